@@ -1,0 +1,62 @@
+//! Compiles the bridge against the libtorch that torch-sys found, after checking its version.
+
+use std::path::{Path, PathBuf};
+
+/// The version that tch 0.24 and the bridge are written for.
+const LIBTORCH: &str = "2.11.0";
+
+fn main() {
+    let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_else(|_| {
+        fail("torch-sys did not say where libtorch is: run `make setup` (or set LIBTORCH)")
+    });
+    let lib = std::fs::canonicalize(&lib)
+        .unwrap_or_else(|error| fail(&format!("{lib}: {error}: run `make setup` again")));
+    let torch = lib.parent().map(Path::to_path_buf).unwrap_or_default();
+    check_version(&torch);
+
+    cxx_build::bridge("src/ffi.rs")
+        .file("cpp/vjp.cc")
+        .file("cpp/allocator.cc")
+        .file("cpp/optim.cc")
+        .includes([torch.join("include"), PathBuf::from("cpp")])
+        .std("c++17")
+        .flag("-D_GLIBCXX_USE_CXX11_ABI=1")
+        .flag_if_supported("-Wno-unused-parameter")
+        .flag_if_supported("-Wno-sign-compare")
+        .opt_level(2)
+        .compile("gpipe_bridge");
+    for file in ["src/ffi.rs", "cpp"] {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    println!("cargo:libtorch_lib={}", lib.display());
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}
+
+fn check_version(torch: &Path) {
+    let says = |name: &str| std::fs::read_to_string(torch.join(name)).unwrap_or_default();
+    let (built, python) = (says("build-version"), says("version.py"));
+    let found = if built.is_empty() {
+        python
+            .lines()
+            .find_map(|line| line.strip_prefix("__version__ = '"))
+            .unwrap_or_default()
+    } else {
+        built.trim()
+    };
+    let found = found.split(['+', '\'']).next().unwrap_or_default();
+    if found != LIBTORCH {
+        fail(&format!(
+            "{} is libtorch {}, gpipe is built on {LIBTORCH}: unset LIBTORCH and \
+             LIBTORCH_USE_PYTORCH and run `make setup`, or point them at {LIBTORCH}",
+            torch.display(),
+            if found.is_empty() { "of unknown version" } else { found },
+        ));
+    }
+}
+
+/// A build script's only way to refuse: its message is what cargo shows.
+fn fail(message: &str) -> ! {
+    eprintln!("gpipe-bridge: {message}");
+    std::process::exit(1);
+}

@@ -1,0 +1,66 @@
+// Shared by the bridge's C++ files: errors, and tensors as addresses.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <cstdint>
+#include <exception>
+
+// cxx calls this around every bridged function: no C++ exception of any type crosses into Rust.
+namespace rust::behavior {
+template <typename Try, typename Fail>
+static void trycatch(Try &&func, Fail &&fail) noexcept {
+  try {
+    func();
+  } catch (const c10::Error &error) {
+    fail(error.what_without_backtrace());
+  } catch (const std::exception &error) {
+    fail(error.what());
+  } catch (...) {
+    fail("a C++ exception that is not a std::exception");
+  }
+}
+} // namespace rust::behavior
+
+#include "rust/cxx.h"
+
+namespace gpipe {
+
+// A tensor crosses as the address of an at::Tensor: borrowed on the way in, owned by the caller on
+// the way out. 0 is "no tensor".
+using Address = std::size_t;
+
+inline const at::Tensor &borrow(Address address) {
+  TORCH_CHECK(address != 0, "no tensor where one is needed");
+  return *reinterpret_cast<const at::Tensor *>(address);
+}
+
+inline Address give(at::Tensor tensor) {
+  return tensor.defined() ? reinterpret_cast<Address>(new at::Tensor(std::move(tensor))) : 0;
+}
+
+// vjp.cc
+rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
+                       rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
+                       rust::Slice<const Address> accumulators);
+void throw_for_test(int32_t kind);
+
+// optim.cc
+void fused_adam(rust::Slice<const Address> parameters, rust::Slice<const Address> grads,
+                rust::Slice<const Address> exp_avgs, rust::Slice<const Address> exp_avg_sqs,
+                rust::Slice<const Address> steps, double lr, double beta1, double beta2,
+                double weight_decay, double eps, bool decoupled);
+void fused_sgd(rust::Slice<const Address> parameters, rust::Slice<const Address> grads,
+               rust::Slice<const Address> momenta, double lr, double momentum, double weight_decay,
+               bool first_step);
+
+// allocator.cc
+struct MemoryStats;
+struct Refusal;
+void enter_arena(uint32_t arena);
+MemoryStats arena_stats(uint32_t arena);
+void reset_arena_peak(uint32_t arena);
+void set_arena_cap(uint32_t arena, uint64_t bytes);
+void trim_arena(uint32_t arena);
+Refusal take_refusal();
+
+} // namespace gpipe

@@ -1,0 +1,74 @@
+// Vector-Jacobian products with a given output gradient, and exact accumulation of parameter gradients.
+#include "gpipe-bridge/src/ffi.rs.h"
+#include "bridge.h"
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace gpipe {
+
+namespace {
+
+std::vector<at::Tensor> borrow_all(rust::Slice<const Address> addresses) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(addresses.size());
+  for (Address address : addresses)
+    tensors.push_back(address == 0 ? at::Tensor() : borrow(address));
+  return tensors;
+}
+
+// The first gradient becomes the accumulator where nobody else holds it; else it is copied, because
+// autograd may give one tensor for two inputs and the accumulator is later added to in place.
+at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
+  if (!grad.defined())
+    return accumulator;
+  if (!accumulator.defined()) {
+    bool ours = grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_contiguous();
+    return ours ? grad : grad.clone(at::MemoryFormat::Contiguous);
+  }
+  accumulator.add_(grad);
+  return accumulator;
+}
+
+} // namespace
+
+// Returns the inputs' gradients followed by the parameters' accumulators; 0 where there is none.
+rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
+                       rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
+                       rust::Slice<const Address> accumulators) {
+  TORCH_CHECK(outputs.size() == output_grads.size(), "vjp: ", outputs.size(), " outputs, ",
+              output_grads.size(), " gradients");
+  TORCH_CHECK(parameters.size() == accumulators.size(), "vjp: ", parameters.size(),
+              " parameters, ", accumulators.size(), " accumulators");
+  std::vector<at::Tensor> wrt = borrow_all(inputs);
+  for (Address parameter : parameters)
+    wrt.push_back(borrow(parameter));
+  std::vector<at::Tensor> grads = torch::autograd::grad(
+      borrow_all(outputs), wrt, borrow_all(output_grads), /*retain_graph=*/false,
+      /*create_graph=*/false, /*allow_unused=*/true);
+  wrt.clear();
+
+  at::NoGradGuard no_grad;
+  rust::Vec<Address> result;
+  result.reserve(grads.size());
+  for (std::size_t i = 0; i < inputs.size(); i++)
+    result.push_back(give(std::move(grads[i])));
+  for (std::size_t i = 0; i < parameters.size(); i++) {
+    at::Tensor accumulator = accumulators[i] == 0 ? at::Tensor() : borrow(accumulators[i]);
+    result.push_back(give(accumulate(std::move(accumulator), std::move(grads[inputs.size() + i]))));
+  }
+  return result;
+}
+
+// What the bridge's own tests use to show that every kind of exception becomes an error value.
+void throw_for_test(int32_t kind) {
+  switch (kind) {
+  case 0:
+    TORCH_CHECK(false, "a c10::Error");
+  case 1:
+    throw std::runtime_error("a std::exception");
+  default:
+    throw kind;
+  }
+}
+
+} // namespace gpipe

@@ -1,0 +1,61 @@
+//! The declarations that Rust and C++ share. Nothing here is public; the modules beside it are.
+
+#[allow(missing_docs, unused_qualifications, clippy::undocumented_unsafe_blocks)]
+#[cxx::bridge(namespace = "gpipe")]
+pub(crate) mod bridged {
+    struct MemoryStats {
+        live: u64,
+        peak: u64,
+        kept: u64,
+    }
+
+    struct Refusal {
+        refused: bool,
+        requested: u64,
+        live: u64,
+        cap: u64,
+    }
+
+    unsafe extern "C++" {
+        include!("bridge.h");
+
+        unsafe fn vjp(
+            outputs: &[usize],
+            output_grads: &[usize],
+            inputs: &[usize],
+            parameters: &[usize],
+            accumulators: &[usize],
+        ) -> Result<Vec<usize>>;
+        fn throw_for_test(kind: i32) -> Result<()>;
+
+        unsafe fn fused_adam(
+            parameters: &[usize],
+            grads: &[usize],
+            exp_avgs: &[usize],
+            exp_avg_sqs: &[usize],
+            steps: &[usize],
+            lr: f64,
+            beta1: f64,
+            beta2: f64,
+            weight_decay: f64,
+            eps: f64,
+            decoupled: bool,
+        ) -> Result<()>;
+        unsafe fn fused_sgd(
+            parameters: &[usize],
+            grads: &[usize],
+            momenta: &[usize],
+            lr: f64,
+            momentum: f64,
+            weight_decay: f64,
+            first_step: bool,
+        ) -> Result<()>;
+
+        fn enter_arena(arena: u32) -> Result<()>;
+        fn arena_stats(arena: u32) -> Result<MemoryStats>;
+        fn reset_arena_peak(arena: u32) -> Result<()>;
+        fn set_arena_cap(arena: u32, bytes: u64) -> Result<()>;
+        fn trim_arena(arena: u32) -> Result<()>;
+        fn take_refusal() -> Result<Refusal>;
+    }
+}

@@ -1,0 +1,64 @@
+//! The only C++ of gpipe and its only `extern`: libtorch features that tch does not bind.
+//!
+//! - [`vjp`]: vector-Jacobian products with a given output gradient, accumulated exactly
+//! - [`memory`]: a CPU allocator that counts, caps and reuses, per arena
+//! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
+//! - [`fill`]: writing a new tensor's elements from Rust without a copy
+//!
+//! Signatures are safe and thin. Tensors cross as the addresses of `at::Tensor`, which is what tch
+//! holds, so nothing is copied; every C++ exception (also one that is no `std::exception`) becomes
+//! an [`Error`]. What does not live here: any decision about training.
+//!
+//! Linking this crate installs the counting allocator for the whole process, before `main`.
+
+mod ffi;
+pub mod fill;
+pub mod memory;
+pub mod optim;
+pub mod vjp;
+
+/// A C++ exception as a value; the text is the exception's own, without its backtrace.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(pub String);
+
+impl From<cxx::Exception> for Error {
+    fn from(exception: cxx::Exception) -> Self {
+        Error(exception.what().to_owned())
+    }
+}
+
+/// The result of a bridged call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The address of the `at::Tensor` behind a tch tensor; valid while `tensor` is borrowed.
+fn address(tensor: &tch::Tensor) -> usize {
+    tensor.as_ptr() as usize
+}
+
+fn addresses<'a>(tensors: impl IntoIterator<Item = &'a tch::Tensor>) -> Vec<usize> {
+    tensors.into_iter().map(address).collect()
+}
+
+/// Takes ownership of a tensor that C++ gave; 0 is "none".
+fn adopt(address: usize) -> Option<tch::Tensor> {
+    // SAFETY: a non-zero address comes from `give` in bridge.h, which makes a new `at::Tensor` on the
+    // heap for the caller to own; tch deletes it when the returned tensor is dropped.
+    (address != 0).then(|| unsafe { tch::Tensor::from_ptr(address as *mut _) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ffi::bridged;
+
+    #[test]
+    fn fault_every_exception_becomes_an_error() {
+        let texts: Vec<String> = (0..3)
+            .map(|kind| bridged::throw_for_test(kind).unwrap_err().what().to_owned())
+            .collect();
+        assert_eq!(
+            texts,
+            ["a c10::Error", "a std::exception", "a C++ exception that is not a std::exception"]
+        );
+    }
+}

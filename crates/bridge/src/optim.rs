@@ -1,0 +1,84 @@
+//! ATen's fused optimizer kernels. The caller owns every tensor; all lists have one length.
+
+use tch::Tensor;
+
+use crate::{Result, addresses, ffi::bridged};
+
+/// The numbers of one Adam step (Kingma & Ba 2015; decoupled: Loshchilov & Hutter 2019).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamStep {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Weight decay: added to the gradient, or decoupled from it (AdamW).
+    pub weight_decay: f64,
+    /// Whether weight decay is decoupled.
+    pub decoupled: bool,
+}
+
+/// One Adam step in place. `steps` holds a float32 scalar per parameter: the number of this step, from 1.
+///
+/// # Errors
+/// Shapes or dtypes that differ between the lists.
+pub fn adam(
+    parameters: &[&Tensor],
+    grads: &[&Tensor],
+    exp_avgs: &[&Tensor],
+    exp_avg_sqs: &[&Tensor],
+    steps: &[&Tensor],
+    step: &AdamStep,
+) -> Result<()> {
+    let list = |tensors: &[&Tensor]| addresses(tensors.iter().copied());
+    // SAFETY: every address is of a tensor borrowed for the whole call.
+    unsafe {
+        bridged::fused_adam(
+            &list(parameters),
+            &list(grads),
+            &list(exp_avgs),
+            &list(exp_avg_sqs),
+            &list(steps),
+            step.lr,
+            step.beta1,
+            step.beta2,
+            step.weight_decay,
+            step.eps,
+            step.decoupled,
+        )
+    }?;
+    Ok(())
+}
+
+/// One step of SGD with momentum in place; `momenta` may be empty when `momentum` is 0. In the
+/// `first` step the momentum becomes the gradient itself, as in PyTorch.
+///
+/// # Errors
+/// Shapes or dtypes that differ between the lists.
+pub fn sgd(
+    parameters: &[&Tensor],
+    grads: &[&Tensor],
+    momenta: &[&Tensor],
+    lr: f64,
+    momentum: f64,
+    weight_decay: f64,
+    first: bool,
+) -> Result<()> {
+    let list = |tensors: &[&Tensor]| addresses(tensors.iter().copied());
+    // SAFETY: every address is of a tensor borrowed for the whole call.
+    unsafe {
+        bridged::fused_sgd(
+            &list(parameters),
+            &list(grads),
+            &list(momenta),
+            lr,
+            momentum,
+            weight_decay,
+            first,
+        )
+    }?;
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! One thing that one stage does, and its printed form: `2F0` is stage 2, forward, micro-batch 0.
+//!
+//! | text | meaning |
+//! |---|---|
+//! | `2F0` `2R0` `2B0` | forward, re-materialize, full backward of micro-batch 0 |
+//! | `2SEND_F0@1` `3RECV_F0@1` | the value of micro-batch 0 over edge 1, in the edge's direction |
+//! | `3SEND_B0@1` `2RECV_B0@1` | its gradient, against the edge's direction |
+//! | `2SEND_F@5` `0RECV_F@5` `0SEND_B@5` `2RECV_B@5` | the same, once per step: tied gradients and their sum, norms and the verdict |
+//! | `0REDUCE` | sum the gradients of tied weights, in layer order |
+//! | `0NORM` | the stage's part of the global gradient norm; makes the update ready |
+//! | `0DECIDE` | the global norm, and whether every stage may update |
+//! | `0UPDATE` | apply the update, or leave everything as it was |
+//!
+//! ```
+//! use gpipe_core::{Action, Op, MicroBatch, StageId};
+//! let action: Action = "2F0".parse().unwrap();
+//! assert_eq!(action, Action { stage: StageId(2), op: Op::Forward(MicroBatch(0)) });
+//! assert_eq!(action.to_string(), "2F0");
+//! ```
+
+use std::{fmt, str::FromStr};
+
+use crate::ids::{EdgeId, MicroBatch, StageId};
+
+/// What one stage does at one place of its device's list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Action {
+    /// Who acts.
+    pub stage: StageId,
+    /// What it does.
+    pub op: Op,
+}
+
+/// The kinds of action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Op {
+    /// Compute the stage's outputs from its inputs.
+    Forward(MicroBatch),
+    /// Recompute the activations that the forward discarded.
+    Rematerialize(MicroBatch),
+    /// Compute input and parameter gradients; releases the activations.
+    Backward(MicroBatch),
+    /// Put a message on a link.
+    Send(Transfer),
+    /// Take a message from a link.
+    Receive(Transfer),
+    /// Sum the gradients of the tied weights that this stage owns, in layer order.
+    Reduce,
+    /// Compute this stage's part of the global norm and make the update ready.
+    Norm,
+    /// Compute the global norm and decide for all stages.
+    Decide,
+    /// Apply the update, or drop it, as decided.
+    Update,
+}
+
+/// A message on an edge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Transfer {
+    /// Along the edge, or back.
+    pub half: Half,
+    /// Which micro-batch; `None` for what moves once per step.
+    pub micro_batch: Option<MicroBatch>,
+    /// Over which edge.
+    pub edge: EdgeId,
+}
+
+/// The two directions of an edge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Half {
+    /// From the edge's source to its target: values, tied gradients, parts of the norm.
+    Forward,
+    /// Back: gradients, the sum of tied gradients, the verdict.
+    Backward,
+}
+
+impl Op {
+    /// The micro-batch that a compute action works on.
+    pub fn computes(self) -> Option<MicroBatch> {
+        match self {
+            Op::Forward(m) | Op::Rematerialize(m) | Op::Backward(m) => Some(m),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let half = match self.half {
+            Half::Forward => "F",
+            Half::Backward => "B",
+        };
+        match self.micro_batch {
+            Some(m) => write!(f, "{half}{m}@{}", self.edge),
+            None => write!(f, "{half}@{}", self.edge),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.stage)?;
+        match self.op {
+            Op::Forward(m) => write!(f, "F{m}"),
+            Op::Rematerialize(m) => write!(f, "R{m}"),
+            Op::Backward(m) => write!(f, "B{m}"),
+            Op::Send(transfer) => write!(f, "SEND_{transfer}"),
+            Op::Receive(transfer) => write!(f, "RECV_{transfer}"),
+            Op::Reduce => f.write_str("REDUCE"),
+            Op::Norm => f.write_str("NORM"),
+            Op::Decide => f.write_str("DECIDE"),
+            Op::Update => f.write_str("UPDATE"),
+        }
+    }
+}
+
+/// What is wrong with a text that should be an action.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{text}' is not an action: {reason}; write it like 2F0, 2R0, 2B0, 2SEND_F0@1, 2RECV_B@1 or 0NORM"
+)]
+pub struct ParseActionError {
+    text: String,
+    reason: &'static str,
+}
+
+impl FromStr for Action {
+    type Err = ParseActionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).map_err(|reason| ParseActionError { text: text.to_owned(), reason })
+    }
+}
+
+fn parse(text: &str) -> Result<Action, &'static str> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).ok_or("it has no operation")?;
+    let (stage, rest) = text.split_at(end);
+    let stage = StageId(number(stage, "it does not start with a stage number")?);
+    let micro = |text| number(text, "its micro-batch is not a number").map(MicroBatch);
+    let op = match rest {
+        "REDUCE" => Op::Reduce,
+        "NORM" => Op::Norm,
+        "DECIDE" => Op::Decide,
+        "UPDATE" => Op::Update,
+        _ => {
+            if let Some(transfer) = rest.strip_prefix("SEND_") {
+                Op::Send(parse_transfer(transfer)?)
+            } else if let Some(transfer) = rest.strip_prefix("RECV_") {
+                Op::Receive(parse_transfer(transfer)?)
+            } else if let Some(m) = rest.strip_prefix('F') {
+                Op::Forward(micro(m)?)
+            } else if let Some(m) = rest.strip_prefix('R') {
+                Op::Rematerialize(micro(m)?)
+            } else if let Some(m) = rest.strip_prefix('B') {
+                Op::Backward(micro(m)?)
+            } else {
+                return Err("its operation is unknown");
+            }
+        }
+    };
+    Ok(Action { stage, op })
+}
+
+fn parse_transfer(text: &str) -> Result<Transfer, &'static str> {
+    let (message, edge) = text.split_once('@').ok_or("its message names no edge")?;
+    let edge = EdgeId(number(edge, "its edge is not a number")?);
+    let (half, micro) = if let Some(micro) = message.strip_prefix('F') {
+        (Half::Forward, micro)
+    } else if let Some(micro) = message.strip_prefix('B') {
+        (Half::Backward, micro)
+    } else {
+        return Err("its message is neither F nor B");
+    };
+    let micro_batch = match micro {
+        "" => None,
+        _ => Some(MicroBatch(number(micro, "its micro-batch is not a number")?)),
+    };
+    Ok(Transfer { half, micro_batch, edge })
+}
+
+/// Digits only and no leading zero, so that printing what was parsed gives the same text.
+fn number(text: &str, reason: &'static str) -> Result<u32, &'static str> {
+    let canonical = text == "0" || !text.starts_with('0');
+    if !canonical || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(reason);
+    }
+    text.parse().map_err(|_| reason)
+}

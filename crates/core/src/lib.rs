@@ -1,0 +1,36 @@
+//! The pure core of gpipe: everything about a pipeline that can be decided without running it.
+//!
+//! No threads, clocks, I/O, tensors or `unsafe` live here, so each part can be compared with brute
+//! force. The path of a mini-batch through this crate:
+//!
+//! ```text
+//! schedule  ->  remat  ->  lower  ->  Program  ->  validate   is it correct, can it deadlock, what is held
+//! (F and B)    (adds R)   (adds the rest)      ->  simulate   a timeline from costs: bubble, peak bytes
+//!                                              ->  (gpipe-runtime executes the very same list)
+//! ```
+//!
+//! ```
+//! use gpipe_core::{lower::{Topology, lower}, remat::Remat, schedule::Schedule, simulate::{Costs, simulate}};
+//! let compute = Schedule::OneFOneB.actions(4, 8);
+//! let program = lower(&Remat::Never.apply(&compute), &Topology::chain(4), 8).unwrap();
+//! let timeline = simulate(&program, &Costs::unit(4), 2).unwrap();
+//! assert!((timeline.bubble() - 3.0 / 11.0).abs() < 1e-12); // (K-1)/(M+K-1)
+//! ```
+
+pub mod action;
+pub mod draw;
+pub mod ids;
+pub mod lower;
+pub mod partition;
+pub mod remat;
+pub mod report;
+pub mod schedule;
+pub mod simulate;
+pub mod splitmix;
+pub mod testing;
+pub mod units;
+pub mod validate;
+
+pub use action::{Action, Half, Op, Transfer};
+pub use ids::{DeviceId, EdgeId, LayerId, MicroBatch, StageId};
+pub use units::{Bytes, Nanos};

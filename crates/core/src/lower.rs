@@ -1,0 +1,309 @@
+//! Lowering: from compute actions to the full list that is validated, simulated, drawn and executed.
+//!
+//! Around each compute action stand the transfers of the stage's edges:
+//!
+//! ```text
+//! F   ->   RECV_F (edges in)      F   SEND_F (edges out)
+//! R B ->   R   RECV_B (edges out)     B   SEND_B (edges in)       the recomputation does not wait
+//! ```
+//!
+//! and after the last backward the step is finished together, all or nothing:
+//!
+//! ```text
+//! [1] tied weights   users SEND_F their gradients, the owner RECV_F, REDUCE, SEND_B the sum, users RECV_B
+//! [2] norm           every stage NORM: its part of the global norm; the update is made ready
+//! [3] vote           stages SEND_F their part to stage 0, which RECV_F, DECIDE, SEND_B the verdict
+//! [4] update         every stage UPDATE: as the verdict says
+//! ```
+//!
+//! What does not live here: whether the result is correct (`validate` proves that from the list alone).
+
+use std::collections::HashSet;
+
+use crate::{
+    action::{Action, Half, Op, Transfer},
+    ids::{DeviceId, EdgeId, MicroBatch, StageId},
+    schedule::ActionLists,
+};
+
+/// A direct way between two stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Edge {
+    /// Where the forward half starts.
+    pub from: StageId,
+    /// Where the forward half ends.
+    pub to: StageId,
+    /// What moves on it.
+    pub kind: EdgeKind,
+}
+
+/// What moves on an edge, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EdgeKind {
+    /// Boundary activations to the next stage, per micro-batch; their gradients back if `gradient`.
+    Boundary {
+        /// Whether anything before the cut needs a gradient.
+        gradient: bool,
+    },
+    /// A long skip's value to the stage that pops it, per micro-batch; its gradient back if `gradient`.
+    Skip {
+        /// Whether anything before the stash needs a gradient.
+        gradient: bool,
+    },
+    /// Gradients of a tied weight from a stage that uses it to the stage that owns it, and the sum back;
+    /// once per step.
+    Tie,
+    /// A stage's part of the global norm to stage 0, and the verdict back; once per step.
+    Vote,
+}
+
+impl EdgeKind {
+    /// Whether it moves once per micro-batch (else once per step).
+    pub fn per_micro_batch(self) -> bool {
+        matches!(self, EdgeKind::Boundary { .. } | EdgeKind::Skip { .. })
+    }
+
+    /// Whether its backward half is used in training.
+    pub fn goes_back(self) -> bool {
+        match self {
+            EdgeKind::Boundary { gradient } | EdgeKind::Skip { gradient } => gradient,
+            EdgeKind::Tie | EdgeKind::Vote => true,
+        }
+    }
+}
+
+/// Stages and the edges between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    /// K.
+    pub stages: usize,
+    /// An edge's position here is its [`EdgeId`].
+    pub edges: Vec<Edge>,
+}
+
+impl Topology {
+    /// Boundary edges from each stage to the next, and the votes: a sequence without skips or ties.
+    pub fn chain(stages: usize) -> Self {
+        let boundaries = (1..stages).map(|k| (k - 1, k, EdgeKind::Boundary { gradient: true }));
+        let votes = (1..stages).map(|k| (k, 0, EdgeKind::Vote));
+        let edges = boundaries
+            .chain(votes)
+            .map(|(from, to, kind)| Edge {
+                from: StageId::from_index(from),
+                to: StageId::from_index(to),
+                kind,
+            })
+            .collect();
+        Self { stages, edges }
+    }
+
+    /// The edges that pass `test`, with their ids, in order.
+    pub fn edges_where(
+        &self,
+        test: impl Fn(&Edge) -> bool,
+    ) -> impl Iterator<Item = (EdgeId, Edge)> {
+        self.edges
+            .iter()
+            .enumerate()
+            .filter(move |(_, edge)| test(edge))
+            .map(|(index, &edge)| (EdgeId::from_index(index), edge))
+    }
+}
+
+/// The full lists and what they refer to. The one form that everything downstream reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Per device, every action in order.
+    pub devices: ActionLists,
+    /// The stages and edges that the actions name.
+    pub topology: Topology,
+    /// M.
+    pub micro_batches: usize,
+}
+
+impl Program {
+    /// The device of each stage; `None` for a stage that never acts.
+    pub fn placement(&self) -> Vec<Option<DeviceId>> {
+        let mut placement = vec![None; self.topology.stages];
+        for (device, list) in self.devices.iter().enumerate() {
+            for action in list {
+                if let Some(place) = placement.get_mut(action.stage.index()) {
+                    *place = Some(DeviceId::from_index(device));
+                }
+            }
+        }
+        placement
+    }
+
+    /// What is recomputed before its backward, so that its forward may discard.
+    pub fn rematerialized(&self) -> HashSet<(StageId, MicroBatch)> {
+        let actions = self.devices.iter().flatten();
+        actions
+            .filter_map(|action| match action.op {
+                Op::Rematerialize(m) => Some((action.stage, m)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Whether the program has backwards (else it only evaluates or predicts).
+    pub fn trains(&self) -> bool {
+        self.devices.iter().flatten().any(|action| matches!(action.op, Op::Backward(_)))
+    }
+}
+
+/// Compute actions that cannot be lowered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LowerError {
+    /// An action names a stage that the topology does not have.
+    #[error("action {action} on device {device}: there are only {stages} stages, numbered from 0")]
+    UnknownStage {
+        /// The action.
+        action: Action,
+        /// Its device.
+        device: DeviceId,
+        /// K.
+        stages: usize,
+    },
+    /// The input already holds an action that lowering would add.
+    #[error(
+        "action {action} on device {device} is not a compute action (F, R or B): lowering adds the others itself"
+    )]
+    NotCompute {
+        /// The action.
+        action: Action,
+        /// Its device.
+        device: DeviceId,
+    },
+    /// An edge that names no stage, or goes backwards.
+    #[error(
+        "edge {edge} from stage {from} to stage {to} does not fit {stages} stages: boundary and skip edges go to a later stage, ties and votes to an earlier one"
+    )]
+    BadEdge {
+        /// The edge.
+        edge: EdgeId,
+        /// Its source.
+        from: StageId,
+        /// Its target.
+        to: StageId,
+        /// K.
+        stages: usize,
+    },
+}
+
+/// Adds send, receive, reduce, norm, decide and update to the compute actions. A list without any
+/// backward is a forward-only program: it ends after its last forward.
+///
+/// # Errors
+/// See [`LowerError`]. Whether the order of the actions is correct is [`crate::validate`]'s to say.
+pub fn lower(
+    compute: &ActionLists,
+    topology: &Topology,
+    micro_batches: usize,
+) -> Result<Program, LowerError> {
+    check(compute, topology)?;
+    let trains = compute.iter().flatten().any(|action| matches!(action.op, Op::Backward(_)));
+    let devices = compute
+        .iter()
+        .map(|list| {
+            let mut lowered = Vec::with_capacity(list.len() * 3);
+            for &action in list {
+                lower_compute(action, topology, trains, &mut lowered);
+            }
+            if trains {
+                finish_step(list, topology, &mut lowered);
+            }
+            lowered
+        })
+        .collect();
+    Ok(Program { devices, topology: topology.clone(), micro_batches })
+}
+
+fn check(compute: &ActionLists, topology: &Topology) -> Result<(), LowerError> {
+    let stages = topology.stages;
+    for (edge, &Edge { from, to, kind }) in topology.edges.iter().enumerate() {
+        let direction = if kind.per_micro_batch() { from < to } else { from > to };
+        if !direction || from.index() >= stages || to.index() >= stages {
+            return Err(LowerError::BadEdge { edge: EdgeId::from_index(edge), from, to, stages });
+        }
+    }
+    for (device, list) in compute.iter().enumerate() {
+        let device = DeviceId::from_index(device);
+        for &action in list {
+            if action.stage.index() >= stages {
+                return Err(LowerError::UnknownStage { action, device, stages });
+            }
+            if action.op.computes().is_none() {
+                return Err(LowerError::NotCompute { action, device });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn lower_compute(action: Action, topology: &Topology, trains: bool, out: &mut Vec<Action>) {
+    let stage = action.stage;
+    let data_edges = |test: fn(&Edge, StageId) -> bool| {
+        topology.edges_where(move |edge| edge.kind.per_micro_batch() && test(edge, stage))
+    };
+    let into = |edge: &Edge, stage| edge.to == stage;
+    let out_of = |edge: &Edge, stage| edge.from == stage;
+    let transfer =
+        |half, micro_batch, edge| Transfer { half, micro_batch: Some(micro_batch), edge };
+    let mut push = |op| out.push(Action { stage, op });
+    match action.op {
+        Op::Forward(m) => {
+            for (edge, _) in data_edges(into) {
+                push(Op::Receive(transfer(Half::Forward, m, edge)));
+            }
+            push(action.op);
+            for (edge, _) in data_edges(out_of) {
+                push(Op::Send(transfer(Half::Forward, m, edge)));
+            }
+        }
+        Op::Backward(m) => {
+            for (edge, _) in data_edges(out_of).filter(|(_, edge)| trains && edge.kind.goes_back())
+            {
+                push(Op::Receive(transfer(Half::Backward, m, edge)));
+            }
+            push(action.op);
+            for (edge, _) in data_edges(into).filter(|(_, edge)| edge.kind.goes_back()) {
+                push(Op::Send(transfer(Half::Backward, m, edge)));
+            }
+        }
+        _ => push(action.op),
+    }
+}
+
+/// The end of a step on one device; where it holds several stages, phase by phase for all of them.
+fn finish_step(list: &[Action], topology: &Topology, out: &mut Vec<Action>) {
+    let mut stages: Vec<StageId> = list.iter().map(|action| action.stage).collect();
+    stages.sort_unstable();
+    stages.dedup();
+    let mut exchange = |half, receive: bool, kind| {
+        for &stage in &stages {
+            // A message leaves the forward half's source, or arrives at the backward half's.
+            let at_source = (half == Half::Forward) != receive;
+            let here = |edge: &Edge| (if at_source { edge.from } else { edge.to }) == stage;
+            for (edge, _) in topology.edges_where(|edge| edge.kind == kind && here(edge)) {
+                let transfer = Transfer { half, micro_batch: None, edge };
+                let op = if receive { Op::Receive(transfer) } else { Op::Send(transfer) };
+                out.push(Action { stage, op });
+            }
+            let between = match (half, receive, kind) {
+                (Half::Forward, true, EdgeKind::Tie) => Some(Op::Reduce), // [1]
+                (Half::Backward, true, EdgeKind::Tie) => Some(Op::Norm),  // [2]
+                (Half::Forward, true, EdgeKind::Vote) if stage.index() == 0 => Some(Op::Decide), // [3]
+                (Half::Backward, true, EdgeKind::Vote) => Some(Op::Update), // [4]
+                _ => None,
+            };
+            out.extend(between.map(|op| Action { stage, op }));
+        }
+    };
+    for kind in [EdgeKind::Tie, EdgeKind::Vote] {
+        exchange(Half::Forward, false, kind);
+        exchange(Half::Forward, true, kind);
+        exchange(Half::Backward, false, kind);
+        exchange(Half::Backward, true, kind);
+    }
+}

@@ -1,0 +1,177 @@
+//! Cutting a sequence of layers into K contiguous cells.
+//!
+//! GPipe's partitioner "minimizes the variance in the estimated costs of all cells" (Huang et al. 2019,
+//! section 2.1). A pipeline runs at the pace of its slowest cell, so here the largest cost comes first and
+//! the variance decides among equals. Both are exact, by dynamic programming in O(K L^2).
+
+/// Balances and models that do not fit each other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PartitionError {
+    /// More stages than layers.
+    #[error(
+        "{stages} stages need at least {stages} layers, the model has {layers}: use at most {layers} stages"
+    )]
+    TooManyStages {
+        /// K.
+        stages: usize,
+        /// L.
+        layers: usize,
+    },
+    /// No stages.
+    #[error("a pipeline needs at least one stage: use 1 or more stages")]
+    NoStages,
+    /// A balance of the wrong length.
+    #[error("balance {balance:?} is for {} stages, the pipeline has {stages}: give one number per stage", balance.len())]
+    WrongLength {
+        /// The balance.
+        balance: Vec<usize>,
+        /// K.
+        stages: usize,
+    },
+    /// A balance of the wrong sum.
+    #[error("balance {balance:?} covers {} layers, the model has {layers}: {}, or use --balance cost",
+        balance.iter().fold(0_usize, |sum, n| sum.saturating_add(*n)), remedy(balance, *layers))]
+    WrongSum {
+        /// The balance.
+        balance: Vec<usize>,
+        /// L.
+        layers: usize,
+    },
+    /// A stage without layers.
+    #[error("balance {balance:?} leaves stage {stage} without a layer: give each stage at least 1")]
+    EmptyStage {
+        /// The balance.
+        balance: Vec<usize>,
+        /// The first empty stage.
+        stage: usize,
+    },
+}
+
+fn remedy(balance: &[usize], layers: usize) -> String {
+    let sum = balance.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
+    if sum < layers {
+        format!("add {} to a stage", layers - sum)
+    } else {
+        format!("take {} from the stages", sum - layers)
+    }
+}
+
+/// Checks a balance that the user gave: layers per cell, for `stages` cells of `layers` layers.
+///
+/// # Errors
+/// [`PartitionError`], with the remedy.
+pub fn check_balance(
+    balance: &[usize],
+    stages: usize,
+    layers: usize,
+) -> Result<(), PartitionError> {
+    check_counts(stages, layers)?;
+    let balance = balance.to_vec();
+    if balance.len() != stages {
+        return Err(PartitionError::WrongLength { balance, stages });
+    }
+    if balance.iter().try_fold(0_usize, |sum, n| sum.checked_add(*n)) != Some(layers) {
+        return Err(PartitionError::WrongSum { balance, layers });
+    }
+    if let Some(stage) = balance.iter().position(|&cell| cell == 0) {
+        return Err(PartitionError::EmptyStage { balance, stage });
+    }
+    Ok(())
+}
+
+fn check_counts(stages: usize, layers: usize) -> Result<(), PartitionError> {
+    if stages == 0 {
+        return Err(PartitionError::NoStages);
+    }
+    if stages > layers {
+        return Err(PartitionError::TooManyStages { stages, layers });
+    }
+    Ok(())
+}
+
+/// Cells of equal numbers of layers; the first `layers % stages` cells get one more.
+///
+/// # Errors
+/// [`PartitionError::TooManyStages`] and [`PartitionError::NoStages`].
+pub fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, PartitionError> {
+    check_counts(stages, layers)?;
+    Ok((0..stages).map(|stage| layers / stages + usize::from(stage < layers % stages)).collect())
+}
+
+/// The balance (layers per cell) whose largest cell cost is least; among those, the one with the least
+/// variance of cell costs; among those, the one with the most layers in the earliest cells.
+///
+/// ```
+/// use gpipe_core::partition::by_cost;
+/// assert_eq!(by_cost(&[1, 1, 1, 3], 2).unwrap(), [3, 1]);
+/// ```
+///
+/// # Errors
+/// [`PartitionError::TooManyStages`] and [`PartitionError::NoStages`].
+pub fn by_cost(costs: &[u64], stages: usize) -> Result<Vec<usize>, PartitionError> {
+    check_counts(stages, costs.len())?;
+    let sums = prefix_sums(costs);
+    // [1] The least possible largest cell; [2] the least sum of squares under it: with a fixed mean, that
+    // is the least variance. One DP on the pair would not be exact: a prefix with a larger cell and less
+    // variance can still win when a later cell is larger anyway.
+    let largest = least(&sums, stages, u128::max, |cell| Some(u128::from(cell))).cost;
+    let squares = least(
+        &sums,
+        stages,
+        |a, b| a.saturating_add(b),
+        |cell| (u128::from(cell) <= largest).then_some(u128::from(cell) * u128::from(cell)),
+    );
+    Ok(squares.balance)
+}
+
+fn prefix_sums(costs: &[u64]) -> Vec<u64> {
+    let mut sums = vec![0_u64];
+    for cost in costs {
+        sums.push(sums[sums.len() - 1].saturating_add(*cost));
+    }
+    sums
+}
+
+struct Least {
+    cost: u128,
+    balance: Vec<usize>,
+}
+
+/// Minimises the `join` of all cells' `cost` (`None`: not allowed) over all contiguous partitions.
+/// `best[k][i]`: the least cost of cutting layers i.. into k + 1 cells, and the end of its first cell.
+fn least(
+    sums: &[u64],
+    stages: usize,
+    join: impl Fn(u128, u128) -> u128,
+    cost: impl Fn(u64) -> Option<u128>,
+) -> Least {
+    let layers = sums.len() - 1;
+    let cell = |from: usize, to: usize| cost(sums[to] - sums[from]);
+    let last: Vec<_> = (0..layers).map(|i| cell(i, layers).map(|c| (c, layers))).collect();
+    let mut best = vec![last];
+    for k in 1..stages {
+        let rest = &best[k - 1];
+        let row = (0..layers)
+            .map(|i| {
+                // Longest first cell first, and only a strictly better one replaces it.
+                (i + 1..layers).rev().fold(None, |found: Option<(u128, usize)>, end| {
+                    let total = rest[end].and_then(|(rest, _)| Some(join(cell(i, end)?, rest)));
+                    match (found, total) {
+                        (Some((least, _)), Some(total)) if total >= least => found,
+                        (_, Some(total)) => Some((total, end)),
+                        (_, None) => found,
+                    }
+                })
+            })
+            .collect();
+        best.push(row);
+    }
+    let mut balance = Vec::with_capacity(stages);
+    let mut from = 0;
+    for k in (0..stages).rev() {
+        let end = best[k].get(from).copied().flatten().map_or(layers, |(_, end)| end);
+        balance.push(end - from);
+        from = end;
+    }
+    Least { cost: best[stages - 1][0].map_or(u128::MAX, |(cost, _)| cost), balance }
+}

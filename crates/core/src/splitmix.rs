@@ -1,0 +1,56 @@
+//! SplitMix64 (Steele, Lea & Flood 2014): numbers that depend on nothing but their key.
+//!
+//! gpipe never draws from a stateful generator where order could matter: the k-th number under a key is
+//! a pure function of both, so no number of stages, threads or micro-batches can change it.
+
+/// Scrambles 64 bits: a bijection in which every input bit changes every output bit with probability
+/// close to one half.
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A key from several parts, in order.
+///
+/// ```
+/// use gpipe_core::splitmix::key;
+/// assert_ne!(key(&[1, 2]), key(&[2, 1]));
+/// ```
+pub fn key(parts: &[u64]) -> u64 {
+    parts.iter().fold(0x6770_6970_65, |hash, &part| {
+        mix(mix(part.wrapping_add(GAMMA)) ^ hash.wrapping_mul(GAMMA))
+    })
+}
+
+/// The number at position `index` of the stream that `key` names.
+pub fn at(key: u64, index: u64) -> u64 {
+    mix(key.wrapping_add(GAMMA.wrapping_mul(index.wrapping_add(1))))
+}
+
+/// A stream read one after the other, for callers in which one order is all there is.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    key: u64,
+    next: u64,
+}
+
+impl Stream {
+    /// The stream that `key` names, from its beginning.
+    pub fn new(key: u64) -> Self {
+        Self { key, next: 0 }
+    }
+
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.next += 1;
+        at(self.key, self.next - 1)
+    }
+
+    /// A number below `bound`, which must not be 0; the bias is below `bound` / 2^64.
+    pub fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
+    }
+}

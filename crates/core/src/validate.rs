@@ -1,0 +1,404 @@
+//! The proof, before anything runs, that a program is correct: whoever wrote it, a generator of ours or a
+//! file. What it establishes, in order:
+//!
+//! ```text
+//! [1] every stage acts, on one device only
+//! [2] each stage runs each micro-batch once: F, then (R, then) B; backwards ascending (contract 2: gradients
+//!     are then summed in one order under every schedule)
+//! [3] every edge's messages are sent and received exactly once, by the right stages, at the right side of the
+//!     compute they belong to, in one order on both sides (links are queues)
+//! [4] the step ends together: reduce, norm, decide, update, each after what it needs
+//! [5] no deadlock with links of the given capacity
+//! ```
+
+use std::collections::{HashMap, HashSet};
+
+use crate::{
+    action::{Action, Half, Op, Transfer},
+    ids::{DeviceId, EdgeId, MicroBatch, StageId},
+    lower::{EdgeKind, Program},
+    simulate::{Costs, Deadlock, simulate},
+};
+
+/// What each stage holds at most, in micro-batches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// By stage: inputs kept from a forward to its backward.
+    pub inputs: Vec<usize>,
+    /// By stage: full activations, of micro-batches whose forward kept them or that are recomputed.
+    pub activations: Vec<usize>,
+}
+
+/// Why a program is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// An action breaks a rule.
+    #[error("action {position} of device {device} ({action}): {reason}")]
+    Action {
+        /// Whose list.
+        device: DeviceId,
+        /// Position in the list, from 0.
+        position: usize,
+        /// The action.
+        action: Action,
+        /// The rule, and what is wrong.
+        reason: String,
+    },
+    /// Something is missing at the end of the lists.
+    #[error("stage {stage}: {reason}")]
+    Missing {
+        /// The stage that should have done it.
+        stage: StageId,
+        /// What is missing.
+        reason: String,
+    },
+    /// Every action is correct, and still they wait for each other.
+    #[error(transparent)]
+    Deadlock(#[from] Deadlock),
+}
+
+/// Checks `program`, whose links hold at most `capacity` messages each way, and says what is held.
+///
+/// # Errors
+/// [`Invalid`]: the first action that breaks a rule and the reason, what is missing, or who deadlocks.
+pub fn validate(program: &Program, capacity: usize) -> Result<Held, Invalid> {
+    let mut checker = Checker::new(program);
+    for (device, list) in program.devices.iter().enumerate() {
+        for (position, &action) in list.iter().enumerate() {
+            checker.check(DeviceId::from_index(device), action).map_err(|reason| {
+                Invalid::Action { device: DeviceId::from_index(device), position, action, reason }
+            })?;
+        }
+    }
+    checker.check_complete()?;
+    simulate(program, &Costs::unit(program.topology.stages), capacity)?;
+    Ok(Held {
+        inputs: checker.stages.iter().map(|stage| stage.most_inputs).collect(),
+        activations: checker.stages.iter().map(|stage| stage.most_activations).collect(),
+    })
+}
+
+/// How far a stage is with a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Progress {
+    #[default]
+    Untouched,
+    Forwarded,
+    Rematerialized,
+    Done,
+}
+
+#[derive(Default)]
+struct StageState {
+    device: Option<DeviceId>,
+    progress: Vec<Progress>,
+    backwards: usize,
+    inputs: usize,
+    activations: usize,
+    most_inputs: usize,
+    most_activations: usize,
+    reduced: bool,
+    normed: bool,
+    decided: bool,
+    updated: bool,
+}
+
+struct Checker<'a> {
+    program: &'a Program,
+    trains: bool,
+    recomputed: HashSet<(StageId, MicroBatch)>,
+    stages: Vec<StageState>,
+    /// Micro-batches in the order in which each half of each edge carries them.
+    sent: HashMap<(EdgeId, Half), Passed>,
+    received: HashMap<(EdgeId, Half), Passed>,
+}
+
+/// What passed one end of one half of an edge.
+#[derive(Default)]
+struct Passed {
+    order: Vec<Option<MicroBatch>>,
+    set: HashSet<Option<MicroBatch>>,
+}
+
+type Checked = Result<(), String>;
+
+impl<'a> Checker<'a> {
+    fn new(program: &'a Program) -> Self {
+        let new_stage = || StageState {
+            progress: vec![Progress::default(); program.micro_batches],
+            ..StageState::default()
+        };
+        Self {
+            program,
+            trains: program.trains(),
+            recomputed: program.rematerialized(),
+            stages: (0..program.topology.stages).map(|_| new_stage()).collect(),
+            sent: HashMap::new(),
+            received: HashMap::new(),
+        }
+    }
+
+    fn check(&mut self, device: DeviceId, action: Action) -> Checked {
+        let count = self.stages.len();
+        let Some(state) = self.stages.get_mut(action.stage.index()) else {
+            return Err(format!("there are only {count} stages, numbered from 0"));
+        };
+        let first = *state.device.get_or_insert(device);
+        if first != device {
+            return Err(format!(
+                "stage {} already acts on device {first}: a stage has one device",
+                action.stage
+            ));
+        }
+        match action.op {
+            Op::Forward(m) => self.forward(action.stage, m),
+            Op::Rematerialize(m) => self.rematerialize(action.stage, m),
+            Op::Backward(m) => self.backward(action.stage, m),
+            Op::Send(transfer) => self.transfer(action.stage, transfer, true),
+            Op::Receive(transfer) => self.transfer(action.stage, transfer, false),
+            Op::Reduce | Op::Norm | Op::Decide | Op::Update => self.finish(action),
+        }
+    }
+
+    fn progress(&mut self, stage: StageId, m: MicroBatch) -> Result<&mut Progress, String> {
+        let count = self.program.micro_batches;
+        let progress = self.stages[stage.index()].progress.get_mut(m.index());
+        progress.ok_or_else(|| format!("there are only {count} micro-batches, numbered from 0"))
+    }
+
+    fn forward(&mut self, stage: StageId, m: MicroBatch) -> Checked {
+        let progress = self.progress(stage, m)?;
+        if *progress != Progress::Untouched {
+            return Err("its forward already ran".into());
+        }
+        *progress = Progress::Forwarded;
+        self.require_received(stage, m, Half::Forward)?;
+        if !self.trains {
+            return Ok(());
+        }
+        let keeps = !self.recomputed.contains(&(stage, m));
+        let state = &mut self.stages[stage.index()];
+        state.inputs += 1;
+        state.activations += usize::from(keeps);
+        state.most_inputs = state.most_inputs.max(state.inputs);
+        state.most_activations = state.most_activations.max(state.activations);
+        Ok(())
+    }
+
+    fn rematerialize(&mut self, stage: StageId, m: MicroBatch) -> Checked {
+        let progress = self.progress(stage, m)?;
+        match progress {
+            Progress::Untouched => return Err("its forward comes later or never".into()),
+            Progress::Rematerialized => return Err("it was already re-materialized".into()),
+            Progress::Done => return Err("its backward already ran".into()),
+            Progress::Forwarded => *progress = Progress::Rematerialized,
+        }
+        let state = &mut self.stages[stage.index()];
+        state.activations += 1;
+        state.most_activations = state.most_activations.max(state.activations);
+        Ok(())
+    }
+
+    fn backward(&mut self, stage: StageId, m: MicroBatch) -> Checked {
+        let progress = self.progress(stage, m)?;
+        match *progress {
+            Progress::Untouched => return Err("its forward comes later or never".into()),
+            Progress::Done => return Err("its backward already ran".into()),
+            Progress::Forwarded | Progress::Rematerialized => *progress = Progress::Done,
+        }
+        let state = &mut self.stages[stage.index()];
+        if m.index() != state.backwards {
+            return Err(format!(
+                "backwards run in ascending micro-batch order, so that gradients are summed in one order: {} is next",
+                state.backwards
+            ));
+        }
+        state.backwards += 1;
+        state.inputs -= 1;
+        state.activations -= 1;
+        self.require_received(stage, m, Half::Backward)
+    }
+
+    /// A compute needs every message that its edges bring for it.
+    fn require_received(&self, stage: StageId, m: MicroBatch, half: Half) -> Checked {
+        let mut needed = self.program.topology.edges_where(|edge| {
+            let brings = if half == Half::Forward { edge.to } else { edge.from };
+            edge.kind.per_micro_batch()
+                && brings == stage
+                && (half == Half::Forward || edge.kind.goes_back())
+        });
+        let missing = needed.find(|(edge, _)| {
+            !self.received.get(&(*edge, half)).is_some_and(|passed| passed.set.contains(&Some(m)))
+        });
+        match missing {
+            None => Ok(()),
+            Some((edge, _)) => {
+                let transfer = Transfer { half, micro_batch: Some(m), edge };
+                Err(format!("it needs {stage}RECV_{transfer} before it"))
+            }
+        }
+    }
+
+    fn transfer(&mut self, stage: StageId, transfer: Transfer, sends: bool) -> Checked {
+        let Transfer { half, micro_batch, edge: id } = transfer;
+        let Some(&edge) = self.program.topology.edges.get(id.index()) else {
+            return Err(format!("there is no edge {id}"));
+        };
+        let right = if sends == (half == Half::Forward) { edge.from } else { edge.to };
+        if right != stage {
+            let verb = if sends { "sends" } else { "receives" };
+            return Err(format!(
+                "stage {right} {verb} on this half of edge {id} ({} to {})",
+                edge.from, edge.to
+            ));
+        }
+        if half == Half::Backward && !edge.kind.goes_back() {
+            return Err(format!("edge {id} carries no gradient"));
+        }
+        if micro_batch.is_some() != edge.kind.per_micro_batch() {
+            let rule =
+                if edge.kind.per_micro_batch() { "per micro-batch" } else { "once per step" };
+            return Err(format!("edge {id} carries messages {rule}"));
+        }
+        if sends {
+            self.require_produced(stage, transfer, edge.kind)?;
+        } else if let Some(m) = micro_batch {
+            self.require_unused(stage, m, half)?;
+        }
+        let lists = if sends { &mut self.sent } else { &mut self.received };
+        let passed = lists.entry((id, half)).or_default();
+        if !passed.set.insert(micro_batch) {
+            return Err(format!("it was already {}", if sends { "sent" } else { "received" }));
+        }
+        passed.order.push(micro_batch);
+        Ok(())
+    }
+
+    fn require_produced(&mut self, stage: StageId, transfer: Transfer, kind: EdgeKind) -> Checked {
+        let state = &self.stages[stage.index()];
+        let (ready, what) = match (transfer.micro_batch, kind, transfer.half) {
+            (Some(m), _, half) => {
+                let progress = *self.progress(stage, m)?;
+                match half {
+                    Half::Forward => (progress != Progress::Untouched, "its forward"),
+                    Half::Backward => (progress == Progress::Done, "its backward"),
+                }
+            }
+            (None, EdgeKind::Tie, Half::Forward) => {
+                (state.backwards == self.program.micro_batches, "the last backward")
+            }
+            (None, EdgeKind::Tie, Half::Backward) => (state.reduced, "REDUCE"),
+            (None, _, Half::Forward) => (state.normed, "NORM"),
+            (None, _, Half::Backward) => (state.decided, "DECIDE"),
+        };
+        if ready { Ok(()) } else { Err(format!("{what} has to come before it")) }
+    }
+
+    fn require_unused(&mut self, stage: StageId, m: MicroBatch, half: Half) -> Checked {
+        let progress = *self.progress(stage, m)?;
+        let late = match half {
+            Half::Forward => progress != Progress::Untouched,
+            Half::Backward => progress == Progress::Done,
+        };
+        if late { Err("the compute that needs it already ran".into()) } else { Ok(()) }
+    }
+
+    fn finish(&mut self, action: Action) -> Checked {
+        let micro_batches = self.program.micro_batches;
+        let complete = |checker: &Self, kind, half| {
+            let edges = checker.program.topology.edges_where(|edge| {
+                edge.kind == kind
+                    && action.stage == if half == Half::Forward { edge.to } else { edge.from }
+            });
+            edges.into_iter().all(|(edge, _)| checker.received.contains_key(&(edge, half)))
+        };
+        let ties_in = complete(self, EdgeKind::Tie, Half::Forward);
+        let sums_in = complete(self, EdgeKind::Tie, Half::Backward);
+        let votes_in = complete(self, EdgeKind::Vote, Half::Forward);
+        let verdict_in = complete(self, EdgeKind::Vote, Half::Backward);
+        let state = &mut self.stages[action.stage.index()];
+        let (flag, ready, needs) = match action.op {
+            Op::Reduce => (
+                &mut state.reduced,
+                ties_in && state.backwards == micro_batches,
+                "every backward and every tied gradient",
+            ),
+            Op::Norm => (
+                &mut state.normed,
+                state.reduced && sums_in,
+                "REDUCE and the sums of tied gradients",
+            ),
+            Op::Decide => (
+                &mut state.decided,
+                state.normed && votes_in && action.stage.index() == 0,
+                "to be stage 0's, with the parts of all stages",
+            ),
+            _ => {
+                let decided = if action.stage.index() == 0 { state.decided } else { verdict_in };
+                (&mut state.updated, decided, "the verdict")
+            }
+        };
+        if *flag {
+            return Err("it already ran in this step".into());
+        }
+        *flag = true;
+        if ready { Ok(()) } else { Err(format!("it needs {needs} before it")) }
+    }
+
+    fn check_complete(&self) -> Result<(), Invalid> {
+        for (stage, state) in self.stages.iter().enumerate() {
+            let stage = StageId::from_index(stage);
+            let missing = |reason| Err(Invalid::Missing { stage, reason });
+            let last = if self.trains { Progress::Done } else { Progress::Forwarded };
+            let undone = state.progress.iter().position(|&progress| progress != last);
+            if let Some(m) = undone {
+                let kind = if state.progress[m] == Progress::Untouched { 'F' } else { 'B' };
+                return missing(format!("{stage}{kind}{m} is missing"));
+            }
+            if state.device.is_none() {
+                return missing("it is on no device".into());
+            }
+            if self.trains && !state.updated {
+                return missing(format!("{stage}UPDATE is missing"));
+            }
+        }
+        self.check_matched()
+    }
+
+    /// Every message that an edge must carry was sent and received, in one order.
+    fn check_matched(&self) -> Result<(), Invalid> {
+        for (id, edge) in
+            self.program.topology.edges_where(|edge| self.trains || edge.kind.per_micro_batch())
+        {
+            for half in [Half::Forward, Half::Backward] {
+                if half == Half::Backward && !(self.trains && edge.kind.goes_back()) {
+                    continue;
+                }
+                let (sender, receiver) =
+                    if half == Half::Forward { (edge.from, edge.to) } else { (edge.to, edge.from) };
+                let empty: &[_] = &[];
+                let sent = self.sent.get(&(id, half)).map_or(empty, |passed| &passed.order);
+                let received = self.received.get(&(id, half)).map_or(empty, |passed| &passed.order);
+                let expected =
+                    if edge.kind.per_micro_batch() { self.program.micro_batches } else { 1 };
+                let letter = if half == Half::Forward { 'F' } else { 'B' };
+                for (list, stage, verb) in [(sent, sender, "SEND"), (received, receiver, "RECV")] {
+                    if list.len() != expected {
+                        let reason = format!(
+                            "edge {id} carries {expected} messages {verb}_{letter}..@{id} per step, there are {}",
+                            list.len()
+                        );
+                        return Err(Invalid::Missing { stage, reason });
+                    }
+                }
+                if sent != received {
+                    let reason = format!(
+                        "edge {id} is a queue, but messages {letter} are received in another order than they are sent"
+                    );
+                    return Err(Invalid::Missing { stage: receiver, reason });
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! Families: `oracle_` (brute force over every contiguous partition), `fault_` (balances that do not fit).
+
+use gpipe_core::partition::{PartitionError, by_cost, check_balance, uniform};
+use proptest::prelude::*;
+
+/// (largest cell, sum of squares) of a balance.
+fn quality(costs: &[u64], balance: &[usize]) -> (u64, u128) {
+    let mut rest = costs;
+    let cells: Vec<u64> = balance
+        .iter()
+        .map(|&n| {
+            let (cell, after) = rest.split_at(n);
+            rest = after;
+            cell.iter().sum()
+        })
+        .collect();
+    assert!(rest.is_empty() && balance.iter().all(|&n| n > 0));
+    (*cells.iter().max().unwrap(), cells.iter().map(|&c| u128::from(c) * u128::from(c)).sum())
+}
+
+fn all_balances(layers: usize, stages: usize) -> Vec<Vec<usize>> {
+    if stages == 1 {
+        return vec![vec![layers]];
+    }
+    (1..=layers - (stages - 1))
+        .flat_map(|first| {
+            all_balances(layers - first, stages - 1).into_iter().map(move |mut rest| {
+                rest.insert(0, first);
+                rest
+            })
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn oracle_by_cost_equals_brute_force(
+        costs in prop::collection::vec(prop_oneof![0_u64..6, 0_u64..1000], 1..11),
+        stages in 1_usize..8,
+    ) {
+        prop_assume!(stages <= costs.len());
+        let best = all_balances(costs.len(), stages).iter().map(|b| quality(&costs, b)).min().unwrap();
+        prop_assert_eq!(quality(&costs, &by_cost(&costs, stages).unwrap()), best);
+    }
+}
+
+#[test]
+fn fault_balances_that_do_not_fit_say_the_remedy() {
+    let text = |balance: &[usize], stages, layers| {
+        check_balance(balance, stages, layers).unwrap_err().to_string()
+    };
+    assert_eq!(
+        text(&[3, 2], 2, 6),
+        "balance [3, 2] covers 5 layers, the model has 6: add 1 to a stage, or use --balance cost"
+    );
+    assert!(text(&[3, 4], 2, 6).contains("take 1 from the stages"));
+    assert!(text(&[6, 0], 2, 6).contains("leaves stage 1 without a layer"));
+    assert!(text(&[6], 2, 6).contains("is for 1 stages, the pipeline has 2"));
+    assert!(text(&[usize::MAX, 2], 2, 6).contains("covers"));
+    assert_eq!(uniform(3, 4), Err(PartitionError::TooManyStages { stages: 4, layers: 3 }));
+    assert_eq!(by_cost(&[1], 0), Err(PartitionError::NoStages));
+    assert_eq!(uniform(7, 3), Ok(vec![3, 2, 2]));
+    assert_eq!(check_balance(&[2, 4], 2, 6), Ok(()));
+}

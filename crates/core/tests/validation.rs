@@ -1,0 +1,162 @@
+//! Families: `property_` (random correct programs pass, and stay equal under every capacity), `fault_` (one
+//! change to a correct program is found, or harmless by construction).
+
+use gpipe_core::{
+    Action, EdgeId, Half, Op,
+    lower::{Edge, EdgeKind, Program, Topology, lower},
+    remat::Remat,
+    schedule::Schedule,
+    simulate::{Costs, simulate},
+    splitmix::Stream,
+    testing::{random_compute, random_topology},
+    validate::{Invalid, validate},
+};
+
+fn one_f_one_b() -> Program {
+    let compute = Remat::Always.apply(&Schedule::OneFOneB.actions(3, 4));
+    lower(&compute, &Topology::chain(3), 4).unwrap()
+}
+
+fn refusal(program: &Program) -> String {
+    validate(program, 2).unwrap_err().to_string()
+}
+
+fn swap(program: &mut Program, device: usize, a: &str, b: &str) {
+    let list = &mut program.devices[device];
+    let at = |list: &[Action], text: &str| list.iter().position(|x| x.to_string() == text).unwrap();
+    let (a, b) = (at(list, a), at(list, b));
+    list.swap(a, b);
+}
+
+#[test]
+fn property_random_programs_are_valid_at_every_capacity() {
+    for seed in 0..400 {
+        let mut random = Stream::new(seed);
+        let stages = 1 + random.below(6);
+        let devices = 1 + random.below(stages);
+        let micro_batches = 1 + random.below(7);
+        let compute = random_compute(&mut random, stages, devices, micro_batches);
+        let topology = random_topology(&mut random, stages);
+        let program = lower(&compute, &topology, micro_batches).unwrap();
+        // Enough room for every message of a step: only rules decide, never a full link.
+        let held =
+            validate(&program, micro_batches.max(2)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        assert!(held.inputs.iter().all(|&n| n <= micro_batches));
+        // With less room it is correct or a deadlock, and it is never found incorrect.
+        if let Err(error) = validate(&program, 1) {
+            assert!(matches!(error, Invalid::Deadlock(_)), "seed {seed}: {error}");
+        }
+    }
+}
+
+#[test]
+fn fault_removing_any_action_is_found() {
+    let program = one_f_one_b();
+    for device in 0..3 {
+        for position in 0..program.devices[device].len() {
+            let mut broken = program.clone();
+            let removed = broken.devices[device].remove(position);
+            if matches!(removed.op, Op::Rematerialize(_)) {
+                assert_eq!(validate(&broken, 2).map(|_| ()), Ok(()), "R is a choice: {removed}");
+            } else {
+                assert!(validate(&broken, 2).is_err(), "without {removed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn fault_doubling_any_action_is_found() {
+    let program = one_f_one_b();
+    for device in 0..3 {
+        for position in 0..program.devices[device].len() {
+            let mut broken = program.clone();
+            let action = broken.devices[device][position];
+            broken.devices[device].insert(position, action);
+            assert!(validate(&broken, 2).is_err(), "{action} twice");
+        }
+    }
+}
+
+#[test]
+fn fault_refusals_name_the_action_and_the_reason() {
+    let mut descending = one_f_one_b();
+    swap(&mut descending, 2, "2B0", "2B1");
+    let text = refusal(&descending);
+    assert!(text.contains("2B1") && text.contains("forward comes later"), "{text}");
+
+    let mut unordered = lower(&Schedule::GPipe.actions(2, 3), &Topology::chain(2), 3).unwrap();
+    swap(&mut unordered, 1, "1B0", "1B1");
+    let text = refusal(&unordered);
+    assert!(text.contains("(1B1)") && text.contains("ascending"), "{text}");
+
+    let mut early = one_f_one_b();
+    swap(&mut early, 1, "1F0", "1SEND_F0@1");
+    assert!(refusal(&early).contains("its forward has to come before it"), "{}", refusal(&early));
+
+    let mut foreign = one_f_one_b();
+    foreign.devices[2].push("1F0".parse().unwrap());
+    assert!(refusal(&foreign).contains("a stage has one device"), "{}", refusal(&foreign));
+
+    let mut beyond = one_f_one_b();
+    beyond.devices[0].push("7F0".parse().unwrap());
+    assert!(refusal(&beyond).contains("only 3 stages"));
+    let mut beyond = one_f_one_b();
+    beyond.devices[0].insert(0, "0F9".parse().unwrap());
+    assert!(refusal(&beyond).contains("only 4 micro-batches"));
+    let mut beyond = one_f_one_b();
+    beyond.devices[0].insert(0, "0SEND_F0@77".parse().unwrap());
+    assert!(refusal(&beyond).contains("no edge 77"));
+}
+
+#[test]
+fn fault_a_deadlock_names_everyone_who_waits() {
+    // Stage 0 first wants a gradient that stage 1 can only have after stage 0's forward.
+    let mut program = lower(&Schedule::GPipe.actions(2, 2), &Topology::chain(2), 2).unwrap();
+    let list = &mut program.devices[1];
+    let receive = list.iter().position(|a| a.to_string() == "1RECV_F1@0").unwrap();
+    let action = list.remove(receive);
+    let forward = list.iter().position(|a| a.to_string() == "1F1").unwrap();
+    list.insert(forward, action);
+    assert!(validate(&program, 1).is_ok());
+
+    let topology = Topology {
+        stages: 2,
+        edges: vec![
+            Edge {
+                from: gpipe_core::StageId(0),
+                to: gpipe_core::StageId(1),
+                kind: EdgeKind::Boundary { gradient: true },
+            },
+            Edge { from: gpipe_core::StageId(1), to: gpipe_core::StageId(0), kind: EdgeKind::Vote },
+        ],
+    };
+    // Both stages on one device, all of stage 0's forwards first: a link that holds 1 is full at the second.
+    let both: Vec<Action> = Schedule::GPipe
+        .actions(2, 2)
+        .into_iter()
+        .flat_map(|list| list.into_iter().filter(|a| matches!(a.op, Op::Forward(_))))
+        .collect();
+    let backwards = ["1B0", "1B1", "0B0", "0B1"].map(|text| text.parse::<Action>().unwrap());
+    let program = lower(&vec![both.into_iter().chain(backwards).collect()], &topology, 2).unwrap();
+    assert!(validate(&program, 2).is_ok());
+    let text = validate(&program, 1).unwrap_err().to_string();
+    assert!(
+        text.starts_with("deadlock: device 0 waits at action 3 (0SEND_F1@0), whose link is full"),
+        "{text}"
+    );
+}
+
+#[test]
+fn property_a_frozen_front_sends_no_gradients() {
+    let mut topology = Topology::chain(3);
+    topology.edges[0].kind = EdgeKind::Boundary { gradient: false };
+    let program = lower(&Schedule::OneFOneB.actions(3, 4), &topology, 4).unwrap();
+    validate(&program, 1).unwrap();
+    let back_on_edge_0 = |action: &&Action| match action.op {
+        Op::Send(t) | Op::Receive(t) => t.edge == EdgeId(0) && t.half == Half::Backward,
+        _ => false,
+    };
+    assert_eq!(program.devices.iter().flatten().filter(back_on_edge_0).count(), 0);
+    assert!(simulate(&program, &Costs::unit(3), 1).is_ok());
+}

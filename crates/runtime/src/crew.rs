@@ -1,0 +1,348 @@
+//! The driver's side: spawns one worker per device, runs programs on them, and watches their pulses.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use gpipe_core::{
+    Bytes, DeviceId, Nanos, StageId,
+    lower::Program,
+    simulate::{Costs, Timeline},
+};
+
+use crate::{
+    clock::Clock,
+    failure::{Failure, StepError, describe_wait},
+    link::Links,
+    pulse::Pulses,
+    stage::StageExecutor,
+    worker::{Command, Report, Step, doing, panic_message, serve},
+};
+
+/// What a crew is told once.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Messages that a link holds at most, each way.
+    pub link_capacity: usize,
+    /// Longest silence of a worker before the step fails. It must be longer than the longest single
+    /// action, because a worker inside a kernel gives no sign.
+    pub deadline: Duration,
+    /// Run on a virtual clock with these costs instead of the real one.
+    pub virtual_costs: Option<Arc<Costs>>,
+}
+
+impl Default for Settings {
+    /// Two messages per link, five minutes, the real clock.
+    fn default() -> Self {
+        Self { link_capacity: 2, deadline: Duration::from_secs(300), virtual_costs: None }
+    }
+}
+
+/// A step that succeeded.
+#[derive(Debug)]
+pub struct Ran<E: StageExecutor> {
+    /// What was done, with times; `peak_held` is empty (the stages measure real bytes).
+    pub timeline: Timeline,
+    /// What each stage gave back, in stage order.
+    pub outcomes: Vec<E::Outcome>,
+}
+
+/// How a device's stages come into being, in the device's own thread.
+pub type BuildDevice<E> =
+    Box<dyn FnOnce() -> Result<Vec<E>, <E as StageExecutor>::Error> + Send + 'static>;
+
+struct Worker<E: StageExecutor> {
+    commands: mpsc::Sender<Command<E>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One worker per device.
+pub struct Crew<E: StageExecutor> {
+    workers: Vec<Worker<E>>,
+    settings: Settings,
+    pulses: Arc<Pulses>,
+    /// Why nothing can run any more.
+    unusable: Option<String>,
+}
+
+impl<E: StageExecutor> Crew<E> {
+    /// Starts a worker for each element of `devices` and builds its stages there, all at once.
+    ///
+    /// # Errors
+    /// The first error of a build, by device; a build that panics or does not end within the deadline.
+    pub fn spawn(
+        devices: Vec<BuildDevice<E>>,
+        settings: Settings,
+    ) -> Result<Self, StepError<E::Error>> {
+        let pulses = Arc::new(Pulses::new(devices.len()));
+        let mut workers = Vec::with_capacity(devices.len());
+        let mut built = Vec::with_capacity(devices.len());
+        for (device, build) in devices.into_iter().enumerate() {
+            let (commands, receive) = mpsc::channel();
+            let (done, ready) = mpsc::channel();
+            let pulses = Arc::clone(&pulses);
+            let thread = std::thread::Builder::new().name(format!("gpipe-device-{device}"));
+            let thread = thread.spawn(move || {
+                match build() {
+                    Ok(stages) => {
+                        let _ = done.send(Ok(()));
+                        serve(device, stages, &receive, &pulses);
+                    }
+                    Err(error) => {
+                        let _ = done.send(Err(error));
+                    }
+                };
+            });
+            let thread = thread.map_err(|error| StepError::Unusable {
+                reason: format!("no thread for device {device}: {error}"),
+            })?;
+            workers.push(Worker { commands, thread: Some(thread) });
+            built.push(ready);
+        }
+        let mut crew = Self { workers, settings, pulses, unusable: None };
+        for (device, ready) in built.into_iter().enumerate() {
+            crew.await_build(device, &ready)?;
+        }
+        Ok(crew)
+    }
+
+    fn await_build(
+        &mut self,
+        device: usize,
+        ready: &mpsc::Receiver<Result<(), E::Error>>,
+    ) -> Result<(), StepError<E::Error>> {
+        match ready.recv_timeout(self.settings.deadline) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(source)) => {
+                let device = DeviceId::from_index(device);
+                Err(StepError::Build { device, source })
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                self.abandon(device);
+                Err(StepError::Stuck {
+                    device: DeviceId::from_index(device),
+                    silence: self.settings.deadline,
+                    doing: ", building its stages".into(),
+                })
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.lost(device)),
+        }
+    }
+
+    /// The error for a worker whose thread has ended.
+    fn lost(&mut self, device: usize) -> StepError<E::Error> {
+        let thread = self.workers.get_mut(device).and_then(|worker| worker.thread.take());
+        let panic = thread.and_then(|thread| thread.join().err());
+        let why = panic.map_or_else(|| "it ended".into(), |p| panic_message(p.as_ref()));
+        let reason = format!("the thread of device {device} is gone: {why}");
+        self.unusable = Some(reason.clone());
+        StepError::Unusable { reason }
+    }
+
+    /// Gives up a thread that does not answer: it is neither used nor joined again.
+    fn abandon(&mut self, device: usize) {
+        if let Some(worker) = self.workers.get_mut(device) {
+            worker.thread = None;
+        }
+        self.unusable =
+            Some(format!("device {device} did not answer and its thread was abandoned"));
+    }
+
+    /// Runs `program` once. `feeds` has, for each device, one feed per stage, in the device's order.
+    ///
+    /// # Errors
+    /// The first failure of any worker. After it, every worker has stopped, and the crew can run again unless
+    /// a thread had to be abandoned or the update was torn.
+    pub fn run(
+        &mut self,
+        program: &Arc<Program>,
+        feeds: Vec<Vec<E::Feed>>,
+    ) -> Result<Ran<E>, StepError<E::Error>> {
+        self.check_usable(program, &feeds)?;
+        let step = Arc::new(Step {
+            program: Arc::clone(program),
+            recomputed: program.rematerialized(),
+            trains: program.trains(),
+            placement: program.placement(),
+            links: Links::new(program, self.settings.link_capacity),
+            failure: Failure::default(),
+            pulses: Arc::clone(&self.pulses),
+            deadline: self.settings.deadline,
+        });
+        let origin = Instant::now();
+        let mut replies = Vec::with_capacity(self.workers.len());
+        for (device, feeds) in feeds.into_iter().enumerate() {
+            let clock = match &self.settings.virtual_costs {
+                None => Clock::Real(origin),
+                Some(costs) => Clock::Virtual { now: Nanos(0), costs: Arc::clone(costs) },
+            };
+            let (reply, receive) = mpsc::channel();
+            self.pulses.advance(device, None);
+            let command = Command::Run { step: Arc::clone(&step), feeds, clock, reply };
+            let sent = self.workers.get(device).is_some_and(|w| w.commands.send(command).is_ok());
+            if !sent {
+                let lost = self.lost(device);
+                step.fail(lost);
+            }
+            replies.push(receive);
+        }
+        let reports = self.collect(&step, &replies);
+        self.conclude(&step, reports)
+    }
+
+    fn check_usable(
+        &self,
+        program: &Program,
+        feeds: &[Vec<E::Feed>],
+    ) -> Result<(), StepError<E::Error>> {
+        let reason = match &self.unusable {
+            Some(reason) => reason.clone(),
+            None if program.devices.len() == self.workers.len()
+                && feeds.len() == self.workers.len() =>
+            {
+                return Ok(());
+            }
+            None => format!(
+                "the program is for {} devices, the feeds for {}, the crew has {}",
+                program.devices.len(),
+                feeds.len(),
+                self.workers.len()
+            ),
+        };
+        Err(StepError::Unusable { reason })
+    }
+
+    /// Waits for every worker's report, and fails the step when someone is silent too long.
+    fn collect(
+        &mut self,
+        step: &Step<E>,
+        replies: &[mpsc::Receiver<Report<E>>],
+    ) -> Vec<Option<Report<E>>> {
+        let slice = (step.deadline / 4).clamp(Duration::from_millis(1), Duration::from_millis(100));
+        let mut reports = Vec::with_capacity(replies.len());
+        for (device, reply) in replies.iter().enumerate() {
+            let report = loop {
+                match reply.recv_timeout(slice) {
+                    Ok(report) => break Some(report),
+                    Err(mpsc::RecvTimeoutError::Timeout) => {
+                        self.watch(step);
+                        // After a failure every healthy worker ends soon; a silent one is given up.
+                        let silent = self.pulses.silence(device) > step.deadline;
+                        if step.failure.is_raised() && silent {
+                            self.abandon(device);
+                            break None;
+                        }
+                    }
+                    Err(mpsc::RecvTimeoutError::Disconnected) => {
+                        let lost = self.lost(device);
+                        step.fail(lost);
+                        break None;
+                    }
+                }
+            };
+            reports.push(report);
+        }
+        reports
+    }
+
+    /// Fails the step if a worker is silent in an action, or if all wait for each other.
+    fn watch(&self, step: &Step<E>) {
+        if step.failure.is_raised() {
+            return;
+        }
+        let devices = 0..self.workers.len();
+        let running = |device: &usize| self.pulses.position(*device).is_some();
+        // Twice the deadline: a worker that waits for it is the better witness, and comes first.
+        let silent = devices
+            .clone()
+            .filter(running)
+            .find(|&device| self.pulses.silence(device) > step.deadline * 2);
+        if let Some(device) = silent {
+            step.fail(StepError::Stuck {
+                device: DeviceId::from_index(device),
+                silence: self.pulses.silence(device),
+                doing: doing(step, device),
+            });
+        } else if self.pulses.standstill() > step.deadline * 3 {
+            let waiting = devices
+                .filter_map(|device| {
+                    let position = self.pulses.position(device)?;
+                    let action = step.program.devices.get(device)?.get(position)?;
+                    Some(describe_wait(&step.program, *action))
+                })
+                .collect();
+            let standstill = self.pulses.standstill();
+            step.fail(StepError::Standstill { standstill, waiting });
+        }
+    }
+
+    fn conclude(
+        &mut self,
+        step: &Step<E>,
+        reports: Vec<Option<Report<E>>>,
+    ) -> Result<Ran<E>, StepError<E::Error>> {
+        let reports: Vec<_> = reports.into_iter().flatten().collect();
+        if let Some(cause) = step.failure.take() {
+            let applied: Vec<_> =
+                reports.iter().flat_map(|report| report.applied.clone()).collect();
+            if applied.is_empty() {
+                return Err(cause);
+            }
+            let error = StepError::Torn { applied, cause: cause.to_string() };
+            self.unusable = Some(error.to_string());
+            return Err(error);
+        }
+        let mut outcomes = HashMap::new();
+        let mut timeline = Timeline::default();
+        for report in reports {
+            timeline.devices.push(report.actions);
+            outcomes.extend(report.outcomes);
+        }
+        let ends = timeline.devices.iter().filter_map(|actions| actions.last());
+        timeline.makespan = ends.map(|timed| timed.end).max().unwrap_or_default();
+        timeline.peak_held = Vec::<Bytes>::new();
+        let stages = (0..step.program.topology.stages).map(StageId::from_index);
+        let outcomes = stages.filter_map(|stage| outcomes.remove(&stage)).collect();
+        Ok(Ran { timeline, outcomes })
+    }
+
+    /// Calls `visit` with the stages of `device`, in its thread, between steps.
+    ///
+    /// # Errors
+    /// The worker is gone, its visitor panicked, or it gave no answer within the deadline.
+    pub fn visit<T: Send + 'static>(
+        &mut self,
+        device: DeviceId,
+        visit: impl FnOnce(&mut [E]) -> T + Send + 'static,
+    ) -> Result<T, StepError<E::Error>> {
+        let (reply, receive) = mpsc::channel();
+        let visitor = Box::new(move |stages: &mut [E]| {
+            let _ = reply.send(visit(stages));
+        });
+        let worker = self.workers.get(device.index());
+        let alive = worker.is_some_and(|worker| worker.thread.is_some());
+        let sent =
+            alive && worker.is_some_and(|w| w.commands.send(Command::Visit(visitor)).is_ok());
+        if !sent {
+            let reason = format!("device {device} has no worker any more");
+            return Err(StepError::Unusable { reason });
+        }
+        receive.recv_timeout(self.settings.deadline).map_err(|error| StepError::Unusable {
+            reason: format!("device {device} did not answer a visit: {error}"),
+        })
+    }
+}
+
+impl<E: StageExecutor> Drop for Crew<E> {
+    fn drop(&mut self) {
+        for worker in self.workers.drain(..) {
+            drop(worker.commands); // ends the worker's loop
+            if let Some(thread) = worker.thread {
+                let _ = thread.join();
+            }
+        }
+    }
+}

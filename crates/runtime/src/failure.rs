@@ -1,0 +1,172 @@
+//! The first error wins; everyone else stops.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use gpipe_core::{
+    Action, DeviceId, Half, Op, StageId,
+    lower::{EdgeKind, Program},
+};
+
+/// Why a step failed. Parameters and optimizer state are as before it, unless it says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError<E> {
+    /// A stage reported an error.
+    #[error("{action}: {source}")]
+    Stage {
+        /// What it was doing.
+        action: Action,
+        /// Its error.
+        source: E,
+    },
+    /// A device's stages could not be built.
+    #[error("device {device}, building its stages: {source}")]
+    Build {
+        /// The device.
+        device: DeviceId,
+        /// The error.
+        source: E,
+    },
+    /// A stage's code panicked.
+    #[error("{action}: the layer's code panicked: {message}")]
+    Panic {
+        /// What it was doing.
+        action: Action,
+        /// The panic's message.
+        message: String,
+    },
+    /// A wait outlasted the deadline, counted from the peer's last sign of life.
+    #[error(
+        "{what}; last sign of life of stage {peer} {silence:.1?} ago{doing}; raise the deadline if its work takes longer"
+    )]
+    Deadline {
+        /// Who waits for what from whom.
+        what: String,
+        /// Who is waited for.
+        peer: StageId,
+        /// How long it has been silent.
+        silence: Duration,
+        /// What it was doing, as far as is known.
+        doing: String,
+    },
+    /// A worker gives no sign of life, and nobody waits for it but the driver.
+    #[error(
+        "device {device} gives no sign of life since {silence:.1?}{doing}; raise the deadline if its work takes longer"
+    )]
+    Stuck {
+        /// The device.
+        device: DeviceId,
+        /// How long it has been silent.
+        silence: Duration,
+        /// What it was doing, as far as is known.
+        doing: String,
+    },
+    /// Everyone is alive and waits for someone else.
+    #[error("nothing moves since {standstill:.1?}: {}", waiting.join("; "))]
+    Standstill {
+        /// How long.
+        standstill: Duration,
+        /// Who waits for what.
+        waiting: Vec<String>,
+    },
+    /// The program and the stages do not fit each other; `validate` should have refused it.
+    #[error("{action}: {reason}")]
+    Protocol {
+        /// The action.
+        action: Action,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The update was applied by some stages only.
+    #[error(
+        "the update was applied by stages {applied:?} only, the parameters are no longer of one step: restore a checkpoint; cause: {cause}"
+    )]
+    Torn {
+        /// Stages that have begun or finished it.
+        applied: Vec<StageId>,
+        /// The first error.
+        cause: String,
+    },
+    /// A command to a pipeline that an earlier failure left unusable.
+    #[error("the pipeline cannot go on: {reason}")]
+    Unusable {
+        /// The earlier failure.
+        reason: String,
+    },
+}
+
+/// Shared by all workers of a step.
+#[derive(Debug)]
+pub struct Failure<E> {
+    raised: AtomicBool,
+    first: Mutex<Option<StepError<E>>>,
+}
+
+impl<E> Default for Failure<E> {
+    fn default() -> Self {
+        Self { raised: AtomicBool::new(false), first: Mutex::new(None) }
+    }
+}
+
+impl<E> Failure<E> {
+    /// Records `error` if it is the first. The caller wakes the links.
+    pub fn raise(&self, error: StepError<E>) {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.raised.swap(true, Ordering::SeqCst) {
+            *first = Some(error);
+        }
+    }
+
+    /// Whether someone failed.
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::SeqCst)
+    }
+
+    /// The first error; once.
+    pub fn take(&self) -> Option<StepError<E>> {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// In words, what `action` of `program` waits for.
+pub fn describe_wait(program: &Program, action: Action) -> String {
+    let (transfer, receives) = match action.op {
+        Op::Receive(transfer) => (transfer, true),
+        Op::Send(transfer) => (transfer, false),
+        _ => return format!("stage {} runs {action}", action.stage),
+    };
+    let Some(edge) = program.topology.edges.get(transfer.edge.index()) else {
+        return format!("stage {} waits at {action}", action.stage);
+    };
+    let what = match (edge.kind, transfer.half) {
+        (EdgeKind::Boundary { .. }, Half::Forward) => "the activation",
+        (EdgeKind::Skip { .. }, Half::Forward) => "the skip's value",
+        (_, Half::Backward) if edge.kind.per_micro_batch() => "the gradient",
+        (EdgeKind::Tie, Half::Forward) => "the gradients of tied weights",
+        (EdgeKind::Tie, Half::Backward) => "the sum of tied gradients",
+        (_, Half::Forward) => "the gradient norm",
+        (_, Half::Backward) => "the verdict on the update",
+    };
+    let of = transfer.micro_batch.map(|m| format!(" of micro-batch {m}")).unwrap_or_default();
+    let peer = peer(program, action).map_or_else(|| "?".to_owned(), |stage| stage.to_string());
+    if receives {
+        format!("stage {} waits for {what}{of} from stage {peer} ({action})", action.stage)
+    } else {
+        format!(
+            "stage {} waits for room to send {what}{of} to stage {peer} ({action})",
+            action.stage
+        )
+    }
+}
+
+/// The stage at the other end of a transfer.
+pub fn peer(program: &Program, action: Action) -> Option<StageId> {
+    let (Op::Send(transfer) | Op::Receive(transfer)) = action.op else { return None };
+    let edge = program.topology.edges.get(transfer.edge.index())?;
+    Some(if edge.from == action.stage { edge.to } else { edge.from })
+}

@@ -1,0 +1,33 @@
+//! Executes a lowered schedule: one worker thread per device, bounded links, deadlines, and one error.
+//!
+//! ```text
+//!   driver (crew)  --command-->  worker 0   runs device 0's list, action by action, on its StageExecutors
+//!        |                          | link (bounded, poisonable)
+//!        |         --command-->  worker 1   ...
+//!        +--- watches every worker's pulse; the first failure stops everyone
+//! ```
+//!
+//! - [`stage`]: [`stage::StageExecutor`], the only seam; tensors are behind it
+//! - [`link`]: the queues between stages
+//! - [`worker`]: interprets actions; it knows no schedule's name
+//! - [`crew`]: spawns the workers, runs programs on them, watches
+//! - [`failure`]: the first error wins, and wakes everyone who waits
+//! - [`pulse`]: signs of life, from which every deadline counts
+//! - [`clock`]: real, or virtual for tests
+//! - [`testing`]: a mock stage with integer arithmetic, and injected faults
+//!
+//! What does not live here: tensors, and any decision about what to run.
+
+pub mod clock;
+pub mod crew;
+pub mod failure;
+pub mod link;
+mod mailbox;
+pub mod pulse;
+pub mod stage;
+pub mod testing;
+pub mod worker;
+
+pub use crew::{Crew, Ran, Settings};
+pub use failure::StepError;
+pub use stage::{Keep, Payload, StageExecutor, Verdict, Vote};

@@ -1,0 +1,170 @@
+//! Links: bounded queues between stages. A wait ends with a message, with room, with someone's failure, or
+//! with the deadline; there is no other wait in the runtime's hot path.
+//!
+//! A message is moved, never copied. The queue's slots carry times, so that on a virtual clock a full link
+//! delays its sender exactly as `gpipe_core::simulate` says.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpipe_core::{EdgeId, Half, MicroBatch, Nanos, lower::Program};
+
+use crate::stage::{Verdict, Vote};
+
+/// What moves on a link.
+#[derive(Debug)]
+pub enum Message<V> {
+    /// Activations, gradients, tied gradients or their sums.
+    Value(V),
+    /// A stage's part of the norm.
+    Vote(Vote),
+    /// The decision.
+    Verdict(Verdict),
+}
+
+/// A message with what identifies it.
+#[derive(Debug)]
+pub struct Envelope<V> {
+    /// Of which micro-batch; checked by the receiver.
+    pub micro_batch: Option<MicroBatch>,
+    /// When it can be received.
+    pub arrival: Nanos,
+    /// The message.
+    pub message: Message<V>,
+}
+
+/// Why a wait ended without what it waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// Someone failed.
+    Poisoned,
+    /// `patience` said so.
+    Expired,
+}
+
+/// One direction of one edge.
+#[derive(Debug)]
+pub struct Link<V> {
+    state: Mutex<State<V>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State<V> {
+    queue: VecDeque<Envelope<V>>,
+    /// Free slots, by the time at which each became free.
+    free: VecDeque<Nanos>,
+    poisoned: bool,
+}
+
+impl<V> Link<V> {
+    /// A link that holds at most `capacity` messages.
+    pub fn new(capacity: usize) -> Self {
+        let state = State {
+            queue: VecDeque::with_capacity(capacity),
+            free: VecDeque::from(vec![Nanos(0); capacity]),
+            poisoned: false,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<V>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a free slot and takes it; returns since when it was free. `patience` is asked every
+    /// `slice` whether to go on waiting.
+    ///
+    /// # Errors
+    /// [`WaitEnd`]
+    pub fn reserve(
+        &self,
+        slice: Duration,
+        patience: impl FnMut() -> bool,
+    ) -> Result<Nanos, WaitEnd> {
+        self.wait(slice, patience, |state| state.free.pop_front())
+    }
+
+    /// Puts a message in the slot that [`Link::reserve`] took.
+    pub fn put(&self, envelope: Envelope<V>) {
+        self.lock().queue.push_back(envelope);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next message and takes it; its slot stays taken until [`Link::release`].
+    ///
+    /// # Errors
+    /// [`WaitEnd`]
+    pub fn take(
+        &self,
+        slice: Duration,
+        patience: impl FnMut() -> bool,
+    ) -> Result<Envelope<V>, WaitEnd> {
+        self.wait(slice, patience, |state| state.queue.pop_front())
+    }
+
+    /// Frees the slot of a message that was taken.
+    pub fn release(&self, at: Nanos) {
+        self.lock().free.push_back(at);
+        self.changed.notify_all();
+    }
+
+    /// Ends every wait, now and later.
+    pub fn poison(&self) {
+        self.lock().poisoned = true;
+        self.changed.notify_all();
+    }
+
+    fn wait<T>(
+        &self,
+        slice: Duration,
+        mut patience: impl FnMut() -> bool,
+        mut ready: impl FnMut(&mut State<V>) -> Option<T>,
+    ) -> Result<T, WaitEnd> {
+        let mut state = self.lock();
+        loop {
+            if state.poisoned {
+                return Err(WaitEnd::Poisoned);
+            }
+            if let Some(value) = ready(&mut state) {
+                return Ok(value);
+            }
+            let waited = self.changed.wait_timeout(state, slice);
+            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            if timeout.timed_out() && !patience() {
+                return Err(WaitEnd::Expired);
+            }
+        }
+    }
+}
+
+/// All links of one step. Made anew for each step, so nothing of a failed one is left in them.
+#[derive(Debug)]
+pub struct Links<V> {
+    links: HashMap<(EdgeId, Half), Link<V>>,
+}
+
+impl<V> Links<V> {
+    /// A link for each half of each edge of `program`.
+    pub fn new(program: &Program, capacity: usize) -> Self {
+        let halves = (0..program.topology.edges.len()).flat_map(|edge| {
+            let edge = EdgeId::from_index(edge);
+            [(edge, Half::Forward), (edge, Half::Backward)]
+        });
+        Self { links: halves.map(|half| (half, Link::new(capacity))).collect() }
+    }
+
+    /// The link of one half of an edge.
+    pub fn get(&self, edge: EdgeId, half: Half) -> Option<&Link<V>> {
+        self.links.get(&(edge, half))
+    }
+
+    /// Ends every wait on every link.
+    pub fn poison(&self) {
+        self.links.values().for_each(Link::poison);
+    }
+}

@@ -1,0 +1,93 @@
+//! What a worker has received and not yet used, or computed and not yet sent.
+
+use gpipe_core::{EdgeId, Half, MicroBatch, StageId, Transfer};
+
+use crate::stage::{OnEdges, Verdict, Vote};
+
+/// One worker's messages in a step. Bounded by the edges of its stages: each compute empties what it uses.
+pub(crate) struct Mailbox<V> {
+    arrived: Vec<(StageId, Transfer, V)>,
+    leaving: Vec<(StageId, Transfer, V)>,
+    /// Parts of the norm by the stage they are of: those of this device's stages, and, on stage 0's
+    /// device, those that arrived.
+    votes: Vec<(StageId, Vote)>,
+    /// The decision, for each stage of this device that knows it.
+    verdicts: Vec<(StageId, Verdict)>,
+}
+
+impl<V> Mailbox<V> {
+    pub(crate) fn new() -> Self {
+        Self { arrived: Vec::new(), leaving: Vec::new(), votes: Vec::new(), verdicts: Vec::new() }
+    }
+
+    /// A value arrived for `stage`.
+    pub(crate) fn arrive(&mut self, stage: StageId, transfer: Transfer, value: V) {
+        self.arrived.push((stage, transfer, value));
+    }
+
+    /// Takes the values that arrived for a compute of `stage`, in the order of their edges.
+    pub(crate) fn take_arrived(
+        &mut self,
+        stage: StageId,
+        half: Half,
+        micro_batch: Option<MicroBatch>,
+    ) -> OnEdges<V> {
+        let wanted = |to: StageId, transfer: &Transfer| {
+            to == stage && transfer.half == half && transfer.micro_batch == micro_batch
+        };
+        let mut values: OnEdges<V> = self
+            .arrived
+            .extract_if(.., |(to, transfer, _)| wanted(*to, transfer))
+            .map(|(_, transfer, value)| (transfer.edge, value))
+            .collect();
+        values.sort_by_key(|(edge, _)| *edge);
+        values
+    }
+
+    /// A compute of `stage` gave values to send.
+    pub(crate) fn leave(
+        &mut self,
+        stage: StageId,
+        half: Half,
+        micro_batch: Option<MicroBatch>,
+        values: OnEdges<V>,
+    ) {
+        let transfer = |edge: EdgeId| Transfer { half, micro_batch, edge };
+        self.leaving.extend(values.into_iter().map(|(edge, value)| (stage, transfer(edge), value)));
+    }
+
+    /// Takes what a compute of `stage` left for a send.
+    pub(crate) fn take_leaving(&mut self, stage: StageId, transfer: Transfer) -> Option<V> {
+        let at =
+            self.leaving.iter().position(|(from, left, _)| *from == stage && *left == transfer)?;
+        Some(self.leaving.swap_remove(at).2)
+    }
+
+    /// The part of the norm of `of` is known here; on a device with several stages it may be twice, computed
+    /// and received.
+    pub(crate) fn vote(&mut self, of: StageId, vote: Vote) {
+        self.votes.retain(|(stage, _)| *stage != of);
+        self.votes.push((of, vote));
+    }
+
+    /// The part of the norm of `of`, to send it.
+    pub(crate) fn vote_of(&self, of: StageId) -> Option<Vote> {
+        self.votes.iter().find(|(stage, _)| *stage == of).map(|(_, vote)| vote.clone())
+    }
+
+    /// All parts that are known here, in stage order.
+    pub(crate) fn all_votes(&mut self) -> Vec<Vote> {
+        self.votes.sort_by_key(|(stage, _)| *stage);
+        self.votes.iter().map(|(_, vote)| vote.clone()).collect()
+    }
+
+    /// `stage` knows the decision.
+    pub(crate) fn decided(&mut self, stage: StageId, verdict: Verdict) {
+        self.verdicts.push((stage, verdict));
+    }
+
+    /// The decision, as far as `stage` knows it.
+    pub(crate) fn verdict_of(&self, stage: StageId) -> Option<Verdict> {
+        self.verdicts.iter().find(|(of, _)| *of == stage).map(|(_, verdict)| *verdict)
+    }
+}

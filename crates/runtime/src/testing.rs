@@ -1,0 +1,367 @@
+//! A stage with integer arithmetic, faults on request, and the unpipelined answer to compare with.
+//!
+//! Sums are replaced by a hash that does not commute, so that any change of an order (of micro-batches, of
+//! edges, of tied gradients) changes the result, as rounding would with real tensors.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+};
+
+use gpipe_core::{
+    Action, Bytes, EdgeId, Half, LayerId, MicroBatch, StageId,
+    lower::{Edge, EdgeKind, Topology},
+    splitmix::mix,
+};
+
+use crate::{
+    crew::BuildDevice,
+    stage::{Keep, OnEdges, Payload, StageExecutor, Verdict, Vote},
+};
+
+/// An integer that moves on edges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Number(pub u64);
+
+impl Payload for Number {
+    fn bytes(&self) -> Bytes {
+        Bytes(8)
+    }
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone)]
+pub enum FaultKind {
+    /// An error value.
+    Error,
+    /// A panic.
+    Panic,
+    /// A thread that does not come back until the gate opens.
+    Stall(Arc<Gate>),
+}
+
+/// One fault, at one action.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    /// When.
+    pub at: Action,
+    /// What.
+    pub kind: FaultKind,
+}
+
+/// Where stalled threads stand until the test is over.
+#[derive(Debug, Default)]
+pub struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Lets everyone go on, now and later.
+    pub fn open(&self) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_while(open, |open| !*open));
+    }
+}
+
+/// The mock's errors.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MockError {
+    /// The fault that a test asked for.
+    #[error("injected fault")]
+    Injected,
+    /// The runtime broke the seam's contract.
+    #[error("contract: {0}")]
+    Contract(String),
+}
+
+/// A stage of integers. Its parameter is one number; each step changes it.
+#[derive(Debug)]
+pub struct MockStage {
+    stage: StageId,
+    topology: Arc<Topology>,
+    fault: Option<Fault>,
+    parameter: u64,
+    gradient: u64,
+    sums: u64,
+    /// Inputs by micro-batch, and whether the activations are there.
+    held: HashMap<MicroBatch, (u64, bool)>,
+    /// Set by `norm`: the update that is ready.
+    ready: Option<u64>,
+    outputs: Vec<u64>,
+}
+
+/// Joins numbers so that order matters.
+fn join(a: u64, b: u64) -> u64 {
+    mix(a.rotate_left(7) ^ b)
+}
+
+impl MockStage {
+    /// A stage of `topology`, with its initial parameter.
+    pub fn new(stage: StageId, topology: Arc<Topology>, fault: Option<Fault>) -> Self {
+        Self {
+            stage,
+            topology,
+            fault,
+            parameter: mix(u64::from(stage.0) + 1),
+            gradient: 0,
+            sums: 0,
+            held: HashMap::new(),
+            ready: None,
+            outputs: Vec::new(),
+        }
+    }
+
+    /// Its parameter now.
+    pub fn parameter(&self) -> u64 {
+        self.parameter
+    }
+
+    fn edges(&self, test: impl Fn(&Edge) -> bool) -> Vec<EdgeId> {
+        self.topology.edges_where(test).map(|(edge, _)| edge).collect()
+    }
+
+    fn check_edges(&self, given: &OnEdges<Number>, expected: &[EdgeId]) -> Result<(), MockError> {
+        let edges: Vec<EdgeId> = given.iter().map(|(edge, _)| *edge).collect();
+        if edges == expected {
+            return Ok(());
+        }
+        Err(MockError::Contract(format!("stage {}: edges {edges:?}, not {expected:?}", self.stage)))
+    }
+
+    fn check(&self, condition: bool, what: &str) -> Result<(), MockError> {
+        if condition { Ok(()) } else { Err(MockError::Contract(what.to_owned())) }
+    }
+}
+
+fn joined(start: u64, values: &OnEdges<Number>) -> u64 {
+    values.iter().fold(start, |all, (_, Number(value))| join(all, *value))
+}
+
+fn on_edges(edges: &[EdgeId], value: u64) -> OnEdges<Number> {
+    edges.iter().map(|&edge| (edge, Number(join(value, u64::from(edge.0))))).collect()
+}
+
+impl StageExecutor for MockStage {
+    type Value = Number;
+    type Feed = u64;
+    type Outcome = Vec<u64>;
+    type Error = MockError;
+
+    fn stage(&self) -> StageId {
+        self.stage
+    }
+
+    fn before(&mut self, action: Action) -> Result<(), MockError> {
+        match &self.fault {
+            Some(fault) if fault.at == action => match fault.kind.clone() {
+                FaultKind::Error => Err(MockError::Injected),
+                // A panic is what this fault is.
+                #[allow(clippy::panic)]
+                FaultKind::Panic => panic!("injected panic"),
+                FaultKind::Stall(gate) => {
+                    gate.pass();
+                    Ok(())
+                }
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn begin(&mut self, feed: u64) -> Result<(), MockError> {
+        self.check(self.held.is_empty(), "begin: something is still held")?;
+        (self.gradient, self.sums, self.ready) = (feed, feed, None);
+        self.outputs.clear();
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        micro_batch: MicroBatch,
+        inputs: OnEdges<Number>,
+        keep: Keep,
+    ) -> Result<OnEdges<Number>, MockError> {
+        self.check_edges(&inputs, &self.edges(|e| e.kind.per_micro_batch() && e.to == self.stage))?;
+        let input = joined(u64::from(micro_batch.0), &inputs);
+        let output = join(self.parameter, input);
+        self.outputs.push(output);
+        if keep != Keep::Nothing {
+            self.held.insert(micro_batch, (input, keep == Keep::Activations));
+        }
+        Ok(on_edges(&self.edges(|e| e.kind.per_micro_batch() && e.from == self.stage), output))
+    }
+
+    fn rematerialize(&mut self, micro_batch: MicroBatch) -> Result<(), MockError> {
+        match self.held.get_mut(&micro_batch) {
+            Some((_, there @ false)) => {
+                *there = true;
+                Ok(())
+            }
+            _ => Err(MockError::Contract(format!("{}R{micro_batch}: nothing to do", self.stage))),
+        }
+    }
+
+    fn backward(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Number>,
+    ) -> Result<OnEdges<Number>, MockError> {
+        let back = |e: &Edge| e.kind.per_micro_batch() && e.kind.goes_back();
+        self.check_edges(&output_grads, &self.edges(|e| back(e) && e.from == self.stage))?;
+        let Some((input, true)) = self.held.remove(&micro_batch) else {
+            return Err(MockError::Contract(format!(
+                "{}B{micro_batch}: no activations",
+                self.stage
+            )));
+        };
+        let grad = joined(join(self.parameter, input), &output_grads);
+        self.gradient = join(self.gradient, grad);
+        Ok(on_edges(&self.edges(|e| back(e) && e.to == self.stage), grad))
+    }
+
+    fn tied(&mut self, edge: EdgeId) -> Result<Number, MockError> {
+        Ok(Number(join(self.gradient, u64::from(edge.0))))
+    }
+
+    fn reduce(&mut self, arrived: OnEdges<Number>) -> Result<OnEdges<Number>, MockError> {
+        let edges = self.edges(|e| e.kind == EdgeKind::Tie && e.to == self.stage);
+        self.check_edges(&arrived, &edges)?;
+        let sum = joined(self.gradient, &arrived);
+        self.sums = join(self.sums, sum);
+        Ok(on_edges(&edges, sum))
+    }
+
+    fn norm(&mut self, sums: OnEdges<Number>) -> Result<Vote, MockError> {
+        self.check_edges(&sums, &self.edges(|e| e.kind == EdgeKind::Tie && e.from == self.stage))?;
+        self.sums = joined(self.sums, &sums);
+        let ready = join(join(self.parameter, self.gradient), self.sums);
+        self.ready = Some(ready);
+        Ok(Vote { squares: vec![(LayerId(self.stage.0), (ready >> 40) as f64)] })
+    }
+
+    fn decide(&mut self, votes: &[Vote]) -> Result<Verdict, MockError> {
+        self.check(votes.len() == self.topology.stages, "a vote is missing")?;
+        let norm =
+            votes.iter().flat_map(|vote| &vote.squares).fold(0.0, |sum, (_, s)| sum / 3.0 + s);
+        Ok(Verdict { apply: true, norm, scale: 1.0 })
+    }
+
+    fn update(&mut self, verdict: Verdict) -> Result<(), MockError> {
+        let ready = self.ready.take();
+        match ready {
+            Some(ready) if verdict.apply => self.parameter = join(ready, verdict.norm.to_bits()),
+            Some(_) => {}
+            None => return Err(MockError::Contract("update before norm".into())),
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<u64>, MockError> {
+        self.check(self.held.is_empty(), "finish: something is still held")?;
+        Ok(std::mem::take(&mut self.outputs))
+    }
+
+    fn abort(&mut self) {
+        self.held.clear();
+        self.ready = None;
+    }
+}
+
+/// Builders for a crew of mock stages, one per device: stage k is on device k modulo `devices`.
+pub fn mock_devices(
+    topology: &Arc<Topology>,
+    devices: usize,
+    fault: Option<&Fault>,
+) -> Vec<BuildDevice<MockStage>> {
+    (0..devices)
+        .map(|device| {
+            let (topology, fault) = (Arc::clone(topology), fault.cloned());
+            let build: BuildDevice<MockStage> = Box::new(move || {
+                let stages = (device..topology.stages).step_by(devices.max(1));
+                let stage = |k| {
+                    MockStage::new(StageId::from_index(k), Arc::clone(&topology), fault.clone())
+                };
+                Ok(stages.map(stage).collect())
+            });
+            build
+        })
+        .collect()
+}
+
+/// What a step does, computed without pipeline, threads or schedule: stage after stage, in loops.
+/// Returns each stage's outputs and its parameter afterwards.
+pub fn unpipelined(
+    topology: &Arc<Topology>,
+    micro_batches: usize,
+    feed: u64,
+) -> Result<(Vec<Vec<u64>>, Vec<u64>), MockError> {
+    let mut stages: Vec<MockStage> = (0..topology.stages)
+        .map(|k| MockStage::new(StageId::from_index(k), Arc::clone(topology), None))
+        .collect();
+    let mut mail: HashMap<(EdgeId, Half, Option<MicroBatch>), Number> = HashMap::new();
+    for stage in &mut stages {
+        stage.begin(feed)?;
+    }
+    for m in (0..micro_batches).map(MicroBatch::from_index) {
+        for stage in &mut stages {
+            let into = stage.edges(|e| e.kind.per_micro_batch() && e.to == stage.stage);
+            let inputs = collect(&mut mail, &into, Half::Forward, Some(m));
+            let outputs = stage.forward(m, inputs, Keep::Activations)?;
+            post(&mut mail, outputs, Half::Forward, Some(m));
+        }
+        for stage in stages.iter_mut().rev() {
+            let back = |e: &Edge| e.kind.per_micro_batch() && e.kind.goes_back();
+            let out = stage.edges(|e| back(e) && e.from == stage.stage);
+            let grads = collect(&mut mail, &out, Half::Backward, Some(m));
+            let outputs = stage.backward(m, grads)?;
+            post(&mut mail, outputs, Half::Backward, Some(m));
+        }
+    }
+    for stage in &mut stages {
+        for edge in stage.edges(|e| e.kind == EdgeKind::Tie && e.from == stage.stage) {
+            mail.insert((edge, Half::Forward, None), stage.tied(edge)?);
+        }
+    }
+    for stage in &mut stages {
+        let owned = stage.edges(|e| e.kind == EdgeKind::Tie && e.to == stage.stage);
+        let arrived = collect(&mut mail, &owned, Half::Forward, None);
+        let sums = stage.reduce(arrived)?;
+        post(&mut mail, sums, Half::Backward, None);
+    }
+    let mut votes = Vec::new();
+    for stage in &mut stages {
+        let used = stage.edges(|e| e.kind == EdgeKind::Tie && e.from == stage.stage);
+        let sums = collect(&mut mail, &used, Half::Backward, None);
+        votes.push(stage.norm(sums)?);
+    }
+    let mut verdict = None;
+    for stage in &mut stages {
+        let verdict = match verdict {
+            None => *verdict.insert(stage.decide(&votes)?),
+            Some(verdict) => verdict,
+        };
+        stage.update(verdict)?;
+    }
+    let outputs = stages.iter_mut().map(StageExecutor::finish).collect::<Result<_, _>>()?;
+    Ok((outputs, stages.iter().map(MockStage::parameter).collect()))
+}
+
+type Mail = HashMap<(EdgeId, Half, Option<MicroBatch>), Number>;
+
+fn collect(
+    mail: &mut Mail,
+    edges: &[EdgeId],
+    half: Half,
+    m: Option<MicroBatch>,
+) -> OnEdges<Number> {
+    edges.iter().filter_map(|&edge| Some((edge, mail.remove(&(edge, half, m))?))).collect()
+}
+
+fn post(mail: &mut Mail, values: OnEdges<Number>, half: Half, m: Option<MicroBatch>) {
+    mail.extend(values.into_iter().map(|(edge, value)| ((edge, half, m), value)));
+}

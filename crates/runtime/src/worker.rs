@@ -1,0 +1,364 @@
+//! A worker: one device's thread. It interprets its list, action by action, and knows no schedule's name.
+
+use std::{
+    any::Any,
+    collections::HashSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use gpipe_core::{
+    Action, DeviceId, Half, MicroBatch, Op, StageId, Transfer,
+    lower::{Edge, EdgeKind, Program},
+    simulate::TimedAction,
+};
+
+use crate::{
+    clock::Clock,
+    failure::{Failure, StepError, describe_wait, peer},
+    link::{Envelope, Link, Links, Message, WaitEnd},
+    mailbox::Mailbox,
+    pulse::Pulses,
+    stage::{Keep, StageExecutor},
+};
+
+/// What all workers of one step share.
+pub struct Step<E: StageExecutor> {
+    /// What to do.
+    pub program: Arc<Program>,
+    /// Which micro-batches are recomputed, of each stage.
+    pub recomputed: HashSet<(StageId, MicroBatch)>,
+    /// Whether backwards follow.
+    pub trains: bool,
+    /// The device of each stage.
+    pub placement: Vec<Option<DeviceId>>,
+    /// The links between the stages.
+    pub links: Links<E::Value>,
+    /// The first error.
+    pub failure: Failure<E::Error>,
+    /// Signs of life.
+    pub pulses: Arc<Pulses>,
+    /// Longest silence of a peer that is waited for.
+    pub deadline: Duration,
+}
+
+impl<E: StageExecutor> Step<E> {
+    /// Records a failure and ends everyone's waits.
+    pub fn fail(&self, error: StepError<E::Error>) {
+        self.failure.raise(error);
+        self.links.poison();
+    }
+}
+
+/// How a worker's part of a step went.
+pub struct Report<E: StageExecutor> {
+    /// What it did, with times.
+    pub actions: Vec<TimedAction>,
+    /// What its stages give back; empty if the step failed.
+    pub outcomes: Vec<(StageId, E::Outcome)>,
+    /// Stages that have applied the update.
+    pub applied: Vec<StageId>,
+}
+
+/// What the driver tells a worker.
+pub(crate) enum Command<E: StageExecutor> {
+    /// Run this device's list.
+    Run { step: Arc<Step<E>>, feeds: Vec<E::Feed>, clock: Clock, reply: mpsc::Sender<Report<E>> },
+    /// Let the driver look at the stages, between steps.
+    Visit(Box<dyn FnOnce(&mut [E]) + Send>),
+}
+
+/// The thread's loop: until the driver is gone.
+pub(crate) fn serve<E: StageExecutor>(
+    device: usize,
+    mut stages: Vec<E>,
+    commands: &mpsc::Receiver<Command<E>>,
+    pulses: &Pulses,
+) {
+    while let Ok(command) = commands.recv() {
+        pulses.advance(device, None);
+        match command {
+            Command::Visit(visit) => {
+                // The visitor's panic is its own: the driver sees its answer missing.
+                let _ = catch_unwind(AssertUnwindSafe(|| visit(&mut stages)));
+            }
+            Command::Run { step, feeds, clock, reply } => {
+                let mut worker = Worker::new(device, &mut stages, &step, clock);
+                let outcomes = match worker.run(feeds) {
+                    Ok(outcomes) => outcomes,
+                    Err(Stop) => worker.abort(),
+                };
+                let Worker { actions, applied, .. } = worker;
+                let _ = reply.send(Report { actions, outcomes, applied });
+            }
+        }
+        pulses.advance(device, None);
+    }
+}
+
+/// The step is over for this worker; the reason is in the step's failure.
+struct Stop;
+
+struct Worker<'a, E: StageExecutor> {
+    device: usize,
+    stages: &'a mut [E],
+    step: &'a Step<E>,
+    clock: Clock,
+    actions: Vec<TimedAction>,
+    applied: Vec<StageId>,
+    mailbox: Mailbox<E::Value>,
+}
+
+impl<'a, E: StageExecutor> Worker<'a, E> {
+    fn new(device: usize, stages: &'a mut [E], step: &'a Step<E>, clock: Clock) -> Self {
+        let length = step.program.devices.get(device).map_or(0, Vec::len);
+        let (actions, applied) = (Vec::with_capacity(length), Vec::new());
+        Self { device, stages, step, clock, actions, applied, mailbox: Mailbox::new() }
+    }
+
+    fn run(&mut self, feeds: Vec<E::Feed>) -> Result<Vec<(StageId, E::Outcome)>, Stop> {
+        let step = self.step;
+        for (index, feed) in feeds.into_iter().enumerate() {
+            let first = Action {
+                stage: self.stages.get(index).map_or(StageId(0), E::stage),
+                op: Op::Forward(MicroBatch(0)),
+            };
+            self.guard(first, index, |stage| stage.begin(feed))?;
+        }
+        let list = step.program.devices.get(self.device).map_or(&[][..], Vec::as_slice);
+        for (position, &action) in list.iter().enumerate() {
+            if step.failure.is_raised() {
+                return Err(Stop);
+            }
+            step.pulses.advance(self.device, Some(position));
+            let start = self.clock.now();
+            self.execute(action)?;
+            self.clock.spend(action);
+            self.actions.push(TimedAction { action, start, end: self.clock.now() });
+        }
+        let last = list.last().copied();
+        (0..self.stages.len())
+            .map(|index| {
+                let id = self.stages[index].stage();
+                let action = last.unwrap_or(Action { stage: id, op: Op::Update });
+                Ok((id, self.guard(action, index, E::finish)?))
+            })
+            .collect()
+    }
+
+    fn abort(&mut self) -> Vec<(StageId, E::Outcome)> {
+        self.mailbox = Mailbox::new();
+        for stage in self.stages.iter_mut() {
+            let _ = catch_unwind(AssertUnwindSafe(|| stage.abort()));
+        }
+        Vec::new()
+    }
+
+    fn execute(&mut self, action: Action) -> Result<(), Stop> {
+        let stage = action.stage;
+        let Some(index) = self.stages.iter().position(|executor| executor.stage() == stage) else {
+            return self.protocol(action, "the stage is not on this device");
+        };
+        self.guard(action, index, |executor| executor.before(action))?;
+        match action.op {
+            Op::Send(transfer) => self.send(action, index, transfer),
+            Op::Receive(transfer) => self.receive(action, transfer),
+            Op::Forward(m) => {
+                let keep = self.keep(stage, m);
+                let inputs = self.mailbox.take_arrived(stage, Half::Forward, Some(m));
+                let outputs =
+                    self.guard(action, index, |executor| executor.forward(m, inputs, keep))?;
+                self.mailbox.leave(stage, Half::Forward, Some(m), outputs);
+                Ok(())
+            }
+            Op::Rematerialize(m) => self.guard(action, index, |executor| executor.rematerialize(m)),
+            Op::Backward(m) => {
+                let grads = self.mailbox.take_arrived(stage, Half::Backward, Some(m));
+                let outputs = self.guard(action, index, |executor| executor.backward(m, grads))?;
+                self.mailbox.leave(stage, Half::Backward, Some(m), outputs);
+                Ok(())
+            }
+            Op::Reduce => {
+                let arrived = self.mailbox.take_arrived(stage, Half::Forward, None);
+                let sums = self.guard(action, index, |executor| executor.reduce(arrived))?;
+                self.mailbox.leave(stage, Half::Backward, None, sums);
+                Ok(())
+            }
+            Op::Norm => {
+                let sums = self.mailbox.take_arrived(stage, Half::Backward, None);
+                let vote = self.guard(action, index, |executor| executor.norm(sums))?;
+                self.mailbox.vote(stage, vote);
+                Ok(())
+            }
+            Op::Decide => {
+                let votes = self.mailbox.all_votes();
+                let verdict = self.guard(action, index, |executor| executor.decide(&votes))?;
+                self.mailbox.decided(stage, verdict);
+                Ok(())
+            }
+            Op::Update => self.update(action, index),
+        }
+    }
+
+    fn keep(&self, stage: StageId, micro_batch: MicroBatch) -> Keep {
+        if !self.step.trains {
+            Keep::Nothing
+        } else if self.step.recomputed.contains(&(stage, micro_batch)) {
+            Keep::Inputs
+        } else {
+            Keep::Activations
+        }
+    }
+
+    fn update(&mut self, action: Action, index: usize) -> Result<(), Stop> {
+        let Some(verdict) = self.mailbox.verdict_of(action.stage) else {
+            return self.protocol(action, "no verdict has arrived");
+        };
+        if verdict.apply {
+            // Before the call: an update that fails half-way has changed something.
+            self.applied.push(action.stage);
+        }
+        self.guard(action, index, |executor| executor.update(verdict))
+    }
+
+    fn send(&mut self, action: Action, index: usize, transfer: Transfer) -> Result<(), Stop> {
+        let message = self.outgoing(action, index, transfer)?;
+        let link = self.link(action, transfer)?;
+        let (slice, mut patience) = self.patience(action);
+        let free = link.reserve(slice, &mut patience).map_err(|end| self.waited(action, end))?;
+        self.clock.not_before(free);
+        let arrival = self.clock.arrival();
+        link.put(Envelope { micro_batch: transfer.micro_batch, arrival, message });
+        Ok(())
+    }
+
+    /// What a send puts on its link.
+    fn outgoing(
+        &mut self,
+        action: Action,
+        index: usize,
+        transfer: Transfer,
+    ) -> Result<Message<E::Value>, Stop> {
+        let stage = action.stage;
+        let message = match (self.edge(action, transfer)?.kind, transfer.half) {
+            (EdgeKind::Vote, Half::Forward) => self.mailbox.vote_of(stage).map(Message::Vote),
+            (EdgeKind::Vote, Half::Backward) => {
+                self.mailbox.verdict_of(stage).map(Message::Verdict)
+            }
+            (EdgeKind::Tie, Half::Forward) => {
+                let grads = self.guard(action, index, |executor| executor.tied(transfer.edge))?;
+                Some(Message::Value(grads))
+            }
+            _ => self.mailbox.take_leaving(stage, transfer).map(Message::Value),
+        };
+        match message {
+            Some(message) => Ok(message),
+            None => self.protocol(action, "its stage gave nothing for this edge"),
+        }
+    }
+
+    fn receive(&mut self, action: Action, transfer: Transfer) -> Result<(), Stop> {
+        let edge = self.edge(action, transfer)?;
+        let link = self.link(action, transfer)?;
+        let (slice, mut patience) = self.patience(action);
+        let envelope = link.take(slice, &mut patience).map_err(|end| self.waited(action, end))?;
+        self.clock.not_before(envelope.arrival);
+        link.release(self.clock.now());
+        if envelope.micro_batch != transfer.micro_batch {
+            let reason = format!("the link brought micro-batch {:?}", envelope.micro_batch);
+            return self.protocol(action, &reason);
+        }
+        match envelope.message {
+            Message::Value(value) => self.mailbox.arrive(action.stage, transfer, value),
+            Message::Vote(vote) => self.mailbox.vote(edge.from, vote),
+            Message::Verdict(verdict) => self.mailbox.decided(action.stage, verdict),
+        }
+        Ok(())
+    }
+
+    fn edge(&self, action: Action, transfer: Transfer) -> Result<Edge, Stop> {
+        match self.step.program.topology.edges.get(transfer.edge.index()) {
+            Some(edge) => Ok(*edge),
+            None => self.protocol(action, "there is no such edge"),
+        }
+    }
+
+    fn link(&self, action: Action, transfer: Transfer) -> Result<&'a Link<E::Value>, Stop> {
+        match self.step.links.get(transfer.edge, transfer.half) {
+            Some(link) => Ok(link),
+            None => self.protocol(action, "there is no such edge"),
+        }
+    }
+
+    /// How often a wait looks up, and whether it then goes on: it beats, and looks at its peer's pulse.
+    fn patience(&self, action: Action) -> (Duration, impl FnMut() -> bool + use<'a, E>) {
+        let (step, device) = (self.step, self.device);
+        let peer = self.peer_device(action);
+        let slice = (step.deadline / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
+        (slice, move || {
+            step.pulses.beat(device);
+            peer.is_none_or(|peer| peer == device || step.pulses.silence(peer) <= step.deadline)
+        })
+    }
+
+    fn peer_device(&self, action: Action) -> Option<usize> {
+        let peer = peer(&self.step.program, action)?;
+        self.step.placement.get(peer.index()).copied().flatten().map(DeviceId::index)
+    }
+
+    fn waited(&self, action: Action, end: WaitEnd) -> Stop {
+        if end == WaitEnd::Expired {
+            let program = &self.step.program;
+            let peer_stage = peer(program, action).unwrap_or_default();
+            let device = self.peer_device(action).unwrap_or_default();
+            self.step.fail(StepError::Deadline {
+                what: describe_wait(program, action),
+                peer: peer_stage,
+                silence: self.step.pulses.silence(device),
+                doing: doing(self.step, device),
+            });
+        }
+        Stop
+    }
+
+    /// Calls into a stage; its errors and panics become the step's failure.
+    fn guard<T>(
+        &mut self,
+        action: Action,
+        index: usize,
+        call: impl FnOnce(&mut E) -> Result<T, E::Error>,
+    ) -> Result<T, Stop> {
+        let Some(stage) = self.stages.get_mut(index) else {
+            return self.protocol(action, "the stage is not on this device");
+        };
+        match catch_unwind(AssertUnwindSafe(|| call(stage))) {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(source)) => self.step.fail(StepError::Stage { action, source }),
+            Err(panic) => {
+                let message = panic_message(panic.as_ref());
+                self.step.fail(StepError::Panic { action, message });
+            }
+        }
+        Err(Stop)
+    }
+
+    fn protocol<T>(&self, action: Action, reason: &str) -> Result<T, Stop> {
+        self.step.fail(StepError::Protocol { action, reason: reason.to_owned() });
+        Err(Stop)
+    }
+}
+
+/// ", in 3F4" if `device` is inside an action.
+pub(crate) fn doing<E: StageExecutor>(step: &Step<E>, device: usize) -> String {
+    let action = step
+        .pulses
+        .position(device)
+        .and_then(|position| step.program.devices.get(device)?.get(position).copied());
+    action.map(|action| format!(", in {action}")).unwrap_or_default()
+}
+
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}

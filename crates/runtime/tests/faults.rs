@@ -1,0 +1,213 @@
+//! Family `fault_`: an error, a panic or a stall at any action ends in one clear error, never a hang, and
+//! leaves everything as it was.
+
+use std::{sync::Arc, time::Duration};
+
+use gpipe_core::{
+    Action, DeviceId, Half, Op, StageId,
+    lower::{EdgeKind, Program, Topology, lower},
+    remat::Remat,
+    schedule::Schedule,
+    splitmix::Stream,
+    testing::{random_compute, random_topology},
+    validate::validate,
+};
+use gpipe_runtime::{
+    Crew, Settings, StepError,
+    testing::{Fault, FaultKind, Gate, MockError, MockStage, mock_devices, unpipelined},
+};
+
+fn crew(program: &Program, capacity: usize, deadline_ms: u64, fault: &Fault) -> Crew<MockStage> {
+    let topology = Arc::new(program.topology.clone());
+    let devices = mock_devices(&topology, program.devices.len(), Some(fault));
+    let deadline = Duration::from_millis(deadline_ms);
+    let settings = Settings { link_capacity: capacity, deadline, virtual_costs: None };
+    Crew::spawn(devices, settings).unwrap()
+}
+
+fn feeds(program: &Program) -> Vec<Vec<u64>> {
+    let devices = program.devices.len();
+    (0..devices).map(|d| vec![3; (d..program.topology.stages).step_by(devices).count()]).collect()
+}
+
+/// Whether other stages may already have applied the update when `at` is done.
+fn after_decision(program: &Program, at: Action) -> bool {
+    match at.op {
+        Op::Update => true,
+        Op::Send(transfer) | Op::Receive(transfer) => {
+            let edge = program.topology.edges[transfer.edge.index()];
+            edge.kind == EdgeKind::Vote && transfer.half == Half::Backward
+        }
+        _ => false,
+    }
+}
+
+/// Runs a program with a fault and checks the one error that comes out.
+fn check(program: &Arc<Program>, capacity: usize, at: Action, kind: FaultKind) {
+    let injected = Fault { at, kind: kind.clone() };
+    let mut crew = crew(program, capacity, 60_000, &injected);
+    let error = crew.run(program, feeds(program)).unwrap_err();
+    let text = error.to_string();
+    let decided = after_decision(program, at);
+    match (&error, &kind) {
+        (StepError::Stage { action, source: MockError::Injected }, FaultKind::Error) => {
+            assert_eq!(*action, at);
+        }
+        (StepError::Panic { action, message }, FaultKind::Panic) => {
+            assert_eq!((*action, message.as_str()), (at, "injected panic"));
+        }
+        // Another stage had applied the update already: then the error says so, and what caused it.
+        (StepError::Torn { applied, cause }, _) if decided => {
+            assert!(!applied.is_empty() && cause.contains(&at.to_string()), "{text}");
+        }
+        _ => panic!("{at} {kind:?}: {text}"),
+    }
+    assert!(text.contains(&at.to_string()), "{text}");
+    if matches!(error, StepError::Torn { .. }) {
+        assert!(crew.run(program, feeds(program)).unwrap_err().to_string().contains("checkpoint"));
+    }
+}
+
+fn random_program(random: &mut Stream) -> (Arc<Program>, usize) {
+    let stages = 1 + random.below(5);
+    let devices = 1 + random.below(stages);
+    let micro_batches = 1 + random.below(5);
+    let compute = random_compute(random, stages, devices, micro_batches);
+    let topology = random_topology(random, stages);
+    let program = Arc::new(lower(&compute, &topology, micro_batches).unwrap());
+    let capacity = (1..).find(|&capacity| validate(&program, capacity).is_ok()).unwrap();
+    (program, capacity)
+}
+
+/// Hundreds of panics are expected here; any other is printed as usual.
+fn hush_injected_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if info.payload_as_str() != Some("injected panic") {
+            usual(info);
+        }
+    }));
+}
+
+#[test]
+fn fault_errors_and_panics_at_random_actions_of_random_schedules() {
+    hush_injected_panics();
+    for seed in 0..300 {
+        let mut random = Stream::new(5_000 + seed);
+        let (program, capacity) = random_program(&mut random);
+        let all: Vec<Action> = program.devices.iter().flatten().copied().collect();
+        let at = all[random.below(all.len())];
+        let kind = if random.below(2) == 0 { FaultKind::Error } else { FaultKind::Panic };
+        check(&program, capacity, at, kind);
+    }
+}
+
+#[test]
+fn fault_an_error_at_every_single_action_of_1f1b() {
+    let compute = Remat::Always.apply(&Schedule::OneFOneB.actions(3, 4));
+    let program = Arc::new(lower(&compute, &Topology::chain(3), 4).unwrap());
+    for at in program.devices.iter().flatten() {
+        check(&program, 2, *at, FaultKind::Error);
+    }
+}
+
+/// A stall at `at`: the error, and the crew, with its stalled thread released.
+fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
+    let gate = Arc::new(Gate::default());
+    let fault = Fault { at, kind: FaultKind::Stall(Arc::clone(&gate)) };
+    let mut crew = crew(program, capacity, 25, &fault);
+    let error = crew.run(program, feeds(program)).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            StepError::Deadline { .. } | StepError::Stuck { .. } | StepError::Torn { .. }
+        ),
+        "{at}: {error}"
+    );
+    let again = crew.run(program, feeds(program)).unwrap_err().to_string();
+    assert!(again.contains("cannot go on"), "{again}");
+    gate.open();
+    error.to_string()
+}
+
+#[test]
+fn fault_stalls_at_random_actions_end_within_the_deadline_and_name_the_stage() {
+    for seed in 0..60 {
+        let mut random = Stream::new(9_000 + seed);
+        let (program, capacity) = random_program(&mut random);
+        let all: Vec<Action> = program.devices.iter().flatten().copied().collect();
+        let at = all[random.below(all.len())];
+        let text = stall(&program, capacity, at);
+        let device = program.placement()[at.stage.index()].unwrap();
+        let named = text.contains(&format!("last sign of life of stage {}", at.stage))
+            || text.contains(&format!("device {device} gives no sign of life"))
+            || text.contains(&at.to_string());
+        assert!(named, "seed {seed}, stall at {at}: {text}");
+    }
+}
+
+#[test]
+fn fault_a_stall_is_told_by_who_waits_for_it() {
+    let compute = Schedule::GPipe.actions(2, 2);
+    let program = Arc::new(lower(&compute, &Topology::chain(2), 2).unwrap());
+    let text = stall(&program, 2, "1B0".parse().unwrap());
+    let start = "stage 0 waits for the gradient of micro-batch 0 from stage 1 (0RECV_B0@0); \
+                 last sign of life of stage 1 ";
+    assert!(text.starts_with(start) && text.contains("in 1B0"), "{text}");
+}
+
+#[test]
+fn fault_a_failed_step_leaves_everything_as_it_was_and_the_crew_goes_on() {
+    // The fault is at a stage's first action, but only for feed 3: feeds differ by nothing else, so it is
+    // injected through a crew whose fault never fires in the second program.
+    let topology = Arc::new(Topology::chain(3));
+    let long = Remat::Always.apply(&Schedule::OneFOneB.actions(3, 4));
+    let long = Arc::new(lower(&long, &topology, 4).unwrap());
+    let short = Remat::Always.apply(&Schedule::GPipe.actions(3, 2));
+    let short = Arc::new(lower(&short, &topology, 2).unwrap());
+    let fault = Fault { at: "1B3".parse().unwrap(), kind: FaultKind::Error };
+    let mut crew = crew(&long, 2, 60_000, &fault);
+    let parameters = |crew: &mut Crew<MockStage>| -> Vec<u64> {
+        (0..3).map(|d| crew.visit(DeviceId(d), |stages| stages[0].parameter()).unwrap()).collect()
+    };
+    let before = parameters(&mut crew);
+    for _ in 0..3 {
+        let error = crew.run(&long, feeds(&long)).unwrap_err();
+        assert_eq!(error.to_string(), "1B3: injected fault");
+        assert_eq!(parameters(&mut crew), before);
+    }
+    crew.run(&short, feeds(&short)).unwrap();
+    let (_, expected) = unpipelined(&topology, 2, 3).unwrap();
+    assert_eq!(parameters(&mut crew), expected);
+}
+
+#[test]
+fn fault_builds_that_fail_or_panic_are_errors() {
+    let stage = |k| MockStage::new(StageId(k), Arc::new(Topology::chain(2)), None);
+    let error = Crew::<MockStage>::spawn(
+        vec![
+            Box::new(move || Ok(vec![stage(0)])),
+            Box::new(|| Err(MockError::Contract("no such layer".into()))),
+        ],
+        Settings::default(),
+    );
+    let text = error.err().unwrap().to_string();
+    assert_eq!(text, "device 1, building its stages: contract: no such layer");
+
+    let error =
+        Crew::<MockStage>::spawn(vec![Box::new(|| panic!("out of luck"))], Settings::default());
+    let text = error.err().unwrap().to_string();
+    assert!(text.contains("the thread of device 0 is gone: out of luck"), "{text}");
+}
+
+#[test]
+fn fault_a_program_for_other_devices_is_refused() {
+    let program = Arc::new(lower(&Schedule::GPipe.actions(2, 2), &Topology::chain(2), 2).unwrap());
+    let topology = Arc::new(Topology::chain(3));
+    let mut crew = Crew::spawn(mock_devices(&topology, 3, None), Settings::default()).unwrap();
+    let text = crew.run(&program, feeds(&program)).unwrap_err().to_string();
+    assert!(
+        text.contains("the program is for 2 devices, the feeds for 2, the crew has 3"),
+        "{text}"
+    );
+}

@@ -1,0 +1,145 @@
+//! Families: `oracle_` (the unpipelined answer), `property_` (same seed, same run; the simulator's
+//! timeline), over hundreds of random schedules, edges and placements.
+
+use std::{sync::Arc, time::Duration};
+
+use gpipe_core::{
+    Bytes, DeviceId, Nanos, StageId,
+    lower::{Program, Topology, lower},
+    remat::Remat,
+    schedule::Schedule,
+    simulate::{Costs, StageCost, simulate},
+    splitmix::Stream,
+    testing::{random_compute, random_topology},
+    validate::validate,
+};
+use gpipe_runtime::{
+    Crew, Settings, StageExecutor,
+    testing::{MockStage, mock_devices, unpipelined},
+};
+
+/// A random valid program, and a link capacity with which it cannot deadlock.
+fn random_program(random: &mut Stream) -> (Arc<Program>, usize) {
+    let stages = 1 + random.below(5);
+    let devices = 1 + random.below(stages);
+    let micro_batches = 1 + random.below(6);
+    let compute = random_compute(random, stages, devices, micro_batches);
+    let topology = random_topology(random, stages);
+    let program = lower(&compute, &topology, micro_batches).unwrap();
+    let capacity = (1..).find(|&capacity| validate(&program, capacity).is_ok()).unwrap();
+    (Arc::new(program), capacity)
+}
+
+fn random_costs(random: &mut Stream, stages: usize) -> Costs {
+    let mut time = || Nanos(random.below(50) as u64);
+    let stages = (0..stages)
+        .map(|_| StageCost {
+            forward: time(),
+            rematerialize: time(),
+            backward: time(),
+            update: time(),
+            inputs: Bytes(0),
+            activations: Bytes(0),
+        })
+        .collect();
+    Costs { stages, latency: time() }
+}
+
+fn settings(capacity: usize) -> Settings {
+    Settings { link_capacity: capacity, deadline: Duration::from_secs(60), virtual_costs: None }
+}
+
+fn parameters(crew: &mut Crew<MockStage>, program: &Program) -> Vec<u64> {
+    let mut all = vec![0; program.topology.stages];
+    for device in 0..program.devices.len() {
+        let own = crew.visit(DeviceId::from_index(device), |stages| {
+            stages.iter().map(|stage| (stage.stage(), stage.parameter())).collect::<Vec<_>>()
+        });
+        for (stage, parameter) in own.unwrap() {
+            all[stage.index()] = parameter;
+        }
+    }
+    all
+}
+
+fn feeds(program: &Program, feed: u64) -> Vec<Vec<u64>> {
+    let devices = program.devices.len();
+    (0..devices)
+        .map(|d| vec![feed; (d..program.topology.stages).step_by(devices).count()])
+        .collect()
+}
+
+#[test]
+fn oracle_random_programs_equal_the_unpipelined_step() {
+    for seed in 0..300 {
+        let mut random = Stream::new(seed);
+        let (program, capacity) = random_program(&mut random);
+        let topology = Arc::new(program.topology.clone());
+        let devices = mock_devices(&topology, program.devices.len(), None);
+        let mut crew = Crew::spawn(devices, settings(capacity)).unwrap();
+        let ran = crew.run(&program, feeds(&program, seed)).unwrap();
+        let (_, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
+        assert_eq!(parameters(&mut crew, &program), expected, "seed {seed}");
+        // Every action was done, in the program's order.
+        for (list, timed) in program.devices.iter().zip(&ran.timeline.devices) {
+            assert!(list.iter().eq(timed.iter().map(|timed| &timed.action)), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn oracle_named_schedules_agree_with_each_other() {
+    for (k, m) in [(1, 1), (2, 5), (4, 2), (4, 8), (6, 6)] {
+        let topology = Arc::new(Topology::chain(k));
+        let (outputs, expected) = unpipelined(&topology, m, 7).unwrap();
+        for schedule in Schedule::TRAINING {
+            for remat in [Remat::Always, Remat::Never, Remat::UnlessAdjacent] {
+                let compute = remat.apply(&schedule.actions(k, m));
+                let program = Arc::new(lower(&compute, &topology, m).unwrap());
+                let mut crew = Crew::spawn(mock_devices(&topology, k, None), settings(2)).unwrap();
+                let ran = crew.run(&program, feeds(&program, 7)).unwrap();
+                assert_eq!(ran.outcomes, outputs, "{schedule} {remat} K={k} M={m}");
+                assert_eq!(
+                    parameters(&mut crew, &program),
+                    expected,
+                    "{schedule} {remat} K={k} M={m}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn property_on_a_virtual_clock_the_run_is_the_simulation_to_the_nanosecond() {
+    for seed in 0..200 {
+        let mut random = Stream::new(1_000 + seed);
+        let (program, capacity) = random_program(&mut random);
+        let costs = Arc::new(random_costs(&mut random, program.topology.stages));
+        let simulated = simulate(&program, &costs, capacity).unwrap();
+        let topology = Arc::new(program.topology.clone());
+        let run = || {
+            let devices = mock_devices(&topology, program.devices.len(), None);
+            let virtual_costs = Some(Arc::clone(&costs));
+            let settings = Settings { virtual_costs, ..settings(capacity) };
+            let mut crew = Crew::spawn(devices, settings).unwrap();
+            crew.run(&program, feeds(&program, seed)).unwrap().timeline
+        };
+        let first = run();
+        assert_eq!(first.devices, simulated.devices, "seed {seed}");
+        assert_eq!(first.makespan, simulated.makespan, "seed {seed}");
+        assert_eq!(first, run(), "seed {seed}: the same seed is the same run");
+    }
+}
+
+#[test]
+fn oracle_forward_only_gives_the_outputs_and_holds_nothing() {
+    let topology = Arc::new(Topology::chain(3));
+    let program = lower(&Schedule::ForwardOnly.actions(3, 4), &topology, 4).unwrap();
+    let program = Arc::new(program);
+    let mut crew = Crew::spawn(mock_devices(&topology, 3, None), settings(2)).unwrap();
+    let before = parameters(&mut crew, &program);
+    let ran = crew.run(&program, feeds(&program, 7)).unwrap();
+    assert_eq!(ran.outcomes, unpipelined(&topology, 4, 7).unwrap().0);
+    assert_eq!(parameters(&mut crew, &program), before);
+    assert_eq!(ran.outcomes.len(), StageId(3).index());
+}
