@@ -37,10 +37,7 @@ fn check_version(torch: &Path) {
     let says = |name: &str| std::fs::read_to_string(torch.join(name)).unwrap_or_default();
     let (built, python) = (says("build-version"), says("version.py"));
     let found = if built.is_empty() {
-        python
-            .lines()
-            .find_map(|line| line.strip_prefix("__version__ = '"))
-            .unwrap_or_default()
+        python.lines().find_map(|line| line.strip_prefix("__version__ = '")).unwrap_or_default()
     } else {
         built.trim()
     };

@@ -25,7 +25,7 @@ namespace gpipe {
 
 namespace {
 
-constexpr std::size_t kArenas = 1024;
+constexpr std::size_t kArenas = 4096;
 constexpr std::size_t kHeader = 64;      // keeps the payload aligned as ATen wants it
 constexpr std::size_t kKeepMin = 32768;  // smaller blocks never leave glibc's own lists
 constexpr uint64_t kNoCap = ~uint64_t{0};

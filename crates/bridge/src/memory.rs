@@ -4,10 +4,12 @@
 //! there whichever thread frees it. It sees every tensor; it does not see what oneDNN and MKL allocate
 //! for themselves.
 
-use crate::{Result, ffi::bridged};
+use std::sync::{Mutex, PoisonError};
+
+use crate::{Error, Result, ffi::bridged};
 
 /// Number of arenas; arena 0 is where a thread starts.
-pub const ARENAS: u32 = 1024;
+pub const ARENAS: u32 = 4096;
 
 /// What an arena holds, in bytes of tensor payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,6 +31,55 @@ pub struct Refusal {
     pub live: u64,
     /// The arena's cap; `None` when the system itself had no memory left.
     pub cap: Option<u64>,
+}
+
+/// An arena of one's own. Dropping it gives its kept blocks back; it is handed out again once nothing that
+/// was allocated in it lives any more.
+#[derive(Debug)]
+pub struct Arena(u32);
+
+/// Arenas below `next` have been handed out; those in `returned` are free again.
+struct Pool {
+    next: u32,
+    returned: Vec<u32>,
+}
+
+static POOL: Mutex<Pool> = Mutex::new(Pool { next: 1, returned: Vec::new() });
+
+impl Arena {
+    /// An arena that nobody else has, without a cap.
+    ///
+    /// # Errors
+    /// All arenas are in use.
+    pub fn acquire() -> Result<Self> {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        let empty = |&arena: &u32| stats(arena).is_ok_and(|stats| stats.live == 0);
+        let arena = match pool.returned.iter().position(empty) {
+            Some(at) => pool.returned.swap_remove(at),
+            None if pool.next < ARENAS => {
+                pool.next += 1;
+                pool.next - 1
+            }
+            None => return Err(Error(format!("all {ARENAS} memory arenas are in use"))),
+        };
+        reset_peak(arena)?;
+        set_cap(arena, None)?;
+        Ok(Self(arena))
+    }
+
+    /// Its number, for the functions of this module.
+    pub fn id(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // Neither call fails for an arena that exists.
+        let _ = set_cap(self.0, None);
+        let _ = trim(self.0);
+        POOL.lock().unwrap_or_else(PoisonError::into_inner).returned.push(self.0);
+    }
 }
 
 /// Charges this thread's later allocations to `arena` (below [`ARENAS`]).
@@ -81,4 +132,80 @@ pub fn take_refusal() -> Option<Refusal> {
         live: refusal.live,
         cap: (refusal.cap != u64::MAX).then_some(refusal.cap),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+
+    const MIB: i64 = 1 << 18; // float32 elements
+
+    fn floats(elements: i64) -> std::result::Result<Tensor, tch::TchError> {
+        Tensor::f_zeros([elements], (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn oracle_live_and_peak_bytes_are_exact() {
+        let arena = Arena::acquire().unwrap();
+        enter(arena.id()).unwrap();
+        let (a, b) = (floats(MIB).unwrap(), floats(2 * MIB).unwrap());
+        assert_eq!(stats(arena.id()).unwrap(), Stats { live: 3 << 20, peak: 3 << 20, kept: 0 });
+        drop(a);
+        assert_eq!(
+            stats(arena.id()).unwrap(),
+            Stats { live: 2 << 20, peak: 3 << 20, kept: 1 << 20 }
+        );
+        let again = floats(MIB).unwrap(); // reuses the block that was kept
+        assert_eq!(stats(arena.id()).unwrap(), Stats { live: 3 << 20, peak: 3 << 20, kept: 0 });
+        drop((again, b));
+        reset_peak(arena.id()).unwrap();
+        assert_eq!(stats(arena.id()).unwrap(), Stats { live: 0, peak: 0, kept: 3 << 20 });
+        enter(0).unwrap();
+    }
+
+    #[test]
+    fn property_a_block_returns_to_the_arena_it_came_from() {
+        let arena = Arena::acquire().unwrap();
+        enter(arena.id()).unwrap();
+        let tensor = floats(MIB).unwrap();
+        enter(0).unwrap();
+        std::thread::spawn(move || drop(tensor)).join().unwrap();
+        assert_eq!(stats(arena.id()).unwrap(), Stats { live: 0, peak: 1 << 20, kept: 1 << 20 });
+        trim(arena.id()).unwrap();
+        assert_eq!(stats(arena.id()).unwrap().kept, 0);
+    }
+
+    #[test]
+    fn property_live_and_kept_never_exceed_the_highest_live() {
+        let arena = Arena::acquire().unwrap();
+        enter(arena.id()).unwrap();
+        let mut highest = 0;
+        for size in 1..40 {
+            let tensors: Vec<_> =
+                (0..3).map(|i| floats((size * 7919 + i * 104_729) % MIB + 1)).collect();
+            highest = highest.max(stats(arena.id()).unwrap().live);
+            drop(tensors);
+            let Stats { live, kept, .. } = stats(arena.id()).unwrap();
+            assert!(live + kept <= highest, "{live} + {kept} > {highest}");
+        }
+        enter(0).unwrap();
+    }
+
+    #[test]
+    fn fault_over_the_cap_is_an_error_that_says_what_was_asked() {
+        let arena = Arena::acquire().unwrap();
+        set_cap(arena.id(), Some(5 << 20)).unwrap();
+        enter(arena.id()).unwrap();
+        let held = floats(4 * MIB).unwrap();
+        let refused = floats(2 * MIB).unwrap_err().to_string();
+        assert!(refused.contains("out of memory"), "{refused}");
+        let expected = Refusal { requested: 2 << 20, live: 4 << 20, cap: Some(5 << 20) };
+        assert_eq!((take_refusal(), take_refusal()), (Some(expected), None));
+        drop(held);
+        floats(5 * MIB).unwrap();
+        enter(0).unwrap();
+        assert!(enter(ARENAS).is_err());
+    }
 }

@@ -1,1 +1,47 @@
-//! placeholder
+//! Pipeline parallelism with re-materialization for any network that is a sequence of layers
+//! (Huang et al. 2019, "GPipe").
+//!
+//! The number of stages never changes the result, to the bit. In eight lines:
+//!
+//! ```
+//! use gpipe::{Adam, MeanSquaredError, Pipeline, Sequence, TensorSpec, layers::{Activation, Linear}};
+//! use tch::{Device, Kind, Tensor};
+//! let model = Sequence::new().add(Linear::new(8, 32)).add(Activation::Tanh).add(Linear::new(32, 1));
+//! let mut pipeline = Pipeline::builder(model, TensorSpec::new([16, 8], Kind::Float))
+//!     .stages(2).micro_batches(4).loss(MeanSquaredError).optimizer(Adam::default()).build()?;
+//! let x = Tensor::randn([16, 8], (Kind::Float, Device::Cpu));
+//! let report = pipeline.train_step(&x, &x.sum_dim_intlist(1_i64, true, None))?;
+//! println!("loss {:.4}, bubble {:.0}%", report.loss, 100.0 * report.bubble);
+//! # Ok::<(), gpipe::Error>(())
+//! ```
+//!
+//! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
+//! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
+//! - [`Loss`], [`Optimizer`]: to choose from, or to write
+//!
+//! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it, and the
+//! stage here (the seam on libtorch) computes.
+
+mod error;
+pub mod layer;
+pub mod layers;
+mod loss;
+mod optim;
+mod pipeline;
+mod rng;
+mod sequence;
+mod spec;
+mod stage;
+mod value;
+
+pub use error::{Error, LayerError, Result, StageError};
+pub use gpipe_core::{Bytes, Nanos, remat::Remat, schedule::Schedule};
+pub use layer::{Forward, Infer, Init, Layer, ParameterSpec};
+pub use loss::{CrossEntropy, Loss, MeanSquaredError};
+pub use optim::{Adam, Optimizer, Sgd, Update};
+pub use pipeline::{
+    Balance, Device, Evaluation, Pipeline, PipelineBuilder, StageReport, StepReport,
+};
+pub use sequence::Sequence;
+pub use spec::TensorSpec;
+pub use value::{IntoTensors, Value, tensor_bytes};

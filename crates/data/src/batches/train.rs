@@ -1,0 +1,99 @@
+//! Training batches by number.
+//!
+//! ```text
+//! sequence = 4, 14 tokens, the epoch's offset = 3:
+//!
+//!   token    0  1  2  3  4  5  6  7  8  9 10 11 12 13
+//!   window            [0------->|                        inputs 3..7,    targets 4..8
+//!                                [1------->|             inputs 7..11,   targets 8..12
+//!           -------->|                      [2------     inputs 11..15,  targets 12..16, which is round the end
+//! ```
+//!
+//! The sequence is a ring. Without that, an offset would cost some epochs a window, the number of windows before a step
+//! would be a sum over all epochs, and random access would be neither simple nor cheap. The seam is no worse than any
+//! border of documents: the token before it is an end of document.
+
+use super::permutation::Permutation;
+use super::{Batch, check_shape};
+use crate::hash::mix;
+use crate::{Error, Result, TokenSet};
+
+/// What the two uses of (seed, epoch) are told apart by.
+const OFFSET_STREAM: u64 = 1;
+const ORDER_STREAM: u64 = 2;
+
+/// Shuffled windows of a token set. [`TrainBatches::batch`] is a pure function of (tokens, shape, seed, step).
+///
+/// In an epoch each of `tokens / sequence` windows is a sample once; fewer than `sequence` tokens are no target in that
+/// epoch. Each epoch starts the windows at another offset and shuffles them in another way, so that a token is seen in
+/// ever other contexts and none is left out for good. A batch may span two epochs.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainBatches<'a> {
+    tokens: &'a [u32],
+    sequence: usize,
+    mini_batch: usize,
+    seed: u64,
+}
+
+impl<'a> TrainBatches<'a> {
+    /// Batches of `mini_batch` samples of `sequence` tokens.
+    ///
+    /// # Errors
+    /// There are fewer than `sequence + 1` tokens, or the shape is empty or larger than
+    /// [`BATCH_TOKENS_MAX`](crate::BATCH_TOKENS_MAX).
+    pub fn new(
+        tokens: &'a TokenSet,
+        sequence: usize,
+        mini_batch: usize,
+        seed: u64,
+    ) -> Result<Self> {
+        check_shape(mini_batch, sequence)?;
+        let tokens = tokens.tokens.as_slice();
+        if tokens.len() <= sequence {
+            return Err(Error::TooFewTokens { tokens: tokens.len(), needed: sequence + 1 });
+        }
+        Ok(Self { tokens, sequence, mini_batch, seed })
+    }
+
+    /// How many samples an epoch has.
+    pub fn samples_per_epoch(&self) -> u64 {
+        (self.tokens.len() / self.sequence) as u64
+    }
+
+    /// The batch of a step, from 0. Steps may be asked for in any order.
+    pub fn batch(&self, step: u64) -> Batch {
+        let mut batch = Batch::with_capacity(self.mini_batch, self.sequence);
+        // In 128 bits, because steps near the greatest would overflow 64.
+        let first = u128::from(step) * self.mini_batch as u128;
+        for sample in first..first + self.mini_batch as u128 {
+            let start = self.window_start(sample);
+            self.push_window(&mut batch, start);
+        }
+        batch
+    }
+
+    /// The token at which the window of a sample starts; samples are numbered through all epochs.
+    fn window_start(&self, sample: u128) -> usize {
+        let windows = self.samples_per_epoch();
+        let epoch = (sample / u128::from(windows)) as u64; // Only a step beyond 2^64 samples would be cut here.
+        let index = (sample % u128::from(windows)) as u64;
+        let offset = self.key(epoch, OFFSET_STREAM) % self.sequence as u64;
+        let window = Permutation::new(windows, self.key(epoch, ORDER_STREAM)).at(index);
+        // Less than tokens + sequence: no overflow.
+        (window as usize * self.sequence + offset as usize) % self.tokens.len()
+    }
+
+    fn key(&self, epoch: u64, stream: u64) -> u64 {
+        mix(mix(mix(self.seed) ^ epoch) ^ stream)
+    }
+
+    /// Appends the `sequence + 1` tokens from `start`, round the end where need be, as a row.
+    fn push_window(&self, batch: &mut Batch, start: usize) {
+        let from_start = self.tokens.get(start..).unwrap_or_default();
+        let ring = from_start.iter().chain(self.tokens).copied();
+        let window = || ring.clone().map(i64::from);
+        batch.inputs.extend(window().take(self.sequence));
+        batch.targets.extend(window().skip(1).take(self.sequence));
+        batch.samples += 1;
+    }
+}

@@ -1,0 +1,77 @@
+//! Walking folders and reading text.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// No file larger than this is read: 1 GiB. A corpus is held in memory, several times over while it is encoded.
+pub const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// A file under a folder.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Where it is.
+    pub(super) path: PathBuf,
+    /// Its path from the folder walked, with `/` on every system.
+    pub(super) relative: String,
+}
+
+/// Every regular file under `folder`, sorted by relative path. Hidden entries and symbolic links are passed over, so
+/// the walk ends.
+pub(super) fn walk(folder: &Path) -> Result<Vec<Entry>> {
+    let mut found = Vec::new();
+    let mut folders = vec![(folder.to_path_buf(), String::new())];
+    while let Some((folder, prefix)) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
+            let entry = entry.map_err(Error::io("list", &folder))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with('.') {
+                continue;
+            }
+            let path = entry.path();
+            let relative = format!("{prefix}{name}");
+            // `DirEntry::file_type` does not follow links: a link is neither a folder nor a file here.
+            let kind = entry.file_type().map_err(Error::io("read", &path))?;
+            if kind.is_dir() {
+                folders.push((path, relative + "/"));
+            } else if kind.is_file() {
+                found.push(Entry { path, relative });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.relative.cmp(&b.relative));
+    Ok(found)
+}
+
+/// The size of a file; links are followed.
+pub(super) fn size_bytes(path: &Path) -> Result<u64> {
+    let metadata = fs::metadata(path).map_err(Error::io("read", path))?;
+    Ok(metadata.len())
+}
+
+/// The bytes of a file no larger than [`FILE_BYTES_MAX`].
+pub(super) fn bytes(path: &Path) -> Result<Vec<u8>> {
+    let too_large = |bytes| Error::FileTooLarge { path: path.to_path_buf(), bytes };
+    let size = size_bytes(path)?;
+    if size > FILE_BYTES_MAX {
+        return Err(too_large(size));
+    }
+    let file = File::open(path).map_err(Error::io("read", path))?;
+    let mut content = Vec::new();
+    // The file may grow between the two calls: the limit holds for what is read, too.
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content).map_err(Error::io("read", path))?;
+    match content.len() as u64 {
+        read if read > FILE_BYTES_MAX => Err(too_large(read)),
+        _ => Ok(content),
+    }
+}
+
+/// The bytes as text, or where they stop being text.
+pub(super) fn text(path: &Path, bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
+        path: path.to_path_buf(),
+        offset: error.utf8_error().valid_up_to(),
+    })
+}

@@ -1,0 +1,184 @@
+//! What can go wrong, where, and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the dependency that encodes and decodes text.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why text could not be turned into batches. Every message ends in a remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file system refused.
+    #[error("cannot {action} `{}`: {source}; check the path and its permissions", path.display())]
+    Io {
+        /// What was tried: "read", "list" or "write".
+        action: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// A path named by the user is not there.
+    #[error("`{}` does not exist; correct the path or leave it out", path.display())]
+    MissingPath {
+        /// The path as it was named.
+        path: PathBuf,
+    },
+
+    /// A path named by the user is a socket, a device or another thing without an end.
+    #[error("`{}` is neither a regular file nor a folder; name files of text", path.display())]
+    NotAFile {
+        /// The path as it was named.
+        path: PathBuf,
+    },
+
+    /// The lock file is not one that Cargo wrote.
+    #[error("`{}` is not a usable Cargo.lock: {reason}; run `cargo generate-lockfile` to write it anew", path.display())]
+    LockFile {
+        /// The lock file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// Not enough crates of the lock file have sources on disk.
+    #[error(
+        "{usable} of the {locked} registry crates in `{}` have Rust sources under `{}`, and 2 are needed (one to train \
+         on, one to validate on); run `cargo fetch` beside the lock file, or check the folder",
+        lock.display(), registry.display()
+    )]
+    NoSources {
+        /// The lock file.
+        lock: PathBuf,
+        /// The folder searched.
+        registry: PathBuf,
+        /// How many crates the lock file takes from a registry.
+        locked: usize,
+        /// How many of those have usable sources on disk.
+        usable: usize,
+    },
+
+    /// A file is not text.
+    #[error(
+        "`{}` is not UTF-8: invalid byte at offset {offset}; convert it (for example with `iconv -t UTF-8`) or leave \
+         it out", path.display()
+    )]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file the first invalid byte is, from 0.
+        offset: usize,
+    },
+
+    /// A file would not fit in memory beside everything else.
+    #[error(
+        "`{}` has {bytes} bytes and the limit for one file is {}; split it",
+        path.display(), crate::FILE_BYTES_MAX
+    )]
+    FileTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+
+    /// One side of the split has no text.
+    #[error(
+        "there are {train_bytes} bytes of text to train on and {validation_bytes} to validate on, and both sides need \
+         some; name more text, or raise the limits"
+    )]
+    NoText {
+        /// Bytes of training text, after the limits.
+        train_bytes: u64,
+        /// Bytes of validation text, after the limits.
+        validation_bytes: u64,
+    },
+
+    /// A limit that lets nothing through.
+    #[error("the limit {limit} is 0, which leaves no text; raise it")]
+    ZeroLimit {
+        /// Name of the field of [`Limits`](crate::Limits).
+        limit: &'static str,
+    },
+
+    /// A vocabulary that cannot be.
+    #[error(
+        "a vocabulary of {asked} tokens is out of range; ask for {} (256 bytes and the end of a document) to {}",
+        crate::VOCABULARY_MIN,
+        crate::VOCABULARY_MAX
+    )]
+    Vocabulary {
+        /// The size asked for.
+        asked: usize,
+    },
+
+    /// The dependency that encodes and decodes failed.
+    #[error("cannot {action}: {source}; train the tokenizer again, and report this if it persists")]
+    Tokenizer {
+        /// What was tried.
+        action: &'static str,
+        /// What the dependency said.
+        source: BoxError,
+    },
+
+    /// A tokenizer file that is damaged or of another kind.
+    #[error("`{}` is not a byte-level BPE tokenizer of this crate: {reason}; train and save it again", path.display())]
+    TokenizerFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A token that the vocabulary does not have.
+    #[error(
+        "token {token} is outside of the vocabulary of {vocabulary} tokens; decode with the tokenizer that encoded"
+    )]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocabulary: usize,
+    },
+
+    /// Too little text for one window.
+    #[error(
+        "there are {tokens} tokens and a window needs {needed}; add text, or use shorter sequences"
+    )]
+    TooFewTokens {
+        /// How many tokens there are.
+        tokens: usize,
+        /// How many a window needs.
+        needed: usize,
+    },
+
+    /// A batch of no samples, of no tokens or of too many tokens.
+    #[error(
+        "a batch of {mini_batch} samples of {sequence} tokens is out of range; use 1 to {} tokens in all",
+        crate::BATCH_TOKENS_MAX
+    )]
+    BatchShape {
+        /// Samples per mini-batch.
+        mini_batch: usize,
+        /// Tokens per sample.
+        sequence: usize,
+    },
+}
+
+impl Error {
+    /// For `map_err`: an [`Error::Io`] that names what was tried and where.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        move |source| Error::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// For `map_err`: an [`Error::Tokenizer`] that names what was tried.
+    pub(crate) fn tokenizer(action: &'static str) -> impl FnOnce(BoxError) -> Error {
+        move |source| Error::Tokenizer { action, source }
+    }
+}

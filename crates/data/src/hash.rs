@@ -1,0 +1,80 @@
+//! Hashing that stays the same across machines, compilers and releases.
+//!
+//! The standard library's hasher promises none of that, and both the split of a corpus and the order of batches hang
+//! on it. Nothing here resists an attacker: these are shuffles, not signatures.
+
+/// Offset basis and prime of 64-bit FNV-1a (Fowler, Noll, Vo).
+const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+
+/// Increment of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// An FNV-1a hash being built, with a mixing step at its end.
+pub(crate) struct StableHasher(u64);
+
+impl StableHasher {
+    pub(crate) fn new() -> Self {
+        Self(FNV_BASIS)
+    }
+
+    /// Adds a field. Its length goes first, so that ("ab", "c") and ("a", "bc") differ.
+    pub(crate) fn field(&mut self, bytes: &[u8]) {
+        self.bytes(&(bytes.len() as u64).to_le_bytes());
+        self.bytes(bytes);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(FNV_PRIME);
+        }
+    }
+
+    /// FNV's low bits are weak for short names, and `% n` uses the low bits: hence the mixing.
+    pub(crate) fn finish(&self) -> u64 {
+        mix(self.0)
+    }
+}
+
+/// Stable hash of one name.
+pub(crate) fn stable(name: &str) -> u64 {
+    let mut hasher = StableHasher::new();
+    hasher.field(name.as_bytes());
+    hasher.finish()
+}
+
+/// SplitMix64's step: a bijection on 64 bits under which neighbours become unrelated.
+pub(crate) fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(GOLDEN_GAMMA);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_splitmix64_reference_values() {
+        // First outputs of the reference implementation seeded with 0 and with 1234567.
+        assert_eq!(mix(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(mix(1_234_567), 6_457_827_717_110_365_317);
+    }
+
+    #[test]
+    fn regression_names_hash_as_they_always_did() {
+        // A change here silently moves crates between training and validation: do not update this value lightly.
+        assert_eq!(stable("serde"), 4_940_762_347_046_483_146);
+    }
+
+    #[test]
+    fn regression_fields_do_not_run_together() {
+        let of = |fields: [&str; 2]| {
+            let mut hasher = StableHasher::new();
+            fields.iter().for_each(|f| hasher.field(f.as_bytes()));
+            hasher.finish()
+        };
+        assert_ne!(of(["ab", "c"]), of(["a", "bc"]));
+    }
+}

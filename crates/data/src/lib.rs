@@ -1,0 +1,55 @@
+//! Text data for training a language model, from files to batches.
+//!
+//! ```text
+//!  files ──► Corpus ──► Tokenizer ──► TokenSet ──► TrainBatches / ValidationBatches
+//!       [1]        [2]           [3]          [4]
+//! ```
+//!
+//! 1. [`Corpus`]: documents read from disk, split into training and validation, capped.
+//! 2. [`Tokenizer`]: byte-level BPE learned from the training documents; lossless on any UTF-8.
+//! 3. [`TokenSet`]: all documents as one sequence of tokens, with the bytes they stand for.
+//! 4. [`TrainBatches`], [`ValidationBatches`]: windows of that sequence.
+//!
+//! Everything here is a pure function of (files, configuration, seed): no clock, no threads, no environment, no global
+//! random state. The obvious design - a shuffling iterator - is deliberately absent: an iterator that remembers where
+//! it is cannot be resumed after a crash without saving its state, and two ranks cannot agree on a batch without
+//! talking. [`TrainBatches::batch`] is random access instead.
+//!
+//! Also absent: tensors (a [`Batch`] holds plain `Vec<i64>`), downloads and caches
+//! ([`Corpus::fingerprint`] is a key for a cache that others may keep).
+//!
+//! ```
+//! use gpipe_data::{Document, TokenSet, Tokenizer, TrainBatches};
+//!
+//! # fn main() -> gpipe_data::Result<()> {
+//! let documents = vec![Document {
+//!     name: "rain.txt".into(),
+//!     text: "the rain in Spain stays mainly in the plain\n".repeat(20),
+//! }];
+//! let tokenizer = Tokenizer::train(&documents, 300)?;
+//! let tokens = TokenSet::encode(&tokenizer, &documents)?;
+//!
+//! let batches = TrainBatches::new(&tokens, 8, 2, 42)?;
+//! let batch = batches.batch(1_000); // No need to ask for the 1,000 batches before it.
+//! assert_eq!((batch.samples, batch.sequence), (2, 8));
+//! assert_eq!(batch.inputs[1..8], batch.targets[..7]); // Targets are inputs, one token later.
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod batches;
+mod corpus;
+mod error;
+mod hash;
+mod tokenizer;
+mod tokens;
+
+pub use batches::{BATCH_TOKENS_MAX, Batch, IGNORE, TrainBatches, ValidationBatches};
+pub use corpus::{Corpus, Document, FILE_BYTES_MAX, Limits};
+pub use error::{Error, Result};
+pub use tokenizer::{
+    END_OF_DOCUMENT, TRAINING_BYTES_MAX, Tokenizer, VOCABULARY_MAX, VOCABULARY_MIN,
+};
+pub use tokens::TokenSet;

@@ -1,0 +1,111 @@
+//! Reading a saved tokenizer.
+//!
+//! The format is the dependency's JSON, so other tools can read it. Reading does not go through the dependency: its
+//! reader accepts tokenizers that are not lossless, and panics on some damaged files. Instead the vocabulary and the
+//! merges are taken out and checked, and the tokenizer is assembled as it is after training.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde_json::Value;
+
+use super::merges::{Learned, Pair};
+use super::{END_OF_DOCUMENT, VOCABULARY_MAX, VOCABULARY_MIN, alphabet};
+
+/// The vocabulary and merges of a tokenizer's JSON, or what is wrong with it.
+pub(super) fn parse(json: &str) -> Result<Learned, String> {
+    let root: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    check_kind(&root)?;
+    let tokens = tokens(&root)?;
+    check_tokens(&tokens)?;
+    let merges = merges(&root, &tokens)?;
+    Ok(Learned { tokens, merges })
+}
+
+/// Everything that [`super::Tokenizer::assemble`] sets must be set so in the file: else it would read as one tokenizer
+/// and encode as another.
+fn check_kind(root: &Value) -> Result<(), String> {
+    let expected = [
+        ("/model/type", Value::from("BPE")),
+        ("/pre_tokenizer/type", Value::from("ByteLevel")),
+        ("/pre_tokenizer/add_prefix_space", Value::from(false)),
+        ("/pre_tokenizer/use_regex", Value::from(true)),
+        ("/decoder/type", Value::from("ByteLevel")),
+        ("/normalizer", Value::Null),
+        ("/post_processor", Value::Null),
+        ("/model/dropout", Value::Null),
+        ("/model/unk_token", Value::Null),
+        ("/model/continuing_subword_prefix", Value::Null),
+        ("/model/end_of_word_suffix", Value::Null),
+        ("/model/byte_fallback", Value::from(false)),
+        ("/model/ignore_merges", Value::from(false)),
+    ];
+    for (pointer, value) in expected {
+        let found = root.pointer(pointer).unwrap_or(&Value::Null);
+        if *found != value {
+            return Err(format!("{pointer} is {found} and must be {value}"));
+        }
+    }
+    let added = root.get("added_tokens").and_then(Value::as_array);
+    match added.map(Vec::as_slice) {
+        Some([token]) if token.get("content") == Some(&Value::from(END_OF_DOCUMENT)) => Ok(()),
+        _ => Err(format!("its one added token must be {END_OF_DOCUMENT}")),
+    }
+}
+
+/// The tokens by id. The ids are a model's rows: they must run from 0 without a gap.
+fn tokens(root: &Value) -> Result<Vec<String>, String> {
+    let vocabulary = root.pointer("/model/vocab").and_then(Value::as_object);
+    let vocabulary = vocabulary.ok_or("it has no vocabulary")?;
+    let by_id: BTreeMap<Option<u64>, &String> =
+        vocabulary.iter().map(|(text, id)| (id.as_u64(), text)).collect();
+    let ids = by_id.keys().copied();
+    if by_id.len() != vocabulary.len() || !ids.eq((0..vocabulary.len() as u64).map(Some)) {
+        return Err("the ids of its tokens are not 0, 1, 2, ... without gaps".to_owned());
+    }
+    Ok(by_id.into_values().cloned().collect())
+}
+
+fn check_tokens(tokens: &[String]) -> Result<(), String> {
+    let count = tokens.len();
+    if !(VOCABULARY_MIN..=VOCABULARY_MAX).contains(&count) {
+        return Err(format!("its vocabulary has {count} tokens"));
+    }
+    let texts: HashSet<&str> = tokens.iter().map(String::as_str).collect();
+    let mut byte_texts = alphabet::byte_chars().into_iter().map(String::from);
+    if !byte_texts.all(|text| texts.contains(text.as_str())) {
+        return Err("its vocabulary lacks some of the 256 bytes".to_owned());
+    }
+    if !texts.contains(END_OF_DOCUMENT) {
+        return Err(format!("its vocabulary lacks {END_OF_DOCUMENT}"));
+    }
+    Ok(())
+}
+
+fn merges(root: &Value, tokens: &[String]) -> Result<Vec<Pair>, String> {
+    let merges = root.pointer("/model/merges").and_then(Value::as_array);
+    let ids: BTreeMap<&str, u32> = tokens.iter().map(String::as_str).zip(0..).collect();
+    let id = |text: &str| ids.get(text).copied();
+    let mut pairs = Vec::new();
+    for merge in merges.ok_or("it has no merges")? {
+        let (a, b) = halves(merge).ok_or_else(|| format!("{merge} is not a merge"))?;
+        let joined = format!("{a}{b}");
+        // A text that contains the special token's characters must not become the special token.
+        match (id(a), id(b), id(&joined)) {
+            (Some(a), Some(b), Some(_)) if joined != END_OF_DOCUMENT => pairs.push((a, b)),
+            _ => return Err(format!("the merge {merge} does not fit its vocabulary")),
+        }
+    }
+    Ok(pairs)
+}
+
+/// A merge is `["a", "b"]`, or `"a b"` in older files.
+fn halves(merge: &Value) -> Option<(&str, &str)> {
+    match merge {
+        Value::String(text) => text.split_once(' '),
+        Value::Array(halves) => match halves.as_slice() {
+            [a, b] => Some((a.as_str()?, b.as_str()?)),
+            _ => None,
+        },
+        _ => None,
+    }
+}

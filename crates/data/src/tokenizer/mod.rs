@@ -1,0 +1,162 @@
+//! Text to tokens and back: byte-level BPE.
+//!
+//! - `alphabet`: the characters that stand for bytes;
+//! - `words`: what merges never cross, counted;
+//! - `merges`: learning them;
+//! - `pieces`: long texts cut for encoding;
+//! - `file`: reading a saved tokenizer.
+//!
+//! Encoding and decoding are the `tokenizers` crate's. Its batch functions, which start threads and read the
+//! environment, are not called.
+
+mod alphabet;
+mod file;
+mod merges;
+mod pieces;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::fs;
+use std::path::Path;
+
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, NormalizerWrapper, TokenizerImpl};
+
+use crate::{Document, Error, Result};
+use merges::Learned;
+pub use words::TRAINING_BYTES_MAX;
+
+/// The text of the token that follows each document. It is a name only: the same characters in a document are encoded
+/// as ordinary text.
+pub const END_OF_DOCUMENT: &str = "<|end|>";
+
+/// The least vocabulary: 256 bytes and the end of a document.
+pub const VOCABULARY_MIN: usize = 257;
+
+/// The greatest vocabulary: 2^20 tokens, several times what large models use.
+pub const VOCABULARY_MAX: usize = 1 << 20;
+
+type Inner = TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLevel>;
+
+/// A byte-level BPE tokenizer. Any UTF-8 text is encoded and decoded without loss, seen in training or not.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: Inner,
+    vocabulary: usize,
+    end_of_document: u32,
+}
+
+impl Tokenizer {
+    /// Learns a tokenizer of up to `vocabulary` tokens from documents. The same documents, in any order of calls and on
+    /// any machine, give the same tokenizer, byte for byte.
+    ///
+    /// A corpus in which too few pairs repeat gives fewer tokens: see [`Tokenizer::vocabulary`]. Of a corpus larger
+    /// than [`TRAINING_BYTES_MAX`] an even sample of its lines is used.
+    ///
+    /// # Errors
+    /// `vocabulary` is not in [`VOCABULARY_MIN`]`..=`[`VOCABULARY_MAX`].
+    pub fn train(documents: &[Document], vocabulary: usize) -> Result<Tokenizer> {
+        if !(VOCABULARY_MIN..=VOCABULARY_MAX).contains(&vocabulary) {
+            return Err(Error::Vocabulary { asked: vocabulary });
+        }
+        let words = words::count(documents)?;
+        Self::assemble(merges::learn(&words, vocabulary, END_OF_DOCUMENT))
+    }
+
+    /// Builds the dependency's tokenizer around a vocabulary that contains [`END_OF_DOCUMENT`].
+    fn assemble(learned: Learned) -> Result<Tokenizer> {
+        let Learned { tokens, merges } = learned;
+        let text = |id: u32| tokens.get(id as usize).cloned().unwrap_or_default();
+        let merges = merges.iter().map(|&(a, b)| (text(a), text(b))).collect();
+        let ids: Vocab = tokens.iter().cloned().zip(0..).collect();
+        let end_of_document = ids.get(END_OF_DOCUMENT).copied().unwrap_or_default();
+        let model = BPE::builder()
+            .vocab_and_merges(ids, merges)
+            .build()
+            .map_err(Error::tokenizer("build the tokenizer"))?;
+
+        let bytes = ByteLevel::new(false, false, true); // No prefix space, no trimming, cut into words.
+        let mut inner = Inner::new(model);
+        inner.with_pre_tokenizer(Some(bytes));
+        inner.with_decoder(Some(bytes));
+        inner
+            .add_special_tokens([AddedToken::from(END_OF_DOCUMENT, true)])
+            .map_err(Error::tokenizer("add the end of a document"))?;
+        // A document about tokenizers may contain "<|end|>": that is text, not the end of the document.
+        inner.set_encode_special_tokens(true);
+        Ok(Tokenizer { inner, vocabulary: tokens.len(), end_of_document })
+    }
+
+    /// Reads a tokenizer that [`Tokenizer::save`] wrote.
+    ///
+    /// # Errors
+    /// The file is missing, damaged, or of a tokenizer that is not lossless or has other special tokens.
+    pub fn load(path: &Path) -> Result<Tokenizer> {
+        let json = fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let learned = file::parse(&json)
+            .map_err(|reason| Error::TokenizerFile { path: path.to_path_buf(), reason })?;
+        Self::assemble(learned)
+    }
+
+    /// Writes the tokenizer as JSON of the `tokenizers` library. The file appears whole or not at all: it is written
+    /// beside its place and renamed.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let json = self.to_json()?;
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = Path::new(&partial);
+        fs::write(partial, json).map_err(Error::io("write", partial))?;
+        fs::rename(partial, path).map_err(Error::io("write", path))
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.inner.to_string(false).map_err(Error::tokenizer("write the tokenizer as JSON"))
+    }
+
+    /// The tokens of a text. The end of a document is not among them.
+    ///
+    /// # Errors
+    /// The dependency fails; no text is known for which it does.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_pieces(text, pieces::PIECE_BYTES)
+    }
+
+    fn encode_pieces(&self, text: &str, piece_bytes: usize) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        for piece in pieces::pieces(text, piece_bytes) {
+            let encoding =
+                self.inner.encode_fast(piece, false).map_err(Error::tokenizer("encode a text"))?;
+            tokens.extend_from_slice(encoding.get_ids());
+        }
+        Ok(tokens)
+    }
+
+    /// The text of tokens. The end of a document reads [`END_OF_DOCUMENT`]. Tokens that were cut within a character
+    /// read U+FFFD there; what [`Tokenizer::encode`] gave reads as it was.
+    ///
+    /// # Errors
+    /// A token is outside of the vocabulary.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        // The dependency passes unknown tokens over in silence.
+        let unknown = |token: &&u32| **token as usize >= self.vocabulary;
+        if let Some(&token) = tokens.iter().find(unknown) {
+            return Err(Error::UnknownToken { token, vocabulary: self.vocabulary });
+        }
+        self.inner.decode(tokens, false).map_err(Error::tokenizer("decode tokens"))
+    }
+
+    /// The token that follows each document in a [`TokenSet`](crate::TokenSet).
+    pub fn end_of_document(&self) -> u32 {
+        self.end_of_document
+    }
+
+    /// How many tokens there are; all ids are less. At most what was asked for in training.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+}

@@ -1,0 +1,143 @@
+//! Families: `oracle_` the dependency's own trainer and whole-text encoding agree; `property_` lossless;
+//! `fault_` damaged files are refused, not believed.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use tokenizers::models::bpe::BpeTrainer;
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
+
+use super::*;
+
+const PROSE: &str = "fn main() {\n    let value = compute(value);\n    println!(\"{value}\");\n}\n\
+    // It's the value that we'd computed: naïve, 漢字 and 3.14159.\nfn compute(value: u32) -> u32 { value * 2 }\n";
+
+/// Varied enough text that hundreds of merges are learned.
+fn documents() -> Vec<Document> {
+    let sources = [
+        include_str!("merges.rs"),
+        include_str!("mod.rs"),
+        include_str!("../corpus/split.rs"),
+        PROSE,
+    ];
+    let document = |text: &&str| Document { name: "source".into(), text: (*text).into() };
+    sources.iter().map(document).collect()
+}
+
+/// What the dependency's trainer learns from the same text.
+fn theirs(documents: &[Document], vocabulary: usize) -> String {
+    let mut alphabet = HashSet::new();
+    alphabet.extend(ByteLevel::alphabet());
+    let mut trainer: TrainerWrapper = BpeTrainer::builder()
+        .show_progress(false)
+        .vocab_size(vocabulary)
+        .min_frequency(2)
+        .initial_alphabet(alphabet)
+        .special_tokens(vec![AddedToken::from(END_OF_DOCUMENT, true)])
+        .build()
+        .into();
+    let bytes = ByteLevel::new(false, false, true);
+    let mut tokenizer = tokenizers::Tokenizer::new(ModelWrapper::BPE(BPE::default()));
+    tokenizer.with_pre_tokenizer(Some(bytes));
+    tokenizer.with_decoder(Some(bytes));
+    let texts = documents.iter().map(|document| document.text.as_str());
+    tokenizer.train(&mut trainer, texts).unwrap();
+    tokenizer.to_string(false).unwrap()
+}
+
+#[test]
+fn oracle_training_equals_the_dependencys() {
+    let documents = documents();
+    for vocabulary in [257, 300, 700] {
+        let ours = Tokenizer::train(&documents, vocabulary).unwrap();
+        assert_eq!(ours.vocabulary(), vocabulary);
+        assert_eq!(ours.to_json().unwrap(), theirs(&documents, vocabulary));
+    }
+}
+
+#[test]
+fn property_training_twice_gives_the_same_bytes() {
+    // Each hash map of the standard library is seeded anew, so two runs in one process suffice.
+    let documents = documents();
+    let json = |_| Tokenizer::train(&documents, 600).unwrap().to_json().unwrap();
+    let all: Vec<_> = (0..3).map(json).collect();
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0], all[2]);
+}
+
+#[test]
+fn oracle_pieces_encode_as_the_whole() {
+    let tokenizer = Tokenizer::train(&documents(), 600).unwrap();
+    for document in documents() {
+        let whole = tokenizer.encode_pieces(&document.text, usize::MAX).unwrap();
+        let cut = tokenizer.encode_pieces(&document.text, 3000).unwrap();
+        assert!(document.text.len() < 3000 || pieces::pieces(&document.text, 3000).count() > 1);
+        assert_eq!(whole, cut);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        rng_seed: RngSeed::Fixed(5),
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(150)
+    })]
+
+    #[test]
+    fn property_pieces_make_the_text(text in "[a-c \n漢]{0,80}", piece_bytes in 0usize..20) {
+        let pieces: Vec<_> = pieces::pieces(&text, piece_bytes).collect();
+        prop_assert_eq!(pieces.concat(), text.as_str());
+        prop_assert!(pieces.iter().all(|piece| piece.len() <= piece_bytes.max(4)));
+    }
+
+    #[test]
+    fn property_seams_change_no_token(
+        text in "([ab'=.é1]{1,5}(\n|\r\n|[ \t\n\u{a0}]{1,3})){1,20}", piece_bytes in 16usize..40,
+    ) {
+        // 16 bytes hold the longest run of either kind and the seam after it.
+        prop_assert_eq!(
+            small().encode_pieces(&text, piece_bytes).unwrap(),
+            small().encode_pieces(&text, usize::MAX).unwrap()
+        );
+    }
+
+    #[test]
+    fn property_any_text_round_trips(text in any::<String>(), code in "[a-zA-Z_(){};'\"<|>\\s]{0,200}") {
+        for text in [text, code] {
+            let tokens = small().encode(&text).unwrap();
+            prop_assert!(tokens.iter().all(|&token| (token as usize) < small().vocabulary()));
+            prop_assert_eq!(small().decode(&tokens).unwrap(), text);
+        }
+    }
+}
+
+/// Trained once: proptest asks for it hundreds of times.
+fn small() -> &'static Tokenizer {
+    static SMALL: std::sync::LazyLock<Tokenizer> =
+        std::sync::LazyLock::new(|| Tokenizer::train(&documents(), 400).unwrap());
+    &SMALL
+}
+
+#[test]
+fn fault_files_of_another_kind_are_refused() {
+    let good = small().to_json().unwrap();
+    assert!(file::parse(&good).is_ok());
+    let refused = |from: &str, to: &str| {
+        let bad = good.replacen(from, to, 1);
+        assert_ne!(bad, good, "{from} is not in the file");
+        file::parse(&bad).err().expect(from)
+    };
+    assert!(refused("\"add_prefix_space\":false", "\"add_prefix_space\":true").contains("prefix"));
+    assert!(refused("\"dropout\":null", "\"dropout\":0.5").contains("dropout"));
+    assert!(refused("\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}").contains("NFC"));
+    assert!(refused("\"content\":\"<|end|>\"", "\"content\":\"<eos>\"").contains("added token"));
+    assert!(refused("\"!\":1,", "\"!\":100000,").contains("gaps"));
+    assert!(refused("\"!\":1,", "\"no\":1,").contains("256 bytes"));
+    // The dependency's own reader panics on this one: the joined text is longer than any token.
+    let long = "x".repeat(200);
+    assert!(refused("\"merges\":[", &format!("\"merges\":[[\"{long}\",\"y\"],")).contains("merge"));
+    assert!(refused("\"merges\":[", "\"merges\":[7,").contains("7 is not a merge"));
+    assert!(file::parse(&good[..good.len() / 2]).is_err());
+    assert!(file::parse("[]").is_err());
+}

@@ -1,0 +1,162 @@
+//! Corpora from files and folders of the user. Families: `property_`, `oracle_`, `regression_`, `fault_`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpipe_data::{Corpus, Document, Error, Limits};
+use tempfile::TempDir;
+
+fn folder(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, bytes) in files {
+        let path = folder.path().join("texts").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    folder
+}
+
+fn many(count: usize) -> TempDir {
+    let names: Vec<_> = (0..count).map(|i| format!("{i}.txt")).collect();
+    let file = |name: &'_ String| -> (String, Vec<u8>) {
+        (name.clone(), format!("text of {name}\n").into())
+    };
+    let files: Vec<_> = names.iter().map(file).collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(n, t)| (n.as_str(), t.as_slice())).collect();
+    folder(&files)
+}
+
+fn read(paths: &[&Path]) -> Result<Corpus, Error> {
+    let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+    Corpus::from_paths(&paths, &Limits::default())
+}
+
+fn names(documents: &[Document]) -> BTreeSet<&str> {
+    documents.iter().map(|d| d.name.as_str()).collect()
+}
+
+#[test]
+fn property_many_documents_are_split_by_document() {
+    let folder = many(100);
+    let corpus = read(&[&folder.path().join("texts")]).unwrap();
+    let (train, validation) = (names(&corpus.train), names(&corpus.validation));
+    assert!(train.is_disjoint(&validation));
+    assert_eq!(train.len() + validation.len(), 100);
+    assert!((4..=20).contains(&validation.len()), "{}", validation.len());
+    assert!(train.iter().all(|name| name.starts_with("texts/")));
+}
+
+#[test]
+fn property_a_document_more_moves_no_other() {
+    let (fewer, more) = (many(100), many(101));
+    let fewer = read(&[&fewer.path().join("texts")]).unwrap();
+    let more = read(&[&more.path().join("texts")]).unwrap();
+    assert!(names(&fewer.train).is_subset(&names(&more.train)));
+    assert!(names(&fewer.validation).is_subset(&names(&more.validation)));
+}
+
+#[test]
+fn property_few_documents_give_their_tails() {
+    let text = "a line of text\n".repeat(100);
+    let folder = folder(&[("a.txt", text.as_bytes()), ("b/c.txt", text.as_bytes())]);
+    let corpus = read(&[&folder.path().join("texts")]).unwrap();
+    assert_eq!((corpus.train.len(), corpus.validation.len()), (2, 2));
+    for (head, tail) in corpus.train.iter().zip(&corpus.validation) {
+        assert_eq!(head.text.clone() + &tail.text, text);
+        assert_eq!(tail.text.len(), 150);
+        assert_eq!(tail.name, format!("{} (tail)", head.name));
+    }
+}
+
+#[test]
+fn property_limits_hold() {
+    let folder = many(200); // About 16 bytes each
+    let limits = Limits { train_bytes: 500, validation_bytes: 50, ..Limits::default() };
+    let corpus = Corpus::from_paths(&[folder.path().join("texts")], &limits).unwrap();
+    for (side, limit) in [(&corpus.train, 500), (&corpus.validation, 50)] {
+        let bytes: usize = side.iter().map(|d| d.text.len()).sum();
+        assert!((limit - 20..=limit).contains(&bytes), "{bytes} of {limit}");
+    }
+    assert!(names(&corpus.train).iter().any(|name| *name > "texts/5"));
+}
+
+#[test]
+fn oracle_hidden_binary_and_empty_files_are_passed_over() {
+    let text = "line\n".repeat(20);
+    let folder = folder(&[
+        ("kept.txt", text.as_bytes()),
+        (".hidden", b"hidden"),
+        (".git/config", b"hidden"),
+        ("image", b"PNG\0\xff"),
+        ("empty.txt", b""),
+    ]);
+    let texts = folder.path().join("texts");
+    let corpus = read(&[&texts]).unwrap();
+    assert_eq!(names(&corpus.train), BTreeSet::from(["texts/kept.txt"]));
+    // What is named directly is read, hidden or not.
+    let corpus = read(&[&texts.join("kept.txt"), &texts.join(".hidden")]).unwrap();
+    assert_eq!(names(&corpus.train), BTreeSet::from([".hidden", "kept.txt"]));
+}
+
+#[cfg(unix)]
+#[test]
+fn oracle_links_in_folders_are_not_followed() {
+    let text = "line\n".repeat(20);
+    let folder = folder(&[("a.txt", text.as_bytes())]);
+    let texts = folder.path().join("texts");
+    std::os::unix::fs::symlink(texts.join("a.txt"), texts.join("b.txt")).unwrap();
+    std::os::unix::fs::symlink(&texts, texts.join("loop")).unwrap();
+    assert_eq!(read(&[&texts]).unwrap().train.len(), 1);
+    // A link that is named directly is.
+    let corpus = read(&[&texts.join("b.txt")]).unwrap();
+    assert_eq!(names(&corpus.train), BTreeSet::from(["b.txt"]));
+}
+
+#[test]
+fn regression_a_file_named_twice_counts_once() {
+    let folder = many(20);
+    let texts = folder.path().join("texts");
+    let once = read(&[&texts]).unwrap();
+    let twice = read(&[&texts, &texts.join("3.txt"), &texts.join("../texts")]).unwrap();
+    assert_eq!(once, twice);
+}
+
+#[test]
+fn fault_missing_paths_are_named() {
+    let error = read(&[Path::new("no/such/file.txt")]).unwrap_err();
+    assert!(matches!(error, Error::MissingPath { .. }));
+    assert!(error.to_string().contains("no/such/file.txt"), "{error}");
+}
+
+#[test]
+fn fault_not_utf8_tells_file_and_offset() {
+    let folder = folder(&[("bad.txt", b"na\xefve\n"), ("good.txt", b"good\n")]);
+    let texts = folder.path().join("texts");
+    for path in [&texts, &texts.join("bad.txt")] {
+        let error = read(&[path]).unwrap_err();
+        assert!(matches!(error, Error::NotUtf8 { offset: 2, .. }));
+        let message = error.to_string();
+        assert!(message.contains("bad.txt") && message.contains("offset 2"), "{message}");
+    }
+}
+
+#[test]
+fn fault_a_binary_file_named_directly_is_not_passed_over() {
+    let folder = folder(&[("image", b"PNG\0\xff")]);
+    let error = read(&[&folder.path().join("texts/image")]).unwrap_err();
+    assert!(matches!(error, Error::NotUtf8 { offset: 4, .. }), "{error}");
+}
+
+#[test]
+fn fault_no_text() {
+    let folder = folder(&[("empty.txt", b""), ("short.txt", b"x")]);
+    let texts = folder.path().join("texts");
+    let nothing = read(&[]).unwrap_err();
+    assert!(matches!(nothing, Error::NoText { train_bytes: 0, validation_bytes: 0 }), "{nothing}");
+    let empty = read(&[&texts.join("empty.txt")]).unwrap_err();
+    assert!(matches!(empty, Error::NoText { .. }), "{empty}");
+    let short = read(&[&texts.join("short.txt")]).unwrap_err();
+    assert!(matches!(short, Error::NoText { train_bytes: 1, validation_bytes: 0 }), "{short}");
+    assert!(short.to_string().contains("name more text"), "{short}");
+}

@@ -1,0 +1,113 @@
+//! The tokenizer as its users see it. Families: `oracle_`, `regression_`, `fault_`.
+
+use gpipe_data::{Document, END_OF_DOCUMENT, Error, TokenSet, Tokenizer};
+
+fn documents() -> Vec<Document> {
+    let text = include_str!("../src/corpus/mod.rs");
+    let half = text.floor_char_boundary(text.len() / 2);
+    [&text[..half], &text[half..]]
+        .iter()
+        .map(|text| Document { name: "source".into(), text: (*text).into() })
+        .collect()
+}
+
+#[test]
+fn regression_save_and_load_keep_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("a.json"), folder.path().join("b.json"));
+    let trained = Tokenizer::train(&documents(), 400).unwrap();
+    trained.save(&first).unwrap();
+    let loaded = Tokenizer::load(&first).unwrap();
+    loaded.save(&second).unwrap();
+
+    assert_eq!(std::fs::read(&first).unwrap(), std::fs::read(&second).unwrap());
+    assert_eq!(loaded.vocabulary(), trained.vocabulary());
+    assert_eq!(loaded.end_of_document(), trained.end_of_document());
+    let text = "a text with <|end|> in it\n";
+    assert_eq!(loaded.encode(text).unwrap(), trained.encode(text).unwrap());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2); // No partial file stays.
+}
+
+#[test]
+fn oracle_the_library_reads_our_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let ours = Tokenizer::train(&documents(), 400).unwrap();
+    ours.save(&path).unwrap();
+    let theirs = tokenizers::Tokenizer::from_file(&path).unwrap();
+    let text = &documents()[0].text;
+    let encoding = theirs.encode(text.as_str(), false).unwrap();
+    assert_eq!(encoding.get_ids(), ours.encode(text).unwrap());
+    assert_eq!(theirs.token_to_id(END_OF_DOCUMENT), Some(ours.end_of_document()));
+}
+
+#[test]
+fn regression_the_end_of_a_document_cannot_be_written_in_a_document() {
+    let text = format!("before {END_OF_DOCUMENT} after {END_OF_DOCUMENT}{END_OF_DOCUMENT}\n");
+    let document = Document { name: "tricky".into(), text: text.repeat(50) };
+    let tokenizer = Tokenizer::train(&[document], 400).unwrap();
+    let tokens = tokenizer.encode(&text).unwrap();
+    assert!(!tokens.contains(&tokenizer.end_of_document()));
+    assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
+    assert_eq!(tokenizer.decode(&[tokenizer.end_of_document()]).unwrap(), END_OF_DOCUMENT);
+}
+
+#[test]
+fn oracle_a_token_set_counts_bytes_and_ends() {
+    let documents = documents();
+    let tokenizer = Tokenizer::train(&documents, 400).unwrap();
+    let set = TokenSet::encode(&tokenizer, &documents).unwrap();
+    let bytes: usize = documents.iter().map(|document| document.text.len()).sum();
+    assert_eq!(set.bytes, bytes as u64);
+    let ends = set.tokens.iter().filter(|&&t| t == tokenizer.end_of_document());
+    assert_eq!(ends.count(), 2);
+    assert_eq!(set.tokens.last(), Some(&tokenizer.end_of_document()));
+    let joined: String = documents.iter().map(|d| d.text.clone() + END_OF_DOCUMENT).collect();
+    assert_eq!(tokenizer.decode(&set.tokens).unwrap(), joined);
+}
+
+#[test]
+fn oracle_bits_per_byte_of_a_uniform_guess_over_bytes_is_eight() {
+    let set = TokenSet { tokens: vec![0; 100], bytes: 100 };
+    assert!((set.bits_per_byte(256f64.ln()) - 8.0).abs() < 1e-12);
+}
+
+#[test]
+fn regression_small_corpora_give_small_vocabularies() {
+    let empty = Tokenizer::train(&[], 4096).unwrap();
+    assert_eq!(empty.vocabulary(), 257);
+    assert_eq!(empty.encode("é").unwrap().len(), 2);
+    assert!(empty.encode("").unwrap().is_empty());
+    let small = Tokenizer::train(&documents(), 100_000).unwrap();
+    assert!((300..100_000).contains(&small.vocabulary()));
+}
+
+#[test]
+fn fault_vocabularies_out_of_range() {
+    for asked in [0, 256, usize::MAX] {
+        let error = Tokenizer::train(&documents(), asked).unwrap_err();
+        assert!(matches!(error, Error::Vocabulary { asked: a } if a == asked));
+        assert!(error.to_string().contains("257"), "{error}");
+    }
+}
+
+#[test]
+fn fault_unknown_tokens_are_named() {
+    let tokenizer = Tokenizer::train(&[], 257).unwrap();
+    let error = tokenizer.decode(&[1, 257, 2]).unwrap_err();
+    assert!(matches!(error, Error::UnknownToken { token: 257, vocabulary: 257 }), "{error}");
+}
+
+#[test]
+fn fault_files_that_are_missing_or_not_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let missing = Tokenizer::load(&path).unwrap_err().to_string();
+    assert!(missing.contains("tokenizer.json"), "{missing}");
+    std::fs::write(&path, "{}").unwrap();
+    let error = Tokenizer::load(&path).unwrap_err();
+    assert!(matches!(error, Error::TokenizerFile { .. }), "{error}");
+    let tokenizer = Tokenizer::train(&[], 257).unwrap();
+    let nowhere = tokenizer.save(&folder.path().join("no/such/folder.json"));
+    assert!(matches!(nowhere, Err(Error::Io { action: "write", .. })));
+}

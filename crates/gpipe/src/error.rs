@@ -1,0 +1,159 @@
+//! Errors as values: what, where, and the remedy.
+
+use gpipe_bridge::memory::Refusal;
+use gpipe_core::{Action, Bytes, lower::LowerError, partition::PartitionError, validate::Invalid};
+use gpipe_runtime::StepError;
+
+/// The result of a pipeline's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What a layer or a loss may fail with. The stage adds the layer's name, its own and the micro-batch.
+#[derive(Debug, thiserror::Error)]
+pub enum LayerError {
+    /// Shapes or dtypes that do not fit, with both sides.
+    #[error("{0}")]
+    Shape(String),
+    /// Values that the layer cannot take.
+    #[error("{0}")]
+    Value(String),
+    /// An error of libtorch.
+    #[error("libtorch: {}", first_line(.0))]
+    Torch(String),
+    /// An allocation over the cap, or over what the system has.
+    #[error("out of memory: {} asked for, {} held{}", Bytes(.0.requested), Bytes(.0.live), cap_and_remedy(.0))]
+    OutOfMemory(Refusal),
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error")
+}
+
+fn cap_and_remedy(refusal: &Refusal) -> String {
+    match refusal.cap {
+        Some(cap) => format!(
+            ", cap {}: raise the cap, re-materialize more, or use more stages or micro-batches",
+            Bytes(cap)
+        ),
+        None => " and the system has no more: use more stages or micro-batches".into(),
+    }
+}
+
+impl LayerError {
+    /// An error of libtorch, or the refused allocation behind it.
+    fn torch(text: String) -> Self {
+        gpipe_bridge::memory::take_refusal().map_or(Self::Torch(text), Self::OutOfMemory)
+    }
+}
+
+impl From<tch::TchError> for LayerError {
+    fn from(error: tch::TchError) -> Self {
+        match error {
+            tch::TchError::Torch(text) => Self::torch(text),
+            other => Self::torch(other.to_string()),
+        }
+    }
+}
+
+impl From<gpipe_bridge::Error> for LayerError {
+    fn from(error: gpipe_bridge::Error) -> Self {
+        Self::torch(error.0)
+    }
+}
+
+/// What a stage fails with: a [`LayerError`] and where it was.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// In a layer.
+    #[error("layer '{layer}': {source}")]
+    Layer {
+        /// Its name.
+        layer: String,
+        /// What happened.
+        source: LayerError,
+    },
+    /// In the stage's own work: gradients, tied weights, the update.
+    #[error("{what}: {source}")]
+    Own {
+        /// Which work.
+        what: &'static str,
+        /// What happened.
+        source: LayerError,
+    },
+    /// A value that is not a finite number.
+    #[error(
+        "layer '{layer}': {what} is not finite (NaN or infinite): look at the data and the learning rate; nothing was updated"
+    )]
+    NotFinite {
+        /// The layer's name.
+        layer: String,
+        /// Its input, its output, its gradient.
+        what: String,
+    },
+}
+
+/// What goes wrong when building or using a pipeline.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A model that does not fit together; found when it is built, or before a step with other shapes.
+    #[error("layer '{layer}' ({kind}): {reason}")]
+    Model {
+        /// The layer's name.
+        layer: String,
+        /// The layer's kind.
+        kind: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A setting, with the remedy.
+    #[error("{0}")]
+    Setting(String),
+    /// Cuts that do not fit the model.
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// A schedule that cannot be lowered.
+    #[error("schedule: {0}")]
+    Lower(#[from] LowerError),
+    /// A schedule that would be incorrect or would deadlock.
+    #[error("schedule: {0}")]
+    Schedule(#[from] Invalid),
+    /// A mini-batch that the pipeline cannot take.
+    #[error("input: {0}")]
+    Input(String),
+    /// An error of libtorch outside any stage.
+    #[error("{0}")]
+    Torch(#[from] LayerError),
+    /// A step that failed. Parameters and optimizer state are as before it.
+    #[error("{}{error}", place(error))]
+    Step {
+        /// What happened, and in which action.
+        #[source]
+        error: StepError<StageError>,
+    },
+}
+
+/// "stage 1, micro-batch 3: " where the failure happened in a compute action.
+fn place(error: &StepError<StageError>) -> String {
+    let (StepError::Stage { action, .. } | StepError::Panic { action, .. }) = error else {
+        return String::new();
+    };
+    place_of(*action)
+}
+
+fn place_of(action: Action) -> String {
+    match action.op.computes() {
+        Some(m) => format!("stage {}, micro-batch {m}: ", action.stage),
+        None => format!("stage {}: ", action.stage),
+    }
+}
+
+impl From<StepError<StageError>> for Error {
+    fn from(error: StepError<StageError>) -> Self {
+        Error::Step { error }
+    }
+}
+
+impl From<tch::TchError> for Error {
+    fn from(error: tch::TchError) -> Self {
+        Error::Torch(error.into())
+    }
+}

@@ -1,0 +1,250 @@
+//! A layer: the smallest unit the partitioner moves. A description, not a container: it says which
+//! parameters it wants and how to compute, and the stage that gets it builds and holds the parameters.
+//!
+//! To write one, implement [`Layer`]:
+//!
+//! ```
+//! use gpipe::{Forward, Infer, Init, Layer, LayerError, ParameterSpec, TensorSpec};
+//! use tch::Tensor;
+//!
+//! /// y = x * scale, with one scale per feature.
+//! struct Scale { features: i64 }
+//!
+//! impl Layer for Scale {
+//!     fn kind(&self) -> &'static str { "scale" }
+//!     fn parameters(&self) -> Vec<ParameterSpec> {
+//!         vec![ParameterSpec::new("scale", [self.features], Init::Ones)]
+//!     }
+//!     fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+//!         Ok(inputs.to_vec())
+//!     }
+//!     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+//!         Ok(vec![inputs[0].f_mul(ctx.parameter(0)?)?])
+//!     }
+//! }
+//! ```
+
+use tch::{Kind, Tensor};
+
+use crate::{
+    error::LayerError,
+    rng::{MaskKey, dropout_mask},
+    spec::TensorSpec,
+};
+
+/// How a parameter starts. Keyed by (seed, layer, parameter), so the same at every K.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    /// All 0.
+    Zeros,
+    /// All 1.
+    Ones,
+    /// Normal with mean 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Uniform in (-bound, bound).
+    Uniform {
+        /// The bound.
+        bound: f64,
+    },
+}
+
+/// A parameter that a layer wants.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterSpec {
+    /// Its name within the layer.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<i64>,
+    /// Its initial value.
+    pub init: Init,
+    /// Whether it is trained.
+    pub trainable: bool,
+    /// Parameters with the same tie are one weight: the first layer's initial value holds, gradients are
+    /// summed in layer order, and the norm counts it once.
+    pub tie: Option<String>,
+}
+
+impl ParameterSpec {
+    /// A trainable parameter that is not tied.
+    pub fn new(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
+        Self { name: name.into(), shape: shape.into(), init, trainable: true, tie: None }
+    }
+
+    /// The same, tied.
+    pub fn tied(mut self, tie: Option<&str>) -> Self {
+        self.tie = tie.map(Into::into);
+        self
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|&size| size.max(0) as u64).product()
+    }
+}
+
+/// One layer of a sequence. It is shared between threads and holds no tensors.
+pub trait Layer: Send + Sync + 'static {
+    /// What it is, in one word, for messages.
+    fn kind(&self) -> &'static str;
+
+    /// Its parameters, in the order in which [`Forward::parameter`] numbers them.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        Vec::new()
+    }
+
+    /// Shapes and dtypes of its outputs. Also says which skips it stashes and pops, through `ctx`.
+    ///
+    /// # Errors
+    /// Inputs that do not fit: it is told to the user with the layer's name, before anything runs.
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError>;
+
+    /// Its outputs. It must be a pure function of inputs, parameters and `ctx`, because it is run again
+    /// for re-materialization, and must not change its inputs in place. tch: only the `f_*` forms.
+    ///
+    /// # Errors
+    /// libtorch's, and values that the layer cannot take.
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError>;
+
+    /// The paper's c_i: an estimate of the floating-point operations of one forward, if it is more than
+    /// passing over its elements.
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        let _ = inputs;
+        None
+    }
+}
+
+/// What [`Layer::infer`] can see and say besides its inputs and outputs.
+#[derive(Debug)]
+pub struct Infer {
+    kind: Kind,
+    /// Skips stashed by earlier layers and not yet popped.
+    pub(crate) open: Vec<(String, TensorSpec)>,
+    pub(crate) stashed: Vec<String>,
+    pub(crate) popped: Vec<String>,
+}
+
+impl Infer {
+    pub(crate) fn new(kind: Kind) -> Self {
+        Self { kind, open: Vec::new(), stashed: Vec::new(), popped: Vec::new() }
+    }
+
+    /// The dtype of all parameters of the pipeline.
+    pub fn parameter_kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The layer stashes a skip under `name`.
+    ///
+    /// # Errors
+    /// A name that is already stashed and not yet popped.
+    pub fn stash(&mut self, name: &str, spec: TensorSpec) -> Result<(), LayerError> {
+        if self.open.iter().any(|(open, _)| open == name) {
+            return Err(LayerError::Shape(format!(
+                "skip '{name}' is stashed twice before it is popped: give each its own name"
+            )));
+        }
+        self.open.push((name.to_owned(), spec));
+        self.stashed.push(name.to_owned());
+        Ok(())
+    }
+
+    /// The layer pops the skip that an earlier layer stashed under `name`.
+    ///
+    /// # Errors
+    /// Nothing is stashed under that name.
+    pub fn pop(&mut self, name: &str) -> Result<TensorSpec, LayerError> {
+        let Some(at) = self.open.iter().position(|(open, _)| open == name) else {
+            let open: Vec<_> = self.open.iter().map(|(name, _)| name.as_str()).collect();
+            return Err(LayerError::Shape(format!(
+                "no earlier layer stashes a skip '{name}'; stashed and not yet popped: {open:?}"
+            )));
+        };
+        self.popped.push(name.to_owned());
+        Ok(self.open.remove(at).1)
+    }
+}
+
+/// What a forward knows besides its inputs.
+pub struct Forward<'a> {
+    pub(crate) parameters: &'a [Tensor],
+    pub(crate) training: bool,
+    pub(crate) mask: MaskKey,
+    pub(crate) samples: i64,
+    /// Skips that this layer pops, by name.
+    pub(crate) pops: Vec<(String, Tensor)>,
+    /// Skips that this layer has stashed.
+    pub(crate) stashed: Vec<(String, Tensor)>,
+}
+
+impl Forward<'_> {
+    /// Parameter number `index` of [`Layer::parameters`].
+    ///
+    /// # Errors
+    /// The layer has no such parameter.
+    pub fn parameter(&self, index: usize) -> Result<&Tensor, LayerError> {
+        self.parameters.get(index).ok_or_else(|| {
+            LayerError::Value(format!(
+                "it has {} parameters, none with number {index}",
+                self.parameters.len()
+            ))
+        })
+    }
+
+    /// Whether this is training (dropout applies) or evaluation.
+    pub fn training(&self) -> bool {
+        self.training
+    }
+
+    /// Dropout of `x` ([samples, ...]) with probability `p` (Srivastava et al. 2014): in training each
+    /// element is zeroed or scaled by 1 / (1 - p); else `x` itself. The mask depends on seed, layer, step,
+    /// global sample and element alone.
+    ///
+    /// # Errors
+    /// `x` whose first size is not the number of samples, or libtorch's.
+    pub fn dropout(&mut self, x: &Tensor, p: f64) -> Result<Tensor, LayerError> {
+        if !self.training || p <= 0.0 {
+            return Ok(x.shallow_clone());
+        }
+        let shape = x.size();
+        if shape.first() != Some(&self.samples) {
+            return Err(LayerError::Shape(format!(
+                "dropout wants [{} samples, ...], it got {shape:?}",
+                self.samples
+            )));
+        }
+        let mask = dropout_mask(&shape, x.kind(), p, self.mask)?;
+        self.mask.site += 1;
+        Ok(x.f_mul(&mask)?)
+    }
+
+    /// Sends `x` over a long skip to the layer that pops `name`.
+    pub fn stash(&mut self, name: &str, x: &Tensor) {
+        self.stashed.push((name.to_owned(), x.shallow_clone()));
+    }
+
+    /// Takes what an earlier layer stashed under `name`.
+    ///
+    /// # Errors
+    /// `infer` did not say that this layer pops `name`.
+    pub fn pop(&mut self, name: &str) -> Result<Tensor, LayerError> {
+        let at = self.pops.iter().position(|(open, _)| open == name);
+        match at {
+            Some(at) => Ok(self.pops[at].1.shallow_clone()),
+            None => Err(LayerError::Value(format!("its infer does not pop a skip '{name}'"))),
+        }
+    }
+}
+
+/// The only input of a layer that takes one.
+///
+/// # Errors
+/// Any other number of inputs.
+pub fn only<T>(inputs: &[T]) -> Result<&T, LayerError> {
+    match inputs {
+        [input] => Ok(input),
+        _ => Err(LayerError::Shape(format!("it takes 1 tensor, it got {}", inputs.len()))),
+    }
+}

@@ -1,0 +1,92 @@
+//! Token embeddings with learned positions.
+
+use tch::{Device, Kind, Tensor};
+
+use crate::{
+    error::LayerError,
+    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    layers::dropout::check_probability,
+    spec::TensorSpec,
+};
+
+/// Token embedding plus learned position embedding, then dropout: int64 [samples, positions] ->
+/// [samples, positions, features].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedding {
+    /// Tokens are 0 .. vocabulary.
+    pub vocabulary: i64,
+    /// Size of a token's vector.
+    pub features: i64,
+    /// Most positions; 0 for no position embedding.
+    pub positions: i64,
+    /// Standard deviation of the initial values.
+    pub std: f64,
+    /// Dropout of the sum.
+    pub dropout: f64,
+    /// Ties the token embedding with the other weights of this name.
+    pub tie: Option<String>,
+}
+
+impl Layer for Embedding {
+    fn kind(&self) -> &'static str {
+        "embedding"
+    }
+
+    /// `tokens` [vocabulary, features] and `positions` [positions, features].
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let init = Init::Normal { std: self.std };
+        let tokens = ParameterSpec::new("tokens", [self.vocabulary, self.features], init)
+            .tied(self.tie.as_deref());
+        let positions = (self.positions > 0)
+            .then(|| ParameterSpec::new("positions", [self.positions, self.features], init));
+        [Some(tokens), positions].into_iter().flatten().collect()
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        check_probability("dropout", self.dropout)?;
+        let input = only(inputs)?;
+        let [samples, length] = input.shape[..] else {
+            return Err(LayerError::Shape(format!(
+                "it takes int64 tokens [samples, positions], it got {input}"
+            )));
+        };
+        if input.kind != Kind::Int64 {
+            return Err(LayerError::Shape(format!(
+                "it takes int64 tokens [samples, positions], it got {input}"
+            )));
+        }
+        if self.positions > 0 && length > self.positions {
+            return Err(LayerError::Shape(format!(
+                "it has {} positions, the tokens are {input}: use shorter samples or more positions",
+                self.positions
+            )));
+        }
+        Ok(vec![TensorSpec::new([samples, length, self.features], ctx.parameter_kind())])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let tokens = only(inputs)?;
+        check_range(tokens, self.vocabulary)?;
+        let mut x = Tensor::f_embedding(ctx.parameter(0)?, tokens, -1, false, false)?;
+        if self.positions > 0 {
+            let length = tokens.size().get(1).copied().unwrap_or(0);
+            x = x.f_add(&ctx.parameter(1)?.f_narrow(0, 0, length)?)?;
+        }
+        Ok(vec![ctx.dropout(&x, self.dropout)?])
+    }
+}
+
+/// libtorch's own message names neither the token nor the vocabulary, and on a GPU it ends the process.
+fn check_range(tokens: &Tensor, vocabulary: i64) -> Result<(), LayerError> {
+    if tokens.numel() == 0 || tokens.device() != Device::Cpu {
+        return Ok(());
+    }
+    let (low, high) = (tokens.f_min()?.f_int64_value(&[])?, tokens.f_max()?.f_int64_value(&[])?);
+    if low >= 0 && high < vocabulary {
+        return Ok(());
+    }
+    let token = if low < 0 { low } else { high };
+    Err(LayerError::Value(format!(
+        "token {token} is outside the vocabulary 0..{vocabulary}: use the tokenizer the model was built for"
+    )))
+}

@@ -1,0 +1,54 @@
+//! The affine map of the last axis.
+
+use tch::Tensor;
+
+use crate::{
+    error::LayerError,
+    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    spec::TensorSpec,
+};
+
+/// y = x W^T + b over the last axis: [samples, ..., inputs] -> [samples, ..., outputs].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Linear {
+    /// Size of the last axis before.
+    pub inputs: i64,
+    /// Size of the last axis after.
+    pub outputs: i64,
+    /// Whether b is there.
+    pub bias: bool,
+}
+
+impl Linear {
+    /// With a bias.
+    pub fn new(inputs: i64, outputs: i64) -> Self {
+        Self { inputs, outputs, bias: true }
+    }
+}
+
+impl Layer for Linear {
+    fn kind(&self) -> &'static str {
+        "linear"
+    }
+
+    /// `weight` [outputs, inputs] and `bias` [outputs], uniform in +-1/sqrt(inputs), as in PyTorch.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let init = Init::Uniform { bound: 1.0 / (self.inputs.max(1) as f64).sqrt() };
+        let weight = ParameterSpec::new("weight", [self.outputs, self.inputs], init);
+        let bias = self.bias.then(|| ParameterSpec::new("bias", [self.outputs], init));
+        [Some(weight), bias].into_iter().flatten().collect()
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![super::features(inputs, self.inputs)?.with_last(self.outputs)])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let bias = if self.bias { Some(ctx.parameter(1)?) } else { None };
+        Ok(vec![only(inputs)?.f_linear(ctx.parameter(0)?, bias)?])
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        Some(2.0 * inputs.first()?.elements() * self.outputs as f64)
+    }
+}

@@ -1,0 +1,93 @@
+//! The pre-LN feed-forward layer of a transformer, with its residual connection.
+
+use tch::Tensor;
+
+use crate::{
+    error::LayerError,
+    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    layers::{
+        dropout::check_probability,
+        norm::{norm_parameters, normalise},
+    },
+    spec::TensorSpec,
+};
+
+/// x + dropout(W2 gelu(W1 norm(x))) (Vaswani et al. 2017, section 3.3): [samples, ..., features] -> the same.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mlp {
+    /// Size of the model.
+    pub features: i64,
+    /// Size of the hidden layer.
+    pub hidden: i64,
+    /// Dropout of the output, before it is added.
+    pub dropout: f64,
+    /// Standard deviation of the initial weights.
+    pub std: f64,
+    /// Standard deviation of the output projection's.
+    pub output_std: f64,
+}
+
+impl Mlp {
+    pub(super) fn parameters_named(&self, prefix: &str) -> Vec<ParameterSpec> {
+        let name = |part: &str| format!("{prefix}{part}");
+        let (d, h) = (self.features, self.hidden);
+        let mut parameters: Vec<_> = norm_parameters(&name("norm."), d).into();
+        parameters.extend([
+            ParameterSpec::new(&name("hidden.weight"), [h, d], Init::Normal { std: self.std }),
+            ParameterSpec::new(&name("hidden.bias"), [h], Init::Zeros),
+            ParameterSpec::new(
+                &name("output.weight"),
+                [d, h],
+                Init::Normal { std: self.output_std },
+            ),
+            ParameterSpec::new(&name("output.bias"), [d], Init::Zeros),
+        ]);
+        parameters
+    }
+
+    pub(super) fn check(&self, inputs: &[TensorSpec]) -> Result<TensorSpec, LayerError> {
+        check_probability("dropout", self.dropout)?;
+        Ok(super::features(inputs, self.features)?.clone())
+    }
+
+    /// The layer with its parameters from number `first`.
+    pub(super) fn apply(
+        &self,
+        ctx: &mut Forward,
+        first: usize,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        let h = normalise(ctx, first, x)?;
+        let h = h.f_linear(ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
+        let h = h.f_gelu("none")?;
+        let y = h.f_linear(ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
+        Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
+    }
+
+    /// Floating-point operations of one forward.
+    pub(super) fn operations(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        Some(4.0 * inputs.first()?.elements() * self.hidden as f64)
+    }
+}
+
+impl Layer for Mlp {
+    fn kind(&self) -> &'static str {
+        "mlp"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.parameters_named("")
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![self.check(inputs)?])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        Ok(vec![self.apply(ctx, 0, only(inputs)?)?])
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        self.operations(inputs)
+    }
+}

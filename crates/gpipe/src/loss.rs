@@ -1,0 +1,98 @@
+//! Losses: a sum over samples (or tokens) and their count, kept apart so that ragged micro-batches lose
+//! and duplicate nothing (DESIGN: contract 3).
+
+use tch::{Kind, Reduction, Tensor};
+
+use crate::{error::LayerError, layer::only, spec::TensorSpec};
+
+/// A loss. The mini-batch loss is `sum` over all micro-batches divided by `count` over the whole mini-batch.
+pub trait Loss: Send + Sync + 'static {
+    /// Whether outputs and targets fit.
+    ///
+    /// # Errors
+    /// Both sides, where they do not.
+    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError>;
+
+    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`.
+    ///
+    /// # Errors
+    /// libtorch's, and targets out of range.
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError>;
+
+    /// What the sum over the whole mini-batch is divided by.
+    ///
+    /// # Errors
+    /// libtorch's.
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
+}
+
+/// Cross entropy of class indices, per target: outputs [..., classes], targets [...] int64.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossEntropy {
+    /// Targets with this value are neither summed nor counted.
+    pub ignore: i64,
+}
+
+impl Default for CrossEntropy {
+    /// Ignores -100, as PyTorch does.
+    fn default() -> Self {
+        Self { ignore: -100 }
+    }
+}
+
+impl Loss for CrossEntropy {
+    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+        let (output, target) = (only(outputs)?, only(targets)?);
+        let fits = output.is_float()
+            && target.kind == Kind::Int64
+            && output.shape.split_last().is_some_and(|(_, rest)| rest == target.shape);
+        if fits {
+            return Ok(());
+        }
+        Err(LayerError::Shape(format!(
+            "cross entropy takes outputs [..., classes] and int64 targets [...], it got {output} and {target}"
+        )))
+    }
+
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+        let (logits, target) = (only(outputs)?, only(targets)?);
+        let classes = logits.size().last().copied().unwrap_or(0);
+        let none = None::<Tensor>;
+        Ok(logits.f_reshape([-1, classes])?.f_cross_entropy_loss(
+            &target.f_reshape([-1])?,
+            none,
+            Reduction::Sum,
+            self.ignore,
+            0.0,
+        )?)
+    }
+
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
+    }
+}
+
+/// Squared error summed over all elements, divided by the number of elements: outputs and targets of one
+/// shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MeanSquaredError;
+
+impl Loss for MeanSquaredError {
+    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+        let (output, target) = (only(outputs)?, only(targets)?);
+        if output == target && output.is_float() {
+            return Ok(());
+        }
+        Err(LayerError::Shape(format!(
+            "mean squared error takes outputs and targets of one shape and dtype, it got {output} and {target}"
+        )))
+    }
+
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+        Ok(only(outputs)?.f_mse_loss(only(targets)?, Reduction::Sum)?)
+    }
+
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        Ok(only(targets)?.numel() as f64)
+    }
+}

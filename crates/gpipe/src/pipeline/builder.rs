@@ -1,0 +1,411 @@
+//! Settings of a pipeline, checked when it is built.
+
+use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
+
+use gpipe_core::{
+    Bytes, StageId,
+    lower::lower,
+    partition::{by_cost, check_balance, uniform},
+    remat::Remat,
+    schedule::Schedule,
+    validate::{Invalid, validate},
+};
+use gpipe_runtime::{Crew, Settings, crew::BuildDevice};
+use tch::Kind;
+
+use super::{LINK_CAPACITY, NamedPlace, Pipeline, topology};
+use crate::{
+    error::{Error, Result},
+    loss::Loss,
+    optim::Optimizer,
+    sequence::{Sequence, TieGroup},
+    spec::TensorSpec,
+    stage::{Edges, Stage, StagePlan},
+};
+
+/// Most micro-batches of a mini-batch.
+const MICRO_BATCHES_MAX: usize = 1 << 16;
+
+/// Where a stage runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// A thread (with its own share of cores) of this process.
+    Cpu,
+}
+
+/// Where to cut.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Balance {
+    /// By the layers' cost estimates, so that the most expensive stage costs least.
+    #[default]
+    Cost,
+    /// The same number of layers per stage.
+    Uniform,
+    /// Layers per stage.
+    Layers(Vec<usize>),
+}
+
+impl FromStr for Balance {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "cost" => Ok(Balance::Cost),
+            "uniform" => Ok(Balance::Uniform),
+            _ => {
+                let numbers: std::result::Result<Vec<usize>, _> =
+                    text.split(',').map(|number| number.trim().parse()).collect();
+                numbers.map(Balance::Layers).map_err(|_| {
+                    Error::Setting(format!(
+                        "'{text}' is no balance: use cost, uniform, or layers per stage such as 3,5"
+                    ))
+                })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Balance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Balance::Cost => f.write_str("cost"),
+            Balance::Uniform => f.write_str("uniform"),
+            Balance::Layers(layers) => {
+                let numbers: Vec<String> = layers.iter().map(ToString::to_string).collect();
+                f.write_str(&numbers.join(","))
+            }
+        }
+    }
+}
+
+/// What a mini-batch's inputs look like.
+pub struct Inputs(pub(crate) Vec<TensorSpec>);
+
+impl From<TensorSpec> for Inputs {
+    fn from(spec: TensorSpec) -> Self {
+        Self(vec![spec])
+    }
+}
+
+impl From<Vec<TensorSpec>> for Inputs {
+    fn from(specs: Vec<TensorSpec>) -> Self {
+        Self(specs)
+    }
+}
+
+/// Builds a [`Pipeline`]. Unless told otherwise: one stage, one micro-batch, 1F1B, cuts by cost,
+/// re-materialization only where a backward does not directly follow its forward, one thread per stage, seed
+/// 0, float32, no cap, no clipping, a deadline of five minutes.
+pub struct PipelineBuilder {
+    sequence: Sequence,
+    inputs: Vec<TensorSpec>,
+    devices: Vec<Device>,
+    micro_batches: usize,
+    schedule: Schedule,
+    balance: Balance,
+    remat: Remat,
+    threads: usize,
+    seed: u64,
+    kind: Kind,
+    caps: Vec<Bytes>,
+    max_norm: Option<f64>,
+    keep_gradients: bool,
+    deadline: Duration,
+    loss: Option<Arc<dyn Loss>>,
+    optimizer: Option<Arc<dyn Optimizer>>,
+}
+
+impl PipelineBuilder {
+    pub(super) fn new(sequence: Sequence, inputs: Inputs) -> Self {
+        Self {
+            sequence,
+            inputs: inputs.0,
+            devices: vec![Device::Cpu],
+            micro_batches: 1,
+            schedule: Schedule::OneFOneB,
+            balance: Balance::default(),
+            remat: Remat::UnlessAdjacent,
+            threads: 1,
+            seed: 0,
+            kind: Kind::Float,
+            caps: Vec::new(),
+            max_norm: None,
+            keep_gradients: false,
+            deadline: Settings::default().deadline,
+            loss: None,
+            optimizer: None,
+        }
+    }
+
+    /// One stage (K) on each device, in order.
+    #[must_use]
+    pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
+        self.devices = devices.into();
+        self
+    }
+
+    /// So many stages (K), each on a CPU device of its own.
+    #[must_use]
+    pub fn stages(self, stages: usize) -> Self {
+        self.devices(vec![Device::Cpu; stages])
+    }
+
+    /// Micro-batches (M) of a mini-batch. A mini-batch of fewer samples has fewer.
+    #[must_use]
+    pub fn micro_batches(mut self, micro_batches: usize) -> Self {
+        self.micro_batches = micro_batches;
+        self
+    }
+
+    /// The order of forwards and backwards.
+    #[must_use]
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// Where to cut.
+    #[must_use]
+    pub fn balance(mut self, balance: Balance) -> Self {
+        self.balance = balance;
+        self
+    }
+
+    /// What is discarded and recomputed.
+    #[must_use]
+    pub fn remat(mut self, remat: Remat) -> Self {
+        self.remat = remat;
+        self
+    }
+
+    /// CPU threads of each stage. Another number changes results in the last bits.
+    #[must_use]
+    pub fn threads_per_stage(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// What initial values and dropout are drawn from.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Dtype of parameters and arithmetic: `Kind::Float` or `Kind::Double`.
+    #[must_use]
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Most bytes of tensors that a stage may hold: one cap for all, or one per stage. Enforced by the
+    /// allocator.
+    #[must_use]
+    pub fn memory_cap(mut self, caps: impl Into<Vec<Bytes>>) -> Self {
+        self.caps = caps.into();
+        self
+    }
+
+    /// Scales the gradients down where their global norm, over all stages, exceeds `max_norm`.
+    #[must_use]
+    pub fn clip_norm(mut self, max_norm: f64) -> Self {
+        self.max_norm = Some(max_norm);
+        self
+    }
+
+    /// Keeps a copy of each step's gradients for [`Pipeline::gradients`].
+    #[must_use]
+    pub fn keep_gradients(mut self) -> Self {
+        self.keep_gradients = true;
+        self
+    }
+
+    /// Longest silence of a stage before a step fails; longer than the longest forward or backward of one
+    /// micro-batch.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The loss; needed to train and to evaluate.
+    #[must_use]
+    pub fn loss(mut self, loss: impl Loss) -> Self {
+        self.loss = Some(Arc::new(loss));
+        self
+    }
+
+    /// The optimizer; needed to train.
+    #[must_use]
+    pub fn optimizer(mut self, optimizer: impl Optimizer) -> Self {
+        self.optimizer = Some(Arc::new(optimizer));
+        self
+    }
+
+    /// Checks everything that can be checked without running, and builds each stage in its own thread.
+    ///
+    /// # Errors
+    /// [`Error::Model`] (shapes, names, ties), [`Error::Partition`], [`Error::Setting`]; [`Error::Step`] when
+    /// a stage cannot be built, for example because its parameters exceed its cap.
+    pub fn build(self) -> Result<Pipeline> {
+        self.check_settings()?;
+        let inferred = self.sequence.infer(&self.inputs, self.kind)?;
+        let ties = self.sequence.ties()?;
+        let balance = self.cut()?;
+        let ranges = topology::ranges(&balance);
+        let trained_before = self.sequence.trained_before();
+        let (topology, views) = topology::build(&ranges, &inferred.skips, &ties, &trained_before);
+        let compute = self.remat.apply(&self.schedule.actions(ranges.len(), self.micro_batches));
+        let program = lower(&compute, &topology, self.micro_batches)?;
+        let link_capacity = (LINK_CAPACITY..)
+            .find(|&capacity| {
+                let deadlocks = matches!(validate(&program, capacity), Err(Invalid::Deadlock(_)));
+                !deadlocks || capacity > self.micro_batches
+            })
+            .unwrap_or(LINK_CAPACITY);
+        validate(&program, link_capacity)?;
+
+        let trains = self.loss.is_some() && self.optimizer.is_some();
+        let (names, tied_places) = places(&self.sequence, &ranges, &ties);
+        let lr = self.optimizer.as_ref().map_or(0.0, |optimizer| optimizer.lr());
+        let builds = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
+            let plan = self.plan(stage, layers.clone(), edges, &inferred.skips, &ties);
+            let plan = StagePlan { input_grads: trained_before[layers.clone()].to_vec(), ..plan };
+            let build: BuildDevice<Stage> = Box::new(move || Ok(vec![Stage::build(plan)?]));
+            build
+        });
+        let settings = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
+        let crew = Crew::spawn(builds.collect(), settings)?;
+        Ok(Pipeline {
+            crew,
+            topology,
+            schedule: self.schedule,
+            remat: self.remat,
+            micro_batches: self.micro_batches,
+            balance,
+            kind: self.kind,
+            loss: self.loss,
+            trains,
+            lr,
+            step: 0,
+            names,
+            tied_places,
+            programs: HashMap::new(),
+            shapes: Vec::new(),
+            link_capacity,
+            sequence: self.sequence,
+        })
+    }
+
+    fn check_settings(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Setting(reason));
+        let stages = self.devices.len();
+        if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
+            return refuse(format!(
+                "{} micro-batches: use 1 to {MICRO_BATCHES_MAX}",
+                self.micro_batches
+            ));
+        }
+        if self.threads == 0 || self.threads > 1024 {
+            return refuse(format!("{} threads per stage: use 1 to 1024", self.threads));
+        }
+        if !matches!(self.kind, Kind::Float | Kind::Double) {
+            return refuse(format!("dtype {:?} is not supported: use Float or Double", self.kind));
+        }
+        if self.caps.len() > 1 && self.caps.len() != stages {
+            return refuse(format!(
+                "{} memory caps for {stages} stages: give one for all, or one per stage",
+                self.caps.len()
+            ));
+        }
+        if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
+            return refuse("the largest gradient norm must be above 0".into());
+        }
+        if self.deadline.is_zero() {
+            return refuse("the deadline must be longer than 0".into());
+        }
+        if let Some(optimizer) = &self.optimizer {
+            let name = optimizer.name();
+            optimizer.check().map_err(|reason| Error::Setting(format!("{name}: {reason}")))?;
+        }
+        if self.schedule == Schedule::ForwardOnly {
+            return refuse("forward-only is no training schedule: use gpipe or 1f1b".into());
+        }
+        Ok(())
+    }
+
+    fn cut(&self) -> Result<Vec<usize>> {
+        let (stages, layers) = (self.devices.len(), self.sequence.len());
+        Ok(match &self.balance {
+            Balance::Uniform => uniform(layers, stages)?,
+            Balance::Cost => by_cost(&self.sequence.costs(&self.inputs, self.kind)?, stages)?,
+            Balance::Layers(balance) => {
+                check_balance(balance, stages, layers)?;
+                balance.clone()
+            }
+        })
+    }
+
+    fn plan(
+        &self,
+        stage: usize,
+        layers: std::ops::Range<usize>,
+        edges: Edges,
+        skips: &[crate::sequence::Skip],
+        ties: &[TieGroup],
+    ) -> StagePlan {
+        let last = stage + 1 == self.devices.len();
+        let cap = if self.caps.len() == 1 { self.caps.first() } else { self.caps.get(stage) };
+        StagePlan {
+            stage: StageId::from_index(stage),
+            last,
+            named: self.sequence.layers[layers.clone()].to_vec(),
+            layers,
+            input_grads: Vec::new(),
+            skips: skips.to_vec(),
+            ties: ties.to_vec(),
+            edges,
+            segments: self.remat.segments(),
+            seed: self.seed,
+            kind: self.kind,
+            cap: cap.map(|cap| cap.0),
+            max_norm: self.max_norm,
+            keep_gradients: self.keep_gradients,
+            threads: i32::try_from(self.threads).unwrap_or(1),
+            loss: self.loss.clone().filter(|_| last),
+            optimizer: self.optimizer.clone(),
+        }
+    }
+}
+
+type TiedPlaces = HashMap<String, Vec<(StageId, (usize, usize))>>;
+
+/// Full names with their places, tied weights once; and all places of each tied weight.
+fn places(
+    sequence: &Sequence,
+    ranges: &[std::ops::Range<usize>],
+    ties: &[TieGroup],
+) -> (Vec<NamedPlace>, TiedPlaces) {
+    let (mut names, mut tied) = (Vec::new(), HashMap::new());
+    let place = |layer: usize, slot: usize| {
+        let stage = ranges.iter().position(|range| range.contains(&layer)).unwrap_or_default();
+        (StageId::from_index(stage), (layer - ranges[stage].start, slot))
+    };
+    for (index, layer) in sequence.layers.iter().enumerate() {
+        for (slot, parameter) in layer.parameters.iter().enumerate() {
+            let name = format!("{}.{}", layer.name, parameter.name);
+            let group = parameter.tie.as_ref().and_then(|t| ties.iter().find(|g| g.name == *t));
+            if let Some(group) = group {
+                if group.uses[0] != (gpipe_core::LayerId::from_index(index), slot) {
+                    continue;
+                }
+                let all = group.uses.iter().map(|(layer, slot)| place(layer.index(), *slot));
+                tied.insert(name.clone(), all.collect());
+            }
+            let (stage, at) = place(index, slot);
+            names.push((name, stage, at));
+        }
+    }
+    (names, tied)
+}

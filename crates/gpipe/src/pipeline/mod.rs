@@ -1,0 +1,369 @@
+//! The pipeline as its user sees it: built once, then `train_step`, `evaluate` and `predict` in any order.
+//!
+//! - [`builder`]: settings, checked; stages placed on devices
+//! - [`topology`]: the edges that a cut of a sequence gives
+//! - [`report`]: what a step returns
+//! - here: running steps
+
+mod builder;
+mod report;
+mod topology;
+
+use std::{collections::HashMap, sync::Arc};
+
+pub use builder::{Balance, Device, PipelineBuilder};
+use gpipe_core::{
+    DeviceId, StageId,
+    lower::{Program, Topology, lower},
+    remat::Remat,
+    schedule::Schedule,
+    validate::{Held, validate},
+};
+use gpipe_runtime::{Crew, Ran, StepError};
+pub use report::{Evaluation, StageReport, StepReport};
+use tch::{Kind, Tensor};
+
+use crate::{
+    error::{Error, Result, StageError},
+    loss::Loss,
+    sequence::Sequence,
+    spec::TensorSpec,
+    stage::{
+        Stage,
+        feed::{Feed, Mode, Slice, split},
+    },
+    value::{IntoTensors, Value},
+};
+
+/// Messages a link holds at first; more where a schedule would deadlock with that few.
+const LINK_CAPACITY: usize = 2;
+/// Shapes that are remembered as fitting.
+const SHAPES_MAX: usize = 64;
+
+/// A full parameter name, the stage that owns it, and its place there (layer within the stage, position).
+type NamedPlace = (String, StageId, (usize, usize));
+
+/// A model cut into stages on devices, ready to run.
+///
+/// All calls may come in any order. After a failed step, parameters and optimizer state are as before it.
+pub struct Pipeline {
+    crew: Crew<Stage>,
+    sequence: Sequence,
+    topology: Topology,
+    schedule: Schedule,
+    remat: Remat,
+    micro_batches: usize,
+    balance: Vec<usize>,
+    kind: Kind,
+    loss: Option<Arc<dyn Loss>>,
+    trains: bool,
+    lr: f64,
+    step: u64,
+    names: Vec<NamedPlace>,
+    /// Every place of every tied weight, to overwrite all of its copies.
+    tied_places: HashMap<String, Vec<(StageId, (usize, usize))>>,
+    programs: HashMap<(bool, usize), Arc<Program>>,
+    shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
+    link_capacity: usize,
+}
+
+/// A mini-batch, checked and cut into slices.
+struct MiniBatch {
+    inputs: Vec<Tensor>,
+    targets: Vec<Tensor>,
+    slices: Vec<Slice>,
+}
+
+impl Pipeline {
+    /// Starts building a pipeline for `sequence`; `inputs` is what a mini-batch of it looks like (one
+    /// [`TensorSpec`], or several), so that a mis-fit is found now and named.
+    pub fn builder(sequence: Sequence, inputs: impl Into<builder::Inputs>) -> PipelineBuilder {
+        PipelineBuilder::new(sequence, inputs.into())
+    }
+
+    /// Trains on one mini-batch: `inputs` and `targets` have the same number of samples (their first
+    /// size), which may be any but 0. Gradients of all micro-batches are summed with the same parameters
+    /// and applied once.
+    ///
+    /// # Errors
+    /// [`Error::Input`] and [`Error::Model`] before anything runs; [`Error::Step`] from the stages. Nothing
+    /// is updated then.
+    pub fn train_step(
+        &mut self,
+        inputs: impl IntoTensors,
+        targets: impl IntoTensors,
+    ) -> Result<StepReport> {
+        if !self.trains {
+            return Err(Error::Setting(
+                "this pipeline cannot train: give the builder a loss and an optimizer".into(),
+            ));
+        }
+        let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
+        let denominator = self.denominator(&batch.targets)?;
+        let ran = match self.run(Mode::Train, &batch, denominator, false) {
+            Ok(ran) => ran,
+            Err(error) => return Err(self.name_the_layer(error, &batch, denominator)),
+        };
+        let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
+        if let Some(verdict) = verdict.filter(|verdict| !verdict.apply) {
+            let what = format!("the gradient norm ({})", verdict.norm);
+            let source = StageError::NotFinite { layer: "all".into(), what };
+            let action = gpipe_core::Action { stage: StageId(0), op: gpipe_core::Op::Decide };
+            let error = StepError::Stage { action, source }.into();
+            return Err(self.name_the_layer(error, &batch, denominator));
+        }
+        self.step += 1;
+        Ok(StepReport::new(self.step, &ran, denominator, verdict))
+    }
+
+    /// The mean loss over a mini-batch, without dropout; nothing is updated. The same on every K.
+    ///
+    /// # Errors
+    /// As [`Pipeline::train_step`].
+    pub fn evaluate(
+        &mut self,
+        inputs: impl IntoTensors,
+        targets: impl IntoTensors,
+    ) -> Result<Evaluation> {
+        if self.loss.is_none() {
+            return Err(Error::Setting(
+                "this pipeline cannot evaluate: give the builder a loss".into(),
+            ));
+        }
+        let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
+        let denominator = self.denominator(&batch.targets)?;
+        let ran = self.run(Mode::Evaluate, &batch, denominator, false)?;
+        Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator))
+    }
+
+    /// The model's outputs for a mini-batch, without dropout, in the order of the samples.
+    ///
+    /// # Errors
+    /// As [`Pipeline::train_step`].
+    pub fn predict(&mut self, inputs: impl IntoTensors) -> Result<Vec<Tensor>> {
+        let batch = self.check(inputs.into_tensors(), None)?;
+        let ran = self.run(Mode::Predict, &batch, 1.0, false)?;
+        let outputs = ran.outcomes.into_iter().next_back().map(|outcome| outcome.outputs);
+        let mut columns: Vec<Vec<Tensor>> = Vec::new();
+        for Value(tensors) in outputs.unwrap_or_default() {
+            columns.resize_with(tensors.len(), Vec::new);
+            for (column, tensor) in columns.iter_mut().zip(tensors) {
+                column.extend(tensor);
+            }
+        }
+        columns.iter().map(|parts| Ok(Tensor::f_cat(parts, 0)?)).collect()
+    }
+
+    /// Checks a mini-batch and cuts it.
+    fn check(&mut self, inputs: Vec<Tensor>, targets: Option<Vec<Tensor>>) -> Result<MiniBatch> {
+        let targets = targets.unwrap_or_default();
+        let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
+        let Some(count) = inputs.first().map(samples) else {
+            return Err(Error::Input("there is no input tensor: give at least one".into()));
+        };
+        if count == 0 {
+            return Err(Error::Input(
+                "the mini-batch has no samples (N = 0): give at least 1".into(),
+            ));
+        }
+        if let Some(other) = inputs.iter().chain(&targets).find(|t| samples(t) != count) {
+            return Err(Error::Input(format!(
+                "the first input has {count} samples, another tensor {:?}: inputs and targets need the same first size",
+                other.size()
+            )));
+        }
+        let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
+        let shapes = (specs(&inputs), specs(&targets));
+        if !self.shapes.contains(&shapes) {
+            self.check_shapes(&shapes.0, &shapes.1)?;
+            if self.shapes.len() >= SHAPES_MAX {
+                self.shapes.remove(0);
+            }
+            self.shapes.push(shapes);
+        }
+        let slices = split(count as usize, self.micro_batches);
+        Ok(MiniBatch { inputs, targets, slices })
+    }
+
+    fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
+        let inferred = self.sequence.infer(inputs, self.kind)?;
+        let outputs = inferred.specs.last().map_or(&[][..], Vec::as_slice);
+        if let (Some(loss), false) = (&self.loss, targets.is_empty()) {
+            loss.check(outputs, targets).map_err(|error| Error::Input(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn denominator(&self, targets: &[Tensor]) -> Result<f64> {
+        let count = match &self.loss {
+            Some(loss) => loss.count(targets)?,
+            None => 1.0,
+        };
+        if count > 0.0 {
+            return Ok(count);
+        }
+        Err(Error::Input("no target counts in this mini-batch: all are ignored".into()))
+    }
+
+    fn program(&mut self, trains: bool, micro_batches: usize) -> Result<Arc<Program>> {
+        if let Some(program) = self.programs.get(&(trains, micro_batches)) {
+            return Ok(Arc::clone(program));
+        }
+        let schedule = if trains { self.schedule } else { Schedule::ForwardOnly };
+        let compute = schedule.actions(self.topology.stages, micro_batches);
+        let compute = if trains { self.remat.apply(&compute) } else { compute };
+        let program = lower(&compute, &self.topology, micro_batches)?;
+        validate(&program, self.link_capacity)?;
+        let program = Arc::new(program);
+        self.programs.insert((trains, micro_batches), Arc::clone(&program));
+        Ok(program)
+    }
+
+    fn run(
+        &mut self,
+        mode: Mode,
+        batch: &MiniBatch,
+        denominator: f64,
+        check_finite: bool,
+    ) -> Result<Ran<Stage>> {
+        let program = self.program(mode == Mode::Train, batch.slices.len())?;
+        let stages = self.topology.stages;
+        let feeds = (0..stages)
+            .map(|stage| {
+                let cut = |tensors: &[Tensor], here: bool| {
+                    let slices = batch.slices.iter().take(if here { usize::MAX } else { 0 });
+                    slices.map(|slice| narrow(tensors, *slice)).collect::<Result<Vec<_>>>()
+                };
+                let targets = stage + 1 == stages && mode != Mode::Predict;
+                Ok(vec![Feed {
+                    mode,
+                    step: self.step,
+                    slices: batch.slices.clone(),
+                    inputs: cut(&batch.inputs, stage == 0)?,
+                    targets: cut(&batch.targets, targets)?,
+                    denominator,
+                    lr: self.lr,
+                    check_finite,
+                }])
+            })
+            .collect::<Result<_>>()?;
+        Ok(self.crew.run(&program, feeds)?)
+    }
+
+    /// After a NaN somewhere: runs the step again, which changes nothing because it fails again, and looks at
+    /// every value, so that the error names the first layer that makes one. It costs nothing until then.
+    fn name_the_layer(&mut self, error: Error, batch: &MiniBatch, denominator: f64) -> Error {
+        let Error::Step { error: StepError::Stage { source: StageError::NotFinite { .. }, .. } } =
+            &error
+        else {
+            return error;
+        };
+        match self.run(Mode::Train, batch, denominator, true) {
+            Err(found) => found,
+            Ok(_) => error,
+        }
+    }
+
+    /// Copies of all parameters with their full names (`layer.parameter`), in layer order; a tied weight
+    /// once, under its first use.
+    ///
+    /// # Errors
+    /// A device that does not answer.
+    pub fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
+        let mut all = Vec::with_capacity(self.names.len());
+        for device in 0..self.topology.stages {
+            let places: Vec<_> = self
+                .names
+                .iter()
+                .filter(|(_, stage, _)| stage.index() == device)
+                .map(|(name, _, place)| (name.clone(), *place))
+                .collect();
+            let copies = self.visit(device, move |stage| stage.parameters().copies(&places))?;
+            all.extend(copies?);
+        }
+        Ok(all)
+    }
+
+    /// Copies of the last step's gradients, before clipping, with full names, in layer order. Empty unless the
+    /// builder was told to [`PipelineBuilder::keep_gradients`].
+    ///
+    /// # Errors
+    /// A device that does not answer.
+    pub fn gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
+        let mut all = Vec::new();
+        for device in 0..self.topology.stages {
+            all.extend(self.visit(device, |stage| stage.parameters().last_grads())??);
+        }
+        Ok(all)
+    }
+
+    /// Overwrites parameters by their full names; those that are not given stay.
+    ///
+    /// # Errors
+    /// A name that the model does not have, or another shape; nothing is overwritten then.
+    pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
+        let own = self.parameters()?;
+        for (name, value) in values {
+            let Some((_, old)) = own.iter().find(|(own, _)| own == name) else {
+                return Err(Error::Setting(format!("the model has no parameter '{name}'")));
+            };
+            if old.size() != value.size() {
+                return Err(Error::Setting(format!(
+                    "parameter '{name}' is {:?}, the value for it {:?}",
+                    old.size(),
+                    value.size()
+                )));
+            }
+        }
+        for (name, value) in values {
+            let places = self.tied_places.get(name).cloned().unwrap_or_else(|| {
+                let own = self.names.iter().filter(|(own, ..)| own == name);
+                own.map(|(_, stage, place)| (*stage, *place)).collect()
+            });
+            for (stage, place) in places {
+                let value = value.f_detach_copy()?;
+                self.visit(stage.index(), move |stage| stage.parameters_mut().set(place, &value))??;
+            }
+        }
+        Ok(())
+    }
+
+    fn visit<T: Send + 'static>(
+        &mut self,
+        device: usize,
+        visit: impl FnOnce(&mut Stage) -> T + Send + 'static,
+    ) -> Result<T> {
+        let device = DeviceId::from_index(device);
+        let answer = self.crew.visit(device, |stages| stages.first_mut().map(visit))?;
+        answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage")))
+    }
+
+    /// The learning rate of the next steps.
+    pub fn set_learning_rate(&mut self, lr: f64) {
+        self.lr = lr;
+    }
+
+    /// Layers per stage.
+    pub fn balance(&self) -> &[usize] {
+        &self.balance
+    }
+
+    /// Steps that were applied so far.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// What each stage holds at most in a step with all M micro-batches, from the schedule alone.
+    ///
+    /// # Errors
+    /// None that `build` has not already found.
+    pub fn held(&mut self) -> Result<Held> {
+        let program = self.program(true, self.micro_batches)?;
+        Ok(validate(&program, self.link_capacity)?)
+    }
+}
+
+fn narrow(tensors: &[Tensor], slice: Slice) -> Result<Vec<Tensor>> {
+    let (first, count) = (slice.first as i64, slice.count as i64);
+    tensors.iter().map(|tensor| Ok(tensor.f_narrow(0, first, count)?)).collect()
+}

@@ -1,0 +1,110 @@
+//! What a step returns: the loss, and where time and memory went.
+
+use gpipe_core::{
+    Bytes, Nanos,
+    report::{device_times, overlap},
+    simulate::Timeline,
+};
+use gpipe_runtime::{Ran, Verdict};
+
+use crate::stage::{Stage, feed::Outcome};
+
+/// A training step.
+#[derive(Debug, Clone)]
+pub struct StepReport {
+    /// The number of this update, from 1.
+    pub step: u64,
+    /// The mini-batch loss: the sum over samples (or tokens) divided by `count`.
+    pub loss: f64,
+    /// Samples, or tokens, that the loss counted.
+    pub count: f64,
+    /// The global gradient norm, before clipping.
+    pub grad_norm: f64,
+    /// What the gradients were multiplied by: less than 1 where the norm was clipped.
+    pub clip_scale: f64,
+    /// From the start of the step to the last stage's end.
+    pub time: Nanos,
+    /// The share of devices x `time` in which a device was not busy.
+    pub bubble: f64,
+    /// The time in which at least two devices computed at once.
+    pub overlap: Nanos,
+    /// By stage.
+    pub stages: Vec<StageReport>,
+    /// Every action with its times, per device.
+    pub timeline: Timeline,
+}
+
+/// One stage's share of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct StageReport {
+    /// In forwards.
+    pub forward: Nanos,
+    /// In re-materialization; with segments, all but the first recomputed one count as backward.
+    pub recompute: Nanos,
+    /// In backwards.
+    pub backward: Nanos,
+    /// In tied weights, norms and the update.
+    pub optimizer: Nanos,
+    /// The rest of the step: handing over and waiting.
+    pub wait: Nanos,
+    /// Most bytes of tensors that the stage had allocated at once, its parameters and state included.
+    pub peak: Bytes,
+    /// Bytes of tensors that it holds after the step.
+    pub live: Bytes,
+}
+
+impl StageReport {
+    /// Forward, re-materialization and backward.
+    pub fn busy(&self) -> Nanos {
+        self.forward + self.recompute + self.backward
+    }
+}
+
+/// The sum of losses, in micro-batch order.
+pub(super) fn loss_sum(outcomes: &[Outcome]) -> f64 {
+    outcomes.last().map_or(0.0, |outcome| outcome.loss_sums.iter().sum())
+}
+
+impl StepReport {
+    pub(super) fn new(step: u64, ran: &Ran<Stage>, count: f64, verdict: Option<Verdict>) -> Self {
+        let times = device_times(&ran.timeline);
+        let stages = times.iter().zip(&ran.outcomes).map(|(times, outcome)| StageReport {
+            forward: times.forward,
+            recompute: times.recompute,
+            backward: times.backward,
+            optimizer: times.optimizer,
+            wait: times.wait,
+            peak: Bytes(outcome.memory.peak),
+            live: Bytes(outcome.memory.live),
+        });
+        Self {
+            step,
+            loss: loss_sum(&ran.outcomes) / count,
+            count,
+            grad_norm: verdict.map_or(0.0, |verdict| verdict.norm),
+            clip_scale: verdict.map_or(1.0, |verdict| verdict.scale),
+            time: ran.timeline.makespan,
+            bubble: ran.timeline.bubble(),
+            overlap: overlap(&ran.timeline),
+            stages: stages.collect(),
+            timeline: ran.timeline.clone(),
+        }
+    }
+}
+
+/// An evaluation of one mini-batch. Over several, sum `sum` and `count` and divide once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evaluation {
+    /// `sum` / `count`.
+    pub loss: f64,
+    /// The sum of losses.
+    pub sum: f64,
+    /// Samples, or tokens, that the loss counted.
+    pub count: f64,
+}
+
+impl Evaluation {
+    pub(super) fn new(sum: f64, count: f64) -> Self {
+        Self { loss: sum / count, sum, count }
+    }
+}

@@ -1,0 +1,237 @@
+//! A network as a sequence of named layers, and what can be known of it before anything is built.
+
+use std::{collections::HashMap, sync::Arc};
+
+use gpipe_core::LayerId;
+use tch::Kind;
+
+use crate::{
+    error::{Error, LayerError},
+    layer::{Infer, Init, Layer, ParameterSpec},
+    spec::TensorSpec,
+};
+
+/// A layer in a sequence.
+#[derive(Clone)]
+pub(crate) struct NamedLayer {
+    pub name: String,
+    pub layer: Arc<dyn Layer>,
+    pub parameters: Vec<ParameterSpec>,
+}
+
+/// Layers in order. Building it allocates nothing: each stage later builds only its own parameters.
+#[derive(Clone, Default)]
+pub struct Sequence {
+    pub(crate) layers: Vec<NamedLayer>,
+}
+
+/// A long skip: one layer stashes, a later one pops.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Skip {
+    pub name: String,
+    pub stash: LayerId,
+    pub pop: LayerId,
+}
+
+/// A weight that several layers use.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TieGroup {
+    pub name: String,
+    /// The first use's parameter name and initial value.
+    pub parameter: String,
+    pub init: Init,
+    /// (layer, position in its parameters), in layer order.
+    pub uses: Vec<(LayerId, usize)>,
+}
+
+/// What shapes say about a sequence.
+pub(crate) struct Inferred {
+    /// Each layer's inputs; the last entry is the sequence's output.
+    pub specs: Vec<Vec<TensorSpec>>,
+    pub skips: Vec<Skip>,
+}
+
+impl Sequence {
+    /// No layers yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends a layer. Names should be unique; [`crate::PipelineBuilder::build`] says which are not.
+    #[must_use]
+    pub fn push(mut self, name: impl Into<String>, layer: impl Layer) -> Self {
+        let parameters = layer.parameters();
+        self.layers.push(NamedLayer { name: name.into(), layer: Arc::new(layer), parameters });
+        self
+    }
+
+    /// Appends a layer named by its position and kind, such as `3.linear`.
+    #[must_use]
+    pub fn add(self, layer: impl Layer) -> Self {
+        let name = format!("{}.{}", self.layers.len(), layer.kind());
+        self.push(name, layer)
+    }
+
+    /// Freezes every parameter whose full name (`layer.parameter`) passes `test`: it is not trained, has no
+    /// gradient and no optimizer state, and no gradient is computed below the lowest trained one.
+    #[must_use]
+    pub fn freeze(mut self, test: impl Fn(&str) -> bool) -> Self {
+        for layer in &mut self.layers {
+            for parameter in &mut layer.parameters {
+                if test(&format!("{}.{}", layer.name, parameter.name)) {
+                    parameter.trainable = false;
+                }
+            }
+        }
+        self
+    }
+
+    /// Number of layers (L).
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// Layer names in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.layers.iter().map(|layer| layer.name.as_str())
+    }
+
+    /// Number of parameters (elements), tied ones once.
+    pub fn parameter_count(&self) -> u64 {
+        let mut seen = std::collections::HashSet::new();
+        let parameters = self.layers.iter().flat_map(|layer| &layer.parameters);
+        parameters
+            .filter(|parameter| parameter.tie.as_ref().is_none_or(|tie| seen.insert(tie.clone())))
+            .map(ParameterSpec::elements)
+            .sum()
+    }
+
+    /// The paper's c_i for each layer at these inputs and this parameter dtype, in floating-point operations of a forward; at least
+    /// 1. A layer without an estimate counts the elements that it reads and writes.
+    ///
+    /// # Errors
+    /// Shapes that do not fit, with the layer's name.
+    pub fn costs(&self, inputs: &[TensorSpec], kind: Kind) -> Result<Vec<u64>, Error> {
+        let inferred = self.infer(inputs, kind)?;
+        let pairs = self.layers.iter().zip(inferred.specs.windows(2));
+        Ok(pairs
+            .map(|(layer, specs)| {
+                let touched = || specs.iter().flatten().map(TensorSpec::elements).sum();
+                layer.layer.flops(&specs[0]).unwrap_or_else(touched).max(1.0) as u64
+            })
+            .collect())
+    }
+
+    fn error(&self, index: usize, reason: impl ToString) -> Error {
+        let layer = &self.layers[index];
+        Error::Model {
+            layer: layer.name.clone(),
+            kind: layer.layer.kind().to_owned(),
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(crate) fn infer(&self, inputs: &[TensorSpec], kind: Kind) -> Result<Inferred, Error> {
+        let mut specs = vec![inputs.to_vec()];
+        let mut ctx = Infer::new(kind);
+        let mut stashes: HashMap<String, LayerId> = HashMap::new();
+        let mut skips = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let id = LayerId::from_index(index);
+            let outputs = layer.layer.infer(&mut ctx, &specs[index]);
+            let outputs = outputs.map_err(|error| self.error(index, error))?;
+            if outputs.is_empty() {
+                return Err(self.error(index, LayerError::Shape("it has no output".into())));
+            }
+            for name in ctx.popped.drain(..) {
+                match stashes.remove(&name) {
+                    Some(stash) if stash != id => skips.push(Skip { name, stash, pop: id }),
+                    _ => {
+                        let reason = format!("it stashes and pops the skip '{name}' itself");
+                        return Err(self.error(index, reason));
+                    }
+                }
+            }
+            stashes.extend(ctx.stashed.drain(..).map(|name| (name, id)));
+            specs.push(outputs);
+        }
+        if let Some((name, stash)) = stashes.into_iter().min() {
+            let reason =
+                format!("no later layer pops its skip '{name}': pop it, or do not stash it");
+            return Err(self.error(stash.index(), reason));
+        }
+        skips.sort_by_key(|skip| (skip.stash, skip.pop));
+        Ok(Inferred { specs, skips })
+    }
+
+    /// Checks names and parameters, and finds the ties.
+    pub(crate) fn ties(&self) -> Result<Vec<TieGroup>, Error> {
+        let mut names: HashMap<&str, usize> = HashMap::new();
+        let mut groups: Vec<TieGroup> = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            if let Some(first) = names.insert(&layer.name, index) {
+                let reason = format!("layer {first} has the same name: give each layer its own");
+                return Err(self.error(index, reason));
+            }
+            let mut own = std::collections::HashSet::new();
+            for (position, parameter) in layer.parameters.iter().enumerate() {
+                if !own.insert(&parameter.name) {
+                    let reason = format!("it has two parameters named '{}'", parameter.name);
+                    return Err(self.error(index, reason));
+                }
+                if parameter.shape.iter().any(|&size| size <= 0) {
+                    let (name, shape) = (&parameter.name, &parameter.shape);
+                    let reason =
+                        format!("parameter '{name}' has shape {shape:?}: sizes start at 1");
+                    return Err(self.error(index, reason));
+                }
+                let Some(tie) = &parameter.tie else { continue };
+                let place = (LayerId::from_index(index), position);
+                match groups.iter_mut().find(|group| group.name == *tie) {
+                    None => groups.push(TieGroup {
+                        name: tie.clone(),
+                        parameter: parameter.name.clone(),
+                        init: parameter.init,
+                        uses: vec![place],
+                    }),
+                    Some(group) => {
+                        let (owner, slot) = group.uses[0];
+                        let first = &self.layers[owner.index()];
+                        let other = &first.parameters[slot];
+                        if other.shape != parameter.shape || other.trainable != parameter.trainable
+                        {
+                            let reason = format!(
+                                "parameter '{}' {:?} is tied to '{}.{}' {:?}: tied parameters need one shape, and are trained or frozen together",
+                                parameter.name,
+                                parameter.shape,
+                                first.name,
+                                other.name,
+                                other.shape
+                            );
+                            return Err(self.error(index, reason));
+                        }
+                        group.uses.push(place);
+                    }
+                }
+            }
+        }
+        Ok(groups)
+    }
+
+    /// For each layer, whether anything before it is trained: only then is its input's gradient needed.
+    pub(crate) fn trained_before(&self) -> Vec<bool> {
+        let mut any = false;
+        let mut before = Vec::with_capacity(self.layers.len() + 1);
+        for layer in &self.layers {
+            before.push(any);
+            any |= layer.parameters.iter().any(|parameter| parameter.trainable);
+        }
+        before.push(any);
+        before
+    }
+}

@@ -1,0 +1,61 @@
+//! Shape and dtype of a tensor that does not exist yet.
+
+use std::fmt;
+
+use tch::{Kind, Tensor};
+
+/// What is known of a tensor before it is computed. The first size is the number of samples.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TensorSpec {
+    /// Sizes, outermost first.
+    pub shape: Vec<i64>,
+    /// Element type.
+    pub kind: Kind,
+}
+
+impl TensorSpec {
+    /// A tensor of `shape` and `kind`.
+    pub fn new(shape: impl Into<Vec<i64>>, kind: Kind) -> Self {
+        Self { shape: shape.into(), kind }
+    }
+
+    /// What `tensor` is.
+    pub fn of(tensor: &Tensor) -> Self {
+        Self { shape: tensor.size(), kind: tensor.kind() }
+    }
+
+    /// The last size; 0 for a scalar.
+    pub fn last(&self) -> i64 {
+        self.shape.last().copied().unwrap_or(0)
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> f64 {
+        self.shape.iter().map(|&size| size as f64).product()
+    }
+
+    /// The same with another last size.
+    pub fn with_last(&self, size: i64) -> Self {
+        let mut shape = self.shape.clone();
+        if let Some(last) = shape.last_mut() {
+            *last = size;
+        }
+        Self { shape, kind: self.kind }
+    }
+
+    /// Whether gradients can flow through it.
+    pub fn is_float(&self) -> bool {
+        is_float(self.kind)
+    }
+}
+
+/// Whether gradients can flow through a tensor of `kind`.
+pub fn is_float(kind: Kind) -> bool {
+    matches!(kind, Kind::Half | Kind::Float | Kind::Double | Kind::BFloat16)
+}
+
+impl fmt::Display for TensorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {:?}", self.kind, self.shape)
+    }
+}

@@ -1,0 +1,108 @@
+//! What the driver gives a stage for a step, and what it gets back.
+
+use gpipe_bridge::memory::Stats;
+use gpipe_core::MicroBatch;
+use gpipe_runtime::Verdict;
+use tch::Tensor;
+
+use crate::value::Value;
+
+/// What a step is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Mode {
+    /// Dropout applies; backwards follow.
+    #[default]
+    Train,
+    /// The loss, nothing else.
+    Evaluate,
+    /// The outputs, nothing else.
+    Predict,
+}
+
+/// The samples of one micro-batch within the mini-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Slice {
+    pub first: usize,
+    pub count: usize,
+}
+
+/// Cuts `samples` into at most `micro_batches` slices that differ by at most one sample, the larger
+/// first. With fewer samples than that there are fewer slices, never an empty one.
+pub(crate) fn split(samples: usize, micro_batches: usize) -> Vec<Slice> {
+    let count = micro_batches.min(samples);
+    let mut first = 0;
+    (0..count)
+        .map(|m| {
+            let size = samples / count + usize::from(m < samples % count);
+            first += size;
+            Slice { first: first - size, count: size }
+        })
+        .collect()
+}
+
+/// One stage's part of a step.
+#[derive(Debug, Default)]
+pub(crate) struct Feed {
+    pub mode: Mode,
+    pub step: u64,
+    pub slices: Vec<Slice>,
+    /// By micro-batch; only the first stage has them.
+    pub inputs: Vec<Vec<Tensor>>,
+    /// By micro-batch; only the last stage has them.
+    pub targets: Vec<Vec<Tensor>>,
+    /// What the sum of the mini-batch's losses is divided by.
+    pub denominator: f64,
+    pub lr: f64,
+    /// Look at every value: after a failure, to name the layer.
+    pub check_finite: bool,
+}
+
+impl Feed {
+    pub(crate) fn inputs(&self, micro_batch: MicroBatch) -> &[Tensor] {
+        self.inputs.get(micro_batch.index()).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn targets(&self, micro_batch: MicroBatch) -> Option<&[Tensor]> {
+        self.targets.get(micro_batch.index()).map(Vec::as_slice)
+    }
+
+    pub(crate) fn slice(&self, micro_batch: MicroBatch) -> Slice {
+        self.slices.get(micro_batch.index()).copied().unwrap_or_default()
+    }
+}
+
+/// What a stage gives back after a step.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The last stage's sums of losses, by micro-batch in the order of their forwards.
+    pub loss_sums: Vec<f64>,
+    /// The last stage's outputs when predicting.
+    pub outputs: Vec<Value>,
+    /// What was decided.
+    pub verdict: Option<Verdict>,
+    /// Its memory: live now, and the peak of the step.
+    pub memory: Stats,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn property_every_sample_is_in_one_slice() {
+        for samples in 1..40 {
+            for micro_batches in 1..12 {
+                let slices = split(samples, micro_batches);
+                assert_eq!(slices.len(), micro_batches.min(samples));
+                let mut next = 0;
+                for slice in &slices {
+                    assert_eq!(slice.first, next);
+                    next += slice.count;
+                }
+                assert_eq!(next, samples);
+                let counts = slices.iter().map(|slice| slice.count);
+                assert!(counts.clone().max().unwrap() - counts.min().unwrap() <= 1);
+            }
+        }
+    }
+}

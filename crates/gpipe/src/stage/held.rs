@@ -1,0 +1,73 @@
+//! What a micro-batch leaves in a stage from its forward to its backward.
+
+use std::{collections::HashMap, ops::Range};
+
+use tch::Tensor;
+
+use super::island::Island;
+
+/// Where a segment starts: its layers (positions within the stage) and their inputs.
+pub(super) struct SegmentStart {
+    pub layers: Range<usize>,
+    pub inputs: Vec<Tensor>,
+}
+
+impl SegmentStart {
+    pub(super) fn new(layers: Range<usize>, inputs: &[Tensor]) -> Self {
+        Self { layers, inputs: inputs.iter().map(Tensor::shallow_clone).collect() }
+    }
+}
+
+/// Islands that are there, last layer last, and segments that have yet to be recomputed.
+pub(super) struct Held {
+    islands: Vec<Island>,
+    segments: Vec<SegmentStart>,
+    skips: HashMap<usize, Tensor>,
+    untouched: bool,
+    /// The loss of this micro-batch, on the last stage.
+    pub loss: Option<Island>,
+}
+
+impl Held {
+    /// Everything is there.
+    pub(super) fn whole(islands: Vec<Island>) -> Self {
+        let (segments, skips) = (Vec::new(), HashMap::new());
+        Self { islands, segments, skips, untouched: false, loss: None }
+    }
+
+    /// Only the inputs of each segment, and skips that no segment can recompute for itself.
+    pub(super) fn discarded(segments: Vec<SegmentStart>, skips: HashMap<usize, Tensor>) -> Self {
+        Self { islands: Vec::new(), segments, skips, untouched: true, loss: None }
+    }
+
+    /// Whether nothing was recomputed yet: the next segment is the stage's last.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.untouched
+    }
+
+    /// Whether a segment has yet to be recomputed.
+    pub(super) fn has_segments(&self) -> bool {
+        !self.segments.is_empty()
+    }
+
+    /// The next segment to recompute: the last one.
+    pub(super) fn next_segment(&mut self) -> Option<SegmentStart> {
+        self.segments.pop()
+    }
+
+    /// The skips that are kept.
+    pub(super) fn skips(&self) -> HashMap<usize, Tensor> {
+        self.skips.iter().map(|(&index, tensor)| (index, tensor.shallow_clone())).collect()
+    }
+
+    /// A segment was recomputed.
+    pub(super) fn rematerialized(&mut self, islands: Vec<Island>) {
+        self.untouched = false;
+        self.islands = islands;
+    }
+
+    /// Takes the last island, releasing it layer by layer.
+    pub(super) fn pop_island(&mut self) -> Option<Island> {
+        self.islands.pop()
+    }
+}

@@ -1,0 +1,218 @@
+//! One layer as an autograd island: its inputs are leaves, and its VJP is taken on its own.
+//!
+//! Why not one graph per stage: where gradients meet (a residual, a skip), autograd would sum in an order
+//! that depends on the cut. An island's sums are inside one layer, so no cut can change them; and each
+//! layer's memory is released as soon as its backward is done.
+
+use gpipe_bridge::vjp::{Request, vjp};
+use gpipe_core::LayerId;
+use tch::Tensor;
+
+use super::{differentiable, feed::Slice};
+use crate::{
+    error::{LayerError, StageError},
+    layer::Forward,
+    rng::MaskKey,
+    sequence::NamedLayer,
+};
+
+/// What one run of a layer is made of.
+pub(super) struct LayerRun<'a> {
+    pub layer: &'a NamedLayer,
+    pub id: LayerId,
+    pub parameters: &'a [Tensor],
+    pub input_grads: bool,
+    pub training: bool,
+    pub seed: u64,
+    pub step: u64,
+    pub slice: Slice,
+    pub check_finite: bool,
+}
+
+/// A layer's forward whose graph is there: leaves, and what was computed from them.
+pub(super) struct Island {
+    id: LayerId,
+    inputs: Vec<Tensor>,
+    pops: Vec<(usize, Tensor)>,
+    outputs: Vec<Tensor>,
+    stashed: Vec<(String, Tensor)>,
+    parameters: Vec<Tensor>,
+}
+
+/// Detached copies (of the header, not the data), which require a gradient where `grads` says so.
+pub(super) fn leaves(tensors: &[Tensor], grads: bool) -> Result<Vec<Tensor>, LayerError> {
+    tensors.iter().map(|tensor| leaf(tensor, grads)).collect()
+}
+
+fn leaf(tensor: &Tensor, grads: bool) -> Result<Tensor, LayerError> {
+    let leaf = tensor.f_detach()?;
+    Ok(if grads && differentiable(&leaf) { leaf.f_set_requires_grad(true)? } else { leaf })
+}
+
+/// An error if any of `tensors` holds a NaN or an infinity.
+pub(super) fn check_finite<'t>(
+    layer: &str,
+    what: &str,
+    tensors: impl IntoIterator<Item = &'t Tensor>,
+) -> Result<(), StageError> {
+    let finite = |tensor: &Tensor| -> Result<bool, LayerError> {
+        Ok(tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
+    };
+    for tensor in tensors {
+        let finite = differentiable(tensor).then(|| finite(tensor)).unwrap_or(Ok(true));
+        let finite = finite.map_err(|source| StageError::Layer { layer: layer.into(), source })?;
+        if !finite {
+            return Err(StageError::NotFinite { layer: layer.into(), what: what.into() });
+        }
+    }
+    Ok(())
+}
+
+/// A layer's outputs, its stashed skips by name, and its island if it has a graph.
+pub(super) type Ran = (Vec<Tensor>, Vec<(String, Tensor)>, Option<Island>);
+
+impl LayerRun<'_> {
+    /// Runs the layer; `pops` are (skip, name, value). With `graph`, an island for the backward.
+    pub(super) fn forward(
+        &self,
+        inputs: Vec<Tensor>,
+        pops: Vec<(usize, String, Tensor)>,
+        graph: bool,
+    ) -> Result<Ran, StageError> {
+        if self.check_finite {
+            check_finite(&self.layer.name, "its input", &inputs)?;
+        }
+        let ran = self
+            .run(inputs, pops, graph)
+            .map_err(|source| StageError::Layer { layer: self.layer.name.clone(), source })?;
+        if self.check_finite {
+            check_finite(&self.layer.name, "its output", &ran.0)?;
+        }
+        Ok(ran)
+    }
+
+    fn run(
+        &self,
+        inputs: Vec<Tensor>,
+        pops: Vec<(usize, String, Tensor)>,
+        graph: bool,
+    ) -> Result<Ran, LayerError> {
+        let grads = graph && self.input_grads;
+        let inputs = if graph { leaves(&inputs, grads)? } else { inputs };
+        let pops: Vec<(usize, String, Tensor)> = pops
+            .into_iter()
+            .map(|(index, name, tensor)| Ok((index, name, leaf(&tensor, grads)?)))
+            .collect::<Result<_, LayerError>>()?;
+        let mut ctx = Forward {
+            parameters: self.parameters,
+            training: self.training,
+            mask: MaskKey {
+                seed: self.seed,
+                layer: self.id.0.into(),
+                step: self.step,
+                site: 0,
+                first_sample: self.slice.first as u64,
+            },
+            samples: self.slice.count as i64,
+            pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
+            stashed: Vec::new(),
+        };
+        let outputs = self.layer.layer.forward(&mut ctx, &inputs)?;
+        let stashed = std::mem::take(&mut ctx.stashed);
+        if !graph {
+            return Ok((outputs, stashed, None));
+        }
+        let outside = leaves(&outputs, false)?;
+        let stashed_outside = stashed
+            .iter()
+            .map(|(name, tensor)| Ok((name.clone(), leaf(tensor, false)?)))
+            .collect::<Result<_, LayerError>>()?;
+        let island = Island {
+            id: self.id,
+            inputs,
+            pops: pops.into_iter().map(|(index, _, tensor)| (index, tensor)).collect(),
+            outputs,
+            stashed,
+            parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
+        };
+        Ok((outside, stashed_outside, Some(island)))
+    }
+}
+
+/// Gradients of a layer's inputs, and of the skips it popped.
+type Back = (Vec<Option<Tensor>>, Vec<(usize, Option<Tensor>)>);
+
+impl Island {
+    /// The loss as the last island.
+    pub(super) fn of_loss(outputs: Vec<Tensor>, sum: Tensor) -> Self {
+        Self {
+            id: LayerId(u32::MAX),
+            inputs: outputs,
+            pops: Vec::new(),
+            outputs: vec![sum],
+            stashed: Vec::new(),
+            parameters: Vec::new(),
+        }
+    }
+
+    /// The layer's position within a stage whose first layer is `first`.
+    pub(super) fn position(&self, first: usize) -> usize {
+        self.id.index() - first
+    }
+
+    /// The names of the skips that it stashed, in order.
+    pub(super) fn stashed_names(&self) -> impl Iterator<Item = &str> {
+        self.stashed.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// A gradient for its only output that is `value` everywhere.
+    pub(super) fn seed(&self, value: f64) -> Result<Tensor, LayerError> {
+        match self.outputs.first() {
+            Some(output) => Ok(output.f_full_like(value)?.f_detach()?),
+            None => Err(LayerError::Value("the loss has no value".into())),
+        }
+    }
+
+    /// The VJP: `grads` of its outputs and `stashes` of its skips; parameters' gradients go to
+    /// `accumulators`. Consumes the graph.
+    pub(super) fn backward(
+        self,
+        grads: Vec<Option<Tensor>>,
+        stashes: Vec<Option<Tensor>>,
+        accumulators: &mut [Option<Tensor>],
+    ) -> Result<Back, LayerError> {
+        let made = self.outputs.iter().zip(&grads);
+        let sent = self.stashed.iter().map(|(_, tensor)| tensor).zip(&stashes);
+        let (outputs, output_grads): (Vec<&Tensor>, Vec<&Tensor>) = made
+            .chain(sent)
+            .filter_map(|(output, grad)| Some((output, grad.as_ref()?)))
+            .filter(|(output, _)| output.requires_grad())
+            .unzip();
+        let leaves = self.inputs.iter().chain(self.pops.iter().map(|(_, tensor)| tensor));
+        let wanted: Vec<bool> = leaves.clone().map(Tensor::requires_grad).collect();
+        let inputs: Vec<&Tensor> = leaves.filter(|tensor| tensor.requires_grad()).collect();
+        let trained: Vec<usize> =
+            (0..self.parameters.len()).filter(|&i| self.parameters[i].requires_grad()).collect();
+        let parameters: Vec<&Tensor> = trained.iter().map(|&i| &self.parameters[i]).collect();
+        let mut found = Vec::new();
+        if !outputs.is_empty() && !(inputs.is_empty() && parameters.is_empty()) {
+            let request = Request {
+                outputs: &outputs,
+                output_grads: &output_grads,
+                inputs: &inputs,
+                parameters: &parameters,
+            };
+            let mut sums: Vec<_> = trained.iter().map(|&i| accumulators[i].take()).collect();
+            found = vjp(&request, &mut sums)?;
+            for (&i, sum) in trained.iter().zip(sums) {
+                accumulators[i] = sum;
+            }
+        }
+        let mut found = found.into_iter();
+        let mut all =
+            wanted.into_iter().map(|wanted| if wanted { found.next().flatten() } else { None });
+        let inputs = all.by_ref().take(self.inputs.len()).collect();
+        let pops = self.pops.iter().map(|(index, _)| *index).zip(all).collect();
+        Ok((inputs, pops))
+    }
+}

@@ -1,0 +1,496 @@
+//! The seam on libtorch: a stage holds its layers' parameters and runs them, each as its own autograd
+//! island.
+//!
+//! - [`island`]: one layer's forward with a graph, and its VJP
+//! - [`held`]: what a micro-batch leaves from its forward to its backward, whole or in segments
+//! - [`parameters`]: parameters, gradients, ties, norm, update
+//! - [`feed`]: what the driver gives a stage for a step, and what it gets back
+//! - here: the actions
+
+pub(crate) mod feed;
+mod held;
+mod island;
+pub(crate) mod parameters;
+
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use gpipe_bridge::memory::{self, Arena};
+use gpipe_core::{Action, EdgeId, LayerId, MicroBatch, StageId};
+use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
+use tch::{Kind, Tensor};
+
+use self::{
+    feed::{Feed, Mode, Outcome},
+    held::{Held, SegmentStart},
+    island::{Island, LayerRun},
+    parameters::Parameters,
+};
+use crate::{
+    error::{LayerError, StageError},
+    loss::Loss,
+    optim::Optimizer,
+    sequence::{NamedLayer, Skip, TieGroup},
+    spec::is_float,
+    value::Value,
+};
+
+/// Everything that one stage is built from; plain data, so that the stage itself is made in its own thread.
+pub(crate) struct StagePlan {
+    pub stage: StageId,
+    pub last: bool,
+    /// Which layers of the sequence it has.
+    pub layers: Range<usize>,
+    pub named: Vec<NamedLayer>,
+    /// For each of its layers, whether its input's gradient is needed.
+    pub input_grads: Vec<bool>,
+    pub skips: Vec<Skip>,
+    pub ties: Vec<TieGroup>,
+    pub edges: Edges,
+    pub segments: usize,
+    pub seed: u64,
+    pub kind: Kind,
+    pub cap: Option<u64>,
+    pub max_norm: Option<f64>,
+    pub keep_gradients: bool,
+    pub threads: i32,
+    pub loss: Option<Arc<dyn Loss>>,
+    pub optimizer: Option<Arc<dyn Optimizer>>,
+}
+
+/// This stage's edges by what they carry.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Edges {
+    pub boundary_in: Option<EdgeId>,
+    pub boundary_out: Option<EdgeId>,
+    /// (edge, index into the sequence's skips)
+    pub skips_in: Vec<(EdgeId, usize)>,
+    pub skips_out: Vec<(EdgeId, usize)>,
+    /// Ties with the stages that use a weight owned here, by their layers.
+    pub tie_users: Vec<(EdgeId, Range<usize>)>,
+    /// Ties with the stages that own a weight used here, by their layers.
+    pub tie_owners: Vec<(EdgeId, Range<usize>)>,
+    /// Which edges carry a gradient back.
+    pub gradient: HashMap<EdgeId, bool>,
+}
+
+/// A stage on a CPU device.
+pub(crate) struct Stage {
+    plan: StagePlan,
+    arena: Arena,
+    parameters: Parameters,
+    feed: Feed,
+    held: HashMap<MicroBatch, Held>,
+    loss_sums: Vec<f64>,
+    outputs: Vec<Value>,
+    norm: Option<Verdict>,
+}
+
+type StageResult<T> = Result<T, StageError>;
+
+/// Names the work in which libtorch failed.
+fn own(what: &'static str) -> impl Fn(LayerError) -> StageError {
+    move |source| StageError::Own { what, source }
+}
+
+impl Stage {
+    /// Builds the stage's own parameters, in the thread that will run it.
+    pub(crate) fn build(plan: StagePlan) -> StageResult<Self> {
+        tch::set_num_threads(plan.threads);
+        let arena = Arena::acquire().map_err(|error| own("memory")(error.into()))?;
+        let setup = || {
+            memory::set_cap(arena.id(), plan.cap)?;
+            memory::enter(arena.id())
+        };
+        setup().map_err(|error| own("memory")(error.into()))?;
+        let parameters = Parameters::build(&plan)?;
+        Ok(Self {
+            plan,
+            arena,
+            parameters,
+            feed: Feed::default(),
+            held: HashMap::new(),
+            loss_sums: Vec::new(),
+            outputs: Vec::new(),
+            norm: None,
+        })
+    }
+
+    pub(crate) fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    pub(crate) fn parameters_mut(&mut self) -> &mut Parameters {
+        &mut self.parameters
+    }
+
+    /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip value that
+    /// a layer here may pop, and gets those that are stashed.
+    fn run_layers(
+        &self,
+        range: Range<usize>,
+        micro_batch: MicroBatch,
+        inputs: Vec<Tensor>,
+        skips: &mut HashMap<usize, Tensor>,
+        graph: bool,
+    ) -> StageResult<(Vec<Tensor>, Vec<Island>)> {
+        let mut values = inputs;
+        let mut islands = Vec::with_capacity(if graph { range.len() } else { 0 });
+        for position in range {
+            let run = self.layer_run(position, micro_batch);
+            let pops = self.skips_popped_by(position);
+            let pops = pops.filter_map(|(index, skip)| {
+                Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
+            });
+            let (outputs, stashed, island) = run.forward(values, pops.collect(), graph)?;
+            for (name, tensor) in stashed {
+                let skip = self.skip_stashed_by(position, &name);
+                skips.extend(skip.map(|index| (index, tensor)));
+            }
+            islands.extend(island);
+            values = outputs;
+        }
+        Ok((values, islands))
+    }
+
+    fn layer_run(&self, position: usize, micro_batch: MicroBatch) -> LayerRun<'_> {
+        LayerRun {
+            layer: &self.plan.named[position],
+            id: LayerId::from_index(self.plan.layers.start + position),
+            parameters: self.parameters.of_layer(position),
+            input_grads: self.plan.input_grads[position],
+            training: self.feed.mode == Mode::Train,
+            seed: self.plan.seed,
+            step: self.feed.step,
+            slice: self.feed.slice(micro_batch),
+            check_finite: self.feed.check_finite,
+        }
+    }
+
+    fn skips_popped_by(&self, position: usize) -> impl Iterator<Item = (usize, &Skip)> {
+        let layer = LayerId::from_index(self.plan.layers.start + position);
+        self.plan.skips.iter().enumerate().filter(move |(_, skip)| skip.pop == layer)
+    }
+
+    fn skip_stashed_by(&self, position: usize, name: &str) -> Option<usize> {
+        let layer = LayerId::from_index(self.plan.layers.start + position);
+        self.plan.skips.iter().position(|skip| skip.stash == layer && skip.name == name)
+    }
+
+    /// Runs the loss of `micro_batch` on the stage's outputs; on the last stage, in training or evaluation.
+    fn run_loss(
+        &self,
+        micro_batch: MicroBatch,
+        outputs: &[Tensor],
+        graph: bool,
+    ) -> StageResult<Option<(f64, Option<Island>)>> {
+        let (true, Some(loss), Some(targets)) =
+            (self.plan.last, &self.plan.loss, self.feed.targets(micro_batch))
+        else {
+            return Ok(None);
+        };
+        let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
+        let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
+        let leaves = leaves.map_err(in_loss)?;
+        let sum = loss.sum(&leaves, targets).map_err(in_loss)?;
+        let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
+        if !value.is_finite() && self.feed.mode == Mode::Train {
+            let what = format!("the loss ({value})");
+            return Err(StageError::NotFinite { layer: "loss".into(), what });
+        }
+        let island = graph.then(|| Island::of_loss(leaves, sum));
+        Ok(Some((value, island)))
+    }
+
+    /// Into which ranges of its layers the stage is cut where it re-materializes.
+    fn segment_ranges(&self) -> Vec<Range<usize>> {
+        let (layers, segments) = (self.plan.layers.len(), self.plan.segments.max(1));
+        let segments = segments.min(layers);
+        let bound = |segment: usize| segment * layers / segments;
+        (0..segments).map(|segment| bound(segment)..bound(segment + 1)).collect()
+    }
+
+    /// A forward that keeps every segment's inputs, and nothing else.
+    fn forward_discarding(
+        &mut self,
+        micro_batch: MicroBatch,
+        inputs: Vec<Tensor>,
+        skips: &mut HashMap<usize, Tensor>,
+        keep: Keep,
+    ) -> StageResult<Vec<Tensor>> {
+        let _no_grad = tch::no_grad_guard();
+        let mut values = inputs;
+        let mut starts = Vec::new();
+        for range in self.segment_ranges() {
+            if keep == Keep::Inputs {
+                starts.push(SegmentStart::new(range.clone(), &values));
+            }
+            let (outputs, _) = self.run_layers(range, micro_batch, values, skips, false)?;
+            values = outputs;
+        }
+        if keep == Keep::Inputs {
+            let needed = self.skips_to_keep();
+            let kept = skips.iter().filter(|(index, _)| needed.contains(index));
+            let kept = kept.map(|(&index, tensor)| (index, tensor.shallow_clone())).collect();
+            self.held.insert(micro_batch, Held::discarded(starts, kept));
+        }
+        Ok(values)
+    }
+
+    /// Skips that a recomputation cannot find in its own segment: from an earlier stage or segment.
+    fn skips_to_keep(&self) -> Vec<usize> {
+        let ranges = self.segment_ranges();
+        let segment = |layer: LayerId| {
+            let position = layer.index().checked_sub(self.plan.layers.start)?;
+            ranges.iter().position(|range| range.contains(&position))
+        };
+        let skips = self.plan.skips.iter().enumerate();
+        skips
+            .filter(|(_, skip)| {
+                segment(skip.pop).is_some() && segment(skip.stash) != segment(skip.pop)
+            })
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// Recomputes the last segment of `micro_batch` that is not there yet, with its graph.
+    fn recompute(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        let Some(mut held) = self.held.remove(&micro_batch) else {
+            return Err(not_held(micro_batch));
+        };
+        let last_segment = held.is_untouched();
+        let Some(start) = held.next_segment() else {
+            self.held.insert(micro_batch, held);
+            return Ok(());
+        };
+        let mut skips = held.skips();
+        let (outputs, islands) =
+            self.run_layers(start.layers, micro_batch, start.inputs, &mut skips, true)?;
+        held.rematerialized(islands);
+        if last_segment && let Some((_, island)) = self.run_loss(micro_batch, &outputs, true)? {
+            held.loss = island;
+        }
+        self.held.insert(micro_batch, held);
+        Ok(())
+    }
+
+    /// Goes backwards through the islands that are there. `grads` are of the last island's outputs.
+    fn backward_islands(
+        &mut self,
+        held: &mut Held,
+        mut grads: Vec<Option<Tensor>>,
+        skip_grads: &mut HashMap<usize, Tensor>,
+    ) -> StageResult<Vec<Option<Tensor>>> {
+        while let Some(island) = held.pop_island() {
+            let position = island.position(self.plan.layers.start);
+            let stashes: Vec<Option<Tensor>> = island
+                .stashed_names()
+                .map(|name| self.skip_stashed_by(position, name))
+                .map(|index| index.and_then(|index| skip_grads.remove(&index)))
+                .collect();
+            let layer = &self.plan.named[position].name;
+            if self.feed.check_finite {
+                island::check_finite(layer, "the gradient of its output", grads.iter().flatten())?;
+            }
+            let accumulators = self.parameters.accumulators(position);
+            let back = island.backward(grads, stashes, accumulators);
+            let (inputs, pops) =
+                back.map_err(|source| StageError::Layer { layer: layer.clone(), source })?;
+            grads = inputs;
+            skip_grads.extend(pops.into_iter().filter_map(|(index, grad)| Some((index, grad?))));
+        }
+        Ok(grads)
+    }
+
+    fn outgoing(
+        &self,
+        boundary: Option<EdgeId>,
+        value: impl FnOnce() -> Value,
+        skips: &[(EdgeId, usize)],
+        skip_values: &mut HashMap<usize, Tensor>,
+    ) -> OnEdges<Value> {
+        let boundary = boundary.map(|edge| (edge, value()));
+        let skips =
+            skips.iter().map(|&(edge, index)| (edge, Value(vec![skip_values.remove(&index)])));
+        boundary.into_iter().chain(skips).collect()
+    }
+}
+
+fn not_held(micro_batch: MicroBatch) -> StageError {
+    let text = format!("micro-batch {micro_batch} has no forward to go back through");
+    own("backward")(LayerError::Value(text))
+}
+
+/// Splits what arrived into the boundary's tensors and the skips' by index.
+fn arrivals(
+    values: OnEdges<Value>,
+    boundary: Option<EdgeId>,
+    skips: &[(EdgeId, usize)],
+) -> (Option<Vec<Option<Tensor>>>, HashMap<usize, Tensor>) {
+    let mut main = None;
+    let mut by_index = HashMap::new();
+    for (edge, Value(tensors)) in values {
+        if Some(edge) == boundary {
+            main = Some(tensors);
+        } else if let Some((_, index)) = skips.iter().find(|(own, _)| *own == edge) {
+            by_index.extend(tensors.into_iter().flatten().map(|tensor| (*index, tensor)));
+        }
+    }
+    (main, by_index)
+}
+
+impl StageExecutor for Stage {
+    type Value = Value;
+    type Feed = Feed;
+    type Outcome = Outcome;
+    type Error = StageError;
+
+    fn stage(&self) -> StageId {
+        self.plan.stage
+    }
+
+    fn before(&mut self, _: Action) -> StageResult<()> {
+        memory::enter(self.arena.id()).map_err(|error| own("memory")(error.into()))
+    }
+
+    fn begin(&mut self, feed: Feed) -> StageResult<()> {
+        self.abort();
+        memory::reset_peak(self.arena.id()).map_err(|error| own("memory")(error.into()))?;
+        self.feed = feed;
+        self.loss_sums.clear();
+        self.outputs.clear();
+        self.norm = None;
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        micro_batch: MicroBatch,
+        inputs: OnEdges<Value>,
+        keep: Keep,
+    ) -> StageResult<OnEdges<Value>> {
+        let edges = self.plan.edges.clone();
+        let (arrived, mut skips) = arrivals(inputs, edges.boundary_in, &edges.skips_in);
+        let inputs = match arrived {
+            Some(tensors) => tensors.into_iter().flatten().collect(),
+            None => self.feed.inputs(micro_batch).iter().map(Tensor::shallow_clone).collect(),
+        };
+        let outputs = if keep == Keep::Activations {
+            let layers = 0..self.plan.layers.len();
+            let (outputs, islands) =
+                self.run_layers(layers, micro_batch, inputs, &mut skips, true)?;
+            self.held.insert(micro_batch, Held::whole(islands));
+            outputs
+        } else {
+            self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
+        };
+        if self.feed.mode != Mode::Predict {
+            let graph = keep == Keep::Activations;
+            let _guard = (!graph).then(tch::no_grad_guard);
+            if let Some((sum, island)) = self.run_loss(micro_batch, &outputs, graph)? {
+                self.loss_sums.push(sum);
+                if let Some(held) = self.held.get_mut(&micro_batch) {
+                    held.loss = island;
+                }
+            }
+        } else if self.plan.last {
+            self.outputs.push(outputs.into());
+            return Ok(Vec::new());
+        }
+        Ok(self.outgoing(edges.boundary_out, || outputs.into(), &edges.skips_out, &mut skips))
+    }
+
+    fn rematerialize(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        self.recompute(micro_batch)
+    }
+
+    fn backward(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Value>,
+    ) -> StageResult<OnEdges<Value>> {
+        let edges = self.plan.edges.clone();
+        let (arrived, mut skip_grads) =
+            arrivals(output_grads, edges.boundary_out, &edges.skips_out);
+        let Some(mut held) = self.held.remove(&micro_batch) else {
+            return Err(not_held(micro_batch));
+        };
+        let mut grads = arrived.unwrap_or_default();
+        if let Some(loss) = held.loss.take() {
+            let seed = loss.seed(1.0 / self.feed.denominator);
+            let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
+            let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
+            grads = back.map_err(in_loss)?.0;
+        }
+        loop {
+            grads = self.backward_islands(&mut held, grads, &mut skip_grads)?;
+            if !held.has_segments() {
+                break;
+            }
+            self.held.insert(micro_batch, held);
+            self.recompute(micro_batch)?;
+            held = self.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
+        }
+        let mut back =
+            self.outgoing(edges.boundary_in, || Value(grads), &edges.skips_in, &mut skip_grads);
+        back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
+        Ok(back)
+    }
+
+    fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
+        Ok(self.parameters.tied_grads(&self.plan, edge))
+    }
+
+    fn reduce(&mut self, arrived: OnEdges<Value>) -> StageResult<OnEdges<Value>> {
+        self.parameters.reduce(&self.plan, arrived).map_err(own("summing tied gradients"))
+    }
+
+    fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
+        self.parameters.accept_sums(&self.plan, sums);
+        self.parameters.prepare(&self.plan).map_err(own("preparing the update"))
+    }
+
+    fn decide(&mut self, votes: &[Vote]) -> StageResult<Verdict> {
+        let squares: f64 =
+            votes.iter().flat_map(|vote| &vote.squares).map(|(_, square)| square).sum();
+        let norm = squares.sqrt();
+        let scale = match self.plan.max_norm {
+            // As torch.nn.utils.clip_grad_norm_ has it.
+            Some(max) if norm > max => max / (norm + 1e-6),
+            _ => 1.0,
+        };
+        Ok(Verdict { apply: norm.is_finite(), norm, scale })
+    }
+
+    fn update(&mut self, verdict: Verdict) -> StageResult<()> {
+        self.norm = Some(verdict);
+        if verdict.apply {
+            let lr = self.feed.lr;
+            self.parameters.update(&self.plan, verdict.scale, lr).map_err(own("the update"))?;
+        }
+        self.parameters.forget_grads();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> StageResult<Outcome> {
+        self.held.clear();
+        let memory = memory::stats(self.arena.id());
+        Ok(Outcome {
+            loss_sums: std::mem::take(&mut self.loss_sums),
+            outputs: std::mem::take(&mut self.outputs),
+            verdict: self.norm.take(),
+            memory: memory.map_err(|error| own("memory")(error.into()))?,
+        })
+    }
+
+    fn abort(&mut self) {
+        self.held.clear();
+        self.outputs.clear();
+        self.feed = Feed::default();
+        self.parameters.forget_grads();
+    }
+}
+
+/// Whether a gradient can flow into `tensor`.
+fn differentiable(tensor: &Tensor) -> bool {
+    is_float(tensor.kind())
+}

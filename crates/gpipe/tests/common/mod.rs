@@ -1,0 +1,157 @@
+//! What the test families share: a small model with every feature, and comparison of every tensor.
+#![allow(dead_code)] // each test file uses its own part
+
+use gpipe::{
+    Adam, Balance, CrossEntropy, Pipeline, PipelineBuilder, Remat, Schedule, Sequence, TensorSpec,
+    layers::{Attention, Embedding, Head, Mlp, Pop, Stash},
+};
+use tch::{Device, Kind, Tensor};
+
+pub const VOCABULARY: i64 = 23;
+pub const LENGTH: i64 = 5;
+pub const FEATURES: i64 = 16;
+
+/// What a model is made of. Every value of every axis is compared bit for bit over all cuts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Features {
+    pub tied: bool,
+    pub skip: bool,
+    pub dropout: f64,
+}
+
+pub fn model(features: Features) -> Sequence {
+    let Features { tied, skip, dropout } = features;
+    let tie = tied.then(|| "tokens".to_owned());
+    let (std, output_std) = (0.2, 0.1);
+    let attention = Attention {
+        features: FEATURES,
+        heads: 2,
+        attention_dropout: dropout,
+        dropout,
+        std,
+        output_std,
+    };
+    let mlp = Mlp { features: FEATURES, hidden: 32, dropout, std, output_std };
+    let embedding = Embedding {
+        vocabulary: VOCABULARY,
+        features: FEATURES,
+        positions: LENGTH + 2,
+        std,
+        dropout,
+        tie: tie.clone(),
+    };
+    let head = Head { features: FEATURES, vocabulary: VOCABULARY, std, tie };
+    let mut model = Sequence::new().push("embedding", embedding);
+    if skip {
+        model = model.push("stash", Stash::new("long"));
+    }
+    model = model.push("0.attention", attention).push("0.mlp", mlp);
+    if skip {
+        model = model.push("inner stash", Stash::new("short"));
+    }
+    model = model.push("1.attention", attention);
+    if skip {
+        model = model.push("pop", Pop::new("long")).push("inner pop", Pop::new("short"));
+    }
+    model.push("1.mlp", mlp).push("head", head)
+}
+
+/// Tokens and targets of `samples` samples: a fixed function of `seed`. Some targets are ignored, so that
+/// tokens are counted unevenly over micro-batches.
+pub fn batch(samples: i64, seed: u64) -> (Tensor, Tensor) {
+    let mut random = gpipe_core::splitmix::Stream::new(seed);
+    let count = (samples * (LENGTH + 1)) as usize;
+    let tokens: Vec<i64> = (0..count).map(|_| random.below(VOCABULARY as usize) as i64).collect();
+    let all = Tensor::from_slice(&tokens).reshape([samples, LENGTH + 1]);
+    let inputs = all.narrow(1, 0, LENGTH).contiguous();
+    let targets = all.narrow(1, 1, LENGTH).contiguous();
+    if samples > 1 {
+        let _ = targets.narrow(0, 0, 1).narrow(1, 0, 3).fill_(-100);
+    }
+    (inputs, targets)
+}
+
+/// How a model is run: none of it may change a bit.
+#[derive(Debug, Clone)]
+pub struct Run {
+    pub stages: usize,
+    pub schedule: Schedule,
+    pub remat: Remat,
+    pub balance: Balance,
+}
+
+pub const REMATS: [Remat; 4] =
+    [Remat::Always, Remat::Never, Remat::UnlessAdjacent, Remat::Segments(2)];
+
+impl Run {
+    pub fn plain() -> Self {
+        let (schedule, remat) = (Schedule::GPipe, Remat::Never);
+        Self { stages: 1, schedule, remat, balance: Balance::Uniform }
+    }
+
+    pub fn builder(&self, model: Sequence, micro_batches: usize) -> PipelineBuilder {
+        Pipeline::builder(model, TensorSpec::new([4, LENGTH], Kind::Int64))
+            .stages(self.stages)
+            .schedule(self.schedule)
+            .remat(self.remat)
+            .balance(self.balance.clone())
+            .micro_batches(micro_batches)
+            .seed(11)
+            .keep_gradients()
+            .loss(CrossEntropy::default())
+            .optimizer(Adam { lr: 1e-2, ..Adam::default() })
+    }
+
+    pub fn all(layers: usize) -> Vec<Run> {
+        let mut runs = Vec::new();
+        for stages in 1..=4 {
+            let mut lopsided = vec![1; stages];
+            lopsided[stages - 1] = layers - (stages - 1);
+            let mut balances = vec![Balance::Uniform, Balance::Cost, Balance::Layers(lopsided)];
+            balances.truncate(if stages == 1 { 1 } else { 3 });
+            for balance in balances {
+                for schedule in Schedule::TRAINING {
+                    for remat in REMATS {
+                        runs.push(Run { stages, schedule, remat, balance: balance.clone() });
+                    }
+                }
+            }
+        }
+        runs
+    }
+}
+
+pub type Named = Vec<(String, Tensor)>;
+
+/// The bits of a tensor: unlike ==, tells NaN from NaN and 0 from -0.
+pub fn bits(tensor: &Tensor) -> Vec<u64> {
+    let values: Vec<f64> = tensor.to_kind(Kind::Double).reshape([-1]).try_into().unwrap();
+    values.into_iter().map(f64::to_bits).collect()
+}
+
+pub fn assert_same_bits(a: &Named, b: &Named, what: &str) {
+    let names = |named: &Named| named.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(a), names(b), "{what}");
+    for ((name, x), (_, y)) in a.iter().zip(b) {
+        assert_eq!(x.size(), y.size(), "{what}: {name}");
+        assert!(bits(x) == bits(y), "{what}: {name} differs by {:?}", (x - y).abs().max());
+    }
+}
+
+/// The contract's tolerance: |a - b| <= relative max(|b|, 1e-3 global norm), for each element.
+pub fn assert_close(a: &Named, b: &Named, relative: f64, what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    let square = |(_, t): &(String, Tensor)| t.to_kind(Kind::Double).square().sum(Kind::Double);
+    let norm = b.iter().map(|t| square(t).double_value(&[])).sum::<f64>().sqrt();
+    for ((name, x), (other, y)) in a.iter().zip(b) {
+        assert_eq!(name, other, "{what}");
+        let (x, y) = (x.to_kind(Kind::Double), y.to_kind(Kind::Double));
+        let excess = (&x - &y).abs() - y.abs().clamp_min(1e-3 * norm) * relative;
+        let worst = excess.max().double_value(&[]);
+        assert!(worst <= 0.0, "{what}: {name} exceeds the tolerance by {worst:e}");
+    }
+}
+
+pub fn cpu(kind: Kind) -> (Kind, Device) {
+    (kind, Device::Cpu)
+}

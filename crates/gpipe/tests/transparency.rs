@@ -1,0 +1,150 @@
+//! The first test to read. Family `transparency_`: the number of stages, the balance, the schedule and the
+//! choice of what to re-materialize never change a bit of any loss, gradient or parameter.
+//!
+//! Whoever adds a value to an axis (a schedule, a transport, batch norm, resume) adds it to `Run::all` or
+//! to `Features` and thereby runs the whole matrix on it.
+
+mod common;
+
+use common::{Features, Named, Run, assert_close, assert_same_bits, batch, model};
+use tch::Kind;
+
+/// Losses of 5 Adam steps, the first step's gradients, and the parameters afterwards.
+fn train(
+    run: &Run,
+    features: Features,
+    samples: &[i64],
+    micro_batches: usize,
+) -> (Vec<u64>, Named, Named) {
+    let mut pipeline = run.builder(model(features), micro_batches).clip_norm(1.0).build().unwrap();
+    let mut losses = Vec::new();
+    let mut gradients = Vec::new();
+    for step in 0..5 {
+        let (inputs, targets) = batch(samples[step % samples.len()], step as u64);
+        let report = pipeline.train_step(&inputs, &targets).unwrap();
+        losses.extend([report.loss.to_bits(), report.grad_norm.to_bits()]);
+        let named = pipeline.gradients().unwrap();
+        gradients.extend(named.into_iter().map(|(name, t)| (format!("step {step} {name}"), t)));
+    }
+    (losses, gradients, pipeline.parameters().unwrap())
+}
+
+fn matrix(features: Features) {
+    // Even; ragged, and ragged in another way in the next step; fewer samples than micro-batches, and one.
+    for (samples, micro_batches) in [(&[8][..], 4), (&[7, 5], 3), (&[3, 1, 6], 4)] {
+        let expected = train(&Run::plain(), features, samples, micro_batches);
+        assert!(expected.1.len() > 5 * 10, "every parameter has a gradient in every step");
+        for run in Run::all(model(features).len()) {
+            let what = format!("{run:?} {features:?} N={samples:?} M={micro_batches}");
+            let found = train(&run, features, samples, micro_batches);
+            assert_eq!(found.0, expected.0, "losses and norms: {what}");
+            assert_same_bits(&found.1, &expected.1, &what);
+            assert_same_bits(&found.2, &expected.2, &what);
+        }
+    }
+}
+
+#[test]
+fn transparency_plain() {
+    matrix(Features { tied: false, skip: false, dropout: 0.0 });
+}
+
+#[test]
+fn transparency_tied() {
+    matrix(Features { tied: true, skip: false, dropout: 0.0 });
+}
+
+#[test]
+fn transparency_skip_and_dropout() {
+    matrix(Features { tied: false, skip: true, dropout: 0.2 });
+}
+
+#[test]
+fn transparency_tied_skip_and_dropout() {
+    matrix(Features { tied: true, skip: true, dropout: 0.2 });
+}
+
+#[test]
+fn transparency_of_evaluation_and_prediction_in_any_order() {
+    let features = Features { tied: true, skip: true, dropout: 0.2 };
+    let (inputs, targets) = batch(7, 3);
+    let mut expected = None;
+    for run in Run::all(model(features).len()) {
+        let mut pipeline = run.builder(model(features), 3).build().unwrap();
+        // Before any training, between two steps, and twice.
+        let before = pipeline.evaluate(&inputs, &targets).unwrap();
+        let outputs = pipeline.predict(&inputs).unwrap();
+        pipeline.train_step(&inputs, &targets).unwrap();
+        let between = pipeline.evaluate(&inputs, &targets).unwrap();
+        assert_eq!(between, pipeline.evaluate(&inputs, &targets).unwrap());
+        pipeline.train_step(&inputs, &targets).unwrap();
+        let found = (before, between, common::bits(&outputs[0]));
+        assert_eq!(outputs[0].size(), [7, common::LENGTH, common::VOCABULARY]);
+        let expected = expected.get_or_insert_with(|| found.clone());
+        assert_eq!(found.0, expected.0, "{run:?}");
+        assert_eq!(found.1, expected.1, "{run:?}");
+        assert!(found.2 == expected.2, "{run:?}");
+    }
+}
+
+#[test]
+fn transparency_of_evaluation_between_training_steps() {
+    let features = Features { tied: true, skip: false, dropout: 0.2 };
+    let run = Run { stages: 3, ..Run::plain() };
+    let parameters = |evaluates: bool| {
+        let mut pipeline = run.builder(model(features), 3).build().unwrap();
+        for step in 0..3 {
+            let (inputs, targets) = batch(5, step);
+            if evaluates {
+                pipeline.evaluate(&inputs, &targets).unwrap();
+            }
+            pipeline.train_step(&inputs, &targets).unwrap();
+        }
+        pipeline.parameters().unwrap()
+    };
+    assert_same_bits(&parameters(true), &parameters(false), "evaluation changes training");
+}
+
+#[test]
+fn transparency_of_m_is_rounding_and_masks_do_not_depend_on_it() {
+    let features = Features { tied: true, skip: true, dropout: 0.2 };
+    let gradients = |micro_batches, kind| {
+        let run = Run { stages: 2, ..Run::plain() };
+        let mut pipeline = run.builder(model(features), micro_batches).kind(kind).build().unwrap();
+        let (inputs, targets) = batch(7, 1);
+        pipeline.train_step(&inputs, &targets).unwrap();
+        pipeline.gradients().unwrap()
+    };
+    for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::Double, 1e-10)] {
+        let expected = gradients(1, kind);
+        for micro_batches in 2..8 {
+            let found = gradients(micro_batches, kind);
+            assert_close(&found, &expected, tolerance, &format!("M={micro_batches} {kind:?}"));
+        }
+    }
+}
+
+#[test]
+fn transparency_of_frozen_layers() {
+    let features = Features { tied: false, skip: true, dropout: 0.2 };
+    for frozen in ["embedding", "0.", "1.attention", "head"] {
+        let train = |run: &Run| {
+            let sequence = model(features).freeze(|name| name.starts_with(frozen));
+            let mut pipeline = run.builder(sequence, 3).build().unwrap();
+            let before = pipeline.parameters().unwrap();
+            let (inputs, targets) = batch(7, 1);
+            pipeline.train_step(&inputs, &targets).unwrap();
+            (before, pipeline.gradients().unwrap(), pipeline.parameters().unwrap())
+        };
+        let expected = train(&Run::plain());
+        for ((name, before), (_, after)) in expected.0.iter().zip(&expected.2) {
+            let same = common::bits(before) == common::bits(after);
+            assert_eq!(same, name.starts_with(frozen), "{name} with {frozen} frozen");
+        }
+        for run in Run::all(model(features).len()) {
+            let found = train(&run);
+            assert_same_bits(&found.1, &expected.1, &format!("{run:?} {frozen} frozen"));
+            assert_same_bits(&found.2, &expected.2, &format!("{run:?} {frozen} frozen"));
+        }
+    }
+}

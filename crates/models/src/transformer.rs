@@ -1,0 +1,118 @@
+//! A decoder-only transformer language model (Radford et al. 2019): pre-LN, learned positions, GELU.
+
+use gpipe::{
+    Sequence,
+    layers::{Attention, Block, Embedding, Head, Mlp},
+};
+
+/// Standard deviation of initial weights (Radford et al. 2019).
+const STD: f64 = 0.02;
+/// Most layers.
+const LAYERS_MAX: usize = 4096;
+
+/// The model's sizes. Inputs are int64 tokens [samples, positions], outputs logits [.., vocabulary].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transformer {
+    /// Tokens are 0 .. vocabulary.
+    pub vocabulary: i64,
+    /// Most positions of a sample.
+    pub positions: i64,
+    /// d_model.
+    pub features: i64,
+    /// Attention heads; they divide `features`.
+    pub heads: i64,
+    /// Size of the feed-forward layer.
+    pub hidden: i64,
+    /// Number of transformer blocks.
+    pub blocks: usize,
+    /// Dropout of embeddings and of both halves' outputs.
+    pub dropout: f64,
+    /// Dropout of attention weights.
+    pub attention_dropout: f64,
+    /// Whether the output projection is the token embedding (Press & Wolf 2017).
+    pub tied: bool,
+    /// Whether attention and feed-forward are two layers for the partitioner, or one.
+    pub split_blocks: bool,
+}
+
+/// Sizes that make no transformer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("transformer: {0}")]
+pub struct TransformerError(String);
+
+impl Transformer {
+    /// The layers: `embedding`; `0.attention`, `0.mlp`, ... (or `0.block`, ...); `head`.
+    ///
+    /// # Errors
+    /// A size below 1, heads that do not divide the features, or dropouts that are no probabilities.
+    pub fn build(&self) -> Result<Sequence, TransformerError> {
+        self.check()?;
+        let tie = self.tied.then(|| "tokens".to_owned());
+        // Each block adds twice to the residual stream; this keeps its variance (Radford et al. 2019, 2.3).
+        let output_std = STD / (2.0 * self.blocks as f64).sqrt();
+        let attention = Attention {
+            features: self.features,
+            heads: self.heads,
+            attention_dropout: self.attention_dropout,
+            dropout: self.dropout,
+            std: STD,
+            output_std,
+        };
+        let mlp = Mlp {
+            features: self.features,
+            hidden: self.hidden,
+            dropout: self.dropout,
+            std: STD,
+            output_std,
+        };
+        let embedding = Embedding {
+            vocabulary: self.vocabulary,
+            features: self.features,
+            positions: self.positions,
+            std: STD,
+            dropout: self.dropout,
+            tie: tie.clone(),
+        };
+        let mut sequence = Sequence::new().push("embedding", embedding);
+        for block in 0..self.blocks {
+            sequence = if self.split_blocks {
+                sequence
+                    .push(format!("{block}.attention"), attention)
+                    .push(format!("{block}.mlp"), mlp)
+            } else {
+                sequence.push(format!("{block}.block"), Block { attention, mlp })
+            };
+        }
+        let (features, vocabulary) = (self.features, self.vocabulary);
+        Ok(sequence.push("head", Head { features, vocabulary, std: STD, tie }))
+    }
+
+    fn check(&self) -> Result<(), TransformerError> {
+        let refuse = |reason| Err(TransformerError(reason));
+        let sizes = [
+            ("vocabulary", self.vocabulary),
+            ("positions", self.positions),
+            ("features", self.features),
+            ("heads", self.heads),
+            ("hidden", self.hidden),
+            ("blocks", i64::try_from(self.blocks).unwrap_or(i64::MAX)),
+        ];
+        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size < 1) {
+            return refuse(format!("{name} is {size}: use at least 1"));
+        }
+        if self.blocks > LAYERS_MAX {
+            return refuse(format!("{} blocks: use at most {LAYERS_MAX}", self.blocks));
+        }
+        if self.features % self.heads != 0 {
+            return refuse(format!(
+                "{} features do not divide into {} heads: use a multiple",
+                self.features, self.heads
+            ));
+        }
+        let dropouts = [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)];
+        if let Some((name, p)) = dropouts.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
+            return refuse(format!("{name} is {p}: it is a probability, from 0 to 1"));
+        }
+        Ok(())
+    }
+}
