@@ -1,1 +1,114 @@
-fn main() {}
+//! The project's own tasks: `cargo xtask ci | soak | tidy | golden --bless`.
+
+mod tidy;
+
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode},
+    time::Instant,
+};
+
+/// One command of CI.
+struct Step {
+    name: &'static str,
+    arguments: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+}
+
+const CI: &[Step] = &[
+    Step { name: "format", arguments: &["fmt", "--all", "--check"], environment: &[] },
+    Step {
+        name: "clippy",
+        arguments: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+        environment: &[],
+    },
+    Step {
+        name: "documentation",
+        arguments: &["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"],
+        environment: &[("RUSTDOCFLAGS", "-D warnings")],
+    },
+    Step { name: "tests", arguments: &["test", "--workspace", "--locked"], environment: &[] },
+];
+
+const SOAK: &[Step] = &[Step {
+    name: "soak",
+    arguments: &["test", "--workspace", "--locked", "--", "--nocapture"],
+    environment: &[("GPIPE_SOAK", "1")],
+}];
+
+const GOLDEN: &[Step] = &[Step {
+    name: "golden files",
+    arguments: &["test", "--package", "gpipe-core", "--test", "schedules"],
+    environment: &[("INSTA_UPDATE", "always")],
+}];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments[..] {
+        ["ci"] => tidy_step() && run(CI) && print_skipped(),
+        ["soak"] => run(SOAK),
+        ["tidy"] => tidy_step(),
+        ["golden", "--bless"] => run(GOLDEN),
+        _ => {
+            eprintln!("usage: cargo xtask ci | soak | tidy | golden --bless");
+            return ExitCode::from(2);
+        }
+    };
+    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn tidy_step() -> bool {
+    let problems = tidy::check(&root());
+    for problem in &problems {
+        eprintln!("tidy: {problem}");
+    }
+    println!("== tidy: {} problems", problems.len());
+    problems.is_empty()
+}
+
+/// Tests say here, one line each, that they could not run and why.
+fn skip_log() -> PathBuf {
+    root().join("target").join("skipped-tests.txt")
+}
+
+fn run(steps: &[Step]) -> bool {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let _ = std::fs::remove_file(skip_log());
+    for step in steps {
+        println!("== {}: cargo {}", step.name, step.arguments.join(" "));
+        let start = Instant::now();
+        let status = Command::new(&cargo)
+            .args(step.arguments)
+            .envs(step.environment.iter().copied())
+            .env("GPIPE_SKIP_LOG", skip_log())
+            .current_dir(root())
+            .status();
+        let seconds = start.elapsed().as_secs();
+        match status {
+            Ok(status) if status.success() => println!("== {}: {seconds} s", step.name),
+            Ok(status) => {
+                eprintln!("== {} failed ({status}) after {seconds} s", step.name);
+                return false;
+            }
+            Err(error) => {
+                eprintln!("== {}: cannot run {cargo}: {error}", step.name);
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn print_skipped() -> bool {
+    let skipped = std::fs::read_to_string(skip_log()).unwrap_or_default();
+    match skipped.lines().count() {
+        0 => println!("== skipped tests: none"),
+        count => println!("== skipped tests: {count}\n{}", skipped.trim_end()),
+    }
+    true
+}

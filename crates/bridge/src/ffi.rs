@@ -1,6 +1,12 @@
 //! The declarations that Rust and C++ share. Nothing here is public; the modules beside it are.
 
-#[allow(dead_code, missing_docs, unused_qualifications, clippy::undocumented_unsafe_blocks)]
+#[allow(
+    dead_code,
+    missing_docs,
+    unused_qualifications,
+    clippy::too_many_arguments,
+    clippy::undocumented_unsafe_blocks
+)]
 #[cxx::bridge(namespace = "gpipe")]
 pub(crate) mod bridged {
     struct MemoryStats {

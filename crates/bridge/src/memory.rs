@@ -204,7 +204,7 @@ mod tests {
         let expected = Refusal { requested: 2 << 20, live: 4 << 20, cap: Some(5 << 20) };
         assert_eq!((take_refusal(), take_refusal()), (Some(expected), None));
         drop(held);
-        floats(5 * MIB).unwrap();
+        drop(floats(5 * MIB).unwrap());
         enter(0).unwrap();
         assert!(enter(ARENAS).is_err());
     }

@@ -20,7 +20,7 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 /// assert_ne!(key(&[1, 2]), key(&[2, 1]));
 /// ```
 pub fn key(parts: &[u64]) -> u64 {
-    parts.iter().fold(0x6770_6970_65, |hash, &part| {
+    parts.iter().fold(0x0067_7069_7065, |hash, &part| {
         mix(mix(part.wrapping_add(GAMMA)) ^ hash.wrapping_mul(GAMMA))
     })
 }

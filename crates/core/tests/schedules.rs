@@ -1,4 +1,5 @@
 //! Families: `property_` (bubble, held inputs, over all K and M), `golden_` (drawings), `oracle_` (text forms).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
     Action, Nanos,

@@ -1,5 +1,6 @@
 //! Families: `property_` (random correct programs pass, and stay equal under every capacity), `fault_` (one
 //! change to a correct program is found, or harmless by construction).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
     Action, EdgeId, Half, Op,

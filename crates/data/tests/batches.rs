@@ -1,4 +1,5 @@
 //! Batches: what is in them, and that asking changes nothing. Families: `property_`, `oracle_`, `regression_`, `fault_`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeSet;
 

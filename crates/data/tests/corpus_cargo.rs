@@ -1,4 +1,5 @@
 //! Corpora from crates. Families: `property_`, `oracle_`, `fault_`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -6,7 +6,7 @@
 //! ```
 //! use gpipe::{Adam, MeanSquaredError, Pipeline, Sequence, TensorSpec, layers::{Activation, Linear}};
 //! use tch::{Device, Kind, Tensor};
-//! let model = Sequence::new().add(Linear::new(8, 32)).add(Activation::Tanh).add(Linear::new(32, 1));
+//! let model = Sequence::new().layer(Linear::new(8, 32)).layer(Activation::Tanh).layer(Linear::new(32, 1));
 //! let mut pipeline = Pipeline::builder(model, TensorSpec::new([16, 8], Kind::Float))
 //!     .stages(2).micro_batches(4).loss(MeanSquaredError).optimizer(Adam::default()).build()?;
 //! let x = Tensor::randn([16, 8], (Kind::Float, Device::Cpu));

@@ -67,7 +67,7 @@ impl Sequence {
 
     /// Appends a layer named by its position and kind, such as `3.linear`.
     #[must_use]
-    pub fn add(self, layer: impl Layer) -> Self {
+    pub fn layer(self, layer: impl Layer) -> Self {
         let name = format!("{}.{}", self.layers.len(), layer.kind());
         self.push(name, layer)
     }

@@ -3,6 +3,7 @@
 //!
 //! Whoever adds a value to an axis (a schedule, a transport, batch norm, resume) adds it to `Run::all` or
 //! to `Features` and thereby runs the whole matrix on it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
 

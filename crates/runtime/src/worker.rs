@@ -61,12 +61,15 @@ pub struct Report<E: StageExecutor> {
     pub applied: Vec<StageId>,
 }
 
+/// What the driver does with a device's stages between steps.
+pub(crate) type Visitor<E> = Box<dyn FnOnce(&mut [E]) + Send>;
+
 /// What the driver tells a worker.
 pub(crate) enum Command<E: StageExecutor> {
     /// Run this device's list.
     Run { step: Arc<Step<E>>, feeds: Vec<E::Feed>, clock: Clock, reply: mpsc::Sender<Report<E>> },
     /// Let the driver look at the stages, between steps.
-    Visit(Box<dyn FnOnce(&mut [E]) + Send>),
+    Visit(Visitor<E>),
 }
 
 /// The thread's loop: until the driver is gone.

@@ -1,5 +1,6 @@
 //! Family `fault_`: an error, a panic or a stall at any action ends in one clear error, never a hang, and
 //! leaves everything as it was.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,6 @@
 //! Families: `oracle_` (the unpipelined answer), `property_` (same seed, same run; the simulator's
 //! timeline), over hundreds of random schedules, edges and placements.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{sync::Arc, time::Duration};
 

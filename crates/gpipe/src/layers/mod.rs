@@ -26,7 +26,7 @@ pub use skip::{Pop, Stash};
 use crate::{error::LayerError, layer::only, spec::TensorSpec};
 
 /// The only input, if it is a float tensor [samples, ..., features].
-fn features<'a>(inputs: &'a [TensorSpec], expected: i64) -> Result<&'a TensorSpec, LayerError> {
+fn features(inputs: &[TensorSpec], expected: i64) -> Result<&TensorSpec, LayerError> {
     let input = only(inputs)?;
     if input.is_float() && input.shape.len() >= 2 && input.last() == expected {
         return Ok(input);

@@ -13,7 +13,7 @@ use gpipe_core::{
 use gpipe_runtime::{Crew, Settings, crew::BuildDevice};
 use tch::Kind;
 
-use super::{LINK_CAPACITY, NamedPlace, Pipeline, topology};
+use super::{LINK_CAPACITY, NamedPlace, Pipeline, TiedPlaces, topology};
 use crate::{
     error::{Error, Result},
     loss::Loss,
@@ -378,8 +378,6 @@ impl PipelineBuilder {
         }
     }
 }
-
-type TiedPlaces = HashMap<String, Vec<(StageId, (usize, usize))>>;
 
 /// Full names with their places, tied weights once; and all places of each tied weight.
 fn places(

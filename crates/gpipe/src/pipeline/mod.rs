@@ -43,6 +43,9 @@ const SHAPES_MAX: usize = 64;
 /// A full parameter name, the stage that owns it, and its place there (layer within the stage, position).
 type NamedPlace = (String, StageId, (usize, usize));
 
+/// All places of each tied weight, by its full name.
+type TiedPlaces = HashMap<String, Vec<(StageId, (usize, usize))>>;
+
 /// A model cut into stages on devices, ready to run.
 ///
 /// All calls may come in any order. After a failed step, parameters and optimizer state are as before it.
@@ -61,7 +64,7 @@ pub struct Pipeline {
     step: u64,
     names: Vec<NamedPlace>,
     /// Every place of every tied weight, to overwrite all of its copies.
-    tied_places: HashMap<String, Vec<(StageId, (usize, usize))>>,
+    tied_places: TiedPlaces,
     programs: HashMap<(bool, usize), Arc<Program>>,
     shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
     link_capacity: usize,

@@ -59,7 +59,7 @@ pub(super) fn check_finite<'t>(
         Ok(tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
     };
     for tensor in tensors {
-        let finite = differentiable(tensor).then(|| finite(tensor)).unwrap_or(Ok(true));
+        let finite = if differentiable(tensor) { finite(tensor) } else { Ok(true) };
         let finite = finite.map_err(|source| StageError::Layer { layer: layer.into(), source })?;
         if !finite {
             return Err(StageError::NotFinite { layer: layer.into(), what: what.into() });
@@ -195,7 +195,8 @@ impl Island {
             (0..self.parameters.len()).filter(|&i| self.parameters[i].requires_grad()).collect();
         let parameters: Vec<&Tensor> = trained.iter().map(|&i| &self.parameters[i]).collect();
         let mut found = Vec::new();
-        if !outputs.is_empty() && !(inputs.is_empty() && parameters.is_empty()) {
+        let something = !inputs.is_empty() || !parameters.is_empty();
+        if something && !outputs.is_empty() {
             let request = Request {
                 outputs: &outputs,
                 output_grads: &output_grads,

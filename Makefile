@@ -1,0 +1,27 @@
+# `make train` and `make test` do all the set-up on a fresh machine.
+CARGO ?= cargo
+export CARGO_TERM_COLOR ?= auto
+
+.PHONY: help setup build train test soak bench clean-cache
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+setup: ## Put the pinned libtorch in place (GPIPE_LIBTORCH=cuda for the CUDA set)
+	@python3 scripts/setup.py
+
+build: setup ## Build the gpipe command
+	$(CARGO) build --release --locked --package gpipe-cli
+
+train: build ## Train a small transformer on real text with two stages
+	$(CARGO) fetch --locked
+	./target/release/gpipe train configs/small.toml $(ARGS)
+
+test: setup ## All that CI runs
+	$(CARGO) xtask ci
+
+soak: setup ## The long proofs
+	$(CARGO) xtask soak
+
+bench: build ## The one-stage and two-stage step, beside plain PyTorch if there is one
+	python3 benchmarks/gpt_step.py

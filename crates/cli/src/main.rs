@@ -1,0 +1,61 @@
+//! The `gpipe` command: the only room that reads the environment and prints.
+//!
+//! - [`args`]: the command line
+//! - [`config`]: the configuration file and its overrides, one validated struct
+//! - [`setup`]: from a configuration to text, tokens, a model and a pipeline
+//! - [`train`], [`verify`]: the commands
+//! - [`progress`], [`metrics`]: what a run shows and writes
+
+mod args;
+mod config;
+mod metrics;
+mod progress;
+mod setup;
+mod train;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// What ends a command: its message is for the user.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    #[error(transparent)]
+    Config(#[from] config::ConfigError),
+    #[error("{0}")]
+    Usage(String),
+    #[error(transparent)]
+    Data(#[from] gpipe_data::Error),
+    #[error(transparent)]
+    Model(#[from] gpipe_models::TransformerError),
+    #[error(transparent)]
+    Pipeline(#[from] gpipe::Error),
+    #[error(transparent)]
+    Weights(#[from] gpipe_checkpoint::weights::WeightsError),
+    #[error("{what}: {source}")]
+    Io { what: String, source: std::io::Error },
+    /// `verify` found a difference; it has already been printed.
+    #[error("results differ")]
+    Differs,
+}
+
+impl From<tch::TchError> for CliError {
+    fn from(error: tch::TchError) -> Self {
+        CliError::Pipeline(error.into())
+    }
+}
+
+fn main() -> ExitCode {
+    let result = match args::Arguments::parse().command {
+        args::Command::Train(arguments) => train::run(&arguments),
+        args::Command::Verify(arguments) => verify::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpipe: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

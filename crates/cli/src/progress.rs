@@ -1,0 +1,70 @@
+//! What a run shows while it goes on: a bar in a terminal, plain lines elsewhere.
+
+use std::{
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+use gpipe::StepReport;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Time between two plain lines.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// A bar or lines.
+pub(crate) enum Progress {
+    /// In a terminal.
+    Bar(ProgressBar),
+    /// Elsewhere.
+    Lines {
+        /// Steps of the run.
+        steps: u64,
+        /// When the last line was printed.
+        last: Option<Instant>,
+    },
+}
+
+impl Progress {
+    /// For a run of `steps`.
+    pub(crate) fn new(steps: u64) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self::Lines { steps, last: None };
+        }
+        let bar = ProgressBar::new(steps);
+        let template = "{bar:30} {pos}/{len} {msg} [{elapsed} < {eta}]";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self::Bar(bar)
+    }
+
+    /// After a step.
+    pub(crate) fn step(&mut self, report: &StepReport) {
+        let tokens_per_s = report.count / (report.time.as_ms() / 1e3);
+        let message = format!(
+            "loss {:.3}  {tokens_per_s:.0} tokens/s  bubble {:.0}%",
+            report.loss,
+            100.0 * report.bubble
+        );
+        match self {
+            Self::Bar(bar) => {
+                bar.set_message(message);
+                bar.set_position(report.step);
+            }
+            Self::Lines { steps, last } => {
+                let due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
+                if due || report.step == *steps {
+                    *last = Some(Instant::now());
+                    println!("step {}/{steps}  {message}", report.step);
+                }
+            }
+        }
+    }
+
+    /// The run is over; the bar stays.
+    pub(crate) fn finish(&self) {
+        if let Self::Bar(bar) = self {
+            bar.abandon();
+        }
+    }
+}

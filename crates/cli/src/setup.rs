@@ -1,0 +1,136 @@
+//! From a configuration to text, tokens, a model and a pipeline.
+
+use std::{path::PathBuf, time::Duration};
+
+use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec};
+use gpipe_data::{Batch, Corpus, Limits, TokenSet, Tokenizer};
+use gpipe_models::Transformer;
+use tch::{Kind, Tensor};
+
+use crate::{CliError, config::Config};
+
+/// Text as tokens.
+pub(crate) struct Text {
+    pub tokenizer: Tokenizer,
+    pub train: TokenSet,
+    pub validation: TokenSet,
+    /// What it is, in a line.
+    pub summary: String,
+}
+
+/// Reads the text, trains the tokenizer on its training part, and encodes both parts.
+pub(crate) fn text(config: &Config) -> Result<Text, CliError> {
+    let data = &config.data;
+    let limits = Limits {
+        train_bytes: data.train_bytes.0,
+        validation_bytes: data.validation_bytes.0,
+        per_crate_bytes: data.crate_bytes.0,
+    };
+    let (corpus, what) = if data.text.is_empty() {
+        let corpus = Corpus::from_cargo_sources(&data.cargo_lock, &registry_sources()?, &limits)?;
+        (corpus, "Rust sources of this workspace's dependencies".to_owned())
+    } else {
+        let names: Vec<String> = data.text.iter().map(|path| path.display().to_string()).collect();
+        (Corpus::from_paths(&data.text, &limits)?, names.join(", "))
+    };
+    let tokenizer = Tokenizer::train(&corpus.train, config.model.vocabulary)?;
+    let train = TokenSet::encode(&tokenizer, &corpus.train)?;
+    let validation = TokenSet::encode(&tokenizer, &corpus.validation)?;
+    let summary = format!(
+        "{what}: {} training tokens, {} validation tokens, vocabulary {}",
+        train.tokens.len(),
+        validation.tokens.len(),
+        tokenizer.vocabulary()
+    );
+    Ok(Text { tokenizer, train, validation, summary })
+}
+
+/// Where cargo keeps the sources that it fetched.
+fn registry_sources() -> Result<PathBuf, CliError> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let home = home.ok_or_else(|| {
+        CliError::Usage(
+            "neither CARGO_HOME nor HOME is set: name your text with --text PATH".into(),
+        )
+    })?;
+    Ok(home.join("registry").join("src"))
+}
+
+/// The model.
+pub(crate) fn model(config: &Config, vocabulary: usize) -> Result<Sequence, CliError> {
+    let model = &config.model;
+    let size = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
+    let transformer = Transformer {
+        vocabulary: size(vocabulary),
+        positions: size(config.data.sequence),
+        features: model.features,
+        heads: model.heads,
+        hidden: model.hidden,
+        blocks: model.blocks,
+        dropout: model.dropout,
+        attention_dropout: model.attention_dropout,
+        tied: model.tied,
+        split_blocks: model.split_blocks,
+    };
+    Ok(transformer.build()?)
+}
+
+/// A pipeline with everything that the configuration says.
+pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
+    let (pipeline, optimizer) = (&config.pipeline, &config.optimizer);
+    // Cuts by cost are for the micro-batches that the stages will see.
+    let samples = config.train.mini_batch.div_ceil(pipeline.micro_batches.max(1)).max(1);
+    let shape = [samples as i64, config.data.sequence as i64];
+    let mut builder = Pipeline::builder(model, TensorSpec::new(shape, Kind::Int64))
+        .stages(pipeline.stages)
+        .micro_batches(pipeline.micro_batches)
+        .schedule(pipeline.schedule)
+        .balance(pipeline.balance.clone())
+        .remat(pipeline.remat)
+        .threads_per_stage(pipeline.threads_per_stage)
+        .deadline(Duration::from_secs(pipeline.deadline_s))
+        .seed(config.seed)
+        .loss(CrossEntropy::default());
+    if let Some(cap) = pipeline.memory.0 {
+        builder = builder.memory_cap([cap]);
+    }
+    if optimizer.clip_norm > 0.0 {
+        builder = builder.clip_norm(optimizer.clip_norm);
+    }
+    let (lr, weight_decay) = (optimizer.lr, optimizer.weight_decay);
+    if optimizer.name == "sgd" {
+        return builder.optimizer(Sgd { lr, momentum: optimizer.momentum, weight_decay });
+    }
+    builder.optimizer(Adam {
+        lr,
+        beta1: optimizer.beta1,
+        beta2: optimizer.beta2,
+        eps: optimizer.eps,
+        weight_decay,
+        decoupled: optimizer.name == "adamw",
+    })
+}
+
+/// The learning rate of `step` (from 0): a linear warm-up, then constant or a cosine down to a tenth
+/// (Loshchilov & Hutter 2017).
+pub(crate) fn learning_rate(config: &Config, step: u64) -> f64 {
+    let (optimizer, steps) = (&config.optimizer, config.train.steps);
+    let warmup = optimizer.warmup_steps.min(steps);
+    if step < warmup {
+        return optimizer.lr * (step + 1) as f64 / warmup as f64;
+    }
+    if optimizer.decay == "constant" {
+        return optimizer.lr;
+    }
+    let done = (step - warmup) as f64 / (steps - warmup).max(1) as f64;
+    let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos());
+    optimizer.lr * (0.1 + 0.9 * cosine)
+}
+
+/// A batch as tensors: inputs and targets, int64 [samples, sequence].
+pub(crate) fn tensors(batch: &Batch) -> Result<(Tensor, Tensor), CliError> {
+    let shape = [batch.samples as i64, batch.sequence as i64];
+    let tensor = |values: &[i64]| Tensor::f_from_slice(values)?.f_reshape(shape);
+    Ok((tensor(&batch.inputs)?, tensor(&batch.targets)?))
+}

@@ -1,0 +1,177 @@
+//! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked for.
+
+use gpipe::{Remat, Schedule, StepReport};
+use gpipe_data::TrainBatches;
+use tch::{Kind, Tensor};
+
+use crate::{
+    CliError,
+    args::VerifyArguments,
+    config::{Config, flag},
+    setup::{self, Text},
+};
+
+/// Steps that are compared unless --steps says otherwise.
+const STEPS: u64 = 3;
+
+/// One way to run the model.
+#[derive(Clone)]
+struct Variant {
+    stages: usize,
+    schedule: Schedule,
+    remat: Remat,
+    micro_batches: usize,
+}
+
+/// What a run computed, in the order in which it was computed.
+struct Computed {
+    /// "step 2: gradient of head.weight" and its value.
+    tensors: Vec<(String, Tensor)>,
+    reports: Vec<StepReport>,
+}
+
+/// Runs all variants and compares each with the first.
+pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
+    let mut config = Config::load(&arguments.config)?;
+    if arguments.config.steps.is_none() {
+        config.train.steps = STEPS;
+    }
+    let variants = variants(arguments, &config)?;
+    let text = setup::text(&config)?;
+    println!("{}", text.summary);
+    println!(
+        "{} steps of {} samples of {} tokens, {} thread(s) per stage",
+        config.train.steps,
+        config.train.mini_batch,
+        config.data.sequence,
+        config.pipeline.threads_per_stage
+    );
+    let mut reference = None;
+    let mut differs = false;
+    for variant in &variants {
+        let found = train(&config, variant, &text)?;
+        let verdict = match &reference {
+            None => "reference".to_owned(),
+            Some(expected) => match first_difference(expected, &found)? {
+                None => format!("identical: {} tensors", found.tensors.len()),
+                Some(difference) => {
+                    differs = true;
+                    format!("DIFFERS first in {difference}")
+                }
+            },
+        };
+        print_line(variant, &found.reports, &verdict);
+        reference.get_or_insert(found);
+    }
+    if differs {
+        return Err(CliError::Differs);
+    }
+    println!("every loss, gradient and parameter is the same to the last bit");
+    Ok(())
+}
+
+fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>, CliError> {
+    let or_configured = |given: &[usize], configured: usize| {
+        if given.is_empty() { vec![configured] } else { given.to_vec() }
+    };
+    let micro_batches = or_configured(&arguments.micro_batches, config.pipeline.micro_batches);
+    let mut remats = Vec::new();
+    for text in &arguments.remat {
+        remats.push(flag("--remat", text)?);
+    }
+    if remats.is_empty() {
+        remats.push(config.pipeline.remat);
+    }
+    let mut variants = Vec::new();
+    for &micro_batches in &micro_batches {
+        for &stages in &arguments.stages {
+            for text in &arguments.schedule {
+                let schedule = flag("--schedule", text)?;
+                for &remat in &remats {
+                    variants.push(Variant { stages, schedule, remat, micro_batches });
+                }
+            }
+        }
+    }
+    if variants.len() < 2 {
+        return Err(CliError::Usage(
+            "there is nothing to compare: give at least two values to --stages, --schedule, --remat or --micro-batches".into(),
+        ));
+    }
+    Ok(variants)
+}
+
+fn train(config: &Config, variant: &Variant, text: &Text) -> Result<Computed, CliError> {
+    let mut config = config.clone();
+    config.pipeline.stages = variant.stages;
+    config.pipeline.schedule = variant.schedule;
+    config.pipeline.remat = variant.remat;
+    config.pipeline.micro_batches = variant.micro_batches;
+    let model = setup::model(&config, text.tokenizer.vocabulary())?;
+    let mut pipeline = setup::pipeline(&config, model).keep_gradients().build()?;
+    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
+    let batches = TrainBatches::new(&text.train, sequence, samples, config.seed)?;
+    let mut result = Computed { tensors: Vec::new(), reports: Vec::new() };
+    for step in 0..config.train.steps {
+        let (inputs, targets) = setup::tensors(&batches.batch(step))?;
+        pipeline.set_learning_rate(setup::learning_rate(&config, step));
+        let report = pipeline.train_step(inputs, targets)?;
+        let number = report.step;
+        let loss = Tensor::f_from_slice(&[report.loss, report.grad_norm])?;
+        result.tensors.push((format!("step {number}: loss and gradient norm"), loss));
+        for (name, gradient) in pipeline.gradients()? {
+            result.tensors.push((format!("step {number}: gradient of {name}"), gradient));
+        }
+        result.reports.push(report);
+    }
+    for (name, value) in pipeline.parameters()? {
+        result.tensors.push((format!("after {} steps: {name}", config.train.steps), value));
+    }
+    Ok(result)
+}
+
+/// The name of the first tensor whose bits differ, and by how much.
+fn first_difference(expected: &Computed, found: &Computed) -> Result<Option<String>, CliError> {
+    if expected.tensors.len() != found.tensors.len() {
+        let counts = (expected.tensors.len(), found.tensors.len());
+        return Ok(Some(format!("the number of tensors: {} and {}", counts.0, counts.1)));
+    }
+    for ((name, a), (other, b)) in expected.tensors.iter().zip(&found.tensors) {
+        if name != other || a.size() != b.size() {
+            return Ok(Some(format!("'{name}' {:?} against '{other}' {:?}", a.size(), b.size())));
+        }
+        if !same_bits(a, b)? {
+            let largest = a.f_sub(b)?.f_abs()?.f_max()?.f_double_value(&[])?;
+            return Ok(Some(format!("{name} (largest difference {largest:.3e})")));
+        }
+    }
+    Ok(None)
+}
+
+/// Compares as integers: 0 and -0 differ, equal NaNs do not.
+fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool, CliError> {
+    let kind = match a.kind() {
+        Kind::Double => Kind::Int64,
+        _ => Kind::Int,
+    };
+    let view = |tensor: &Tensor| tensor.f_contiguous()?.f_view_dtype(kind);
+    Ok(a.kind() == b.kind() && view(a)?.f_equal(&view(b)?)?)
+}
+
+fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str) {
+    let overlap_ms: f64 = reports.iter().map(|report| report.overlap.as_ms()).sum();
+    let step_ms: f64 = reports.iter().map(|report| report.time.as_ms()).sum();
+    let loss = reports.last().map_or(f64::NAN, |report| report.loss);
+    let overlap = if variant.stages > 1 {
+        format!("two or more threads at once {overlap_ms:.0} of {step_ms:.0} ms")
+    } else {
+        format!("one thread, {step_ms:.0} ms")
+    };
+    println!(
+        "K = {}  M = {}  {:<6} {:<16} loss {loss:.6}  {overlap}  {verdict}",
+        variant.stages,
+        variant.micro_batches,
+        variant.schedule.name(),
+        variant.remat.to_string(),
+    );
+}

@@ -1,0 +1,86 @@
+//! What the compiler does not check: the rooms' borders, file lengths, unfinished work.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Longest source file, in lines; a longer one has a second subject.
+const LINES_MAX: usize = 500;
+/// Words that mark unfinished work. Written in two parts, so that this file does not hold them.
+const UNFINISHED: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+/// What the pure core must not use.
+const IMPURE: &[&str] = &["std::thread", "std::time", "std::fs", "std::net", "std::env", " tch::"];
+/// Which of the project's crates each may depend on (DESIGN: a crate imports only those above it).
+const BORDERS: &[(&str, &[&str])] = &[
+    ("core", &[]),
+    ("bridge", &[]),
+    ("data", &["gpipe-core"]),
+    ("runtime", &["gpipe-core"]),
+    ("gpipe", &["gpipe-core", "gpipe-runtime", "gpipe-bridge"]),
+    ("checkpoint", &["gpipe-core", "gpipe-bridge", "gpipe"]),
+    ("models", &["gpipe", "gpipe-bridge"]),
+];
+
+/// All problems of the tree at `root`.
+pub fn check(root: &Path) -> Vec<String> {
+    let mut problems = Vec::new();
+    for path in sources(&root.join("crates")).into_iter().chain(sources(&root.join("xtask"))) {
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        check_file(&name, &text, &mut problems);
+    }
+    for (room, allowed) in BORDERS {
+        check_border(root, room, allowed, &mut problems);
+    }
+    problems
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut all = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            all.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            all.push(path);
+        }
+    }
+    all.sort();
+    all
+}
+
+fn check_file(name: &str, text: &str, problems: &mut Vec<String>) {
+    let lines = text.lines().count();
+    if lines > LINES_MAX && !name.contains("/tests/") {
+        problems.push(format!("{name} has {lines} lines (at most {LINES_MAX}): split it"));
+    }
+    let library = name.contains("/src/");
+    if library && !text.starts_with("//!") {
+        problems.push(format!("{name} does not open with what lives in it (//!)"));
+    }
+    for (number, line) in text.lines().enumerate() {
+        let place = format!("{name}:{}", number + 1);
+        if UNFINISHED.iter().any(|word| line.contains(word)) {
+            problems
+                .push(format!("{place}: unfinished work is written in an issue, not in the code"));
+        }
+        if name.contains("crates/core/src")
+            && let Some(word) = IMPURE.iter().find(|word| line.contains(**word))
+        {
+            problems.push(format!("{place}: the core is pure, it does not use {word}"));
+        }
+    }
+}
+
+fn check_border(root: &Path, room: &str, allowed: &[&str], problems: &mut Vec<String>) {
+    let path = root.join("crates").join(room).join("Cargo.toml");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let dependencies = text.split("[dev-dependencies]").next().unwrap_or_default();
+    for line in dependencies.lines().filter(|line| line.starts_with("gpipe")) {
+        let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+        if !allowed.contains(&name) {
+            problems.push(format!("crates/{room} must not depend on {name}"));
+        }
+    }
+}
