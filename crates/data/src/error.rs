@@ -88,6 +88,13 @@ pub enum Error {
         bytes: u64,
     },
 
+    /// Nothing but empty files and binary files.
+    #[error("there is no text in {}: name files or folders with UTF-8 text", list(.paths))]
+    Empty {
+        /// What was named.
+        paths: Vec<PathBuf>,
+    },
+
     /// One side of the split has no text.
     #[error(
         "there are {train_bytes} bytes of text to train on and {validation_bytes} to validate on, and both sides need \
@@ -181,4 +188,8 @@ impl Error {
     pub(crate) fn tokenizer(action: &'static str) -> impl FnOnce(BoxError) -> Error {
         move |source| Error::Tokenizer { action, source }
     }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -45,10 +45,7 @@ pub(crate) fn stable(name: &str) -> u64 {
 
 /// SplitMix64's step: a bijection on 64 bits under which neighbours become unrelated.
 pub(crate) fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(GOLDEN_GAMMA);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    gpipe_core::splitmix::mix(value.wrapping_add(GOLDEN_GAMMA))
 }
 
 #[cfg(test)]

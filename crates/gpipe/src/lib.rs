@@ -22,6 +22,11 @@
 //! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it, and the
 //! stage here (the seam on libtorch) computes.
 
+/// The README's example, compiled and run with the other doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 mod error;
 pub mod layer;
 pub mod layers;

@@ -19,6 +19,9 @@ const BINARY_PROBE_BYTES: usize = 8 * 1024;
 
 pub(super) fn corpus(paths: &[PathBuf], limits: &Limits) -> Result<Corpus> {
     let documents = documents(paths)?;
+    if documents.is_empty() {
+        return Err(Error::Empty { paths: paths.to_vec() });
+    }
     let (train, validation) = split_documents(documents);
     Corpus {
         train: side(train, limits.train_bytes),

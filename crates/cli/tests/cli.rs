@@ -1,0 +1,257 @@
+//! The command as its user runs it, in a process of its own. Families: `transparency_` (the same weights at
+//! every K), `oracle_` (what a run writes), `fault_` (bad input: a clear error, exit code 1, no panic text).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+const CONFIG: &str = r#"
+[model]
+vocabulary = 300
+features = 16
+heads = 2
+hidden = 32
+blocks = 2
+dropout = 0.1
+
+[data]
+sequence = 8
+
+[pipeline]
+stages = 2
+micro_batches = 3
+
+[train]
+steps = 4
+mini_batch = 7
+"#;
+
+/// A folder with a configuration and a text of some thousand words.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("tiny.toml"), CONFIG).unwrap();
+        let words = ["pipeline", "stage", "micro", "batch", "gradient", "layer", "bubble", "loss"];
+        let text: Vec<String> = (0..6000_usize)
+            .map(|i| format!("{}{}", words[i * i % 8], if i % 9 == 0 { ".\n" } else { " " }))
+            .collect();
+        fs::write(folder.path().join("text.txt"), text.concat()).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn gpipe(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpipe"));
+        command.current_dir(self.0.path()).args(arguments).env("CARGO_HOME", self.path("no cargo"));
+        command.output().unwrap()
+    }
+
+    /// Trains on the text; what it printed.
+    fn train(&self, arguments: &[&str]) -> String {
+        let mut all = vec!["train", "tiny.toml", "--text", "text.txt"];
+        all.extend(arguments);
+        let output = self.gpipe(&all);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Expects a failure with one clear message.
+    fn refuses(&self, arguments: &[&str], parts: &[&str]) {
+        let output = self.gpipe(arguments);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
+        assert!(text.starts_with("gpipe: ") && !text.contains("panicked"), "{arguments:?}: {text}");
+        for part in parts {
+            assert!(text.contains(part), "{arguments:?}: '{part}' is not in: {text}");
+        }
+    }
+
+    fn lines(&self, run: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+fn bytes(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn oracle_a_run_writes_what_it_promises() {
+    let folder = Folder::new();
+    let printed = folder.train(&["--out", "run"]);
+    for part in
+        ["layers per stage: ", "step 1/4  loss ", "tokens/s  bubble ", "nats/token, ", "bits/byte"]
+    {
+        assert!(printed.contains(part), "'{part}' is not in: {printed}");
+    }
+    assert!(!printed.contains('\r') && !printed.contains('\x1b'), "plain lines, not a terminal");
+
+    let lines = folder.lines("run");
+    assert_eq!(lines.len(), 4);
+    for (index, line) in lines.iter().enumerate() {
+        assert_eq!(line["step"], index + 1);
+        assert_eq!(line["tokens"], 7.0 * 8.0);
+        for key in ["loss", "tokens_per_s", "step_ms", "lr", "grad_norm", "bubble"] {
+            assert!(line[key].as_f64().is_some_and(f64::is_finite), "{key} in {line}");
+        }
+        let stages = line["stages"].as_array().unwrap();
+        assert_eq!(stages.len(), 2);
+        for stage in stages {
+            let ms = |key: &str| stage[key].as_f64().unwrap();
+            let parts = ms("busy_ms") + ms("wait_ms") + ms("optimizer_ms");
+            assert!((parts - line["step_ms"].as_f64().unwrap()).abs() < 1e-3, "{line}");
+            assert!(ms("recompute_ms") <= ms("busy_ms") && stage["peak_bytes"].as_u64() > Some(0));
+        }
+    }
+    let weights = gpipe_checkpoint::weights::load(&folder.path("run/weights.safetensors")).unwrap();
+    let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(names.contains(&"0.attention.qkv.weight") && names.contains(&"embedding.tokens"));
+    assert!(!names.contains(&"head.weight"), "a tied weight is written once");
+    assert!(folder.path("run/tokenizer.json").exists());
+}
+
+#[test]
+fn transparency_the_resolved_configuration_repeats_the_run_at_every_k() {
+    let folder = Folder::new();
+    folder.train(&["--out", "first", "--set", "optimizer.lr=0.01", "--seed", "5"]);
+    let expected = bytes(&folder.path("first/weights.safetensors"));
+    let config = folder.path("first/config.toml").display().to_string();
+    for (k, schedule, remat) in
+        [("1", "gpipe", "never"), ("2", "1f1b", "always"), ("4", "1f1b", "segments:2")]
+    {
+        let out = format!("again-{k}");
+        let output = folder.gpipe(&[
+            "train",
+            &config,
+            "--stages",
+            k,
+            "--schedule",
+            schedule,
+            "--remat",
+            remat,
+            "--out",
+            &out,
+        ]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(bytes(&folder.path(&out).join("weights.safetensors")) == expected, "K = {k}");
+    }
+    let other = folder.train(&["--out", "other", "--set", "optimizer.lr=0.01", "--seed", "6"]);
+    assert!(bytes(&folder.path("other/weights.safetensors")) != expected, "{other}");
+}
+
+#[test]
+fn transparency_verify_passes_and_can_fail() {
+    let folder = Folder::new();
+    let text = ["verify", "tiny.toml", "--text", "text.txt", "--steps", "2"];
+    let with = |more: &[&'static str]| [&text[..], more].concat();
+    let output = folder.gpipe(&with(&["--stages", "1,2,3", "--remat", "always,never"]));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(printed.matches("identical: ").count(), 3 * 2 * 2 - 1, "{printed}");
+    assert!(printed.contains("every loss, gradient and parameter is the same to the last bit"));
+    assert!(printed.contains("two or more threads at once"), "{printed}");
+
+    // Another M sums in another order: a real difference, and verify must find it.
+    let output =
+        folder.gpipe(&with(&["--stages", "1", "--schedule", "gpipe", "--micro-batches", "1,7"]));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("DIFFERS first in step 1: "), "{printed}");
+    folder.refuses(&with(&["--stages", "1", "--schedule", "gpipe"]), &["nothing to compare"]);
+}
+
+#[test]
+fn fault_configurations_that_are_wrong_say_where_and_what_to_do() {
+    let folder = Folder::new();
+    let text = ["train", "tiny.toml", "--text", "text.txt"];
+    let with = |more: &[&'static str]| [&text[..], more].concat();
+    folder.refuses(&["train", "none.toml"], &["none.toml", "give the path"]);
+    folder.refuses(
+        &with(&["--set", "model.blcks=3"]),
+        &["'model.blcks'", "did you mean 'model.blocks'?"],
+    );
+    folder.refuses(&with(&["--set", "train.vocabulary=3"]), &["did you mean 'model.vocabulary'?"]);
+    folder.refuses(&with(&["--set", "model=3"]), &["that is a table"]);
+    folder.refuses(&with(&["--set", "model.blocks"]), &["KEY=VALUE"]);
+    folder.refuses(&with(&["--set", "model.blocks=many"]), &["blocks"]);
+    fs::write(folder.path("unknown.toml"), "[pipeline]\nstagse = 2\n").unwrap();
+    folder.refuses(
+        &["train", "unknown.toml"],
+        &["unknown.toml", "'pipeline.stagse'", "'pipeline.stages'?"],
+    );
+    fs::write(folder.path("broken.toml"), "[pipeline\n").unwrap();
+    folder.refuses(&["train", "broken.toml"], &["broken.toml", "line 1"]);
+    folder.refuses(&with(&["--schedule", "zb"]), &["--schedule", "use gpipe or 1f1b"]);
+    folder.refuses(&with(&["--remat", "sometimes"]), &["use always, never"]);
+    folder.refuses(&with(&["--memory", "lots"]), &["'lots' is not an amount of memory"]);
+    folder.refuses(
+        &with(&["--balance", "1,1"]),
+        &["balance [1, 1] covers 2 layers, the model has 6"],
+    );
+    folder.refuses(&with(&["--balance", "three"]), &["use cost, uniform, or layers per stage"]);
+    folder
+        .refuses(&with(&["--stages", "7"]), &["7 stages need at least 7 layers, the model has 6"]);
+    folder.refuses(&with(&["--stages", "0"]), &["at least one stage"]);
+    folder.refuses(&with(&["--micro-batches", "0"]), &["0 micro-batches"]);
+    folder.refuses(&with(&["--threads-per-stage", "0"]), &["0 threads per stage"]);
+    folder.refuses(&with(&["--steps", "0"]), &["train.steps", "at least 1"]);
+    folder.refuses(&with(&["--set", "model.heads=3"]), &["16 features do not divide into 3 heads"]);
+    folder.refuses(&with(&["--set", "model.dropout=1.5"]), &["probability"]);
+    folder.refuses(&with(&["--set", "optimizer.name=adagrad"]), &["use adam, adamw or sgd"]);
+    folder.refuses(&with(&["--set", "optimizer.beta1=1.0"]), &["beta1 is 1"]);
+}
+
+#[test]
+fn fault_text_that_cannot_be_used_is_named() {
+    let folder = Folder::new();
+    fs::write(folder.path("empty.txt"), "").unwrap();
+    fs::write(folder.path("latin1.txt"), b"caf\xe9 ".repeat(1000)).unwrap();
+    fs::write(folder.path("short.txt"), "two words\n").unwrap();
+    folder.refuses(&["train", "tiny.toml", "--text", "empty.txt"], &["empty.txt"]);
+    folder.refuses(&["train", "tiny.toml", "--text", "latin1.txt"], &["latin1.txt", "UTF-8"]);
+    folder.refuses(&["train", "tiny.toml", "--text", "short.txt"], &["token"]);
+    folder.refuses(&["train", "tiny.toml", "--text", "missing.txt"], &["missing.txt"]);
+    // Without --text and without cargo's sources.
+    folder.refuses(&["train", "tiny.toml"], &["Cargo.lock"]);
+}
+
+#[test]
+fn fault_a_run_that_fails_says_where_and_overwrites_nothing() {
+    let folder = Folder::new();
+    let text = ["train", "tiny.toml", "--text", "text.txt"];
+    let with = |more: &[&'static str]| [&text[..], more].concat();
+    folder.refuses(
+        &with(&["--memory", "1KiB", "--out", "a"]),
+        &["out of memory", "cap 1.0 KiB", "device 0"],
+    );
+    folder.refuses(
+        &with(&["--memory", "100KiB", "--out", "b"]),
+        &["stage ", "layer '", "out of memory", "held, cap 100.0 KiB", "raise the cap"],
+    );
+    folder.refuses(
+        &with(&["--set", "optimizer.lr=1e30", "--set", "optimizer.name=sgd", "--out", "c"]),
+        &["stage ", "micro-batch ", "layer '", "not finite", "nothing was updated"],
+    );
+    folder.train(&["--out", "run"]);
+    let before = bytes(&folder.path("run/metrics.jsonl"));
+    folder.refuses(&with(&["--out", "run"]), &["already holds a run"]);
+    assert_eq!(bytes(&folder.path("run/metrics.jsonl")), before);
+    folder.train(&[]);
+    folder.train(&[]);
+    assert!(folder.path("out/tiny/metrics.jsonl").exists());
+    assert!(
+        folder.path("out/tiny-2/metrics.jsonl").exists(),
+        "a second run gets a folder of its own"
+    );
+}
