@@ -11,33 +11,55 @@ use std::{
 /// One command of CI.
 struct Step {
     name: &'static str,
+    /// `cargo`, or another program.
+    program: &'static str,
     arguments: &'static [&'static str],
     environment: &'static [(&'static str, &'static str)],
 }
 
 const CI: &[Step] = &[
-    Step { name: "format", arguments: &["fmt", "--all", "--check"], environment: &[] },
+    Step {
+        name: "format",
+        program: "cargo",
+        arguments: &["fmt", "--all", "--check"],
+        environment: &[],
+    },
     Step {
         name: "clippy",
+        program: "cargo",
         arguments: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
         environment: &[],
     },
     Step {
         name: "documentation",
+        program: "cargo",
         arguments: &["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"],
         environment: &[("RUSTDOCFLAGS", "-D warnings")],
     },
-    Step { name: "tests", arguments: &["test", "--workspace", "--locked"], environment: &[] },
+    Step {
+        name: "set-up tests",
+        program: "python3",
+        arguments: &["-m", "unittest", "discover", "-s", "scripts"],
+        environment: &[],
+    },
+    Step {
+        name: "tests",
+        program: "cargo",
+        arguments: &["test", "--workspace", "--locked"],
+        environment: &[],
+    },
 ];
 
 const SOAK: &[Step] = &[Step {
     name: "soak",
+    program: "cargo",
     arguments: &["test", "--workspace", "--locked", "--", "--nocapture"],
     environment: &[("GPIPE_SOAK", "1")],
 }];
 
 const GOLDEN: &[Step] = &[Step {
     name: "golden files",
+    program: "cargo",
     arguments: &["test", "--package", "gpipe-core", "--test", "schedules"],
     environment: &[("INSTA_UPDATE", "always")],
 }];
@@ -80,9 +102,9 @@ fn run(steps: &[Step]) -> bool {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let _ = std::fs::remove_file(skip_log());
     for step in steps {
-        println!("== {}: cargo {}", step.name, step.arguments.join(" "));
+        println!("== {}: {} {}", step.name, step.program, step.arguments.join(" "));
         let start = Instant::now();
-        let status = Command::new(&cargo)
+        let status = Command::new(if step.program == "cargo" { &cargo } else { step.program })
             .args(step.arguments)
             .envs(step.environment.iter().copied())
             .env("GPIPE_SKIP_LOG", skip_log())
@@ -96,7 +118,7 @@ fn run(steps: &[Step]) -> bool {
                 return false;
             }
             Err(error) => {
-                eprintln!("== {}: cannot run {cargo}: {error}", step.name);
+                eprintln!("== {}: cannot run {}: {error}", step.name, step.program);
                 return false;
             }
         }

@@ -40,7 +40,7 @@ struct Arena {
   std::mutex mutex;
   uint64_t live = 0, kept = 0, cap = kNoCap;
   uint64_t peak = 0; // since the last reset: what is reported
-  uint64_t high = 0; // since the start: what bounds the kept blocks
+  uint64_t high = 0; // since the last trim: what bounds the kept blocks
   std::unordered_map<uint64_t, std::vector<void *>> free_blocks;
 };
 
@@ -169,6 +169,7 @@ void trim_arena(uint32_t index) {
   Arena &arena = at_index(index);
   std::lock_guard<std::mutex> lock(arena.mutex);
   drop_kept(arena, arena.kept);
+  arena.high = arena.live;
 }
 
 Refusal take_refusal() {

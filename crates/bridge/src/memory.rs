@@ -18,7 +18,8 @@ pub struct Stats {
     pub live: u64,
     /// Most held at once since the last [`reset_peak`].
     pub peak: u64,
-    /// Freed by tensors and kept for reuse; `live + kept` never exceeds the arena's highest `live`.
+    /// Freed by tensors and kept for reuse; `live + kept` never exceeds the arena's highest `live`
+    /// since the last [`trim`].
     pub kept: u64,
 }
 
@@ -62,6 +63,7 @@ impl Arena {
             }
             None => return Err(Error(format!("all {ARENAS} memory arenas are in use"))),
         };
+        trim(arena)?;
         reset_peak(arena)?;
         set_cap(arena, None)?;
         Ok(Self(arena))
@@ -116,7 +118,8 @@ pub fn set_cap(arena: u32, bytes: Option<u64>) -> Result<()> {
     Ok(bridged::set_arena_cap(arena, bytes.unwrap_or(u64::MAX))?)
 }
 
-/// Gives the blocks that `arena` keeps for reuse back to the system.
+/// Gives the blocks that `arena` keeps for reuse back to the system; what it may keep later is bounded
+/// by what is live from now on.
 ///
 /// # Errors
 /// An arena that does not exist.

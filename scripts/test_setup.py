@@ -1,0 +1,142 @@
+"""Tests of setup.py without a network: a server on loopback stands for the index.
+
+Run: python3 -m unittest discover -s scripts
+"""
+
+import hashlib
+import http.server
+import importlib.util
+import os
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from unittest import mock
+
+SPEC = importlib.util.spec_from_file_location("setup_libtorch", Path(__file__).with_name("setup.py"))
+setup = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(setup)
+
+CONTENT = bytes(range(256)) * 20_000  # 5 MB
+
+
+class Flaky(http.server.BaseHTTPRequestHandler):
+    """Serves CONTENT with ranges, and breaks the connection after `limit` bytes while `failures` lasts."""
+
+    failures, limit, ranges = 0, 1_500_000, []
+
+    def do_GET(self):
+        start = int((self.headers.get("Range") or "bytes=0-").split("=")[1].split("-")[0])
+        Flaky.ranges.append(start)
+        if start >= len(CONTENT):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(CONTENT) - start))
+        self.end_headers()
+        body = CONTENT[start:]
+        if Flaky.failures:
+            Flaky.failures -= 1
+            body = body[: Flaky.limit]
+        self.wfile.write(body)
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+class Downloads(unittest.TestCase):
+    def setUp(self):
+        Flaky.failures, Flaky.ranges = 0, []
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Flaky)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/torch.whl"
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "torch.whl"
+        self.hash = hashlib.sha256(CONTENT).hexdigest()
+
+    def tearDown(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.folder.cleanup()
+
+    def fetch(self, wanted):
+        with mock.patch("time.sleep"):
+            setup.download(self.url, self.path, wanted)
+
+    def test_a_broken_connection_is_resumed_where_it_broke(self):
+        Flaky.failures = 2
+        self.fetch(self.hash)
+        self.assertEqual(self.path.read_bytes(), CONTENT)
+        self.assertEqual(Flaky.ranges, [0, 1_500_000, 3_000_000])
+
+    def test_an_earlier_runs_part_is_continued(self):
+        self.path.with_suffix(".part").write_bytes(CONTENT[:2_000_000])
+        self.fetch(self.hash)
+        self.assertEqual(self.path.read_bytes(), CONTENT)
+        self.assertEqual(Flaky.ranges, [2_000_000])
+
+    def test_a_complete_file_is_not_fetched_again(self):
+        self.path.write_bytes(CONTENT)
+        self.fetch(self.hash)
+        self.assertEqual(Flaky.ranges, [])
+
+    def test_a_wrong_hash_is_refused_and_nothing_is_left(self):
+        with self.assertRaisesRegex(SystemExit, "pinned SHA-256"):
+            self.fetch("0" * 64)
+        self.assertEqual(list(Path(self.folder.name).iterdir()), [])
+
+    def test_a_connection_that_never_holds_ends_with_the_remedy(self):
+        Flaky.failures, Flaky.limit = 100, 10
+        with self.assertRaisesRegex(SystemExit, "run the command again to resume"):
+            self.fetch(self.hash)
+        Flaky.limit = 1_500_000
+        self.assertEqual(self.path.with_suffix(".part").stat().st_size, 10 * setup.ATTEMPTS)
+
+
+class Existing(unittest.TestCase):
+    def libtorch(self, folder, version):
+        (Path(folder) / "lib").mkdir()
+        (Path(folder) / "lib" / "libtorch_cpu.so").touch()
+        if version:
+            (Path(folder) / "build-version").write_text(version)
+
+    def check(self, version):
+        with tempfile.TemporaryDirectory() as folder:
+            self.libtorch(folder, version)
+            with mock.patch.dict(os.environ, {"LIBTORCH": folder}, clear=True):
+                return setup.existing()
+
+    def test_the_right_version_is_used(self):
+        self.assertTrue(self.check(setup.VERSION + "+cpu\n"))
+
+    def test_another_version_is_refused_with_the_remedy(self):
+        with self.assertRaisesRegex(SystemExit, "version 2.4.0, gpipe is built on 2.11.0: install torch==2.11.0"):
+            self.check("2.4.0+cu121")
+
+    def test_an_unknown_version_is_refused_with_the_remedy(self):
+        with self.assertRaisesRegex(SystemExit, "does not say its version"):
+            self.check(None)
+
+    def test_a_folder_that_is_no_libtorch_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with mock.patch.dict(os.environ, {"LIBTORCH": folder}, clear=True):
+                with self.assertRaisesRegex(SystemExit, "has no lib/libtorch_cpu.so"):
+                    setup.existing()
+
+    def test_without_variables_nothing_exists(self):
+        with mock.patch.dict(os.environ, {}, clear=True):
+            self.assertFalse(setup.existing())
+
+
+class Selection(unittest.TestCase):
+    def test_the_cpu_set_has_what_is_needed_and_no_more(self):
+        wanted = ["torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/lib/libgomp.so.1",
+                  "torch/include/ATen/ATen.h", "nvidia/cu13/lib/libcudart.so.13"]
+        unwanted = ["torch/lib/libtorch_cuda.so", "torch/lib/libc10_cuda.so", "torch/lib/libtorch_python.so",
+                    "torch/nn/functional.py", "nvidia/cu13/include/cuda.h", "torch/lib/libtorch_nvshmem.so"]
+        self.assertEqual([n for n in wanted + unwanted if setup.wanted_on_cpu(n)], wanted)
+
+
+if __name__ == "__main__":
+    unittest.main()
