@@ -32,7 +32,12 @@ fn train(
 
 fn matrix(features: Features) {
     // Even; ragged, and ragged in another way in the next step; fewer samples than micro-batches, and one.
-    for (samples, micro_batches) in [(&[8][..], 4), (&[7, 5], 3), (&[3, 1, 6], 4)] {
+    let mut cases = vec![(vec![8], 4), (vec![7, 5], 3), (vec![3, 1, 6], 4)];
+    if std::env::var_os("GPIPE_SOAK").is_some() {
+        cases.extend((1..=9).flat_map(|n| (1..=9).map(move |m| (vec![n], m))));
+    }
+    for (samples, micro_batches) in cases {
+        let samples = &samples[..];
         let expected = train(&Run::plain(), features, samples, micro_batches);
         assert!(expected.1.len() > 5 * 10, "every parameter has a gradient in every step");
         for run in Run::all(model(features).len()) {

@@ -18,6 +18,11 @@ use gpipe_runtime::{
     testing::{Fault, FaultKind, Gate, MockError, MockStage, mock_devices, unpipelined},
 };
 
+/// How many random cases: 50 times as many under `make soak`.
+fn cases(count: u64) -> u64 {
+    if std::env::var_os("GPIPE_SOAK").is_some() { 50 * count } else { count }
+}
+
 fn crew(program: &Program, capacity: usize, deadline_ms: u64, fault: &Fault) -> Crew<MockStage> {
     let topology = Arc::new(program.topology.clone());
     let devices = mock_devices(&topology, program.devices.len(), Some(fault));
@@ -93,7 +98,7 @@ fn hush_injected_panics() {
 #[test]
 fn fault_errors_and_panics_at_random_actions_of_random_schedules() {
     hush_injected_panics();
-    for seed in 0..300 {
+    for seed in 0..cases(300) {
         let mut random = Stream::new(5_000 + seed);
         let (program, capacity) = random_program(&mut random);
         let all: Vec<Action> = program.devices.iter().flatten().copied().collect();
@@ -133,7 +138,7 @@ fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
 
 #[test]
 fn fault_stalls_at_random_actions_end_within_the_deadline_and_name_the_stage() {
-    for seed in 0..60 {
+    for seed in 0..cases(60) {
         let mut random = Stream::new(9_000 + seed);
         let (program, capacity) = random_program(&mut random);
         let all: Vec<Action> = program.devices.iter().flatten().copied().collect();
@@ -211,4 +216,28 @@ fn fault_a_program_for_other_devices_is_refused() {
         text.contains("the program is for 2 devices, the feeds for 2, the crew has 3"),
         "{text}"
     );
+}
+
+/// Two devices that wait for each other, and a device that waits for itself: `validate` refuses both, and
+/// the crew, told to run them all the same, says who waits for what.
+#[test]
+fn fault_a_deadlock_that_nobody_validated_ends_as_a_standstill() {
+    let never = Fault { at: "9F9".parse().unwrap(), kind: FaultKind::Error };
+    let mut crossed = lower(&Schedule::GPipe.actions(2, 1), &Topology::chain(2), 1).unwrap();
+    // Stage 0 wants the gradient before it has sent the activation that the gradient is of.
+    let list = &mut crossed.devices[0];
+    let send = list.iter().position(|action| action.to_string() == "0SEND_F0@0").unwrap();
+    list.swap(send, send + 1);
+    let both = vec![Schedule::GPipe.actions(2, 3).concat()];
+    let full = lower(&both, &Topology::chain(2), 3).unwrap();
+    for (program, part) in
+        [(crossed, "stage 0 waits for the gradient"), (full, "waits for room to send")]
+    {
+        assert!(validate(&program, 1).is_err());
+        let program = Arc::new(program);
+        let mut crew = crew(&program, 1, 25, &never);
+        let error = crew.run(&program, feeds(&program)).unwrap_err();
+        assert!(matches!(error, StepError::Standstill { .. }), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }

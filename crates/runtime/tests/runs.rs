@@ -19,6 +19,11 @@ use gpipe_runtime::{
     testing::{MockStage, mock_devices, unpipelined},
 };
 
+/// How many random cases: 50 times as many under `make soak`.
+fn cases(count: u64) -> u64 {
+    if std::env::var_os("GPIPE_SOAK").is_some() { 50 * count } else { count }
+}
+
 /// A random valid program, and a link capacity with which it cannot deadlock.
 fn random_program(random: &mut Stream) -> (Arc<Program>, usize) {
     let stages = 1 + random.below(5);
@@ -72,7 +77,7 @@ fn feeds(program: &Program, feed: u64) -> Vec<Vec<u64>> {
 
 #[test]
 fn oracle_random_programs_equal_the_unpipelined_step() {
-    for seed in 0..300 {
+    for seed in 0..cases(300) {
         let mut random = Stream::new(seed);
         let (program, capacity) = random_program(&mut random);
         let topology = Arc::new(program.topology.clone());
@@ -112,7 +117,7 @@ fn oracle_named_schedules_agree_with_each_other() {
 
 #[test]
 fn property_on_a_virtual_clock_the_run_is_the_simulation_to_the_nanosecond() {
-    for seed in 0..200 {
+    for seed in 0..cases(200) {
         let mut random = Stream::new(1_000 + seed);
         let (program, capacity) = random_program(&mut random);
         let costs = Arc::new(random_costs(&mut random, program.topology.stages));
