@@ -25,16 +25,16 @@ pub(crate) enum Command {
 pub(crate) struct TrainArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Stages K, each on a CPU device of its own [pipeline.stages]
+    /// Stages K, each on a CPU device of its own (pipeline.stages)
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Micro-batches M per mini-batch [pipeline.micro_batches]
+    /// Micro-batches M per mini-batch (pipeline.micro_batches)
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<usize>,
-    /// gpipe or 1f1b [pipeline.schedule]
+    /// gpipe or 1f1b (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<String>,
-    /// always, never, unless-adjacent or segments:N [pipeline.remat]
+    /// always, never, unless-adjacent or segments:N (pipeline.remat)
     #[arg(long)]
     pub remat: Option<String>,
     /// Folder for the run's files; it must not hold another run [default: out/NAME of the config, numbered]
@@ -69,19 +69,19 @@ pub(crate) struct ConfigArguments {
     /// Override one key, such as model.blocks=4; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Layers per stage such as 3,5, or uniform, or cost [pipeline.balance]
+    /// Layers per stage such as 3,5, or uniform, or cost (pipeline.balance)
     #[arg(long)]
     pub balance: Option<String>,
-    /// CPU threads of each stage [pipeline.threads_per_stage]
+    /// CPU threads of each stage (pipeline.threads_per_stage)
     #[arg(long, value_name = "N")]
     pub threads_per_stage: Option<usize>,
-    /// Most memory of a stage's tensors, such as 512MiB [pipeline.memory]
+    /// Most memory of a stage's tensors, such as 512MiB (pipeline.memory)
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
-    /// Training steps [train.steps; verify: 3]
+    /// Training steps (train.steps; verify: 3)
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// Seed of everything random [seed]
+    /// Seed of everything random (seed)
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Text to train on: files or folders, UTF-8 [data.text; default: the sources of this workspace's crates]
