@@ -27,7 +27,7 @@ impl Layer for Head {
         "head"
     }
 
-    /// `norm.weight`, `norm.bias` [features] and `weight` [vocabulary, features].
+    /// `norm.weight`, `norm.bias` `[features]` and `weight` `[vocabulary, features]`.
     fn parameters(&self) -> Vec<ParameterSpec> {
         let [weight, bias] = norm_parameters("norm.", self.features);
         let init = Init::Normal { std: self.std };
