@@ -16,6 +16,9 @@ pub enum LayerError {
     /// Values that the layer cannot take.
     #[error("{0}")]
     Value(String),
+    /// The layer's code panicked.
+    #[error("its code panicked: {0}")]
+    Panic(String),
     /// An error of libtorch.
     #[error("libtorch: {}", first_line(.0))]
     Torch(String),

@@ -173,6 +173,7 @@ impl Sequence {
     pub(crate) fn ties(&self) -> Result<Vec<TieGroup>, Error> {
         let mut names: HashMap<&str, usize> = HashMap::new();
         let mut groups: Vec<TieGroup> = Vec::new();
+        let mut full_names = std::collections::HashSet::new();
         for (index, layer) in self.layers.iter().enumerate() {
             if let Some(first) = names.insert(&layer.name, index) {
                 let reason = format!("layer {first} has the same name: give each layer its own");
@@ -182,6 +183,12 @@ impl Sequence {
             for (position, parameter) in layer.parameters.iter().enumerate() {
                 if !own.insert(&parameter.name) {
                     let reason = format!("it has two parameters named '{}'", parameter.name);
+                    return Err(self.error(index, reason));
+                }
+                let full = format!("{}.{}", layer.name, parameter.name);
+                if let Some(full) = full_names.replace(full) {
+                    let reason =
+                        format!("another layer has a parameter with the full name '{full}'");
                     return Err(self.error(index, reason));
                 }
                 if parameter.shape.iter().any(|&size| size <= 0) {

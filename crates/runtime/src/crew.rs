@@ -259,14 +259,14 @@ impl<E: StageExecutor> Crew<E> {
         let silent = devices
             .clone()
             .filter(running)
-            .find(|&device| self.pulses.silence(device) > step.deadline * 2);
+            .find(|&device| self.pulses.silence(device) > step.deadline.saturating_mul(2));
         if let Some(device) = silent {
             step.fail(StepError::Stuck {
                 device: DeviceId::from_index(device),
                 silence: self.pulses.silence(device),
                 doing: doing(step, device),
             });
-        } else if self.pulses.standstill() > step.deadline * 3 {
+        } else if self.pulses.standstill() > step.deadline.saturating_mul(3) {
             let waiting = devices
                 .filter_map(|device| {
                     let position = self.pulses.position(device)?;

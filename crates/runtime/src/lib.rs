@@ -31,3 +31,4 @@ pub mod worker;
 pub use crew::{Crew, Ran, Settings};
 pub use failure::StepError;
 pub use stage::{Keep, Payload, StageExecutor, Verdict, Vote};
+pub use worker::panic_message;

@@ -361,7 +361,8 @@ pub(crate) fn doing<E: StageExecutor>(step: &Step<E>, device: usize) -> String {
     action.map(|action| format!(", in {action}")).unwrap_or_default()
 }
 
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+/// What a panic said.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

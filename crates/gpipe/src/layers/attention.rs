@@ -49,7 +49,11 @@ impl Attention {
         parameters
     }
 
-    pub(super) fn check(&self, inputs: &[TensorSpec]) -> Result<TensorSpec, LayerError> {
+    pub(super) fn check(
+        &self,
+        ctx: &Infer,
+        inputs: &[TensorSpec],
+    ) -> Result<TensorSpec, LayerError> {
         check_probability("dropout", self.dropout)?;
         check_probability("attention_dropout", self.attention_dropout)?;
         if self.heads <= 0 || self.features % self.heads != 0 {
@@ -58,7 +62,7 @@ impl Attention {
                 self.features, self.heads
             )));
         }
-        let input = super::features(inputs, self.features)?;
+        let input = super::features(ctx, inputs, self.features)?;
         if input.shape.len() != 3 {
             return Err(LayerError::Shape(format!(
                 "it takes [samples, positions, {}], it got {input}",
@@ -130,8 +134,8 @@ impl Layer for Attention {
         self.parameters_named("")
     }
 
-    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![self.check(inputs)?])
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![self.check(ctx, inputs)?])
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {

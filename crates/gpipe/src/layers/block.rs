@@ -30,9 +30,9 @@ impl Layer for Block {
         parameters
     }
 
-    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        let middle = self.attention.check(inputs)?;
-        Ok(vec![self.mlp.check(&[middle])?])
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let middle = self.attention.check(ctx, inputs)?;
+        Ok(vec![self.mlp.check(ctx, &[middle])?])
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {

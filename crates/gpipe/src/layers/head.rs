@@ -35,8 +35,8 @@ impl Layer for Head {
         vec![weight, bias, projection.tied(self.tie.as_deref())]
     }
 
-    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![super::features(inputs, self.features)?.with_last(self.vocabulary)])
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![super::features(ctx, inputs, self.features)?.with_last(self.vocabulary)])
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {

@@ -39,8 +39,8 @@ impl Layer for Linear {
         [Some(weight), bias].into_iter().flatten().collect()
     }
 
-    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![super::features(inputs, self.inputs)?.with_last(self.outputs)])
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![super::features(ctx, inputs, self.inputs)?.with_last(self.outputs)])
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {

@@ -45,9 +45,13 @@ impl Mlp {
         parameters
     }
 
-    pub(super) fn check(&self, inputs: &[TensorSpec]) -> Result<TensorSpec, LayerError> {
+    pub(super) fn check(
+        &self,
+        ctx: &Infer,
+        inputs: &[TensorSpec],
+    ) -> Result<TensorSpec, LayerError> {
         check_probability("dropout", self.dropout)?;
-        Ok(super::features(inputs, self.features)?.clone())
+        Ok(super::features(ctx, inputs, self.features)?.clone())
     }
 
     /// The layer with its parameters from number `first`.
@@ -79,8 +83,8 @@ impl Layer for Mlp {
         self.parameters_named("")
     }
 
-    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![self.check(inputs)?])
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![self.check(ctx, inputs)?])
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {

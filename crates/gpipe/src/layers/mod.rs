@@ -23,15 +23,21 @@ pub use mlp::Mlp;
 pub use norm::LayerNorm;
 pub use skip::{Pop, Stash};
 
-use crate::{error::LayerError, layer::only, spec::TensorSpec};
+use crate::{
+    error::LayerError,
+    layer::{Infer, only},
+    spec::TensorSpec,
+};
 
-/// The only input, if it is a float tensor [samples, ..., features].
-fn features(inputs: &[TensorSpec], expected: i64) -> Result<&TensorSpec, LayerError> {
-    let input = only(inputs)?;
-    if input.is_float() && input.shape.len() >= 2 && input.last() == expected {
+/// The only input, if it is [samples, ..., features] in the parameters' dtype.
+fn features<'a>(
+    ctx: &Infer,
+    inputs: &'a [TensorSpec],
+    expected: i64,
+) -> Result<&'a TensorSpec, LayerError> {
+    let (input, kind) = (only(inputs)?, ctx.parameter_kind());
+    if input.kind == kind && input.shape.len() >= 2 && input.last() == expected {
         return Ok(input);
     }
-    Err(LayerError::Shape(format!(
-        "it takes a float tensor [samples, ..., {expected}], it got {input}"
-    )))
+    Err(LayerError::Shape(format!("it takes {kind:?} [samples, ..., {expected}], it got {input}")))
 }

@@ -40,8 +40,8 @@ impl Layer for LayerNorm {
         norm_parameters("", self.features).into()
     }
 
-    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![super::features(inputs, self.features)?.clone()])
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![super::features(ctx, inputs, self.features)?.clone()])
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {

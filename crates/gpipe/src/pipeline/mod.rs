@@ -101,6 +101,12 @@ impl Pipeline {
                 "this pipeline cannot train: give the builder a loss and an optimizer".into(),
             ));
         }
+        if !self.lr.is_finite() || self.lr < 0.0 {
+            return Err(Error::Setting(format!(
+                "the learning rate lr is {}: set a number of at least 0",
+                self.lr
+            )));
+        }
         let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
         let denominator = self.denominator(&batch.targets)?;
         let ran = match self.run(Mode::Train, &batch, denominator, false) {
@@ -281,7 +287,8 @@ impl Pipeline {
                 .filter(|(_, stage, _)| stage.index() == device)
                 .map(|(name, _, place)| (name.clone(), *place))
                 .collect();
-            let copies = self.visit(device, move |stage| stage.parameters().copies(&places))?;
+            let copies =
+                self.visit(device, move |stage| stage.visit_parameters()?.copies(&places))?;
             all.extend(copies?);
         }
         Ok(all)
@@ -295,7 +302,7 @@ impl Pipeline {
     pub fn gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
         for device in 0..self.topology.stages {
-            all.extend(self.visit(device, |stage| stage.parameters().last_grads())??);
+            all.extend(self.visit(device, |stage| stage.visit_parameters()?.last_grads())??);
         }
         Ok(all)
     }
@@ -325,7 +332,8 @@ impl Pipeline {
             });
             for (stage, place) in places {
                 let value = value.f_detach_copy()?;
-                self.visit(stage.index(), move |stage| stage.parameters_mut().set(place, &value))??;
+                let set = move |stage: &mut Stage| stage.visit_parameters()?.set(place, &value);
+                self.visit(stage.index(), set)??;
             }
         }
         Ok(())

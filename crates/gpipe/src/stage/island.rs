@@ -4,8 +4,11 @@
 //! that depends on the cut. An island's sums are inside one layer, so no cut can change them; and each
 //! layer's memory is released as soon as its backward is done.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use gpipe_bridge::vjp::{Request, vjp};
 use gpipe_core::LayerId;
+use gpipe_runtime::panic_message;
 use tch::Tensor;
 
 use super::{differentiable, feed::Slice};
@@ -68,6 +71,12 @@ pub(super) fn check_finite<'t>(
     Ok(())
 }
 
+/// Calls a user's code; its panic becomes an error, which then names the layer.
+pub(super) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Result<T, LayerError> {
+    catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|panic| Err(LayerError::Panic(panic_message(panic.as_ref()))))
+}
+
 /// A layer's outputs, its stashed skips by name, and its island if it has a graph.
 pub(super) type Ran = (Vec<Tensor>, Vec<(String, Tensor)>, Option<Island>);
 
@@ -117,7 +126,7 @@ impl LayerRun<'_> {
             pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
             stashed: Vec::new(),
         };
-        let outputs = self.layer.layer.forward(&mut ctx, &inputs)?;
+        let outputs = catching(|| self.layer.layer.forward(&mut ctx, &inputs))?;
         let stashed = std::mem::take(&mut ctx.stashed);
         if !graph {
             return Ok((outputs, stashed, None));

@@ -115,12 +115,10 @@ impl Stage {
         })
     }
 
-    pub(crate) fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
-    pub(crate) fn parameters_mut(&mut self) -> &mut Parameters {
-        &mut self.parameters
+    /// The parameters, for the driver; copies that it takes are not charged to the stage.
+    pub(crate) fn visit_parameters(&mut self) -> Result<&mut Parameters, LayerError> {
+        memory::enter(SHARED_ARENA)?;
+        Ok(&mut self.parameters)
     }
 
     /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip value that
@@ -191,7 +189,7 @@ impl Stage {
         let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
         let leaves = leaves.map_err(in_loss)?;
-        let sum = loss.sum(&leaves, targets).map_err(in_loss)?;
+        let sum = island::catching(|| loss.sum(&leaves, targets)).map_err(in_loss)?;
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
         if !value.is_finite() && self.feed.mode == Mode::Train {
             let what = format!("the loss ({value})");
@@ -458,12 +456,16 @@ impl StageExecutor for Stage {
             Some(max) if norm > max => max / (norm + 1e-6),
             _ => 1.0,
         };
-        Ok(Verdict { apply: norm.is_finite(), norm, scale })
+        // A run that only looks for the layer of a NaN never updates, even if the NaN does not come again.
+        let apply = norm.is_finite() && !self.feed.check_finite;
+        Ok(Verdict { apply, norm, scale })
     }
 
     fn update(&mut self, verdict: Verdict) -> StageResult<()> {
         self.norm = Some(verdict);
         if verdict.apply {
+            // Scratch of a few bytes: outside the cap, because an update that has begun must not fail.
+            memory::enter(SHARED_ARENA).map_err(|error| own("memory")(error.into()))?;
             let lr = self.feed.lr;
             self.parameters.update(&self.plan, verdict.scale, lr).map_err(own("the update"))?;
         }
@@ -489,6 +491,9 @@ impl StageExecutor for Stage {
         self.parameters.forget_grads();
     }
 }
+
+/// Where allocations go that are not a stage's own.
+const SHARED_ARENA: u32 = 0;
 
 /// Whether a gradient can flow into `tensor`.
 fn differentiable(tensor: &Tensor) -> bool {

@@ -50,11 +50,12 @@ impl Parameters {
         };
         for (position, layer) in plan.named.iter().enumerate() {
             let id = plan.layers.start + position;
-            let values: Result<Vec<_>, LayerError> = (0..layer.parameters.len())
-                .map(|slot| parameters.initial(plan, LayerId::from_index(id), slot))
-                .collect();
-            let source = |source| StageError::Layer { layer: layer.name.clone(), source };
-            parameters.values.push(values.map_err(source)?);
+            parameters.values.push(Vec::with_capacity(layer.parameters.len()));
+            for slot in 0..layer.parameters.len() {
+                let value = parameters.initial(plan, LayerId::from_index(id), slot);
+                let named = |source| StageError::Layer { layer: layer.name.clone(), source };
+                parameters.values[position].push(value.map_err(named)?);
+            }
             parameters.grads.push(layer.parameters.iter().map(|_| None).collect());
         }
         Ok(parameters)
@@ -65,9 +66,11 @@ impl Parameters {
         let spec = &plan.named[id.index() - plan.layers.start].parameters[slot];
         let group = spec.tie.as_ref().and_then(|tie| plan.ties.iter().find(|g| g.name == *tie));
         if let Some((layer, slot)) = group.and_then(|group| first_place(plan, group))
-            && let Some(values) = self.values.get(layer)
+            && let Some(value) = self.values.get(layer).and_then(|values| values.get(slot))
         {
-            return Ok(values[slot].shallow_clone());
+            // The same storage, but a leaf of its own: one leaf used twice in a layer would get, for each
+            // use, the gradient of both.
+            return Ok(value.f_detach()?.f_set_requires_grad(spec.trainable)?);
         }
         let (first, init, name) = match group {
             Some(group) => (group.uses[0].0, group.init, group.parameter.as_str()),

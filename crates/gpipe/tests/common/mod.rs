@@ -155,3 +155,11 @@ pub fn assert_close(a: &Named, b: &Named, relative: f64, what: &str) {
 pub fn cpu(kind: Kind) -> (Kind, Device) {
     (kind, Device::Cpu)
 }
+
+/// Uniform numbers in (-1, 1): a fixed function of `seed`.
+pub fn uniform(shape: &[i64], seed: u64, kind: Kind) -> Tensor {
+    let mut random = gpipe_core::splitmix::Stream::new(seed);
+    let unit = |bits: u64| (bits >> 11) as f64 / (1_u64 << 52) as f64 - 1.0;
+    let values: Vec<f64> = (0..shape.iter().product()).map(|_| unit(random.next_u64())).collect();
+    Tensor::from_slice(&values).reshape(shape).to_kind(kind)
+}

@@ -1,0 +1,146 @@
+//! `fault_memory_*`: caps, while building and in a step.
+
+use gpipe::{
+    Adam, Balance, Bytes, Error, MeanSquaredError, Pipeline, PipelineBuilder, Remat, Schedule,
+    Sequence, Sgd, TensorSpec, layers::Linear,
+};
+use tch::{Kind, Tensor};
+
+use crate::{
+    assert_says,
+    common::{assert_same_bits, uniform},
+    refused,
+};
+
+/// Two layers of 64 x 64, one on each stage.
+fn capped(caps: Vec<Bytes>, micro_batches: usize) -> PipelineBuilder {
+    let model = Sequence::new().push("one", Linear::new(64, 64)).push("two", Linear::new(64, 64));
+    Pipeline::builder(model, TensorSpec::new([4, 64], Kind::Float))
+        .stages(2)
+        .balance(Balance::Uniform)
+        .schedule(Schedule::GPipe)
+        .remat(Remat::Never)
+        .micro_batches(micro_batches)
+        .memory_cap(caps)
+        .loss(MeanSquaredError)
+        .optimizer(Adam::default())
+}
+
+const WEIGHT: u64 = 64 * 64 * 4;
+
+#[test]
+fn fault_memory_cap_while_building() {
+    // Stage 1's cap is one byte short of its weight: nothing else is there yet.
+    let error = capped(vec![Bytes(1 << 20), Bytes(WEIGHT - 1)], 1).build().err().unwrap();
+    assert!(matches!(error, Error::Step { .. }));
+    let (asked, cap) = (Bytes(WEIGHT).to_string(), format!("cap {}", Bytes(WEIGHT - 1)));
+    let says = [
+        "device 1",
+        "layer 'two'",
+        "out of memory",
+        &asked,
+        "asked for",
+        "0 B held",
+        &cap,
+        "raise the cap",
+    ];
+    assert_says(&error.to_string(), &says);
+    // With one byte more the bias is what does not fit.
+    let text = refused(capped(vec![Bytes(WEIGHT)], 1).build());
+    assert_says(&text, &["layer 'one'", "256 B asked for", &format!("{} held", Bytes(WEIGHT))]);
+    capped(vec![Bytes(WEIGHT + 256)], 1).build().unwrap();
+}
+
+#[test]
+fn fault_memory_cap_in_a_step() {
+    let batch = |samples| {
+        let of = |seed| uniform(&[samples, 64], seed, Kind::Float);
+        (of(1), of(2))
+    };
+    let ((x, y), (large_x, large_y)) = (batch(4), batch(4000));
+    let peaks = |(x, y): &(Tensor, Tensor)| {
+        let mut free = capped(vec![], 4).build().unwrap();
+        free.train_step(x, y).unwrap();
+        let report = free.train_step(x, y).unwrap();
+        report.stages.iter().map(|stage| stage.peak).collect::<Vec<_>>()
+    };
+    let (small, large) = (peaks(&batch(4)), peaks(&batch(4000)));
+    for stage in 0..2 {
+        assert!(large[stage].0 > 2 * small[stage].0, "{small:?} {large:?}");
+        // Only this stage is short: enough for the small batch, not for the large one.
+        let mut caps = vec![Bytes(1 << 30); 2];
+        caps[stage] = Bytes((small[stage].0 + large[stage].0) / 2);
+        let cap = format!("cap {}", caps[stage]);
+        let mut spared = capped(vec![], 4).build().unwrap();
+        let mut harmed = capped(caps, 4).build().unwrap();
+        for round in 0..3 {
+            let text = refused(harmed.train_step(&large_x, &large_y));
+            let place = format!("stage {stage}, micro-batch ");
+            let says =
+                [&place, "layer '", "out of memory", " asked for", " held", &cap, "raise the cap"];
+            assert_says(&text, &says);
+            let (a, b) = (harmed.train_step(&x, &y).unwrap(), spared.train_step(&x, &y).unwrap());
+            assert_eq!((a.loss, a.grad_norm), (b.loss, b.grad_norm), "round {round}");
+        }
+        let found = harmed.parameters().unwrap();
+        assert_same_bits(&found, &spared.parameters().unwrap(), "after memory ran out thrice");
+    }
+}
+
+#[test]
+fn fault_memory_copies_that_the_user_holds_are_not_the_stages() {
+    let of = |seed| uniform(&[4, 64], seed, Kind::Float);
+    let (x, y) = (of(1), of(2));
+    let mut free = capped(vec![], 4).build().unwrap();
+    let steps = [0, 1].map(|_| free.train_step(&x, &y).unwrap());
+    let caps: Vec<Bytes> =
+        (0..2).map(|stage| steps[0].stages[stage].peak.max(steps[1].stages[stage].peak)).collect();
+    // A step fits exactly; copies that are held meanwhile do not make it fail.
+    let mut pipeline = capped(caps, 4).build().unwrap();
+    for _ in 0..2 {
+        let held = [0, 1].map(|_| pipeline.parameters().unwrap());
+        pipeline.train_step(&x, &y).unwrap();
+        drop(held);
+    }
+}
+
+/// Runs a step at every cap just below the least at which it succeeds. The update itself must never be what
+/// runs out of memory: by then other stages may have applied theirs.
+fn near_the_cap(builder: impl Fn(u64) -> PipelineBuilder) {
+    let step = |cap: u64| {
+        let mut pipeline = builder(cap).build()?;
+        let x = uniform(&[1, 64], 1, Kind::Float);
+        pipeline.train_step(&x, &x)
+    };
+    // Known to fail, known to succeed.
+    let (mut low, mut high) = (WEIGHT + 255, 64 * WEIGHT);
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if step(middle).is_ok() { high = middle } else { low = middle }
+    }
+    for cap in high - 64..high {
+        if let Err(error) = step(cap) {
+            let text = error.to_string();
+            assert_says(&text, &["out of memory", &format!("cap {}", Bytes(cap))]);
+            assert!(!text.contains("restore a checkpoint"), "cap {cap}: {text}");
+        }
+    }
+}
+
+fn one_layer(cap: u64) -> PipelineBuilder {
+    let model = Sequence::new().push("one", Linear::new(64, 64));
+    Pipeline::builder(model, TensorSpec::new([1, 64], Kind::Float))
+        .memory_cap([Bytes(cap)])
+        .loss(MeanSquaredError)
+}
+
+#[test]
+fn fault_memory_never_runs_out_in_the_update_of_adam() {
+    near_the_cap(|cap| one_layer(cap).optimizer(Adam::default()));
+}
+
+#[test]
+fn fault_memory_never_runs_out_in_the_update_of_sgd_with_clipping() {
+    let sgd = Sgd { momentum: 0.9, ..Sgd::new(0.1) };
+    near_the_cap(|cap| one_layer(cap).clip_norm(1e-3).optimizer(sgd));
+}

@@ -1,0 +1,328 @@
+//! Family `oracle_gradient_*`: every layer's backward, through the whole machinery (two stages, ragged
+//! micro-batches, re-materialization), against central differences of the loss in float64. A layer before
+//! the one under test makes the latter's input depend on parameters, so input gradients are checked too.
+//!
+//! Catches a gradient that is cut (a detached tensor, a kernel without a backward), a sign, a factor, a
+//! mask that differs between forward, re-materialization and backward, a skip whose gradient gets lost.
+//!
+//! Tolerance. With h = 1e-5 a central difference is off by h^2 / 6 f''' = 1.7e-11 f''' plus the rounding of
+//! two losses, 2e-16 / h = 2e-11 of the loss times the few roundings that do not cancel. Losses here are
+//! below 4 and third derivatives below 50, so 1e-9 holds with little to spare and is 1e-7 of a typical
+//! gradient; each case asserts that no parameter's gradient is so small that 1e-9 would pass anything.
+
+// clippy.toml allows these in test functions only, not in what the functions share.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{Named, bits, uniform};
+use gpipe::{
+    Balance, CrossEntropy, Layer, MeanSquaredError, Pipeline, Sequence, Sgd, TensorSpec,
+    layers::{
+        Activation, Attention, Block, Dropout, Embedding, Head, LayerNorm, Linear, Mlp, Pop, Stash,
+    },
+};
+use gpipe_core::splitmix::Stream;
+use tch::{Kind, Tensor};
+
+const H: f64 = 1e-5;
+const TOLERANCE: f64 = 1e-9;
+/// Elements of each parameter that are perturbed; all, where it has no more.
+const SAMPLED: usize = 20;
+const SAMPLES: i64 = 5;
+const D: i64 = 6;
+
+/// Moves parameters away from zeros and ones, at which many a mistake would not show.
+fn move_away(pipeline: &mut Pipeline) -> Named {
+    let moved = |(at, (name, value)): (usize, (String, Tensor))| {
+        let offset = uniform(&value.size(), 100 + at as u64, Kind::Double) * 0.4;
+        (name, value + offset)
+    };
+    let values: Named = pipeline.parameters().unwrap().into_iter().enumerate().map(moved).collect();
+    pipeline.set_parameters(&values).unwrap();
+    values
+}
+
+/// A model with a mini-batch and the parameters at which it is looked at.
+struct Case {
+    model: Sequence,
+    inputs: Tensor,
+    targets: Tensor,
+    /// Whether masks are drawn: then a loss is one of step 0, which only a new pipeline has.
+    masks: bool,
+}
+
+impl Case {
+    /// `model` on inputs [samples, 3, D] with mean squared error.
+    fn new(model: Sequence) -> Self {
+        Self::shaped(model, &[SAMPLES, 3, D])
+    }
+
+    fn shaped(model: Sequence, shape: &[i64]) -> Self {
+        let (inputs, targets) = (uniform(shape, 1, Kind::Double), uniform(shape, 2, Kind::Double));
+        Self { model, inputs, targets, masks: false }
+    }
+
+    /// A linear layer, then the layer under test.
+    fn of(layer: impl Layer) -> Self {
+        Self::new(Sequence::new().push("before", Linear::new(D, D)).push("layer", layer))
+    }
+
+    fn masked(self) -> Self {
+        Self { masks: true, ..self }
+    }
+
+    /// Losses and gradients are looked at with learning rate 0: a step changes nothing.
+    fn pipeline(&self) -> Pipeline {
+        let spec = TensorSpec::of(&self.inputs);
+        let builder = Pipeline::builder(self.model.clone(), spec)
+            .stages(self.model.len().min(2))
+            .balance(Balance::Uniform)
+            .micro_batches(2)
+            .kind(Kind::Double)
+            .seed(3)
+            .keep_gradients()
+            .optimizer(Sgd::new(0.0));
+        match self.targets.kind() {
+            Kind::Int64 => builder.loss(CrossEntropy::default()).build().unwrap(),
+            _ => builder.loss(MeanSquaredError).build().unwrap(),
+        }
+    }
+
+    /// The training loss at `values`; `pipeline` is one that may be reused where there are no masks.
+    fn loss(&self, pipeline: &mut Pipeline, values: &Named) -> f64 {
+        if !self.masks {
+            pipeline.set_parameters(values).unwrap();
+            return pipeline.evaluate(&self.inputs, &self.targets).unwrap().loss;
+        }
+        let mut fresh = self.pipeline();
+        fresh.set_parameters(values).unwrap();
+        fresh.train_step(&self.inputs, &self.targets).unwrap().loss
+    }
+
+    fn check(&self) {
+        let mut pipeline = self.pipeline();
+        let values = move_away(&mut pipeline);
+        let report = pipeline.train_step(&self.inputs, &self.targets).unwrap();
+        assert!(report.loss.abs() < 4.0, "the tolerance is for losses below 4: {}", report.loss);
+        assert_eq!(self.loss(&mut pipeline, &values), report.loss, "the same loss both ways");
+        let grads = pipeline.gradients().unwrap();
+        assert_eq!(grads.len(), values.len(), "every parameter has a gradient");
+        for (at, (name, grad)) in grads.iter().enumerate() {
+            assert_eq!(*name, values[at].0);
+            assert!(grad.abs().max().double_value(&[]) > 1e-3, "{name} has next to no gradient");
+            self.check_parameter(&mut pipeline, &values, at, grad);
+        }
+    }
+
+    fn check_parameter(&self, pipeline: &mut Pipeline, values: &Named, at: usize, grad: &Tensor) {
+        let (name, value) = &values[at];
+        let flat: Vec<f64> = value.reshape([-1]).try_into().unwrap();
+        let grad: Vec<f64> = grad.reshape([-1]).try_into().unwrap();
+        let mut random = Stream::new(at as u64);
+        let sampled: Vec<usize> = if flat.len() <= SAMPLED {
+            (0..flat.len()).collect()
+        } else {
+            (0..SAMPLED).map(|_| random.below(flat.len())).collect()
+        };
+        for element in sampled {
+            let mut loss = |offset: f64| {
+                let mut moved = flat.clone();
+                moved[element] += offset;
+                let moved = Tensor::from_slice(&moved).reshape(value.size());
+                let others = values.iter().filter(|(other, _)| other != name);
+                let mut all: Named = others.map(|(n, t)| (n.clone(), t.shallow_clone())).collect();
+                all.push((name.clone(), moved));
+                self.loss(pipeline, &all)
+            };
+            let difference = (loss(H) - loss(-H)) / (2.0 * H);
+            let error = (difference - grad[element]).abs();
+            let found = grad[element];
+            assert!(
+                error <= TOLERANCE,
+                "{name}[{element}]: the gradient is {found:e}, differences say {difference:e}"
+            );
+        }
+        pipeline.set_parameters(values).unwrap();
+    }
+}
+
+fn attention(attention_dropout: f64, dropout: f64) -> Attention {
+    Attention { features: D, heads: 2, attention_dropout, dropout, std: 0.3, output_std: 0.3 }
+}
+
+fn mlp(dropout: f64) -> Mlp {
+    Mlp { features: D, hidden: 8, dropout, std: 0.3, output_std: 0.3 }
+}
+
+fn embedding(dropout: f64, positions: i64, tie: Option<&str>) -> Embedding {
+    let tie = tie.map(Into::into);
+    Embedding { vocabulary: 7, features: D, positions, std: 0.5, dropout, tie }
+}
+
+/// Tokens [samples, 3]; every one of the 7 occurs, some several times in one sample.
+fn tokens() -> Tensor {
+    Tensor::from_slice(&[0_i64, 1, 1, 2, 3, 4, 5, 6, 0, 3, 3, 3, 6, 1, 2]).reshape([SAMPLES, 3])
+}
+
+/// A token embedding, perhaps followed by other layers that keep its shape.
+fn of_tokens(model: Sequence) -> Case {
+    Case { inputs: tokens(), ..Case::new(model) }
+}
+
+#[test]
+fn oracle_gradient_linear() {
+    Case::of(Linear::new(D, D)).check();
+    Case::of(Linear { inputs: D, outputs: D, bias: false }).check();
+    // Two axes instead of three.
+    let model = Sequence::new().push("first", Linear::new(D, 4)).push("second", Linear::new(4, D));
+    Case::shaped(model, &[SAMPLES, D]).check();
+}
+
+#[test]
+fn oracle_gradient_activations() {
+    Case::of(Activation::Gelu).check();
+    Case::of(Activation::Tanh).check();
+}
+
+#[test]
+fn oracle_gradient_relu() {
+    let case = Case::of(Activation::Relu);
+    // No input of the activation is so near to 0 that a perturbation by H would cross it: inputs are below
+    // 1, so none moves by more than H.
+    let linear = Case::new(Sequence::new().push("before", Linear::new(D, D)));
+    let mut pipeline = linear.pipeline();
+    move_away(&mut pipeline);
+    let before = pipeline.predict(&case.inputs).unwrap().remove(0);
+    assert!(before.abs().min().double_value(&[]) > 10.0 * H);
+    assert!(
+        before.lt(0.0).any().int64_value(&[]) == 1 && before.gt(0.0).any().int64_value(&[]) == 1
+    );
+    case.check();
+}
+
+#[test]
+fn oracle_gradient_norm() {
+    Case::of(LayerNorm { features: D }).check();
+}
+
+#[test]
+fn oracle_gradient_embedding() {
+    of_tokens(Sequence::new().push("embedding", embedding(0.0, 0, None))).check();
+    of_tokens(Sequence::new().push("embedding", embedding(0.0, 4, None)).layer(Activation::Tanh))
+        .check_with_unused_positions();
+    of_tokens(Sequence::new().push("embedding", embedding(0.3, 3, None))).masked().check();
+}
+
+impl Case {
+    /// Positions beyond the tokens' length have gradient 0, which the differences must say too.
+    fn check_with_unused_positions(&self) {
+        self.check();
+        let mut pipeline = self.pipeline();
+        pipeline.train_step(&self.inputs, &self.targets).unwrap();
+        let grads = pipeline.gradients().unwrap();
+        let (name, positions) = &grads[1];
+        assert_eq!(name, "embedding.positions");
+        assert!(positions.narrow(0, 3, 1).abs().max().double_value(&[]) == 0.0);
+    }
+}
+
+#[test]
+fn oracle_gradient_attention() {
+    Case::of(attention(0.0, 0.0)).check();
+}
+
+#[test]
+fn oracle_gradient_attention_with_dropout() {
+    Case::of(attention(0.3, 0.0)).masked().check();
+    Case::of(attention(0.2, 0.2)).masked().check();
+}
+
+#[test]
+fn oracle_gradient_mlp() {
+    Case::of(mlp(0.0)).check();
+    Case::of(mlp(0.3)).masked().check();
+}
+
+#[test]
+fn oracle_gradient_block() {
+    Case::of(Block { attention: attention(0.0, 0.0), mlp: mlp(0.0) }).check();
+    Case::of(Block { attention: attention(0.2, 0.1), mlp: mlp(0.2) }).masked().check();
+}
+
+fn head(tie: Option<&str>) -> Head {
+    Head { features: D, vocabulary: 7, std: 0.3, tie: tie.map(Into::into) }
+}
+
+/// Targets of which some do not count.
+fn classes() -> Tensor {
+    let classes = [1_i64, -100, 3, 4, 0, -100, 6, 5, 2, -100, 1, 1, 0, 6, 3];
+    Tensor::from_slice(&classes).reshape([SAMPLES, 3])
+}
+
+#[test]
+fn oracle_gradient_head_and_cross_entropy() {
+    let model = Sequence::new().push("before", Linear::new(D, D)).push("head", head(None));
+    Case { targets: classes(), ..Case::new(model) }.check();
+}
+
+#[test]
+fn oracle_gradient_tied_embedding_and_head() {
+    let tie = Some("tokens");
+    let model = Sequence::new()
+        .push("embedding", embedding(0.0, 3, tie))
+        .push("mlp", mlp(0.0))
+        .push("head", head(tie));
+    Case { inputs: tokens(), targets: classes(), ..Case::new(model) }.check();
+}
+
+#[test]
+fn oracle_gradient_dropout() {
+    Case::of(Dropout { p: 0.4 }).masked().check();
+}
+
+#[test]
+fn oracle_gradient_skip_across_stages_and_within() {
+    // Uniform cuts put layers 0..3 on stage 0: 'far' crosses, 'near' does not; both are of one value.
+    let model = Sequence::new()
+        .push("first", Linear::new(D, D))
+        .push("far", Stash::new("far"))
+        .push("near", Stash::new("near"))
+        .push("tanh", Activation::Tanh)
+        .push("second", Linear::new(D, D))
+        .push("near pop", Pop::new("near"))
+        .push("gelu", Activation::Gelu)
+        .push("far pop", Pop::new("far"));
+    Case::new(model).check();
+}
+
+#[test]
+fn oracle_gradient_masks_are_of_the_step() {
+    for model in [
+        Sequence::new().push("before", Linear::new(D, D)).push("layer", Dropout { p: 0.4 }),
+        Sequence::new().push("before", Linear::new(D, D)).push("layer", attention(0.3, 0.0)),
+        Sequence::new().push("before", Linear::new(D, D)).push("layer", mlp(0.3)),
+    ] {
+        let case = Case::new(model);
+        let losses = |mut pipeline: Pipeline| {
+            let step = |_| pipeline.train_step(&case.inputs, &case.targets).unwrap().loss.to_bits();
+            (0..4).map(step).collect::<Vec<_>>()
+        };
+        let mut first = losses(case.pipeline());
+        assert_eq!(first, losses(case.pipeline()), "the same steps of two pipelines");
+        first.sort_unstable();
+        first.dedup();
+        assert_eq!(first.len(), 4, "no two steps have the same masks");
+    }
+}
+
+#[test]
+fn oracle_gradient_a_step_with_learning_rate_0_changes_nothing() {
+    let case = Case::of(Block { attention: attention(0.2, 0.1), mlp: mlp(0.2) });
+    let mut pipeline = case.pipeline();
+    let before = pipeline.parameters().unwrap();
+    pipeline.train_step(&case.inputs, &case.targets).unwrap();
+    for ((name, a), (_, b)) in before.iter().zip(&pipeline.parameters().unwrap()) {
+        assert!(bits(a) == bits(b), "{name}");
+    }
+}
