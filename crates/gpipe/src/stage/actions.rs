@@ -1,0 +1,190 @@
+//! What the runtime calls: the stage's side of the seam, action by action.
+
+use std::collections::HashMap;
+
+use gpipe_bridge::memory;
+use gpipe_core::{Action, EdgeId, MicroBatch, StageId};
+use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
+use tch::Tensor;
+
+use super::{
+    SHARED_ARENA, Stage, StageResult,
+    feed::{Feed, Mode, Outcome},
+    held::Held,
+    not_held, own,
+};
+use crate::{error::StageError, value::Value};
+
+/// Splits what arrived into the boundary's tensors and the skips' by index.
+fn arrivals(
+    values: OnEdges<Value>,
+    boundary: Option<EdgeId>,
+    skips: &[(EdgeId, usize)],
+) -> (Option<Vec<Option<Tensor>>>, HashMap<usize, Tensor>) {
+    let mut main = None;
+    let mut by_index = HashMap::new();
+    for (edge, Value(tensors)) in values {
+        if Some(edge) == boundary {
+            main = Some(tensors);
+        } else if let Some((_, index)) = skips.iter().find(|(own, _)| *own == edge) {
+            by_index.extend(tensors.into_iter().flatten().map(|tensor| (*index, tensor)));
+        }
+    }
+    (main, by_index)
+}
+
+impl StageExecutor for Stage {
+    type Value = Value;
+    type Feed = Feed;
+    type Outcome = Outcome;
+    type Error = StageError;
+
+    fn stage(&self) -> StageId {
+        self.plan.stage
+    }
+
+    fn before(&mut self, _: Action) -> StageResult<()> {
+        memory::enter(self.arena.id()).map_err(|error| own("memory")(error.into()))
+    }
+
+    fn begin(&mut self, feed: Feed) -> StageResult<()> {
+        self.abort();
+        memory::reset_peak(self.arena.id()).map_err(|error| own("memory")(error.into()))?;
+        self.feed = feed;
+        self.loss_sums.clear();
+        self.outputs.clear();
+        self.norm = None;
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        micro_batch: MicroBatch,
+        inputs: OnEdges<Value>,
+        keep: Keep,
+    ) -> StageResult<OnEdges<Value>> {
+        let edges = self.plan.edges.clone();
+        let (arrived, mut skips) = arrivals(inputs, edges.boundary_in, &edges.skips_in);
+        let inputs = match arrived {
+            Some(tensors) => tensors.into_iter().flatten().collect(),
+            None => self.feed.inputs(micro_batch).iter().map(Tensor::shallow_clone).collect(),
+        };
+        let outputs = if keep == Keep::Activations {
+            let layers = 0..self.plan.layers.len();
+            let (outputs, islands) =
+                self.run_layers(layers, micro_batch, inputs, &mut skips, true)?;
+            self.held.insert(micro_batch, Held::whole(islands));
+            outputs
+        } else {
+            self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
+        };
+        if self.feed.mode != Mode::Predict {
+            let graph = keep == Keep::Activations;
+            let _guard = (!graph).then(tch::no_grad_guard);
+            if let Some((sum, island)) = self.run_loss(micro_batch, &outputs, graph)? {
+                self.loss_sums.push(sum);
+                if let Some(held) = self.held.get_mut(&micro_batch) {
+                    held.loss = island;
+                }
+            }
+        } else if self.plan.last {
+            self.outputs.push(outputs.into());
+            return Ok(Vec::new());
+        }
+        Ok(self.outgoing(edges.boundary_out, || outputs.into(), &edges.skips_out, &mut skips))
+    }
+
+    fn rematerialize(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        self.recompute(micro_batch)
+    }
+
+    fn backward(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Value>,
+    ) -> StageResult<OnEdges<Value>> {
+        let edges = self.plan.edges.clone();
+        let (arrived, mut skip_grads) =
+            arrivals(output_grads, edges.boundary_out, &edges.skips_out);
+        let Some(mut held) = self.held.remove(&micro_batch) else {
+            return Err(not_held(micro_batch));
+        };
+        let mut grads = arrived.unwrap_or_default();
+        if let Some(loss) = held.loss.take() {
+            let seed = loss.seed(1.0 / self.feed.denominator);
+            let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
+            let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
+            grads = back.map_err(in_loss)?.0;
+        }
+        loop {
+            grads = self.backward_islands(&mut held, grads, &mut skip_grads)?;
+            if !held.has_segments() {
+                break;
+            }
+            self.held.insert(micro_batch, held);
+            self.recompute(micro_batch)?;
+            held = self.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
+        }
+        let mut back =
+            self.outgoing(edges.boundary_in, || Value(grads), &edges.skips_in, &mut skip_grads);
+        back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
+        Ok(back)
+    }
+
+    fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
+        Ok(self.parameters.tied_grads(&self.plan, edge))
+    }
+
+    fn reduce(&mut self, arrived: OnEdges<Value>) -> StageResult<OnEdges<Value>> {
+        self.parameters.reduce(&self.plan, arrived).map_err(own("summing tied gradients"))
+    }
+
+    fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
+        self.parameters.accept_sums(&self.plan, sums);
+        self.parameters.prepare(&self.plan).map_err(own("preparing the update"))
+    }
+
+    fn decide(&mut self, votes: &[Vote]) -> StageResult<Verdict> {
+        let squares: f64 =
+            votes.iter().flat_map(|vote| &vote.squares).map(|(_, square)| square).sum();
+        let norm = squares.sqrt();
+        let scale = match self.plan.max_norm {
+            // As torch.nn.utils.clip_grad_norm_ has it.
+            Some(max) if norm > max => max / (norm + 1e-6),
+            _ => 1.0,
+        };
+        // A run that only looks for the layer of a NaN never updates, even if the NaN does not come again.
+        let apply = norm.is_finite() && !self.feed.check_finite;
+        Ok(Verdict { apply, norm, scale })
+    }
+
+    fn update(&mut self, verdict: Verdict) -> StageResult<()> {
+        self.norm = Some(verdict);
+        if verdict.apply {
+            // Scratch of a few bytes: outside the cap, because an update that has begun must not fail.
+            memory::enter(SHARED_ARENA).map_err(|error| own("memory")(error.into()))?;
+            let lr = self.feed.lr;
+            self.parameters.update(&self.plan, verdict.scale, lr).map_err(own("the update"))?;
+        }
+        self.parameters.forget_grads();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> StageResult<Outcome> {
+        self.held.clear();
+        let memory = memory::stats(self.arena.id());
+        Ok(Outcome {
+            loss_sums: std::mem::take(&mut self.loss_sums),
+            outputs: std::mem::take(&mut self.outputs),
+            verdict: self.norm.take(),
+            memory: memory.map_err(|error| own("memory")(error.into()))?,
+        })
+    }
+
+    fn abort(&mut self) {
+        self.held.clear();
+        self.outputs.clear();
+        self.feed = Feed::default();
+        self.parameters.forget_grads();
+    }
+}
