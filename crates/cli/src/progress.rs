@@ -61,10 +61,10 @@ impl Progress {
         }
     }
 
-    /// The run is over; the bar stays.
+    /// The run is over; the table that follows says more than the bar.
     pub(crate) fn finish(&self) {
         if let Self::Bar(bar) = self {
-            bar.abandon();
+            bar.finish_and_clear();
         }
     }
 }

@@ -365,7 +365,7 @@ impl PipelineBuilder {
             input_grads: Vec::new(),
             skips: skips.to_vec(),
             ties: ties.to_vec(),
-            edges,
+            edges: Arc::new(edges),
             segments: self.remat.segments(),
             seed: self.seed,
             kind: self.kind,

@@ -1,6 +1,6 @@
 //! What the runtime calls: the stage's side of the seam, action by action.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use gpipe_bridge::memory;
 use gpipe_core::{Action, EdgeId, MicroBatch, StageId};
@@ -33,6 +33,12 @@ fn arrivals(
     (main, by_index)
 }
 
+/// Values of micro-batches in the order of the micro-batches, whatever order a schedule ran them in.
+fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
+    values.sort_by_key(|(micro_batch, _)| *micro_batch);
+    values.into_iter().map(|(_, value)| value).collect()
+}
+
 impl StageExecutor for Stage {
     type Value = Value;
     type Feed = Feed;
@@ -63,7 +69,7 @@ impl StageExecutor for Stage {
         inputs: OnEdges<Value>,
         keep: Keep,
     ) -> StageResult<OnEdges<Value>> {
-        let edges = self.plan.edges.clone();
+        let edges = Arc::clone(&self.plan.edges);
         let (arrived, mut skips) = arrivals(inputs, edges.boundary_in, &edges.skips_in);
         let inputs = match arrived {
             Some(tensors) => tensors.into_iter().flatten().collect(),
@@ -78,18 +84,16 @@ impl StageExecutor for Stage {
         } else {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
         };
-        if self.feed.mode != Mode::Predict {
-            let graph = keep == Keep::Activations;
-            let _guard = (!graph).then(tch::no_grad_guard);
-            if let Some((sum, island)) = self.run_loss(micro_batch, &outputs, graph)? {
-                self.loss_sums.push(sum);
-                if let Some(held) = self.held.get_mut(&micro_batch) {
-                    held.loss = island;
-                }
-            }
-        } else if self.plan.last {
-            self.outputs.push(outputs.into());
+        if self.feed.mode == Mode::Predict && self.plan.last {
+            self.outputs.push((micro_batch, outputs.into()));
             return Ok(Vec::new());
+        }
+        // A forward that discards leaves the loss to its re-materialization, which needs it again anyway.
+        if keep != Keep::Inputs {
+            let loss = self.run_loss(micro_batch, &outputs, keep == Keep::Activations)?;
+            if let Some(held) = self.held.get_mut(&micro_batch) {
+                held.loss = loss;
+            }
         }
         Ok(self.outgoing(edges.boundary_out, || outputs.into(), &edges.skips_out, &mut skips))
     }
@@ -103,7 +107,7 @@ impl StageExecutor for Stage {
         micro_batch: MicroBatch,
         output_grads: OnEdges<Value>,
     ) -> StageResult<OnEdges<Value>> {
-        let edges = self.plan.edges.clone();
+        let edges = Arc::clone(&self.plan.edges);
         let (arrived, mut skip_grads) =
             arrivals(output_grads, edges.boundary_out, &edges.skips_out);
         let Some(mut held) = self.held.remove(&micro_batch) else {
@@ -174,8 +178,8 @@ impl StageExecutor for Stage {
         self.held.clear();
         let memory = memory::stats(self.arena.id());
         Ok(Outcome {
-            loss_sums: std::mem::take(&mut self.loss_sums),
-            outputs: std::mem::take(&mut self.outputs),
+            loss_sums: in_order(std::mem::take(&mut self.loss_sums)),
+            outputs: in_order(std::mem::take(&mut self.outputs)),
             verdict: self.norm.take(),
             memory: memory.map_err(|error| own("memory")(error.into()))?,
         })

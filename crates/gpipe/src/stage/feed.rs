@@ -74,7 +74,7 @@ impl Feed {
 /// What a stage gives back after a step.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The last stage's sums of losses, by micro-batch in the order of their forwards.
+    /// The last stage's sums of losses, by micro-batch.
     pub loss_sums: Vec<f64>,
     /// The last stage's outputs when predicting.
     pub outputs: Vec<Value>,

@@ -47,7 +47,7 @@ pub(crate) struct StagePlan {
     pub input_grads: Vec<bool>,
     pub skips: Vec<Skip>,
     pub ties: Vec<TieGroup>,
-    pub edges: Edges,
+    pub edges: Arc<Edges>,
     pub segments: usize,
     pub seed: u64,
     pub kind: Kind,
@@ -82,8 +82,8 @@ pub(crate) struct Stage {
     parameters: Parameters,
     feed: Feed,
     held: HashMap<MicroBatch, Held>,
-    loss_sums: Vec<f64>,
-    outputs: Vec<Value>,
+    loss_sums: Vec<(MicroBatch, f64)>,
+    outputs: Vec<(MicroBatch, Value)>,
     norm: Option<Verdict>,
 }
 
@@ -176,18 +176,20 @@ impl Stage {
         self.plan.skips.iter().position(|skip| skip.stash == layer && skip.name == name)
     }
 
-    /// Runs the loss of `micro_batch` on the stage's outputs; on the last stage, in training or evaluation.
+    /// Runs the loss of `micro_batch` on the stage's outputs and notes its sum; on the last stage, in
+    /// training or evaluation. With `graph`, an island for the backward.
     fn run_loss(
-        &self,
+        &mut self,
         micro_batch: MicroBatch,
         outputs: &[Tensor],
         graph: bool,
-    ) -> StageResult<Option<(f64, Option<Island>)>> {
+    ) -> StageResult<Option<Island>> {
         let (true, Some(loss), Some(targets)) =
             (self.plan.last, &self.plan.loss, self.feed.targets(micro_batch))
         else {
             return Ok(None);
         };
+        let _no_grad = (!graph).then(tch::no_grad_guard);
         let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
         let leaves = leaves.map_err(in_loss)?;
@@ -197,8 +199,8 @@ impl Stage {
             let what = format!("the loss ({value})");
             return Err(StageError::NotFinite { layer: "loss".into(), what });
         }
-        let island = graph.then(|| Island::of_loss(leaves, sum));
-        Ok(Some((value, island)))
+        self.loss_sums.push((micro_batch, value));
+        Ok(graph.then(|| Island::of_loss(leaves, sum)))
     }
 
     /// Into which ranges of its layers the stage is cut where it re-materializes.
@@ -266,8 +268,8 @@ impl Stage {
         let (outputs, islands) =
             self.run_layers(start.layers, micro_batch, start.inputs, &mut skips, true)?;
         held.rematerialized(islands);
-        if last_segment && let Some((_, island)) = self.run_loss(micro_batch, &outputs, true)? {
-            held.loss = island;
+        if last_segment {
+            held.loss = self.run_loss(micro_batch, &outputs, true)?;
         }
         self.held.insert(micro_batch, held);
         Ok(())
