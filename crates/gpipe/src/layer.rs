@@ -128,7 +128,12 @@ pub struct Infer {
 
 impl Infer {
     pub(crate) fn new(kind: Kind) -> Self {
-        Self { kind, open: Vec::new(), stashed: Vec::new(), popped: Vec::new() }
+        Self::with_open(kind, Vec::new())
+    }
+
+    /// As it stands at a layer that may pop the skips in `open`.
+    pub(crate) fn with_open(kind: Kind, open: Vec<(String, TensorSpec)>) -> Self {
+        Self { kind, open, stashed: Vec::new(), popped: Vec::new() }
     }
 
     /// The dtype of all parameters of the pipeline.

@@ -228,7 +228,7 @@ impl<E: StageExecutor> Crew<E> {
                 match reply.recv_timeout(slice) {
                     Ok(report) => break Some(report),
                     Err(mpsc::RecvTimeoutError::Timeout) => {
-                        self.watch(step);
+                        self.watch(step, slice);
                         // After a failure every healthy worker ends soon; a silent one is given up.
                         let silent = self.pulses.silence(device) > step.deadline;
                         if step.failure.is_raised() && silent {
@@ -249,24 +249,23 @@ impl<E: StageExecutor> Crew<E> {
     }
 
     /// Fails the step if a worker is silent in an action, or if all wait for each other.
-    fn watch(&self, step: &Step<E>) {
+    fn watch(&self, step: &Step<E>, slice: Duration) {
         if step.failure.is_raised() {
             return;
         }
         let devices = 0..self.workers.len();
         let running = |device: &usize| self.pulses.position(*device).is_some();
-        // Twice the deadline: a worker that waits for it is the better witness, and comes first.
-        let silent = devices
-            .clone()
-            .filter(running)
-            .find(|&device| self.pulses.silence(device) > step.deadline.saturating_mul(2));
+        // A little later than the deadline: a worker that waits for it is the better witness.
+        let patience = step.deadline.saturating_add(slice * 8);
+        let silent =
+            devices.clone().filter(running).find(|&device| self.pulses.silence(device) > patience);
         if let Some(device) = silent {
             step.fail(StepError::Stuck {
                 device: DeviceId::from_index(device),
                 silence: self.pulses.silence(device),
                 doing: doing(step, device),
             });
-        } else if self.pulses.standstill() > step.deadline.saturating_mul(3) {
+        } else if self.pulses.standstill() > patience.saturating_mul(2) {
             let waiting = devices
                 .filter_map(|device| {
                     let position = self.pulses.position(device)?;

@@ -165,6 +165,9 @@ impl Pipeline {
 
     /// Checks a mini-batch and cuts it.
     fn check(&mut self, inputs: Vec<Tensor>, targets: Option<Vec<Tensor>>) -> Result<MiniBatch> {
+        if targets.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Error::Input("there is no target tensor: give at least one".into()));
+        }
         let targets = targets.unwrap_or_default();
         let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
         let Some(count) = inputs.first().map(samples) else {
@@ -262,14 +265,12 @@ impl Pipeline {
     /// After a NaN somewhere: runs the step again, which changes nothing because it fails again, and looks at
     /// every value, so that the error names the first layer that makes one. It costs nothing until then.
     fn name_the_layer(&mut self, error: Error, batch: &MiniBatch, denominator: f64) -> Error {
-        let Error::Step { error: StepError::Stage { source: StageError::NotFinite { .. }, .. } } =
-            &error
-        else {
+        if !is_not_finite(&error) {
             return error;
-        };
+        }
         match self.run(Mode::Train, batch, denominator, true) {
-            Err(found) => found,
-            Ok(_) => error,
+            Err(found) if is_not_finite(&found) => found,
+            _ => error, // it did not come again: the first message is the better one
         }
     }
 
@@ -372,6 +373,11 @@ impl Pipeline {
         let program = self.program(true, self.micro_batches)?;
         Ok(validate(&program, self.link_capacity)?)
     }
+}
+
+fn is_not_finite(error: &Error) -> bool {
+    let Error::Step { error } = error else { return false };
+    matches!(error, StepError::Stage { source: StageError::NotFinite { .. }, .. })
 }
 
 fn narrow(tensors: &[Tensor], slice: Slice) -> Result<Vec<Tensor>> {

@@ -11,7 +11,7 @@ use super::{
     SHARED_ARENA, Stage, StageResult,
     feed::{Feed, Mode, Outcome},
     held::Held,
-    not_held, own,
+    island, not_held, own,
 };
 use crate::{error::StageError, value::Value};
 
@@ -54,12 +54,9 @@ impl StageExecutor for Stage {
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
-        self.abort();
+        self.forget_step();
         memory::reset_peak(self.arena.id()).map_err(|error| own("memory")(error.into()))?;
         self.feed = feed;
-        self.loss_sums.clear();
-        self.outputs.clear();
-        self.norm = None;
         Ok(())
     }
 
@@ -119,6 +116,9 @@ impl StageExecutor for Stage {
             let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
             grads = back.map_err(in_loss)?.0;
+            if self.feed.check_finite {
+                island::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
+            }
         }
         loop {
             grads = self.backward_islands(&mut held, grads, &mut skip_grads)?;
@@ -186,9 +186,7 @@ impl StageExecutor for Stage {
     }
 
     fn abort(&mut self) {
-        self.held.clear();
-        self.outputs.clear();
-        self.feed = Feed::default();
-        self.parameters.forget_grads();
+        self.forget_step();
+        self.parameters.forget_last_grads();
     }
 }

@@ -9,14 +9,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gpipe_bridge::vjp::{Request, vjp};
 use gpipe_core::LayerId;
 use gpipe_runtime::panic_message;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::{differentiable, feed::Slice};
 use crate::{
     error::{LayerError, StageError},
-    layer::Forward,
+    layer::{Forward, Infer},
     rng::MaskKey,
     sequence::NamedLayer,
+    spec::TensorSpec,
 };
 
 /// What one run of a layer is made of.
@@ -30,6 +31,7 @@ pub(super) struct LayerRun<'a> {
     pub step: u64,
     pub slice: Slice,
     pub check_finite: bool,
+    pub kind: Kind,
 }
 
 /// A layer's forward whose graph is there: leaves, and what was computed from them.
@@ -128,6 +130,7 @@ impl LayerRun<'_> {
         };
         let outputs = catching(|| self.layer.layer.forward(&mut ctx, &inputs))?;
         let stashed = std::mem::take(&mut ctx.stashed);
+        self.check_outputs(&inputs, &pops, &outputs)?;
         if !graph {
             return Ok((outputs, stashed, None));
         }
@@ -145,6 +148,33 @@ impl LayerRun<'_> {
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
         };
         Ok((outside, stashed_outside, Some(island)))
+    }
+}
+
+impl LayerRun<'_> {
+    /// A layer whose forward contradicts its infer would be broadcast somewhere later, or not at all.
+    fn check_outputs(
+        &self,
+        inputs: &[Tensor],
+        pops: &[(usize, String, Tensor)],
+        outputs: &[Tensor],
+    ) -> Result<(), LayerError> {
+        let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
+        let pops = pops.iter().map(|(_, name, tensor)| (name.clone(), TensorSpec::of(tensor)));
+        let mut ctx = Infer::with_open(self.kind, pops.collect());
+        let promised = self.layer.layer.infer(&mut ctx, &specs(inputs))?;
+        let made = specs(outputs);
+        if made == promised {
+            return Ok(());
+        }
+        let list = |specs: &[TensorSpec]| {
+            specs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
+        Err(LayerError::Shape(format!(
+            "its forward gave {}, its infer says {}",
+            list(&made),
+            list(&promised)
+        )))
     }
 }
 

@@ -123,6 +123,16 @@ impl Stage {
         Ok(&mut self.parameters)
     }
 
+    /// Lets go of everything that belongs to one step.
+    fn forget_step(&mut self) {
+        self.held.clear();
+        self.outputs.clear();
+        self.loss_sums.clear();
+        self.norm = None;
+        self.feed = Feed::default();
+        self.parameters.forget_grads();
+    }
+
     /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip value that
     /// a layer here may pop, and gets those that are stashed.
     fn run_layers(
@@ -163,6 +173,7 @@ impl Stage {
             step: self.feed.step,
             slice: self.feed.slice(micro_batch),
             check_finite: self.feed.check_finite,
+            kind: self.plan.kind,
         }
     }
 
@@ -290,13 +301,16 @@ impl Stage {
                 .map(|index| index.and_then(|index| skip_grads.remove(&index)))
                 .collect();
             let layer = &self.plan.named[position].name;
-            if self.feed.check_finite {
-                island::check_finite(layer, "the gradient of its output", grads.iter().flatten())?;
-            }
             let accumulators = self.parameters.accumulators(position);
             let back = island.backward(grads, stashes, accumulators);
             let (inputs, pops) =
                 back.map_err(|source| StageError::Layer { layer: layer.clone(), source })?;
+            if self.feed.check_finite {
+                let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
+                island::check_finite(layer, "the gradient of its input", of_inputs)?;
+                let of_parameters = accumulators.iter().flatten();
+                island::check_finite(layer, "the gradient of its parameters", of_parameters)?;
+            }
             grads = inputs;
             skip_grads.extend(pops.into_iter().filter_map(|(index, grad)| Some((index, grad?))));
         }

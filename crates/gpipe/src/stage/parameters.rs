@@ -101,6 +101,11 @@ impl Parameters {
         self.grads.iter_mut().flatten().for_each(|grad| *grad = None);
     }
 
+    /// A failed step has no gradients to show.
+    pub(super) fn forget_last_grads(&mut self) {
+        self.last_grads.clear();
+    }
+
     /// The gradients of this stage's uses of the weights that the stage at the other end of `edge` owns.
     pub(super) fn tied_grads(&mut self, plan: &StagePlan, edge: EdgeId) -> Value {
         let owner = plan.edges.tie_owners.iter().find(|(own, _)| *own == edge);

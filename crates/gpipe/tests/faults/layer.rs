@@ -163,9 +163,8 @@ fn fault_layer_nan_in_a_backward_is_named() {
         let before = pipeline.parameters().unwrap();
         let (x, y) = data();
         assert!(pipeline.evaluate(&x, &y).unwrap().loss.is_finite());
-        // It is found where it arrives: at the output of the layer before.
         let text = refused(pipeline.train_step(&x, &y));
-        assert_says(&text, &["stage 0, micro-batch 0", "the gradient of its output", "'one'"]);
+        assert_says(&text, &["micro-batch 0", "the gradient of its input", "'two'"]);
         assert_same_bits(&pipeline.parameters().unwrap(), &before, "after a NaN in a backward");
     }
 }
@@ -213,5 +212,43 @@ fn fault_layer_an_update_that_fails_half_way_says_what_to_do() {
                 assert_says(&text, &["cannot go on", "restore a checkpoint", "injected"]);
             }
         }
+    }
+}
+
+/// Says that it keeps the shape, and drops all but the first feature.
+struct Liar;
+
+impl Layer for Liar {
+    fn kind(&self) -> &'static str {
+        "liar"
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, _: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        Ok(vec![inputs[0].f_narrow(1, 0, 1)?])
+    }
+}
+
+/// As the last layer it would be broadcast by the loss, and training would go on with nonsense.
+#[test]
+fn fault_layer_whose_forward_contradicts_its_infer() {
+    for stages in 1..=2 {
+        let model = Sequence::new().push("one", Linear::new(4, 2)).push("two", Liar);
+        let mut pipeline = Pipeline::builder(model, TensorSpec::new([6, 4], Kind::Float))
+            .stages(stages)
+            .micro_batches(M)
+            .loss(MeanSquaredError)
+            .optimizer(Sgd::new(0.1))
+            .build()
+            .unwrap();
+        let (x, y) = data();
+        let text = refused(pipeline.train_step(&x, &y));
+        assert_says(
+            &text,
+            &["layer 'two'", "its forward gave Float [2, 1], its infer says Float [2, 2]"],
+        );
     }
 }
