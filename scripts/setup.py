@@ -221,7 +221,11 @@ def wanted_on_cpu(name):
 def main():
     if existing():
         return
-    variant = os.environ.get("GPIPE_LIBTORCH", "cpu")
+    link = ROOT / ".libtorch"
+    variant = os.environ.get("GPIPE_LIBTORCH")
+    if variant is None and link.is_symlink() and version_of(link) == VERSION:
+        return  # whichever set was chosen before stays
+    variant = variant or "cpu"
     if variant not in ("cpu", "cuda"):
         fail(f"GPIPE_LIBTORCH={variant}: use cpu or cuda")
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
@@ -238,10 +242,13 @@ def main():
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not destination.exists():
             install(variant, home, destination)
-    link = ROOT / ".libtorch"
     if not link.is_symlink() or Path(os.readlink(link)) != destination / "torch":
+        replaced = link.is_symlink()
         link.unlink(missing_ok=True)
         link.symlink_to(destination / "torch")
+        if replaced:  # cargo does not see that the same name now means another folder
+            for profile in ([], ["--release"]):
+                subprocess.run(["cargo", "clean", *profile, "-p", "torch-sys", "-p", "gpipe-bridge"], cwd=ROOT)
         print(f"setup: .libtorch -> {destination / 'torch'}")
 
 

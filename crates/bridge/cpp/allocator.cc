@@ -71,8 +71,11 @@ void drop_kept(Arena &arena, uint64_t bytes) {
 void *take(std::size_t size) {
   Arena &arena = arenas()[current_arena];
   void *block = nullptr;
+  uint64_t peak_before, high_before;
   {
     std::lock_guard<std::mutex> lock(arena.mutex);
+    peak_before = arena.peak;
+    high_before = arena.high;
     if (size > arena.cap || arena.live > arena.cap - size) {
       last_refusal = Refusal{true, size, arena.live, arena.cap};
       C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: ", size, " bytes asked, ", arena.live,
@@ -92,7 +95,9 @@ void *take(std::size_t size) {
   }
   if (block == nullptr && posix_memalign(&block, kHeader, kHeader + size) != 0) {
     std::lock_guard<std::mutex> lock(arena.mutex);
-    arena.live -= size;
+    arena.live -= size; // what was never held must not raise what may be kept
+    arena.peak = std::max(peak_before, arena.live);
+    arena.high = std::max(high_before, arena.live);
     last_refusal = Refusal{true, size, arena.live, kNoCap};
     C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: the system has no ", size, " bytes"));
   }
@@ -170,6 +175,15 @@ void trim_arena(uint32_t index) {
   std::lock_guard<std::mutex> lock(arena.mutex);
   drop_kept(arena, arena.kept);
   arena.high = arena.live;
+}
+
+// Whoever owned the arena is gone: nothing is kept any more, also of what is freed later.
+void close_arena(uint32_t index) {
+  Arena &arena = at_index(index);
+  std::lock_guard<std::mutex> lock(arena.mutex);
+  drop_kept(arena, arena.kept);
+  arena.high = 0;
+  arena.cap = kNoCap;
 }
 
 Refusal take_refusal() {

@@ -61,6 +61,7 @@ MemoryStats arena_stats(uint32_t arena);
 void reset_arena_peak(uint32_t arena);
 void set_arena_cap(uint32_t arena, uint64_t bytes);
 void trim_arena(uint32_t arena);
+void close_arena(uint32_t arena);
 Refusal take_refusal();
 
 } // namespace gpipe

@@ -48,14 +48,16 @@ rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Add
   wrt.clear();
 
   at::NoGradGuard no_grad;
-  rust::Vec<Address> result;
-  result.reserve(grads.size());
-  for (std::size_t i = 0; i < inputs.size(); i++)
-    result.push_back(give(std::move(grads[i])));
   for (std::size_t i = 0; i < parameters.size(); i++) {
     at::Tensor accumulator = accumulators[i] == 0 ? at::Tensor() : borrow(accumulators[i]);
-    result.push_back(give(accumulate(std::move(accumulator), std::move(grads[inputs.size() + i]))));
+    at::Tensor &grad = grads[inputs.size() + i];
+    grad = accumulate(std::move(accumulator), std::move(grad));
   }
+  // Given only when nothing can throw any more: an address that is lost is a tensor that is never freed.
+  rust::Vec<Address> result;
+  result.reserve(grads.size());
+  for (at::Tensor &grad : grads)
+    result.push_back(give(std::move(grad)));
   return result;
 }
 

@@ -62,6 +62,7 @@ pub(crate) mod bridged {
         fn reset_arena_peak(arena: u32) -> Result<()>;
         fn set_arena_cap(arena: u32, bytes: u64) -> Result<()>;
         fn trim_arena(arena: u32) -> Result<()>;
+        fn close_arena(arena: u32) -> Result<()>;
         fn take_refusal() -> Result<Refusal>;
     }
 }

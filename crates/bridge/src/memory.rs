@@ -34,7 +34,7 @@ pub struct Refusal {
     pub cap: Option<u64>,
 }
 
-/// An arena of one's own. Dropping it gives its kept blocks back; it is handed out again once nothing that
+/// An arena of one's own. Dropping it gives its kept blocks back to the system, and later those that still live; it is handed out again once nothing that
 /// was allocated in it lives any more.
 #[derive(Debug)]
 pub struct Arena(u32);
@@ -77,9 +77,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // Neither call fails for an arena that exists.
-        let _ = set_cap(self.0, None);
-        let _ = trim(self.0);
+        // Does not fail for an arena that exists.
+        let _ = bridged::close_arena(self.0);
         POOL.lock().unwrap_or_else(PoisonError::into_inner).returned.push(self.0);
     }
 }
@@ -178,6 +177,32 @@ mod tests {
         assert_eq!(stats(arena.id()).unwrap(), Stats { live: 0, peak: 1 << 20, kept: 1 << 20 });
         trim(arena.id()).unwrap();
         assert_eq!(stats(arena.id()).unwrap().kept, 0);
+    }
+
+    #[test]
+    fn regression_a_dropped_arena_keeps_nothing_that_is_freed_after_it() {
+        // A stage's arena was dropped before its parameters, and then kept them all.
+        let arena = Arena::acquire().unwrap();
+        let id = arena.id();
+        enter(id).unwrap();
+        let tensor = floats(MIB).unwrap();
+        enter(0).unwrap();
+        drop(arena);
+        drop(tensor);
+        let Stats { live, kept, .. } = stats(id).unwrap();
+        assert_eq!((live, kept), (0, 0));
+    }
+
+    #[test]
+    fn fault_what_the_system_refuses_raises_neither_peak_nor_bound() {
+        let arena = Arena::acquire().unwrap();
+        enter(arena.id()).unwrap();
+        let before = stats(arena.id()).unwrap();
+        let error = floats(1 << 50).unwrap_err().to_string();
+        assert!(error.contains("the system has no"), "{error}");
+        assert_eq!(stats(arena.id()).unwrap(), before);
+        assert_eq!(take_refusal().and_then(|refusal| refusal.cap), None);
+        enter(0).unwrap();
     }
 
     #[test]

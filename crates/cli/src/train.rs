@@ -162,7 +162,7 @@ impl Totals {
             self.steps,
             self.tokens,
             self.step_ms / steps,
-            self.tokens / (self.step_ms / 1e3),
+            self.tokens / elapsed_s,
             100.0 * self.bubble / steps
         );
         println!("stage  forward  recompute  backward  optimizer  wait (ms/step)  peak memory");

@@ -200,8 +200,12 @@ impl<'a> Checker<'a> {
     }
 
     fn backward(&mut self, stage: StageId, m: MicroBatch) -> Checked {
+        let discarded = self.recomputed.contains(&(stage, m));
         let progress = self.progress(stage, m)?;
         match *progress {
+            Progress::Forwarded if discarded => {
+                return Err("its re-materialization comes later".into());
+            }
             Progress::Untouched => return Err("its forward comes later or never".into()),
             Progress::Done => return Err("its backward already ran".into()),
             Progress::Forwarded | Progress::Rematerialized => *progress = Progress::Done,

@@ -116,3 +116,19 @@ fn oracle_actions_print_and_parse() {
     let error = "2F".parse::<Action>().unwrap_err().to_string();
     assert!(error.contains("'2F'") && error.contains("write it like 2F0"), "{error}");
 }
+
+#[test]
+fn oracle_peak_held_bytes_of_unit_costs() {
+    let peaks = |schedule, remat, k, m| -> Vec<u64> {
+        let timeline = simulate(&program(schedule, remat, k, m), &Costs::unit(k), 2).unwrap();
+        timeline.peak_held.iter().map(|bytes| bytes.0).collect()
+    };
+    // Inputs and activations are one byte each: M of both, or M inputs and one micro-batch's activations.
+    assert_eq!(peaks(Schedule::GPipe, Remat::Never, 3, 4), [8, 8, 8]);
+    assert_eq!(peaks(Schedule::GPipe, Remat::Always, 3, 4), [5, 5, 5]);
+    // 1F1B holds min(K - k, M) micro-batches.
+    assert_eq!(peaks(Schedule::OneFOneB, Remat::Never, 3, 4), [6, 4, 2]);
+    assert_eq!(peaks(Schedule::OneFOneB, Remat::Always, 3, 4), [4, 3, 2]);
+    assert_eq!(peaks(Schedule::OneFOneB, Remat::Never, 3, 2), [4, 4, 2]);
+    assert_eq!(peaks(Schedule::ForwardOnly, Remat::Never, 3, 4), [1, 1, 1]);
+}

@@ -161,3 +161,44 @@ fn property_a_frozen_front_sends_no_gradients() {
     assert_eq!(program.devices.iter().flatten().filter(back_on_edge_0).count(), 0);
     assert!(simulate(&program, &Costs::unit(3), 1).is_ok());
 }
+
+/// A file may hold anything: whatever is moved, the answer is a refusal or a program that runs.
+#[test]
+fn property_random_changes_are_refused_or_run() {
+    let (mut refused, mut accepted) = (0, 0);
+    for seed in 0..3000 {
+        let mut random = Stream::new(70_000 + seed);
+        let stages = 1 + random.below(4);
+        let micro_batches = 1 + random.below(4);
+        let compute = random_compute(&mut random, stages, stages, micro_batches);
+        let topology = random_topology(&mut random, stages);
+        let mut program = lower(&compute, &topology, micro_batches).unwrap();
+        for _ in 0..1 + random.below(2) {
+            let list = random.below(stages);
+            let length = program.devices[list].len();
+            let (a, b) = (random.below(length), random.below(length));
+            program.devices[list].swap(a, b);
+        }
+        match validate(&program, 2) {
+            Err(_) => refused += 1,
+            Ok(held) => {
+                accepted += 1;
+                assert!(simulate(&program, &Costs::unit(stages), 2).is_ok(), "seed {seed}");
+                assert!(held.inputs.iter().all(|&inputs| inputs <= program.micro_batches));
+            }
+        }
+    }
+    assert!(refused > 1000 && accepted > 100, "{refused} refused, {accepted} accepted");
+}
+
+#[test]
+fn regression_a_rematerialization_after_its_backward_is_refused_at_the_backward() {
+    // The count of held activations went below zero before the misplaced R was reached.
+    let compute = vec![["0F0", "0B0", "0R0"].map(|text| text.parse().unwrap()).to_vec()];
+    let program = lower(&compute, &Topology::chain(1), 1).unwrap();
+    let text = refusal(&program);
+    assert!(
+        text.contains("(0B0)") && text.contains("its re-materialization comes later"),
+        "{text}"
+    );
+}

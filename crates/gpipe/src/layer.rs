@@ -81,7 +81,7 @@ impl ParameterSpec {
 
     /// Number of elements.
     pub fn elements(&self) -> u64 {
-        self.shape.iter().map(|&size| size.max(0) as u64).product()
+        self.shape.iter().fold(1, |product, &size| product.saturating_mul(size.max(0) as u64))
     }
 }
 

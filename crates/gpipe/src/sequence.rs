@@ -108,7 +108,7 @@ impl Sequence {
         parameters
             .filter(|parameter| parameter.tie.as_ref().is_none_or(|tie| seen.insert(tie.clone())))
             .map(ParameterSpec::elements)
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 
     /// The paper's c_i for each layer at these inputs and this parameter dtype, in floating-point operations of a forward; at least
@@ -147,6 +147,11 @@ impl Sequence {
             let outputs = outputs.map_err(|error| self.error(index, error))?;
             if outputs.is_empty() {
                 return Err(self.error(index, LayerError::Shape("it has no output".into())));
+            }
+            if let Some(spec) = outputs.iter().find(|spec| !spec.is_supported()) {
+                let reason =
+                    format!("its output {spec} is of a dtype that gradients do not pass here");
+                return Err(self.error(index, reason));
             }
             for name in ctx.popped.drain(..) {
                 match stashes.remove(&name) {

@@ -9,6 +9,8 @@ use gpipe::{
 const STD: f64 = 0.02;
 /// Most layers.
 const LAYERS_MAX: usize = 4096;
+/// Largest size: products of two stay far from overflowing.
+const SIZE_MAX: i64 = 1 << 24;
 
 /// The model's sizes. Inputs are int64 tokens [samples, positions], outputs logits [.., vocabulary].
 #[derive(Debug, Clone, PartialEq)]
@@ -99,6 +101,9 @@ impl Transformer {
         ];
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size < 1) {
             return refuse(format!("{name} is {size}: use at least 1"));
+        }
+        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > SIZE_MAX) {
+            return refuse(format!("{name} is {size}: use at most {SIZE_MAX}"));
         }
         if self.blocks > LAYERS_MAX {
             return refuse(format!("{} blocks: use at most {LAYERS_MAX}", self.blocks));

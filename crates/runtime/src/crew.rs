@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -56,7 +56,10 @@ pub type BuildDevice<E> =
 
 struct Worker<E: StageExecutor> {
     commands: mpsc::Sender<Command<E>>,
+    /// `None` once it was abandoned or joined.
     thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread has ended.
+    ended: mpsc::Receiver<()>,
 }
 
 /// One worker per device.
@@ -83,9 +86,11 @@ impl<E: StageExecutor> Crew<E> {
         for (device, build) in devices.into_iter().enumerate() {
             let (commands, receive) = mpsc::channel();
             let (done, ready) = mpsc::channel();
+            let (ending, ended) = mpsc::channel::<()>();
             let pulses = Arc::clone(&pulses);
             let thread = std::thread::Builder::new().name(format!("gpipe-device-{device}"));
             let thread = thread.spawn(move || {
+                let _ending = ending; // dropped with the thread, also by a panic
                 match build() {
                     Ok(stages) => {
                         let _ = done.send(Ok(()));
@@ -99,7 +104,7 @@ impl<E: StageExecutor> Crew<E> {
             let thread = thread.map_err(|error| StepError::Unusable {
                 reason: format!("no thread for device {device}: {error}"),
             })?;
-            workers.push(Worker { commands, thread: Some(thread) });
+            workers.push(Worker { commands, thread: Some(thread), ended });
             built.push(ready);
         }
         let mut crew = Self { workers, settings, pulses, unusable: None };
@@ -171,6 +176,7 @@ impl<E: StageExecutor> Crew<E> {
             failure: Failure::default(),
             pulses: Arc::clone(&self.pulses),
             deadline: self.settings.deadline,
+            applied: Mutex::default(),
         });
         let origin = Instant::now();
         let mut replies = Vec::with_capacity(self.workers.len());
@@ -285,8 +291,8 @@ impl<E: StageExecutor> Crew<E> {
     ) -> Result<Ran<E>, StepError<E::Error>> {
         let reports: Vec<_> = reports.into_iter().flatten().collect();
         if let Some(cause) = step.failure.take() {
-            let applied: Vec<_> =
-                reports.iter().flat_map(|report| report.applied.clone()).collect();
+            let applied =
+                std::mem::take(&mut *step.applied.lock().unwrap_or_else(PoisonError::into_inner));
             if applied.is_empty() {
                 return Err(cause);
             }
@@ -329,8 +335,12 @@ impl<E: StageExecutor> Crew<E> {
             let reason = format!("device {device} has no worker any more");
             return Err(StepError::Unusable { reason });
         }
-        receive.recv_timeout(self.settings.deadline).map_err(|error| StepError::Unusable {
-            reason: format!("device {device} did not answer a visit: {error}"),
+        receive.recv_timeout(self.settings.deadline).map_err(|error| {
+            if error == mpsc::RecvTimeoutError::Timeout {
+                self.abandon(device.index());
+            }
+            let reason = format!("device {device} did not answer a visit: {error}");
+            StepError::Unusable { reason }
         })
     }
 }
@@ -339,7 +349,9 @@ impl<E: StageExecutor> Drop for Crew<E> {
     fn drop(&mut self) {
         for worker in self.workers.drain(..) {
             drop(worker.commands); // ends the worker's loop
-            if let Some(thread) = worker.thread {
+            let Some(thread) = worker.thread else { continue };
+            let wait = worker.ended.recv_timeout(self.settings.deadline);
+            if wait == Err(mpsc::RecvTimeoutError::Disconnected) {
                 let _ = thread.join();
             }
         }

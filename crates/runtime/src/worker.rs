@@ -4,7 +4,7 @@ use std::{
     any::Any,
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -41,6 +41,8 @@ pub struct Step<E: StageExecutor> {
     pub pulses: Arc<Pulses>,
     /// Longest silence of a peer that is waited for.
     pub deadline: Duration,
+    /// Stages that have begun to apply the update; shared, because a stuck worker reports nothing.
+    pub applied: Mutex<Vec<StageId>>,
 }
 
 impl<E: StageExecutor> Step<E> {
@@ -57,8 +59,6 @@ pub struct Report<E: StageExecutor> {
     pub actions: Vec<TimedAction>,
     /// What its stages give back; empty if the step failed.
     pub outcomes: Vec<(StageId, E::Outcome)>,
-    /// Stages that have applied the update.
-    pub applied: Vec<StageId>,
 }
 
 /// What the driver does with a device's stages between steps.
@@ -92,8 +92,8 @@ pub(crate) fn serve<E: StageExecutor>(
                     Ok(outcomes) => outcomes,
                     Err(Stop) => worker.abort(),
                 };
-                let Worker { actions, applied, .. } = worker;
-                let _ = reply.send(Report { actions, outcomes, applied });
+                let actions = worker.actions;
+                let _ = reply.send(Report { actions, outcomes });
             }
         }
         pulses.advance(device, None);
@@ -109,19 +109,19 @@ struct Worker<'a, E: StageExecutor> {
     step: &'a Step<E>,
     clock: Clock,
     actions: Vec<TimedAction>,
-    applied: Vec<StageId>,
     mailbox: Mailbox<E::Value>,
 }
 
 impl<'a, E: StageExecutor> Worker<'a, E> {
     fn new(device: usize, stages: &'a mut [E], step: &'a Step<E>, clock: Clock) -> Self {
         let length = step.program.devices.get(device).map_or(0, Vec::len);
-        let (actions, applied) = (Vec::with_capacity(length), Vec::new());
-        Self { device, stages, step, clock, actions, applied, mailbox: Mailbox::new() }
+        let actions = Vec::with_capacity(length);
+        Self { device, stages, step, clock, actions, mailbox: Mailbox::new() }
     }
 
     fn run(&mut self, feeds: Vec<E::Feed>) -> Result<Vec<(StageId, E::Outcome)>, Stop> {
         let step = self.step;
+        step.pulses.advance(self.device, Some(0)); // beginning counts as the first action
         for (index, feed) in feeds.into_iter().enumerate() {
             let first = Action {
                 stage: self.stages.get(index).map_or(StageId(0), E::stage),
@@ -220,7 +220,8 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         };
         if verdict.apply {
             // Before the call: an update that fails half-way has changed something.
-            self.applied.push(action.stage);
+            let mut applied = self.step.applied.lock().unwrap_or_else(PoisonError::into_inner);
+            applied.push(action.stage);
         }
         self.guard(action, index, |executor| executor.update(verdict))
     }

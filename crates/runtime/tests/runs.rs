@@ -93,6 +93,33 @@ fn oracle_random_programs_equal_the_unpipelined_step() {
     }
 }
 
+/// What `validate` accepts after actions were moved about must still compute the same.
+#[test]
+fn oracle_changed_programs_that_are_valid_equal_the_unpipelined_step() {
+    let mut ran = 0;
+    for seed in 0..cases(1500) {
+        let mut random = Stream::new(40_000 + seed);
+        let (program, capacity) = random_program(&mut random);
+        let mut changed = Program::clone(&program);
+        let list = random.below(changed.devices.len());
+        let length = changed.devices[list].len();
+        let (a, b) = (random.below(length), random.below(length));
+        changed.devices[list].swap(a, b);
+        if a == b || validate(&changed, capacity).is_err() {
+            continue;
+        }
+        ran += 1;
+        let topology = Arc::new(changed.topology.clone());
+        let devices = mock_devices(&topology, changed.devices.len(), None);
+        let mut crew = Crew::spawn(devices, settings(capacity)).unwrap();
+        let changed = Arc::new(changed);
+        crew.run(&changed, feeds(&changed, seed)).unwrap();
+        let (_, expected) = unpipelined(&topology, changed.micro_batches, seed).unwrap();
+        assert_eq!(parameters(&mut crew, &changed), expected, "seed {seed}");
+    }
+    assert!(ran > 50, "only {ran} changed programs were valid");
+}
+
 #[test]
 fn oracle_named_schedules_agree_with_each_other() {
     for (k, m) in [(1, 1), (2, 5), (4, 2), (4, 8), (6, 6)] {

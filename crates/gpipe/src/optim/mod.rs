@@ -19,7 +19,7 @@ pub struct Update<'a> {
     pub slots: &'a [Vec<&'a Tensor>],
     /// The learning rate of this step.
     pub lr: f64,
-    /// The number of this update, from 1.
+    /// The number of this update of these parameters, from 1; it belongs to their state.
     pub update: u64,
 }
 

@@ -111,7 +111,9 @@ impl Pipeline {
         let denominator = self.denominator(&batch.targets)?;
         let ran = match self.run(Mode::Train, &batch, denominator, false) {
             Ok(ran) => ran,
-            Err(error) => return Err(self.name_the_layer(error, &batch, denominator)),
+            Err(error) => {
+                return Err(self.name_the_layer(error, Mode::Train, &batch, denominator));
+            }
         };
         let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
         if let Some(verdict) = verdict.filter(|verdict| !verdict.apply) {
@@ -119,7 +121,7 @@ impl Pipeline {
             let source = StageError::NotFinite { layer: "all".into(), what };
             let action = gpipe_core::Action { stage: StageId(0), op: gpipe_core::Op::Decide };
             let error = StepError::Stage { action, source }.into();
-            return Err(self.name_the_layer(error, &batch, denominator));
+            return Err(self.name_the_layer(error, Mode::Train, &batch, denominator));
         }
         self.step += 1;
         Ok(StepReport::new(self.step, &ran, denominator, verdict))
@@ -141,11 +143,17 @@ impl Pipeline {
         }
         let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
         let denominator = self.denominator(&batch.targets)?;
-        let ran = self.run(Mode::Evaluate, &batch, denominator, false)?;
+        let ran = match self.run(Mode::Evaluate, &batch, denominator, false) {
+            Ok(ran) => ran,
+            Err(error) => {
+                return Err(self.name_the_layer(error, Mode::Evaluate, &batch, denominator));
+            }
+        };
         Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator))
     }
 
-    /// The model's outputs for a mini-batch, without dropout, in the order of the samples.
+    /// The model's outputs for a mini-batch, without dropout, in the order of the samples. They are not
+    /// looked at: a NaN in them is given as it is.
     ///
     /// # Errors
     /// As [`Pipeline::train_step`].
@@ -264,11 +272,17 @@ impl Pipeline {
 
     /// After a NaN somewhere: runs the step again, which changes nothing because it fails again, and looks at
     /// every value, so that the error names the first layer that makes one. It costs nothing until then.
-    fn name_the_layer(&mut self, error: Error, batch: &MiniBatch, denominator: f64) -> Error {
+    fn name_the_layer(
+        &mut self,
+        error: Error,
+        mode: Mode,
+        batch: &MiniBatch,
+        denominator: f64,
+    ) -> Error {
         if !is_not_finite(&error) {
             return error;
         }
-        match self.run(Mode::Train, batch, denominator, true) {
+        match self.run(mode, batch, denominator, true) {
             Err(found) if is_not_finite(&found) => found,
             _ => error, // it did not come again: the first message is the better one
         }
@@ -311,7 +325,8 @@ impl Pipeline {
     /// Overwrites parameters by their full names; those that are not given stay.
     ///
     /// # Errors
-    /// A name that the model does not have, or another shape; nothing is overwritten then.
+    /// A name that the model does not have, another shape or dtype: nothing is overwritten then. A device that
+    /// does not answer: some may be.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         let own = self.parameters()?;
         for (name, value) in values {
@@ -323,6 +338,13 @@ impl Pipeline {
                     "parameter '{name}' is {:?}, the value for it {:?}",
                     old.size(),
                     value.size()
+                )));
+            }
+            if old.kind() != value.kind() {
+                return Err(Error::Setting(format!(
+                    "parameter '{name}' is {:?}, the value for it {:?}: convert it first",
+                    old.kind(),
+                    value.kind()
                 )));
             }
         }

@@ -8,7 +8,7 @@ use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
 use tch::Tensor;
 
 use super::{
-    SHARED_ARENA, Stage, StageResult,
+    Run, SHARED_ARENA, Stage, StageResult,
     feed::{Feed, Mode, Outcome},
     held::Held,
     island, not_held, own,
@@ -50,6 +50,8 @@ impl StageExecutor for Stage {
     }
 
     fn before(&mut self, _: Action) -> StageResult<()> {
+        // A refusal that a layer has handled itself must not explain a later error.
+        let _ = memory::take_refusal();
         memory::enter(self.arena.id()).map_err(|error| own("memory")(error.into()))
     }
 
@@ -66,6 +68,8 @@ impl StageExecutor for Stage {
         inputs: OnEdges<Value>,
         keep: Keep,
     ) -> StageResult<OnEdges<Value>> {
+        // Where nothing up to here is trained there is nothing to keep, to recompute or to go back through.
+        let keep = if self.parameters.trains_up_to_here() { keep } else { Keep::Nothing };
         let edges = Arc::clone(&self.plan.edges);
         let (arrived, mut skips) = arrivals(inputs, edges.boundary_in, &edges.skips_in);
         let inputs = match arrived {
@@ -75,7 +79,7 @@ impl StageExecutor for Stage {
         let outputs = if keep == Keep::Activations {
             let layers = 0..self.plan.layers.len();
             let (outputs, islands) =
-                self.run_layers(layers, micro_batch, inputs, &mut skips, true)?;
+                self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep)?;
             self.held.insert(micro_batch, Held::whole(islands));
             outputs
         } else {
@@ -96,6 +100,9 @@ impl StageExecutor for Stage {
     }
 
     fn rematerialize(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        if !self.parameters.trains_up_to_here() {
+            return Ok(());
+        }
         self.recompute(micro_batch)
     }
 
@@ -104,6 +111,9 @@ impl StageExecutor for Stage {
         micro_batch: MicroBatch,
         output_grads: OnEdges<Value>,
     ) -> StageResult<OnEdges<Value>> {
+        if !self.parameters.trains_up_to_here() {
+            return Ok(Vec::new());
+        }
         let edges = Arc::clone(&self.plan.edges);
         let (arrived, mut skip_grads) =
             arrivals(output_grads, edges.boundary_out, &edges.skips_out);
@@ -176,6 +186,7 @@ impl StageExecutor for Stage {
 
     fn finish(&mut self) -> StageResult<Outcome> {
         self.held.clear();
+        self.feed = Feed::default();
         let memory = memory::stats(self.arena.id());
         Ok(Outcome {
             loss_sums: in_order(std::mem::take(&mut self.loss_sums)),

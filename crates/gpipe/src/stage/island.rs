@@ -128,9 +128,11 @@ impl LayerRun<'_> {
             pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
             stashed: Vec::new(),
         };
+        let versions = versions(&inputs)?;
         let outputs = catching(|| self.layer.layer.forward(&mut ctx, &inputs))?;
         let stashed = std::mem::take(&mut ctx.stashed);
-        self.check_outputs(&inputs, &pops, &outputs)?;
+        self.check_outputs(&inputs, &pops, &outputs, &stashed)?;
+        check_untouched(&inputs, &versions)?;
         if !graph {
             return Ok((outputs, stashed, None));
         }
@@ -158,12 +160,20 @@ impl LayerRun<'_> {
         inputs: &[Tensor],
         pops: &[(usize, String, Tensor)],
         outputs: &[Tensor],
+        stashed: &[(String, Tensor)],
     ) -> Result<(), LayerError> {
         let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
         let pops = pops.iter().map(|(_, name, tensor)| (name.clone(), TensorSpec::of(tensor)));
         let mut ctx = Infer::with_open(self.kind, pops.collect());
         let promised = self.layer.layer.infer(&mut ctx, &specs(inputs))?;
         let made = specs(outputs);
+        let stashed: Vec<&str> = stashed.iter().map(|(name, _)| name.as_str()).collect();
+        if stashed != ctx.stashed {
+            return Err(LayerError::Shape(format!(
+                "its forward stashed {stashed:?}, its infer says {:?}",
+                ctx.stashed
+            )));
+        }
         if made == promised {
             return Ok(());
         }
@@ -176,6 +186,20 @@ impl LayerRun<'_> {
             list(&promised)
         )))
     }
+}
+
+/// How often each tensor has been changed in place.
+fn versions(tensors: &[Tensor]) -> Result<Vec<i64>, LayerError> {
+    tensors.iter().map(|tensor| Ok(tensor.f_internal_version()?)).collect()
+}
+
+/// An input is also what a re-materialization starts from, and perhaps the user's own batch.
+fn check_untouched(inputs: &[Tensor], before: &[i64]) -> Result<(), LayerError> {
+    if versions(inputs)? == before {
+        return Ok(());
+    }
+    let reason = "its forward changes its input in place: use the form that makes a new tensor";
+    Err(LayerError::Value(reason.into()))
 }
 
 /// Gradients of a layer's inputs, and of the skips it popped.

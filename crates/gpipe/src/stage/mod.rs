@@ -78,16 +78,28 @@ pub(crate) struct Edges {
 /// A stage on a CPU device.
 pub(crate) struct Stage {
     plan: StagePlan,
-    arena: Arena,
     parameters: Parameters,
     feed: Feed,
     held: HashMap<MicroBatch, Held>,
     loss_sums: Vec<(MicroBatch, f64)>,
     outputs: Vec<(MicroBatch, Value)>,
     norm: Option<Verdict>,
+    /// Last, so that it is given back after everything that was allocated in it.
+    arena: Arena,
 }
 
 type StageResult<T> = Result<T, StageError>;
+
+/// How layers are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Run {
+    /// Without graphs.
+    Plain,
+    /// With graphs that are dropped layer by layer.
+    Discard,
+    /// With graphs, for a backward.
+    Keep,
+}
 
 /// Names the work in which libtorch failed.
 fn own(what: &'static str) -> impl Fn(LayerError) -> StageError {
@@ -141,22 +153,24 @@ impl Stage {
         micro_batch: MicroBatch,
         inputs: Vec<Tensor>,
         skips: &mut HashMap<usize, Tensor>,
-        graph: bool,
+        how: Run,
     ) -> StageResult<(Vec<Tensor>, Vec<Island>)> {
+        let _no_grad = (how == Run::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
-        let mut islands = Vec::with_capacity(if graph { range.len() } else { 0 });
+        let mut islands = Vec::new();
         for position in range {
             let run = self.layer_run(position, micro_batch);
             let pops = self.skips_popped_by(position);
             let pops = pops.filter_map(|(index, skip)| {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
             });
+            let graph = how != Run::Plain;
             let (outputs, stashed, island) = run.forward(values, pops.collect(), graph)?;
             for (name, tensor) in stashed {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));
             }
-            islands.extend(island);
+            islands.extend(island.filter(|_| how == Run::Keep));
             values = outputs;
         }
         Ok((values, islands))
@@ -206,7 +220,7 @@ impl Stage {
         let leaves = leaves.map_err(in_loss)?;
         let sum = island::catching(|| loss.sum(&leaves, targets)).map_err(in_loss)?;
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
-        if !value.is_finite() && self.feed.mode == Mode::Train {
+        if !value.is_finite() {
             let what = format!("the loss ({value})");
             return Err(StageError::NotFinite { layer: "loss".into(), what });
         }
@@ -223,6 +237,10 @@ impl Stage {
     }
 
     /// A forward that keeps every segment's inputs, and nothing else.
+    ///
+    /// In training each layer still runs as an island, which is dropped at once: ATen may choose another
+    /// kernel where nothing requires a gradient (`matmul` folds by it), and its bits would then differ
+    /// from those of a forward that keeps its activations.
     fn forward_discarding(
         &mut self,
         micro_batch: MicroBatch,
@@ -230,14 +248,14 @@ impl Stage {
         skips: &mut HashMap<usize, Tensor>,
         keep: Keep,
     ) -> StageResult<Vec<Tensor>> {
-        let _no_grad = tch::no_grad_guard();
         let mut values = inputs;
         let mut starts = Vec::new();
+        let run = if self.feed.mode == Mode::Train { Run::Discard } else { Run::Plain };
         for range in self.segment_ranges() {
             if keep == Keep::Inputs {
                 starts.push(SegmentStart::new(range.clone(), &values));
             }
-            let (outputs, _) = self.run_layers(range, micro_batch, values, skips, false)?;
+            let (outputs, _) = self.run_layers(range, micro_batch, values, skips, run)?;
             values = outputs;
         }
         if keep == Keep::Inputs {
@@ -277,7 +295,7 @@ impl Stage {
         };
         let mut skips = held.skips();
         let (outputs, islands) =
-            self.run_layers(start.layers, micro_batch, start.inputs, &mut skips, true)?;
+            self.run_layers(start.layers, micro_batch, start.inputs, &mut skips, Run::Keep)?;
         held.rematerialized(islands);
         if last_segment {
             held.loss = self.run_loss(micro_batch, &outputs, true)?;

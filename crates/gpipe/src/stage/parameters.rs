@@ -3,7 +3,7 @@
 //! Each use of a tied weight has its own accumulator, also within one stage, so that the sum over uses is
 //! taken once per mini-batch in layer order, wherever the cuts are (DESIGN: contract 2).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use gpipe_core::{EdgeId, LayerId};
 use gpipe_runtime::{Vote, stage::OnEdges};
@@ -12,7 +12,7 @@ use tch::Tensor;
 use super::StagePlan;
 use crate::{
     error::{LayerError, StageError},
-    optim::Update,
+    optim::{Optimizer, Update},
     rng,
     sequence::TieGroup,
     value::Value,
@@ -21,16 +21,22 @@ use crate::{
 /// A parameter in use: the layer's position within the stage, and the parameter's in the layer.
 type Place = (usize, usize);
 
+/// The optimizer's state of one parameter.
+struct State {
+    /// In the order of the optimizer's slots.
+    tensors: Vec<Tensor>,
+    /// Updates applied to this parameter: a gradient may be there first at a later step than others'.
+    updates: u64,
+}
+
 /// All parameters of one stage.
 pub(crate) struct Parameters {
     /// By layer of the stage: tensors in the order of the layer's specs. Tied ones share their storage.
     values: Vec<Vec<Tensor>>,
     /// By layer: what the step has summed so far. `None`: no gradient yet.
     grads: Vec<Vec<Option<Tensor>>>,
-    /// By place of the first use here: the optimizer's tensors, made in the first update.
-    state: HashMap<Place, Vec<Tensor>>,
-    /// Number of updates applied.
-    updates: u64,
+    /// By place of the first use here: the optimizer's state, made before the first update.
+    state: HashMap<Place, State>,
     /// Gradients of the last step by full name, if they are kept.
     last_grads: Vec<(String, Tensor)>,
     trains: bool,
@@ -43,7 +49,6 @@ impl Parameters {
             values: Vec::new(),
             grads: Vec::new(),
             state: HashMap::new(),
-            updates: 0,
             last_grads: Vec::new(),
             trains: plan.input_grads.iter().any(|&needed| needed)
                 || plan.named.iter().flat_map(|layer| &layer.parameters).any(|p| p.trainable),
@@ -195,7 +200,7 @@ impl Parameters {
                     let value = &self.values[layer][slot];
                     let zeros = (0..slots).map(|_| Ok(value.f_zeros_like()?.f_detach()?));
                     let zeros = zeros.collect::<Result<_, LayerError>>()?;
-                    self.state.insert((layer, slot), zeros);
+                    self.state.insert((layer, slot), State { tensors: zeros, updates: 0 });
                 }
             }
             vote.squares.push((id, square));
@@ -212,36 +217,51 @@ impl Parameters {
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         let Some(optimizer) = &plan.optimizer else { return Ok(()) };
-        self.updates += 1;
         for layer in 0..self.values.len() {
-            let with_grad: Vec<usize> =
-                (0..self.values[layer].len()).filter(|&s| self.grads[layer][s].is_some()).collect();
-            if with_grad.is_empty() {
-                continue;
-            }
-            let mut grads: Vec<Tensor> =
-                with_grad.iter().filter_map(|&slot| self.grads[layer][slot].take()).collect();
-            if scale != 1.0 {
-                for grad in &mut grads {
-                    let _ = grad.f_mul_scalar_(scale)?;
+            let mut by_updates: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+            for slot in 0..self.values[layer].len() {
+                let state = self.state.get_mut(&(layer, slot));
+                if let (Some(state), true) = (state, self.grads[layer][slot].is_some()) {
+                    state.updates += 1;
+                    by_updates.entry(state.updates).or_default().push(slot);
                 }
             }
-            let state: Vec<&Vec<Tensor>> =
-                with_grad.iter().filter_map(|&slot| self.state.get(&(layer, slot))).collect();
-            let slots: Vec<Vec<&Tensor>> = (0..optimizer.slots().len())
-                .map(|slot| state.iter().filter_map(|tensors| tensors.get(slot)).collect())
-                .collect();
-            let parameters: Vec<&Tensor> =
-                with_grad.iter().map(|&slot| &self.values[layer][slot]).collect();
-            optimizer.apply(&Update {
-                parameters: &parameters,
-                grads: &grads.iter().collect::<Vec<_>>(),
-                slots: &slots,
-                lr,
-                update: self.updates,
-            })?;
+            for (update, slots) in by_updates {
+                self.update_slots(optimizer.as_ref(), layer, &slots, scale, lr, update)?;
+            }
         }
         Ok(())
+    }
+
+    /// Updates those parameters of a layer that `slots` names, all of them for the `update`-th time.
+    fn update_slots(
+        &mut self,
+        optimizer: &dyn Optimizer,
+        layer: usize,
+        slots: &[usize],
+        scale: f64,
+        lr: f64,
+        update: u64,
+    ) -> Result<(), LayerError> {
+        let mut grads: Vec<Tensor> =
+            slots.iter().filter_map(|&slot| self.grads[layer][slot].take()).collect();
+        if scale != 1.0 {
+            for grad in &mut grads {
+                let _ = grad.f_mul_scalar_(scale)?;
+            }
+        }
+        let state = slots.iter().filter_map(|&slot| self.state.get(&(layer, slot)));
+        let state: Vec<&Vec<Tensor>> = state.map(|state| &state.tensors).collect();
+        let columns: Vec<Vec<&Tensor>> = (0..optimizer.slots().len())
+            .map(|column| state.iter().filter_map(|tensors| tensors.get(column)).collect())
+            .collect();
+        optimizer.apply(&Update {
+            parameters: &slots.iter().map(|&slot| &self.values[layer][slot]).collect::<Vec<_>>(),
+            grads: &grads.iter().collect::<Vec<_>>(),
+            slots: &columns,
+            lr,
+            update,
+        })
     }
 
     /// Copies of the parameters with their full names; a tied one under its first use in the whole model,
