@@ -109,6 +109,9 @@ fn own(what: &'static str) -> impl Fn(LayerError) -> StageError {
 impl Stage {
     /// Builds the stage's own parameters, in the thread that will run it.
     pub(crate) fn build(plan: StagePlan) -> StageResult<Self> {
+        // Asking first matters: a thread's first look at the number takes over what was last set anywhere in the
+        // process, and would undo a number that was set before it.
+        let _ = tch::get_num_threads();
         tch::set_num_threads(plan.threads);
         let arena = Arena::acquire().map_err(|error| own("memory")(error.into()))?;
         let setup = || {
