@@ -129,6 +129,34 @@ class Existing(unittest.TestCase):
             self.assertFalse(setup.existing())
 
 
+class Chosen(unittest.TestCase):
+    def run_main(self, root, **environment):
+        with mock.patch.object(setup, "ROOT", root), mock.patch.dict(os.environ, environment, clear=True), \
+                mock.patch.object(setup, "install") as install, mock.patch("subprocess.run"):
+            install.side_effect = lambda variant, home, destination: (destination / "torch").mkdir(parents=True)
+            setup.main()
+        return install.call_count
+
+    def test_the_set_that_was_chosen_stays_chosen(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root, home = Path(folder) / "clone", Path(folder) / "home"
+            root.mkdir()
+            environment = {"GPIPE_HOME": str(home)}
+            self.assertEqual(self.run_main(root, GPIPE_LIBTORCH="cuda", **environment), 1)
+            linked = os.readlink(root / ".libtorch")
+            self.assertIn("-cuda", linked)
+            (Path(linked) / "build-version").write_text(setup.VERSION)
+            self.assertEqual(self.run_main(root, **environment), 0)
+            self.assertEqual(os.readlink(root / ".libtorch"), linked)
+            self.assertEqual(self.run_main(root, GPIPE_LIBTORCH="cpu", **environment), 1)
+            self.assertIn("-cpu", os.readlink(root / ".libtorch"))
+
+    def test_an_unknown_set_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(SystemExit, "use cpu or cuda"):
+                self.run_main(Path(folder), GPIPE_LIBTORCH="rocm", GPIPE_HOME=folder)
+
+
 class Selection(unittest.TestCase):
     def test_the_cpu_set_has_what_is_needed_and_no_more(self):
         wanted = ["torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/lib/libgomp.so.1",

@@ -18,7 +18,7 @@ const BORDERS: &[(&str, &[&str])] = &[
     ("data", &["gpipe-core"]),
     ("runtime", &["gpipe-core"]),
     ("gpipe", &["gpipe-core", "gpipe-runtime", "gpipe-bridge"]),
-    ("checkpoint", &["gpipe-core", "gpipe-bridge", "gpipe"]),
+    ("checkpoint", &["gpipe-bridge"]),
     ("models", &["gpipe", "gpipe-bridge"]),
 ];
 
