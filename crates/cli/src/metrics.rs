@@ -32,6 +32,7 @@ struct StageLine {
     wait_ms: f64,
     optimizer_ms: f64,
     peak_bytes: u64,
+    sent_bytes: u64,
 }
 
 /// The file, open for the length of a run.
@@ -54,6 +55,7 @@ impl Metrics {
             wait_ms: stage.wait.as_ms(),
             optimizer_ms: stage.optimizer.as_ms(),
             peak_bytes: stage.peak.0,
+            sent_bytes: stage.sent.0,
         });
         let line = Line {
             step: report.step,

@@ -97,6 +97,9 @@ fn oracle_a_run_writes_what_it_promises() {
     }
     assert!(!printed.contains('\r') && !printed.contains('\x1b'), "plain lines, not a terminal");
 
+    let weights = gpipe_checkpoint::weights::load(&folder.path("run/weights.safetensors")).unwrap();
+    let tokens = weights.iter().find(|(name, _)| name == "embedding.tokens").unwrap();
+    let vocabulary = tokens.1.size()[0] as u64; // less than asked for: the text is short
     let lines = folder.lines("run");
     assert_eq!(lines.len(), 4);
     for (index, line) in lines.iter().enumerate() {
@@ -107,6 +110,12 @@ fn oracle_a_run_writes_what_it_promises() {
         }
         let stages = line["stages"].as_array().unwrap();
         assert_eq!(stages.len(), 2);
+        // 7 samples of 8 positions of 16 float32 each way, and once the tied weight.
+        let boundary = 7 * 8 * 16 * 4;
+        let tied = vocabulary * 16 * 4;
+        let sent: Vec<_> =
+            stages.iter().map(|stage| stage["sent_bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sent, [boundary + tied, boundary + tied]);
         for stage in stages {
             let ms = |key: &str| stage[key].as_f64().unwrap();
             let parts = ms("busy_ms") + ms("wait_ms") + ms("optimizer_ms");
@@ -114,7 +123,6 @@ fn oracle_a_run_writes_what_it_promises() {
             assert!(ms("recompute_ms") <= ms("busy_ms") && stage["peak_bytes"].as_u64() > Some(0));
         }
     }
-    let weights = gpipe_checkpoint::weights::load(&folder.path("run/weights.safetensors")).unwrap();
     let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
     assert!(names.contains(&"0.attention.qkv.weight") && names.contains(&"embedding.tokens"));
     assert!(!names.contains(&"head.weight"), "a tied weight is written once");

@@ -15,11 +15,11 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Remat {
     /// Every forward keeps only its inputs; every backward recomputes first.
-    #[default]
     Always,
     /// Every forward keeps all its activations.
     Never,
     /// Only where a backward does not directly follow its own forward; there nothing would be saved.
+    #[default]
     UnlessAdjacent,
     /// As `Always`, with each stage cut into this many segments that keep their own inputs and are
     /// recomputed one at a time (Chen et al. 2016, arXiv 1604.06174): the peak is one segment's activations.

@@ -48,6 +48,8 @@ pub struct Ran<E: StageExecutor> {
     pub timeline: Timeline,
     /// What each stage gave back, in stage order.
     pub outcomes: Vec<E::Outcome>,
+    /// By device: bytes of values that it sent.
+    pub sent: Vec<Bytes>,
 }
 
 /// How a device's stages come into being, in the device's own thread.
@@ -300,6 +302,7 @@ impl<E: StageExecutor> Crew<E> {
             self.unusable = Some(error.to_string());
             return Err(error);
         }
+        let sent = reports.iter().map(|report| report.sent).collect();
         let mut outcomes = HashMap::new();
         let mut timeline = Timeline::default();
         for report in reports {
@@ -311,7 +314,7 @@ impl<E: StageExecutor> Crew<E> {
         timeline.peak_held = Vec::<Bytes>::new();
         let stages = (0..step.program.topology.stages).map(StageId::from_index);
         let outcomes = stages.filter_map(|stage| outcomes.remove(&stage)).collect();
-        Ok(Ran { timeline, outcomes })
+        Ok(Ran { timeline, outcomes, sent })
     }
 
     /// Calls `visit` with the stages of `device`, in its thread, between steps.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpipe_core::{
-    Action, DeviceId, Half, MicroBatch, Op, StageId, Transfer,
+    Action, Bytes, DeviceId, Half, MicroBatch, Op, StageId, Transfer,
     lower::{Edge, EdgeKind, Program},
     simulate::TimedAction,
 };
@@ -20,7 +20,7 @@ use crate::{
     link::{Envelope, Link, Links, Message, WaitEnd},
     mailbox::Mailbox,
     pulse::Pulses,
-    stage::{Keep, StageExecutor},
+    stage::{Keep, Payload, StageExecutor},
 };
 
 /// What all workers of one step share.
@@ -59,6 +59,8 @@ pub struct Report<E: StageExecutor> {
     pub actions: Vec<TimedAction>,
     /// What its stages give back; empty if the step failed.
     pub outcomes: Vec<(StageId, E::Outcome)>,
+    /// Bytes of values that it sent.
+    pub sent: Bytes,
 }
 
 /// What the driver does with a device's stages between steps.
@@ -92,8 +94,8 @@ pub(crate) fn serve<E: StageExecutor>(
                     Ok(outcomes) => outcomes,
                     Err(Stop) => worker.abort(),
                 };
-                let actions = worker.actions;
-                let _ = reply.send(Report { actions, outcomes });
+                let Worker { actions, sent, .. } = worker;
+                let _ = reply.send(Report { actions, outcomes, sent });
             }
         }
         pulses.advance(device, None);
@@ -109,6 +111,7 @@ struct Worker<'a, E: StageExecutor> {
     step: &'a Step<E>,
     clock: Clock,
     actions: Vec<TimedAction>,
+    sent: Bytes,
     mailbox: Mailbox<E::Value>,
 }
 
@@ -116,7 +119,8 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
     fn new(device: usize, stages: &'a mut [E], step: &'a Step<E>, clock: Clock) -> Self {
         let length = step.program.devices.get(device).map_or(0, Vec::len);
         let actions = Vec::with_capacity(length);
-        Self { device, stages, step, clock, actions, mailbox: Mailbox::new() }
+        let (sent, mailbox) = (Bytes(0), Mailbox::new());
+        Self { device, stages, step, clock, actions, sent, mailbox }
     }
 
     fn run(&mut self, feeds: Vec<E::Feed>) -> Result<Vec<(StageId, E::Outcome)>, Stop> {
@@ -233,6 +237,9 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         let free = link.reserve(slice, &mut patience).map_err(|end| self.waited(action, end))?;
         self.clock.not_before(free);
         let arrival = self.clock.arrival();
+        if let Message::Value(value) = &message {
+            self.sent += value.bytes();
+        }
         link.put(Envelope { micro_batch: transfer.micro_batch, arrival, message });
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     loss::Loss,
     optim::Optimizer,
-    sequence::{Sequence, TieGroup},
+    sequence::{Sequence, Skip, TieGroup},
     spec::TensorSpec,
     stage::{Edges, Stage, StagePlan},
 };
@@ -124,7 +124,7 @@ impl PipelineBuilder {
             micro_batches: 1,
             schedule: Schedule::OneFOneB,
             balance: Balance::default(),
-            remat: Remat::UnlessAdjacent,
+            remat: Remat::default(),
             threads: 1,
             seed: 0,
             kind: Kind::Float,
@@ -270,8 +270,9 @@ impl PipelineBuilder {
         let (names, tied_places) = places(&self.sequence, &ranges, &ties);
         let lr = self.optimizer.as_ref().map_or(0.0, |optimizer| optimizer.lr());
         let builds = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
-            let plan = self.plan(stage, layers.clone(), edges, &inferred.skips, &ties);
-            let plan = StagePlan { input_grads: trained_before[layers.clone()].to_vec(), ..plan };
+            let input_grads = trained_before[layers.clone()].to_vec();
+            let model = (&inferred.skips[..], &ties[..]);
+            let plan = self.plan(stage, layers.clone(), input_grads, edges, model);
             let build: BuildDevice<Stage> = Box::new(move || Ok(vec![Stage::build(plan)?]));
             build
         });
@@ -351,9 +352,9 @@ impl PipelineBuilder {
         &self,
         stage: usize,
         layers: std::ops::Range<usize>,
+        input_grads: Vec<bool>,
         edges: Edges,
-        skips: &[crate::sequence::Skip],
-        ties: &[TieGroup],
+        (skips, ties): (&[Skip], &[TieGroup]),
     ) -> StagePlan {
         let last = stage + 1 == self.devices.len();
         let cap = if self.caps.len() == 1 { self.caps.first() } else { self.caps.get(stage) };
@@ -362,7 +363,7 @@ impl PipelineBuilder {
             last,
             named: self.sequence.layers[layers.clone()].to_vec(),
             layers,
-            input_grads: Vec::new(),
+            input_grads,
             skips: skips.to_vec(),
             ties: ties.to_vec(),
             edges: Arc::new(edges),

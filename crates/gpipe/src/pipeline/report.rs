@@ -51,10 +51,12 @@ pub struct StageReport {
     pub peak: Bytes,
     /// Bytes of tensors that it holds after the step.
     pub live: Bytes,
+    /// Bytes of activations and gradients that it sent to other stages.
+    pub sent: Bytes,
 }
 
 impl StageReport {
-    /// Forward, re-materialization and backward.
+    /// Forward, re-materialization and backward. The bubble counts the optimizer's part as busy, too.
     pub fn busy(&self) -> Nanos {
         self.forward + self.recompute + self.backward
     }
@@ -68,15 +70,19 @@ pub(super) fn loss_sum(outcomes: &[Outcome]) -> f64 {
 impl StepReport {
     pub(super) fn new(step: u64, ran: &Ran<Stage>, count: f64, verdict: Option<Verdict>) -> Self {
         let times = device_times(&ran.timeline);
-        let stages = times.iter().zip(&ran.outcomes).map(|(times, outcome)| StageReport {
-            forward: times.forward,
-            recompute: times.recompute,
-            backward: times.backward,
-            optimizer: times.optimizer,
-            wait: times.wait,
-            peak: Bytes(outcome.memory.peak),
-            live: Bytes(outcome.memory.live),
-        });
+        let stages =
+            times.iter().zip(&ran.outcomes).zip(&ran.sent).map(|((times, outcome), &sent)| {
+                StageReport {
+                    forward: times.forward,
+                    recompute: times.recompute,
+                    backward: times.backward,
+                    optimizer: times.optimizer,
+                    wait: times.wait,
+                    peak: Bytes(outcome.memory.peak),
+                    live: Bytes(outcome.memory.live),
+                    sent,
+                }
+            });
         Self {
             step,
             loss: loss_sum(&ran.outcomes) / count,
