@@ -34,9 +34,11 @@ from pathlib import Path
 VERSION = "2.11.0"
 PIP = "pip==25.3"  # can answer "which file would you install?" without downloading it
 # One interpreter's wheel serves every host: only its C++ part is used.
+# pip takes the platforms literally, so each glibc that a wheel may name (the CUDA libraries differ) is listed.
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
+    "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "any"]
 TARGET = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "none",
-          "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_25_x86_64",
-          "--platform", "manylinux2014_x86_64", "--platform", "any", "--only-binary=:all:"]
+          "--only-binary=:all:", *(part for name in PLATFORMS for part in ("--platform", name))]
 WHEELS = {
     "torch==2.11.0": "7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a",
     "nvidia-cuda-runtime==13.0.96": "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
