@@ -37,7 +37,8 @@ pub(crate) struct TrainArguments {
     /// always, never, unless-adjacent or segments:N (pipeline.remat)
     #[arg(long)]
     pub remat: Option<String>,
-    /// Folder for the run's files; it must not hold another run [default: out/NAME of the config, numbered]
+    /// Folder for the run's files; it must not hold another run; default: out/NAME of the
+    /// config, numbered
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -84,7 +85,8 @@ pub(crate) struct ConfigArguments {
     /// Seed of everything random (seed)
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Text to train on: files or folders, UTF-8 [data.text; default: the sources of this workspace's crates]
+    /// Text to train on: files or folders, UTF-8 (data.text); without it, the sources of
+    /// this workspace's crates
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
 }

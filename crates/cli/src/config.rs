@@ -231,7 +231,12 @@ trait AsPlainText {
 
 impl AsPlainText for Bytes {
     fn plain(&self) -> String {
-        self.0.to_string()
+        let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        let exact = units.iter().find(|(_, size)| self.0 > 0 && self.0.is_multiple_of(*size));
+        match exact {
+            Some((unit, size)) => format!("{}{unit}", self.0 / size),
+            None => self.0.to_string(),
+        }
     }
 }
 
