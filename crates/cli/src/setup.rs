@@ -27,6 +27,12 @@ pub(crate) fn text(config: &Config) -> Result<Text, CliError> {
         per_crate_bytes: data.crate_bytes.0,
     };
     let (corpus, what) = if data.text.is_empty() {
+        if !data.cargo_lock.exists() {
+            return Err(CliError::Usage(format!(
+                "there is no {} here, whose crates' sources would be the text: run in gpipe's own folder, or name your text with --text PATH",
+                data.cargo_lock.display()
+            )));
+        }
         let corpus = Corpus::from_cargo_sources(&data.cargo_lock, &registry_sources()?, &limits)?;
         (corpus, "Rust sources of this workspace's dependencies".to_owned())
     } else {

@@ -24,6 +24,7 @@ const FOLDERS_MAX: usize = 10_000;
 pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?;
     config.apply_train(arguments)?;
+    refuse_used_folder(arguments)?; // before any work
     let text = setup::text(&config)?;
     println!("{}", text.summary);
     let batches =
@@ -78,16 +79,21 @@ fn describe(config: &Config, model: &gpipe::Sequence) {
     );
 }
 
+/// A run's files are never written over another's.
+fn refuse_used_folder(arguments: &TrainArguments) -> Result<(), CliError> {
+    match &arguments.out {
+        Some(out) if out.join("metrics.jsonl").exists() => Err(CliError::Usage(format!(
+            "{} already holds a run: give another --out, or remove it",
+            out.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// The folder of this run: the one named, or the next free one under `out/`.
 fn out_folder(arguments: &TrainArguments) -> Result<PathBuf, CliError> {
     let create = |path: &Path| std::fs::create_dir_all(path).map_err(io(path));
     if let Some(out) = &arguments.out {
-        if out.join("metrics.jsonl").exists() {
-            return Err(CliError::Usage(format!(
-                "{} already holds a run: give another --out, or remove it",
-                out.display()
-            )));
-        }
         create(out)?;
         return Ok(out.clone());
     }

@@ -231,7 +231,7 @@ fn fault_text_that_cannot_be_used_is_named() {
     folder.refuses(&["train", "tiny.toml", "--text", "short.txt"], &["token"]);
     folder.refuses(&["train", "tiny.toml", "--text", "missing.txt"], &["missing.txt"]);
     // Without --text and without cargo's sources.
-    folder.refuses(&["train", "tiny.toml"], &["Cargo.lock"]);
+    folder.refuses(&["train", "tiny.toml"], &["no Cargo.lock here", "--text PATH"]);
 }
 
 #[test]
