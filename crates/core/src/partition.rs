@@ -109,17 +109,38 @@ pub fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, PartitionErro
 /// # Errors
 /// [`PartitionError::TooManyStages`] and [`PartitionError::NoStages`].
 pub fn by_cost(costs: &[u64], stages: usize) -> Result<Vec<usize>, PartitionError> {
+    by_weighted_cost(costs, &vec![1; stages])
+}
+
+/// As [`by_cost`], where a unit of a layer's cost takes `weights[k]` on stage k: a stage that recomputes
+/// nothing (1F1B's last, say) is cheaper by its re-materialization, and a slower device dearer. One stage
+/// per weight.
+///
+/// ```
+/// use gpipe_core::partition::by_weighted_cost;
+/// // Stage 0 runs forward, recompute and backward (1 + 1 + 2), stage 1 forward and backward (1 + 2).
+/// assert_eq!(by_weighted_cost(&[1; 14], &[4, 3]).unwrap(), [6, 8]);
+/// ```
+///
+/// # Errors
+/// [`PartitionError::TooManyStages`] and [`PartitionError::NoStages`].
+pub fn by_weighted_cost(costs: &[u64], weights: &[u64]) -> Result<Vec<usize>, PartitionError> {
+    let stages = weights.len();
     check_counts(stages, costs.len())?;
     let sums = prefix_sums(costs);
+    let weigh = |stage: usize, cell: u64| u128::from(cell) * u128::from(weights[stage]);
     // [1] The least possible largest cell; [2] the least sum of squares under it: with a fixed mean, that
     // is the least variance. One DP on the pair would not be exact: a prefix with a larger cell and less
     // variance can still win when a later cell is larger anyway.
-    let largest = least(&sums, stages, u128::max, |cell| Some(u128::from(cell))).cost;
+    let largest = least(&sums, stages, u128::max, |stage, cell| Some(weigh(stage, cell))).cost;
     let squares = least(
         &sums,
         stages,
         |a, b| a.saturating_add(b),
-        |cell| (u128::from(cell) <= largest).then_some(u128::from(cell) * u128::from(cell)),
+        |stage, cell| {
+            let cost = weigh(stage, cell);
+            (cost <= largest).then(|| cost.saturating_mul(cost))
+        },
     );
     Ok(squares.balance)
 }
@@ -143,19 +164,21 @@ fn least(
     sums: &[u64],
     stages: usize,
     join: impl Fn(u128, u128) -> u128,
-    cost: impl Fn(u64) -> Option<u128>,
+    cost: impl Fn(usize, u64) -> Option<u128>,
 ) -> Least {
     let layers = sums.len() - 1;
-    let cell = |from: usize, to: usize| cost(sums[to] - sums[from]);
-    let last: Vec<_> = (0..layers).map(|i| cell(i, layers).map(|c| (c, layers))).collect();
+    let cell = |stage: usize, from: usize, to: usize| cost(stage, sums[to] - sums[from]);
+    let last: Vec<_> =
+        (0..layers).map(|i| cell(stages - 1, i, layers).map(|c| (c, layers))).collect();
     let mut best = vec![last];
     for k in 1..stages {
-        let rest = &best[k - 1];
+        let (rest, stage) = (&best[k - 1], stages - 1 - k);
         let row = (0..layers)
             .map(|i| {
                 // Longest first cell first, and only a strictly better one replaces it.
                 (i + 1..layers).rev().fold(None, |found: Option<(u128, usize)>, end| {
-                    let total = rest[end].and_then(|(rest, _)| Some(join(cell(i, end)?, rest)));
+                    let total =
+                        rest[end].and_then(|(rest, _)| Some(join(cell(stage, i, end)?, rest)));
                     match (found, total) {
                         (Some((least, _)), Some(total)) if total >= least => found,
                         (_, Some(total)) => Some((total, end)),

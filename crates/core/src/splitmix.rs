@@ -6,12 +6,16 @@
 /// Scrambles 64 bits: a bijection in which every input bit changes every output bit with probability
 /// close to one half.
 pub fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z = (z ^ (z >> 30)).wrapping_mul(MULTIPLIERS[0]);
+    z = (z ^ (z >> 27)).wrapping_mul(MULTIPLIERS[1]);
     z ^ (z >> 31)
 }
 
-const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+/// The multipliers of [`mix`], for who has to write it in other arithmetic.
+pub const MULTIPLIERS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
+
+/// The distance between two keys of [`at`]: 2^64 divided by the golden ratio.
+pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A key from several parts, in order.
 ///

@@ -1,18 +1,19 @@
 //! Families: `oracle_` (brute force over every contiguous partition), `fault_` (balances that do not fit).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-use gpipe_core::partition::{PartitionError, by_cost, check_balance, uniform};
+use gpipe_core::partition::{PartitionError, by_cost, by_weighted_cost, check_balance, uniform};
 use proptest::prelude::*;
 
-/// (largest cell, sum of squares) of a balance.
-fn quality(costs: &[u64], balance: &[usize]) -> (u64, u128) {
+/// (largest cell, sum of squares) of a balance, each cell times its stage's weight.
+fn quality(costs: &[u64], balance: &[usize], weights: &[u64]) -> (u64, u128) {
     let mut rest = costs;
     let cells: Vec<u64> = balance
         .iter()
-        .map(|&n| {
+        .zip(weights)
+        .map(|(&n, weight)| {
             let (cell, after) = rest.split_at(n);
             rest = after;
-            cell.iter().sum()
+            cell.iter().sum::<u64>() * weight
         })
         .collect();
     assert!(rest.is_empty() && balance.iter().all(|&n| n > 0));
@@ -41,8 +42,22 @@ proptest! {
         stages in 1_usize..8,
     ) {
         prop_assume!(stages <= costs.len());
-        let best = all_balances(costs.len(), stages).iter().map(|b| quality(&costs, b)).min().unwrap();
-        prop_assert_eq!(quality(&costs, &by_cost(&costs, stages).unwrap()), best);
+        let equal = vec![1; stages];
+        let all = all_balances(costs.len(), stages);
+        let best = all.iter().map(|b| quality(&costs, b, &equal)).min().unwrap();
+        prop_assert_eq!(quality(&costs, &by_cost(&costs, stages).unwrap(), &equal), best);
+    }
+
+    #[test]
+    fn oracle_by_weighted_cost_equals_brute_force(
+        costs in prop::collection::vec(prop_oneof![0_u64..6, 0_u64..1000], 1..11),
+        weights in prop::collection::vec(1_u64..8, 1..8),
+    ) {
+        prop_assume!(weights.len() <= costs.len());
+        let all = all_balances(costs.len(), weights.len());
+        let best = all.iter().map(|b| quality(&costs, b, &weights)).min().unwrap();
+        let found = by_weighted_cost(&costs, &weights).unwrap();
+        prop_assert_eq!(quality(&costs, &found, &weights), best);
     }
 }
 
