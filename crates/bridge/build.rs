@@ -17,6 +17,8 @@ fn main() {
     cxx_build::bridge("src/ffi.rs")
         .file("cpp/vjp.cc")
         .file("cpp/allocator.cc")
+        .file("cpp/device.cc")
+        .file("cpp/linear.cc")
         .file("cpp/optim.cc")
         .includes([torch.join("include"), PathBuf::from("cpp")])
         .std("c++17")

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <cstdint>
 #include <exception>
+#include <memory>
 
 // cxx calls this around every bridged function: no C++ exception of any type crosses into Rust.
 namespace rust::behavior {
@@ -44,17 +45,42 @@ rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Add
                        rust::Slice<const Address> accumulators);
 void throw_for_test(int32_t kind);
 
+// linear.cc
+Address linear(Address x, Address w, Address bias, bool use_onednn);
+bool onednn_is_faster();
+
 // optim.cc
 void fused_adam(rust::Slice<const Address> parameters, rust::Slice<const Address> grads,
                 rust::Slice<const Address> exp_avgs, rust::Slice<const Address> exp_avg_sqs,
                 rust::Slice<const Address> steps, double lr, double beta1, double beta2,
                 double weight_decay, double eps, bool decoupled);
 void fused_sgd(rust::Slice<const Address> parameters, rust::Slice<const Address> grads,
-               rust::Slice<const Address> momenta, double lr, double momentum, double weight_decay,
-               bool first_step);
+               rust::Slice<const Address> momenta, double lr, double momentum, bool nesterov,
+               double weight_decay, bool first_step);
+
+struct MemoryStats;
+
+// device.cc
+struct DeviceStream;
+struct DeviceEvent {
+  DeviceEvent();
+  ~DeviceEvent();
+  void block(DeviceStream stream) const;
+  void synchronize() const;
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+int32_t gpu_count();
+DeviceStream new_stream(int32_t device);
+void enter_stream(DeviceStream stream);
+void synchronize_stream(DeviceStream stream);
+std::unique_ptr<DeviceEvent> record_event(DeviceStream stream);
+Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to);
+void record_use(Address tensor, DeviceStream stream);
+MemoryStats gpu_stats(int32_t device);
+void reset_gpu_peak(int32_t device);
 
 // allocator.cc
-struct MemoryStats;
 struct Refusal;
 void enter_arena(uint32_t arena);
 MemoryStats arena_stats(uint32_t arena);

@@ -35,11 +35,11 @@ void fused_adam(rust::Slice<const Address> parameters, rust::Slice<const Address
 }
 
 void fused_sgd(rust::Slice<const Address> parameters, rust::Slice<const Address> grads,
-               rust::Slice<const Address> momenta, double lr, double momentum, double weight_decay,
-               bool first_step) {
+               rust::Slice<const Address> momenta, double lr, double momentum, bool nesterov,
+               double weight_decay, bool first_step) {
   at::NoGradGuard no_grad;
   auto p = list(parameters), g = list(grads), m = list(momenta);
-  at::_fused_sgd_(p, g, m, weight_decay, momentum, lr, /*dampening=*/0.0, /*nesterov=*/false,
+  at::_fused_sgd_(p, g, m, weight_decay, momentum, lr, /*dampening=*/0.0, nesterov,
                   /*maximize=*/false, first_step);
 }
 

@@ -18,9 +18,13 @@ std::vector<at::Tensor> borrow_all(rust::Slice<const Address> addresses) {
 
 // The first gradient becomes the accumulator where nobody else holds it; else it is copied, because
 // autograd may give one tensor for two inputs and the accumulator is later added to in place.
+// Gradients in bfloat16 and float16 are summed in float32.
 at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
   if (!grad.defined())
     return accumulator;
+  const bool reduced = at::isReducedFloatingType(grad.scalar_type());
+  if (!accumulator.defined() && reduced)
+    return grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/false, at::MemoryFormat::Contiguous);
   if (!accumulator.defined()) {
     bool ours = grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_contiguous();
     return ours ? grad : grad.clone(at::MemoryFormat::Contiguous);

@@ -15,6 +15,12 @@ pub(crate) mod bridged {
         kept: u64,
     }
 
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct DeviceStream {
+        device: i32,
+        id: i64,
+    }
+
     struct Refusal {
         refused: bool,
         requested: u64,
@@ -33,6 +39,9 @@ pub(crate) mod bridged {
             accumulators: &[usize],
         ) -> Result<Vec<usize>>;
         fn throw_for_test(kind: i32) -> Result<()>;
+
+        unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;
+        fn onednn_is_faster() -> bool;
 
         unsafe fn fused_adam(
             parameters: &[usize],
@@ -53,9 +62,23 @@ pub(crate) mod bridged {
             momenta: &[usize],
             lr: f64,
             momentum: f64,
+            nesterov: bool,
             weight_decay: f64,
             first_step: bool,
         ) -> Result<()>;
+
+        type DeviceEvent;
+        fn block(&self, stream: DeviceStream) -> Result<()>;
+        fn synchronize(&self) -> Result<()>;
+        fn gpu_count() -> Result<i32>;
+        fn new_stream(device: i32) -> Result<DeviceStream>;
+        fn enter_stream(stream: DeviceStream) -> Result<()>;
+        fn synchronize_stream(stream: DeviceStream) -> Result<()>;
+        fn record_event(stream: DeviceStream) -> Result<UniquePtr<DeviceEvent>>;
+        unsafe fn copy_on_stream(tensor: usize, stream: DeviceStream, to: i32) -> Result<usize>;
+        unsafe fn record_use(tensor: usize, stream: DeviceStream) -> Result<()>;
+        fn gpu_stats(device: i32) -> Result<MemoryStats>;
+        fn reset_gpu_peak(device: i32) -> Result<()>;
 
         fn enter_arena(arena: u32) -> Result<()>;
         fn arena_stats(arena: u32) -> Result<MemoryStats>;

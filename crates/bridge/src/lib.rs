@@ -2,6 +2,8 @@
 //!
 //! - [`vjp`]: vector-Jacobian products with a given output gradient, accumulated exactly
 //! - [`memory`]: a CPU allocator that counts, caps and reuses, per arena
+//! - [`device`]: streams, events and memory of GPUs
+//! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
 //!
@@ -11,8 +13,10 @@
 //!
 //! Linking this crate installs the counting allocator for the whole process, before `main`.
 
+pub mod device;
 mod ffi;
 pub mod fill;
+pub mod linear;
 pub mod memory;
 pub mod optim;
 pub mod vjp;

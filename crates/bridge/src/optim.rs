@@ -53,8 +53,22 @@ pub fn adam(
     Ok(())
 }
 
-/// One step of SGD with momentum in place; `momenta` may be empty when `momentum` is 0. In the
-/// `first` step the momentum becomes the gradient itself, as in PyTorch.
+/// The numbers of one SGD step, as PyTorch defines them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdStep {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Share of the last velocity that is kept.
+    pub momentum: f64,
+    /// Whether the gradient is taken where the momentum leads (Nesterov).
+    pub nesterov: bool,
+    /// Added to the gradient, times the weight.
+    pub weight_decay: f64,
+    /// Whether this is the first step: the momentum then becomes the gradient itself.
+    pub first: bool,
+}
+
+/// One step of SGD with momentum in place; `momenta` may be empty when the momentum is 0.
 ///
 /// # Errors
 /// Shapes or dtypes that differ between the lists.
@@ -62,10 +76,7 @@ pub fn sgd(
     parameters: &[&Tensor],
     grads: &[&Tensor],
     momenta: &[&Tensor],
-    lr: f64,
-    momentum: f64,
-    weight_decay: f64,
-    first: bool,
+    step: &SgdStep,
 ) -> Result<()> {
     let list = |tensors: &[&Tensor]| addresses(tensors.iter().copied());
     // SAFETY: every address is of a tensor borrowed for the whole call.
@@ -74,10 +85,11 @@ pub fn sgd(
             &list(parameters),
             &list(grads),
             &list(momenta),
-            lr,
-            momentum,
-            weight_decay,
-            first,
+            step.lr,
+            step.momentum,
+            step.nesterov,
+            step.weight_decay,
+            step.first,
         )
     }?;
     Ok(())

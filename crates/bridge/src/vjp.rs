@@ -21,7 +21,8 @@ pub struct Request<'a> {
 /// The graph is released.
 ///
 /// An accumulator that is `None` becomes the first gradient itself, as PyTorch's own accumulation
-/// does: no zeros are added, and -0.0 stays -0.0 whatever the number of stages.
+/// does: no zeros are added, and -0.0 stays -0.0 whatever the number of stages. Gradients in bfloat16 and
+/// float16 are summed in float32.
 ///
 /// # Errors
 /// Lengths that do not match, and any error of libtorch (shape of a gradient, out of memory). The

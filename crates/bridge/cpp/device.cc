@@ -1,0 +1,90 @@
+// Streams, events and memory statistics of GPUs, through libtorch's device-generic interfaces: they are in
+// the CPU library too, so this compiles, links and runs where there is no CUDA, and no CUDA header is needed.
+#include "gpipe-bridge/src/ffi.rs.h"
+#include "bridge.h"
+#include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace gpipe {
+
+namespace {
+
+constexpr auto kGpu = c10::DeviceType::CUDA;
+
+c10::Device gpu(int32_t device) { return {kGpu, static_cast<c10::DeviceIndex>(device)}; }
+
+c10::Stream unpack(DeviceStream stream) {
+  return c10::Stream::unpack3(stream.id, static_cast<c10::DeviceIndex>(stream.device), kGpu);
+}
+
+DeviceStream pack(c10::Stream stream) { return DeviceStream{stream.device_index(), stream.id()}; }
+
+} // namespace
+
+struct DeviceEvent::Impl {
+  c10::Event event{kGpu};
+};
+DeviceEvent::DeviceEvent() : impl(std::make_unique<Impl>()) {}
+DeviceEvent::~DeviceEvent() = default;
+void DeviceEvent::block(DeviceStream stream) const { impl->event.block(unpack(stream)); }
+void DeviceEvent::synchronize() const { impl->event.synchronize(); }
+
+int32_t gpu_count() {
+  return c10::impl::hasDeviceGuardImpl(kGpu) ? c10::impl::getDeviceGuardImpl(kGpu)->deviceCount() : 0;
+}
+
+DeviceStream new_stream(int32_t device) {
+  return pack(c10::impl::VirtualGuardImpl(kGpu).getStreamFromGlobalPool(gpu(device)));
+}
+
+// The thread's current device and stream, until it ends.
+void enter_stream(DeviceStream stream) {
+  c10::impl::VirtualGuardImpl impl(kGpu);
+  impl.setDevice(gpu(stream.device));
+  impl.exchangeStream(unpack(stream));
+}
+
+void synchronize_stream(DeviceStream stream) {
+  c10::impl::VirtualGuardImpl(kGpu).synchronizeStream(unpack(stream));
+}
+
+std::unique_ptr<DeviceEvent> record_event(DeviceStream stream) {
+  auto event = std::make_unique<DeviceEvent>();
+  event->impl->event.record(unpack(stream));
+  return event;
+}
+
+// A copy of a GPU's tensor on another device (-1: pinned memory of the CPU), made by `stream`.
+Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
+  const at::Tensor &source = borrow(tensor);
+  c10::StreamGuard guard(unpack(stream));
+  at::Tensor copy;
+  if (to < 0) {
+    auto options = source.options().device(at::kCPU).pinned_memory(true);
+    copy = at::empty(source.sizes(), options, source.suggest_memory_format());
+    copy.copy_(source, /*non_blocking=*/true);
+  } else {
+    copy = source.to(gpu(to), /*non_blocking=*/true);
+  }
+  source.record_stream(unpack(stream)); // its memory is not reused before the copy is done
+  return give(std::move(copy));
+}
+
+void record_use(Address tensor, DeviceStream stream) { borrow(tensor).record_stream(unpack(stream)); }
+
+MemoryStats gpu_stats(int32_t device) {
+  auto stats = c10::getDeviceAllocator(kGpu)->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  const auto &bytes = stats.allocated_bytes[0]; // of all pools together
+  const auto &reserved = stats.reserved_bytes[0];
+  return MemoryStats{static_cast<uint64_t>(bytes.current), static_cast<uint64_t>(bytes.peak),
+                     static_cast<uint64_t>(reserved.current - bytes.current)};
+}
+
+void reset_gpu_peak(int32_t device) {
+  c10::getDeviceAllocator(kGpu)->resetPeakStats(static_cast<c10::DeviceIndex>(device));
+}
+
+} // namespace gpipe

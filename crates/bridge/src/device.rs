@@ -1,0 +1,138 @@
+//! Streams, events and memory of GPUs. Without a GPU (or without CUDA in libtorch) [`count`] is 0 and
+//! everything else is an error.
+
+use tch::Tensor;
+
+use crate::{
+    Error, Result, address, adopt,
+    ffi::bridged::{self, DeviceEvent, DeviceStream},
+    memory::Stats,
+};
+
+/// How many GPUs libtorch sees.
+pub fn count() -> usize {
+    usize::try_from(bridged::gpu_count().unwrap_or(0)).unwrap_or(0)
+}
+
+/// A queue of work on a GPU. Work in two of them may overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream(DeviceStream);
+
+impl Stream {
+    /// A stream of GPU number `device`, from libtorch's pool.
+    ///
+    /// # Errors
+    /// There is no such GPU.
+    pub fn new(device: usize) -> Result<Self> {
+        let device = i32::try_from(device).map_err(|error| Error(error.to_string()))?;
+        Ok(Self(bridged::new_stream(device)?))
+    }
+
+    /// Makes it (and its GPU) the current one of this thread, which libtorch's kernels then use.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn enter(self) -> Result<()> {
+        Ok(bridged::enter_stream(self.0)?)
+    }
+
+    /// Waits until its work is done.
+    ///
+    /// # Errors
+    /// A kernel that failed.
+    pub fn synchronize(self) -> Result<()> {
+        Ok(bridged::synchronize_stream(self.0)?)
+    }
+
+    /// An event that is there once its work so far is done.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn record(self) -> Result<Event> {
+        Ok(Event(bridged::record_event(self.0)?))
+    }
+
+    /// A copy of `tensor`, which is on this stream's GPU, on GPU `to` (`None`: in pinned memory of the
+    /// CPU). It is there when an event recorded afterwards is.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn copy(self, tensor: &Tensor, to: Option<usize>) -> Result<Tensor> {
+        let to = to.map_or(Ok(-1), i32::try_from).map_err(|error| Error(error.to_string()))?;
+        // SAFETY: the address is of a tensor borrowed for the whole call.
+        let copy = unsafe { bridged::copy_on_stream(address(tensor), self.0, to) }?;
+        adopt(copy).ok_or_else(|| Error("a copy gave no tensor".into()))
+    }
+
+    /// Says that this stream uses `tensor`, which another one made: its memory is not reused before.
+    ///
+    /// # Errors
+    /// `tensor` is not on a GPU.
+    pub fn uses(self, tensor: &Tensor) -> Result<()> {
+        // SAFETY: the address is of a tensor borrowed for the whole call.
+        Ok(unsafe { bridged::record_use(address(tensor), self.0) }?)
+    }
+}
+
+/// A point in a stream's work.
+pub struct Event(cxx::UniquePtr<DeviceEvent>);
+
+// SAFETY: an event may be waited for from any thread once it is recorded, and it is recorded when it is
+// made; it moves between threads, and is never used by two at once.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// Lets `stream` go on only after this point; the calling thread does not wait.
+    ///
+    /// # Errors
+    /// libtorch's.
+    pub fn block(&self, stream: Stream) -> Result<()> {
+        Ok(self.0.block(stream.0)?)
+    }
+
+    /// Waits for this point in the calling thread.
+    ///
+    /// # Errors
+    /// A kernel that failed.
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(self.0.synchronize()?)
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Event")
+    }
+}
+
+/// What libtorch's allocator holds on GPU number `device`, for all its users in this process.
+///
+/// # Errors
+/// There is no such GPU.
+pub fn stats(device: usize) -> Result<Stats> {
+    let device = i32::try_from(device).map_err(|error| Error(error.to_string()))?;
+    let bridged::MemoryStats { live, peak, kept } = bridged::gpu_stats(device)?;
+    Ok(Stats { live, peak, kept })
+}
+
+/// Starts a new measurement of the peak.
+///
+/// # Errors
+/// There is no such GPU.
+pub fn reset_peak(device: usize) -> Result<()> {
+    let device = i32::try_from(device).map_err(|error| Error(error.to_string()))?;
+    Ok(bridged::reset_gpu_peak(device)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_a_gpu_that_is_not_there_is_an_error() {
+        let missing = count();
+        assert!(Stream::new(missing).is_err());
+        assert!(stats(missing).is_err());
+        assert!(reset_peak(missing + 1000).is_err());
+    }
+}

@@ -1,0 +1,110 @@
+//! The affine map of the last axis, through the faster of the float32 kernels that libtorch brings.
+
+use tch::Tensor;
+
+use crate::{Error, Result, address, adopt, ffi::bridged};
+
+/// Whose matrix products a float32 affine map on a CPU uses. Results differ in the last bits, so one
+/// choice holds for a whole run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kernels {
+    /// ATen's own choice: MKL in float32.
+    #[default]
+    Aten,
+    /// oneDNN's, from about a million multiplications on.
+    OneDnn,
+}
+
+impl Kernels {
+    /// The faster ones on this machine: oneDNN's where the processor has AVX-512 and is not Intel's, since
+    /// MKL falls back to AVX2 there.
+    pub fn fastest() -> Self {
+        if bridged::onednn_is_faster() { Self::OneDnn } else { Self::Aten }
+    }
+}
+
+/// y = x W^T + b, differentiable once: `x` [..., inputs], `weight` [outputs, inputs], `bias` [outputs].
+/// Dtypes and devices that `kernels` does not cover take ATen's.
+///
+/// # Errors
+/// Shapes, dtypes or devices that do not fit; out of memory.
+pub fn linear(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    kernels: Kernels,
+) -> Result<Tensor> {
+    let bias = bias.map_or(0, address);
+    // SAFETY: the addresses are of tensors borrowed for the whole call, or 0 where C++ accepts 0.
+    let y =
+        unsafe { bridged::linear(address(x), address(weight), bias, kernels == Kernels::OneDnn) }?;
+    adopt(y).ok_or_else(|| Error("linear gave no tensor".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::vjp::{Request, vjp};
+
+    /// Values in (-1, 1) that depend on their position alone.
+    fn values(shape: &[i64], seed: f64) -> Tensor {
+        let count: i64 = shape.iter().product();
+        let position = Tensor::arange(count, (Kind::Double, Device::Cpu)) + seed;
+        (position * 12.9898).sin().reshape(shape).to_kind(Kind::Float)
+    }
+
+    #[test]
+    fn oracle_both_kernels_agree_with_float64_in_values_and_gradients() {
+        // Large enough for oneDNN; ragged, as the last micro-batch may be; with and without a bias.
+        for (rows, with_bias) in [(96, true), (37, false)] {
+            let x = values(&[3, rows, 128], 0.1);
+            let (w, b) = (values(&[256, 128], 0.2), values(&[256], 0.3));
+            let dy = values(&[3, rows, 256], 0.4);
+            let run = |kind: Kind, kernels| {
+                let leaf = |t: &Tensor| t.to_kind(kind).detach().set_requires_grad(true);
+                let (x, w, b) = (leaf(&x), leaf(&w), leaf(&b));
+                let y = linear(&x, &w, with_bias.then_some(&b), kernels).unwrap();
+                let parameters: Vec<&Tensor> = if with_bias { vec![&w, &b] } else { vec![&w] };
+                let mut sums = parameters.iter().map(|_| None).collect::<Vec<_>>();
+                let request = Request {
+                    outputs: &[&y],
+                    output_grads: &[&dy.to_kind(kind)],
+                    inputs: &[&x],
+                    parameters: &parameters,
+                };
+                let dx = vjp(&request, &mut sums).unwrap();
+                let all = [Some(y.detach())].into_iter().chain(dx).chain(sums);
+                all.map(|t| t.unwrap().to_kind(Kind::Double)).collect::<Vec<_>>()
+            };
+            let exact = run(Kind::Double, Kernels::Aten);
+            for kernels in [Kernels::Aten, Kernels::OneDnn] {
+                let found = run(Kind::Float, kernels);
+                assert_eq!(found.len(), exact.len());
+                for (a, b) in found.iter().zip(&exact) {
+                    assert_eq!(a.size(), b.size());
+                    // Sums of up to 288 products of numbers below 1: 288 roundings of 6e-8 in the worst case.
+                    let difference = (a - b).abs().max().double_value(&[]);
+                    assert!(difference < 288.0 * 6e-8 * 4.0, "{kernels:?}: {difference:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn oracle_what_onednn_does_not_cover_is_atens_to_the_bit() {
+        let (x, w) = (values(&[4, 8], 0.0), values(&[3, 8], 1.0)); // too small
+        for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
+            let (x, w) = (x.to_kind(kind), w.to_kind(kind));
+            let found = linear(&x, &w, None, Kernels::OneDnn).unwrap();
+            assert_eq!(found, x.linear(&w, None::<&Tensor>));
+        }
+    }
+
+    #[test]
+    fn fault_shapes_that_do_not_fit_are_an_error() {
+        let (x, w) = (values(&[4, 8], 0.0), values(&[3, 9], 1.0));
+        assert!(linear(&x, &w, None, Kernels::OneDnn).is_err());
+    }
+}
