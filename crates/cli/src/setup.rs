@@ -106,7 +106,12 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
     }
     let (lr, weight_decay) = (optimizer.lr, optimizer.weight_decay);
     if optimizer.name == "sgd" {
-        return builder.optimizer(Sgd { lr, momentum: optimizer.momentum, weight_decay });
+        return builder.optimizer(Sgd {
+            lr,
+            momentum: optimizer.momentum,
+            nesterov: false,
+            weight_decay,
+        });
     }
     builder.optimizer(Adam {
         lr,

@@ -24,11 +24,12 @@
 //! }
 //! ```
 
+use gpipe_bridge::linear::{Kernels, linear};
 use tch::{Kind, Tensor};
 
 use crate::{
     error::LayerError,
-    rng::{MaskKey, dropout_mask},
+    rng::{MaskKey, dropout},
     spec::TensorSpec,
 };
 
@@ -136,7 +137,7 @@ impl Infer {
         Self { kind, open, stashed: Vec::new(), popped: Vec::new() }
     }
 
-    /// The dtype of all parameters of the pipeline.
+    /// The dtype in which layers see all parameters of the pipeline.
     pub fn parameter_kind(&self) -> Kind {
         self.kind
     }
@@ -175,6 +176,7 @@ impl Infer {
 /// What a forward knows besides its inputs.
 pub struct Forward<'a> {
     pub(crate) parameters: &'a [Tensor],
+    pub(crate) kernels: Kernels,
     pub(crate) training: bool,
     pub(crate) mask: MaskKey,
     pub(crate) samples: i64,
@@ -196,6 +198,20 @@ impl Forward<'_> {
                 self.parameters.len()
             ))
         })
+    }
+
+    /// The affine map of the last axis: `x` [..., inputs], `weight` [outputs, inputs], `bias` [outputs] ->
+    /// [..., outputs]; through the pipeline's [`Kernels`], which may be faster than libtorch's own.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn linear(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor, LayerError> {
+        Ok(linear(x, weight, bias, self.kernels)?)
     }
 
     /// Whether this is training (dropout applies) or evaluation.
@@ -220,9 +236,9 @@ impl Forward<'_> {
                 self.samples
             )));
         }
-        let mask = dropout_mask(&shape, x.kind(), p, self.mask)?;
+        let dropped = dropout(x, p, self.mask)?;
         self.mask.site += 1;
-        Ok(x.f_mul(&mask)?)
+        Ok(dropped)
     }
 
     /// Sends `x` over a long skip to the layer that pops `name`.

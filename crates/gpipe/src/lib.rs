@@ -17,7 +17,7 @@
 //!
 //! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
-//! - [`Loss`], [`Optimizer`]: to choose from, or to write
+//! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
 //!
 //! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it, and the
 //! stage here (the seam on libtorch) computes.
@@ -27,26 +27,33 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+mod device;
 mod error;
 pub mod layer;
 pub mod layers;
 mod loss;
+mod metric;
 mod optim;
 mod pipeline;
+mod precision;
 mod rng;
 mod sequence;
 mod spec;
 mod stage;
 mod value;
 
+pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};
+pub use gpipe_bridge::linear::Kernels;
 pub use gpipe_core::{Bytes, Nanos, remat::Remat, schedule::Schedule};
 pub use layer::{Forward, Infer, Init, Layer, ParameterSpec};
 pub use loss::{CrossEntropy, Loss, MeanSquaredError};
-pub use optim::{Adam, Optimizer, Sgd, Update};
-pub use pipeline::{
-    Balance, Device, Evaluation, Pipeline, PipelineBuilder, StageReport, StepReport,
+pub use metric::{Accuracy, Measured, Metric};
+pub use optim::{
+    Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,
+    Update,
 };
+pub use pipeline::{Balance, Evaluation, Pipeline, PipelineBuilder, StageReport, StepReport};
 pub use sequence::Sequence;
 pub use spec::TensorSpec;
 pub use value::{IntoTensors, Value, tensor_bytes};

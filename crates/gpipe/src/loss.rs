@@ -13,7 +13,8 @@ pub trait Loss: Send + Sync + 'static {
     /// Both sides, where they do not.
     fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError>;
 
-    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`.
+    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`, which are in float32
+    /// where the arithmetic is in bfloat16 or float16.
     ///
     /// # Errors
     /// libtorch's, and targets out of range.
@@ -31,18 +32,27 @@ pub trait Loss: Send + Sync + 'static {
 pub struct CrossEntropy {
     /// Targets with this value are neither summed nor counted.
     pub ignore: i64,
+    /// The share of each target that is spread evenly over all classes (Szegedy et al. 2016, section 7);
+    /// at least 0, below 1. It holds in evaluation, too: use another loss, or a metric, to measure without.
+    pub label_smoothing: f64,
 }
 
 impl Default for CrossEntropy {
     /// Ignores -100, as PyTorch does.
     fn default() -> Self {
-        Self { ignore: -100 }
+        Self { ignore: -100, label_smoothing: 0.0 }
     }
 }
 
 impl Loss for CrossEntropy {
     fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
         let (output, target) = (only(outputs)?, only(targets)?);
+        if !(0.0..1.0).contains(&self.label_smoothing) {
+            let smoothing = self.label_smoothing;
+            return Err(LayerError::Value(format!(
+                "label_smoothing is {smoothing}: it must be at least 0 and below 1"
+            )));
+        }
         let fits = output.is_float()
             && target.kind == Kind::Int64
             && output.shape.split_last().is_some_and(|(_, rest)| rest == target.shape);
@@ -63,7 +73,7 @@ impl Loss for CrossEntropy {
             none,
             Reduction::Sum,
             self.ignore,
-            0.0,
+            self.label_smoothing,
         )?)
     }
 

@@ -1,5 +1,6 @@
 //! What moves between layers and stages: a tuple of tensors.
 
+use gpipe_bridge::device::Event;
 use gpipe_core::Bytes;
 use gpipe_runtime::Payload;
 use tch::Tensor;
@@ -7,17 +8,32 @@ use tch::Tensor;
 /// A tuple of tensors, some of which may be absent (the gradient of an integer tensor, say). It moves
 /// between stages of one process without a copy.
 #[derive(Debug, Default)]
-pub struct Value(pub Vec<Option<Tensor>>);
+pub struct Value {
+    tensors: Vec<Option<Tensor>>,
+    /// When the tensors are there, if they are still being copied from another device.
+    ready: Option<Event>,
+}
 
-impl Payload for Value {
-    fn bytes(&self) -> Bytes {
-        Bytes(self.0.iter().flatten().map(tensor_bytes).sum())
+impl Value {
+    /// Tensors that are there.
+    pub fn new(tensors: Vec<Option<Tensor>>) -> Self {
+        Self { tensors, ready: None }
+    }
+
+    /// Tensors that are there when `ready` is.
+    pub(crate) fn under_way(tensors: Vec<Option<Tensor>>, ready: Event) -> Self {
+        Self { tensors, ready: Some(ready) }
+    }
+
+    /// The tensors, and what to wait for before they are used.
+    pub(crate) fn into_parts(self) -> (Vec<Option<Tensor>>, Option<Event>) {
+        (self.tensors, self.ready)
     }
 }
 
-impl From<Vec<Tensor>> for Value {
-    fn from(tensors: Vec<Tensor>) -> Self {
-        Self(tensors.into_iter().map(Some).collect())
+impl Payload for Value {
+    fn bytes(&self) -> Bytes {
+        Bytes(self.tensors.iter().flatten().map(tensor_bytes).sum())
     }
 }
 

@@ -157,7 +157,7 @@ fn train(run: &Run, training: Training) -> (Vec<u64>, Named, Named) {
         .threads_per_stage(training.threads)
         .clip_norm(0.5);
     let builder = if training.momentum {
-        builder.optimizer(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 })
+        builder.optimizer(Sgd { lr: 0.1, momentum: 0.9, nesterov: true, weight_decay: 0.01 })
     } else {
         builder.optimizer(Adam { weight_decay: 0.01, decoupled: true, ..Adam::default() })
     };

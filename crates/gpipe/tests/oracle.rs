@@ -132,7 +132,7 @@ fn assert_close_in_norm(a: &Named, b: &Named, relative: f64, what: &str) {
 
 fn matrix(kind: Kind, tolerance: f64, compare: Compare) {
     for (tied, skip) in [(false, false), (true, false), (false, true), (true, true)] {
-        let features = Features { tied, skip, dropout: 0.0 };
+        let features = Features { tied, skip, ..Features::plain() };
         // Even; ragged; fewer samples than micro-batches; one sample, cut and whole.
         for (samples, micro_batches) in [(8, 4), (7, 3), (3, 4), (1, 4), (1, 1)] {
             let data = batch(samples, samples as u64);
@@ -169,7 +169,7 @@ fn oracle_unpipelined_pass_in_float64() {
 
 #[test]
 fn oracle_loss_is_the_sum_over_the_count_of_the_whole_batch() {
-    let features = Features { tied: true, skip: false, dropout: 0.0 };
+    let features = Features { tied: true, ..Features::plain() };
     let (inputs, targets) = batch(7, 5);
     // 5 + 5 + 5 targets in the first of 3 micro-batches, of which 13 do not count; then 10 and 8.
     let _ = targets.narrow(0, 0, 2).fill_(-100);
@@ -203,7 +203,7 @@ type Rule<'a> = &'a dyn Fn(&Tensor, &Tensor, &mut [Tensor; 2], i32) -> Tensor;
 /// Four steps of `optimizer` on the tied model at K = 3, compared after each with `rule` in float64,
 /// applied to the gradients that the pipeline says it had.
 fn follow(optimizer: impl Optimizer + Copy, rule: Rule) {
-    let features = Features { tied: true, skip: true, dropout: 0.1 };
+    let features = Features { tied: true, skip: true, dropout: 0.1, ..Features::plain() };
     // The contract's tolerances. The rules are a dozen roundings per element and step, far below them; a
     // wrong constant is far above: any of lr, decay, beta changes an update by more than 1e-3 of itself.
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::Double, 1e-10)] {
@@ -238,7 +238,7 @@ fn oracle_optimizer_sgd() {
 
 #[test]
 fn oracle_optimizer_sgd_with_momentum_and_weight_decay() {
-    let sgd = Sgd { lr: 0.05, momentum: 0.9, weight_decay: 0.1 };
+    let sgd = Sgd { lr: 0.05, momentum: 0.9, nesterov: false, weight_decay: 0.1 };
     follow(sgd, &|w, g, state, _| {
         state[0] = &state[0] * 0.9 + (g + w * 0.1);
         w - &state[0] * 0.05
@@ -270,7 +270,7 @@ fn oracle_optimizer_adamw() {
 
 /// Whether, with a bound of `factor` times the norm, every gradient is scaled by the same right number.
 fn clip(kind: Kind, tolerance: f64, stages: usize, tied: bool, factor: f64) {
-    let features = Features { tied, skip: true, dropout: 0.0 };
+    let features = Features { tied, skip: true, ..Features::plain() };
     let run = Run { stages, ..Run::plain() };
     let builder = || run.builder(model(features), 3).kind(kind).optimizer(Sgd::new(0.5));
     let (inputs, targets) = batch(7, 2);

@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{Features, Named, Run, assert_close, assert_same_bits, batch, model};
+use common::{Features, Named, Recipe, Run, assert_close, assert_same_bits, batch, model};
 use tch::Kind;
 
 /// Losses of 5 Adam steps, the first step's gradients, and the parameters afterwards.
@@ -17,17 +17,25 @@ fn train(
     samples: &[i64],
     micro_batches: usize,
 ) -> (Vec<u64>, Named, Named) {
-    let mut pipeline = run.builder(model(features), micro_batches).clip_norm(1.0).build().unwrap();
+    let builder = run.builder(model(features), micro_batches).clip_norm(1.0);
+    let mut pipeline = features.build(builder).build().unwrap();
     let mut losses = Vec::new();
     let mut gradients = Vec::new();
     for step in 0..5 {
         let (inputs, targets) = batch(samples[step % samples.len()], step as u64);
         let report = pipeline.train_step(&inputs, &targets).unwrap();
-        losses.extend([report.loss.to_bits(), report.grad_norm.to_bits()]);
+        losses.extend([report.loss.to_bits(), report.grad_norm.to_bits(), report.lr.to_bits()]);
+        losses.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
+        assert!(!report.skipped, "the loss scale fits these gradients");
         let named = pipeline.gradients().unwrap();
         gradients.extend(named.into_iter().map(|(name, t)| (format!("step {step} {name}"), t)));
     }
-    (losses, gradients, pipeline.parameters().unwrap())
+    let mut parameters = pipeline.parameters().unwrap();
+    if features.recipe == Recipe::Everything {
+        let averages = pipeline.averages().unwrap().into_iter();
+        parameters.extend(averages.map(|(name, average)| (format!("average of {name}"), average)));
+    }
+    (losses, gradients, parameters)
 }
 
 fn matrix(features: Features) {
@@ -39,7 +47,7 @@ fn matrix(features: Features) {
     for (samples, micro_batches) in cases {
         let samples = &samples[..];
         let expected = train(&Run::plain(), features, samples, micro_batches);
-        assert!(expected.1.len() > 5 * 10, "every parameter has a gradient in every step");
+        assert!(expected.1.len() > 5 * 9, "every parameter has a gradient in every step");
         for run in Run::all(model(features).len()) {
             let what = format!("{run:?} {features:?} N={samples:?} M={micro_batches}");
             let found = train(&run, features, samples, micro_batches);
@@ -52,27 +60,49 @@ fn matrix(features: Features) {
 
 #[test]
 fn transparency_plain() {
-    matrix(Features { tied: false, skip: false, dropout: 0.0 });
+    matrix(Features::plain());
 }
 
 #[test]
 fn transparency_tied() {
-    matrix(Features { tied: true, skip: false, dropout: 0.0 });
+    matrix(Features { tied: true, ..Features::plain() });
 }
 
 #[test]
 fn transparency_skip_and_dropout() {
-    matrix(Features { tied: false, skip: true, dropout: 0.2 });
+    matrix(Features { skip: true, dropout: 0.2, ..Features::plain() });
 }
 
 #[test]
 fn transparency_tied_skip_and_dropout() {
-    matrix(Features { tied: true, skip: true, dropout: 0.2 });
+    matrix(Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() });
+}
+
+#[test]
+fn transparency_bfloat16() {
+    let kind = Kind::BFloat16;
+    matrix(Features { tied: true, skip: true, dropout: 0.2, kind, ..Features::plain() });
+}
+
+#[test]
+fn transparency_float16_with_loss_scaling() {
+    matrix(Features { tied: true, dropout: 0.2, kind: Kind::Half, ..Features::plain() });
+}
+
+#[test]
+fn transparency_of_a_recipe_with_everything() {
+    let recipe = Recipe::Everything;
+    matrix(Features { tied: true, skip: true, dropout: 0.2, recipe, ..Features::plain() });
+}
+
+#[test]
+fn transparency_of_rmsprop() {
+    matrix(Features { tied: true, recipe: Recipe::RmsProp, ..Features::plain() });
 }
 
 #[test]
 fn transparency_of_evaluation_and_prediction_in_any_order() {
-    let features = Features { tied: true, skip: true, dropout: 0.2 };
+    let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
     let (inputs, targets) = batch(7, 3);
     let mut expected = None;
     for run in Run::all(model(features).len()) {
@@ -95,7 +125,7 @@ fn transparency_of_evaluation_and_prediction_in_any_order() {
 
 #[test]
 fn transparency_of_evaluation_between_training_steps() {
-    let features = Features { tied: true, skip: false, dropout: 0.2 };
+    let features = Features { tied: true, dropout: 0.2, ..Features::plain() };
     let run = Run { stages: 3, ..Run::plain() };
     let parameters = |evaluates: bool| {
         let mut pipeline = run.builder(model(features), 3).build().unwrap();
@@ -113,7 +143,7 @@ fn transparency_of_evaluation_between_training_steps() {
 
 #[test]
 fn transparency_of_m_is_rounding_and_masks_do_not_depend_on_it() {
-    let features = Features { tied: true, skip: true, dropout: 0.2 };
+    let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
     let gradients = |micro_batches, kind| {
         let run = Run { stages: 2, ..Run::plain() };
         let mut pipeline = run.builder(model(features), micro_batches).kind(kind).build().unwrap();
@@ -132,7 +162,7 @@ fn transparency_of_m_is_rounding_and_masks_do_not_depend_on_it() {
 
 #[test]
 fn transparency_of_frozen_layers() {
-    let features = Features { tied: false, skip: true, dropout: 0.2 };
+    let features = Features { skip: true, dropout: 0.2, ..Features::plain() };
     for frozen in ["embedding", "0.", "1.attention", "head"] {
         let train = |run: &Run| {
             let sequence = model(features).freeze(|name| name.starts_with(frozen));

@@ -80,7 +80,7 @@ impl Attention {
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
         let h = normalise(ctx, first, x)?;
-        let qkv = h.f_linear(ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
+        let qkv = ctx.linear(&h, ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
         let [samples, length] = [0, 1].map(|axis| x.size()[axis]);
         let qkv = qkv
             .f_reshape([samples, length, 3, self.heads, self.features / self.heads])?
@@ -88,7 +88,7 @@ impl Attention {
         let [q, k, v] = [0, 1, 2].map(|part| qkv.f_select(0, part));
         let attended = self.attend(ctx, &q?, &k?, &v?)?;
         let joined = attended.f_transpose(1, 2)?.f_reshape([samples, length, self.features])?;
-        let y = joined.f_linear(ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
+        let y = ctx.linear(&joined, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 

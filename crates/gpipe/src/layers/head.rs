@@ -41,7 +41,7 @@ impl Layer for Head {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let h = normalise(ctx, 0, only(inputs)?)?;
-        Ok(vec![h.f_linear(ctx.parameter(2)?, None::<&Tensor>)?])
+        Ok(vec![ctx.linear(&h, ctx.parameter(2)?, None)?])
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {

@@ -45,7 +45,7 @@ impl Layer for Linear {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let bias = if self.bias { Some(ctx.parameter(1)?) } else { None };
-        Ok(vec![only(inputs)?.f_linear(ctx.parameter(0)?, bias)?])
+        Ok(vec![ctx.linear(only(inputs)?, ctx.parameter(0)?, bias)?])
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {

@@ -62,9 +62,9 @@ impl Mlp {
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
         let h = normalise(ctx, first, x)?;
-        let h = h.f_linear(ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
+        let h = ctx.linear(&h, ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
         let h = h.f_gelu("none")?;
-        let y = h.f_linear(ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
+        let y = ctx.linear(&h, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 

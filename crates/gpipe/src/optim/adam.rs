@@ -3,7 +3,7 @@
 use gpipe_bridge::optim::AdamStep;
 use tch::Tensor;
 
-use super::{Optimizer, Update, not_negative};
+use super::{Optimizer, StateSpec, Update, fraction, not_negative};
 use crate::error::LayerError;
 
 /// Adam (Kingma & Ba 2015, algorithm 1), or AdamW where `decoupled` (Loshchilov & Hutter 2019).
@@ -35,42 +35,43 @@ impl Optimizer for Adam {
         "adam"
     }
 
-    fn slots(&self) -> &'static [&'static str] {
-        &["exp_avg", "exp_avg_sq"]
+    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
+        ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::zeros(name, shape)).into()
     }
 
     fn lr(&self) -> f64 {
         self.lr
     }
 
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
     fn check(&self) -> Result<(), String> {
-        for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
-            if !(0.0..1.0).contains(&beta) {
-                return Err(format!("{name} is {beta}: it must be at least 0 and below 1"));
-            }
-        }
+        fraction(&[("beta1", self.beta1), ("beta2", self.beta2)])?;
         not_negative(&[("lr", self.lr), ("eps", self.eps), ("weight_decay", self.weight_decay)])
     }
 
     fn apply(&self, update: &Update) -> Result<(), LayerError> {
-        let step = Tensor::f_from_slice(&[update.update as f32])?.f_reshape([0_i64; 0])?;
-        let steps = vec![&step; update.parameters.len()];
-        let [exp_avgs, exp_avg_sqs] = update.slots else {
-            return Err(LayerError::Value("Adam has two state tensors per parameter".into()));
+        let Some(device) = update.parameters.first().map(|parameter| parameter.device()) else {
+            return Ok(());
         };
+        let step = Tensor::f_from_slice(&[update.update as f32])?.f_reshape([0_i64; 0])?;
+        let step = step.f_to(device)?;
+        let steps = vec![&step; update.parameters.len()];
         let numbers = AdamStep {
             lr: update.lr,
             beta1: self.beta1,
             beta2: self.beta2,
             eps: self.eps,
-            weight_decay: self.weight_decay,
+            weight_decay: update.weight_decay,
             decoupled: self.decoupled,
         };
         Ok(gpipe_bridge::optim::adam(
             update.parameters,
             update.grads,
-            exp_avgs,
-            exp_avg_sqs,
+            &update.column(0)?,
+            &update.column(1)?,
             &steps,
             &numbers,
         )?)

@@ -1,6 +1,8 @@
 //! Stochastic gradient descent with momentum, as PyTorch defines it.
 
-use super::{Optimizer, Update, not_negative};
+use gpipe_bridge::optim::SgdStep;
+
+use super::{Optimizer, StateSpec, Update, not_negative};
 use crate::error::LayerError;
 
 /// v <- momentum v + g + weight_decay w; w <- w - lr v (Sutskever et al. 2013, in PyTorch's form).
@@ -10,6 +12,8 @@ pub struct Sgd {
     pub lr: f64,
     /// Share of the last velocity that is kept; 0 for plain SGD.
     pub momentum: f64,
+    /// Nesterov's form: w <- w - lr (g + momentum v).
+    pub nesterov: bool,
     /// Added to the gradient, times the weight.
     pub weight_decay: f64,
 }
@@ -17,7 +21,7 @@ pub struct Sgd {
 impl Sgd {
     /// Plain SGD.
     pub fn new(lr: f64) -> Self {
-        Self { lr, momentum: 0.0, weight_decay: 0.0 }
+        Self { lr, momentum: 0.0, nesterov: false, weight_decay: 0.0 }
     }
 }
 
@@ -26,15 +30,22 @@ impl Optimizer for Sgd {
         "sgd"
     }
 
-    fn slots(&self) -> &'static [&'static str] {
-        if self.momentum == 0.0 { &[] } else { &["momentum"] }
+    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
+        if self.momentum == 0.0 { vec![] } else { vec![StateSpec::zeros("momentum", shape)] }
     }
 
     fn lr(&self) -> f64 {
         self.lr
     }
 
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
     fn check(&self) -> Result<(), String> {
+        if self.nesterov && self.momentum == 0.0 {
+            return Err("nesterov needs a momentum above 0".into());
+        }
         not_negative(&[
             ("lr", self.lr),
             ("momentum", self.momentum),
@@ -43,15 +54,14 @@ impl Optimizer for Sgd {
     }
 
     fn apply(&self, update: &Update) -> Result<(), LayerError> {
-        let momenta = update.slots.first().map_or(&[][..], Vec::as_slice);
-        Ok(gpipe_bridge::optim::sgd(
-            update.parameters,
-            update.grads,
-            momenta,
-            update.lr,
-            self.momentum,
-            self.weight_decay,
-            update.update == 1,
-        )?)
+        let momenta = if self.momentum == 0.0 { vec![] } else { update.column(0)? };
+        let step = SgdStep {
+            lr: update.lr,
+            momentum: self.momentum,
+            nesterov: self.nesterov,
+            weight_decay: update.weight_decay,
+            first: update.update == 1,
+        };
+        Ok(gpipe_bridge::optim::sgd(update.parameters, update.grads, &momenta, &step)?)
     }
 }

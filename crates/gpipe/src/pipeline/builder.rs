@@ -2,10 +2,11 @@
 
 use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
 
+use gpipe_bridge::linear::Kernels;
 use gpipe_core::{
-    Bytes, StageId,
-    lower::lower,
-    partition::{by_cost, check_balance, uniform},
+    Bytes, EdgeId, Op, StageId,
+    lower::{Topology, lower},
+    partition::{by_weighted_cost, check_balance, uniform},
     remat::Remat,
     schedule::Schedule,
     validate::{Invalid, validate},
@@ -15,23 +16,19 @@ use tch::Kind;
 
 use super::{LINK_CAPACITY, NamedPlace, Pipeline, TiedPlaces, topology};
 use crate::{
+    device::Device,
     error::{Error, Result},
     loss::Loss,
-    optim::Optimizer,
-    sequence::{Sequence, Skip, TieGroup},
+    metric::Metric,
+    optim::{Group, LearningRate, Optimizer, ParameterSettings, settings},
+    precision::{LossScale, Precision},
+    sequence::{Sequence, TieGroup},
     spec::TensorSpec,
-    stage::{Edges, Stage, StagePlan},
+    stage::{Stage, StagePlan},
 };
 
 /// Most micro-batches of a mini-batch.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
-
-/// Where a stage runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// A thread (with its own share of cores) of this process.
-    Cpu,
-}
 
 /// Where to cut.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -95,7 +92,8 @@ impl From<Vec<TensorSpec>> for Inputs {
 
 /// Builds a [`Pipeline`]. Unless told otherwise: one stage, one micro-batch, 1F1B, cuts by cost,
 /// re-materialization only where a backward does not directly follow its forward, one thread per stage, seed
-/// 0, float32, no cap, no clipping, a deadline of five minutes.
+/// 0, float32, the fastest kernels, no cap, no clipping, a constant learning rate, no groups, no averages, a
+/// deadline of five minutes.
 pub struct PipelineBuilder {
     sequence: Sequence,
     inputs: Vec<TensorSpec>,
@@ -107,12 +105,18 @@ pub struct PipelineBuilder {
     threads: usize,
     seed: u64,
     kind: Kind,
+    kernels: Kernels,
     caps: Vec<Bytes>,
     max_norm: Option<f64>,
     keep_gradients: bool,
     deadline: Duration,
     loss: Option<Arc<dyn Loss>>,
+    metrics: Vec<Arc<dyn Metric>>,
+    training_metrics: bool,
     optimizer: Option<Arc<dyn Optimizer>>,
+    groups: Vec<Group>,
+    rate: LearningRate,
+    average: Option<f64>,
 }
 
 impl PipelineBuilder {
@@ -128,16 +132,22 @@ impl PipelineBuilder {
             threads: 1,
             seed: 0,
             kind: Kind::Float,
+            kernels: Kernels::fastest(),
             caps: Vec::new(),
             max_norm: None,
             keep_gradients: false,
             deadline: Settings::default().deadline,
             loss: None,
+            metrics: Vec::new(),
+            training_metrics: false,
             optimizer: None,
+            groups: Vec::new(),
+            rate: LearningRate::default(),
+            average: None,
         }
     }
 
-    /// One stage (K) on each device, in order.
+    /// One stage (K) on each device, in order; CPU and GPU may be mixed.
     #[must_use]
     pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
         self.devices = devices.into();
@@ -192,15 +202,25 @@ impl PipelineBuilder {
         self
     }
 
-    /// Dtype of parameters and arithmetic: `Kind::Float` or `Kind::Double`.
+    /// Dtype of the arithmetic: `Kind::Float`, `Double`, `BFloat16` or `Half`. In the last two parameters are
+    /// kept, gradients summed, and losses and updates computed in float32 (layers see copies); with `Half`
+    /// the loss is scaled dynamically, and a step whose gradients overflow is skipped.
     #[must_use]
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// Most bytes of tensors that a stage may hold: one cap for all, or one per stage. Enforced by the
-    /// allocator.
+    /// Whose matrix products the float32 arithmetic on CPUs uses; another choice changes results in the
+    /// last bits.
+    #[must_use]
+    pub fn kernels(mut self, kernels: Kernels) -> Self {
+        self.kernels = kernels;
+        self
+    }
+
+    /// Most bytes of tensors that a stage may hold: one cap for all, or one per stage. On a CPU enforced by
+    /// the allocator; on a GPU an action after which the GPU has held more fails.
     #[must_use]
     pub fn memory_cap(mut self, caps: impl Into<Vec<Bytes>>) -> Self {
         self.caps = caps.into();
@@ -236,10 +256,46 @@ impl PipelineBuilder {
         self
     }
 
+    /// Another metric, for [`Pipeline::evaluate`].
+    #[must_use]
+    pub fn metric(mut self, metric: impl Metric) -> Self {
+        self.metrics.push(Arc::new(metric));
+        self
+    }
+
+    /// Takes the metrics in training steps, too.
+    #[must_use]
+    pub fn training_metrics(mut self) -> Self {
+        self.training_metrics = true;
+        self
+    }
+
     /// The optimizer; needed to train.
     #[must_use]
     pub fn optimizer(mut self, optimizer: impl Optimizer) -> Self {
         self.optimizer = Some(Arc::new(optimizer));
+        self
+    }
+
+    /// The learning rate over the steps, as a factor of the optimizer's own.
+    #[must_use]
+    pub fn learning_rate(mut self, rate: LearningRate) -> Self {
+        self.rate = rate;
+        self
+    }
+
+    /// Another group of parameters with settings of their own; the first that matches a parameter holds.
+    #[must_use]
+    pub fn group(mut self, group: Group) -> Self {
+        self.groups.push(group);
+        self
+    }
+
+    /// Keeps exponential moving averages of the parameters (Polyak & Juditsky 1992) with `decay`, such as
+    /// 0.999, for [`Pipeline::with_averages`].
+    #[must_use]
+    pub fn average(mut self, decay: f64) -> Self {
+        self.average = Some(decay);
         self
     }
 
@@ -248,8 +304,10 @@ impl PipelineBuilder {
     /// # Errors
     /// [`Error::Model`] (shapes, names, ties), [`Error::Partition`], [`Error::Setting`]; [`Error::Step`] when
     /// a stage cannot be built, for example because its parameters exceed its cap.
-    pub fn build(self) -> Result<Pipeline> {
-        self.check_settings()?;
+    pub fn build(mut self) -> Result<Pipeline> {
+        let precision = self.check_settings()?;
+        self.inputs = precision.fed(&self.inputs);
+        let parameter_settings = self.apply_groups()?;
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
         let ties = self.sequence.ties()?;
         let balance = self.cut()?;
@@ -270,9 +328,12 @@ impl PipelineBuilder {
         let (names, tied_places) = places(&self.sequence, &ranges, &ties);
         let lr = self.optimizer.as_ref().map_or(0.0, |optimizer| optimizer.lr());
         let builds = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
-            let input_grads = trained_before[layers.clone()].to_vec();
-            let model = (&inferred.skips[..], &ties[..]);
-            let plan = self.plan(stage, layers.clone(), input_grads, edges, model);
+            let mut plan = self.plan(stage, layers.clone(), precision);
+            plan.input_grads = trained_before[layers.clone()].to_vec();
+            plan.settings = parameter_settings[layers.clone()].to_vec();
+            (plan.skips, plan.ties) = (inferred.skips.clone(), ties.clone());
+            plan.peers = self.peers(stage, &topology);
+            plan.edges = Arc::new(edges);
             let build: BuildDevice<Stage> = Box::new(move || Ok(vec![Stage::build(plan)?]));
             build
         });
@@ -285,10 +346,15 @@ impl PipelineBuilder {
             remat: self.remat,
             micro_batches: self.micro_batches,
             balance,
-            kind: self.kind,
+            precision,
             loss: self.loss,
+            metrics: self.metrics,
             trains,
             lr,
+            rate: self.rate,
+            loss_scale: LossScale::new(precision.compute),
+            averages: self.average.is_some(),
+            averages_in_use: false,
             step: 0,
             names,
             tied_places,
@@ -299,7 +365,7 @@ impl PipelineBuilder {
         })
     }
 
-    fn check_settings(&self) -> Result<()> {
+    fn check_settings(&self) -> Result<Precision> {
         let refuse = |reason: String| Err(Error::Setting(reason));
         let stages = self.devices.len();
         if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
@@ -311,9 +377,11 @@ impl PipelineBuilder {
         if self.threads == 0 || self.threads > 1024 {
             return refuse(format!("{} threads per stage: use 1 to 1024", self.threads));
         }
-        if !matches!(self.kind, Kind::Float | Kind::Double) {
-            return refuse(format!("dtype {:?} is not supported: use Float or Double", self.kind));
+        self.devices.iter().try_for_each(|device| device.check())?;
+        if self.average.is_some_and(|decay| !(0.0..1.0).contains(&decay)) {
+            return refuse("the averages' decay must be at least 0 and below 1".into());
         }
+        self.rate.check().map_err(Error::Setting)?;
         if self.caps.len() > 1 && self.caps.len() != stages {
             return refuse(format!(
                 "{} memory caps for {stages} stages: give one for all, or one per stage",
@@ -333,14 +401,61 @@ impl PipelineBuilder {
         if self.schedule == Schedule::ForwardOnly {
             return refuse("forward-only is no training schedule: use gpipe or 1f1b".into());
         }
-        Ok(())
+        Precision::of(self.kind).ok_or_else(|| {
+            let kind = self.kind;
+            Error::Setting(format!(
+                "dtype {kind:?} is not supported: use Float, Double, BFloat16 or Half"
+            ))
+        })
+    }
+
+    /// Freezes what the groups freeze; the settings of every parameter, by layer.
+    fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
+        let mut owners: HashMap<String, String> = HashMap::new();
+        let mut names = Vec::new();
+        for layer in &self.sequence.layers {
+            for parameter in &layer.parameters {
+                let full = format!("{}.{}", layer.name, parameter.name);
+                // A tied weight goes by the name of its first use.
+                let owner = parameter.tie.as_ref().map(|tie| owners.entry(tie.clone()));
+                names.push(owner.map_or(full.clone(), |entry| entry.or_insert(full).clone()));
+            }
+        }
+        let found = settings(&self.groups, &names).map_err(Error::Setting)?;
+        let mut found = found.into_iter();
+        let mut all = Vec::new();
+        for layer in &mut self.sequence.layers {
+            let mut own = Vec::new();
+            for parameter in &mut layer.parameters {
+                let group = found.next().flatten();
+                parameter.trainable &= group.is_none_or(|group| !group.frozen);
+                own.push(group.map_or_else(ParameterSettings::default, |group| group.settings));
+            }
+            all.push(own);
+        }
+        Ok(all)
+    }
+
+    /// The device at the other end of each of a stage's edges.
+    fn peers(&self, stage: usize, topology: &Topology) -> HashMap<EdgeId, Device> {
+        let edges = topology.edges.iter().enumerate();
+        let peer = |(index, edge): (usize, &gpipe_core::lower::Edge)| {
+            let (from, to) = (edge.from.index(), edge.to.index());
+            let other = if from == stage { to } else { from };
+            let own = from == stage || to == stage;
+            own.then(|| (EdgeId::from_index(index), self.devices[other]))
+        };
+        edges.filter_map(peer).collect()
     }
 
     fn cut(&self) -> Result<Vec<usize>> {
         let (stages, layers) = (self.devices.len(), self.sequence.len());
         Ok(match &self.balance {
             Balance::Uniform => uniform(layers, stages)?,
-            Balance::Cost => by_cost(&self.sequence.costs(&self.inputs, self.kind)?, stages)?,
+            Balance::Cost => {
+                let costs = self.sequence.costs(&self.inputs, self.kind)?;
+                by_weighted_cost(&costs, &self.stage_weights())?
+            }
             Balance::Layers(balance) => {
                 check_balance(balance, stages, layers)?;
                 balance.clone()
@@ -348,13 +463,28 @@ impl PipelineBuilder {
         })
     }
 
+    /// What a unit of a layer's forward costs each stage in a step: M forwards, as many backwards at twice
+    /// that, and the forwards that it runs again. Under 1F1B the last stage runs none again unless told to.
+    fn stage_weights(&self) -> Vec<u64> {
+        let stages = self.devices.len();
+        let lists = self.remat.apply(&self.schedule.actions(stages, self.micro_batches));
+        let mut weights = vec![3 * self.micro_batches as u64; stages];
+        for action in lists.iter().flatten() {
+            if let (Op::Rematerialize(_), Some(weight)) =
+                (action.op, weights.get_mut(action.stage.index()))
+            {
+                *weight += 1;
+            }
+        }
+        weights
+    }
+
+    /// The plan of one stage, but for what the whole model's shapes and the topology say.
     fn plan(
         &self,
         stage: usize,
         layers: std::ops::Range<usize>,
-        input_grads: Vec<bool>,
-        edges: Edges,
-        (skips, ties): (&[Skip], &[TieGroup]),
+        precision: Precision,
     ) -> StagePlan {
         let last = stage + 1 == self.devices.len();
         let cap = if self.caps.len() == 1 { self.caps.first() } else { self.caps.get(stage) };
@@ -363,19 +493,26 @@ impl PipelineBuilder {
             last,
             named: self.sequence.layers[layers.clone()].to_vec(),
             layers,
-            input_grads,
-            skips: skips.to_vec(),
-            ties: ties.to_vec(),
-            edges: Arc::new(edges),
+            input_grads: Vec::new(),
+            skips: Vec::new(),
+            ties: Vec::new(),
+            edges: Arc::default(),
+            peers: HashMap::new(),
+            device: self.devices[stage],
             segments: self.remat.segments(),
             seed: self.seed,
-            kind: self.kind,
+            precision,
+            kernels: self.kernels,
             cap: cap.map(|cap| cap.0),
             max_norm: self.max_norm,
             keep_gradients: self.keep_gradients,
             threads: i32::try_from(self.threads).unwrap_or(1),
             loss: self.loss.clone().filter(|_| last),
+            metrics: self.metrics.clone(),
+            training_metrics: self.training_metrics,
             optimizer: self.optimizer.clone(),
+            settings: Vec::new(),
+            average: self.average,
         }
     }
 }

@@ -11,7 +11,7 @@ mod topology;
 
 use std::{collections::HashMap, sync::Arc};
 
-pub use builder::{Balance, Device, PipelineBuilder};
+pub use builder::{Balance, PipelineBuilder};
 use gpipe_core::{
     DeviceId, StageId,
     lower::{Program, Topology, lower},
@@ -21,18 +21,21 @@ use gpipe_core::{
 };
 use gpipe_runtime::{Crew, Ran, StepError};
 pub use report::{Evaluation, StageReport, StepReport};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::{
     error::{Error, Result, StageError},
     loss::Loss,
+    metric::{Measured, Metric},
+    optim::LearningRate,
+    precision::{LossScale, Precision},
     sequence::Sequence,
     spec::TensorSpec,
     stage::{
         Stage,
-        feed::{Feed, Mode, Slice, split},
+        feed::{Feed, Mode, Outcome, Slice, split},
     },
-    value::{IntoTensors, Value},
+    value::IntoTensors,
 };
 
 /// Messages a link holds at first; more where a schedule would deadlock with that few.
@@ -57,10 +60,15 @@ pub struct Pipeline {
     remat: Remat,
     micro_batches: usize,
     balance: Vec<usize>,
-    kind: Kind,
+    precision: Precision,
     loss: Option<Arc<dyn Loss>>,
+    metrics: Vec<Arc<dyn Metric>>,
     trains: bool,
     lr: f64,
+    rate: LearningRate,
+    loss_scale: LossScale,
+    averages: bool,
+    averages_in_use: bool,
     step: u64,
     names: Vec<NamedPlace>,
     /// Every place of every tied weight, to overwrite all of its copies.
@@ -90,7 +98,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`Error::Input`] and [`Error::Model`] before anything runs; [`Error::Step`] from the stages. Nothing
-    /// is updated then.
+    /// is updated then. In float16 a step whose gradients overflow is no error: it is reported as skipped.
     pub fn train_step(
         &mut self,
         inputs: impl IntoTensors,
@@ -107,8 +115,12 @@ impl Pipeline {
                 self.lr
             )));
         }
+        if self.averages_in_use {
+            return Err(Error::Setting("training inside with_averages would train them".into()));
+        }
         let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
         let denominator = self.denominator(&batch.targets)?;
+        let (lr, scale) = (self.learning_rate(), self.loss_scale.scale);
         let ran = match self.run(Mode::Train, &batch, denominator, false) {
             Ok(ran) => ran,
             Err(error) => {
@@ -116,15 +128,22 @@ impl Pipeline {
             }
         };
         let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
-        if let Some(verdict) = verdict.filter(|verdict| !verdict.apply) {
+        let applied = verdict.is_some_and(|verdict| verdict.apply);
+        let skipped = !applied && self.loss_scale.step_overflowed();
+        if let Some(verdict) = verdict.filter(|verdict| !verdict.apply && !skipped) {
             let what = format!("the gradient norm ({})", verdict.norm);
             let source = StageError::NotFinite { layer: "all".into(), what };
             let action = gpipe_core::Action { stage: StageId(0), op: gpipe_core::Op::Decide };
             let error = StepError::Stage { action, source }.into();
             return Err(self.name_the_layer(error, Mode::Train, &batch, denominator));
         }
-        self.step += 1;
-        Ok(StepReport::new(self.step, &ran, denominator, verdict))
+        if !skipped {
+            self.step += 1;
+            self.loss_scale.step_was_good();
+        }
+        let metrics = self.measured(&ran.outcomes, &batch.targets)?;
+        let step = report::Numbers { step: self.step, skipped, lr, loss_scale: scale, metrics };
+        Ok(StepReport::new(step, &ran, denominator, verdict))
     }
 
     /// The mean loss over a mini-batch, without dropout; nothing is updated. The same on every K.
@@ -149,11 +168,27 @@ impl Pipeline {
                 return Err(self.name_the_layer(error, Mode::Evaluate, &batch, denominator));
             }
         };
-        Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator))
+        let metrics = self.measured(&ran.outcomes, &batch.targets)?;
+        Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator, metrics))
     }
 
-    /// The model's outputs for a mini-batch, without dropout, in the order of the samples. They are not
-    /// looked at: a NaN in them is given as it is.
+    /// The metrics' sums over all micro-batches, in their order, with their counts.
+    fn measured(&self, outcomes: &[Outcome], targets: &[Tensor]) -> Result<Vec<Measured>> {
+        let sums = outcomes.last().map_or(&[][..], |outcome| &outcome.metric_sums);
+        if sums.iter().all(Vec::is_empty) {
+            return Ok(Vec::new());
+        }
+        let measured = |(index, metric): (usize, &Arc<dyn Metric>)| {
+            let sum = sums.iter().filter_map(|sums| sums.get(index)).sum();
+            let count = metric.count(targets)?;
+            Ok(Measured { name: metric.name().to_owned(), sum, count })
+        };
+        self.metrics.iter().enumerate().map(measured).collect()
+    }
+
+    /// The model's outputs for a mini-batch on the CPU, without dropout, in the order of the samples; in
+    /// float32 where the arithmetic is in bfloat16 or float16. They are not looked at: a NaN in them is given
+    /// as it is.
     ///
     /// # Errors
     /// As [`Pipeline::train_step`].
@@ -162,13 +197,18 @@ impl Pipeline {
         let ran = self.run(Mode::Predict, &batch, 1.0, false)?;
         let outputs = ran.outcomes.into_iter().next_back().map(|outcome| outcome.outputs);
         let mut columns: Vec<Vec<Tensor>> = Vec::new();
-        for Value(tensors) in outputs.unwrap_or_default() {
+        for tensors in outputs.unwrap_or_default() {
             columns.resize_with(tensors.len(), Vec::new);
             for (column, tensor) in columns.iter_mut().zip(tensors) {
-                column.extend(tensor);
+                column.push(tensor);
             }
         }
-        columns.iter().map(|parts| Ok(Tensor::f_cat(parts, 0)?)).collect()
+        let Precision { compute, master } = self.precision;
+        let join = |parts: &Vec<Tensor>| {
+            let whole = Tensor::f_cat(parts, 0)?.f_to(tch::Device::Cpu)?;
+            Ok(if whole.kind() == compute { whole.f_to_kind(master)? } else { whole })
+        };
+        columns.iter().map(join).collect()
     }
 
     /// Checks a mini-batch and cuts it.
@@ -206,8 +246,9 @@ impl Pipeline {
     }
 
     fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
-        let inferred = self.sequence.infer(inputs, self.kind)?;
+        let inferred = self.sequence.infer(&self.precision.fed(inputs), self.precision.compute)?;
         let outputs = inferred.specs.last().map_or(&[][..], Vec::as_slice);
+        let outputs = &self.precision.seen_by_losses(outputs);
         if let (Some(loss), false) = (&self.loss, targets.is_empty()) {
             loss.check(outputs, targets).map_err(|error| Error::Input(error.to_string()))?;
         }
@@ -262,7 +303,8 @@ impl Pipeline {
                     inputs: cut(&batch.inputs, stage == 0)?,
                     targets: cut(&batch.targets, targets)?,
                     denominator,
-                    lr: self.lr,
+                    lr: self.learning_rate(),
+                    loss_scale: self.loss_scale.scale,
                     check_finite,
                 }])
             })
@@ -296,17 +338,66 @@ impl Pipeline {
     pub fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::with_capacity(self.names.len());
         for device in 0..self.topology.stages {
-            let places: Vec<_> = self
-                .names
-                .iter()
-                .filter(|(_, stage, _)| stage.index() == device)
-                .map(|(name, _, place)| (name.clone(), *place))
-                .collect();
+            let places = self.places_on(device);
             let copies =
                 self.visit(device, move |stage| stage.visit_parameters()?.copies(&places))?;
             all.extend(copies?);
         }
         Ok(all)
+    }
+
+    /// Copies of the moving averages of all parameters, as [`Pipeline::parameters`] gives those.
+    ///
+    /// # Errors
+    /// The builder was not told to [`PipelineBuilder::average`]; a device that does not answer.
+    pub fn averages(&mut self) -> Result<Vec<(String, Tensor)>> {
+        self.needs_averages()?;
+        let mut all = Vec::with_capacity(self.names.len());
+        for device in 0..self.topology.stages {
+            let places = self.places_on(device);
+            let copies =
+                self.visit(device, move |stage| stage.visit_parameters()?.average_copies(&places))?;
+            all.extend(copies?);
+        }
+        Ok(all)
+    }
+
+    /// Calls `evaluate` with the averages in the parameters' place: every evaluation, prediction and copy of
+    /// parameters in it is of the averages. Training in it is refused.
+    ///
+    /// # Errors
+    /// As [`Pipeline::averages`], or those of `evaluate`.
+    pub fn with_averages<T>(&mut self, evaluate: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.needs_averages()?;
+        if self.averages_in_use {
+            return evaluate(self);
+        }
+        self.swap_averages()?;
+        self.averages_in_use = true;
+        let result = evaluate(self);
+        self.averages_in_use = false;
+        self.swap_averages()?;
+        result
+    }
+
+    fn needs_averages(&self) -> Result<()> {
+        if self.averages {
+            return Ok(());
+        }
+        Err(Error::Setting("there are no averages: give the builder average(decay)".into()))
+    }
+
+    fn swap_averages(&mut self) -> Result<()> {
+        for device in 0..self.topology.stages {
+            self.visit(device, |stage| stage.visit_parameters()?.swap_averages())??;
+        }
+        Ok(())
+    }
+
+    /// The parameters that the stage on `device` owns.
+    fn places_on(&self, device: usize) -> Vec<(String, (usize, usize))> {
+        let own = self.names.iter().filter(|(_, stage, _)| stage.index() == device);
+        own.map(|(name, _, place)| (name.clone(), *place)).collect()
     }
 
     /// Copies of the last step's gradients, before clipping, with full names, in layer order. Empty unless the
@@ -372,9 +463,14 @@ impl Pipeline {
         answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage")))
     }
 
-    /// The learning rate of the next steps.
+    /// Replaces the optimizer's learning rate; the factor of [`PipelineBuilder::learning_rate`] still holds.
     pub fn set_learning_rate(&mut self, lr: f64) {
         self.lr = lr;
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        self.lr * self.rate.factor(self.step)
     }
 
     /// Layers per stage.

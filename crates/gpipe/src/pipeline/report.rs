@@ -7,13 +7,19 @@ use gpipe_core::{
 };
 use gpipe_runtime::{Ran, Verdict};
 
-use crate::stage::{Stage, feed::Outcome};
+use crate::{
+    metric::Measured,
+    stage::{Stage, feed::Outcome},
+};
 
 /// A training step.
 #[derive(Debug, Clone)]
 pub struct StepReport {
-    /// The number of this update, from 1.
+    /// The number of this update, from 1; of the last one if this step was skipped.
     pub step: u64,
+    /// Whether the update was left out because float16 gradients overflowed; the next step has a smaller loss
+    /// scale.
+    pub skipped: bool,
     /// The mini-batch loss: the sum over samples (or tokens) divided by `count`.
     pub loss: f64,
     /// Samples, or tokens, that the loss counted.
@@ -22,6 +28,12 @@ pub struct StepReport {
     pub grad_norm: f64,
     /// What the gradients were multiplied by: less than 1 where the norm was clipped.
     pub clip_scale: f64,
+    /// The learning rate before any group's factor.
+    pub lr: f64,
+    /// What the loss was multiplied by for the backwards: 1 but in float16.
+    pub loss_scale: f64,
+    /// The metrics, if they are taken in training.
+    pub metrics: Vec<Measured>,
     /// From the start of the step to the last stage's end.
     pub time: Nanos,
     /// The share of devices x `time` in which a device was not busy.
@@ -67,8 +79,23 @@ pub(super) fn loss_sum(outcomes: &[Outcome]) -> f64 {
     outcomes.last().map_or(0.0, |outcome| outcome.loss_sums.iter().sum())
 }
 
+/// What only the driver knows of a step.
+pub(super) struct Numbers {
+    pub step: u64,
+    pub skipped: bool,
+    pub lr: f64,
+    pub loss_scale: f64,
+    pub metrics: Vec<Measured>,
+}
+
 impl StepReport {
-    pub(super) fn new(step: u64, ran: &Ran<Stage>, count: f64, verdict: Option<Verdict>) -> Self {
+    pub(super) fn new(
+        numbers: Numbers,
+        ran: &Ran<Stage>,
+        count: f64,
+        verdict: Option<Verdict>,
+    ) -> Self {
+        let Numbers { step, skipped, lr, loss_scale, metrics } = numbers;
         let times = device_times(&ran.timeline);
         let stages =
             times.iter().zip(&ran.outcomes).zip(&ran.sent).map(|((times, outcome), &sent)| {
@@ -85,10 +112,14 @@ impl StepReport {
             });
         Self {
             step,
+            skipped,
+            lr,
+            loss_scale,
+            metrics,
             loss: loss_sum(&ran.outcomes) / count,
             count,
             grad_norm: verdict.map_or(0.0, |verdict| verdict.norm),
-            clip_scale: verdict.map_or(1.0, |verdict| verdict.scale),
+            clip_scale: verdict.map_or(1.0, |verdict| verdict.scale * loss_scale),
             time: ran.timeline.makespan,
             bubble: ran.timeline.bubble(),
             overlap: overlap(&ran.timeline),
@@ -99,7 +130,7 @@ impl StepReport {
 }
 
 /// An evaluation of one mini-batch. Over several, sum `sum` and `count` and divide once.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// `sum` / `count`.
     pub loss: f64,
@@ -107,10 +138,12 @@ pub struct Evaluation {
     pub sum: f64,
     /// Samples, or tokens, that the loss counted.
     pub count: f64,
+    /// The metrics, in the order in which the builder was given them.
+    pub metrics: Vec<Measured>,
 }
 
 impl Evaluation {
-    pub(super) fn new(sum: f64, count: f64) -> Self {
-        Self { loss: sum / count, sum, count }
+    pub(super) fn new(sum: f64, count: f64, metrics: Vec<Measured>) -> Self {
+        Self { loss: sum / count, sum, count, metrics }
     }
 }

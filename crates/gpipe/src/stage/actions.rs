@@ -8,22 +8,26 @@ use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
 use tch::Tensor;
 
 use super::{
-    Run, SHARED_ARENA, Stage, StageResult,
+    Run, Stage, StageResult,
     feed::{Feed, Mode, Outcome},
     held::Held,
     island, not_held, own,
+    update::Step,
 };
 use crate::{error::StageError, value::Value};
 
-/// Splits what arrived into the boundary's tensors and the skips' by index.
+/// What arrived: the boundary's tensors, and the skips' by index.
+type Arrivals = (Option<Vec<Option<Tensor>>>, HashMap<usize, Tensor>);
+
+/// Splits what arrived into the boundary's tensors and the skips'.
 fn arrivals(
-    values: OnEdges<Value>,
+    values: OnEdges<Vec<Option<Tensor>>>,
     boundary: Option<EdgeId>,
     skips: &[(EdgeId, usize)],
-) -> (Option<Vec<Option<Tensor>>>, HashMap<usize, Tensor>) {
+) -> Arrivals {
     let mut main = None;
     let mut by_index = HashMap::new();
-    for (edge, Value(tensors)) in values {
+    for (edge, tensors) in values {
         if Some(edge) == boundary {
             main = Some(tensors);
         } else if let Some((_, index)) = skips.iter().find(|(own, _)| *own == edge) {
@@ -52,12 +56,12 @@ impl StageExecutor for Stage {
     fn before(&mut self, _: Action) -> StageResult<()> {
         // A refusal that a layer has handled itself must not explain a later error.
         let _ = memory::take_refusal();
-        memory::enter(self.arena.id()).map_err(|error| own("memory")(error.into()))
+        self.device.charge_stage().map_err(own("memory"))
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
         self.forget_step();
-        memory::reset_peak(self.arena.id()).map_err(|error| own("memory")(error.into()))?;
+        self.device.reset_peak().map_err(own("memory"))?;
         self.feed = feed;
         Ok(())
     }
@@ -71,10 +75,11 @@ impl StageExecutor for Stage {
         // Where nothing up to here is trained there is nothing to keep, to recompute or to go back through.
         let keep = if self.parameters.trains_up_to_here() { keep } else { Keep::Nothing };
         let edges = Arc::clone(&self.plan.edges);
+        let inputs = self.receive(inputs)?;
         let (arrived, mut skips) = arrivals(inputs, edges.boundary_in, &edges.skips_in);
         let inputs = match arrived {
             Some(tensors) => tensors.into_iter().flatten().collect(),
-            None => self.feed.inputs(micro_batch).iter().map(Tensor::shallow_clone).collect(),
+            None => self.fed_inputs(micro_batch)?,
         };
         let outputs = if keep == Keep::Activations {
             let layers = 0..self.plan.layers.len();
@@ -86,8 +91,8 @@ impl StageExecutor for Stage {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
         };
         if self.feed.mode == Mode::Predict && self.plan.last {
-            self.outputs.push((micro_batch, outputs.into()));
-            return Ok(Vec::new());
+            self.outputs.push((micro_batch, outputs));
+            return self.finished(Vec::new());
         }
         // A forward that discards leaves the loss to its re-materialization, which needs it again anyway.
         if keep != Keep::Inputs {
@@ -96,14 +101,17 @@ impl StageExecutor for Stage {
                 held.loss = loss;
             }
         }
-        Ok(self.outgoing(edges.boundary_out, || outputs.into(), &edges.skips_out, &mut skips))
+        let outputs = outputs.into_iter().map(Some).collect();
+        let outgoing = self.outgoing(edges.boundary_out, outputs, &edges.skips_out, &mut skips);
+        self.finished(outgoing)
     }
 
     fn rematerialize(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
         if !self.parameters.trains_up_to_here() {
             return Ok(());
         }
-        self.recompute(micro_batch)
+        self.recompute(micro_batch)?;
+        self.device.finish().map_err(own("re-materialization"))
     }
 
     fn backward(
@@ -115,6 +123,7 @@ impl StageExecutor for Stage {
             return Ok(Vec::new());
         }
         let edges = Arc::clone(&self.plan.edges);
+        let output_grads = self.receive(output_grads)?;
         let (arrived, mut skip_grads) =
             arrivals(output_grads, edges.boundary_out, &edges.skips_out);
         let Some(mut held) = self.held.remove(&micro_batch) else {
@@ -122,7 +131,7 @@ impl StageExecutor for Stage {
         };
         let mut grads = arrived.unwrap_or_default();
         if let Some(loss) = held.loss.take() {
-            let seed = loss.seed(1.0 / self.feed.denominator);
+            let seed = loss.seed(self.feed.loss_scale / self.feed.denominator);
             let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
             grads = back.map_err(in_loss)?.0;
@@ -139,46 +148,52 @@ impl StageExecutor for Stage {
             self.recompute(micro_batch)?;
             held = self.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
         }
-        let mut back =
-            self.outgoing(edges.boundary_in, || Value(grads), &edges.skips_in, &mut skip_grads);
+        let mut back = self.outgoing(edges.boundary_in, grads, &edges.skips_in, &mut skip_grads);
         back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
-        Ok(back)
+        self.finished(back)
     }
 
     fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
-        Ok(self.parameters.tied_grads(&self.plan, edge))
+        let (tensors, _) = self.parameters.tied_grads(&self.plan, edge).into_parts();
+        self.device.send(tensors, self.plan.peer(edge)).map_err(own("sending tied gradients"))
     }
 
     fn reduce(&mut self, arrived: OnEdges<Value>) -> StageResult<OnEdges<Value>> {
-        self.parameters.reduce(&self.plan, arrived).map_err(own("summing tied gradients"))
+        let arrived = self.receive(arrived)?;
+        let sums = self.parameters.reduce(&self.plan, arrived);
+        let sums = sums.map_err(own("summing tied gradients"))?;
+        self.finished(sums.into_iter().map(|(edge, sum)| (edge, sum.into_parts().0)).collect())
     }
 
     fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
+        let sums = self.receive(sums)?;
         self.parameters.accept_sums(&self.plan, sums);
-        self.parameters.prepare(&self.plan).map_err(own("preparing the update"))
+        let unscale = 1.0 / self.feed.loss_scale;
+        self.parameters.prepare(&self.plan, unscale).map_err(own("preparing the update"))
     }
 
     fn decide(&mut self, votes: &[Vote]) -> StageResult<Verdict> {
         let squares: f64 =
             votes.iter().flat_map(|vote| &vote.squares).map(|(_, square)| square).sum();
-        let norm = squares.sqrt();
-        let scale = match self.plan.max_norm {
+        let norm = squares.sqrt() / self.feed.loss_scale;
+        let clip = match self.plan.max_norm {
             // As torch.nn.utils.clip_grad_norm_ has it.
             Some(max) if norm > max => max / (norm + 1e-6),
             _ => 1.0,
         };
         // A run that only looks for the layer of a NaN never updates, even if the NaN does not come again.
         let apply = norm.is_finite() && !self.feed.check_finite;
-        Ok(Verdict { apply, norm, scale })
+        Ok(Verdict { apply, norm, scale: clip / self.feed.loss_scale })
     }
 
     fn update(&mut self, verdict: Verdict) -> StageResult<()> {
         self.norm = Some(verdict);
         if verdict.apply {
             // Scratch of a few bytes: outside the cap, because an update that has begun must not fail.
-            memory::enter(SHARED_ARENA).map_err(|error| own("memory")(error.into()))?;
-            let lr = self.feed.lr;
-            self.parameters.update(&self.plan, verdict.scale, lr).map_err(own("the update"))?;
+            self.device.charge_nobody().map_err(own("memory"))?;
+            let step = Step { scale: verdict.scale, lr: self.feed.lr };
+            self.parameters.update(&self.plan, &step).map_err(own("the update"))?;
+            self.device.finish().map_err(own("the update"))?;
         }
         self.parameters.forget_grads();
         Ok(())
@@ -187,12 +202,13 @@ impl StageExecutor for Stage {
     fn finish(&mut self) -> StageResult<Outcome> {
         self.held.clear();
         self.feed = Feed::default();
-        let memory = memory::stats(self.arena.id());
+        let memory = self.device.memory();
         Ok(Outcome {
             loss_sums: in_order(std::mem::take(&mut self.loss_sums)),
+            metric_sums: in_order(std::mem::take(&mut self.metric_sums)),
             outputs: in_order(std::mem::take(&mut self.outputs)),
             verdict: self.norm.take(),
-            memory: memory.map_err(|error| own("memory")(error.into()))?,
+            memory: memory.map_err(own("memory"))?,
         })
     }
 

@@ -5,8 +5,6 @@ use gpipe_core::MicroBatch;
 use gpipe_runtime::Verdict;
 use tch::Tensor;
 
-use crate::value::Value;
-
 /// What a step is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Mode {
@@ -53,6 +51,8 @@ pub(crate) struct Feed {
     /// What the sum of the mini-batch's losses is divided by.
     pub denominator: f64,
     pub lr: f64,
+    /// What the loss is multiplied by before the backward, and gradients divided by after it.
+    pub loss_scale: f64,
     /// Look at every value: after a failure, to name the layer.
     pub check_finite: bool,
 }
@@ -76,8 +76,10 @@ impl Feed {
 pub(crate) struct Outcome {
     /// The last stage's sums of losses, by micro-batch.
     pub loss_sums: Vec<f64>,
+    /// The last stage's sums of metrics, by micro-batch.
+    pub metric_sums: Vec<Vec<f64>>,
     /// The last stage's outputs when predicting.
-    pub outputs: Vec<Value>,
+    pub outputs: Vec<Vec<Tensor>>,
     /// What was decided.
     pub verdict: Option<Verdict>,
     /// Its memory: live now, and the peak of the step.

@@ -6,7 +6,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use gpipe_bridge::vjp::{Request, vjp};
+use gpipe_bridge::{
+    linear::Kernels,
+    memory,
+    vjp::{Request, vjp},
+};
 use gpipe_core::LayerId;
 use gpipe_runtime::panic_message;
 use tch::{Kind, Tensor};
@@ -32,6 +36,7 @@ pub(super) struct LayerRun<'a> {
     pub slice: Slice,
     pub check_finite: bool,
     pub kind: Kind,
+    pub kernels: Kernels,
 }
 
 /// A layer's forward whose graph is there: leaves, and what was computed from them.
@@ -73,10 +78,13 @@ pub(super) fn check_finite<'t>(
     Ok(())
 }
 
-/// Calls a user's code; its panic becomes an error, which then names the layer.
+/// Calls a user's code; its panic becomes an error, which then names the layer. tch itself panics where an
+/// operation that takes a number (`f_mul_scalar`, say) has no memory left: that is told as what it is.
 pub(super) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Result<T, LayerError> {
-    catch_unwind(AssertUnwindSafe(call))
-        .unwrap_or_else(|panic| Err(LayerError::Panic(panic_message(panic.as_ref()))))
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let told = || LayerError::Panic(panic_message(panic.as_ref()));
+        Err(memory::take_refusal().map_or_else(told, LayerError::OutOfMemory))
+    })
 }
 
 /// A layer's outputs, its stashed skips by name, and its island if it has a graph.
@@ -116,6 +124,7 @@ impl LayerRun<'_> {
             .collect::<Result<_, LayerError>>()?;
         let mut ctx = Forward {
             parameters: self.parameters,
+            kernels: self.kernels,
             training: self.training,
             mask: MaskKey {
                 seed: self.seed,

@@ -3,34 +3,42 @@
 //!
 //! - [`island`]: one layer's forward with a graph, and its VJP
 //! - [`held`]: what a micro-batch leaves from its forward to its backward, whole or in segments
-//! - [`parameters`]: parameters, gradients, ties, norm, update
+//! - [`parameters`]: parameters, gradients, ties
+//! - [`update`]: norm, update, moving averages
+//! - [`device`]: the stage's stream, memory, and what crosses to other devices
 //! - [`feed`]: what the driver gives a stage for a step, and what it gets back
 //! - [`actions`]: what the runtime calls
 //! - here: how they run layers, the loss, segments and islands
 
 mod actions;
+mod device;
 pub(crate) mod feed;
 mod held;
 mod island;
 pub(crate) mod parameters;
+mod update;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use gpipe_bridge::memory::{self, Arena};
+use gpipe_bridge::linear::Kernels;
 use gpipe_core::{EdgeId, LayerId, MicroBatch, StageId};
 use gpipe_runtime::{Keep, Verdict, stage::OnEdges};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use self::{
+    device::StageDevice,
     feed::{Feed, Mode},
     held::{Held, SegmentStart},
     island::{Island, LayerRun},
     parameters::Parameters,
 };
 use crate::{
+    device::Device,
     error::{LayerError, StageError},
     loss::Loss,
-    optim::Optimizer,
+    metric::Metric,
+    optim::{Optimizer, ParameterSettings},
+    precision::Precision,
     sequence::{NamedLayer, Skip, TieGroup},
     spec::is_float,
     value::Value,
@@ -48,15 +56,32 @@ pub(crate) struct StagePlan {
     pub skips: Vec<Skip>,
     pub ties: Vec<TieGroup>,
     pub edges: Arc<Edges>,
+    /// The device at the other end of each edge.
+    pub peers: HashMap<EdgeId, Device>,
+    pub device: Device,
     pub segments: usize,
     pub seed: u64,
-    pub kind: Kind,
+    pub precision: Precision,
+    pub kernels: Kernels,
     pub cap: Option<u64>,
     pub max_norm: Option<f64>,
     pub keep_gradients: bool,
     pub threads: i32,
     pub loss: Option<Arc<dyn Loss>>,
+    pub metrics: Vec<Arc<dyn Metric>>,
+    /// Whether metrics are taken in training, too.
+    pub training_metrics: bool,
     pub optimizer: Option<Arc<dyn Optimizer>>,
+    /// What the groups say, by layer and parameter.
+    pub settings: Vec<Vec<ParameterSettings>>,
+    /// Decay of the moving averages, if there are any.
+    pub average: Option<f64>,
+}
+
+impl StagePlan {
+    fn peer(&self, edge: EdgeId) -> Device {
+        self.peers.get(&edge).copied().unwrap_or(self.device)
+    }
 }
 
 /// This stage's edges by what they carry.
@@ -75,17 +100,18 @@ pub(crate) struct Edges {
     pub gradient: HashMap<EdgeId, bool>,
 }
 
-/// A stage on a CPU device.
+/// A stage on its device.
 pub(crate) struct Stage {
     plan: StagePlan,
     parameters: Parameters,
     feed: Feed,
     held: HashMap<MicroBatch, Held>,
     loss_sums: Vec<(MicroBatch, f64)>,
-    outputs: Vec<(MicroBatch, Value)>,
+    metric_sums: Vec<(MicroBatch, Vec<f64>)>,
+    outputs: Vec<(MicroBatch, Vec<Tensor>)>,
     norm: Option<Verdict>,
-    /// Last, so that it is given back after everything that was allocated in it.
-    arena: Arena,
+    /// Last, so that its memory is given back after everything that was allocated in it.
+    device: StageDevice,
 }
 
 type StageResult<T> = Result<T, StageError>;
@@ -113,20 +139,17 @@ impl Stage {
         // process, and would undo a number that was set before it.
         let _ = tch::get_num_threads();
         tch::set_num_threads(plan.threads);
-        let arena = Arena::acquire().map_err(|error| own("memory")(error.into()))?;
-        let setup = || {
-            memory::set_cap(arena.id(), plan.cap)?;
-            memory::enter(arena.id())
-        };
-        setup().map_err(|error| own("memory")(error.into()))?;
+        let device = StageDevice::enter(plan.device, plan.cap).map_err(own("the device"))?;
         let parameters = Parameters::build(&plan)?;
+        device.finish().map_err(own("the device"))?;
         Ok(Self {
             plan,
-            arena,
+            device,
             parameters,
             feed: Feed::default(),
             held: HashMap::new(),
             loss_sums: Vec::new(),
+            metric_sums: Vec::new(),
             outputs: Vec::new(),
             norm: None,
         })
@@ -134,7 +157,7 @@ impl Stage {
 
     /// The parameters, for the driver; copies that it takes are not charged to the stage.
     pub(crate) fn visit_parameters(&mut self) -> Result<&mut Parameters, LayerError> {
-        memory::enter(SHARED_ARENA)?;
+        self.device.charge_nobody()?;
         Ok(&mut self.parameters)
     }
 
@@ -143,6 +166,7 @@ impl Stage {
         self.held.clear();
         self.outputs.clear();
         self.loss_sums.clear();
+        self.metric_sums.clear();
         self.norm = None;
         self.feed = Feed::default();
         self.parameters.forget_grads();
@@ -190,8 +214,38 @@ impl Stage {
             step: self.feed.step,
             slice: self.feed.slice(micro_batch),
             check_finite: self.feed.check_finite,
-            kind: self.plan.kind,
+            kind: self.plan.precision.compute,
+            kernels: self.plan.kernels,
         }
+    }
+
+    /// What the driver fed the first stage of `micro_batch`: on its device, and, where the arithmetic is in a
+    /// smaller dtype, in that.
+    fn fed_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<Tensor>> {
+        let Precision { compute, master } = self.plan.precision;
+        let fed = |tensor: &Tensor| {
+            let tensor = self.device.own(tensor)?;
+            Ok(if tensor.kind() == master { tensor.f_to_kind(compute)? } else { tensor })
+        };
+        let inputs = self.feed.inputs(micro_batch).iter().map(fed);
+        inputs.collect::<Result<_, LayerError>>().map_err(own("the inputs"))
+    }
+
+    /// What arrived, on this stage's device.
+    fn receive(&self, values: OnEdges<Value>) -> StageResult<OnEdges<Vec<Option<Tensor>>>> {
+        let receive = |(edge, value)| Ok((edge, self.device.receive(value)?));
+        values.into_iter().map(receive).collect::<Result<_, LayerError>>().map_err(own("receiving"))
+    }
+
+    /// The end of an action: its values, ready for the devices that they go to.
+    fn finished(&self, values: OnEdges<Vec<Option<Tensor>>>) -> StageResult<OnEdges<Value>> {
+        let finish = || {
+            self.device.finish()?;
+            let send =
+                |(edge, tensors)| Ok((edge, self.device.send(tensors, self.plan.peer(edge))?));
+            values.into_iter().map(send).collect::<Result<_, LayerError>>()
+        };
+        finish().map_err(own("sending"))
     }
 
     fn skips_popped_by(&self, position: usize) -> impl Iterator<Item = (usize, &Skip)> {
@@ -221,14 +275,40 @@ impl Stage {
         let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
         let leaves = leaves.map_err(in_loss)?;
-        let sum = island::catching(|| loss.sum(&leaves, targets)).map_err(in_loss)?;
+        // Losses and metrics see the outputs in float32 where the arithmetic is in less.
+        let Precision { compute, master } = self.plan.precision;
+        let widen = |tensor: &Tensor| match tensor.kind() == compute {
+            true => Ok(tensor.f_to_kind(master)?),
+            false => Ok(tensor.shallow_clone()),
+        };
+        let seen: Vec<Tensor> =
+            leaves.iter().map(widen).collect::<Result<_, LayerError>>().map_err(in_loss)?;
+        let targets = targets.iter().map(|target| self.device.own(target));
+        let targets: Vec<Tensor> = targets.collect::<Result<_, _>>().map_err(in_loss)?;
+        let sum = island::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
         if !value.is_finite() {
             let what = format!("the loss ({value})");
             return Err(StageError::NotFinite { layer: "loss".into(), what });
         }
+        let sums = self.measure(&seen, &targets)?;
+        self.metric_sums.push((micro_batch, sums));
         self.loss_sums.push((micro_batch, value));
         Ok(graph.then(|| Island::of_loss(leaves, sum)))
+    }
+
+    /// The sums of the metrics.
+    fn measure(&self, outputs: &[Tensor], targets: &[Tensor]) -> StageResult<Vec<f64>> {
+        if self.feed.mode == Mode::Train && !self.plan.training_metrics {
+            return Ok(Vec::new());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let measure = |metric: &Arc<dyn Metric>| {
+            let sum = island::catching(|| metric.sum(outputs, targets));
+            let named = |source| StageError::Layer { layer: metric.name().to_owned(), source };
+            sum.map_err(named)
+        };
+        self.plan.metrics.iter().map(measure).collect()
     }
 
     /// Into which ranges of its layers the stage is cut where it re-materializes.
@@ -341,13 +421,12 @@ impl Stage {
     fn outgoing(
         &self,
         boundary: Option<EdgeId>,
-        value: impl FnOnce() -> Value,
+        tensors: Vec<Option<Tensor>>,
         skips: &[(EdgeId, usize)],
         skip_values: &mut HashMap<usize, Tensor>,
-    ) -> OnEdges<Value> {
-        let boundary = boundary.map(|edge| (edge, value()));
-        let skips =
-            skips.iter().map(|&(edge, index)| (edge, Value(vec![skip_values.remove(&index)])));
+    ) -> OnEdges<Vec<Option<Tensor>>> {
+        let boundary = boundary.map(|edge| (edge, tensors));
+        let skips = skips.iter().map(|&(edge, index)| (edge, vec![skip_values.remove(&index)]));
         boundary.into_iter().chain(skips).collect()
     }
 }

@@ -2,7 +2,8 @@
 #![allow(dead_code)] // each test file uses its own part
 
 use gpipe::{
-    Adam, Balance, CrossEntropy, Pipeline, PipelineBuilder, Remat, Schedule, Sequence, TensorSpec,
+    Accuracy, Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline,
+    PipelineBuilder, Remat, RmsProp, Schedule, Sequence, TensorSpec,
     layers::{Attention, Embedding, Head, Mlp, Pop, Stash},
 };
 use tch::{Device, Kind, Tensor};
@@ -17,10 +18,51 @@ pub struct Features {
     pub tied: bool,
     pub skip: bool,
     pub dropout: f64,
+    /// The dtype of the arithmetic.
+    pub kind: Kind,
+    pub recipe: Recipe,
+}
+
+/// How it is trained.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Recipe {
+    /// Adam.
+    Adam,
+    /// Adafactor, groups with settings of their own, one of them frozen, a learning rate that changes, moving
+    /// averages, label smoothing.
+    Everything,
+    /// The paper's RMSProp.
+    RmsProp,
+}
+
+impl Features {
+    pub fn plain() -> Self {
+        let (kind, recipe) = (Kind::Float, Recipe::Adam);
+        Self { tied: false, skip: false, dropout: 0.0, kind, recipe }
+    }
+
+    /// Applies what the builder decides.
+    pub fn build(&self, builder: PipelineBuilder) -> PipelineBuilder {
+        let builder = builder.kind(self.kind);
+        match self.recipe {
+            Recipe::Adam => builder,
+            Recipe::RmsProp => builder.optimizer(RmsProp { lr: 1e-2, ..RmsProp::default() }),
+            Recipe::Everything => builder
+                .optimizer(Adafactor { weight_decay: 0.1, ..Adafactor::default() })
+                .loss(CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() })
+                .group(Group::matching(["*.bias", "*norm.*"]).weight_decay(0.0))
+                .group(Group::matching(["embedding.tokens"]).lr_scale(0.5))
+                .group(Group::matching(["0.mlp.hidden.weight"]).frozen())
+                .learning_rate(LearningRate { warmup_steps: 2, decay: Decay::InverseSquareRoot })
+                .average(0.9)
+                .metric(Accuracy::default())
+                .training_metrics(),
+        }
+    }
 }
 
 pub fn model(features: Features) -> Sequence {
-    let Features { tied, skip, dropout } = features;
+    let Features { tied, skip, dropout, .. } = features;
     let tie = tied.then(|| "tokens".to_owned());
     let (std, output_std) = (0.2, 0.1);
     let attention = Attention {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use gpipe::{
     Balance, Forward, Infer, Layer, LayerError, MeanSquaredError, Optimizer, Pipeline, Remat,
-    Schedule, Sequence, Sgd, TensorSpec, Update, layers::Linear,
+    Schedule, Sequence, Sgd, StateSpec, TensorSpec, Update, layers::Linear,
 };
 use tch::{Kind, Tensor};
 
@@ -180,12 +180,16 @@ impl Optimizer for BadOptimizer {
         "bad"
     }
 
-    fn slots(&self) -> &'static [&'static str] {
-        &[]
+    fn state(&self, _: &[i64]) -> Vec<StateSpec> {
+        Vec::new()
     }
 
     fn lr(&self) -> f64 {
         0.1
+    }
+
+    fn weight_decay(&self) -> f64 {
+        0.0
     }
 
     fn check(&self) -> Result<(), String> {

@@ -1,0 +1,108 @@
+//! Where a stage runs.
+
+use std::{fmt, str::FromStr};
+
+use gpipe_bridge::device;
+
+use crate::error::{Error, Result};
+
+/// A device for one stage. Several stages may name the same GPU; each has a thread and a stream of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// A thread (with its own share of cores) of this process.
+    Cpu,
+    /// A GPU, by its number.
+    Cuda(usize),
+}
+
+impl Device {
+    /// The number of its GPU.
+    pub(crate) fn gpu(self) -> Option<usize> {
+        match self {
+            Device::Cpu => None,
+            Device::Cuda(gpu) => Some(gpu),
+        }
+    }
+
+    pub(crate) fn tch(self) -> tch::Device {
+        match self {
+            Device::Cpu => tch::Device::Cpu,
+            Device::Cuda(gpu) => tch::Device::Cuda(gpu),
+        }
+    }
+
+    /// The GPUs that can be used.
+    pub fn gpus() -> usize {
+        device::count()
+    }
+
+    /// Whether it is there.
+    ///
+    /// # Errors
+    /// It is not: what there is, and the remedy.
+    pub fn check(self) -> Result<()> {
+        let Some(gpu) = self.gpu() else { return Ok(()) };
+        let count = device::count();
+        if gpu < count {
+            return Ok(());
+        }
+        let remedy = match count {
+            0 => {
+                "no GPU can be used here: use cpu, or a machine with a GPU and its driver and the \
+                  CUDA libtorch (GPIPE_LIBTORCH=cuda make setup)"
+                    .to_owned()
+            }
+            _ => format!("there are {count} GPUs: use cuda:0 to cuda:{}", count - 1),
+        };
+        Err(Error::Setting(format!("device {self}: {remedy}")))
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(gpu) => write!(f, "cuda:{gpu}"),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let gpu = match text {
+            "cpu" => return Ok(Device::Cpu),
+            "cuda" => Some(0),
+            _ => text.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
+        };
+        gpu.filter(|gpu| *gpu < 128).map(Device::Cuda).ok_or_else(|| {
+            Error::Setting(format!("'{text}' is no device: use cpu, cuda or cuda:0"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_devices_print_as_they_parse() {
+        for text in ["cpu", "cuda:0", "cuda:3"] {
+            assert_eq!(text.parse::<Device>().unwrap().to_string(), text);
+        }
+        assert_eq!("cuda".parse::<Device>().unwrap(), Device::Cuda(0));
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:128", "CPU"] {
+            let error = text.parse::<Device>().unwrap_err().to_string();
+            assert!(error.contains("use cpu, cuda or cuda:0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn fault_a_gpu_that_is_not_there_says_what_is() {
+        let missing = Device::Cuda(Device::gpus());
+        let error = missing.check().unwrap_err().to_string();
+        assert!(error.contains(&missing.to_string()), "{error}");
+        assert!(Device::Cpu.check().is_ok());
+    }
+}

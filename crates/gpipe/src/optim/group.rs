@@ -1,0 +1,172 @@
+//! Parameter groups: other settings for the parameters whose full names match.
+
+/// Settings for the parameters whose full name (`layer.parameter`) matches one of its patterns, in which `*`
+/// stands for any text. A parameter belongs to the first group that matches it; a tied weight goes by the
+/// name of its first use.
+///
+/// ```
+/// use gpipe::Group;
+/// let groups = [
+///     Group::matching(["*.bias", "*norm*"]).weight_decay(0.0),
+///     Group::matching(["embedding.*"]).lr_scale(0.1),
+/// ];
+/// # let _ = groups;
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    pub(crate) patterns: Vec<String>,
+    pub(crate) settings: ParameterSettings,
+    pub(crate) frozen: bool,
+}
+
+/// What a group changes for a parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ParameterSettings {
+    /// The learning rate is multiplied by it.
+    pub lr_scale: f64,
+    /// `None`: the optimizer's own.
+    pub weight_decay: Option<f64>,
+}
+
+impl Default for ParameterSettings {
+    fn default() -> Self {
+        Self { lr_scale: 1.0, weight_decay: None }
+    }
+}
+
+impl Group {
+    /// The parameters that match one of `patterns`, with the optimizer's own settings.
+    pub fn matching<P: Into<String>>(patterns: impl IntoIterator<Item = P>) -> Self {
+        let patterns = patterns.into_iter().map(Into::into).collect();
+        Self { patterns, settings: ParameterSettings::default(), frozen: false }
+    }
+
+    /// Multiplies their learning rate.
+    #[must_use]
+    pub fn lr_scale(mut self, scale: f64) -> Self {
+        self.settings.lr_scale = scale;
+        self
+    }
+
+    /// Their weight decay.
+    #[must_use]
+    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
+        self.settings.weight_decay = Some(weight_decay);
+        self
+    }
+
+    /// Leaves them as they are: no gradient, no optimizer state.
+    #[must_use]
+    pub fn frozen(mut self) -> Self {
+        self.frozen = true;
+        self
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        self.patterns.iter().any(|pattern| matches(pattern, name))
+    }
+}
+
+/// What is wrong with the groups, for the user.
+pub(crate) type GroupError = String;
+
+/// The group of each of `names`, in order.
+pub(crate) fn settings<'g>(
+    groups: &'g [Group],
+    names: &[String],
+) -> Result<Vec<Option<&'g Group>>, GroupError> {
+    for group in groups {
+        let ParameterSettings { lr_scale, weight_decay } = group.settings;
+        let numbers = [Some(("lr_scale", lr_scale)), weight_decay.map(|w| ("weight_decay", w))];
+        for (what, value) in numbers.into_iter().flatten() {
+            if !value.is_finite() || value < 0.0 {
+                let patterns = &group.patterns;
+                return Err(format!(
+                    "group {patterns:?}: {what} is {value}: it must be a number of at least 0"
+                ));
+            }
+        }
+        for pattern in &group.patterns {
+            if !names.iter().any(|name| matches(pattern, name)) {
+                let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
+                return Err(format!(
+                    "no parameter matches the group pattern '{pattern}': names are such as {}",
+                    some.join(", ")
+                ));
+            }
+        }
+    }
+    Ok(names.iter().map(|name| groups.iter().find(|group| group.matches(name))).collect())
+}
+
+/// Whether `name` is `pattern` with each `*` replaced by some text. Greedy with one point to go back to,
+/// so linear in practice and quadratic at worst.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut p, mut n) = (0, 0);
+    let mut back: Option<(usize, usize)> = None;
+    while n < name.len() {
+        if pattern.get(p) == Some(&b'*') {
+            back = Some((p, n));
+            p += 1;
+        } else if pattern.get(p) == Some(&name[n]) {
+            (p, n) = (p + 1, n + 1);
+        } else if let Some((star, from)) = back {
+            (p, n) = (star + 1, from + 1);
+            back = Some((star, from + 1));
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|&byte| byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_patterns_match_as_their_plain_definition_says() {
+        /// By definition: `*` takes some prefix, and the rest matches.
+        fn slow(pattern: &[u8], name: &[u8]) -> bool {
+            match pattern.split_first() {
+                None => name.is_empty(),
+                Some((b'*', rest)) => (0..=name.len()).any(|taken| slow(rest, &name[taken..])),
+                Some((byte, rest)) => name.first() == Some(byte) && slow(rest, &name[1..]),
+            }
+        }
+        let texts = |letters: &[u8], length: u32| -> Vec<String> {
+            let count = letters.len().pow(length);
+            let text = |mut number: usize| {
+                let mut text = String::new();
+                for _ in 0..length {
+                    text.push(letters[number % letters.len()] as char);
+                    number /= letters.len();
+                }
+                text
+            };
+            (0..count).map(text).collect()
+        };
+        let mut matched = 0;
+        for pattern in (0..5).flat_map(|length| texts(b"ab*", length)) {
+            for name in (0..6).flat_map(|length| texts(b"ab", length)) {
+                let expected = slow(pattern.as_bytes(), name.as_bytes());
+                assert_eq!(matches(&pattern, &name), expected, "{pattern} {name}");
+                matched += usize::from(expected);
+            }
+        }
+        assert!(matched > 500);
+    }
+
+    #[test]
+    fn fault_groups_that_match_nothing_or_hold_no_number() {
+        let names = ["a.weight".to_owned(), "a.bias".to_owned()];
+        let none = settings(&[Group::matching(["*.wieght"])], &names).unwrap_err();
+        assert!(none.contains("'*.wieght'") && none.contains("a.weight"), "{none}");
+        let nan = settings(&[Group::matching(["*"]).lr_scale(f64::NAN)], &names).unwrap_err();
+        assert!(nan.contains("lr_scale is NaN"), "{nan}");
+        let groups = [Group::matching(["*.bias"]).weight_decay(0.0), Group::matching(["*"])];
+        let found = settings(&groups, &names).unwrap();
+        assert_eq!(found, [Some(&groups[1]), Some(&groups[0])]);
+    }
+}

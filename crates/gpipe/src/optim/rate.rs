@@ -1,0 +1,116 @@
+//! The learning rate over the steps: warm-up, then a decay.
+
+/// How the rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Decay {
+    /// It does not.
+    #[default]
+    Constant,
+    /// Half a cosine from 1 down to `floor` at step `steps` (Loshchilov & Hutter 2017), then constant.
+    Cosine {
+        /// The step at which the floor is reached, warm-up included.
+        steps: u64,
+        /// The last rate, as a share of the first.
+        floor: f64,
+    },
+    /// sqrt(w / t) with w the warm-up's steps, at least 1 (Vaswani et al. 2017, section 5.3).
+    InverseSquareRoot,
+    /// Times `rate` every `every` steps, in between by the power.
+    Exponential {
+        /// Above 0, at most 1.
+        rate: f64,
+        /// At least 1.
+        every: u64,
+    },
+}
+
+/// A linear warm-up, then a [`Decay`]. What it gives multiplies the optimizer's learning rate.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LearningRate {
+    /// Steps over which the rate rises linearly from 1 / n to 1.
+    pub warmup_steps: u64,
+    /// What follows.
+    pub decay: Decay,
+}
+
+impl LearningRate {
+    /// The factor of `step`, from 0.
+    pub fn factor(&self, step: u64) -> f64 {
+        let warmup = self.warmup_steps;
+        if step < warmup {
+            return (step + 1) as f64 / warmup as f64;
+        }
+        let after = (step - warmup) as f64;
+        match self.decay {
+            Decay::Constant => 1.0,
+            Decay::Cosine { steps, floor } => {
+                let length = steps.saturating_sub(warmup).max(1) as f64;
+                let cosine = 0.5 * (1.0 + (std::f64::consts::PI * (after / length).min(1.0)).cos());
+                floor + (1.0 - floor) * cosine
+            }
+            Decay::InverseSquareRoot => {
+                let first = warmup.max(1) as f64;
+                (first / (after + first)).sqrt()
+            }
+            Decay::Exponential { rate, every } => rate.powf(after / every.max(1) as f64),
+        }
+    }
+
+    /// Whether its numbers are usable.
+    ///
+    /// # Errors
+    /// Which one is not, and what it must be.
+    pub fn check(&self) -> Result<(), String> {
+        match self.decay {
+            Decay::Cosine { floor, .. } if !(0.0..=1.0).contains(&floor) => {
+                Err(format!("the cosine's floor is {floor}: it must be from 0 to 1"))
+            }
+            Decay::Exponential { rate, every } if !(rate > 0.0 && rate <= 1.0) || every == 0 => {
+                Err(format!(
+                    "exponential decay is {rate} every {every} steps: the rate must be above 0 and at most 1, the steps at least 1"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-12, "{a} {b}");
+    }
+
+    #[test]
+    fn oracle_every_decay_meets_its_known_points() {
+        let rate = |decay| LearningRate { warmup_steps: 10, decay };
+        for decay in [Decay::Constant, Decay::InverseSquareRoot] {
+            close(rate(decay).factor(0), 0.1);
+            close(rate(decay).factor(9), 1.0);
+            close(rate(decay).factor(10), 1.0);
+        }
+        let cosine = rate(Decay::Cosine { steps: 110, floor: 0.1 });
+        close(cosine.factor(60), 0.55);
+        close(cosine.factor(110), 0.1);
+        close(cosine.factor(u64::MAX), 0.1);
+        close(rate(Decay::InverseSquareRoot).factor(40), 0.5); // sqrt(10 / 40)
+        close(rate(Decay::Exponential { rate: 0.5, every: 20 }).factor(50), 0.25);
+        close(LearningRate::default().factor(0), 1.0);
+        let all = [cosine, rate(Decay::InverseSquareRoot)];
+        for rate in all {
+            assert!((10..109).all(|step| rate.factor(step) >= rate.factor(step + 1)));
+        }
+    }
+
+    #[test]
+    fn fault_numbers_that_make_no_schedule() {
+        let check = |decay| LearningRate { warmup_steps: 0, decay }.check();
+        assert!(check(Decay::Cosine { steps: 1, floor: 1.1 }).is_err());
+        assert!(check(Decay::Exponential { rate: 0.0, every: 1 }).is_err());
+        assert!(check(Decay::Exponential { rate: 0.5, every: 0 }).is_err());
+        assert!(check(Decay::Exponential { rate: f64::NAN, every: 1 }).is_err());
+        assert!(check(Decay::Constant).is_ok());
+    }
+}

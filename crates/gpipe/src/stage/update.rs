@@ -1,0 +1,222 @@
+//! What happens to a stage's parameters once per mini-batch: the norm, the update, the moving averages.
+
+use std::collections::{BTreeMap, HashMap};
+
+use gpipe_core::LayerId;
+use gpipe_runtime::Vote;
+use tch::{Kind, Tensor};
+
+use super::{
+    StagePlan,
+    parameters::{Parameters, Place, copy_to_cpu, first_place},
+};
+use crate::{
+    error::LayerError,
+    optim::{Optimizer, ParameterSettings, StateSpec, Update},
+};
+
+/// Optimizer state and averages, by the place of a parameter's first use on the stage.
+#[derive(Default)]
+pub(super) struct Updater {
+    state: HashMap<Place, State>,
+    averages: HashMap<Place, Tensor>,
+    /// Updates that the averages have seen.
+    averaged: u64,
+}
+
+/// The optimizer's state of one parameter, made before its first update.
+struct State {
+    /// In the order of [`Optimizer::state`].
+    tensors: Vec<Tensor>,
+    /// Updates applied to this parameter: a gradient may be there first at a later step than others'.
+    updates: u64,
+}
+
+/// The numbers of one update.
+pub(super) struct Step {
+    /// What the gradients are multiplied by.
+    pub scale: f64,
+    /// The learning rate before any group's factor.
+    pub lr: f64,
+}
+
+impl Parameters {
+    /// All that can fail before the update: state tensors are made. Returns the squared norms by layer;
+    /// a tied weight counts at its first use only. `unscale` multiplies the gradients that are kept.
+    pub(super) fn prepare(&mut self, plan: &StagePlan, unscale: f64) -> Result<Vote, LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.last_grads.clear();
+        let mut norms: Vec<(LayerId, Tensor)> = Vec::new();
+        for (layer, named) in plan.named.iter().enumerate() {
+            let id = LayerId::from_index(plan.layers.start + layer);
+            for (slot, spec) in named.parameters.iter().enumerate() {
+                self.make_average(plan, (layer, slot))?;
+                let Some(grad) = &self.grads[layer][slot] else { continue };
+                let owned = spec.tie.as_ref().is_none_or(|tie| {
+                    plan.ties.iter().any(|g| g.name == *tie && g.uses[0] == (id, slot))
+                });
+                if owned {
+                    norms.push((id, grad.f_norm()?));
+                }
+                if owned && plan.keep_gradients {
+                    let name = format!("{}.{}", named.name, spec.name);
+                    self.last_grads.push((name, grad.f_detach_copy()?.f_mul_scalar_(unscale)?));
+                }
+                self.make_state(plan, (layer, slot))?;
+            }
+        }
+        squares(plan, &norms)
+    }
+
+    fn make_state(&mut self, plan: &StagePlan, place: Place) -> Result<(), LayerError> {
+        let Some(optimizer) = &plan.optimizer else { return Ok(()) };
+        if self.updater.state.contains_key(&place) {
+            return Ok(());
+        }
+        let value = &self.masters[place.0][place.1];
+        let options = (value.kind(), value.device());
+        let specs = optimizer.state(&value.size()).into_iter();
+        // Not f_full: tch panics where an operation that takes a number has no memory left.
+        let make = |spec: StateSpec| Ok(Tensor::f_empty(&spec.shape, options)?.f_fill_(spec.fill)?);
+        let tensors = specs.map(make);
+        let tensors = tensors.collect::<Result<_, LayerError>>()?;
+        self.updater.state.insert(place, State { tensors, updates: 0 });
+        Ok(())
+    }
+
+    /// An average starts as the parameter that it is of; a tied weight has one, at its first use here.
+    fn make_average(&mut self, plan: &StagePlan, place: Place) -> Result<(), LayerError> {
+        let spec = &plan.named[place.0].parameters[place.1];
+        let group = spec.tie.as_ref().and_then(|tie| plan.ties.iter().find(|g| g.name == *tie));
+        let first = group.is_none_or(|group| first_place(plan, group) == Some(place));
+        let wanted = plan.average.is_some() && spec.trainable && first;
+        if wanted && !self.updater.averages.contains_key(&place) {
+            let average = self.masters[place.0][place.1].f_detach_copy()?;
+            self.updater.averages.insert(place, average);
+        }
+        Ok(())
+    }
+
+    /// Applies the update, layer by layer.
+    pub(super) fn update(&mut self, plan: &StagePlan, step: &Step) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let Some(optimizer) = &plan.optimizer else { return Ok(()) };
+        for layer in 0..self.masters.len() {
+            // Parameters that differ in their number of updates or in their group are updated apart.
+            type Key = (u64, u64, u64);
+            let mut together: BTreeMap<Key, (ParameterSettings, Vec<usize>)> = BTreeMap::new();
+            for slot in 0..self.masters[layer].len() {
+                let state = self.updater.state.get_mut(&(layer, slot));
+                if let (Some(state), true) = (state, self.grads[layer][slot].is_some()) {
+                    state.updates += 1;
+                    let settings = plan.settings[layer][slot];
+                    let decay = settings.weight_decay.unwrap_or(f64::NAN);
+                    let key = (state.updates, settings.lr_scale.to_bits(), decay.to_bits());
+                    together.entry(key).or_insert((settings, vec![])).1.push(slot);
+                }
+            }
+            for ((updates, ..), (settings, slots)) in together {
+                let lr = step.lr * settings.lr_scale;
+                let decay = settings.weight_decay.unwrap_or_else(|| optimizer.weight_decay());
+                let numbers = Numbers { scale: step.scale, lr, weight_decay: decay, updates };
+                self.update_slots(optimizer.as_ref(), layer, &slots, &numbers)?;
+            }
+            self.refresh(layer)?;
+        }
+        self.update_averages(plan)
+    }
+
+    /// Updates those parameters of a layer that `slots` names, all of them for the same number of times.
+    fn update_slots(
+        &mut self,
+        optimizer: &dyn Optimizer,
+        layer: usize,
+        slots: &[usize],
+        numbers: &Numbers,
+    ) -> Result<(), LayerError> {
+        let mut grads: Vec<Tensor> =
+            slots.iter().filter_map(|&slot| self.grads[layer][slot].take()).collect();
+        if numbers.scale != 1.0 {
+            for grad in &mut grads {
+                let _ = grad.f_mul_scalar_(numbers.scale)?;
+            }
+        }
+        let state = slots.iter().filter_map(|&slot| self.updater.state.get(&(layer, slot)));
+        let state: Vec<&[Tensor]> = state.map(|state| state.tensors.as_slice()).collect();
+        optimizer.apply(&Update {
+            parameters: &slots.iter().map(|&slot| &self.masters[layer][slot]).collect::<Vec<_>>(),
+            grads: &grads.iter().collect::<Vec<_>>(),
+            state: &state,
+            lr: numbers.lr,
+            weight_decay: numbers.weight_decay,
+            update: numbers.updates,
+        })
+    }
+
+    /// average <- d average + (1 - d) parameter, with d = min(decay, (1 + t) / (10 + t)) at update t, so
+    /// that the first steps are soon forgotten (as TensorFlow's ExponentialMovingAverage does).
+    fn update_averages(&mut self, plan: &StagePlan) -> Result<(), LayerError> {
+        let Some(decay) = plan.average else { return Ok(()) };
+        self.updater.averaged += 1;
+        let t = self.updater.averaged as f64;
+        let new_share = 1.0 - decay.min((1.0 + t) / (10.0 + t));
+        for (&(layer, slot), average) in &mut self.updater.averages {
+            let _ = average.f_lerp_(&self.masters[layer][slot], new_share)?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges parameters and averages.
+    pub(crate) fn swap_averages(&mut self) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        for (&(layer, slot), average) in &mut self.updater.averages {
+            let mut master = self.masters[layer][slot].shallow_clone();
+            let value = master.f_detach_copy()?;
+            master.f_copy_(average)?;
+            average.f_copy_(&value)?;
+        }
+        (0..self.masters.len()).try_for_each(|layer| self.refresh(layer))
+    }
+
+    /// Copies of the averages on the CPU, with names; a parameter without one gives itself.
+    pub(crate) fn average_copies(
+        &self,
+        names: &[(String, Place)],
+    ) -> Result<Vec<(String, Tensor)>, LayerError> {
+        let value = |(layer, slot): &Place| {
+            let own = &self.masters[*layer][*slot];
+            copy_to_cpu(self.updater.averages.get(&(*layer, *slot)).unwrap_or(own))
+        };
+        names.iter().map(|(name, place)| Ok((name.clone(), value(place)?))).collect()
+    }
+}
+
+/// What one call of the optimizer is given.
+struct Numbers {
+    scale: f64,
+    lr: f64,
+    weight_decay: f64,
+    updates: u64,
+}
+
+/// The squares of the norms, summed within each layer in the order of its parameters. One transfer from the
+/// device for all of them.
+fn squares(plan: &StagePlan, norms: &[(LayerId, Tensor)]) -> Result<Vote, LayerError> {
+    let mut vote = Vote::default();
+    let values = match norms {
+        [] => Vec::new(),
+        _ => {
+            let tensors: Vec<&Tensor> = norms.iter().map(|(_, norm)| norm).collect();
+            let all = Tensor::f_stack(&tensors, 0)?.f_to_kind(Kind::Double)?;
+            Vec::<f64>::try_from(&all.f_to(tch::Device::Cpu)?)?
+        }
+    };
+    for position in 0..plan.named.len() {
+        let id = LayerId::from_index(plan.layers.start + position);
+        let own = norms.iter().zip(&values).filter(|((layer, _), _)| *layer == id);
+        // Plain addition from 0, as always: the order and the bits must not depend on the cut.
+        let square = own.fold(0.0, |sum, (_, norm)| sum + norm * norm);
+        vote.squares.push((id, square));
+    }
+    Ok(vote)
+}
