@@ -19,6 +19,15 @@ pub(crate) enum Command {
     /// Train a few steps under every combination given, and compare every loss, gradient and parameter bit by
     /// bit
     Verify(VerifyArguments),
+    /// Measure a trained model on held-out text: loss, perplexity, bits per byte, accuracy of the next
+    /// token
+    Eval(EvalArguments),
+    /// Continue a text with a trained model, and print it as it is made
+    ///
+    /// Only the new text is printed. The model sees the last data.sequence tokens of what there is so far:
+    /// of a longer text it forgets the beginning. Each token costs a forward of that whole length, for
+    /// nothing is kept between tokens.
+    Generate(GenerateArguments),
 }
 
 #[derive(Debug, Args)]
@@ -62,7 +71,73 @@ pub(crate) struct VerifyArguments {
     pub micro_batches: Vec<usize>,
 }
 
+/// A trained model: the folder of a run, or a configuration and weights.
 #[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json, weights.safetensors
+    #[arg(value_name = "RUN_DIR", required_unless_present = "config", conflicts_with = "config")]
+    pub folder: Option<PathBuf>,
+    /// Instead of RUN_DIR: the configuration file
+    #[arg(long, value_name = "CONFIG.toml", requires = "weights")]
+    pub config: Option<PathBuf>,
+    /// Weights to use with --config; the tokenizer.json beside them is used, too
+    #[arg(long, value_name = "FILE", requires = "config")]
+    pub weights: Option<PathBuf>,
+    /// Override one key of the configuration; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Stages K (pipeline.stages); the result is the same for every K
+    #[arg(long, value_name = "K")]
+    pub stages: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvalArguments {
+    #[command(flatten)]
+    pub run: RunArguments,
+    /// Text to measure on, all of it: files or folders, UTF-8; without it, the text that the run held out
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub text: Vec<PathBuf>,
+    /// Measure on the first N tokens at most (train.validation_tokens)
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<usize>,
+    /// Micro-batches M per mini-batch (pipeline.micro_batches)
+    #[arg(long, value_name = "M")]
+    pub micro_batches: Option<usize>,
+    /// Print one line of JSON, with every digit
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArguments {
+    #[command(flatten)]
+    pub run: RunArguments,
+    /// The text to continue; an empty one starts a new document. Without this and --prompt-file it is read
+    /// from the standard input
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    pub prompt: Option<String>,
+    /// A file with the text to continue, UTF-8
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+    /// Stop after N tokens, or earlier at the end of a document
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub tokens: usize,
+    /// 0: always the likeliest token; 1: as the model has it; above: more even
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub temperature: f64,
+    /// Choose among the K likeliest tokens
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Choose among the fewest tokens that together have probability P
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub top_p: f64,
+    /// Seed of the choices: the same seed gives the same text, for every K
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Default, Args)]
 pub(crate) struct ConfigArguments {
     /// The configuration file
     #[arg(value_name = "CONFIG.toml")]

@@ -50,6 +50,8 @@ pub(crate) struct Data {
     pub cargo_lock: PathBuf,
     /// Tokens of a sample.
     pub sequence: usize,
+    /// Whether training documents are joined in an order that the seed chooses, and not by name.
+    pub shuffle_documents: bool,
     #[serde(with = "as_text")]
     pub train_bytes: Bytes,
     #[serde(with = "as_text")]
@@ -126,6 +128,7 @@ impl Default for Data {
             text: Vec::new(),
             cargo_lock: "Cargo.lock".into(),
             sequence: 128,
+            shuffle_documents: false,
             train_bytes: Bytes(16 << 20),
             validation_bytes: Bytes(1 << 20),
             crate_bytes: Bytes(2 << 20),

@@ -3,15 +3,22 @@
 //! - [`args`]: the command line
 //! - [`config`]: the configuration file and its overrides, one validated struct
 //! - [`setup`]: from a configuration to text, tokens, a model and a pipeline
-//! - [`train`], [`verify`]: the commands
+//! - [`train`], [`verify`], [`eval`], [`generate`]: the commands
+//! - [`run_folder`]: a trained model, as `train` wrote it
+//! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
 //! - [`progress`], [`metrics`]: what a run shows and writes
 
 mod args;
 mod config;
+mod eval;
+mod generate;
 mod metrics;
 mod progress;
+mod run_folder;
+mod sampling;
 mod setup;
 mod train;
+mod utf8_stream;
 mod verify;
 
 use std::process::ExitCode;
@@ -33,6 +40,10 @@ enum CliError {
     Pipeline(#[from] gpipe::Error),
     #[error(transparent)]
     Weights(#[from] gpipe_checkpoint::weights::WeightsError),
+    #[error(transparent)]
+    RunFolder(#[from] run_folder::RunFolderError),
+    #[error(transparent)]
+    Sampling(#[from] sampling::SamplingError),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
     /// `verify` found a difference; it has already been printed.
@@ -50,6 +61,8 @@ fn main() -> ExitCode {
     let result = match args::Arguments::parse().command {
         args::Command::Train(arguments) => train::run(&arguments),
         args::Command::Verify(arguments) => verify::run(&arguments),
+        args::Command::Eval(arguments) => eval::run(&arguments),
+        args::Command::Generate(arguments) => generate::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

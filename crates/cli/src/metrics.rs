@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{BufWriter, Write},
     path::Path,
+    time::Duration,
 };
 
 use gpipe::StepReport;
@@ -19,6 +20,8 @@ struct Line {
     tokens: f64,
     tokens_per_s: f64,
     step_ms: f64,
+    /// Waiting for the batch, before the step.
+    data_wait_ms: f64,
     lr: f64,
     grad_norm: f64,
     bubble: f64,
@@ -48,7 +51,12 @@ impl Metrics {
     }
 
     /// Appends one step's line, and hands it to the system.
-    pub(crate) fn write(&mut self, report: &StepReport, lr: f64) -> Result<(), CliError> {
+    pub(crate) fn write(
+        &mut self,
+        report: &StepReport,
+        lr: f64,
+        data_wait: Duration,
+    ) -> Result<(), CliError> {
         let stages = report.stages.iter().map(|stage| StageLine {
             busy_ms: stage.busy().as_ms(),
             recompute_ms: stage.recompute.as_ms(),
@@ -63,6 +71,7 @@ impl Metrics {
             tokens: report.count,
             tokens_per_s: report.count / (report.time.as_ms() / 1e3),
             step_ms: report.time.as_ms(),
+            data_wait_ms: data_wait.as_secs_f64() * 1e3,
             lr,
             grad_norm: report.grad_norm,
             bubble: report.bubble,

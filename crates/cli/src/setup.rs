@@ -20,27 +20,13 @@ pub(crate) struct Text {
 
 /// Reads the text, trains the tokenizer on its training part, and encodes both parts.
 pub(crate) fn text(config: &Config) -> Result<Text, CliError> {
-    let data = &config.data;
-    let limits = Limits {
-        train_bytes: data.train_bytes.0,
-        validation_bytes: data.validation_bytes.0,
-        per_crate_bytes: data.crate_bytes.0,
-    };
-    let (corpus, what) = if data.text.is_empty() {
-        if !data.cargo_lock.exists() {
-            return Err(CliError::Usage(format!(
-                "there is no {} here, whose crates' sources would be the text: run in gpipe's own folder, or name your text with --text PATH",
-                data.cargo_lock.display()
-            )));
-        }
-        let corpus = Corpus::from_cargo_sources(&data.cargo_lock, &registry_sources()?, &limits)?;
-        (corpus, "Rust sources of this workspace's dependencies".to_owned())
-    } else {
-        let names: Vec<String> = data.text.iter().map(|path| path.display().to_string()).collect();
-        (Corpus::from_paths(&data.text, &limits)?, names.join(", "))
-    };
+    let (corpus, what) = corpus(config)?;
     let tokenizer = Tokenizer::train(&corpus.train, config.model.vocabulary)?;
-    let train = TokenSet::encode(&tokenizer, &corpus.train)?;
+    let train = if config.data.shuffle_documents {
+        TokenSet::encode_shuffled(&tokenizer, &corpus.train, config.seed)?
+    } else {
+        TokenSet::encode(&tokenizer, &corpus.train)?
+    };
     let validation = TokenSet::encode(&tokenizer, &corpus.validation)?;
     let summary = format!(
         "{what}: {} training tokens, {} validation tokens, vocabulary {}",
@@ -49,6 +35,28 @@ pub(crate) fn text(config: &Config) -> Result<Text, CliError> {
         tokenizer.vocabulary()
     );
     Ok(Text { tokenizer, train, validation, summary })
+}
+
+/// Reads the text and splits it; with it, what it is.
+pub(crate) fn corpus(config: &Config) -> Result<(Corpus, String), CliError> {
+    let data = &config.data;
+    let limits = Limits {
+        train_bytes: data.train_bytes.0,
+        validation_bytes: data.validation_bytes.0,
+        per_crate_bytes: data.crate_bytes.0,
+    };
+    if data.text.is_empty() {
+        if !data.cargo_lock.exists() {
+            return Err(CliError::Usage(format!(
+                "there is no {} here, whose crates' sources would be the text: run in gpipe's own folder, or name your text with --text PATH",
+                data.cargo_lock.display()
+            )));
+        }
+        let corpus = Corpus::from_cargo_sources(&data.cargo_lock, &registry_sources()?, &limits)?;
+        return Ok((corpus, "Rust sources of this workspace's dependencies".to_owned()));
+    }
+    let names: Vec<String> = data.text.iter().map(|path| path.display().to_string()).collect();
+    Ok((Corpus::from_paths(&data.text, &limits)?, names.join(", ")))
 }
 
 /// Where cargo keeps the sources that it fetched.

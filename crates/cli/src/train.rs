@@ -1,17 +1,20 @@
 //! `gpipe train`.
 
 use std::{
+    convert::Infallible,
     path::{Path, PathBuf},
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use gpipe::{Pipeline, StepReport};
-use gpipe_data::{TokenSet, TrainBatches, ValidationBatches};
+use gpipe_data::{Loaded, Loader, LoaderSettings, TokenSet, TrainBatches};
 
 use crate::{
     CliError,
     args::TrainArguments,
     config::Config,
+    eval::{self, Measured},
     metrics::{Metrics, io},
     progress::Progress,
     setup,
@@ -27,8 +30,8 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     refuse_used_folder(arguments)?; // before any work
     let text = setup::text(&config)?;
     println!("{}", text.summary);
-    let batches =
-        TrainBatches::new(&text.train, config.data.sequence, config.train.mini_batch, config.seed)?;
+    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
+    let batches = TrainBatches::new(Arc::new(text.train), sequence, samples, config.seed)?;
     let model = setup::model(&config, text.tokenizer.vocabulary())?;
     describe(&config, &model);
     let mut pipeline = setup::pipeline(&config, model).build()?;
@@ -45,12 +48,16 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let mut progress = Progress::new(config.train.steps);
     let mut totals = Totals::default();
     let start = Instant::now();
-    for step in 0..config.train.steps {
-        let (inputs, targets) = setup::tensors(&batches.batch(step))?;
+    let deadline = Duration::from_secs(config.pipeline.deadline_s);
+    let ahead = LoaderSettings { deadline, ..LoaderSettings::default() };
+    let make = move |step| Ok::<_, Infallible>(batches.batch(step));
+    for loaded in Loader::start(0..config.train.steps, ahead, make)? {
+        let Loaded { step, batch, waited } = loaded?;
+        let (inputs, targets) = setup::tensors(&batch)?;
         let lr = setup::learning_rate(&config, step);
         pipeline.set_learning_rate(lr);
         let report = pipeline.train_step(inputs, targets)?;
-        metrics.write(&report, lr)?;
+        metrics.write(&report, lr, waited)?;
         progress.step(&report);
         totals.add(&report);
     }
@@ -115,19 +122,10 @@ fn validate(
     tokens: &TokenSet,
     vocabulary: usize,
 ) -> Result<(), CliError> {
-    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
-    let most = Some(config.train.validation_tokens);
-    let (mut sum, mut count) = (0.0, 0.0);
-    for batch in ValidationBatches::new(tokens, sequence, samples, most)? {
-        let (inputs, targets) = setup::tensors(&batch)?;
-        let evaluation = pipeline.evaluate(inputs, targets)?;
-        sum += evaluation.sum;
-        count += evaluation.count;
-    }
-    let nats = sum / count;
+    let Measured { nats, bits_per_byte, count } =
+        eval::measure(pipeline, config, tokens, config.train.validation_tokens)?;
     println!(
-        "validation loss {nats:.4} nats/token, {:.4} bits/byte over {count} tokens (a uniform guess: {:.4} nats/token)",
-        tokens.bits_per_byte(nats),
+        "validation loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte over {count} tokens (a uniform guess: {:.4} nats/token)",
         (vocabulary as f64).ln()
     );
     Ok(())

@@ -105,7 +105,8 @@ fn oracle_a_run_writes_what_it_promises() {
     for (index, line) in lines.iter().enumerate() {
         assert_eq!(line["step"], index + 1);
         assert_eq!(line["tokens"], 7.0 * 8.0);
-        for key in ["loss", "tokens_per_s", "step_ms", "lr", "grad_norm", "bubble"] {
+        for key in ["loss", "tokens_per_s", "step_ms", "data_wait_ms", "lr", "grad_norm", "bubble"]
+        {
             assert!(line[key].as_f64().is_some_and(f64::is_finite), "{key} in {line}");
         }
         let stages = line["stages"].as_array().unwrap();

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -175,6 +176,53 @@ pub enum Error {
         mini_batch: usize,
         /// Tokens per sample.
         sequence: usize,
+    },
+
+    /// A queue that holds nothing, or too much.
+    #[error("a loader of depth {depth} is out of range; use 1 to {}", crate::LOADER_DEPTH_MAX)]
+    LoaderDepth {
+        /// Batches in the queue.
+        depth: usize,
+    },
+
+    /// The system gave no thread.
+    #[error("cannot start a thread that makes batches: {source}; raise the limit on threads")]
+    LoaderThread {
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// The function that a loader calls failed.
+    #[error("cannot make the batch of step {step}: {source}")]
+    Loader {
+        /// The step, from 0.
+        step: u64,
+        /// What the function said, which has the remedy.
+        source: BoxError,
+    },
+
+    /// The function that a loader calls panicked.
+    #[error(
+        "the thread that makes batches panicked at step {step}: {reason}; correct the function that was given to the \
+         loader"
+    )]
+    LoaderPanicked {
+        /// The step, from 0.
+        step: u64,
+        /// The panic's message.
+        reason: String,
+    },
+
+    /// A batch did not come in time.
+    #[error(
+        "waited {waited:?} for the batch of step {step}, which is not made yet; see what holds up the thread \
+         `gpipe-loader` (a slow disk?), or raise the deadline"
+    )]
+    LoaderLate {
+        /// The step, from 0.
+        step: u64,
+        /// The deadline.
+        waited: Duration,
     },
 }
 

@@ -1,17 +1,18 @@
 //! Text data for training a language model, from files to batches.
 //!
 //! ```text
-//!  files ──► Corpus ──► Tokenizer ──► TokenSet ──► TrainBatches / ValidationBatches
-//!       [1]        [2]           [3]          [4]
+//!  files ──► Corpus ──► Tokenizer ──► TokenSet ──► TrainBatches / ValidationBatches ──► Loader
+//!       [1]        [2]           [3]          [4]                                     [5]
 //! ```
 //!
 //! 1. [`Corpus`]: documents read from disk, split into training and validation, capped.
 //! 2. [`Tokenizer`]: byte-level BPE learned from the training documents; lossless on any UTF-8.
-//! 3. [`TokenSet`]: all documents as one sequence of tokens, with the bytes they stand for.
+//! 3. [`TokenSet`]: all documents as one sequence of tokens, with the bytes they stand for; in their order or shuffled.
 //! 4. [`TrainBatches`], [`ValidationBatches`]: windows of that sequence.
+//! 5. [`Loader`]: the same batches, made ahead on a thread.
 //!
-//! Everything here is a pure function of (files, configuration, seed): no clock, no threads, no environment, no global
-//! random state. The obvious design - a shuffling iterator - is deliberately absent: an iterator that remembers where
+//! Everything here is a pure function of (files, configuration, seed): no environment, no global random state, and no
+//! clock and no thread but the loader's, which change no value. The obvious design - a shuffling iterator - is deliberately absent: an iterator that remembers where
 //! it is cannot be resumed after a crash without saving its state, and two ranks cannot agree on a batch without
 //! talking. [`TrainBatches::batch`] is random access instead.
 //!
@@ -43,12 +44,14 @@ mod batches;
 mod corpus;
 mod error;
 mod hash;
+mod loader;
 mod tokenizer;
 mod tokens;
 
 pub use batches::{BATCH_TOKENS_MAX, Batch, IGNORE, TrainBatches, ValidationBatches};
 pub use corpus::{Corpus, Document, FILE_BYTES_MAX, Limits};
 pub use error::{Error, Result};
+pub use loader::{LOADER_DEPTH_MAX, Loaded, Loader, LoaderSettings};
 pub use tokenizer::{
     END_OF_DOCUMENT, TRAINING_BYTES_MAX, Tokenizer, VOCABULARY_MAX, VOCABULARY_MIN,
 };

@@ -21,7 +21,10 @@ fn positions(count: usize) -> TokenSet {
 }
 
 /// Rows of (inputs, targets) of steps, as one list of samples.
-fn samples(batches: &TrainBatches, steps: std::ops::Range<u64>) -> Vec<(Vec<i64>, Vec<i64>)> {
+fn samples(
+    batches: &TrainBatches<&TokenSet>,
+    steps: std::ops::Range<u64>,
+) -> Vec<(Vec<i64>, Vec<i64>)> {
     let mut samples = Vec::new();
     for step in steps {
         let batch = batches.batch(step);
@@ -88,6 +91,20 @@ proptest! {
     }
 
     #[test]
+    fn property_counters_are_sums_over_the_steps_before(
+        count in 2usize..100, sequence in 1usize..20, mini_batch in 1usize..6, step in 0u64..50, seed: u64,
+    ) {
+        prop_assume!(count > sequence);
+        let tokens = positions(count);
+        let batches = TrainBatches::new(&tokens, sequence, mini_batch, seed).unwrap();
+        let before: Vec<_> = (0..step).map(|step| batches.batch(step)).collect();
+        let sum = |of: fn(&gpipe_data::Batch) -> usize| before.iter().map(of).sum::<usize>() as u64;
+        prop_assert_eq!(batches.samples_seen(step), sum(|batch| batch.samples));
+        prop_assert_eq!(batches.tokens_seen(step), sum(|batch| batch.targets.len()));
+        prop_assert_eq!(batches.epoch_of(step), batches.samples_seen(step) / batches.samples_per_epoch());
+    }
+
+    #[test]
     fn property_validation_has_every_target_once(
         count in 2usize..300, sequence in 1usize..20, mini_batch in 1usize..6, cap in prop::option::of(2usize..400),
     ) {
@@ -145,11 +162,28 @@ fn property_epochs_and_seeds_differ() {
 }
 
 #[test]
+fn oracle_a_new_epoch_starts_where_the_counter_says() {
+    let tokens = positions(40); // 10 windows of 4; 5 steps of 2 samples.
+    let batches = TrainBatches::new(&tokens, 4, 2, 7).unwrap();
+    assert_eq!([0, 4, 5, 9, 10].map(|step| batches.epoch_of(step)), [0, 0, 1, 1, 2]);
+    for epoch in 0..4 {
+        let targets: BTreeSet<_> =
+            (5 * epoch..5 * epoch + 5).flat_map(|step| batches.batch(step).targets).collect();
+        assert_eq!(targets.len(), 40, "every token is a target once in epoch {epoch}");
+    }
+}
+
+#[test]
 fn regression_the_least_and_the_greatest() {
     let tokens = positions(5);
     let batches = TrainBatches::new(&tokens, 4, 3, 0).unwrap(); // One window: each batch spans three epochs.
     assert_eq!(batches.samples_per_epoch(), 1);
     assert_eq!(batches.batch(u64::MAX).inputs.len(), 12);
+    assert_eq!(
+        (batches.samples_seen(u64::MAX), batches.tokens_seen(u64::MAX)),
+        (u64::MAX, u64::MAX)
+    );
+    assert_eq!((batches.epoch_of(0), batches.epoch_of(5)), (0, 15));
 }
 
 #[test]

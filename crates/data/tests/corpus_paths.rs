@@ -164,3 +164,16 @@ fn fault_no_text() {
     assert!(matches!(short, Error::NoText { train_bytes: 1, validation_bytes: 0 }), "{short}");
     assert!(short.to_string().contains("name more text"), "{short}");
 }
+
+#[test]
+fn oracle_documents_of_paths_are_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.txt"), folder.path().join("b.txt"));
+    std::fs::write(&a, "one\ntwo\n".repeat(20)).unwrap();
+    std::fs::write(&b, "three\n").unwrap();
+    let documents = Document::from_paths(&[b, a.clone()]).unwrap();
+    let found: Vec<_> = documents.iter().map(|d| (d.name.as_str(), d.text.len())).collect();
+    assert_eq!(found, [("a.txt", 160), ("b.txt", 6)]);
+    std::fs::write(&a, "").unwrap();
+    assert!(matches!(Document::from_paths(&[a]), Err(Error::Empty { .. })));
+}

@@ -13,6 +13,8 @@
 //! would be a sum over all epochs, and random access would be neither simple nor cheap. The seam is no worse than any
 //! border of documents: the token before it is an end of document.
 
+use std::ops::Deref;
+
 use super::permutation::Permutation;
 use super::{Batch, check_shape};
 use crate::hash::mix;
@@ -27,37 +29,50 @@ const ORDER_STREAM: u64 = 2;
 /// In an epoch each of `tokens / sequence` windows is a sample once; fewer than `sequence` tokens are no target in that
 /// epoch. Each epoch starts the windows at another offset and shuffles them in another way, so that a token is seen in
 /// ever other contexts and none is left out for good. A batch may span two epochs.
+///
+/// The tokens are borrowed (`&TokenSet`) or shared (`Arc<TokenSet>`, for a thread as a [`Loader`](crate::Loader) has one);
+/// they are never copied.
 #[derive(Debug, Clone, Copy)]
-pub struct TrainBatches<'a> {
-    tokens: &'a [u32],
+pub struct TrainBatches<T> {
+    tokens: T,
     sequence: usize,
     mini_batch: usize,
     seed: u64,
 }
 
-impl<'a> TrainBatches<'a> {
+impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
     /// Batches of `mini_batch` samples of `sequence` tokens.
     ///
     /// # Errors
     /// There are fewer than `sequence + 1` tokens, or the shape is empty or larger than
     /// [`BATCH_TOKENS_MAX`](crate::BATCH_TOKENS_MAX).
-    pub fn new(
-        tokens: &'a TokenSet,
-        sequence: usize,
-        mini_batch: usize,
-        seed: u64,
-    ) -> Result<Self> {
+    pub fn new(tokens: T, sequence: usize, mini_batch: usize, seed: u64) -> Result<Self> {
         check_shape(mini_batch, sequence)?;
-        let tokens = tokens.tokens.as_slice();
-        if tokens.len() <= sequence {
-            return Err(Error::TooFewTokens { tokens: tokens.len(), needed: sequence + 1 });
+        let count = tokens.tokens.len();
+        if count <= sequence {
+            return Err(Error::TooFewTokens { tokens: count, needed: sequence + 1 });
         }
         Ok(Self { tokens, sequence, mini_batch, seed })
     }
 
     /// How many samples an epoch has.
     pub fn samples_per_epoch(&self) -> u64 {
-        (self.tokens.len() / self.sequence) as u64
+        (self.ring().len() / self.sequence) as u64
+    }
+
+    /// How many samples the steps before `step` have, from 0 and through all epochs; no more than `u64::MAX`.
+    pub fn samples_seen(&self, step: u64) -> u64 {
+        step.saturating_mul(self.mini_batch as u64)
+    }
+
+    /// How many targets the steps before `step` have; no more than `u64::MAX`.
+    pub fn tokens_seen(&self, step: u64) -> u64 {
+        self.samples_seen(step).saturating_mul(self.sequence as u64)
+    }
+
+    /// The epoch, from 0, of the first sample of `step`.
+    pub fn epoch_of(&self, step: u64) -> u64 {
+        self.epoch_and_index(u128::from(step) * self.mini_batch as u128).0
     }
 
     /// The batch of a step, from 0. Steps may be asked for in any order.
@@ -74,13 +89,22 @@ impl<'a> TrainBatches<'a> {
 
     /// The token at which the window of a sample starts; samples are numbered through all epochs.
     fn window_start(&self, sample: u128) -> usize {
+        let (epoch, index) = self.epoch_and_index(sample);
         let windows = self.samples_per_epoch();
-        let epoch = (sample / u128::from(windows)) as u64; // Only a step beyond 2^64 samples would be cut here.
-        let index = (sample % u128::from(windows)) as u64;
         let offset = self.key(epoch, OFFSET_STREAM) % self.sequence as u64;
         let window = Permutation::new(windows, self.key(epoch, ORDER_STREAM)).at(index);
         // Less than tokens + sequence: no overflow.
-        (window as usize * self.sequence + offset as usize) % self.tokens.len()
+        (window as usize * self.sequence + offset as usize) % self.ring().len()
+    }
+
+    /// The epoch of a sample, and its number in there. An epoch beyond `u64::MAX` is cut to its low 64 bits.
+    fn epoch_and_index(&self, sample: u128) -> (u64, u64) {
+        let windows = u128::from(self.samples_per_epoch());
+        ((sample / windows) as u64, (sample % windows) as u64)
+    }
+
+    fn ring(&self) -> &[u32] {
+        &self.tokens.tokens
     }
 
     fn key(&self, epoch: u64, stream: u64) -> u64 {
@@ -89,8 +113,8 @@ impl<'a> TrainBatches<'a> {
 
     /// Appends the `sequence + 1` tokens from `start`, round the end where need be, as a row.
     fn push_window(&self, batch: &mut Batch, start: usize) {
-        let from_start = self.tokens.get(start..).unwrap_or_default();
-        let ring = from_start.iter().chain(self.tokens).copied();
+        let from_start = self.ring().get(start..).unwrap_or_default();
+        let ring = from_start.iter().chain(self.ring()).copied();
         let window = || ring.clone().map(i64::from);
         batch.inputs.extend(window().take(self.sequence));
         batch.targets.extend(window().skip(1).take(self.sequence));

@@ -30,6 +30,18 @@ pub struct Document {
     pub text: String,
 }
 
+impl Document {
+    /// The texts of files and folders, whole and unsplit, by name: to measure on all of a text. What is read and what is
+    /// passed over is as for [`Corpus::from_paths`].
+    ///
+    /// # Errors
+    /// A path is missing; a text file is not UTF-8 or is larger than [`FILE_BYTES_MAX`]; there is no text; a file cannot
+    /// be read.
+    pub fn from_paths(paths: &[PathBuf]) -> Result<Vec<Document>> {
+        paths::documents(paths)
+    }
+}
+
 /// Texts to train on and texts to validate on. No document is on both sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {

@@ -19,9 +19,6 @@ const BINARY_PROBE_BYTES: usize = 8 * 1024;
 
 pub(super) fn corpus(paths: &[PathBuf], limits: &Limits) -> Result<Corpus> {
     let documents = documents(paths)?;
-    if documents.is_empty() {
-        return Err(Error::Empty { paths: paths.to_vec() });
-    }
     let (train, validation) = split_documents(documents);
     Corpus {
         train: side(train, limits.train_bytes),
@@ -48,8 +45,8 @@ fn side(mut documents: Vec<Document>, limit_bytes: u64) -> Vec<Document> {
     taken
 }
 
-/// Every document that is not empty, sorted by name.
-fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
+/// Every document that is not empty, sorted by name; at least one.
+pub(super) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
     let mut seen = BTreeSet::new();
     let mut documents = Vec::new();
     for path in paths {
@@ -72,6 +69,9 @@ fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
         }
     }
     documents.retain(|document| !document.text.is_empty());
+    if documents.is_empty() {
+        return Err(Error::Empty { paths: paths.to_vec() });
+    }
     documents.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(documents)
 }

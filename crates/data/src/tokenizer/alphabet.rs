@@ -19,6 +19,13 @@ pub(super) fn byte_chars() -> [char; 256] {
     chars
 }
 
+/// The bytes that characters of the alphabet stand for. Others stand for none.
+pub(super) fn bytes(text: &str) -> Vec<u8> {
+    let alphabet = byte_chars();
+    let byte = |char| (0..=255u8).zip(alphabet).find_map(|(byte, c)| (c == char).then_some(byte));
+    text.chars().filter_map(byte).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

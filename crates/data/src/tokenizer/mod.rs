@@ -150,6 +150,17 @@ impl Tokenizer {
         self.inner.decode(tokens, false).map_err(Error::tokenizer("decode tokens"))
     }
 
+    /// The bytes that a token stands for: part of a character, maybe. For who shows tokens as they come, and holds back
+    /// what is no whole character yet; the bytes of [`END_OF_DOCUMENT`] are that name's.
+    ///
+    /// # Errors
+    /// The token is outside of the vocabulary.
+    pub fn token_bytes(&self, token: u32) -> Result<Vec<u8>> {
+        let unknown = Error::UnknownToken { token, vocabulary: self.vocabulary };
+        let text = self.inner.id_to_token(token).ok_or(unknown)?;
+        Ok(alphabet::bytes(&text))
+    }
+
     /// The token that follows each document in a [`TokenSet`](crate::TokenSet).
     pub fn end_of_document(&self) -> u32 {
         self.end_of_document

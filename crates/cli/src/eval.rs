@@ -1,0 +1,134 @@
+//! `gpipe eval`, and the measure that `gpipe train` ends with.
+//!
+//! The loss is a sum over all targets divided once by their number, so neither K nor how the text falls into batches
+//! weighs a token more. At another K it is the same to the last bit; another M adds in another order.
+
+use gpipe::Pipeline;
+use gpipe_data::{Document, TokenSet, ValidationBatches};
+use tch::Kind;
+
+use crate::{
+    CliError,
+    args::EvalArguments,
+    config::Config,
+    run_folder::{RunFolder, logits},
+    setup,
+};
+
+/// The loss over the first tokens of a text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Measured {
+    /// The mean over the targets, in nats per token.
+    pub nats: f64,
+    pub bits_per_byte: f64,
+    /// How many targets there were.
+    pub count: f64,
+}
+
+/// Measures a trained model and prints what it found.
+pub(crate) fn run(arguments: &EvalArguments) -> Result<(), CliError> {
+    let mut run = RunFolder::open(&arguments.run)?;
+    if let Some(micro_batches) = arguments.micro_batches {
+        run.config.pipeline.micro_batches = micro_batches;
+    }
+    let tokens_max = arguments.tokens.unwrap_or(run.config.train.validation_tokens);
+    if tokens_max < 2 {
+        return Err(CliError::Usage(format!(
+            "--tokens {tokens_max}: a token is measured by the one before it, use at least 2"
+        )));
+    }
+    let mut pipeline = run.pipeline()?;
+    let (documents, what) = documents(arguments, &run.config)?;
+    let tokens = TokenSet::encode(&run.tokenizer, &documents)?;
+    let measured = measure(&mut pipeline, &run.config, &tokens, tokens_max)?;
+    let correct = correct(&mut pipeline, &run.config, &tokens, tokens_max)?;
+    let accuracy = correct / measured.count;
+    let Measured { nats, bits_per_byte, count } = measured;
+    if arguments.json {
+        let line = serde_json::json!({
+            "loss": nats,
+            "perplexity": nats.exp(),
+            "bits_per_byte": bits_per_byte,
+            "accuracy": accuracy,
+            "tokens": count as u64,
+        });
+        println!("{line}");
+        return Ok(());
+    }
+    println!("text           {what}: {} tokens", tokens.tokens.len());
+    if tokens_max < tokens.tokens.len() {
+        println!("measured       the first {tokens_max} tokens; --tokens N measures more");
+    }
+    let uniform = (run.tokenizer.vocabulary() as f64).ln();
+    println!("loss           {nats:.6} nats/token (a uniform guess: {uniform:.6})");
+    println!("perplexity     {:.4}", nats.exp());
+    println!("bits per byte  {bits_per_byte:.6}");
+    println!("accuracy       {:.2}% of {count} next tokens", 100.0 * accuracy);
+    Ok(())
+}
+
+/// The text to measure on, and what it is.
+fn documents(
+    arguments: &EvalArguments,
+    config: &Config,
+) -> Result<(Vec<Document>, String), CliError> {
+    if arguments.text.is_empty() {
+        let (corpus, what) = setup::corpus(config).map_err(|error| match error {
+            CliError::Data(source @ gpipe_data::Error::MissingPath { .. }) => {
+                CliError::Usage(format!(
+                    "{source}: it is the run's own text; run where you trained, or name another with --text PATH"
+                ))
+            }
+            other => other,
+        })?;
+        return Ok((corpus.validation, format!("held out of {what}")));
+    }
+    let names: Vec<String> = arguments.text.iter().map(|path| path.display().to_string()).collect();
+    Ok((Document::from_paths(&arguments.text)?, names.join(", ")))
+}
+
+/// The loss over the first `tokens_max` tokens.
+pub(crate) fn measure(
+    pipeline: &mut Pipeline,
+    config: &Config,
+    tokens: &TokenSet,
+    tokens_max: usize,
+) -> Result<Measured, CliError> {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for batch in batches(config, tokens, tokens_max)? {
+        let (inputs, targets) = setup::tensors(&batch)?;
+        let evaluation = pipeline.evaluate(inputs, targets)?;
+        sum += evaluation.sum;
+        count += evaluation.count;
+    }
+    let nats = sum / count;
+    Ok(Measured { nats, bits_per_byte: tokens.bits_per_byte(nats), count })
+}
+
+/// How many of the first `tokens_max` tokens are the likeliest one after those before it. It costs a second forward, and
+/// holds the logits of one mini-batch: a pipeline has one loss, and that is the cross entropy.
+fn correct(
+    pipeline: &mut Pipeline,
+    config: &Config,
+    tokens: &TokenSet,
+    tokens_max: usize,
+) -> Result<f64, CliError> {
+    let mut correct = 0.0;
+    for batch in batches(config, tokens, tokens_max)? {
+        let (inputs, targets) = setup::tensors(&batch)?;
+        let likeliest = logits(pipeline, inputs)?.f_argmax(-1, false)?;
+        // No token is IGNORE, so padding is never correct.
+        let equal = likeliest.f_eq_tensor(&targets)?;
+        correct += equal.f_sum(Kind::Int64)?.f_double_value(&[])?;
+    }
+    Ok(correct)
+}
+
+fn batches<'a>(
+    config: &Config,
+    tokens: &'a TokenSet,
+    tokens_max: usize,
+) -> Result<ValidationBatches<'a>, CliError> {
+    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
+    Ok(ValidationBatches::new(tokens, sequence, samples, Some(tokens_max))?)
+}

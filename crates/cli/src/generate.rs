@@ -1,0 +1,150 @@
+//! `gpipe generate`: a text continued, token by token, and printed while it is made.
+//!
+//! ```text
+//! prompt  a b c              (the model has 5 positions)
+//! see     a b c . .          padded on the right: what comes later changes nothing before it
+//!             ^ logits -> d
+//! see     a b c d .  ->  e
+//! see     a b c d e  ->  f
+//! see     b c d e f  ->  g   the window slides
+//! ```
+//!
+//! The window is always of the full length, so the pipeline sees one shape, and K changes no bit. There is no cache of
+//! keys and values: each token costs a forward of the whole window. Such a cache would be state in the attention layers,
+//! which are pure functions here, and generating is for looking at a model, not for serving it.
+
+use std::{
+    io::{ErrorKind, IsTerminal, Read, Write},
+    path::Path,
+};
+
+use gpipe::Pipeline;
+use tch::{Kind, Tensor};
+
+use crate::{
+    CliError,
+    args::GenerateArguments,
+    metrics::io,
+    run_folder::{RunFolder, logits},
+    sampling::{Sampling, uniform},
+    utf8_stream::Utf8Stream,
+};
+
+/// Most tokens of one call.
+const TOKENS_MAX: usize = 1 << 20;
+/// Longest prompt: 1 MiB. Only its last tokens are seen.
+const PROMPT_BYTES_MAX: u64 = 1 << 20;
+
+/// Continues the prompt and prints what comes.
+pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
+    let sampling = Sampling::new(arguments.temperature, arguments.top_k, arguments.top_p)?;
+    if !(1..=TOKENS_MAX).contains(&arguments.tokens) {
+        return Err(CliError::Usage(format!(
+            "--tokens {}: use 1 to {TOKENS_MAX}",
+            arguments.tokens
+        )));
+    }
+    let mut run = RunFolder::open(&arguments.run)?;
+    run.config.train.mini_batch = 1; // Cuts by cost are for the one sample that there is.
+    let mut pipeline = run.pipeline()?;
+    let end = run.tokenizer.end_of_document();
+    let mut context = run.tokenizer.encode(&prompt(arguments)?)?;
+    if context.is_empty() {
+        context.push(end); // A new document begins after the end of another.
+    }
+    let mut printer = Printer::default();
+    for _ in 0..arguments.tokens {
+        let logits = next_logits(&mut pipeline, &context, run.config.data.sequence)?;
+        let number = uniform(arguments.seed, context.len() as u64);
+        let token = sampling.sample(&logits, number)? as u32;
+        if token == end {
+            break;
+        }
+        context.push(token);
+        if !printer.print(&run.tokenizer.token_bytes(token)?)? {
+            return Ok(());
+        }
+    }
+    printer.finish()
+}
+
+/// The logits after the last token of `context`, of which the model sees the last `positions`.
+fn next_logits(
+    pipeline: &mut Pipeline,
+    context: &[u32],
+    positions: usize,
+) -> Result<Vec<f32>, CliError> {
+    let seen = context.len().min(positions);
+    let mut window: Vec<i64> =
+        context.iter().skip(context.len() - seen).map(|&token| i64::from(token)).collect();
+    window.resize(positions, 0); // Any token would do: attention is causal.
+    let tokens = Tensor::f_from_slice(&window)?.f_reshape([1, positions as i64])?;
+    let last = logits(pipeline, tokens)?.f_select(1, seen as i64 - 1)?;
+    let last = last.f_to_kind(Kind::Float)?.f_reshape([-1])?;
+    Ok(Vec::try_from(&last)?)
+}
+
+/// The text to continue, exactly as it was given.
+fn prompt(arguments: &GenerateArguments) -> Result<String, CliError> {
+    if let Some(prompt) = &arguments.prompt {
+        return Ok(prompt.clone());
+    }
+    if let Some(path) = &arguments.prompt_file {
+        return read(std::fs::File::open(path).map_err(io(path))?, path);
+    }
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        eprintln!("gpipe: type the text to continue, then Ctrl-D");
+    }
+    read(stdin.lock(), Path::new("the standard input"))
+}
+
+fn read(from: impl Read, name: &Path) -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    from.take(PROMPT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io(name))?;
+    let name = name.display();
+    if bytes.len() as u64 > PROMPT_BYTES_MAX {
+        return Err(CliError::Usage(format!(
+            "{name}: a prompt has at most {PROMPT_BYTES_MAX} bytes, and only its end is seen: give that"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        CliError::Usage(format!(
+            "{name} is not UTF-8: invalid byte at offset {offset}: convert it, for example with `iconv -t UTF-8`"
+        ))
+    })
+}
+
+/// Prints text as it becomes complete.
+#[derive(Default)]
+struct Printer {
+    utf8: Utf8Stream,
+}
+
+impl Printer {
+    /// Prints what `bytes` complete; false where nobody reads any more.
+    fn print(&mut self, bytes: &[u8]) -> Result<bool, CliError> {
+        let text = self.utf8.push(bytes);
+        show(&text)
+    }
+
+    /// Prints what is left, and ends the line in a terminal; elsewhere the text is exactly what was made.
+    fn finish(self) -> Result<(), CliError> {
+        let mut text = self.utf8.finish();
+        if std::io::stdout().is_terminal() {
+            text.push('\n');
+        }
+        show(&text).map(|_| ())
+    }
+}
+
+fn show(text: &str) -> Result<bool, CliError> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false), // `| head` has enough.
+        Err(error) => Err(io(Path::new("the standard output"))(error)),
+    }
+}
