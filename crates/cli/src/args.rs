@@ -19,6 +19,8 @@ pub(crate) enum Command {
     /// Train a few steps under every combination given, and compare every loss, gradient and parameter bit by
     /// bit
     Verify(VerifyArguments),
+    /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
+    Plot(PlotArguments),
 }
 
 #[derive(Debug, Args)]
@@ -60,6 +62,16 @@ pub(crate) struct VerifyArguments {
     /// rounding, and verify says where
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlotArguments {
+    /// Folders of runs, with their metrics.jsonl; several are drawn over one another
+    #[arg(value_name = "DIR", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// The page to write [default: plot.svg in the first DIR]
+    #[arg(long, value_name = "FILE.svg")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

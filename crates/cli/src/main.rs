@@ -3,12 +3,13 @@
 //! - [`args`]: the command line
 //! - [`config`]: the configuration file and its overrides, one validated struct
 //! - [`setup`]: from a configuration to text, tokens, a model and a pipeline
-//! - [`train`], [`verify`]: the commands
+//! - [`train`], [`verify`], [`plot`]: the commands
 //! - [`progress`], [`metrics`]: what a run shows and writes
 
 mod args;
 mod config;
 mod metrics;
+mod plot;
 mod progress;
 mod setup;
 mod train;
@@ -33,6 +34,12 @@ enum CliError {
     Pipeline(#[from] gpipe::Error),
     #[error(transparent)]
     Weights(#[from] gpipe_checkpoint::weights::WeightsError),
+    #[error(transparent)]
+    Metrics(#[from] gpipe_observe::metrics::FileError),
+    #[error(transparent)]
+    Events(#[from] gpipe_observe::tensorboard::EventError),
+    #[error(transparent)]
+    Plot(#[from] gpipe_observe::plot::PlotError),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
     /// `verify` found a difference; it has already been printed.
@@ -50,6 +57,7 @@ fn main() -> ExitCode {
     let result = match args::Arguments::parse().command {
         args::Command::Train(arguments) => train::run(&arguments),
         args::Command::Verify(arguments) => verify::run(&arguments),
+        args::Command::Plot(arguments) => plot::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

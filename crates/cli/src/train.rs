@@ -7,12 +7,13 @@ use std::{
 
 use gpipe::{Pipeline, StepReport};
 use gpipe_data::{TokenSet, TrainBatches, ValidationBatches};
+use gpipe_observe::metrics::Evaluation;
 
 use crate::{
     CliError,
     args::TrainArguments,
     config::Config,
-    metrics::{Metrics, io},
+    metrics::{Metrics, Seen, io},
     progress::Progress,
     setup,
 };
@@ -41,16 +42,20 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     };
     write("config.toml", &config.to_toml()?)?;
     text.tokenizer.save(&out.join("tokenizer.json"))?;
-    let mut metrics = Metrics::create(&out.join("metrics.jsonl"))?;
+    let mut metrics = Metrics::create(&out)?;
     let mut progress = Progress::new(config.train.steps);
-    let mut totals = Totals::default();
+    let (mut totals, mut seen) = (Totals::default(), Seen::default());
     let start = Instant::now();
     for step in 0..config.train.steps {
-        let (inputs, targets) = setup::tensors(&batches.batch(step))?;
+        let batch = batches.batch(step);
+        let (inputs, targets) = setup::tensors(&batch)?;
         let lr = setup::learning_rate(&config, step);
         pipeline.set_learning_rate(lr);
         let report = pipeline.train_step(inputs, targets)?;
-        metrics.write(&report, lr)?;
+        let samples = batch.samples as u64;
+        seen.tokens += report.count as u64;
+        seen.samples += samples;
+        metrics.step(&report, lr, samples, seen)?;
         progress.step(&report);
         totals.add(&report);
     }
@@ -61,7 +66,9 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let weights = out.join("weights.safetensors");
     gpipe_checkpoint::weights::save(&weights, &pipeline.parameters()?)?;
     let vocabulary = text.tokenizer.vocabulary();
-    validate(&mut pipeline, &config, &text.validation, vocabulary)?;
+    let evaluation = validate(&mut pipeline, &config, &text.validation, vocabulary)?;
+    let (step, tokens_total) = (config.train.steps, seen.tokens);
+    metrics.evaluation(Evaluation { step, tokens_total, ..evaluation })?;
     println!("files: {}", out.display());
     Ok(())
 }
@@ -108,13 +115,13 @@ fn out_folder(arguments: &TrainArguments) -> Result<PathBuf, CliError> {
     Ok(out)
 }
 
-/// Evaluates on held-out text and prints nats per token and bits per byte.
+/// Evaluates on held-out text and prints nats per token and bits per byte. The record knows of no step yet.
 fn validate(
     pipeline: &mut Pipeline,
     config: &Config,
     tokens: &TokenSet,
     vocabulary: usize,
-) -> Result<(), CliError> {
+) -> Result<Evaluation, CliError> {
     let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
     let most = Some(config.train.validation_tokens);
     let (mut sum, mut count) = (0.0, 0.0);
@@ -125,12 +132,13 @@ fn validate(
         count += evaluation.count;
     }
     let nats = sum / count;
+    let bits_per_byte = tokens.bits_per_byte(nats);
     println!(
-        "validation loss {nats:.4} nats/token, {:.4} bits/byte over {count} tokens (a uniform guess: {:.4} nats/token)",
-        tokens.bits_per_byte(nats),
+        "validation loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte over {count} tokens (a uniform guess: {:.4} nats/token)",
         (vocabulary as f64).ln()
     );
-    Ok(())
+    let (bits_per_byte, count) = (Some(bits_per_byte), count as u64);
+    Ok(Evaluation { loss: nats, bits_per_byte, count, ..Evaluation::default() })
 }
 
 /// Sums over a run, for the table at its end.

@@ -6,7 +6,7 @@
 //!  bubble       peak memory
 //! ```
 //!
-//! [`panel`] draws one of the four, [`series`] makes curves of records: smoothed, thinned, with gaps where a
+//! `panel` draws one of the four, `series` makes curves of records: smoothed, thinned, with gaps where a
 //! value is not finite. Colours are those of Okabe and Ito, which the colour-blind can tell apart.
 
 mod panel;
