@@ -60,7 +60,7 @@ const SOAK: &[Step] = &[Step {
 const GOLDEN: &[Step] = &[Step {
     name: "golden files",
     program: "cargo",
-    arguments: &["test", "--package", "gpipe-core", "--test", "schedules"],
+    arguments: &["test", "--package", "gpipe-core", "--package", "gpipe-observe"],
     environment: &[("INSTA_UPDATE", "always")],
 }];
 

@@ -16,6 +16,7 @@ const BORDERS: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("bridge", &[]),
     ("data", &["gpipe-core"]),
+    ("observe", &["gpipe-core"]),
     ("runtime", &["gpipe-core"]),
     ("gpipe", &["gpipe-core", "gpipe-runtime", "gpipe-bridge"]),
     ("checkpoint", &["gpipe-bridge"]),

@@ -28,13 +28,19 @@ pub(crate) enum Command {
     /// of a longer text it forgets the beginning. Each token costs a forward of that whole length, for
     /// nothing is kept between tokens.
     Generate(GenerateArguments),
+    /// Train a few steps and draw the timeline of one beside what the simulator makes of its costs: as text, and
+    /// as Chrome trace JSON (chrome://tracing, ui.perfetto.dev)
+    Trace(TraceArguments),
+    /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
+    Plot(PlotArguments),
 }
 
+/// What `train` and `trace` can change of the pipeline.
 #[derive(Debug, Args)]
-pub(crate) struct TrainArguments {
+pub(crate) struct PipelineArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Stages K, each on a CPU device of its own (pipeline.stages)
+    /// Stages K, each with a thread of its own (pipeline.stages)
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
     /// Micro-batches M per mini-batch (pipeline.micro_batches)
@@ -46,6 +52,12 @@ pub(crate) struct TrainArguments {
     /// always, never, unless-adjacent or segments:N (pipeline.remat)
     #[arg(long)]
     pub remat: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TrainArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
     /// Folder for the run's files; it must not hold another run; default: out/NAME of the
     /// config, numbered
     #[arg(long, value_name = "DIR")]
@@ -89,6 +101,9 @@ pub(crate) struct RunArguments {
     /// Stages K (pipeline.stages); the result is the same for every K
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
+    /// Use the moving averages of the weights (averages.safetensors), if the run kept them
+    #[arg(long, conflicts_with = "config")]
+    pub averages: bool,
 }
 
 #[derive(Debug, Args)]
@@ -137,6 +152,28 @@ pub(crate) struct GenerateArguments {
     pub seed: u64,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct TraceArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// The JSON file to write
+    #[arg(long, value_name = "FILE.json", default_value = "trace.json")]
+    pub out: PathBuf,
+    /// Characters of a line of the drawing
+    #[arg(long, value_name = "N", default_value_t = 120)]
+    pub width: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlotArguments {
+    /// Folders of runs, with their metrics.jsonl; several are drawn over one another
+    #[arg(value_name = "DIR", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// The page to write [default: plot.svg in the first DIR]
+    #[arg(long, value_name = "FILE.svg")]
+    pub out: Option<PathBuf>,
+}
+
 #[derive(Debug, Default, Args)]
 pub(crate) struct ConfigArguments {
     /// The configuration file
@@ -151,6 +188,13 @@ pub(crate) struct ConfigArguments {
     /// CPU threads of each stage (pipeline.threads_per_stage)
     #[arg(long, value_name = "N")]
     pub threads_per_stage: Option<usize>,
+    /// Dtype of the arithmetic: float32, float64, bfloat16 or float16 (pipeline.dtype)
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<String>,
+    /// Where the stages run: cpu, cuda or cuda:1 for all of them, or one for each, such as cuda:0,cuda:1,
+    /// which also says how many stages there are (pipeline.devices)
+    #[arg(long, value_name = "DEVICE,..")]
+    pub device: Option<String>,
     /// Most memory of a stage's tensors, such as 512MiB (pipeline.memory)
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,

@@ -5,15 +5,8 @@
 
 use gpipe::Pipeline;
 use gpipe_data::{Document, TokenSet, ValidationBatches};
-use tch::Kind;
 
-use crate::{
-    CliError,
-    args::EvalArguments,
-    config::Config,
-    run_folder::{RunFolder, logits},
-    setup,
-};
+use crate::{CliError, args::EvalArguments, config::Config, run_folder::RunFolder, setup};
 
 /// The loss over the first tokens of a text.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,6 +14,8 @@ pub(crate) struct Measured {
     /// The mean over the targets, in nats per token.
     pub nats: f64,
     pub bits_per_byte: f64,
+    /// The share of targets that were the likeliest token.
+    pub accuracy: f64,
     /// How many targets there were.
     pub count: f64,
 }
@@ -41,9 +36,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<(), CliError> {
     let (documents, what) = documents(arguments, &run.config)?;
     let tokens = TokenSet::encode(&run.tokenizer, &documents)?;
     let measured = measure(&mut pipeline, &run.config, &tokens, tokens_max)?;
-    let correct = correct(&mut pipeline, &run.config, &tokens, tokens_max)?;
-    let accuracy = correct / measured.count;
-    let Measured { nats, bits_per_byte, count } = measured;
+    let Measured { nats, bits_per_byte, accuracy, count } = measured;
     if arguments.json {
         let line = serde_json::json!({
             "loss": nats,
@@ -87,41 +80,25 @@ fn documents(
     Ok((Document::from_paths(&arguments.text)?, names.join(", ")))
 }
 
-/// The loss over the first `tokens_max` tokens.
+/// Loss and accuracy over the first `tokens_max` tokens.
 pub(crate) fn measure(
     pipeline: &mut Pipeline,
     config: &Config,
     tokens: &TokenSet,
     tokens_max: usize,
 ) -> Result<Measured, CliError> {
-    let (mut sum, mut count) = (0.0, 0.0);
+    let (mut nats, mut correct, mut count) = (0.0, 0.0, 0.0);
     for batch in batches(config, tokens, tokens_max)? {
         let (inputs, targets) = setup::tensors(&batch)?;
         let evaluation = pipeline.evaluate(inputs, targets)?;
-        sum += evaluation.sum;
+        let sum =
+            |name: &str| evaluation.metrics.iter().find(|m| m.name == name).map_or(0.0, |m| m.sum);
+        nats += sum(setup::NATS);
+        correct += sum("accuracy");
         count += evaluation.count;
     }
-    let nats = sum / count;
-    Ok(Measured { nats, bits_per_byte: tokens.bits_per_byte(nats), count })
-}
-
-/// How many of the first `tokens_max` tokens are the likeliest one after those before it. It costs a second forward, and
-/// holds the logits of one mini-batch: a pipeline has one loss, and that is the cross entropy.
-fn correct(
-    pipeline: &mut Pipeline,
-    config: &Config,
-    tokens: &TokenSet,
-    tokens_max: usize,
-) -> Result<f64, CliError> {
-    let mut correct = 0.0;
-    for batch in batches(config, tokens, tokens_max)? {
-        let (inputs, targets) = setup::tensors(&batch)?;
-        let likeliest = logits(pipeline, inputs)?.f_argmax(-1, false)?;
-        // No token is IGNORE, so padding is never correct.
-        let equal = likeliest.f_eq_tensor(&targets)?;
-        correct += equal.f_sum(Kind::Int64)?.f_double_value(&[])?;
-    }
-    Ok(correct)
+    let (nats, accuracy) = (nats / count, correct / count);
+    Ok(Measured { nats, bits_per_byte: tokens.bits_per_byte(nats), accuracy, count })
 }
 
 fn batches<'a>(

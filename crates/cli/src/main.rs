@@ -3,20 +3,23 @@
 //! - [`args`]: the command line
 //! - [`config`]: the configuration file and its overrides, one validated struct
 //! - [`setup`]: from a configuration to text, tokens, a model and a pipeline
-//! - [`train`], [`verify`], [`eval`], [`generate`]: the commands
+//! - [`train`], [`verify`], [`eval`], [`generate`], [`trace`], [`plot`]: the commands
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
-//! - [`progress`], [`metrics`]: what a run shows and writes
+//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes
 
 mod args;
 mod config;
 mod eval;
 mod generate;
 mod metrics;
+mod plot;
 mod progress;
 mod run_folder;
 mod sampling;
 mod setup;
+mod summary;
+mod trace;
 mod train;
 mod utf8_stream;
 mod verify;
@@ -44,6 +47,12 @@ enum CliError {
     RunFolder(#[from] run_folder::RunFolderError),
     #[error(transparent)]
     Sampling(#[from] sampling::SamplingError),
+    #[error(transparent)]
+    Metrics(#[from] gpipe_observe::metrics::FileError),
+    #[error(transparent)]
+    Events(#[from] gpipe_observe::tensorboard::EventError),
+    #[error(transparent)]
+    Plot(#[from] gpipe_observe::plot::PlotError),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
     /// `verify` found a difference; it has already been printed.
@@ -63,6 +72,8 @@ fn main() -> ExitCode {
         args::Command::Verify(arguments) => verify::run(&arguments),
         args::Command::Eval(arguments) => eval::run(&arguments),
         args::Command::Generate(arguments) => generate::run(&arguments),
+        args::Command::Trace(arguments) => trace::run(&arguments),
+        args::Command::Plot(arguments) => plot::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

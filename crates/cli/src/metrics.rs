@@ -1,88 +1,89 @@
-//! `metrics.jsonl`: one line per step.
+//! What a run writes as it goes: from a step's report to `metrics.jsonl` and to TensorBoard's event file.
 
 use std::{
-    fs::File,
-    io::{BufWriter, Write},
     path::Path,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use gpipe::StepReport;
-use serde::Serialize;
+use gpipe_observe::{
+    metrics::{self, Evaluation, Record, Stage, Step},
+    tensorboard,
+};
 
 use crate::CliError;
 
-/// A line of `metrics.jsonl`.
-#[derive(Debug, Serialize)]
-struct Line {
-    step: u64,
-    loss: f64,
-    tokens: f64,
-    tokens_per_s: f64,
-    step_ms: f64,
-    /// Waiting for the batch, before the step.
-    data_wait_ms: f64,
-    lr: f64,
-    grad_norm: f64,
-    bubble: f64,
-    stages: Vec<StageLine>,
+/// What a run has trained on so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    pub tokens: u64,
+    pub samples: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct StageLine {
-    busy_ms: f64,
-    recompute_ms: f64,
-    wait_ms: f64,
-    optimizer_ms: f64,
-    peak_bytes: u64,
-    sent_bytes: u64,
-}
-
-/// The file, open for the length of a run.
+/// The files, open for the length of a run.
 pub(crate) struct Metrics {
-    file: BufWriter<File>,
+    lines: metrics::Writer,
+    events: tensorboard::Writer,
 }
 
 impl Metrics {
-    /// Creates `path`.
-    pub(crate) fn create(path: &Path) -> Result<Self, CliError> {
-        let file = File::create(path).map_err(io(path))?;
-        Ok(Self { file: BufWriter::new(file) })
+    /// Creates `metrics.jsonl` and a file in `tensorboard/`, both in `folder`.
+    pub(crate) fn create(folder: &Path) -> Result<Self, CliError> {
+        Ok(Self {
+            lines: metrics::Writer::create(&folder.join("metrics.jsonl"))?,
+            events: tensorboard::Writer::create(&folder.join("tensorboard"), SystemTime::now())?,
+        })
     }
 
-    /// Appends one step's line, and hands it to the system.
-    pub(crate) fn write(
+    /// After a step of `samples` samples, for whose batch the loop waited; `seen` counts them, too.
+    pub(crate) fn step(
         &mut self,
         report: &StepReport,
-        lr: f64,
+        samples: u64,
+        seen: Seen,
         data_wait: Duration,
     ) -> Result<(), CliError> {
-        let stages = report.stages.iter().map(|stage| StageLine {
-            busy_ms: stage.busy().as_ms(),
-            recompute_ms: stage.recompute.as_ms(),
-            wait_ms: stage.wait.as_ms(),
-            optimizer_ms: stage.optimizer.as_ms(),
-            peak_bytes: stage.peak.0,
-            sent_bytes: stage.sent.0,
-        });
-        let line = Line {
-            step: report.step,
-            loss: report.loss,
-            tokens: report.count,
-            tokens_per_s: report.count / (report.time.as_ms() / 1e3),
-            step_ms: report.time.as_ms(),
-            data_wait_ms: data_wait.as_secs_f64() * 1e3,
-            lr,
-            grad_norm: report.grad_norm,
-            bubble: report.bubble,
-            stages: stages.collect(),
-        };
-        let write = |file: &mut BufWriter<File>| {
-            serde_json::to_writer(&mut *file, &line)?;
-            file.write_all(b"\n")?;
-            file.flush()
-        };
-        write(&mut self.file).map_err(io(Path::new("metrics.jsonl")))
+        self.write(&Record::Step(step(report, samples, seen, data_wait)))
+    }
+
+    /// After an evaluation.
+    pub(crate) fn evaluation(&mut self, evaluation: Evaluation) -> Result<(), CliError> {
+        self.write(&Record::Evaluation(evaluation))
+    }
+
+    fn write(&mut self, record: &Record) -> Result<(), CliError> {
+        self.lines.write(record)?;
+        Ok(self.events.write(record, SystemTime::now())?)
+    }
+}
+
+fn step(report: &StepReport, samples: u64, seen: Seen, data_wait: Duration) -> Step {
+    let stages = report.stages.iter().map(|stage| Stage {
+        forward_ms: stage.forward.as_ms(),
+        recompute_ms: stage.recompute.as_ms(),
+        backward_ms: stage.backward.as_ms(),
+        optimizer_ms: stage.optimizer.as_ms(),
+        wait_ms: stage.wait.as_ms(),
+        peak_bytes: stage.peak.0,
+        sent_bytes: stage.sent.0,
+    });
+    Step {
+        step: report.step,
+        loss: report.loss,
+        tokens: report.count as u64,
+        samples,
+        tokens_total: seen.tokens,
+        samples_total: seen.samples,
+        tokens_per_s: report.count / (report.time.as_ms() / 1e3),
+        step_ms: report.time.as_ms(),
+        data_wait_ms: data_wait.as_secs_f64() * 1e3,
+        lr: report.lr,
+        grad_norm: report.grad_norm,
+        clip_scale: report.clip_scale,
+        loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
+        bubble: report.bubble,
+        metrics: report.metrics.iter().map(|m| (m.name.clone(), m.value())).collect(),
+        stages: stages.collect(),
     }
 }
 

@@ -61,6 +61,14 @@ impl Progress {
         }
     }
 
+    /// A line between two steps.
+    pub(crate) fn say(&self, line: &str) {
+        match self {
+            Self::Bar(bar) if !bar.is_finished() => bar.suspend(|| println!("{line}")),
+            _ => println!("{line}"),
+        }
+    }
+
     /// The run is over; the table that follows says more than the bar.
     pub(crate) fn finish(&self) {
         if let Self::Bar(bar) = self {

@@ -16,6 +16,11 @@ use crate::{
     setup,
 };
 
+/// The file of the parameters after the last step, in a run's folder.
+pub(crate) const WEIGHTS: &str = "weights.safetensors";
+/// The file of their moving averages, if the run kept them.
+pub(crate) const AVERAGES: &str = "averages.safetensors";
+
 /// What is wrong with a trained model's files.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunFolderError {
@@ -93,7 +98,8 @@ impl RunFolder {
 fn paths(arguments: &RunArguments) -> Result<(PathBuf, PathBuf), CliError> {
     match (&arguments.folder, &arguments.config, &arguments.weights) {
         (Some(folder), _, _) if folder.is_dir() => {
-            Ok((folder.join("config.toml"), folder.join("weights.safetensors")))
+            let weights = if arguments.averages { AVERAGES } else { WEIGHTS };
+            Ok((folder.join("config.toml"), folder.join(weights)))
         }
         (Some(folder), _, _) => Err(RunFolderError::NoFolder(folder.clone()).into()),
         (None, Some(config), Some(weights)) => Ok((config.clone(), weights.clone())),

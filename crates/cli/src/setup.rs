@@ -2,12 +2,18 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec};
+use gpipe::{
+    Accuracy, Adafactor, Adam, CrossEntropy, Decay, Group, Kernels, LayerError, LearningRate, Loss,
+    Metric, Pipeline, PipelineBuilder, RmsForm, RmsProp, Sequence, Sgd, TensorSpec,
+};
 use gpipe_data::{Batch, Corpus, Limits, TokenSet, Tokenizer};
 use gpipe_models::Transformer;
 use tch::{Kind, Tensor};
 
-use crate::{CliError, config::Config};
+use crate::{
+    CliError,
+    config::{Config, Decays, Dtype, GroupConfig, KernelChoice, OptimizerConfig, OptimizerName},
+};
 
 /// Text as tokens.
 pub(crate) struct Text {
@@ -97,7 +103,21 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
     let samples = config.train.mini_batch.div_ceil(pipeline.micro_batches.max(1)).max(1);
     let shape = [samples as i64, config.data.sequence as i64];
     let mut builder = Pipeline::builder(model, TensorSpec::new(shape, Kind::Int64))
-        .stages(pipeline.stages)
+        .devices(match &pipeline.devices.0[..] {
+            [device] => vec![*device; pipeline.stages],
+            devices => devices.to_vec(),
+        })
+        .kind(match pipeline.dtype {
+            Dtype::Float32 => Kind::Float,
+            Dtype::Float64 => Kind::Double,
+            Dtype::BFloat16 => Kind::BFloat16,
+            Dtype::Float16 => Kind::Half,
+        })
+        .kernels(match pipeline.kernels {
+            KernelChoice::Fastest => Kernels::fastest(),
+            KernelChoice::Aten => Kernels::Aten,
+            KernelChoice::OneDnn => Kernels::OneDnn,
+        })
         .micro_batches(pipeline.micro_batches)
         .schedule(pipeline.schedule)
         .balance(pipeline.balance.clone())
@@ -105,46 +125,81 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
         .threads_per_stage(pipeline.threads_per_stage)
         .deadline(Duration::from_secs(pipeline.deadline_s))
         .seed(config.seed)
-        .loss(CrossEntropy::default());
+        .loss(CrossEntropy {
+            label_smoothing: config.train.label_smoothing,
+            ..CrossEntropy::default()
+        })
+        .metric(Nats)
+        .metric(Accuracy::default());
     if let Some(cap) = pipeline.memory.0 {
         builder = builder.memory_cap([cap]);
     }
     if optimizer.clip_norm > 0.0 {
         builder = builder.clip_norm(optimizer.clip_norm);
     }
-    let (lr, weight_decay) = (optimizer.lr, optimizer.weight_decay);
-    if optimizer.name == "sgd" {
-        return builder.optimizer(Sgd {
-            lr,
-            momentum: optimizer.momentum,
-            nesterov: false,
-            weight_decay,
-        });
+    if optimizer.average > 0.0 {
+        builder = builder.average(optimizer.average);
     }
-    builder.optimizer(Adam {
-        lr,
-        beta1: optimizer.beta1,
-        beta2: optimizer.beta2,
-        eps: optimizer.eps,
-        weight_decay,
-        decoupled: optimizer.name == "adamw",
-    })
+    for group in &optimizer.groups {
+        builder = builder.group(parameter_group(group));
+    }
+    with_optimizer(builder.learning_rate(learning_rate(config)), optimizer)
 }
 
-/// The learning rate of `step` (from 0): a linear warm-up, then constant or a cosine down to a tenth
-/// (Loshchilov & Hutter 2017).
-pub(crate) fn learning_rate(config: &Config, step: u64) -> f64 {
+fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> PipelineBuilder {
+    let OptimizerConfig { lr, weight_decay, adam, sgd, rmsprop, adafactor, .. } = optimizer;
+    let (lr, weight_decay) = (*lr, *weight_decay);
+    match optimizer.name {
+        OptimizerName::Adam | OptimizerName::AdamW => builder.optimizer(Adam {
+            lr,
+            beta1: adam.beta1,
+            beta2: adam.beta2,
+            eps: adam.eps,
+            weight_decay,
+            decoupled: optimizer.name == OptimizerName::AdamW,
+        }),
+        OptimizerName::Sgd => {
+            let (momentum, nesterov) = (sgd.momentum, sgd.nesterov);
+            builder.optimizer(Sgd { lr, momentum, nesterov, weight_decay })
+        }
+        OptimizerName::RmsProp => builder.optimizer(RmsProp {
+            lr,
+            decay: rmsprop.decay,
+            momentum: rmsprop.momentum,
+            eps: rmsprop.eps,
+            weight_decay,
+            form: if rmsprop.tensorflow { RmsForm::TensorFlow } else { RmsForm::PyTorch },
+        }),
+        OptimizerName::Adafactor => builder.optimizer(Adafactor {
+            lr,
+            beta2_decay: adafactor.beta2_decay,
+            eps: adafactor.eps,
+            clip_threshold: adafactor.clip_threshold,
+            weight_decay,
+        }),
+    }
+}
+
+fn parameter_group(config: &GroupConfig) -> Group {
+    let mut group = Group::matching(config.names.clone()).lr_scale(config.lr_scale);
+    if let Some(weight_decay) = config.weight_decay {
+        group = group.weight_decay(weight_decay);
+    }
+    if config.frozen { group.frozen() } else { group }
+}
+
+fn learning_rate(config: &Config) -> LearningRate {
     let (optimizer, steps) = (&config.optimizer, config.train.steps);
-    let warmup = optimizer.warmup_steps.min(steps);
-    if step < warmup {
-        return optimizer.lr * (step + 1) as f64 / warmup as f64;
-    }
-    if optimizer.decay == "constant" {
-        return optimizer.lr;
-    }
-    let done = (step - warmup) as f64 / (steps - warmup).max(1) as f64;
-    let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos());
-    optimizer.lr * (0.1 + 0.9 * cosine)
+    let decay = match optimizer.decay {
+        Decays::Constant => Decay::Constant,
+        // The last step's rate is one before the floor: the floor is that of the step after it.
+        Decays::Cosine => Decay::Cosine { steps, floor: optimizer.decay_floor },
+        Decays::InverseSqrt => Decay::InverseSquareRoot,
+        Decays::Exponential => {
+            Decay::Exponential { rate: optimizer.decay_rate, every: optimizer.decay_every }
+        }
+    };
+    LearningRate { warmup_steps: optimizer.warmup_steps.min(steps), decay }
 }
 
 /// A batch as tensors: inputs and targets, int64 [samples, sequence].
@@ -152,4 +207,24 @@ pub(crate) fn tensors(batch: &Batch) -> Result<(Tensor, Tensor), CliError> {
     let shape = [batch.samples as i64, batch.sequence as i64];
     let tensor = |values: &[i64]| Tensor::f_from_slice(values)?.f_reshape(shape);
     Ok((tensor(&batch.inputs)?, tensor(&batch.targets)?))
+}
+
+/// The name of [`Nats`].
+pub(crate) const NATS: &str = "nats";
+
+/// The cross entropy without label smoothing: what evaluations report, whatever was trained on.
+struct Nats;
+
+impl Metric for Nats {
+    fn name(&self) -> &str {
+        NATS
+    }
+
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
+        Ok(CrossEntropy::default().sum(outputs, targets)?.f_double_value(&[])?)
+    }
+
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        CrossEntropy::default().count(targets)
+    }
 }

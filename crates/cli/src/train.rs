@@ -9,15 +9,18 @@ use std::{
 
 use gpipe::{Pipeline, StepReport};
 use gpipe_data::{Loaded, Loader, LoaderSettings, TokenSet, TrainBatches};
+use gpipe_observe::metrics::Evaluation;
 
 use crate::{
     CliError,
     args::TrainArguments,
     config::Config,
     eval::{self, Measured},
-    metrics::{Metrics, io},
+    metrics::{Metrics, Seen, io},
     progress::Progress,
+    run_folder::{AVERAGES, WEIGHTS},
     setup,
+    summary::Summary,
 };
 
 /// Numbered folders tried for a run without --out.
@@ -25,8 +28,7 @@ const FOLDERS_MAX: usize = 10_000;
 
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
-    let mut config = Config::load(&arguments.config)?;
-    config.apply_train(arguments)?;
+    let config = Config::load_for_training(&arguments.pipeline)?;
     refuse_used_folder(arguments)?; // before any work
     let text = setup::text(&config)?;
     println!("{}", text.summary);
@@ -44,45 +46,105 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     };
     write("config.toml", &config.to_toml()?)?;
     text.tokenizer.save(&out.join("tokenizer.json"))?;
-    let mut metrics = Metrics::create(&out.join("metrics.jsonl"))?;
-    let mut progress = Progress::new(config.train.steps);
-    let mut totals = Totals::default();
+    let mut run = Run {
+        metrics: Metrics::create(&out)?,
+        progress: Progress::new(config.train.steps),
+        summary: Summary::default(),
+        seen: Seen::default(),
+        validation: text.validation,
+        config: &config,
+    };
     let start = Instant::now();
     let deadline = Duration::from_secs(config.pipeline.deadline_s);
-    let ahead = LoaderSettings { deadline, ..LoaderSettings::default() };
+    let ahead = LoaderSettings { deadline, depth: config.train.batches_ahead };
     let make = move |step| Ok::<_, Infallible>(batches.batch(step));
     for loaded in Loader::start(0..config.train.steps, ahead, make)? {
         let Loaded { step, batch, waited } = loaded?;
         let (inputs, targets) = setup::tensors(&batch)?;
-        let lr = setup::learning_rate(&config, step);
-        pipeline.set_learning_rate(lr);
         let report = pipeline.train_step(inputs, targets)?;
-        metrics.write(&report, lr, waited)?;
-        progress.step(&report);
-        totals.add(&report);
+        run.step(&report, batch.samples as u64, waited)?;
+        let every = config.train.validate_every;
+        if every > 0 && (step + 1) % every == 0 && step + 1 < config.train.steps {
+            run.validate(&mut pipeline, "validation")?;
+        }
     }
-    progress.finish();
-    let elapsed_s = start.elapsed().as_secs_f64();
-    totals.print(elapsed_s);
+    run.progress.finish();
+    run.summary.print(start.elapsed().as_secs_f64() * 1e3);
 
-    let weights = out.join("weights.safetensors");
-    gpipe_checkpoint::weights::save(&weights, &pipeline.parameters()?)?;
-    let vocabulary = text.tokenizer.vocabulary();
-    validate(&mut pipeline, &config, &text.validation, vocabulary)?;
+    gpipe_checkpoint::weights::save(&out.join(WEIGHTS), &pipeline.parameters()?)?;
+    run.validate(&mut pipeline, "validation")?;
+    let vocabulary = text.tokenizer.vocabulary() as f64;
+    println!("(a uniform guess: {:.4} nats/token)", vocabulary.ln());
+    if config.optimizer.average > 0.0 {
+        gpipe_checkpoint::weights::save(&out.join(AVERAGES), &pipeline.averages()?)?;
+        pipeline.with_averages(|averaged| Ok(run.validate(averaged, "averaged weights")))??;
+    }
     println!("files: {}", out.display());
     Ok(())
+}
+
+/// What goes on beside the training.
+struct Run<'a> {
+    metrics: Metrics,
+    progress: Progress,
+    summary: Summary,
+    seen: Seen,
+    validation: TokenSet,
+    config: &'a Config,
+}
+
+impl Run<'_> {
+    /// After a step of `samples` samples, for whose batch the loop waited.
+    fn step(
+        &mut self,
+        report: &StepReport,
+        samples: u64,
+        waited: Duration,
+    ) -> Result<(), CliError> {
+        self.seen.tokens += report.count as u64;
+        self.seen.samples += samples;
+        self.metrics.step(report, samples, self.seen, waited)?;
+        self.progress.step(report);
+        self.summary.add(report, waited);
+        Ok(())
+    }
+
+    /// Evaluates on held-out text; prints and records what it found.
+    fn validate(&mut self, pipeline: &mut Pipeline, what: &str) -> Result<(), CliError> {
+        let start = Instant::now();
+        let most = self.config.train.validation_tokens;
+        let Measured { nats, bits_per_byte, accuracy, count } =
+            eval::measure(pipeline, self.config, &self.validation, most)?;
+        let step = pipeline.steps();
+        self.progress.say(&format!(
+            "step {step}: {what} loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte, accuracy {:.1}% over {count} tokens",
+            100.0 * accuracy
+        ));
+        self.summary.validated(start.elapsed());
+        let metrics = [("accuracy".to_owned(), accuracy)].into_iter().collect();
+        self.metrics.evaluation(Evaluation {
+            step,
+            tokens_total: self.seen.tokens,
+            loss: nats,
+            bits_per_byte: Some(bits_per_byte),
+            metrics,
+            count: count as u64,
+        })
+    }
 }
 
 fn describe(config: &Config, model: &gpipe::Sequence) {
     let pipeline = &config.pipeline;
     println!(
-        "{} parameters in {} layers; K = {}, M = {}, {}, re-materialization {}",
+        "{} parameters in {} layers; K = {} on {}, M = {}, {}, re-materialization {}, {}",
         model.parameter_count(),
         model.len(),
         pipeline.stages,
+        pipeline.devices,
         pipeline.micro_batches,
         pipeline.schedule,
-        pipeline.remat
+        pipeline.remat,
+        pipeline.dtype
     );
 }
 
@@ -104,7 +166,7 @@ fn out_folder(arguments: &TrainArguments) -> Result<PathBuf, CliError> {
         create(out)?;
         return Ok(out.clone());
     }
-    let name = arguments.config.config.file_stem().unwrap_or_default().to_string_lossy();
+    let name = arguments.pipeline.config.config.file_stem().unwrap_or_default().to_string_lossy();
     let numbered = |number: usize| match number {
         1 => PathBuf::from("out").join(name.as_ref()),
         _ => PathBuf::from("out").join(format!("{name}-{number}")),
@@ -113,69 +175,4 @@ fn out_folder(arguments: &TrainArguments) -> Result<PathBuf, CliError> {
     let out = free.ok_or_else(|| CliError::Usage("out/ is full: give --out DIR".into()))?;
     create(&out)?;
     Ok(out)
-}
-
-/// Evaluates on held-out text and prints nats per token and bits per byte.
-fn validate(
-    pipeline: &mut Pipeline,
-    config: &Config,
-    tokens: &TokenSet,
-    vocabulary: usize,
-) -> Result<(), CliError> {
-    let Measured { nats, bits_per_byte, count } =
-        eval::measure(pipeline, config, tokens, config.train.validation_tokens)?;
-    println!(
-        "validation loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte over {count} tokens (a uniform guess: {:.4} nats/token)",
-        (vocabulary as f64).ln()
-    );
-    Ok(())
-}
-
-/// Sums over a run, for the table at its end.
-#[derive(Default)]
-struct Totals {
-    steps: u64,
-    tokens: f64,
-    step_ms: f64,
-    bubble: f64,
-    /// By stage: forward, recompute, backward, optimizer, wait in ms; peak bytes.
-    stages: Vec<([f64; 5], u64)>,
-}
-
-impl Totals {
-    fn add(&mut self, report: &StepReport) {
-        self.steps += 1;
-        self.tokens += report.count;
-        self.step_ms += report.time.as_ms();
-        self.bubble += report.bubble;
-        self.stages.resize(report.stages.len(), ([0.0; 5], 0));
-        for ((times, peak), stage) in self.stages.iter_mut().zip(&report.stages) {
-            let parts =
-                [stage.forward, stage.recompute, stage.backward, stage.optimizer, stage.wait];
-            for (total, part) in times.iter_mut().zip(parts) {
-                *total += part.as_ms();
-            }
-            *peak = (*peak).max(stage.peak.0);
-        }
-    }
-
-    fn print(&self, elapsed_s: f64) {
-        let steps = self.steps as f64;
-        println!(
-            "trained {} steps, {:.0} tokens in {elapsed_s:.1} s: {:.1} ms/step, {:.0} tokens/s, bubble {:.1}%",
-            self.steps,
-            self.tokens,
-            self.step_ms / steps,
-            self.tokens / elapsed_s,
-            100.0 * self.bubble / steps
-        );
-        println!("stage  forward  recompute  backward  optimizer  wait (ms/step)  peak memory");
-        for (stage, (times, peak)) in self.stages.iter().enumerate() {
-            let [forward, recompute, backward, optimizer, wait] = times.map(|ms| ms / steps);
-            println!(
-                "{stage:>5}  {forward:>7.1}  {recompute:>9.1}  {backward:>8.1}  {optimizer:>9.1}  {wait:>4.1}            {}",
-                gpipe::Bytes(*peak)
-            );
-        }
-    }
 }

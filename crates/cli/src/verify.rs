@@ -114,7 +114,6 @@ fn train(config: &Config, variant: &Variant, text: &Text) -> Result<Computed, Cl
     let mut result = Computed { tensors: Vec::new(), reports: Vec::new() };
     for step in 0..config.train.steps {
         let (inputs, targets) = setup::tensors(&batches.batch(step))?;
-        pipeline.set_learning_rate(setup::learning_rate(&config, step));
         let report = pipeline.train_step(inputs, targets)?;
         let number = report.step;
         let loss = Tensor::f_from_slice(&[report.loss, report.grad_norm])?;

@@ -101,12 +101,27 @@ fn oracle_a_run_writes_what_it_promises() {
     let tokens = weights.iter().find(|(name, _)| name == "embedding.tokens").unwrap();
     let vocabulary = tokens.1.size()[0] as u64; // less than asked for: the text is short
     let lines = folder.lines("run");
+    let (evaluation, lines) = lines.split_last().unwrap();
     assert_eq!(lines.len(), 4);
+    assert_eq!((&evaluation["kind"], &evaluation["step"]), (&"evaluation".into(), &4.into()));
+    assert_eq!(evaluation["tokens_total"], 4 * 7 * 8);
+    assert!(evaluation["loss"].as_f64() > Some(0.0) && evaluation["count"].as_u64() > Some(0));
+    assert!(evaluation["bits_per_byte"].as_f64() > Some(0.0));
     for (index, line) in lines.iter().enumerate() {
-        assert_eq!(line["step"], index + 1);
-        assert_eq!(line["tokens"], 7.0 * 8.0);
-        for key in ["loss", "tokens_per_s", "step_ms", "data_wait_ms", "lr", "grad_norm", "bubble"]
-        {
+        assert_eq!((&line["kind"], &line["step"]), (&"step".into(), &(index + 1).into()));
+        assert_eq!((&line["tokens"], &line["samples"]), (&(7 * 8).into(), &7.into()));
+        assert_eq!(line["tokens_total"], (index + 1) * 7 * 8);
+        assert_eq!(line["samples_total"], (index + 1) * 7);
+        for key in [
+            "loss",
+            "tokens_per_s",
+            "step_ms",
+            "data_wait_ms",
+            "lr",
+            "grad_norm",
+            "clip_scale",
+            "bubble",
+        ] {
             assert!(line[key].as_f64().is_some_and(f64::is_finite), "{key} in {line}");
         }
         let stages = line["stages"].as_array().unwrap();
@@ -119,15 +134,20 @@ fn oracle_a_run_writes_what_it_promises() {
         assert_eq!(sent, [boundary + tied, boundary + tied]);
         for stage in stages {
             let ms = |key: &str| stage[key].as_f64().unwrap();
-            let parts = ms("busy_ms") + ms("wait_ms") + ms("optimizer_ms");
-            assert!((parts - line["step_ms"].as_f64().unwrap()).abs() < 1e-3, "{line}");
-            assert!(ms("recompute_ms") <= ms("busy_ms") && stage["peak_bytes"].as_u64() > Some(0));
+            let parts = ["forward_ms", "recompute_ms", "backward_ms", "optimizer_ms", "wait_ms"];
+            let sum: f64 = parts.map(ms).iter().sum();
+            assert!((sum - line["step_ms"].as_f64().unwrap()).abs() < 1e-3, "{line}");
+            assert!(ms("forward_ms") > 0.0 && stage["peak_bytes"].as_u64() > Some(0));
         }
     }
     let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
     assert!(names.contains(&"0.attention.qkv.weight") && names.contains(&"embedding.tokens"));
     assert!(!names.contains(&"head.weight"), "a tied weight is written once");
     assert!(folder.path("run/tokenizer.json").exists());
+    let events: Vec<_> = fs::read_dir(folder.path("run/tensorboard")).unwrap().collect();
+    let name = events[0].as_ref().unwrap().file_name().into_string().unwrap();
+    assert!(events.len() == 1 && name.starts_with("events.out.tfevents."), "{name}");
+    assert!(folder.gpipe(&["plot", "run"]).status.success(), "a run can be plotted");
 }
 
 #[test]
@@ -217,8 +237,11 @@ fn fault_configurations_that_are_wrong_say_where_and_what_to_do() {
     folder.refuses(&with(&["--steps", "0"]), &["train.steps", "at least 1"]);
     folder.refuses(&with(&["--set", "model.heads=3"]), &["16 features do not divide into 3 heads"]);
     folder.refuses(&with(&["--set", "model.dropout=1.5"]), &["probability"]);
-    folder.refuses(&with(&["--set", "optimizer.name=adagrad"]), &["use adam, adamw or sgd"]);
-    folder.refuses(&with(&["--set", "optimizer.beta1=1.0"]), &["beta1 is 1"]);
+    folder.refuses(
+        &with(&["--set", "optimizer.name=adagrad"]),
+        &["use adam, adamw, sgd, rmsprop, adafactor"],
+    );
+    folder.refuses(&with(&["--set", "optimizer.adam.beta1=1.0"]), &["beta1 is 1"]);
 }
 
 #[test]

@@ -57,6 +57,32 @@ impl Costs {
         Self { stages: vec![one; stages], latency: Nanos(0) }
     }
 
+    /// The median time of each kind of action on each stage of `timelines` of the same program; nothing is
+    /// known of bytes, and messages take no time. An action that took part in no timeline costs nothing.
+    pub fn measured(timelines: &[&Timeline]) -> Self {
+        type Times = [Vec<u64>; 4];
+        let mut times: Vec<Times> = Vec::new();
+        for timed in timelines.iter().flat_map(|timeline| timeline.devices.iter().flatten()) {
+            let kind = match timed.action.op {
+                Op::Forward(_) => 0,
+                Op::Rematerialize(_) => 1,
+                Op::Backward(_) => 2,
+                Op::Update => 3,
+                _ => continue,
+            };
+            let stage = timed.action.stage.index();
+            if times.len() <= stage {
+                times.resize_with(stage + 1, Times::default);
+            }
+            times[stage][kind].push((timed.end - timed.start).0);
+        }
+        let stages = times.into_iter().map(|kinds| {
+            let [forward, rematerialize, backward, update] = kinds.map(median);
+            StageCost { forward, rematerialize, backward, update, ..StageCost::default() }
+        });
+        Self { stages: stages.collect(), latency: Nanos(0) }
+    }
+
     /// How long `action` keeps its device busy.
     pub fn duration(&self, action: Action) -> Nanos {
         let cost = self.stages.get(action.stage.index()).copied().unwrap_or_default();
@@ -68,6 +94,12 @@ impl Costs {
             Op::Send(_) | Op::Receive(_) | Op::Reduce | Op::Norm | Op::Decide => Nanos(0),
         }
     }
+}
+
+/// The upper median; 0 of nothing.
+fn median(mut times: Vec<u64>) -> Nanos {
+    times.sort_unstable();
+    Nanos(times.get(times.len() / 2).copied().unwrap_or(0))
 }
 
 /// An action with its time on its device.

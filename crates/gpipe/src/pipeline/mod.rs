@@ -17,7 +17,8 @@ use gpipe_core::{
     lower::{Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
-    validate::{Held, validate},
+    simulate::{Costs, Timeline, simulate},
+    validate::{Held, Invalid, validate},
 };
 use gpipe_runtime::{Crew, Ran, StepError};
 pub use report::{Evaluation, StageReport, StepReport};
@@ -481,6 +482,17 @@ impl Pipeline {
     /// Steps that were applied so far.
     pub fn steps(&self) -> u64 {
         self.step
+    }
+
+    /// What the simulator makes of the costs measured in `timelines`, of steps of this pipeline with all M
+    /// micro-batches: the same list of actions, each taking the median time of its kind on its stage.
+    ///
+    /// # Errors
+    /// None that `build` has not already found.
+    pub fn simulate(&mut self, timelines: &[&Timeline]) -> Result<Timeline> {
+        let program = self.program(true, self.micro_batches)?;
+        simulate(&program, &Costs::measured(timelines), self.link_capacity)
+            .map_err(|deadlock| Error::Schedule(Invalid::Deadlock(deadlock)))
     }
 
     /// What each stage holds at most in a step with all M micro-batches, from the schedule alone.

@@ -1,0 +1,183 @@
+//! The configuration: a TOML file, `--set` and flags become one struct, once, checked.
+//!
+//! - [`tables`]: the keys and their defaults
+//! - [`text`]: values that are written as text
+//! - [`keys`]: unknown keys, and `--set`
+
+mod keys;
+mod tables;
+mod text;
+
+use std::{
+    fmt::Display,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use keys::{check_keys, defaults, set};
+pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
+pub(crate) use text::{Decays, Dtype, KernelChoice, OptimizerName};
+
+use crate::args::{ConfigArguments, PipelineArguments};
+
+/// Largest configuration file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("{path}: {source}: give the path of a configuration such as configs/small.toml")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {reason}")]
+    Parse { path: PathBuf, reason: String },
+    #[error("{origin}: there is no key '{key}'{nearest}")]
+    UnknownKey { origin: String, key: String, nearest: String },
+    #[error("--set {text}: {reason}")]
+    Set { text: String, reason: String },
+    #[error("{key} = {value}: {reason}")]
+    Value { key: &'static str, value: String, reason: String },
+}
+
+impl Config {
+    /// Reads the file and applies `--set` and the flags, in this order.
+    pub(crate) fn load(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
+        let path = &arguments.config;
+        let text = read(path)?;
+        let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+            ConfigError::Parse { path: path.clone(), reason: error.to_string() }
+        })?;
+        check_keys(&table, &defaults()?, "", &path.display().to_string())?;
+        for text in &arguments.set {
+            set(&mut table, text)?;
+        }
+        let parse = |error: toml::de::Error| ConfigError::Parse {
+            path: path.clone(),
+            reason: error.to_string().trim_end().to_owned(),
+        };
+        let mut config: Config = table.try_into().map_err(parse)?;
+        config.apply(arguments)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn apply(&mut self, arguments: &ConfigArguments) -> Result<(), ConfigError> {
+        let pipeline = &mut self.pipeline;
+        if let Some(text) = &arguments.balance {
+            pipeline.balance = flag("--balance", text)?;
+        }
+        if let Some(threads) = arguments.threads_per_stage {
+            pipeline.threads_per_stage = threads;
+        }
+        if let Some(text) = &arguments.dtype {
+            pipeline.dtype = flag("--dtype", text)?;
+        }
+        if let Some(text) = &arguments.device {
+            pipeline.devices = flag("--device", text)?;
+            if pipeline.devices.0.len() > 1 {
+                pipeline.stages = pipeline.devices.0.len();
+            }
+        }
+        if let Some(text) = &arguments.memory {
+            pipeline.memory = flag("--memory", text)?;
+        }
+        if let Some(steps) = arguments.steps {
+            self.train.steps = steps;
+        }
+        if let Some(seed) = arguments.seed {
+            self.seed = seed;
+        }
+        if !arguments.text.is_empty() {
+            self.data.text.clone_from(&arguments.text);
+        }
+        Ok(())
+    }
+
+    /// Reads the file and applies `--set` and all flags.
+    pub(crate) fn load_for_training(arguments: &PipelineArguments) -> Result<Self, ConfigError> {
+        let mut config = Self::load(&arguments.config)?;
+        config.apply_pipeline(arguments)?;
+        Ok(config)
+    }
+
+    fn apply_pipeline(&mut self, arguments: &PipelineArguments) -> Result<(), ConfigError> {
+        let pipeline = &mut self.pipeline;
+        if let Some(stages) = arguments.stages {
+            pipeline.stages = stages;
+        }
+        if let Some(micro_batches) = arguments.micro_batches {
+            pipeline.micro_batches = micro_batches;
+        }
+        if let Some(text) = &arguments.schedule {
+            pipeline.schedule = flag("--schedule", text)?;
+        }
+        if let Some(text) = &arguments.remat {
+            pipeline.remat = flag("--remat", text)?;
+        }
+        self.check()
+    }
+
+    /// What no other room checks when it gets its part.
+    fn check(&self) -> Result<(), ConfigError> {
+        let refuse = |key, value: String, reason: &str| {
+            Err(ConfigError::Value { key, value, reason: reason.into() })
+        };
+        if self.train.steps == 0 {
+            return refuse("train.steps", "0".into(), "use at least 1");
+        }
+        if self.train.mini_batch == 0 {
+            return refuse("train.mini_batch", "0".into(), "use at least 1");
+        }
+        let optimizer = &self.optimizer;
+        if optimizer.clip_norm.is_nan() || optimizer.clip_norm < 0.0 {
+            let value = optimizer.clip_norm.to_string();
+            return refuse("optimizer.clip_norm", value, "use 0 (off) or a positive number");
+        }
+        if !(0.0..1.0).contains(&self.train.label_smoothing) {
+            let value = self.train.label_smoothing.to_string();
+            return refuse("train.label_smoothing", value, "use at least 0 and less than 1");
+        }
+        if !(1..=64).contains(&self.train.batches_ahead) {
+            let value = self.train.batches_ahead.to_string();
+            return refuse("train.batches_ahead", value, "use 1 to 64");
+        }
+        let (devices, stages) = (self.pipeline.devices.0.len(), self.pipeline.stages);
+        if devices != 1 && devices != stages {
+            let value = self.pipeline.devices.to_string();
+            let reason = format!(
+                "that is {devices} devices for {stages} stages: name one for all, or one per stage"
+            );
+            return refuse("pipeline.devices", value, &reason);
+        }
+        Ok(())
+    }
+
+    /// As TOML, with every key.
+    pub(crate) fn to_toml(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|error| ConfigError::Parse {
+            path: "config.toml".into(),
+            reason: error.to_string(),
+        })
+    }
+}
+
+/// Parses a flag's value; its error says what is allowed.
+pub(crate) fn flag<T: FromStr>(name: &'static str, text: &str) -> Result<T, ConfigError>
+where
+    T::Err: Display,
+{
+    text.parse().map_err(|error: T::Err| ConfigError::Value {
+        key: name,
+        value: text.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let error = |source| ConfigError::Read { path: path.to_owned(), source };
+    let size = std::fs::metadata(path).map_err(error)?.len();
+    if size > FILE_BYTES_MAX {
+        let reason = format!("it has {size} bytes, a configuration at most {FILE_BYTES_MAX}");
+        return Err(ConfigError::Parse { path: path.to_owned(), reason });
+    }
+    std::fs::read_to_string(path).map_err(error)
+}

@@ -1,0 +1,162 @@
+//! Values that a configuration writes as text, and their forms.
+
+use std::{fmt::Display, str::FromStr};
+
+use gpipe::{Balance, Bytes, Device, Remat, Schedule};
+use serde::{Deserialize, Deserializer, Serializer};
+
+/// A memory cap, or `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cap(pub Option<Bytes>);
+
+impl Display for Cap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(Bytes(bytes)) => write!(f, "{bytes}"),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+impl FromStr for Cap {
+    type Err = gpipe_core::units::ParseBytesError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(if text == "none" { None } else { Some(text.parse()?) }))
+    }
+}
+
+/// Devices of the stages: one for all, or one per stage, such as `cpu` or `cuda:0,cuda:1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Devices(pub Vec<Device>);
+
+impl Display for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl FromStr for Devices {
+    type Err = gpipe::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let devices = text.split(',').map(|name| name.trim().parse());
+        Ok(Self(devices.collect::<Result<_, _>>()?))
+    }
+}
+
+/// A choice among named values: the names are what the file says.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident, $what:literal, { $($variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum $name { $($variant),* }
+
+        impl Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self { $(Self::$variant => $text),* })
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $($text => Ok(Self::$variant),)*
+                    _ => Err(format!("'{text}' is no {}: use {}", $what, [$($text),*].join(", "))),
+                }
+            }
+        }
+    };
+}
+
+choice!(
+    /// The dtype of the arithmetic.
+    Dtype, "dtype", { Float32 = "float32", Float64 = "float64", BFloat16 = "bfloat16", Float16 = "float16" }
+);
+choice!(
+    /// Whose matrix products.
+    KernelChoice, "kernels", { Fastest = "fastest", Aten = "aten", OneDnn = "onednn" }
+);
+choice!(
+    /// How the learning rate falls.
+    Decays, "decay",
+    { Constant = "constant", Cosine = "cosine", InverseSqrt = "inverse-sqrt", Exponential = "exponential" }
+);
+choice!(
+    /// An update rule.
+    OptimizerName, "optimizer",
+    { Adam = "adam", AdamW = "adamw", Sgd = "sgd", RmsProp = "rmsprop", Adafactor = "adafactor" }
+);
+
+/// Values that are written as text in TOML.
+pub(super) mod as_text {
+    use super::*;
+
+    pub(in crate::config) fn serialize<T: Display + AsPlainText, S: Serializer>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&value.plain())
+    }
+
+    pub(in crate::config) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: FromStr,
+        T::Err: Display,
+        D: Deserializer<'de>,
+    {
+        /// Numbers are welcome where text is meant: `memory = 1000`.
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Plain {
+            Text(String),
+            Number(u64),
+        }
+        let text = match Plain::deserialize(deserializer)? {
+            Plain::Text(text) => text,
+            Plain::Number(number) => number.to_string(),
+        };
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A form that parses back to the same value.
+pub(super) trait AsPlainText {
+    fn plain(&self) -> String;
+}
+
+impl AsPlainText for Bytes {
+    fn plain(&self) -> String {
+        let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        let exact = units.iter().find(|(_, size)| self.0 > 0 && self.0.is_multiple_of(*size));
+        match exact {
+            Some((unit, size)) => format!("{}{unit}", self.0 / size),
+            None => self.0.to_string(),
+        }
+    }
+}
+
+macro_rules! plain_is_display {
+    ($($type:ty),*) => {
+        $(impl AsPlainText for $type {
+            fn plain(&self) -> String {
+                self.to_string()
+            }
+        })*
+    };
+}
+
+plain_is_display!(
+    Schedule,
+    Balance,
+    Remat,
+    Cap,
+    Devices,
+    Dtype,
+    KernelChoice,
+    Decays,
+    OptimizerName
+);

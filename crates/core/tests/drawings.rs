@@ -1,0 +1,121 @@
+//! Drawings in proportion to time. Families: `golden_` (what they look like), `property_` (widths, shares of
+//! time, and any timeline at all).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+use gpipe_core::{
+    Action, Nanos,
+    draw::{compare, timeline},
+    lower::{Topology, lower},
+    remat::Remat,
+    schedule::Schedule,
+    simulate::{Costs, StageCost, TimedAction, Timeline, simulate},
+    splitmix::Stream,
+};
+
+/// A step whose forwards take `forward_us`, backwards twice that, and messages a twentieth.
+fn step(stages: usize, micro_batches: usize, remat: Remat, forward_us: u64) -> Timeline {
+    let forward = Nanos(1000 * forward_us);
+    let cost = StageCost {
+        forward,
+        rematerialize: forward,
+        backward: forward + forward,
+        update: Nanos(700_000),
+        ..StageCost::default()
+    };
+    let compute = remat.apply(&Schedule::OneFOneB.actions(stages, micro_batches));
+    let program = lower(&compute, &Topology::chain(stages), micro_batches).unwrap();
+    let costs = Costs { stages: vec![cost; stages], latency: Nanos(forward.0 / 20) };
+    simulate(&program, &costs, 2).unwrap()
+}
+
+/// A timeline of actions by name, with their start and end in milliseconds.
+fn by_hand(devices: &[&[(&str, f64, f64)]]) -> Timeline {
+    let nanos = |ms: f64| Nanos((ms * 1e6) as u64);
+    let timed = |(name, start_ms, end_ms): &(&str, f64, f64)| TimedAction {
+        action: name.parse::<Action>().unwrap(),
+        start: nanos(*start_ms),
+        end: nanos(*end_ms),
+    };
+    let devices: Vec<Vec<_>> =
+        devices.iter().map(|actions| actions.iter().map(timed).collect()).collect();
+    let makespan = devices.iter().flatten().map(|timed| timed.end).max().unwrap_or_default();
+    Timeline { devices, makespan, peak_held: Vec::new() }
+}
+
+#[test]
+fn golden_proportional_timelines() {
+    insta::assert_snapshot!("timeline_remat", timeline(&step(3, 4, Remat::Always, 1500), 100));
+    // Twelve micro-batches in few columns: some names do not fit.
+    insta::assert_snapshot!("timeline_narrow", timeline(&step(2, 12, Remat::Never, 90), 72));
+    let shared = by_hand(&[
+        &[
+            ("0F0", 0.0, 1.0),
+            ("2F0", 1.5, 2.5),
+            ("2B0", 2.5, 4.5),
+            ("0B0", 6.5, 8.5),
+            ("0UPDATE", 8.5, 9.0),
+        ],
+        &[("1RECV_F0@0", 0.0, 1.0), ("1F0", 1.0, 1.5), ("1B0", 4.5, 6.5), ("1NORM", 6.5, 6.7)],
+    ]);
+    insta::assert_snapshot!("timeline_shared_device", timeline(&shared, 80));
+}
+
+#[test]
+fn golden_measured_above_simulated() {
+    let drawing = compare(&step(2, 3, Remat::Never, 2300), &step(2, 3, Remat::Never, 2000), 100);
+    insta::assert_snapshot!("compare", drawing);
+}
+
+#[test]
+fn property_a_rows_letters_take_their_share_of_the_columns() {
+    let step = step(4, 8, Remat::Always, 731);
+    for width in [30, 80, 211, 4096] {
+        let drawing = timeline(&step, width);
+        for (device, (line, actions)) in drawing.lines().zip(&step.devices).enumerate() {
+            assert_eq!(line.len(), width, "device {device}");
+            let busy: u64 = actions
+                .iter()
+                .filter(|timed| is_drawn(timed))
+                .map(|timed| timed.end.0 - timed.start.0)
+                .sum();
+            let columns = (width - "device 0 | ".len()) as f64;
+            let drawn = line["device 0 | ".len()..].chars().filter(|c| *c != '.').count() as f64;
+            let expected = columns * busy as f64 / step.makespan.0 as f64;
+            // Each unbroken piece of work may gain or lose a column.
+            assert!((drawn - expected).abs() <= 17.0, "device {device}: {drawn} {expected}");
+        }
+    }
+}
+
+fn is_drawn(timed: &TimedAction) -> bool {
+    let name = timed.action.to_string();
+    !name.contains("SEND") && !name.contains("RECV")
+}
+
+#[test]
+fn property_any_timeline_and_width_has_a_drawing() {
+    let names = ["0F0", "1B12345", "0R7", "0UPDATE", "3SEND_F0@1", "2NORM"];
+    let mut random = Stream::new(11);
+    for case in 0..500 {
+        let devices = (0..case % 4).map(|_| {
+            let mut now = 0;
+            let actions = (0..random.below(9)).map(|_| {
+                let start = Nanos(now + random.below(3) as u64);
+                let end = start + Nanos(1 << random.below(50));
+                now = end.0;
+                TimedAction { action: names[random.below(6)].parse().unwrap(), start, end }
+            });
+            actions.collect()
+        });
+        let devices: Vec<Vec<TimedAction>> = devices.collect();
+        let makespan = devices.iter().flatten().map(|timed| timed.end).max().unwrap_or_default();
+        let any = Timeline { devices, makespan, peak_held: Vec::new() };
+        for width in [0, 1, 25, 79, usize::MAX] {
+            let one = timeline(&any, width);
+            assert_eq!(one.lines().count(), any.devices.len() + 2, "{one}");
+            let two = compare(&any, &Timeline::default(), width);
+            assert_eq!(two.lines().count(), any.devices.len() + 4, "{two}");
+            assert!(one.lines().all(|line| line.len() <= 4096 + 20));
+        }
+    }
+}

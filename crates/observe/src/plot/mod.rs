@@ -1,0 +1,240 @@
+//! One SVG page from the records of one run, or of several over one another.
+//!
+//! ```text
+//!  title, or a legend with a line per run
+//!  loss         tokens/s
+//!  bubble       peak memory
+//! ```
+//!
+//! `panel` draws one of the four, `series` makes curves of records: smoothed, thinned, with gaps where a
+//! value is not finite. Colours are those of Okabe and Ito, which the colour-blind can tell apart.
+
+mod panel;
+mod series;
+
+use gpipe_core::Bytes;
+use plotters::{
+    coord::Shift,
+    drawing::DrawingAreaErrorKind,
+    prelude::*,
+    style::text_anchor::{HPos, Pos, VPos},
+};
+
+use crate::metrics::{Run, Step};
+use panel::{Curve, Key, Panel};
+use series::Series;
+
+/// Most runs on one page: one colour each.
+pub const RUNS_MAX: usize = PALETTE.len();
+
+/// Okabe and Ito's colours without yellow, which is pale on white.
+const PALETTE: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 0, 0),
+];
+const TEXT: RGBColor = RGBColor(40, 40, 40);
+const GREY: RGBColor = RGBColor(110, 110, 110);
+const FONT: &str = "Helvetica, Arial, 'DejaVu Sans', sans-serif";
+
+const WIDTH: u32 = 1240;
+const PANEL_HEIGHT: u32 = 360;
+const HEADER_LINE: u32 = 24;
+/// Characters of a run's name that are shown.
+const NAME_MAX: usize = 40;
+
+/// What goes wrong with a plot.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlotError {
+    /// Nothing to draw.
+    #[error("no run was given: name at least one")]
+    NoRuns,
+    /// More runs than colours.
+    #[error("{0} runs are more than can be told apart: plot at most {RUNS_MAX}")]
+    TooManyRuns(usize),
+    /// The drawing library refused.
+    #[error("cannot draw: {0}")]
+    Drawing(String),
+}
+
+impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for PlotError {
+    fn from(error: DrawingAreaErrorKind<E>) -> Self {
+        PlotError::Drawing(error.to_string())
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// The page, as SVG text: the same records give the same text.
+///
+/// # Errors
+/// [`PlotError`]: no runs, or more than [`RUNS_MAX`].
+pub fn svg(runs: &[Run]) -> Result<String, PlotError> {
+    match runs.len() {
+        0 => return Err(PlotError::NoRuns),
+        count if count > RUNS_MAX => return Err(PlotError::TooManyRuns(count)),
+        _ => {}
+    }
+    let mut text = String::new();
+    {
+        let lines = if runs.len() == 1 { 2 } else { runs.len() as u32 + 1 };
+        let header_height = 20 + lines * HEADER_LINE;
+        let height = header_height + 2 * PANEL_HEIGHT + 8;
+        let page = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
+        page.fill(&WHITE)?;
+        let (header, below) = page.split_vertically(header_height);
+        draw_header(&header, runs)?;
+        let panels = [loss(runs), tokens_per_s(runs), bubble(runs), memory(runs)];
+        for (area, panel) in below.split_evenly((2, 2)).iter().zip(&panels) {
+            panel.draw(area)?;
+        }
+        page.present()?;
+    }
+    Ok(text)
+}
+
+/// Text of `size` pixels, to be put at the left end and the middle of its height.
+fn text_style(size: u32, color: RGBColor) -> TextStyle<'static> {
+    (FONT, size).into_font().color(&color).pos(Pos::new(HPos::Left, VPos::Center))
+}
+
+fn draw_header(area: &Area<'_>, runs: &[Run]) -> Result<(), PlotError> {
+    let title = match runs {
+        [run] => shortened(&run.name),
+        _ => format!("{} runs", runs.len()),
+    };
+    area.draw_text(&title, &text_style(24, TEXT), (22, 24))?;
+    for (index, run) in runs.iter().enumerate() {
+        let y = 24 + (index as i32 + 1) * HEADER_LINE as i32;
+        let (x, line) = match runs.len() {
+            1 => (22, summary(run)),
+            _ => (62, format!("{}: {}", shortened(&run.name), summary(run))),
+        };
+        if runs.len() > 1 {
+            let swatch = vec![(22, y), (52, y)];
+            area.draw(&PathElement::new(swatch, PALETTE[index].stroke_width(4)))?;
+        }
+        area.draw_text(&line, &text_style(16, GREY), (x, y))?;
+    }
+    Ok(())
+}
+
+/// The end of a long name says more than its start.
+fn shortened(name: &str) -> String {
+    let length = name.chars().count();
+    match length > NAME_MAX {
+        true => format!("...{}", name.chars().skip(length - NAME_MAX).collect::<String>()),
+        false => name.to_owned(),
+    }
+}
+
+/// How long a run was, and where it ended.
+fn summary(run: &Run) -> String {
+    let Some(last) = run.steps.last() else { return "no steps".into() };
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let (steps, stages) = (run.steps.len(), last.stages.len());
+    let mut parts = vec![format!("{steps} step{}", plural(steps))];
+    if last.tokens_total > 0 {
+        parts.push(format!("{} tokens", panel::number(last.tokens_total as f64)));
+    }
+    if stages > 0 {
+        parts.push(format!("{stages} stage{}", plural(stages)));
+    }
+    parts.push(format!("last loss {:.4}", last.loss));
+    if let Some(evaluation) = run.evaluations.last() {
+        parts.push(match evaluation.bits_per_byte {
+            Some(bits) => {
+                format!("last validation {:.4} ({bits:.4} bits/byte)", evaluation.loss)
+            }
+            None => format!("last validation {:.4}", evaluation.loss),
+        });
+    }
+    parts.join(", ")
+}
+
+/// A curve per run: its steps' `value`, smoothed over the faint values themselves.
+fn smoothed(runs: &[Run], value: impl Fn(&Step) -> f64) -> (Vec<Curve>, Vec<Key>) {
+    let series: Vec<Series> = runs
+        .iter()
+        .map(|run| Series::new(run.steps.iter().map(|step| (step.step, value(step)))))
+        .collect();
+    let means: Vec<Option<Series>> = series.iter().map(Series::smoothed).collect();
+    let key_color = if runs.len() == 1 { PALETTE[0] } else { GREY };
+    let keys = match means.iter().any(Option::is_some) {
+        true => vec![
+            Key::faint_line("each step", key_color),
+            Key::line("mean of 5% of the steps", key_color),
+        ],
+        false => vec![Key::line("each step", key_color)],
+    };
+    let mut curves = Vec::new();
+    for (color, (series, mean)) in PALETTE.into_iter().zip(series.into_iter().zip(means)) {
+        let is_faint = mean.is_some();
+        curves.push(Curve { series, color, is_faint });
+        curves.extend(mean.map(|series| Curve { series, color, is_faint: false }));
+    }
+    (curves, keys)
+}
+
+fn loss(runs: &[Run]) -> Panel {
+    let (curves, mut keys) = smoothed(runs, |step| step.loss);
+    let mut dots = Vec::new();
+    for (index, run) in runs.iter().enumerate() {
+        // A single run's validation has a colour of its own.
+        let color = if runs.len() == 1 { PALETTE[1] } else { PALETTE[index] };
+        let points = run.evaluations.iter().map(|evaluation| (evaluation.step, evaluation.loss));
+        dots.push((Series::new(points), color));
+    }
+    if runs.iter().any(|run| !run.evaluations.is_empty()) {
+        keys.push(Key::dot("validation", if runs.len() == 1 { PALETTE[1] } else { GREY }));
+    }
+    Panel { title: "Loss".into(), curves, dots, keys, from_zero: false }
+}
+
+fn tokens_per_s(runs: &[Run]) -> Panel {
+    let (curves, keys) = smoothed(runs, |step| step.tokens_per_s);
+    Panel { title: "Tokens per second".into(), curves, dots: Vec::new(), keys, from_zero: true }
+}
+
+fn bubble(runs: &[Run]) -> Panel {
+    let (curves, keys) = smoothed(runs, |step| 100.0 * step.bubble);
+    let title = "Bubble: idle share of devices x time (%)".into();
+    Panel { title, curves, dots: Vec::new(), keys, from_zero: true }
+}
+
+/// Each stage's peak of a single run, as far as there are colours; the largest stage's otherwise.
+fn memory(runs: &[Run]) -> Panel {
+    let stages_of = |step: &Step| step.stages.len();
+    let stages = runs.iter().flat_map(|run| run.steps.iter().map(stages_of)).max().unwrap_or(0);
+    let steps = || runs.iter().flat_map(|run| &run.steps);
+    let largest = |step: &Step| step.stages.iter().map(|stage| stage.peak_bytes).max();
+    let unit = match steps().filter_map(largest).max().map(Bytes).unwrap_or_default().0 {
+        bytes if bytes >= 1 << 30 => ("GiB", 1_u64 << 30),
+        bytes if bytes >= 1 << 20 => ("MiB", 1 << 20),
+        _ => ("KiB", 1 << 10),
+    };
+    let scaled = |bytes: Option<u64>| bytes.map_or(f64::NAN, |b| b as f64 / unit.1 as f64);
+    let (mut curves, mut keys) = (Vec::new(), Vec::new());
+    let which = if runs.len() == 1 && stages <= PALETTE.len() {
+        for (k, color) in PALETTE.into_iter().enumerate().take(stages) {
+            let peak = |step: &Step| scaled(step.stages.get(k).map(|stage| stage.peak_bytes));
+            let points = steps().map(|step| (step.step, peak(step)));
+            curves.push(Curve { series: Series::new(points), color, is_faint: false });
+            keys.push(Key::line(format!("stage {k}"), color));
+        }
+        "each stage"
+    } else {
+        for (color, run) in PALETTE.into_iter().zip(runs) {
+            let points = run.steps.iter().map(|step| (step.step, scaled(largest(step))));
+            curves.push(Curve { series: Series::new(points), color, is_faint: false });
+        }
+        "the largest stage"
+    };
+    let title = format!("Peak memory of {which}'s tensors ({})", unit.0);
+    Panel { title, curves, dots: Vec::new(), keys, from_zero: true }
+}

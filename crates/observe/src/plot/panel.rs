@@ -1,0 +1,206 @@
+//! One panel: a title, a key, axes with ticks, and its curves.
+
+use std::ops::Range;
+
+use plotters::{
+    coord::types::{RangedCoordf64, RangedCoordi64},
+    prelude::*,
+};
+
+use super::{Area, FONT, GREY, PlotError, TEXT, series::Series, text_style};
+
+/// A curve of as few points as this shows each of them.
+const DOTTED_MAX: usize = 40;
+const GRID: RGBColor = RGBColor(225, 225, 225);
+
+/// What is drawn in one panel.
+pub(super) struct Panel {
+    /// With the unit.
+    pub(super) title: String,
+    /// Drawn in order.
+    pub(super) curves: Vec<Curve>,
+    /// Single points, over the curves; many of them become a line.
+    pub(super) dots: Vec<(Series, RGBColor)>,
+    /// Beneath the title.
+    pub(super) keys: Vec<Key>,
+    /// Whether the axis starts at 0.
+    pub(super) from_zero: bool,
+}
+
+/// A line.
+pub(super) struct Curve {
+    pub(super) series: Series,
+    pub(super) color: RGBColor,
+    /// Thin and pale, behind its mean.
+    pub(super) is_faint: bool,
+}
+
+/// What one kind of line or dot means.
+pub(super) struct Key {
+    text: String,
+    sign: Sign,
+    color: RGBColor,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Sign {
+    Line,
+    FaintLine,
+    Dot,
+    Cross,
+}
+
+impl Key {
+    pub(super) fn line(text: impl Into<String>, color: RGBColor) -> Self {
+        Self { text: text.into(), sign: Sign::Line, color }
+    }
+
+    pub(super) fn faint_line(text: impl Into<String>, color: RGBColor) -> Self {
+        Self { text: text.into(), sign: Sign::FaintLine, color }
+    }
+
+    pub(super) fn dot(text: impl Into<String>, color: RGBColor) -> Self {
+        Self { text: text.into(), sign: Sign::Dot, color }
+    }
+}
+
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordi64, RangedCoordf64>>;
+
+impl Panel {
+    pub(super) fn draw(&self, area: &Area<'_>) -> Result<(), PlotError> {
+        let not_finite: Vec<i64> =
+            self.curves.iter().flat_map(|curve| curve.series.not_finite()).collect();
+        self.draw_keys(area, !not_finite.is_empty())?;
+        let (steps, values) = (self.steps(), self.values());
+        let mut chart = ChartBuilder::on(area)
+            .margin(16)
+            .margin_top(68)
+            .x_label_area_size(44)
+            .y_label_area_size(62)
+            .build_cartesian_2d(steps.clone(), values.clone())?;
+        chart
+            .configure_mesh()
+            .bold_line_style(GRID)
+            .light_line_style(TRANSPARENT)
+            .axis_style(GREY)
+            .x_desc("step")
+            .x_labels(8)
+            .y_labels(7)
+            .x_label_formatter(&|step| number(*step as f64))
+            .y_label_formatter(&|value| number(*value))
+            .label_style((FONT, 15).into_font().color(&TEXT))
+            .axis_desc_style((FONT, 15).into_font().color(&TEXT))
+            .draw()?;
+        for curve in &self.curves {
+            curve.draw(&mut chart)?;
+        }
+        for (series, color) in &self.dots {
+            let points = series.pieces().concat();
+            if points.len() > DOTTED_MAX {
+                chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?;
+                continue;
+            }
+            for point in points {
+                chart.draw_series([
+                    Circle::new(point, 6, WHITE.filled()),
+                    Circle::new(point, 5, color.filled()),
+                ])?;
+            }
+        }
+        let top = values.end - 0.03 * (values.end - values.start);
+        let crosses = not_finite.iter().map(|step| Cross::new((*step, top), 5, TEXT));
+        chart.draw_series(crosses)?;
+        if self.curves.iter().all(|curve| curve.series.finite().next().is_none())
+            && self.dots.iter().all(|(dots, _)| dots.finite().next().is_none())
+        {
+            let (width, height) = area.dim_in_pixel();
+            let place = (width as i32 / 2 - 12, height as i32 / 2);
+            area.draw_text("no data", &text_style(18, GREY), place)?;
+        }
+        Ok(())
+    }
+
+    /// The title, and what its lines mean, side by side.
+    fn draw_keys(&self, area: &Area<'_>, has_crosses: bool) -> Result<(), PlotError> {
+        area.draw_text(&self.title, &text_style(19, TEXT), (22, 20))?;
+        let cross = Key { text: "not finite".into(), sign: Sign::Cross, color: TEXT };
+        let (mut x, y) = (22, 44);
+        for key in self.keys.iter().chain(has_crosses.then_some(&cross)) {
+            let line = |style: ShapeStyle| PathElement::new(vec![(x, y), (x + 18, y)], style);
+            match key.sign {
+                Sign::Line => area.draw(&line(key.color.stroke_width(3)))?,
+                Sign::FaintLine => area.draw(&line(key.color.mix(0.35).stroke_width(2)))?,
+                Sign::Dot => area.draw(&Circle::new((x + 12, y), 5, key.color.filled()))?,
+                Sign::Cross => area.draw(&Cross::new((x + 12, y), 5, key.color))?,
+            }
+            area.draw_text(&key.text, &text_style(15, GREY), (x + 24, y))?;
+            // The backend knows no fonts: 7 pixels are enough for a mean character of this size.
+            x += 34 + 7 * key.text.chars().count() as i32;
+        }
+        Ok(())
+    }
+
+    /// All steps, and some room around a single one.
+    fn steps(&self) -> Range<i64> {
+        let curves = self.curves.iter().map(|curve| &curve.series);
+        let all = || curves.clone().chain(self.dots.iter().map(|(dots, _)| dots));
+        let low = all().flat_map(Series::steps).min().unwrap_or(0);
+        let high = all().flat_map(Series::steps).max().unwrap_or(1);
+        if low < high { low..high } else { low.saturating_sub(1)..high.saturating_add(1) }
+    }
+
+    /// All finite values, and a little room above and below.
+    fn values(&self) -> Range<f64> {
+        let curves = self.curves.iter().map(|curve| &curve.series);
+        let all = curves.chain(self.dots.iter().map(|(dots, _)| dots));
+        let (low, high) = all
+            .flat_map(Series::finite)
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (v.min(low), v.max(high)));
+        if low > high {
+            return 0.0..1.0;
+        }
+        let low = if self.from_zero { low.min(0.0) } else { low };
+        let room = match (high - low) * 0.06 {
+            0.0 => low.abs().max(1.0) * 0.1,
+            // Ticks must differ as numbers.
+            room => room.max(low.abs().max(high.abs()) * 1e-6),
+        };
+        let bottom = if self.from_zero && low == 0.0 { 0.0 } else { low - room };
+        bottom..high + room
+    }
+}
+
+impl Curve {
+    fn draw(&self, chart: &mut Chart<'_, '_>) -> Result<(), PlotError> {
+        let style = match self.is_faint {
+            true => self.color.mix(0.35).stroke_width(1),
+            false => self.color.stroke_width(2),
+        };
+        for piece in self.series.pieces() {
+            // A point between two gaps has no line.
+            if self.series.len() <= DOTTED_MAX || piece.len() == 1 {
+                let dots = piece.iter().map(|point| Circle::new(*point, 3, self.color.filled()));
+                chart.draw_series(dots)?;
+            }
+            chart.draw_series(LineSeries::new(piece, style))?;
+        }
+        Ok(())
+    }
+}
+
+/// A tick's number in as few characters as it needs: `0.25`, `3`, `12k`, `1.5M`, `2.00e-7`.
+pub(super) fn number(value: f64) -> String {
+    let size = value.abs();
+    let (scaled, unit) = match size {
+        1e9..1e15 => (value / 1e9, "G"),
+        1e6..1e9 => (value / 1e6, "M"),
+        1e3..1e6 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    if size != 0.0 && !(1e-4..1e15).contains(&size) {
+        return format!("{value:.2e}");
+    }
+    let text = format!("{scaled:.4}");
+    let short = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{}{unit}", if short == "-0" { "0" } else { short })
+}

@@ -1,0 +1,170 @@
+//! TensorBoard event files: TFRecord framing around protocol-buffer events with scalars.
+//!
+//! A record is: length (u64), masked CRC32C of the length, the event, masked CRC32C of the event; all
+//! little-endian. The first event names the format's version. Each of our records becomes one event with
+//! all its scalars, flushed, so that TensorBoard can follow a run.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crc::{CRC_32_ISCSI, Crc};
+use prost::Message;
+
+use crate::metrics::{Evaluation, Record, Step};
+
+/// CRC32C, by its name in the catalogue of CRCs.
+const CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+/// What every event file opens with.
+const VERSION: &str = "brain.Event:2";
+
+/// `tensorflow.Event`, as far as it is used here.
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    /// Seconds since 1970.
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(string, optional, tag = "3")]
+    file_version: Option<String>,
+    #[prost(message, optional, tag = "5")]
+    summary: Option<Summary>,
+}
+
+/// `tensorflow.Summary`.
+#[derive(Clone, PartialEq, Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Scalar>,
+}
+
+/// `tensorflow.Summary.Value`, as far as it is used here.
+#[derive(Clone, PartialEq, Message)]
+struct Scalar {
+    #[prost(string, tag = "1")]
+    tag: String,
+    /// Optional, because it is one of several in the format: a 0 must be written, too.
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
+}
+
+/// What goes wrong with an event file.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {source}", path.display())]
+pub struct EventError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// An event file, open for the length of a run.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Writer {
+    /// Creates `folder` if need be, and in it a file named after `now`.
+    ///
+    /// # Errors
+    /// [`EventError`].
+    pub fn create(folder: &Path, now: SystemTime) -> Result<Self, EventError> {
+        fs::create_dir_all(folder).map_err(failed(folder))?;
+        let seconds = seconds_since_1970(now);
+        let path = folder.join(format!("events.out.tfevents.{seconds:.0}.gpipe"));
+        let file = File::create(&path).map_err(failed(&path))?;
+        let mut writer = Self { path, file: BufWriter::new(file) };
+        let version = Some(VERSION.to_owned());
+        writer.event(&Event { wall_time: seconds, file_version: version, ..Event::default() })?;
+        Ok(writer)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends the scalars of `record`, as of `now`.
+    ///
+    /// # Errors
+    /// [`EventError`].
+    pub fn write(&mut self, record: &Record, now: SystemTime) -> Result<(), EventError> {
+        let (step, scalars) = match record {
+            Record::Step(step) => (step.step, step_scalars(step)),
+            Record::Evaluation(evaluation) => (evaluation.step, evaluation_scalars(evaluation)),
+        };
+        let value = scalars
+            .into_iter()
+            .map(|(tag, value)| Scalar { tag, simple_value: Some(value as f32) })
+            .collect();
+        self.event(&Event {
+            wall_time: seconds_since_1970(now),
+            step: i64::try_from(step).unwrap_or(i64::MAX),
+            file_version: None,
+            summary: Some(Summary { value }),
+        })
+    }
+
+    fn event(&mut self, event: &Event) -> Result<(), EventError> {
+        let payload = event.encode_to_vec();
+        let length = (payload.len() as u64).to_le_bytes();
+        let mut write = |bytes: &[u8]| self.file.write_all(bytes);
+        write(&length)
+            .and_then(|()| write(&masked_crc(&length).to_le_bytes()))
+            .and_then(|()| write(&payload))
+            .and_then(|()| write(&masked_crc(&payload).to_le_bytes()))
+            .and_then(|()| self.file.flush())
+            .map_err(failed(&self.path))
+    }
+}
+
+/// The tags of a step: curves of the same kind share a group, which is the part before the slash.
+fn step_scalars(step: &Step) -> Vec<(String, f64)> {
+    let mut scalars: Vec<(String, f64)> = [
+        ("train/loss", step.loss),
+        ("train/lr", step.lr),
+        ("train/grad_norm", step.grad_norm),
+        ("train/clip_scale", step.clip_scale),
+        ("speed/tokens_per_s", step.tokens_per_s),
+        ("speed/step_ms", step.step_ms),
+        ("pipeline/bubble", step.bubble),
+    ]
+    .map(|(tag, value)| (tag.to_owned(), value))
+    .into();
+    scalars.extend(step.loss_scale.map(|scale| ("train/loss_scale".to_owned(), scale)));
+    scalars.extend(step.metrics.iter().map(|(name, value)| (format!("train/{name}"), *value)));
+    for (k, stage) in step.stages.iter().enumerate() {
+        scalars.push((format!("pipeline/stage{k}_wait_ms"), stage.wait_ms));
+        scalars.push((format!("memory/stage{k}_peak_bytes"), stage.peak_bytes as f64));
+    }
+    scalars
+}
+
+fn evaluation_scalars(evaluation: &Evaluation) -> Vec<(String, f64)> {
+    let mut scalars = vec![("validation/loss".to_owned(), evaluation.loss)];
+    let bits = evaluation.bits_per_byte.map(|bits| ("validation/bits_per_byte".to_owned(), bits));
+    scalars.extend(bits);
+    let metrics = evaluation.metrics.iter();
+    scalars.extend(metrics.map(|(name, value)| (format!("validation/{name}"), *value)));
+    scalars
+}
+
+/// The format rotates and shifts CRCs, so that a CRC of data that hold CRCs is as good as any.
+fn masked_crc(bytes: &[u8]) -> u32 {
+    CRC32C.checksum(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> EventError {
+    let path = path.to_owned();
+    move |source| EventError { path, source }
+}
+
+fn seconds_since_1970(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |duration| duration.as_secs_f64())
+}
