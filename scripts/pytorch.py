@@ -60,8 +60,8 @@ def main():
                 install(home, folder)
     found = version_in(folder)
     if found != VERSION:
-        has = f"has torch {found}, the comparisons need {VERSION}" if found else "has no torch and numpy for this Python"
-        fail(f"{folder} {has}: {remedy}")
+        has = f"torch {found}, the comparisons need {VERSION}" if found else "no torch and numpy for this Python"
+        fail(f"{folder} has {has}: {remedy}")
     print(folder)
 
 

@@ -13,6 +13,7 @@ import struct
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 GPT = {"vocabulary": 8192, "positions": 128, "features": 512, "heads": 8, "hidden": 2048, "blocks": 8}
@@ -152,3 +153,29 @@ def set_up(threads):
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: and stay there
     except OSError:
         pass  # not glibc
+
+
+class PeakMemory:
+    """Within `with`, if asked: the most bytes of tensors that this thread had allocated there at once.
+
+    A profiler sees every allocation, so the steps' times are then not to be used.
+    """
+
+    def __init__(self, asked):
+        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True) if asked else None
+        self.bytes = None
+
+    def __enter__(self):
+        if self.profile:
+            self.profile.__enter__()
+        return self
+
+    def __exit__(self, *failure):
+        if not self.profile:
+            return
+        self.profile.__exit__(*failure)
+        events = [event for event in self.profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        live = self.bytes = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            live += event.nbytes()  # below 0 where memory is given back
+            self.bytes = max(self.bytes, live)

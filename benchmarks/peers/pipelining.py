@@ -2,12 +2,13 @@
 """torch.distributed.pipelining: the `gpt` step on K processes of one thread each, Gloo over loopback.
 
 Usage: pipelining.py FOLDER [--stages K] [--micro-batches M] [--schedule gpipe|1f1b] [--checkpoint] [--steps N]
-                     [--cut I[,J..]]
+                     [--cut I[,J..]] [--memory]
 
 FOLDER holds the gpt.safetensors that the example `gpt_step` writes. Prints one line of JSON. `--cut` gives the
 first layer of each later stage in [embedding, 0.attention, 0.mlp, .., head], counted from 0. `--checkpoint`
 recomputes each block. A step lasts from a barrier to the end of the last stage's optimizer. The processes are
-started here, and ended by their own id when one fails or the time is over.
+started here, and ended by their own id when one fails or the time is over. `--memory` counts each stage's bytes of
+tensors, and then times mean nothing.
 """
 
 import argparse
@@ -23,10 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from model import GPT, Decoder, gpt_file, layers, loss_sum, set_up
+from model import GPT, Decoder, PeakMemory, gpt_file, layers, loss_sum, set_up
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-MEASURED_CUT = {2: [10]}  # fastest of 9, 10 and 11
+MEASURED_CUT = {2: [10]}  # CPU ms per step of the stages: 9: 3870 5040, 10: 4120 4557, 11: 5125 4376
 WAIT = timedelta(seconds=300)  # longest silence of a peer
 TOTAL_S = 1800  # longest run
 
@@ -40,6 +41,7 @@ def parse():
     parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--cut", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -57,21 +59,19 @@ def balanced(stages):
     return list(min(itertools.combinations(range(1, len(costs)), stages - 1), key=worst))
 
 
-def stage(options):
-    """One process: its stage, all steps."""
+def train(options, file):
+    """All steps of this process's stage: losses (of the last stage), and when each step began and ended."""
     rank, stages, micro_batches = options.rank, options.stages, options.micro_batches
     first, last = rank == 0, rank == stages - 1
-    set_up(1)
-    store = dist.TCPStore("127.0.0.1", options.port, stages, is_master=False, timeout=WAIT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=stages, timeout=WAIT)
-    file = gpt_file(options.folder)
     inputs, targets = file["inputs"], file["targets"]
     ends = [0, *options.cut, 2 + 2 * GPT["blocks"]]
     model = Decoder(layers(**GPT)[ends[rank]:ends[rank + 1]], options.checkpoint)
     model.load(file)
-    del file
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
-    samples, length = inputs.shape[0] // micro_batches, inputs.shape[1]
+    samples, left = divmod(inputs.shape[0], micro_batches)
+    if left:
+        raise SystemExit(f"pipelining: {micro_batches} micro-batches do not divide {inputs.shape[0]} samples")
+    length = inputs.shape[1]
     boundary = torch.empty(samples, length, GPT["features"], device="meta")
     tokens = torch.empty(samples, length, dtype=torch.int64, device="meta")
     logits = torch.empty(samples, length, GPT["vocabulary"], device="meta")
@@ -91,13 +91,24 @@ def stage(options):
         optimizer.step()
         spans.append([start, time.perf_counter()])
         totals.append(sum(loss.item() for loss in losses))
-    gathered = [None] * stages
-    dist.all_gather_object(gathered, (spans, totals))
-    if first:
-        steps = range(options.steps)
-        times = [1e3 * (max(s[i][1] for s, _ in gathered) - min(s[i][0] for s, _ in gathered)) for i in steps]
-        print(json.dumps({"loss": gathered[-1][1], "step_ms": times, "threads": stages, "dtype": "float32",
-                          "cut": options.cut}), flush=True)
+    return totals, spans
+
+
+def stage(options):
+    """One process."""
+    set_up(1)
+    store = dist.TCPStore("127.0.0.1", options.port, options.stages, is_master=False, timeout=WAIT)
+    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.stages, timeout=WAIT)
+    file = gpt_file(options.folder)
+    with PeakMemory(options.memory) as peak:
+        totals, spans = train(options, file)
+    gathered = [None] * options.stages
+    dist.all_gather_object(gathered, (totals, spans, peak.bytes))
+    if options.rank == 0:
+        times = [1e3 * (max(end for _, end in step) - min(start for start, _ in step))
+                 for step in zip(*[spans for _, spans, _ in gathered])]
+        print(json.dumps({"loss": gathered[-1][0], "step_ms": times, "threads": options.stages, "dtype": "float32",
+                          "cut": options.cut, "peak_tensor_bytes": [peak for *_, peak in gathered]}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

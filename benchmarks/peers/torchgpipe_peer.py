@@ -6,7 +6,9 @@ Usage: torchgpipe_peer.py FOLDER [--stages K] [--micro-batches M] [--checkpoint 
 
 Needs `pip install --no-deps torchgpipe==0.0.7`. FOLDER holds the gpt.safetensors that the example `gpt_step`
 writes. Prints one line of JSON. `--cut` as in pipelining.py. The loss is that of the mini-batch: torchgpipe
-gathers the micro-batches' outputs and has one backward.
+gathers the micro-batches' outputs and has one backward. On CPUs only its forwards overlap: it leaves the order of
+backwards to autograd, which has one thread for all CPU "devices" (on GPUs it has one for each). Named so because a
+script torchgpipe.py would be imported in the library's place.
 """
 
 import argparse
