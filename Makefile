@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench clean-cache
+.PHONY: help setup build train test soak bench parity clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -25,3 +25,6 @@ soak: setup ## The long proofs
 
 bench: build ## The one-stage and two-stage step, beside plain PyTorch if there is one
 	python3 benchmarks/gpt_step.py
+
+parity: setup ## Compare losses, gradients and parameters with PyTorch's
+	path=$$(python3 scripts/pytorch.py) && PYTHONPATH="$$path" python3 scripts/parity.py $(ARGS)

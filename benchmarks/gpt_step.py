@@ -78,8 +78,9 @@ def main():
         run([binary, "1", "8", "gpipe", "never", "0", folder])
         jobs = {name: lambda a=arguments: run([binary, *a, steps]) for name, arguments in GPIPE.items()}
         if has_torch.returncode == 0:
-            peer = str(ROOT / "benchmarks" / "gpt_torch.py")
-            jobs.update({name: lambda m=m, t=t: run([python, peer, folder, m, t, steps], **path)
+            peer = str(ROOT / "benchmarks" / "peers" / "plain.py")
+            jobs.update({name: lambda m=m, t=t: run([python, peer, folder, "--micro-batches", m, "--threads", t,
+                                                       "--steps", steps], **path)
                          for name, (m, t) in TORCH.items()})
         else:
             print("no PyTorch found: only gpipe is measured (set TORCH_PYTHON or TORCH_PATH)")
