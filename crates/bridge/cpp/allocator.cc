@@ -11,12 +11,16 @@
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <array>
+#include <climits>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
 #include <c10/util/Exception.h>
 #include <cstdlib>
 #include <cstring>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -184,6 +188,15 @@ void close_arena(uint32_t index) {
   drop_kept(arena, arena.kept);
   arena.high = 0;
   arena.cap = kNoCap;
+}
+
+bool keep_freed_memory() {
+#if defined(__GLIBC__)
+  // No block comes from mmap, whose pages would be new each time, and the heap is never trimmed.
+  return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
+#else
+  return false;
+#endif
 }
 
 Refusal take_refusal() {

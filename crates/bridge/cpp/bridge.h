@@ -89,5 +89,6 @@ void set_arena_cap(uint32_t arena, uint64_t bytes);
 void trim_arena(uint32_t arena);
 void close_arena(uint32_t arena);
 Refusal take_refusal();
+bool keep_freed_memory();
 
 } // namespace gpipe

@@ -87,5 +87,6 @@ pub(crate) mod bridged {
         fn trim_arena(arena: u32) -> Result<()>;
         fn close_arena(arena: u32) -> Result<()>;
         fn take_refusal() -> Result<Refusal>;
+        fn keep_freed_memory() -> bool;
     }
 }

@@ -23,7 +23,7 @@ impl Kernels {
     }
 }
 
-/// y = x W^T + b, differentiable once: `x` [..., inputs], `weight` [outputs, inputs], `bias` [outputs].
+/// y = x W^T + b, differentiable once: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias` `[outputs]`.
 /// Dtypes and devices that `kernels` does not cover take ATen's.
 ///
 /// # Errors

@@ -126,6 +126,13 @@ pub fn trim(arena: u32) -> Result<()> {
     Ok(bridged::trim_arena(arena)?)
 }
 
+/// Lets the C library keep what is freed for the rest of the process, instead of giving large blocks back
+/// to the system at once: oneDNN's and MKL's scratch, which does not come from the arenas, then costs no page
+/// faults. A choice for a program, not for a library; whether it took effect.
+pub fn keep_freed_memory() -> bool {
+    bridged::keep_freed_memory()
+}
+
 /// This thread's last refused allocation, if there was one since the last call.
 pub fn take_refusal() -> Option<Refusal> {
     let refusal = bridged::take_refusal().ok()?;

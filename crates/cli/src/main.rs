@@ -67,6 +67,7 @@ impl From<tch::TchError> for CliError {
 }
 
 fn main() -> ExitCode {
+    gpipe::keep_freed_memory();
     let result = match args::Arguments::parse().command {
         args::Command::Train(arguments) => train::run(&arguments),
         args::Command::Verify(arguments) => verify::run(&arguments),

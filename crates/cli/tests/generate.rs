@@ -117,14 +117,15 @@ fn number(json: &str, key: &str) -> f64 {
 #[test]
 fn oracle_eval_prints_what_training_ended_with() {
     let json = TRAINED.eval(&[]);
-    let line = TRAINED.printed.lines().find(|line| line.starts_with("validation loss")).unwrap();
+    let line = TRAINED.printed.lines().find(|line| line.contains(": validation loss ")).unwrap();
     let expected = format!(
-        "validation loss {:.4} nats/token, {:.4} bits/byte over {} tokens",
+        "validation loss {:.4} nats/token, {:.4} bits/byte, accuracy {:.1}% over {} tokens",
         number(&json, "loss"),
         number(&json, "bits_per_byte"),
+        100.0 * number(&json, "accuracy"),
         number(&json, "tokens")
     );
-    assert!(line.starts_with(&expected), "{line} against {expected}");
+    assert!(line.ends_with(&expected), "{line} against {expected}");
     assert!((number(&json, "perplexity").ln() - number(&json, "loss")).abs() < 1e-12);
     let accuracy = number(&json, "accuracy");
     assert!((0.5..1.0).contains(&accuracy), "first words cannot be known: {accuracy}");

@@ -200,8 +200,8 @@ impl Forward<'_> {
         })
     }
 
-    /// The affine map of the last axis: `x` [..., inputs], `weight` [outputs, inputs], `bias` [outputs] ->
-    /// [..., outputs]; through the pipeline's [`Kernels`], which may be faster than libtorch's own.
+    /// The affine map of the last axis: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias` `[outputs]`
+    /// to `[..., outputs]`; through the pipeline's [`Kernels`], which may be faster than libtorch's own.
     ///
     /// # Errors
     /// Shapes that do not fit.

@@ -1,25 +1,32 @@
 //! One measurement of the `gpt` workload for `benchmarks/gpt_step.py`: builds the pipeline, runs the steps,
-//! and prints one line of JSON: losses, and the milliseconds of each step and of its parts.
+//! and prints one line of JSON: losses, the milliseconds of each step and of its parts, what the simulator makes of
+//! the step before the last, and bytes.
 //!
-//! Usage: gpt_step STAGES MICRO_BATCHES SCHEDULE REMAT STEPS [FOLDER]
-//! With FOLDER the initial weights and the tokens are written there, for the peer to start from.
+//! Usage: gpt_step [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3] [kernels=fastest|aten]
+//!        [dtype=float32|bfloat16] [balance=cost] [samples=32] [device=cpu] [folder=DIR]
+//! With `folder` the initial weights and the tokens are written there, for the peers to start from.
 #![allow(clippy::print_stdout)]
 
-use gpipe::{Adam, CrossEntropy, Pipeline, StepReport, TensorSpec};
+use std::collections::HashMap;
+
+use gpipe::{Adam, CrossEntropy, Device, Kernels, Pipeline, StageReport, StepReport, TensorSpec};
 use gpipe_models::Transformer;
+use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 const VOCABULARY: i64 = 8192;
-const MINI_BATCH: i64 = 32;
 const LENGTH: i64 = 128;
 
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [stages, micro_batches, schedule, remat, steps, folder @ ..] = &arguments[..] else {
-        return Err("usage: gpt_step STAGES MICRO_BATCHES SCHEDULE REMAT STEPS [FOLDER]".into());
-    };
+    gpipe::keep_freed_memory();
+    let mut given = HashMap::new();
+    for argument in std::env::args().skip(1) {
+        let (key, value) = argument.split_once('=').ok_or("write arguments as key=value")?;
+        given.insert(key.to_owned(), value.to_owned());
+    }
+    let mut take = |key: &str, default: &str| given.remove(key).unwrap_or_else(|| default.into());
     let model = Transformer {
         vocabulary: VOCABULARY,
         positions: LENGTH,
@@ -32,31 +39,51 @@ fn main() -> Result<(), Failure> {
         tied: false,
         split_blocks: true,
     };
-    let mut pipeline = Pipeline::builder(model.build()?, TensorSpec::new([4, LENGTH], Kind::Int64))
-        .stages(stages.parse()?)
-        .micro_batches(micro_batches.parse()?)
-        .schedule(schedule.parse()?)
-        .remat(remat.parse()?)
+    let (stages, samples): (usize, i64) =
+        (take("stages", "2").parse()?, take("samples", "32").parse()?);
+    let micro_batches: usize = take("micro_batches", "8").parse()?;
+    let device: Device = take("device", "cpu").parse()?;
+    let shape = [(samples / micro_batches as i64).max(1), LENGTH];
+    let mut pipeline = Pipeline::builder(model.build()?, TensorSpec::new(shape, Kind::Int64))
+        .devices(vec![device; stages])
+        .micro_batches(micro_batches)
+        .schedule(take("schedule", "1f1b").parse()?)
+        .remat(take("remat", "never").parse()?)
+        .balance(take("balance", "cost").parse()?)
+        .kernels(match take("kernels", "fastest").as_str() {
+            "fastest" => Kernels::fastest(),
+            "aten" => Kernels::Aten,
+            other => return Err(format!("kernels={other}: use fastest or aten").into()),
+        })
+        .kind(match take("dtype", "float32").as_str() {
+            "float32" => Kind::Float,
+            "bfloat16" => Kind::BFloat16,
+            other => return Err(format!("dtype={other}: use float32 or bfloat16").into()),
+        })
         .seed(1)
         .loss(CrossEntropy::default())
         .optimizer(Adam { lr: 1e-4, ..Adam::default() })
         .build()?;
-    let (inputs, targets) = batch()?;
-    if let Some(folder) = folder.first() {
+    let (steps, folder): (usize, String) = (take("steps", "3").parse()?, take("folder", ""));
+    if let Some(key) = given.keys().next() {
+        return Err(format!("there is no argument '{key}'").into());
+    }
+    let (inputs, targets) = batch(samples)?;
+    if !folder.is_empty() {
         let mut tensors = pipeline.parameters()?;
         tensors.push(("inputs".into(), inputs.shallow_clone()));
         tensors.push(("targets".into(), targets.shallow_clone()));
         Tensor::write_safetensors(&tensors, format!("{folder}/gpt.safetensors"))?;
     }
-    let reports = (0..steps.parse()?)
+    let reports = (0..steps)
         .map(|_| pipeline.train_step(&inputs, &targets))
         .collect::<Result<Vec<StepReport>, _>>()?;
-    println!("{}", json(&reports));
+    println!("{}", json(&mut pipeline, &reports)?);
     Ok(())
 }
 
 /// The same tokens in every run: a fixed function of nothing.
-fn batch() -> Result<(Tensor, Tensor), Failure> {
+fn batch(samples: i64) -> Result<(Tensor, Tensor), Failure> {
     let mut state = 1_u64;
     let mut token = || {
         state =
@@ -64,39 +91,39 @@ fn batch() -> Result<(Tensor, Tensor), Failure> {
         (state >> 33) as i64 % VOCABULARY
     };
     let mut tensor = || {
-        let tokens: Vec<i64> = (0..MINI_BATCH * LENGTH).map(|_| token()).collect();
-        Tensor::f_from_slice(&tokens)?.f_reshape([MINI_BATCH, LENGTH])
+        let tokens: Vec<i64> = (0..samples * LENGTH).map(|_| token()).collect();
+        Tensor::f_from_slice(&tokens)?.f_reshape([samples, LENGTH])
     };
     Ok((tensor()?, tensor()?))
 }
 
-fn json(reports: &[StepReport]) -> String {
-    let list = |value: fn(&StepReport) -> f64| {
-        let values: Vec<String> = reports.iter().map(|report| value(report).to_string()).collect();
-        format!("[{}]", values.join(","))
+fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failure> {
+    // The costs of one step predict the next: a prediction from its own measurement would count for nothing.
+    let simulated = match reports {
+        [.., before, _] => Some(pipeline.simulate(&[&before.timeline])?),
+        _ => None,
     };
-    let total = |part: fn(&gpipe::StageReport) -> f64, report: &StepReport| -> f64 {
-        report.stages.iter().map(part).sum()
-    };
-    let parts: Vec<String> = reports
-        .iter()
-        .map(|report| {
-            format!(
-                "{{\"forward\":{},\"recompute\":{},\"backward\":{},\"optimizer\":{},\"wait\":{}}}",
-                total(|s| s.forward.as_ms(), report),
-                total(|s| s.recompute.as_ms(), report),
-                total(|s| s.backward.as_ms(), report),
-                total(|s| s.optimizer.as_ms(), report),
-                total(|s| s.wait.as_ms(), report)
-            )
+    let parts = |report: &StepReport| {
+        let by_stage =
+            |part: fn(&StageReport) -> f64| report.stages.iter().map(part).collect::<Vec<_>>();
+        json!({
+            "forward": by_stage(|stage| stage.forward.as_ms()),
+            "recompute": by_stage(|stage| stage.recompute.as_ms()),
+            "backward": by_stage(|stage| stage.backward.as_ms()),
+            "optimizer": by_stage(|stage| stage.optimizer.as_ms()),
+            "wait": by_stage(|stage| stage.wait.as_ms()),
         })
-        .collect();
-    format!(
-        "{{\"loss\":{},\"step_ms\":{},\"bubble\":{},\"peak_bytes\":{},\"parts_ms\":[{}]}}",
-        list(|report| report.loss),
-        list(|report| report.time.as_ms()),
-        list(|report| report.bubble),
-        list(|report| report.stages.iter().map(|stage| stage.peak.0 as f64).fold(0.0, f64::max)),
-        parts.join(",")
-    )
+    };
+    let last = reports.last().ok_or("at least one step")?;
+    Ok(json!({
+        "loss": reports.iter().map(|report| report.loss).collect::<Vec<_>>(),
+        "step_ms": reports.iter().map(|report| report.time.as_ms()).collect::<Vec<_>>(),
+        "bubble": last.bubble,
+        "simulated_last_ms": simulated.as_ref().map(|timeline| timeline.makespan.as_ms()),
+        "simulated_bubble": simulated.as_ref().map(|timeline| timeline.bubble()),
+        "balance": pipeline.balance(),
+        "peak_bytes": last.stages.iter().map(|stage| stage.peak.0).collect::<Vec<_>>(),
+        "live_bytes": last.stages.iter().map(|stage| stage.live.0).collect::<Vec<_>>(),
+        "parts_ms": reports.iter().map(parts).collect::<Vec<_>>(),
+    }))
 }

@@ -85,8 +85,12 @@ impl Attention {
         let qkv = qkv
             .f_reshape([samples, length, 3, self.heads, self.features / self.heads])?
             .f_permute([2, 0, 3, 1, 4])?;
-        let [q, k, v] = [0, 1, 2].map(|part| qkv.f_select(0, part));
-        let attended = self.attend(ctx, &q?, &k?, &v?)?;
+        // Not three selects: each one's backward would fill and add a tensor of all three.
+        let parts = qkv.f_unbind(0)?;
+        let [q, k, v] = &parts[..] else {
+            return Err(LayerError::Shape("qkv has not three parts".into()));
+        };
+        let attended = self.attend(ctx, q, k, v)?;
         let joined = attended.f_transpose(1, 2)?.f_reshape([samples, length, self.features])?;
         let y = ctx.linear(&joined, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)

@@ -1,20 +1,23 @@
 //! Settings of a pipeline, checked when it is built.
 
-use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use gpipe_bridge::linear::Kernels;
 use gpipe_core::{
-    Bytes, EdgeId, Op, StageId,
+    Bytes, EdgeId, StageId,
     lower::{Topology, lower},
-    partition::{by_weighted_cost, check_balance, uniform},
     remat::Remat,
-    schedule::Schedule,
+    schedule::{ActionLists, Schedule},
     validate::{Invalid, validate},
 };
 use gpipe_runtime::{Crew, Settings, crew::BuildDevice};
 use tch::Kind;
 
-use super::{LINK_CAPACITY, NamedPlace, Pipeline, TiedPlaces, topology};
+use super::{
+    LINK_CAPACITY, NamedPlace, Pipeline, TiedPlaces,
+    balance::{Balance, stage_weights},
+    topology,
+};
 use crate::{
     device::Device,
     error::{Error, Result},
@@ -29,51 +32,6 @@ use crate::{
 
 /// Most micro-batches of a mini-batch.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
-
-/// Where to cut.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Balance {
-    /// By the layers' cost estimates, so that the most expensive stage costs least.
-    #[default]
-    Cost,
-    /// The same number of layers per stage.
-    Uniform,
-    /// Layers per stage.
-    Layers(Vec<usize>),
-}
-
-impl FromStr for Balance {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "cost" => Ok(Balance::Cost),
-            "uniform" => Ok(Balance::Uniform),
-            _ => {
-                let numbers: std::result::Result<Vec<usize>, _> =
-                    text.split(',').map(|number| number.trim().parse()).collect();
-                numbers.map(Balance::Layers).map_err(|_| {
-                    Error::Setting(format!(
-                        "'{text}' is no balance: use cost, uniform, or layers per stage such as 3,5"
-                    ))
-                })
-            }
-        }
-    }
-}
-
-impl fmt::Display for Balance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Balance::Cost => f.write_str("cost"),
-            Balance::Uniform => f.write_str("uniform"),
-            Balance::Layers(layers) => {
-                let numbers: Vec<String> = layers.iter().map(ToString::to_string).collect();
-                f.write_str(&numbers.join(","))
-            }
-        }
-    }
-}
 
 /// What a mini-batch's inputs look like.
 pub struct Inputs(pub(crate) Vec<TensorSpec>);
@@ -310,11 +268,13 @@ impl PipelineBuilder {
         let parameter_settings = self.apply_groups()?;
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
         let ties = self.sequence.ties()?;
-        let balance = self.cut()?;
+        let compute = self.compute_actions();
+        let cost = || self.sequence.costs(&self.inputs, self.kind);
+        let weights = stage_weights(&compute, self.micro_batches);
+        let balance = self.balance.cut(self.sequence.len(), cost, &weights)?;
         let ranges = topology::ranges(&balance);
         let trained_before = self.sequence.trained_before();
         let (topology, views) = topology::build(&ranges, &inferred.skips, &ties, &trained_before);
-        let compute = self.remat.apply(&self.schedule.actions(ranges.len(), self.micro_batches));
         let program = lower(&compute, &topology, self.micro_batches)?;
         let link_capacity = (LINK_CAPACITY..)
             .find(|&capacity| {
@@ -409,6 +369,11 @@ impl PipelineBuilder {
         })
     }
 
+    fn compute_actions(&self) -> ActionLists {
+        let actions = self.schedule.actions(self.devices.len(), self.micro_batches);
+        self.remat.apply(&actions)
+    }
+
     /// Freezes what the groups freeze; the settings of every parameter, by layer.
     fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
         let mut owners: HashMap<String, String> = HashMap::new();
@@ -446,37 +411,6 @@ impl PipelineBuilder {
             own.then(|| (EdgeId::from_index(index), self.devices[other]))
         };
         edges.filter_map(peer).collect()
-    }
-
-    fn cut(&self) -> Result<Vec<usize>> {
-        let (stages, layers) = (self.devices.len(), self.sequence.len());
-        Ok(match &self.balance {
-            Balance::Uniform => uniform(layers, stages)?,
-            Balance::Cost => {
-                let costs = self.sequence.costs(&self.inputs, self.kind)?;
-                by_weighted_cost(&costs, &self.stage_weights())?
-            }
-            Balance::Layers(balance) => {
-                check_balance(balance, stages, layers)?;
-                balance.clone()
-            }
-        })
-    }
-
-    /// What a unit of a layer's forward costs each stage in a step: M forwards, as many backwards at twice
-    /// that, and the forwards that it runs again. Under 1F1B the last stage runs none again unless told to.
-    fn stage_weights(&self) -> Vec<u64> {
-        let stages = self.devices.len();
-        let lists = self.remat.apply(&self.schedule.actions(stages, self.micro_batches));
-        let mut weights = vec![3 * self.micro_batches as u64; stages];
-        for action in lists.iter().flatten() {
-            if let (Op::Rematerialize(_), Some(weight)) =
-                (action.op, weights.get_mut(action.stage.index()))
-            {
-                *weight += 1;
-            }
-        }
-        weights
     }
 
     /// The plan of one stage, but for what the whole model's shapes and the topology say.

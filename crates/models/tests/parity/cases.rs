@@ -79,7 +79,12 @@ impl Rule {
         let adam = Adam { lr: 1e-2, ..Adam::default() };
         match self {
             Rule::Sgd => builder.optimizer(Sgd::new(0.5)),
-            Rule::Momentum => builder.optimizer(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01 }),
+            Rule::Momentum => builder.optimizer(Sgd {
+                lr: 0.1,
+                momentum: 0.9,
+                nesterov: false,
+                weight_decay: 0.01,
+            }),
             Rule::Adam => builder.optimizer(adam),
             Rule::AdamW => builder.optimizer(Adam { weight_decay: 0.1, decoupled: true, ..adam }),
         }

@@ -1,0 +1,96 @@
+//! Family `gpu_`: what needs a GPU. Without one every test here is skipped, and says so where GPIPE_SKIP_LOG
+//! names a file. The claim to the bit is for deterministic kernels; those used here are.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::io::Write;
+
+use common::{Features, Run, assert_close, assert_same_bits, batch, model};
+use gpipe::{Bytes, Device, Remat};
+use tch::Kind;
+
+/// Whether `test` must be skipped, which is then written down.
+fn skipped(test: &str) -> bool {
+    if Device::gpus() > 0 {
+        return false;
+    }
+    if let Some(path) = std::env::var_os("GPIPE_SKIP_LOG") {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        writeln!(file, "{test}: there is no GPU").unwrap();
+    }
+    true
+}
+
+const GPU: Device = Device::Cuda(0);
+
+/// Gradients of 3 steps, and the parameters after them.
+fn train(run: &Run, devices: Vec<Device>, features: Features) -> common::Named {
+    let builder = features.build(run.builder(model(features), 3)).devices(devices);
+    let mut pipeline = builder.build().unwrap();
+    let mut all = Vec::new();
+    for step in 0..3 {
+        let (inputs, targets) = batch(7, step);
+        pipeline.train_step(&inputs, &targets).unwrap();
+        let gradients = pipeline.gradients().unwrap().into_iter();
+        all.extend(gradients.map(|(name, gradient)| (format!("{step} {name}"), gradient)));
+    }
+    all.extend(pipeline.parameters().unwrap());
+    all
+}
+
+#[test]
+fn gpu_several_stages_on_one_gpu_are_transparent() {
+    if skipped("gpu_several_stages_on_one_gpu_are_transparent") {
+        return;
+    }
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        let features = Features { tied: true, skip: true, dropout: 0.2, kind, ..Features::plain() };
+        let expected = train(&Run::plain(), vec![GPU], features);
+        for run in Run::all(model(features).len()) {
+            let found = train(&run, vec![GPU; run.stages], features);
+            assert_same_bits(&found, &expected, &format!("{run:?} {kind:?}"));
+        }
+    }
+}
+
+#[test]
+fn gpu_mixed_with_cpu_stages_agrees_with_the_cpu() {
+    if skipped("gpu_mixed_with_cpu_stages_agrees_with_the_cpu") {
+        return;
+    }
+    // float64: what remains is the order of sums in another kernel. Dropout has the same masks.
+    let kind = Kind::Double;
+    let features = Features { tied: true, skip: true, dropout: 0.2, kind, ..Features::plain() };
+    let expected = train(&Run::plain(), vec![Device::Cpu], features);
+    let cpu = Device::Cpu;
+    for devices in
+        [vec![GPU], vec![GPU, cpu], vec![cpu, GPU], vec![GPU, cpu, GPU], vec![cpu, GPU, cpu]]
+    {
+        let run = Run { stages: devices.len(), remat: Remat::Always, ..Run::plain() };
+        let found = train(&run, devices.clone(), features);
+        assert_close(&found, &expected, 1e-9, &format!("{devices:?}"));
+    }
+}
+
+#[test]
+fn gpu_memory_is_reported_and_a_cap_is_an_error_that_names_the_stage() {
+    if skipped("gpu_memory_is_reported_and_a_cap_is_an_error_that_names_the_stage") {
+        return;
+    }
+    let build = |cap: Option<Bytes>| {
+        let builder = Run::plain().builder(model(Features::plain()), 2).devices([GPU]);
+        match cap {
+            Some(cap) => builder.memory_cap([cap]).build(),
+            None => builder.build(),
+        }
+    };
+    let (inputs, targets) = batch(8, 1);
+    let report = build(None).unwrap().train_step(&inputs, &targets).unwrap();
+    assert!(report.stages[0].peak > report.stages[0].live && report.stages[0].live.0 > 0);
+    let error = match build(Some(Bytes(1024))) {
+        Err(error) => error.to_string(),
+        Ok(mut pipeline) => pipeline.train_step(&inputs, &targets).unwrap_err().to_string(),
+    };
+    assert!(error.contains("out of memory") && error.contains("stage 0"), "{error}");
+}
