@@ -4,7 +4,8 @@
 Usage: gpt_step.py [--rounds 5] [--out FOLDER] [--only TEXT[,TEXT..]]
 
 Each round runs every configuration once, in a rotating order, each in a process of its own whose first step does
-not count. Ratios are paired within a round. A canary (a fixed float32 product on one thread, plain PyTorch's)
+not count: the second is measured, of all of them (the third of those that the simulator predicts is for that alone).
+Ratios are paired within a round. A canary (a fixed float32 product on one thread, plain PyTorch's)
 shows how much the machine drifted, and the two-core ceiling how much of two cores there is: the same product on
 two processes at once. Needs a Python with PyTorch 2.11: name it with TORCH_PYTHON, or its folder with TORCH_PATH;
 without one scripts/pytorch.py fetches it (2.6 GB, once).
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,9 +99,10 @@ PAIRS = [
 ]
 
 CANARY = """
-import time, torch
+import sys, time, torch
 torch.set_num_threads(1)
 x = torch.ones(512, 512)
+time.sleep(max(0.0, float(sys.argv[1]) - time.time()))
 start, count = time.perf_counter(), 0
 while time.perf_counter() < start + 1.5:
     x @ x
@@ -132,7 +135,8 @@ class Bench:
 
     def products_per_s(self, processes):
         """How many products each of so many processes makes at once."""
-        start = [subprocess.Popen([self.python, "-c", CANARY], stdout=subprocess.PIPE, text=True,
+        together = str(time.time() + 6)  # after the imports
+        start = [subprocess.Popen([self.python, "-c", CANARY, together], stdout=subprocess.PIPE, text=True,
                                   env=self.environment) for _ in range(processes)]
         return [float(process.communicate(timeout=120)[0]) for process in start]
 
@@ -141,14 +145,19 @@ def spread(values, digits=0):
     return f"{MEDIAN(values):.{digits}f} [{min(values):.{digits}f} .. {max(values):.{digits}f}]"
 
 
+def step_ms(found):
+    """The second step: the first warms up, and not every program runs a third."""
+    return found["step_ms"][1]
+
+
 def ratio(a, b):
-    return [x["median_ms"] / y["median_ms"] for x, y in zip(a, b)]
+    return [step_ms(x) / step_ms(y) for x, y in zip(a, b)]
 
 
 def table(results):
-    lines = ["| configuration | step ms: median [least .. most] of the rounds | loss after 2 steps |", "|---|---|---|"]
+    lines = ["| configuration | second step, ms: median [least .. most] of the rounds | loss after 2 steps |", "|---|---|---|"]
     for name, rounds in results.items():
-        times = [found["median_ms"] for found in rounds]
+        times = [step_ms(found) for found in rounds]
         lines.append(f"| {name} | {spread(times)} | {rounds[0]['loss'][1]:.6f} |")
     return lines
 
@@ -171,7 +180,8 @@ def efficiency(results):
              "next one. Imbalance: the busiest stage's work over the mean.", "",
              "| configuration | simulated / measured | imbalance | cut | bubble % |", "|---|---|---|---|---|"]
     for name, rounds in results.items():
-        if name.startswith("gpipe K=2") and rounds[0].get("simulated_last_ms"):
+        # With two steps the costs would be those of the warm-up.
+        if name.startswith("gpipe K=2") and len(rounds[0]["step_ms"]) > 2:
             simulated = [found["simulated_last_ms"] / found["step_ms"][-1] for found in rounds]
             work = [[sum(parts) for parts in zip(*(found["parts_ms"][-1][key] for key in
                                                    ["forward", "recompute", "backward", "optimizer"]))]
@@ -184,7 +194,7 @@ def efficiency(results):
 
 
 def parts(results):
-    lines = ["", "### Where the time goes", "", "Milliseconds of the last step, by stage, median of the rounds.", "",
+    lines = ["", "### Where the time goes", "", "Milliseconds of the last step (the third of most with two stages), by stage, median of the rounds.", "",
              "| configuration | forward | recompute | backward | optimizer | wait | peak MB |", "|---|---|---|---|---|---|---|"]
     for name, rounds in results.items():
         if "parts_ms" not in rounds[0]:
@@ -195,6 +205,36 @@ def parts(results):
             cells.append(" + ".join(f"{MEDIAN(values):.0f}" for values in stages))
         peak = " + ".join(f"{bytes / 1e6:.0f}" for bytes in rounds[-1]["peak_bytes"])
         lines.append(f"| {name} | {' | '.join(cells)} | {peak} |")
+    return lines
+
+
+def memory(results):
+    """Peak bytes with re-materialization against what must be held: the issue's formula."""
+    def at(name, key):
+        return results[name][-1][key] if results.get(name) else None
+
+    peaks = {name: at(f"gpipe K=2 M=8 {name}", "peak_bytes")
+             for name in ["gpipe never", "1f1b never", "gpipe always", "1f1b always"]}
+    live = at("gpipe K=2 M=8 1f1b always", "live_bytes")
+    if not all(peaks.values()):
+        return []
+    lines = ["", "### Memory with re-materialization", "",
+             "Bytes of tensors by stage, MB. Held by the parameters: weights, two moments, gradients. One micro-batch: the",
+             "activations of one of the 8, from what GPipe's schedule holds more than 1F1B's without re-materialization.",
+             "Boundary: 1 MB for each micro-batch whose input the next stage holds.", "",
+             "| schedule | stage | parameters | one micro-batch | boundary | sum | measured peak | peak / sum | of activations alone |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    micro_batches, boundary = 8, 4 * 128 * 512 * 4
+    for schedule in ["gpipe", "1f1b"]:
+        for stage in range(2):
+            in_flight = min(2 - stage, micro_batches)
+            one = (peaks["gpipe never"][stage] - peaks["1f1b never"][stage]) / (micro_batches - in_flight)
+            held = boundary * (micro_batches if schedule == "gpipe" else 1) if stage == 0 else 0
+            base, peak = live[stage] * 4 / 3, peaks[f"{schedule} always"][stage]
+            row = [base, one, held, base + one + held, peak]
+            cells = " | ".join(f"{value / 1e6:.1f}" for value in row)
+            lines.append(f"| {schedule} | {stage} | {cells} | {peak / (base + one + held):.3f} | "
+                         f"{(peak - base) / (one + held):.3f} |")
     return lines
 
 
@@ -210,14 +250,19 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="default: benchmarks/DATE-gpt")
     parser.add_argument("--only", help="configurations whose name has one of these texts in it")
+    parser.add_argument("--report", metavar="FOLDER", help="only write the report again, from FOLDER/raw.json")
     options = parser.parse_args()
+    if options.report:
+        folder = Path(options.report)
+        raw = json.loads((folder / "raw.json").read_text())
+        return report(folder, len(raw["canary_ms"]), raw)
     subprocess.run(["cargo", "build", "--quiet", "--release", "--locked", "--package", "gpipe-models", "--example",
                     "gpt_step"], cwd=ROOT, check=True)
     python = os.environ.get("TORCH_PYTHON", sys.executable)
     path = os.environ.get("TORCH_PATH", os.environ.get("PYTHONPATH", ""))
     probe = [python, "-c", "import torch; print(torch.__version__)"]
     torch = subprocess.run(probe, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=path))
-    if torch.returncode:
+    if torch.returncode or not torch.stdout.startswith("2.11.0"):
         path = subprocess.run([python, str(ROOT / "scripts" / "pytorch.py")], check=True, capture_output=True,
                               text=True).stdout.strip().splitlines()[-1]
         torch = subprocess.run(probe, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=path))
@@ -228,6 +273,7 @@ def main():
     results, canaries, ceilings = {name: [] for name in jobs}, [], []
     out = Path(options.out or ROOT / "benchmarks" / f"{datetime.date.today()}-gpt")
     out.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(folder, python, path)
         bench.run("gpipe", {"stages": 1, "steps": 1, "folder": folder})
@@ -239,10 +285,9 @@ def main():
             shift = round_number * 7 % len(names)
             for name in names[shift:] + names[:shift]:
                 found = bench.run(*jobs[name])
-                found["median_ms"] = MEDIAN(found["step_ms"][1:])
                 results[name].append(found)
             print(f"round {round_number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
-            raw = {"machine": machine(), "torch": torch.stdout.strip(), "canary_ms": canaries, "ceiling": ceilings,
+            raw = {"machine": machine(), "commit": commit, "torch": torch.stdout.strip(), "canary_ms": canaries, "ceiling": ceilings,
                    "results": results}
             (out / "raw.json").write_text(json.dumps(raw) + "\n")
             report(out, options.rounds, raw)
@@ -250,14 +295,14 @@ def main():
 
 
 def report(out, rounds, raw):
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     done = len(raw["canary_ms"])
     lines = ["# The `gpt` step", "",
-             f"{raw['machine']}; PyTorch {raw['torch']}; commit {commit.stdout.strip()}; {done} of {rounds} rounds.",
+             f"{raw['machine']}; PyTorch {raw['torch']}; commit {raw.get('commit', 'unknown')}; {done} of {rounds} rounds.",
              "", "```sh", "make bench", "```", "",
              f"Canary (a 512 x 512 float32 product), ms: {spread(raw['canary_ms'], 2)}. Two-core ceiling (products of two "
              f"busy cores over those of one): {spread(raw['ceiling'], 2)}.", "", *table(raw["results"]),
-             *ratios(raw["results"]), *efficiency(raw["results"]), *parts(raw["results"])]
+             *ratios(raw["results"]), *efficiency(raw["results"]), *parts(raw["results"]),
+             *memory(raw["results"])]
     (out / "report.md").write_text("\n".join(lines) + "\n")
 
 

@@ -2,7 +2,8 @@
 // the CPU library too, so this compiles, links and runs where there is no CUDA, and no CUDA header is needed.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
-#include <ATen/ops/empty.h>
+#include <ATen/Context.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -63,8 +64,7 @@ Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
   c10::StreamGuard guard(unpack(stream));
   at::Tensor copy;
   if (to < 0) {
-    auto options = source.options().device(at::kCPU).pinned_memory(true);
-    copy = at::empty(source.sizes(), options, source.suggest_memory_format());
+    copy = at::empty_like(source, source.options().device(at::kCPU).pinned_memory(true)); // strides, too
     copy.copy_(source, /*non_blocking=*/true);
   } else {
     copy = source.to(gpu(to), /*non_blocking=*/true);
@@ -74,6 +74,10 @@ Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
 }
 
 void record_use(Address tensor, DeviceStream stream) { borrow(tensor).record_stream(unpack(stream)); }
+
+void prefer_deterministic_kernels() {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+}
 
 MemoryStats gpu_stats(int32_t device) {
   auto stats = c10::getDeviceAllocator(kGpu)->getDeviceStats(static_cast<c10::DeviceIndex>(device));

@@ -59,8 +59,10 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-bool fits_onednn(const at::Tensor &x, const at::Tensor &w) {
-  return x.device().is_cpu() && w.device().is_cpu() && x.scalar_type() == at::kFloat &&
+bool fits_onednn(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
+  const bool bias_fits = !b || (b->device().is_cpu() && b->scalar_type() == at::kFloat && b->dim() == 1 &&
+                                b->size(0) == w.size(0));
+  return bias_fits && x.device().is_cpu() && w.device().is_cpu() && x.scalar_type() == at::kFloat &&
          w.scalar_type() == at::kFloat && w.dim() == 2 && x.dim() >= 1 && x.size(-1) == w.size(1) &&
          x.numel() * w.size(0) >= kMultiplicationsMin;
 }
@@ -78,7 +80,7 @@ bool onednn_is_faster() {
 
 Address linear(Address x, Address w, Address bias, bool use_onednn) {
   const Optional b = bias == 0 ? Optional() : Optional(borrow(bias));
-  if (use_onednn && fits_onednn(borrow(x), borrow(w)))
+  if (use_onednn && fits_onednn(borrow(x), borrow(w), b))
     return give(Linear::apply(borrow(x), borrow(w), b));
   return give(at::linear(borrow(x), borrow(w), b));
 }

@@ -105,6 +105,14 @@ impl std::fmt::Debug for Event {
     }
 }
 
+/// Lets libtorch choose deterministic kernels wherever it has them, in the whole process, and warn elsewhere.
+///
+/// # Errors
+/// libtorch's.
+pub fn prefer_deterministic_kernels() -> Result<()> {
+    Ok(bridged::prefer_deterministic_kernels()?)
+}
+
 /// What libtorch's allocator holds on GPU number `device`, for all its users in this process.
 ///
 /// # Errors

@@ -101,6 +101,12 @@ pub(crate) struct RunArguments {
     /// Stages K (pipeline.stages); the result is the same for every K
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
+    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in training
+    #[arg(long, value_name = "DEVICE,..")]
+    pub device: Option<String>,
+    /// Dtype of the arithmetic (pipeline.dtype); default: as in training
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<String>,
     /// Use the moving averages of the weights (averages.safetensors), if the run kept them
     #[arg(long, conflicts_with = "config")]
     pub averages: bool,
@@ -113,7 +119,7 @@ pub(crate) struct EvalArguments {
     /// Text to measure on, all of it: files or folders, UTF-8; without it, the text that the run held out
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
-    /// Measure on the first N tokens at most (train.validation_tokens)
+    /// Measure on the first N tokens at most [default: train.validation_tokens; with --text all]
     #[arg(long, value_name = "N")]
     pub tokens: Option<usize>,
     /// Micro-batches M per mini-batch (pipeline.micro_batches)

@@ -26,7 +26,9 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<(), CliError> {
     if let Some(micro_batches) = arguments.micro_batches {
         run.config.pipeline.micro_batches = micro_batches;
     }
-    let tokens_max = arguments.tokens.unwrap_or(run.config.train.validation_tokens);
+    let configured = run.config.train.validation_tokens;
+    let all = if arguments.text.is_empty() { configured } else { usize::MAX };
+    let tokens_max = arguments.tokens.unwrap_or(all);
     if tokens_max < 2 {
         return Err(CliError::Usage(format!(
             "--tokens {tokens_max}: a token is measured by the one before it, use at least 2"

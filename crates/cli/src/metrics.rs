@@ -69,6 +69,7 @@ fn step(report: &StepReport, samples: u64, seen: Seen, data_wait: Duration) -> S
     });
     Step {
         step: report.step,
+        skipped: report.skipped,
         loss: report.loss,
         tokens: report.count as u64,
         samples,

@@ -38,24 +38,25 @@ impl Progress {
         Self::Bar(bar)
     }
 
-    /// After a step.
-    pub(crate) fn step(&mut self, report: &StepReport) {
+    /// After step number `step` of the run.
+    pub(crate) fn step(&mut self, step: u64, report: &StepReport) {
         let tokens_per_s = report.count / (report.time.as_ms() / 1e3);
+        let skipped = if report.skipped { "  skipped: float16 overflow" } else { "" };
         let message = format!(
-            "loss {:.3}  {tokens_per_s:.0} tokens/s  bubble {:.0}%",
+            "loss {:.3}  {tokens_per_s:.0} tokens/s  bubble {:.0}%{skipped}",
             report.loss,
             100.0 * report.bubble
         );
         match self {
             Self::Bar(bar) => {
                 bar.set_message(message);
-                bar.set_position(report.step);
+                bar.set_position(step);
             }
             Self::Lines { steps, last } => {
                 let due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
-                if due || report.step == *steps {
+                if due || step == *steps {
                     *last = Some(Instant::now());
-                    println!("step {}/{steps}  {message}", report.step);
+                    println!("step {step}/{steps}  {message}");
                 }
             }
         }

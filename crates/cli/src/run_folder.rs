@@ -27,6 +27,10 @@ pub(crate) enum RunFolderError {
     #[error("{0}: there is no such folder: give the one that `gpipe train` named after 'files:'")]
     NoFolder(PathBuf),
     #[error(
+        "{0}: there is no such file: the run kept no averages of its weights: train with --set optimizer.average=0.999, or leave --averages out"
+    )]
+    NoAverages(PathBuf),
+    #[error(
         "{path}: there is no such file: a run has it once it has ended; let the run end, or give another run's folder"
     )]
     Missing { path: PathBuf },
@@ -49,24 +53,35 @@ impl RunFolder {
     pub(crate) fn open(arguments: &RunArguments) -> Result<Self, CliError> {
         let (config_path, weights_path) = paths(arguments)?;
         let tokenizer_path = weights_path.with_file_name("tokenizer.json");
+        if arguments.averages && !weights_path.is_file() {
+            return Err(RunFolderError::NoAverages(weights_path).into());
+        }
         for path in [&config_path, &weights_path, &tokenizer_path] {
             if !path.is_file() {
                 return Err(RunFolderError::Missing { path: path.clone() }.into());
             }
         }
-        let mut config = Config::load(&ConfigArguments {
+        let mut config = Config::read(&ConfigArguments {
             config: config_path.clone(),
             set: arguments.set.clone(),
+            device: arguments.device.clone(),
+            dtype: arguments.dtype.clone(),
             ..ConfigArguments::default()
         })?;
         if let Some(stages) = arguments.stages {
             config.pipeline.stages = stages;
+            // So are devices, unless they are one and the same, or were just named.
+            let devices = &mut config.pipeline.devices.0;
+            if arguments.device.is_none() && devices.iter().all(|device| *device == devices[0]) {
+                devices.truncate(1);
+            }
             // Layers per stage that were chosen for another K are of no use.
             let is_for_other = |balance: &Balance| matches!(balance, Balance::Layers(layers) if layers.len() != stages);
             if is_for_other(&config.pipeline.balance) {
                 config.pipeline.balance = Balance::Cost;
             }
         }
+        config.check()?;
         let tokenizer = Tokenizer::load(&tokenizer_path)?;
         Ok(Self { config, tokenizer, config_path, weights_path })
     }

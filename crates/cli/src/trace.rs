@@ -35,10 +35,13 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
         reports.push(pipeline.train_step(inputs, targets)?);
     }
     // The first step also warms up caches and the allocator.
-    let warm: Vec<&StepReport> = reports.iter().skip(usize::from(reports.len() > 1)).collect();
+    let applied = reports.iter().filter(|report| !report.skipped);
+    let warm: Vec<&StepReport> = applied.skip(usize::from(reports.len() > 1)).collect();
     let mut by_time = warm.clone();
     by_time.sort_by_key(|report| report.time);
-    let Some(median) = by_time.get(by_time.len() / 2) else { return Ok(()) };
+    let Some(median) = by_time.get(by_time.len() / 2) else {
+        return Err(CliError::Usage("every step was skipped: give more --steps".into()));
+    };
     let timelines: Vec<_> = warm.iter().map(|report| &report.timeline).collect();
     let simulated = pipeline.simulate(&timelines)?;
 

@@ -1,6 +1,7 @@
 //! `gpipe train`.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     path::{Path, PathBuf},
     sync::Arc,
@@ -44,7 +45,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         let path = out.join(name);
         std::fs::write(&path, text).map_err(io(&path))
     };
-    write("config.toml", &config.to_toml()?)?;
+    write("config.toml", &config.resolved().to_toml()?)?;
     text.tokenizer.save(&out.join("tokenizer.json"))?;
     let mut run = Run {
         metrics: Metrics::create(&out)?,
@@ -62,22 +63,21 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         let Loaded { step, batch, waited } = loaded?;
         let (inputs, targets) = setup::tensors(&batch)?;
         let report = pipeline.train_step(inputs, targets)?;
-        run.step(&report, batch.samples as u64, waited)?;
+        run.step(step + 1, &report, batch.samples as u64, waited)?;
         let every = config.train.validate_every;
         if every > 0 && (step + 1) % every == 0 && step + 1 < config.train.steps {
-            run.validate(&mut pipeline, "validation")?;
+            run.validate(&mut pipeline)?;
         }
     }
     run.progress.finish();
     run.summary.print(start.elapsed().as_secs_f64() * 1e3);
 
     gpipe_checkpoint::weights::save(&out.join(WEIGHTS), &pipeline.parameters()?)?;
-    run.validate(&mut pipeline, "validation")?;
+    run.validate(&mut pipeline)?;
     let vocabulary = text.tokenizer.vocabulary() as f64;
     println!("(a uniform guess: {:.4} nats/token)", vocabulary.ln());
     if config.optimizer.average > 0.0 {
         gpipe_checkpoint::weights::save(&out.join(AVERAGES), &pipeline.averages()?)?;
-        pipeline.with_averages(|averaged| Ok(run.validate(averaged, "averaged weights")))??;
     }
     println!("files: {}", out.display());
     Ok(())
@@ -94,9 +94,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// After a step of `samples` samples, for whose batch the loop waited.
+    /// After step number `step` of the loop, of `samples` samples, for whose batch it waited.
     fn step(
         &mut self,
+        step: u64,
         report: &StepReport,
         samples: u64,
         waited: Duration,
@@ -104,32 +105,45 @@ impl Run<'_> {
         self.seen.tokens += report.count as u64;
         self.seen.samples += samples;
         self.metrics.step(report, samples, self.seen, waited)?;
-        self.progress.step(report);
+        self.progress.step(step, report);
         self.summary.add(report, waited);
         Ok(())
     }
 
-    /// Evaluates on held-out text; prints and records what it found.
-    fn validate(&mut self, pipeline: &mut Pipeline, what: &str) -> Result<(), CliError> {
+    /// Evaluates on held-out text, the averages of the weights too if there are any; prints and records what it
+    /// found.
+    fn validate(&mut self, pipeline: &mut Pipeline) -> Result<(), CliError> {
         let start = Instant::now();
+        let own = self.measure(pipeline, "validation")?;
+        let mut metrics = BTreeMap::from([("accuracy".to_owned(), own.accuracy)]);
+        if self.config.optimizer.average > 0.0 {
+            let measured = pipeline
+                .with_averages(|averaged| Ok(self.measure(averaged, "averaged weights")))??;
+            metrics.insert("averaged_loss".into(), measured.nats);
+            metrics.insert("averaged_accuracy".into(), measured.accuracy);
+        }
+        self.summary.validated(start.elapsed());
+        self.metrics.evaluation(Evaluation {
+            step: pipeline.steps(),
+            tokens_total: self.seen.tokens,
+            loss: own.nats,
+            bits_per_byte: Some(own.bits_per_byte),
+            metrics,
+            count: own.count as u64,
+        })
+    }
+
+    /// The loss of what the parameters are now, also as a line.
+    fn measure(&self, pipeline: &mut Pipeline, what: &str) -> Result<Measured, CliError> {
         let most = self.config.train.validation_tokens;
-        let Measured { nats, bits_per_byte, accuracy, count } =
-            eval::measure(pipeline, self.config, &self.validation, most)?;
-        let step = pipeline.steps();
+        let measured = eval::measure(pipeline, self.config, &self.validation, most)?;
+        let Measured { nats, bits_per_byte, accuracy, count } = measured;
         self.progress.say(&format!(
-            "step {step}: {what} loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte, accuracy {:.1}% over {count} tokens",
+            "step {}: {what} loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte, accuracy {:.1}% over {count} tokens",
+            pipeline.steps(),
             100.0 * accuracy
         ));
-        self.summary.validated(start.elapsed());
-        let metrics = [("accuracy".to_owned(), accuracy)].into_iter().collect();
-        self.metrics.evaluation(Evaluation {
-            step,
-            tokens_total: self.seen.tokens,
-            loss: nats,
-            bits_per_byte: Some(bits_per_byte),
-            metrics,
-            count: count as u64,
-        })
+        Ok(measured)
     }
 }
 

@@ -37,6 +37,12 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
         config.train.steps = STEPS;
     }
     let variants = variants(arguments, &config)?;
+    if config.pipeline.devices.0.len() > 1 {
+        return Err(CliError::Usage(format!(
+            "verify compares several numbers of stages, {} names a device for each of one number: name one device for all, such as --device {}",
+            config.pipeline.devices, config.pipeline.devices.0[0]
+        )));
+    }
     let text = setup::text(&config)?;
     println!("{}", text.summary);
     println!(

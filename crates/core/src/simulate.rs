@@ -25,7 +25,9 @@ pub struct StageCost {
     pub rematerialize: Nanos,
     /// One backward.
     pub backward: Nanos,
-    /// Reduce, norm and decide take nothing here; the update, once per step, takes this.
+    /// The norm of its gradients, once per step. Reducing and deciding take nothing here.
+    pub norm: Nanos,
+    /// The update, once per step.
     pub update: Nanos,
     /// The inputs of one micro-batch: held from its forward to its backward.
     pub inputs: Bytes,
@@ -50,6 +52,7 @@ impl Costs {
             forward: Nanos(1),
             rematerialize: Nanos(1),
             backward: Nanos(1),
+            norm: Nanos(0),
             update: Nanos(0),
             inputs: Bytes(1),
             activations: Bytes(1),
@@ -60,14 +63,15 @@ impl Costs {
     /// The median time of each kind of action on each stage of `timelines` of the same program; nothing is
     /// known of bytes, and messages take no time. An action that took part in no timeline costs nothing.
     pub fn measured(timelines: &[&Timeline]) -> Self {
-        type Times = [Vec<u64>; 4];
+        type Times = [Vec<u64>; 5];
         let mut times: Vec<Times> = Vec::new();
         for timed in timelines.iter().flat_map(|timeline| timeline.devices.iter().flatten()) {
             let kind = match timed.action.op {
                 Op::Forward(_) => 0,
                 Op::Rematerialize(_) => 1,
                 Op::Backward(_) => 2,
-                Op::Update => 3,
+                Op::Norm => 3,
+                Op::Update => 4,
                 _ => continue,
             };
             let stage = timed.action.stage.index();
@@ -77,8 +81,8 @@ impl Costs {
             times[stage][kind].push((timed.end - timed.start).0);
         }
         let stages = times.into_iter().map(|kinds| {
-            let [forward, rematerialize, backward, update] = kinds.map(median);
-            StageCost { forward, rematerialize, backward, update, ..StageCost::default() }
+            let [forward, rematerialize, backward, norm, update] = kinds.map(median);
+            StageCost { forward, rematerialize, backward, norm, update, ..StageCost::default() }
         });
         Self { stages: stages.collect(), latency: Nanos(0) }
     }
@@ -90,8 +94,9 @@ impl Costs {
             Op::Forward(_) => cost.forward,
             Op::Rematerialize(_) => cost.rematerialize,
             Op::Backward(_) => cost.backward,
+            Op::Norm => cost.norm,
             Op::Update => cost.update,
-            Op::Send(_) | Op::Receive(_) | Op::Reduce | Op::Norm | Op::Decide => Nanos(0),
+            Op::Send(_) | Op::Receive(_) | Op::Reduce | Op::Decide => Nanos(0),
         }
     }
 }

@@ -19,6 +19,7 @@ fn step(stages: usize, micro_batches: usize, remat: Remat, forward_us: u64) -> T
         forward,
         rematerialize: forward,
         backward: forward + forward,
+        norm: Nanos(0),
         update: Nanos(700_000),
         ..StageCost::default()
     };

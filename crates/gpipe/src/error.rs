@@ -22,6 +22,9 @@ pub enum LayerError {
     /// An error of libtorch.
     #[error("libtorch: {}", first_line(.0))]
     Torch(String),
+    /// A GPU without enough memory left.
+    #[error("out of memory on the GPU: re-materialize more, or use more stages or micro-batches ({})", first_line(.0))]
+    GpuOutOfMemory(String),
     /// An allocation over the cap, or over what the system has.
     #[error("out of memory: {} asked for, {} held{}", Bytes(.0.requested), Bytes(.0.live), cap_and_remedy(.0))]
     OutOfMemory(Refusal),
@@ -44,7 +47,11 @@ fn cap_and_remedy(refusal: &Refusal) -> String {
 impl LayerError {
     /// An error of libtorch, or the refused allocation behind it.
     fn torch(text: String) -> Self {
-        gpipe_bridge::memory::take_refusal().map_or(Self::Torch(text), Self::OutOfMemory)
+        match gpipe_bridge::memory::take_refusal() {
+            Some(refusal) => Self::OutOfMemory(refusal),
+            None if text.contains("CUDA out of memory") => Self::GpuOutOfMemory(text),
+            None => Self::Torch(text),
+        }
     }
 }
 

@@ -102,7 +102,7 @@ pub trait Layer: Send + Sync + 'static {
     /// Inputs that do not fit: it is told to the user with the layer's name, before anything runs.
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError>;
 
-    /// Its outputs. It must be a pure function of inputs, parameters and `ctx`, because it is run again
+    /// Its outputs; affine maps are fastest through [`Forward::linear`]. It must be a pure function of inputs, parameters and `ctx`, because it is run again
     /// for re-materialization, and must not change its inputs in place. tch: only the `f_*` forms.
     ///
     /// # Errors

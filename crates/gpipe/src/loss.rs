@@ -67,6 +67,7 @@ impl Loss for CrossEntropy {
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
         let (logits, target) = (only(outputs)?, only(targets)?);
         let classes = logits.size().last().copied().unwrap_or(0);
+        check_range(target, classes, self.ignore)?;
         let none = None::<Tensor>;
         Ok(logits.f_reshape([-1, classes])?.f_cross_entropy_loss(
             &target.f_reshape([-1])?,
@@ -80,6 +81,19 @@ impl Loss for CrossEntropy {
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
+}
+
+/// On a GPU an index out of range leaves the process without it; a CPU's kernel says so itself.
+fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerError> {
+    if target.device() == tch::Device::Cpu || target.numel() == 0 {
+        return Ok(());
+    }
+    let outside = target.f_lt(0)?.f_logical_or(&target.f_ge(classes)?)?;
+    let outside = outside.f_logical_and(&target.f_ne(ignore)?)?;
+    if outside.f_any()?.f_int64_value(&[])? == 0 {
+        return Ok(());
+    }
+    Err(LayerError::Value(format!("a target is outside the classes 0..{classes}")))
 }
 
 /// Squared error summed over all elements, divided by the number of elements: outputs and targets of one

@@ -71,8 +71,11 @@ impl LossScale {
 
     /// After a step that was applied.
     pub(crate) fn step_was_good(&mut self) {
+        if !self.dynamic {
+            return;
+        }
         self.good += 1;
-        if self.dynamic && self.good == GROWTH_INTERVAL {
+        if self.good == GROWTH_INTERVAL {
             self.good = 0;
             self.scale = (2.0 * self.scale).min(LARGEST);
         }
@@ -81,7 +84,12 @@ impl LossScale {
     /// After a step whose gradients were not finite; whether a smaller scale may help.
     pub(crate) fn step_overflowed(&mut self) -> bool {
         self.good = 0;
-        if !self.dynamic || self.scale <= 1.0 {
+        if !self.dynamic {
+            return false;
+        }
+        if self.scale <= 1.0 {
+            // No scale helps: the error is not one of range, and must not leave the scale at its least.
+            self.scale = FIRST;
             return false;
         }
         self.scale *= 0.5;
@@ -107,7 +115,7 @@ mod tests {
         }
         assert_eq!(scale.scale, 32768.0);
         let halvings = (0..100).take_while(|_| scale.step_overflowed()).count();
-        assert_eq!((halvings, scale.scale), (15, 1.0));
+        assert_eq!((halvings, scale.scale), (15, FIRST)); // given up, and ready for the next step
         let mut fixed = LossScale::new(Kind::BFloat16);
         assert!(!fixed.step_overflowed());
         assert_eq!(fixed.scale, 1.0);

@@ -223,6 +223,15 @@ fn oracle_averages_follow_their_formula_and_evaluation_can_use_them() {
     assert_ne!(loss, own.loss);
     assert_eq!(values(pipeline.parameters().unwrap()), parameters);
     assert_eq!(pipeline.evaluate(&x, &y).unwrap(), own);
+    // A failure inside, and what would be lost when they are exchanged back.
+    let failed = pipeline.with_averages(|pipeline| {
+        let named = pipeline.parameters()?;
+        assert!(pipeline.set_parameters(&named).is_err());
+        pipeline.evaluate(&x, uniform(&[5, 2], 2, Kind::Double))
+    });
+    assert!(failed.is_err());
+    assert_eq!(values(pipeline.parameters().unwrap()), parameters);
+    pipeline.train_step(&x, &y).unwrap();
 }
 
 #[test]
@@ -305,9 +314,25 @@ impl Metric for Largest {
         Ok(outputs[0].f_max()?.f_double_value(&[])?)
     }
 
-    fn count(&self, _: &[Tensor]) -> Result<f64, LayerError> {
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        if targets[0].size()[0] == 5 {
+            return Err(LayerError::Value("five".into()));
+        }
         Ok(1.0)
     }
+}
+
+#[test]
+fn regression_a_metric_that_cannot_count_fails_before_anything_is_updated() {
+    // Its count was taken after the update: the step was an error, and had happened.
+    let builder = small(Kind::Float).metric(Largest(false)).training_metrics();
+    let mut pipeline = builder.optimizer(Sgd::new(0.1)).build().unwrap();
+    let (x, y) = (uniform(&[5, 3], 1, Kind::Float), uniform(&[5, 2], 2, Kind::Float));
+    let before = pipeline.parameters().unwrap();
+    let error = pipeline.train_step(&x, &y).unwrap_err().to_string();
+    assert!(error.contains("five"), "{error}");
+    common::assert_same_bits(&pipeline.parameters().unwrap(), &before, "not updated");
+    assert_eq!(pipeline.steps(), 0);
 }
 
 #[test]
@@ -423,7 +448,7 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
     let optimizer = |optimizer: fn() -> Box<dyn Fn(PipelineBuilder) -> PipelineBuilder>| {
         text(optimizer()(small(Kind::Float)))
     };
-    let cases: [(&str, String); 8] = [
+    let cases: [(&str, String); 10] = [
         (
             "nesterov needs a momentum",
             optimizer(|| Box::new(|b| b.optimizer(Sgd { nesterov: true, ..Sgd::new(0.1) }))),
@@ -448,6 +473,11 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
             "no parameter matches the group pattern 'c.*'",
             text(small(Kind::Float).group(Group::matching(["c.*"]))),
         ),
+        (
+            "two metrics are named 'largest'",
+            text(small(Kind::Float).metric(Largest(false)).metric(Largest(true))),
+        ),
+        ("a group has no patterns", text(small(Kind::Float).group(Group::matching([""; 0])))),
         ("averages' decay", text(small(Kind::Float).average(1.0))),
         ("use Float, Double, BFloat16 or Half", text(small(Kind::Int64))),
         (
@@ -469,5 +499,5 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
     let error = smooth.check(&[spec], &[TensorSpec::new([2], Kind::Int64)]).unwrap_err();
     assert!(error.to_string().contains("label_smoothing is 1"));
     let state = Adafactor::default().state(&[2, 3, 5]);
-    assert_eq!((state[0].shape.clone(), state[1].shape.clone()), (vec![2, 3, 1], vec![2, 1, 5]));
+    assert_eq!((&state[0].shape[..], &state[1].shape[..]), (&[2, 3, 1][..], &[2, 1, 5][..]));
 }

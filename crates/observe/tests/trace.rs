@@ -17,6 +17,7 @@ fn timeline(stages: usize, micro_batches: usize) -> Timeline {
         forward: Nanos(1_000),
         rematerialize: Nanos(1_000),
         backward: Nanos(2_500),
+        norm: Nanos(0),
         update: Nanos(500),
         ..StageCost::default()
     };

@@ -40,6 +40,7 @@ fn random_costs(random: &mut Stream, stages: usize) -> Costs {
     let mut time = || Nanos(random.below(50) as u64);
     let stages = (0..stages)
         .map(|_| StageCost {
+            norm: Nanos(0),
             forward: time(),
             rematerialize: time(),
             backward: time(),

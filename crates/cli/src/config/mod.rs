@@ -14,6 +14,7 @@ use std::{
     str::FromStr,
 };
 
+use gpipe::Kernels;
 use keys::{check_keys, defaults, set};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 pub(crate) use text::{Decays, Dtype, KernelChoice, OptimizerName};
@@ -39,8 +40,15 @@ pub(crate) enum ConfigError {
 }
 
 impl Config {
-    /// Reads the file and applies `--set` and the flags, in this order.
+    /// Reads the file, applies `--set` and the flags, in this order, and checks what came out.
     pub(crate) fn load(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
+        let config = Self::read(arguments)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// As [`Config::load`], without the check: more flags follow.
+    pub(crate) fn read(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
         let path = &arguments.config;
         let text = read(path)?;
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
@@ -56,7 +64,6 @@ impl Config {
         };
         let mut config: Config = table.try_into().map_err(parse)?;
         config.apply(arguments)?;
-        config.check()?;
         Ok(config)
     }
 
@@ -94,7 +101,7 @@ impl Config {
 
     /// Reads the file and applies `--set` and all flags.
     pub(crate) fn load_for_training(arguments: &PipelineArguments) -> Result<Self, ConfigError> {
-        let mut config = Self::load(&arguments.config)?;
+        let mut config = Self::read(&arguments.config)?;
         config.apply_pipeline(arguments)?;
         Ok(config)
     }
@@ -116,8 +123,8 @@ impl Config {
         self.check()
     }
 
-    /// What no other room checks when it gets its part.
-    fn check(&self) -> Result<(), ConfigError> {
+    /// What no other room checks when it gets its part, or checks only after long work.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let refuse = |key, value: String, reason: &str| {
             Err(ConfigError::Value { key, value, reason: reason.into() })
         };
@@ -148,7 +155,28 @@ impl Config {
             );
             return refuse("pipeline.devices", value, &reason);
         }
+        for device in &self.pipeline.devices.0 {
+            if let Err(error) = device.check() {
+                return refuse("pipeline.devices", device.to_string(), &error.to_string());
+            }
+        }
+        if !(0.0..1.0).contains(&optimizer.average) {
+            let value = optimizer.average.to_string();
+            return refuse("optimizer.average", value, "use 0 (off) or less than 1, such as 0.999");
+        }
         Ok(())
+    }
+
+    /// With every choice made that depends on the machine.
+    pub(crate) fn resolved(&self) -> Self {
+        let mut config = self.clone();
+        if config.pipeline.kernels == KernelChoice::Fastest {
+            config.pipeline.kernels = match Kernels::fastest() {
+                Kernels::Aten => KernelChoice::Aten,
+                Kernels::OneDnn => KernelChoice::OneDnn,
+            };
+        }
+        config
     }
 
     /// As TOML, with every key.

@@ -41,6 +41,10 @@ impl Optimizer for Adafactor {
         vec![StateSpec::zeros("row_variance", &row), StateSpec::zeros("column_variance", &column)]
     }
 
+    fn temporaries(&self) -> usize {
+        4
+    }
+
     fn lr(&self) -> f64 {
         self.lr
     }

@@ -76,6 +76,9 @@ pub(crate) fn settings<'g>(
     names: &[String],
 ) -> Result<Vec<Option<&'g Group>>, GroupError> {
     for group in groups {
+        if group.patterns.is_empty() {
+            return Err("a group has no patterns: name the parameters that it is for".into());
+        }
         let ParameterSettings { lr_scale, weight_decay } = group.settings;
         let numbers = [Some(("lr_scale", lr_scale)), weight_decay.map(|w| ("weight_decay", w))];
         for (what, value) in numbers.into_iter().flatten() {

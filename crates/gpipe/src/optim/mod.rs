@@ -76,6 +76,12 @@ pub trait Optimizer: Send + Sync + 'static {
     /// What it keeps for a parameter of `shape`.
     fn state(&self, shape: &[i64]) -> Vec<StateSpec>;
 
+    /// How many temporaries of a parameter's size its update makes at once, for one parameter after the other.
+    /// The stage makes sure that they fit before any stage begins to update.
+    fn temporaries(&self) -> usize {
+        0
+    }
+
     /// The learning rate before any schedule.
     fn lr(&self) -> f64;
 

@@ -54,6 +54,10 @@ impl Optimizer for RmsProp {
         vec![square, StateSpec::zeros("momentum", shape)]
     }
 
+    fn temporaries(&self) -> usize {
+        4
+    }
+
     fn lr(&self) -> f64 {
         self.lr
     }

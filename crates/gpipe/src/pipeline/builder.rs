@@ -14,7 +14,7 @@ use gpipe_runtime::{Crew, Settings, crew::BuildDevice};
 use tch::Kind;
 
 use super::{
-    LINK_CAPACITY, NamedPlace, Pipeline, TiedPlaces,
+    LINK_CAPACITY, Pipeline,
     balance::{Balance, stage_weights},
     topology,
 };
@@ -25,7 +25,7 @@ use crate::{
     metric::Metric,
     optim::{Group, LearningRate, Optimizer, ParameterSettings, settings},
     precision::{LossScale, Precision},
-    sequence::{Sequence, TieGroup},
+    sequence::Sequence,
     spec::TensorSpec,
     stage::{Stage, StagePlan},
 };
@@ -274,6 +274,7 @@ impl PipelineBuilder {
         let balance = self.balance.cut(self.sequence.len(), cost, &weights)?;
         let ranges = topology::ranges(&balance);
         let trained_before = self.sequence.trained_before();
+        topology::check_ties(&ranges, &self.devices, &ties)?;
         let (topology, views) = topology::build(&ranges, &inferred.skips, &ties, &trained_before);
         let program = lower(&compute, &topology, self.micro_batches)?;
         let link_capacity = (LINK_CAPACITY..)
@@ -285,7 +286,7 @@ impl PipelineBuilder {
         validate(&program, link_capacity)?;
 
         let trains = self.loss.is_some() && self.optimizer.is_some();
-        let (names, tied_places) = places(&self.sequence, &ranges, &ties);
+        let (names, tied_places) = topology::places(&self.sequence, &ranges, &ties);
         let lr = self.optimizer.as_ref().map_or(0.0, |optimizer| optimizer.lr());
         let builds = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
             let mut plan = self.plan(stage, layers.clone(), precision);
@@ -342,6 +343,12 @@ impl PipelineBuilder {
             return refuse("the averages' decay must be at least 0 and below 1".into());
         }
         self.rate.check().map_err(Error::Setting)?;
+        for (index, metric) in self.metrics.iter().enumerate() {
+            if self.metrics[..index].iter().any(|other| other.name() == metric.name()) {
+                let name = metric.name();
+                return refuse(format!("two metrics are named '{name}': give each its own name"));
+            }
+        }
         if self.caps.len() > 1 && self.caps.len() != stages {
             return refuse(format!(
                 "{} memory caps for {stages} stages: give one for all, or one per stage",
@@ -433,6 +440,7 @@ impl PipelineBuilder {
             edges: Arc::default(),
             peers: HashMap::new(),
             device: self.devices[stage],
+            first_on_device: !self.devices[..stage].contains(&self.devices[stage]),
             segments: self.remat.segments(),
             seed: self.seed,
             precision,
@@ -449,33 +457,4 @@ impl PipelineBuilder {
             average: self.average,
         }
     }
-}
-
-/// Full names with their places, tied weights once; and all places of each tied weight.
-fn places(
-    sequence: &Sequence,
-    ranges: &[std::ops::Range<usize>],
-    ties: &[TieGroup],
-) -> (Vec<NamedPlace>, TiedPlaces) {
-    let (mut names, mut tied) = (Vec::new(), HashMap::new());
-    let place = |layer: usize, slot: usize| {
-        let stage = ranges.iter().position(|range| range.contains(&layer)).unwrap_or_default();
-        (StageId::from_index(stage), (layer - ranges[stage].start, slot))
-    };
-    for (index, layer) in sequence.layers.iter().enumerate() {
-        for (slot, parameter) in layer.parameters.iter().enumerate() {
-            let name = format!("{}.{}", layer.name, parameter.name);
-            let group = parameter.tie.as_ref().and_then(|t| ties.iter().find(|g| g.name == *t));
-            if let Some(group) = group {
-                if group.uses[0] != (gpipe_core::LayerId::from_index(index), slot) {
-                    continue;
-                }
-                let all = group.uses.iter().map(|(layer, slot)| place(layer.index(), *slot));
-                tied.insert(name.clone(), all.collect());
-            }
-            let (stage, at) = place(index, slot);
-            names.push((name, stage, at));
-        }
-    }
-    (names, tied)
 }

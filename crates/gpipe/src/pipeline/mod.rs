@@ -38,7 +38,7 @@ use crate::{
     sequence::Sequence,
     spec::TensorSpec,
     stage::{
-        Stage,
+        Stage, catching,
         feed::{Feed, Mode, Outcome, Slice, split},
     },
     value::IntoTensors,
@@ -122,10 +122,13 @@ impl Pipeline {
             )));
         }
         if self.averages_in_use {
-            return Err(Error::Setting("training inside with_averages would train them".into()));
+            return Err(Error::Setting(
+                "the averages are in the parameters' place, and would be trained: train outside of with_averages (if an exchange failed, build the pipeline again)".into(),
+            ));
         }
         let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
         let denominator = self.denominator(&batch.targets)?;
+        let counts = self.metric_counts(&batch.targets)?;
         let (lr, scale) = (self.learning_rate(), self.loss_scale.scale);
         let ran = match self.run(Mode::Train, &batch, denominator, false) {
             Ok(ran) => ran,
@@ -147,7 +150,7 @@ impl Pipeline {
             self.step += 1;
             self.loss_scale.step_was_good();
         }
-        let metrics = self.measured(&ran.outcomes, &batch.targets)?;
+        let metrics = self.measured(&ran.outcomes, &counts);
         let step = report::Numbers { step: self.step, skipped, lr, loss_scale: scale, metrics };
         Ok(StepReport::new(step, &ran, denominator, verdict))
     }
@@ -168,28 +171,35 @@ impl Pipeline {
         }
         let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
         let denominator = self.denominator(&batch.targets)?;
+        let counts = self.metric_counts(&batch.targets)?;
         let ran = match self.run(Mode::Evaluate, &batch, denominator, false) {
             Ok(ran) => ran,
             Err(error) => {
                 return Err(self.name_the_layer(error, Mode::Evaluate, &batch, denominator));
             }
         };
-        let metrics = self.measured(&ran.outcomes, &batch.targets)?;
+        let metrics = self.measured(&ran.outcomes, &counts);
         Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator, metrics))
     }
 
+    /// What the metrics' sums are divided by; before the run, because it may fail.
+    fn metric_counts(&self, targets: &[Tensor]) -> Result<Vec<f64>> {
+        let count = |metric: &Arc<dyn Metric>| catching(|| metric.count(targets));
+        let counts = self.metrics.iter().map(count).collect::<std::result::Result<_, _>>();
+        counts.map_err(Error::Torch)
+    }
+
     /// The metrics' sums over all micro-batches, in their order, with their counts.
-    fn measured(&self, outcomes: &[Outcome], targets: &[Tensor]) -> Result<Vec<Measured>> {
+    fn measured(&self, outcomes: &[Outcome], counts: &[f64]) -> Vec<Measured> {
         let sums = outcomes.last().map_or(&[][..], |outcome| &outcome.metric_sums);
         if sums.iter().all(Vec::is_empty) {
-            return Ok(Vec::new());
+            return Vec::new();
         }
-        let measured = |(index, metric): (usize, &Arc<dyn Metric>)| {
+        let measured = |(index, (metric, &count)): (usize, (&Arc<dyn Metric>, &f64))| {
             let sum = sums.iter().filter_map(|sums| sums.get(index)).sum();
-            let count = metric.count(targets)?;
-            Ok(Measured { name: metric.name().to_owned(), sum, count })
+            Measured { name: metric.name().to_owned(), sum, count }
         };
-        self.metrics.iter().enumerate().map(measured).collect()
+        self.metrics.iter().zip(counts).enumerate().map(measured).collect()
     }
 
     /// The model's outputs for a mini-batch on the CPU, without dropout, in the order of the samples; in
@@ -222,7 +232,11 @@ impl Pipeline {
         if targets.as_ref().is_some_and(Vec::is_empty) {
             return Err(Error::Input("there is no target tensor: give at least one".into()));
         }
-        let targets = targets.unwrap_or_default();
+        // A GPU's tensors may still be in the making on a stream that no stage knows.
+        let here = |tensors: Vec<Tensor>| -> Result<Vec<Tensor>> {
+            tensors.iter().map(|tensor| Ok(tensor.f_to(tch::Device::Cpu)?)).collect()
+        };
+        let (inputs, targets) = (here(inputs)?, here(targets.unwrap_or_default())?);
         let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
         let Some(count) = inputs.first().map(samples) else {
             return Err(Error::Input("there is no input tensor: give at least one".into()));

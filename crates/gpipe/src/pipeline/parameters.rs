@@ -52,12 +52,14 @@ impl Pipeline {
         if self.averages_in_use {
             return evaluate(self);
         }
-        self.swap_averages()?;
+        // Set first and taken back last: where an exchange fails, training stays refused.
         self.averages_in_use = true;
-        let result = evaluate(self);
-        self.averages_in_use = false;
         self.swap_averages()?;
-        result
+        let result = evaluate(self);
+        let back = self.swap_averages();
+        self.averages_in_use = back.is_err();
+        let result = result?;
+        back.map(|()| result)
     }
 
     fn needs_averages(&self) -> Result<()> {
@@ -99,6 +101,11 @@ impl Pipeline {
     /// A name that the model does not have, another shape or dtype: nothing is overwritten then. A device that
     /// does not answer: some may be.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
+        if self.averages_in_use {
+            return Err(Error::Setting(
+                "the averages are in the parameters' place: set parameters outside of with_averages".into(),
+            ));
+        }
         let own = self.parameters()?;
         for (name, value) in values {
             let Some((_, old)) = own.iter().find(|(own, _)| own == name) else {
@@ -125,7 +132,7 @@ impl Pipeline {
                 own.map(|(_, stage, place)| (*stage, *place)).collect()
             });
             for (stage, place) in places {
-                let value = value.f_detach_copy()?;
+                let value = value.f_to(tch::Device::Cpu)?.f_detach_copy()?;
                 let set = move |stage: &mut Stage| stage.visit_parameters()?.set(place, &value);
                 self.visit(stage.index(), set)??;
             }

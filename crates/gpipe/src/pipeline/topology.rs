@@ -1,14 +1,17 @@
-//! From a sequence and a balance to stages and the edges between them.
+//! From a sequence and a balance to stages and the edges between them, and to where each parameter is.
 
-use std::ops::Range;
+use std::{collections::HashMap, ops::Range};
 
 use gpipe_core::{
     EdgeId, LayerId, StageId,
     lower::{Edge, EdgeKind, Topology},
 };
 
+use super::{NamedPlace, TiedPlaces};
 use crate::{
-    sequence::{Skip, TieGroup},
+    device::Device,
+    error::{Error, Result},
+    sequence::{Sequence, Skip, TieGroup},
     stage::Edges,
 };
 
@@ -78,4 +81,59 @@ pub(super) fn build(
         connect(voter, 0, EdgeKind::Vote);
     }
     (topology, views)
+}
+
+/// Each stage that uses a tied weight updates a copy of its own with the same gradient. On devices of one kind
+/// the copies stay equal to the bit; a CPU's and a GPU's kernels round differently, and would drift apart.
+pub(super) fn check_ties(
+    ranges: &[Range<usize>],
+    devices: &[Device],
+    ties: &[TieGroup],
+) -> Result<()> {
+    for group in ties {
+        let devices: Vec<Device> = ranges
+            .iter()
+            .zip(devices)
+            .filter(|(range, _)| group.uses.iter().any(|(layer, _)| range.contains(&layer.index())))
+            .map(|(_, device)| *device)
+            .collect();
+        let other =
+            devices.iter().find(|device| device.gpu().is_some() != devices[0].gpu().is_some());
+        if let Some(other) = other {
+            return Err(Error::Setting(format!(
+                "the weight '{}' is tied between {} and {other}, whose copies would drift apart: put its layers on devices of one kind, or do not tie it",
+                group.name, devices[0]
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Full names with their places, tied weights once; and all places of each tied weight.
+pub(super) fn places(
+    sequence: &Sequence,
+    ranges: &[Range<usize>],
+    ties: &[TieGroup],
+) -> (Vec<NamedPlace>, TiedPlaces) {
+    let (mut names, mut tied) = (Vec::new(), HashMap::new());
+    let place = |layer: usize, slot: usize| {
+        let stage = ranges.iter().position(|range| range.contains(&layer)).unwrap_or_default();
+        (StageId::from_index(stage), (layer - ranges[stage].start, slot))
+    };
+    for (index, layer) in sequence.layers.iter().enumerate() {
+        for (slot, parameter) in layer.parameters.iter().enumerate() {
+            let name = format!("{}.{}", layer.name, parameter.name);
+            let group = parameter.tie.as_ref().and_then(|t| ties.iter().find(|g| g.name == *t));
+            if let Some(group) = group {
+                if group.uses[0] != (LayerId::from_index(index), slot) {
+                    continue;
+                }
+                let all = group.uses.iter().map(|(layer, slot)| place(layer.index(), *slot));
+                tied.insert(name.clone(), all.collect());
+            }
+            let (stage, at) = place(index, slot);
+            names.push((name, stage, at));
+        }
+    }
+    (names, tied)
 }

@@ -61,7 +61,7 @@ impl StageExecutor for Stage {
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
         self.forget_step();
-        self.device.reset_peak().map_err(own("memory"))?;
+        self.device.reset_peak(self.plan.first_on_device).map_err(own("memory"))?;
         self.feed = feed;
         Ok(())
     }
@@ -169,7 +169,11 @@ impl StageExecutor for Stage {
         let sums = self.receive(sums)?;
         self.parameters.accept_sums(&self.plan, sums);
         let unscale = 1.0 / self.feed.loss_scale;
-        self.parameters.prepare(&self.plan, unscale).map_err(own("preparing the update"))
+        let vote = self.parameters.prepare(&self.plan, unscale);
+        let vote = vote.map_err(own("preparing the update"))?;
+        // Here, where a cap may still refuse: the update may not.
+        self.device.finish().map_err(own("preparing the update"))?;
+        Ok(vote)
     }
 
     fn decide(&mut self, votes: &[Vote]) -> StageResult<Verdict> {
@@ -189,11 +193,12 @@ impl StageExecutor for Stage {
     fn update(&mut self, verdict: Verdict) -> StageResult<()> {
         self.norm = Some(verdict);
         if verdict.apply {
-            // Scratch of a few bytes: outside the cap, because an update that has begun must not fail.
-            self.device.charge_nobody().map_err(own("memory"))?;
+            // What it needs was made in `norm`, or made sure to fit: an update that has begun must not fail.
+            self.device.lift_cap().map_err(own("memory"))?;
             let step = Step { scale: verdict.scale, lr: self.feed.lr };
             self.parameters.update(&self.plan, &step).map_err(own("the update"))?;
-            self.device.finish().map_err(own("the update"))?;
+            self.device.synchronize().map_err(own("the update"))?;
+            self.device.restore_cap().map_err(own("memory"))?;
         }
         self.parameters.forget_grads();
         Ok(())

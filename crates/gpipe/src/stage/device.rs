@@ -1,8 +1,9 @@
 //! The device of a stage: its stream, what crosses to other devices, and its memory.
 //!
 //! On a GPU every action ends when its kernels have: the times that a step reports are then true, and a value
-//! is complete when it is handed over. Copies to other devices are the exception: they have a stream of
-//! their own and an event that the receiver waits for, so that they overlap with the next action.
+//! is complete when it is handed over. Copies from a GPU to another device are the exception: they have a stream
+//! of their own and an event that the receiver waits for, so that they overlap with the next action. Copies from
+//! a CPU are made by the receiving GPU's stage, and waited for.
 
 use gpipe_bridge::{
     device::{self, Event, Stream},
@@ -38,6 +39,10 @@ impl StageDevice {
             Some(number) => {
                 let (compute, copies) = (Stream::new(number)?, Stream::new(number)?);
                 compute.enter()?;
+                device::prefer_deterministic_kernels()?;
+                // The first allocation brings the GPU's allocator into being; its peak may be an earlier user's.
+                drop(Tensor::f_zeros([1], (tch::Kind::Float, device.tch()))?);
+                device::reset_peak(number)?;
                 Some(Gpu { number, compute, copies })
             }
             None => None,
@@ -50,7 +55,18 @@ impl StageDevice {
         Ok(memory::enter(self.arena.id())?)
     }
 
-    /// Charges it to nobody: what the driver asks for, and an update, which must not fail.
+    /// Takes the stage's cap away, for work that must not fail.
+    pub(super) fn lift_cap(&self) -> Result<(), LayerError> {
+        Ok(memory::set_cap(self.arena.id(), None)?)
+    }
+
+    /// Gives it back.
+    pub(super) fn restore_cap(&self) -> Result<(), LayerError> {
+        let cap = self.cap.filter(|_| self.device == Device::Cpu);
+        Ok(memory::set_cap(self.arena.id(), cap)?)
+    }
+
+    /// Charges it to nobody: copies for the driver.
     pub(super) fn charge_nobody(&self) -> Result<(), LayerError> {
         Ok(memory::enter(SHARED_ARENA)?)
     }
@@ -58,15 +74,22 @@ impl StageDevice {
     /// The end of an action: waits for its kernels, and looks whether they went over the cap. (The CPU's
     /// allocator refuses what goes over; a GPU's cannot, so there the action fails after it.)
     pub(super) fn finish(&self) -> Result<(), LayerError> {
-        let Some(gpu) = &self.gpu else { return Ok(()) };
-        gpu.compute.synchronize()?;
-        let Some(cap) = self.cap else { return Ok(()) };
+        self.synchronize()?;
+        let (Some(gpu), Some(cap)) = (&self.gpu, self.cap) else { return Ok(()) };
         let Stats { live, peak, .. } = device::stats(gpu.number)?;
         if peak <= cap {
             return Ok(());
         }
         let requested = peak.saturating_sub(live);
         Err(LayerError::OutOfMemory(Refusal { requested, live, cap: Some(cap) }))
+    }
+
+    /// Waits for the stage's kernels.
+    pub(super) fn synchronize(&self) -> Result<(), LayerError> {
+        match &self.gpu {
+            Some(gpu) => Ok(gpu.compute.synchronize()?),
+            None => Ok(()),
+        }
     }
 
     /// What it holds; a GPU's number counts all stages on it.
@@ -77,9 +100,10 @@ impl StageDevice {
         })
     }
 
-    /// Starts a new measurement of the peak.
-    pub(super) fn reset_peak(&self) -> Result<(), LayerError> {
-        if let Some(gpu) = &self.gpu {
+    /// Starts a new measurement of the peak: the GPU's only where this stage is its first, because another may be
+    /// at work already.
+    pub(super) fn reset_peak(&self, first_on_device: bool) -> Result<(), LayerError> {
+        if let Some(gpu) = self.gpu.as_ref().filter(|_| first_on_device) {
             device::reset_peak(gpu.number)?;
         }
         Ok(memory::reset_peak(self.arena.id())?)

@@ -80,9 +80,12 @@ pub(super) fn check_finite<'t>(
 
 /// Calls a user's code; its panic becomes an error, which then names the layer. tch itself panics where an
 /// operation that takes a number (`f_mul_scalar`, say) has no memory left: that is told as what it is.
-pub(super) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Result<T, LayerError> {
+pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Result<T, LayerError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        let told = || LayerError::Panic(panic_message(panic.as_ref()));
+        let told = || match panic_message(panic.as_ref()) {
+            text if text.contains("CUDA out of memory") => LayerError::GpuOutOfMemory(text),
+            text => LayerError::Panic(text),
+        };
         Err(memory::take_refusal().map_or_else(told, LayerError::OutOfMemory))
     })
 }

@@ -25,6 +25,7 @@ use gpipe_core::{EdgeId, LayerId, MicroBatch, StageId};
 use gpipe_runtime::{Keep, Verdict, stage::OnEdges};
 use tch::Tensor;
 
+pub(crate) use self::island::catching;
 use self::{
     device::StageDevice,
     feed::{Feed, Mode},
@@ -59,6 +60,8 @@ pub(crate) struct StagePlan {
     /// The device at the other end of each edge.
     pub peers: HashMap<EdgeId, Device>,
     pub device: Device,
+    /// Whether no earlier stage is on the same device: it then speaks for the device.
+    pub first_on_device: bool,
     pub segments: usize,
     pub seed: u64,
     pub precision: Precision,

@@ -82,10 +82,11 @@ impl Parameters {
         self.last_grads.clear();
     }
 
-    /// Makes what layers see of the layer at `position` from its masters, where the two differ.
+    /// Makes what layers see of the trained parameters of the layer at `position` from their masters, where the
+    /// two differ.
     pub(super) fn refresh(&self, position: usize) -> Result<(), LayerError> {
         for (master, seen) in self.masters[position].iter().zip(&self.working[position]) {
-            if master.kind() != seen.kind() {
+            if master.kind() != seen.kind() && seen.requires_grad() {
                 seen.shallow_clone().f_copy_(master)?;
             }
         }
@@ -184,7 +185,11 @@ impl Parameters {
     pub(crate) fn set(&mut self, (layer, slot): Place, value: &Tensor) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         self.masters[layer][slot].f_copy_(value)?;
-        self.refresh(layer)
+        let (master, seen) = (&self.masters[layer][slot], &self.working[layer][slot]);
+        if master.kind() != seen.kind() {
+            seen.shallow_clone().f_copy_(master)?; // frozen ones, too
+        }
+        Ok(())
     }
 }
 

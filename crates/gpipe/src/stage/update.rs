@@ -13,6 +13,7 @@ use super::{
 use crate::{
     error::LayerError,
     optim::{Optimizer, ParameterSettings, StateSpec, Update},
+    value::tensor_bytes,
 };
 
 /// Optimizer state and averages, by the place of a parameter's first use on the stage.
@@ -65,7 +66,18 @@ impl Parameters {
                 self.make_state(plan, (layer, slot))?;
             }
         }
+        self.try_temporaries(plan)?;
         squares(plan, &norms)
+    }
+
+    /// What the update's temporaries need at once is asked for, and given back: the cap may refuse it here, and
+    /// the peak counts it.
+    fn try_temporaries(&self, plan: &StagePlan) -> Result<(), LayerError> {
+        let count = plan.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
+        let bytes = self.grads.iter().flatten().flatten().map(tensor_bytes).max().unwrap_or(0);
+        let bytes = i64::try_from(bytes * count as u64).unwrap_or(i64::MAX);
+        drop(Tensor::f_empty([bytes], (Kind::Uint8, plan.device.tch()))?);
+        Ok(())
     }
 
     fn make_state(&mut self, plan: &StagePlan, place: Place) -> Result<(), LayerError> {

@@ -27,8 +27,11 @@ pub enum Record {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Step {
-    /// The number of this update, from 1.
+    /// The number of this update, from 1; of the last one if this step was skipped.
     pub step: u64,
+    /// Whether the update was left out because float16 gradients overflowed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// The mini-batch loss, per token or sample.
     #[serde(with = "number")]
     pub loss: f64,
