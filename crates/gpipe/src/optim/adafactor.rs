@@ -42,7 +42,7 @@ impl Optimizer for Adafactor {
     }
 
     fn temporaries(&self) -> usize {
-        4
+        6
     }
 
     fn lr(&self) -> f64 {

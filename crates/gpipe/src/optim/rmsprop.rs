@@ -55,7 +55,7 @@ impl Optimizer for RmsProp {
     }
 
     fn temporaries(&self) -> usize {
-        4
+        5
     }
 
     fn lr(&self) -> f64 {

@@ -75,7 +75,10 @@ impl Parameters {
     fn try_temporaries(&self, plan: &StagePlan) -> Result<(), LayerError> {
         let count = plan.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
         let bytes = self.grads.iter().flatten().flatten().map(tensor_bytes).max().unwrap_or(0);
-        let bytes = i64::try_from(bytes * count as u64).unwrap_or(i64::MAX);
+        if count == 0 {
+            return Ok(());
+        }
+        let bytes = i64::try_from(bytes * count as u64 + SCALARS).unwrap_or(i64::MAX);
         drop(Tensor::f_empty([bytes], (Kind::Uint8, plan.device.tch()))?);
         Ok(())
     }
@@ -202,6 +205,9 @@ impl Parameters {
         names.iter().map(|(name, place)| Ok((name.clone(), value(place)?))).collect()
     }
 }
+
+/// Bytes enough for the numbers that tch turns into tensors of no dimension.
+const SCALARS: u64 = 1024;
 
 /// What one call of the optimizer is given.
 struct Numbers {
