@@ -186,5 +186,7 @@ fn regression_flags_win_over_devices_in_the_file_and_eval_runs_where_it_is_told(
     assert_eq!(loss(&[]), loss(&["--stages", "2"]));
     assert_eq!(loss(&[]), loss(&["--device", "cpu", "--stages", "1"]));
     folder.refuses(&["eval", "run", "--averages"], &["kept no averages", "optimizer.average"]);
-    folder.refuses(&["eval", "run", "--device", "cpu,cpu"], &["2 devices for 3 stages"]);
+    assert_eq!(loss(&[]), loss(&["--device", "cpu,cpu"]), "which says how many stages there are");
+    let three = ["eval", "run", "--device", "cpu,cpu", "--stages", "3"];
+    folder.refuses(&three, &["2 devices for 3 stages"]);
 }
