@@ -19,6 +19,7 @@ fn main() {
         .file("cpp/allocator.cc")
         .file("cpp/device.cc")
         .file("cpp/linear.cc")
+        .file("cpp/loss.cc")
         .file("cpp/optim.cc")
         .includes([torch.join("include"), PathBuf::from("cpp")])
         .std("c++17")

@@ -49,6 +49,9 @@ void throw_for_test(int32_t kind);
 Address linear(Address x, Address w, Address bias, bool use_onednn);
 bool onednn_is_faster();
 
+// loss.cc
+Address cross_entropy_sum(Address logits, Address target, int64_t ignore);
+
 // optim.cc
 void fused_adam(rust::Slice<const Address> parameters, rust::Slice<const Address> grads,
                 rust::Slice<const Address> exp_avgs, rust::Slice<const Address> exp_avg_sqs,

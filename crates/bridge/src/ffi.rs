@@ -41,6 +41,7 @@ pub(crate) mod bridged {
         fn throw_for_test(kind: i32) -> Result<()>;
 
         unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;
+        unsafe fn cross_entropy_sum(logits: usize, target: usize, ignore: i64) -> Result<usize>;
         fn onednn_is_faster() -> bool;
 
         unsafe fn fused_adam(

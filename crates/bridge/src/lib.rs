@@ -4,6 +4,7 @@
 //! - [`memory`]: a CPU allocator that counts, caps and reuses, per arena
 //! - [`device`]: streams, events and memory of GPUs
 //! - [`linear`]: the affine map through the faster of two float32 kernels
+//! - [`loss`]: cross entropy with a backward in place
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
 //!
@@ -17,6 +18,7 @@ pub mod device;
 mod ffi;
 pub mod fill;
 pub mod linear;
+pub mod loss;
 pub mod memory;
 pub mod optim;
 pub mod vjp;

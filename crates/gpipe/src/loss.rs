@@ -1,6 +1,7 @@
 //! Losses: a sum over samples (or tokens) and their count, kept apart so that ragged micro-batches lose
 //! and duplicate nothing (DESIGN: contract 3).
 
+use gpipe_bridge::loss::cross_entropy_sum;
 use tch::{Kind, Reduction, Tensor};
 
 use crate::{error::LayerError, layer::only, spec::TensorSpec};
@@ -68,9 +69,13 @@ impl Loss for CrossEntropy {
         let (logits, target) = (only(outputs)?, only(targets)?);
         let classes = logits.size().last().copied().unwrap_or(0);
         check_range(target, classes, self.ignore)?;
+        let (logits, target) = (logits.f_reshape([-1, classes])?, target.f_reshape([-1])?);
+        if self.label_smoothing == 0.0 {
+            return Ok(cross_entropy_sum(&logits, &target, self.ignore)?);
+        }
         let none = None::<Tensor>;
-        Ok(logits.f_reshape([-1, classes])?.f_cross_entropy_loss(
-            &target.f_reshape([-1])?,
+        Ok(logits.f_cross_entropy_loss(
+            &target,
             none,
             Reduction::Sum,
             self.ignore,
