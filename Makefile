@@ -23,7 +23,7 @@ test: setup ## All that CI runs
 soak: setup ## The long proofs
 	$(CARGO) xtask soak
 
-bench: setup ## The gpt step beside PyTorch, plain and pipelined (fetches PyTorch once; 40 minutes on two cores)
+bench: setup ## The gpt step beside PyTorch, plain and pipelined (fetches PyTorch once; 45 minutes on two cores)
 	python3 benchmarks/gpt_step.py
 
 parity: setup ## Compare losses, gradients and parameters with PyTorch's

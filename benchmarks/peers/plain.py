@@ -8,8 +8,8 @@ FOLDER holds the gpt.safetensors that the example `gpt_step` writes. Prints one 
 sum over tokens divided by the tokens of the mini-batch, as in gpipe. `--checkpoint` recomputes each block;
 `bfloat16` is autocast over float32 weights. `--memory` counts bytes of tensors, and then times mean nothing.
 
-Tried and left out, since CPU time was the same within noise: torch.compile, huge pages, one autocast around the
-whole step.
+Tried and left out: torch.compile and one autocast around the whole step, since CPU time was the same within noise;
+huge pages, which brought nothing clear in noisy step times.
 """
 
 import argparse
