@@ -32,6 +32,7 @@ fn main() {
         println!("cargo:rerun-if-changed={file}");
     }
     println!("cargo:libtorch_lib={}", lib.display());
+    println!("cargo:rustc-env=GPIPE_LIBTORCH_LIB={}", lib.display());
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
 }

@@ -73,6 +73,7 @@ struct DeviceEvent {
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
+bool has_cuda();
 int32_t gpu_count();
 DeviceStream new_stream(int32_t device);
 void enter_stream(DeviceStream stream);

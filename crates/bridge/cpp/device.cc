@@ -8,8 +8,14 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
 namespace gpipe {
+
+// libtorch's CUDA part registers itself when it is loaded. Nothing refers to it by name, so a linker leaves it
+// out; and it has to be there before libtorch first looks which devices there are. So it is loaded here,
+// before main, where it lies beside the rest; a libtorch without it is one without CUDA.
+static void *const cuda_part = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
 
 namespace {
 
@@ -32,6 +38,8 @@ DeviceEvent::DeviceEvent() : impl(std::make_unique<Impl>()) {}
 DeviceEvent::~DeviceEvent() = default;
 void DeviceEvent::block(DeviceStream stream) const { impl->event.block(unpack(stream)); }
 void DeviceEvent::synchronize() const { impl->event.synchronize(); }
+
+bool has_cuda() { return cuda_part != nullptr; }
 
 int32_t gpu_count() {
   return c10::impl::hasDeviceGuardImpl(kGpu) ? c10::impl::getDeviceGuardImpl(kGpu)->deviceCount() : 0;

@@ -9,6 +9,11 @@ use crate::{
     memory::Stats,
 };
 
+/// Whether libtorch has its CUDA part.
+pub fn has_cuda() -> bool {
+    bridged::has_cuda()
+}
+
 /// How many GPUs libtorch sees.
 pub fn count() -> usize {
     usize::try_from(bridged::gpu_count().unwrap_or(0)).unwrap_or(0)
@@ -139,6 +144,10 @@ mod tests {
     #[test]
     fn fault_a_gpu_that_is_not_there_is_an_error() {
         let missing = count();
+        assert!(missing == 0 || has_cuda());
+        // The CUDA set has it beside libtorch_cpu, and must not be left out by the linker.
+        let set = concat!(env!("GPIPE_LIBTORCH_LIB"), "/libtorch_cuda.so");
+        assert_eq!(has_cuda(), std::path::Path::new(set).exists());
         assert!(Stream::new(missing).is_err());
         assert!(stats(missing).is_err());
         assert!(reset_peak(missing + 1000).is_err());

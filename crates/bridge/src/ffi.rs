@@ -71,6 +71,7 @@ pub(crate) mod bridged {
         type DeviceEvent;
         fn block(&self, stream: DeviceStream) -> Result<()>;
         fn synchronize(&self) -> Result<()>;
+        fn has_cuda() -> bool;
         fn gpu_count() -> Result<i32>;
         fn new_stream(device: i32) -> Result<DeviceStream>;
         fn enter_stream(stream: DeviceStream) -> Result<()>;

@@ -47,11 +47,13 @@ impl Device {
             return Ok(());
         }
         let remedy = match count {
-            0 => {
-                "no GPU can be used here: use cpu, or a machine with a GPU and its driver and the \
-                  CUDA libtorch (GPIPE_LIBTORCH=cuda make setup)"
+            0 if device::has_cuda() => {
+                "there is no GPU, or its driver cannot be used: use cpu, or another machine"
                     .to_owned()
             }
+            0 => "this libtorch has no CUDA: use cpu, or build with the set that has it \
+                  (GPIPE_LIBTORCH=cuda make setup)"
+                .to_owned(),
             _ => format!("there are {count} GPUs: use cuda:0 to cuda:{}", count - 1),
         };
         Err(Error::Setting(format!("device {self}: {remedy}")))
