@@ -216,6 +216,7 @@ fn oracle_averages_follow_their_formula_and_evaluation_can_use_them() {
     let (inside, loss) = pipeline
         .with_averages(|pipeline| {
             assert!(pipeline.train_step(&x, &y).is_err());
+            assert_eq!(values(pipeline.averages()?), averages, "wherever they are");
             Ok((values(pipeline.parameters()?), pipeline.evaluate(&x, &y)?.loss))
         })
         .unwrap();

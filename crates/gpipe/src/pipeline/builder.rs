@@ -16,6 +16,7 @@ use tch::Kind;
 use super::{
     LINK_CAPACITY, Pipeline,
     balance::{Balance, stage_weights},
+    parameters::Averages,
     topology,
 };
 use crate::{
@@ -310,12 +311,12 @@ impl PipelineBuilder {
             precision,
             loss: self.loss,
             metrics: self.metrics,
+            training_metrics: self.training_metrics,
             trains,
             lr,
             rate: self.rate,
             loss_scale: LossScale::new(precision.compute),
-            averages: self.average.is_some(),
-            averages_in_use: false,
+            averages: if self.average.is_some() { Averages::Kept } else { Averages::None },
             step: 0,
             names,
             tied_places,

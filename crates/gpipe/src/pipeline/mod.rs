@@ -26,6 +26,7 @@ use gpipe_core::{
     validate::{Held, Invalid, validate},
 };
 use gpipe_runtime::{Crew, Ran, StepError};
+use parameters::Averages;
 pub use report::{Evaluation, StageReport, StepReport};
 use tch::Tensor;
 
@@ -69,12 +70,12 @@ pub struct Pipeline {
     precision: Precision,
     loss: Option<Arc<dyn Loss>>,
     metrics: Vec<Arc<dyn Metric>>,
+    training_metrics: bool,
     trains: bool,
     lr: f64,
     rate: LearningRate,
     loss_scale: LossScale,
-    averages: bool,
-    averages_in_use: bool,
+    averages: Averages,
     step: u64,
     names: Vec<NamedPlace>,
     /// Every place of every tied weight, to overwrite all of its copies.
@@ -121,14 +122,13 @@ impl Pipeline {
                 self.lr
             )));
         }
-        if self.averages_in_use {
-            return Err(Error::Setting(
-                "the averages are in the parameters' place, and would be trained: train outside of with_averages (if an exchange failed, build the pipeline again)".into(),
-            ));
-        }
+        self.needs_own_parameters("train")?;
         let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
         let denominator = self.denominator(&batch.targets)?;
-        let counts = self.metric_counts(&batch.targets)?;
+        let counts = match self.training_metrics {
+            true => self.metric_counts(&batch.targets)?,
+            false => Vec::new(),
+        };
         let (lr, scale) = (self.learning_rate(), self.loss_scale.scale);
         let ran = match self.run(Mode::Train, &batch, denominator, false) {
             Ok(ran) => ran,

@@ -5,9 +5,34 @@ use tch::Tensor;
 
 use super::Pipeline;
 use crate::{
-    error::{Error, Result},
-    stage::Stage,
+    error::{Error, LayerError, Result},
+    stage::{Stage, parameters::Parameters},
 };
+
+/// Where the moving averages are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Averages {
+    /// There are none.
+    None,
+    /// Beside the parameters.
+    Kept,
+    /// In the parameters' place, and those in theirs.
+    InUse,
+    /// An exchange failed on some stage.
+    Torn,
+}
+
+fn torn() -> Error {
+    Error::Setting(
+        "an exchange of parameters and averages failed half-way: build the pipeline again".into(),
+    )
+}
+
+/// Copies of a stage's parameters by name and place.
+type Copy = fn(
+    &Parameters,
+    &[(String, (usize, usize))],
+) -> std::result::Result<Vec<(String, Tensor)>, LayerError>;
 
 impl Pipeline {
     /// Copies of all parameters with their full names (`layer.parameter`), in layer order; a tied weight
@@ -16,14 +41,7 @@ impl Pipeline {
     /// # Errors
     /// A device that does not answer.
     pub fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
-        let mut all = Vec::with_capacity(self.names.len());
-        for device in 0..self.topology.stages {
-            let places = self.places_on(device);
-            let copies =
-                self.visit(device, move |stage| stage.visit_parameters()?.copies(&places))?;
-            all.extend(copies?);
-        }
-        Ok(all)
+        self.copies(Parameters::copies)
     }
 
     /// Copies of the moving averages of all parameters, as [`Pipeline::parameters`] gives those.
@@ -32,12 +50,19 @@ impl Pipeline {
     /// The builder was not told to [`crate::PipelineBuilder::average`]; a device that does not answer.
     pub fn averages(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.needs_averages()?;
+        match self.averages {
+            Averages::InUse => self.copies(Parameters::copies),
+            _ => self.copies(Parameters::average_copies),
+        }
+    }
+
+    /// What `copy` makes of each stage's own parameters, in layer order.
+    fn copies(&mut self, copy: Copy) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::with_capacity(self.names.len());
         for device in 0..self.topology.stages {
-            let places = self.places_on(device);
-            let copies =
-                self.visit(device, move |stage| stage.visit_parameters()?.average_copies(&places))?;
-            all.extend(copies?);
+            let own = self.names.iter().filter(|(_, stage, _)| stage.index() == device);
+            let places: Vec<_> = own.map(|(name, _, place)| (name.clone(), *place)).collect();
+            all.extend(self.visit(device, move |stage| copy(stage.visit_parameters()?, &places))??);
         }
         Ok(all)
     }
@@ -49,24 +74,43 @@ impl Pipeline {
     /// As [`Pipeline::averages`], or those of `evaluate`.
     pub fn with_averages<T>(&mut self, evaluate: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.needs_averages()?;
-        if self.averages_in_use {
+        if self.averages == Averages::InUse {
             return evaluate(self);
         }
-        // Set first and taken back last: where an exchange fails, training stays refused.
-        self.averages_in_use = true;
-        self.swap_averages()?;
+        self.exchange(Averages::InUse)?;
         let result = evaluate(self);
-        let back = self.swap_averages();
-        self.averages_in_use = back.is_err();
+        let back = self.exchange(Averages::Kept);
         let result = result?;
         back.map(|()| result)
     }
 
-    fn needs_averages(&self) -> Result<()> {
-        if self.averages {
-            return Ok(());
+    /// An error unless the parameters are in their own place: what is written would be lost, or be averaged.
+    pub(super) fn needs_own_parameters(&self, what: &str) -> Result<()> {
+        match self.averages {
+            Averages::None | Averages::Kept => Ok(()),
+            Averages::InUse => Err(Error::Setting(format!(
+                "the averages are in the parameters' place: {what} outside of with_averages"
+            ))),
+            Averages::Torn => Err(torn()),
         }
-        Err(Error::Setting("there are no averages: give the builder average(decay)".into()))
+    }
+
+    fn needs_averages(&self) -> Result<()> {
+        match self.averages {
+            Averages::None => {
+                Err(Error::Setting("there are no averages: give the builder average(decay)".into()))
+            }
+            Averages::Torn => Err(torn()),
+            Averages::Kept | Averages::InUse => Ok(()),
+        }
+    }
+
+    /// Exchanges parameters and averages on every stage. Where that fails on one, it is known of none.
+    fn exchange(&mut self, then: Averages) -> Result<()> {
+        self.averages = Averages::Torn;
+        self.swap_averages()?;
+        self.averages = then;
+        Ok(())
     }
 
     fn swap_averages(&mut self) -> Result<()> {
@@ -74,12 +118,6 @@ impl Pipeline {
             self.visit(device, |stage| stage.visit_parameters()?.swap_averages())??;
         }
         Ok(())
-    }
-
-    /// The parameters that the stage on `device` owns.
-    fn places_on(&self, device: usize) -> Vec<(String, (usize, usize))> {
-        let own = self.names.iter().filter(|(_, stage, _)| stage.index() == device);
-        own.map(|(name, _, place)| (name.clone(), *place)).collect()
     }
 
     /// Copies of the last step's gradients, before clipping, with full names, in layer order. Empty unless the
@@ -101,11 +139,7 @@ impl Pipeline {
     /// A name that the model does not have, another shape or dtype: nothing is overwritten then. A device that
     /// does not answer: some may be.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
-        if self.averages_in_use {
-            return Err(Error::Setting(
-                "the averages are in the parameters' place: set parameters outside of with_averages".into(),
-            ));
-        }
+        self.needs_own_parameters("set parameters")?;
         let own = self.parameters()?;
         for (name, value) in values {
             let Some((_, old)) = own.iter().find(|(own, _)| own == name) else {
