@@ -129,6 +129,9 @@ pub enum Error {
     /// A mini-batch that the pipeline cannot take.
     #[error("input: {0}")]
     Input(String),
+    /// A state that does not fit the pipeline that it was to be put into.
+    #[error("state: {0}")]
+    State(String),
     /// An error of libtorch outside any stage.
     #[error("{0}")]
     Torch(#[from] LayerError),
@@ -153,6 +156,15 @@ fn place_of(action: Action) -> String {
     match action.op.computes() {
         Some(m) => format!("stage {}, micro-batch {m}: ", action.stage),
         None => format!("stage {}: ", action.stage),
+    }
+}
+
+impl Error {
+    /// Whether a value was not a finite number: the data or the learning rate, and not the machine, is to blame,
+    /// and the next mini-batch may pass.
+    pub fn is_not_finite(&self) -> bool {
+        let Self::Step { error } = self else { return false };
+        matches!(error, StepError::Stage { source: StageError::NotFinite { .. }, .. })
     }
 }
 

@@ -17,6 +17,7 @@
 //!
 //! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
+//! - [`state`]: all that a pipeline knows between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
 //!
 //! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it, and the
@@ -40,6 +41,7 @@ mod rng;
 mod sequence;
 mod spec;
 mod stage;
+pub mod state;
 mod value;
 
 pub use device::Device;
@@ -53,7 +55,7 @@ pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,
     Update,
 };
-pub use pipeline::{Balance, Evaluation, Pipeline, PipelineBuilder, StageReport, StepReport};
+pub use pipeline::{Balance, Evaluation, Pipeline, PipelineBuilder, Plan, StageReport, StepReport};
 pub use sequence::Sequence;
 pub use spec::TensorSpec;
 pub use value::{IntoTensors, Value, tensor_bytes};

@@ -53,7 +53,7 @@ fn replace(specs: &[TensorSpec], from: Kind, to: Kind) -> Vec<TensorSpec> {
 pub(crate) struct LossScale {
     pub scale: f64,
     /// Good steps since the last change.
-    good: u32,
+    pub good: u32,
     dynamic: bool,
 }
 
@@ -67,6 +67,18 @@ impl LossScale {
     pub(crate) fn new(kind: Kind) -> Self {
         let dynamic = kind == Kind::Half;
         Self { scale: if dynamic { FIRST } else { 1.0 }, good: 0, dynamic }
+    }
+
+    /// The scale, where it is dynamic.
+    pub(crate) fn dynamic_scale(&self) -> Option<f64> {
+        self.dynamic.then_some(self.scale)
+    }
+
+    /// As it was when a state was taken; a state of other arithmetic has no scale, and this one starts anew.
+    pub(crate) fn restore(&mut self, scale: Option<f64>, good: u32) {
+        if let (true, Some(scale)) = (self.dynamic, scale) {
+            (self.scale, self.good) = (scale, good);
+        }
     }
 
     /// After a step that was applied.

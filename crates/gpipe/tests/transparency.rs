@@ -1,5 +1,6 @@
 //! The first test to read. Family `transparency_`: the number of stages, the balance, the schedule and the
-//! choice of what to re-materialize never change a bit of any loss, gradient or parameter.
+//! choice of what to re-materialize never change a bit of any loss, gradient or parameter; nor does it that
+//! the state is taken out of one pipeline and put into another, which is run in another way.
 //!
 //! Whoever adds a value to an axis (a schedule, a transport, batch norm, resume) adds it to `Run::all` or
 //! to `Features` and thereby runs the whole matrix on it.
@@ -8,34 +9,55 @@
 mod common;
 
 use common::{Features, Named, Recipe, Run, assert_close, assert_same_bits, batch, model};
+use gpipe::Pipeline;
 use tch::Kind;
 
-/// Losses of 5 Adam steps, the first step's gradients, and the parameters afterwards.
+/// What five steps give: losses, norms, rates and metrics; every step's gradients; parameters, averages and
+/// optimizer state afterwards.
+#[derive(Default)]
+struct Computed {
+    numbers: Vec<u64>,
+    gradients: Named,
+    state: Named,
+}
+
+/// Steps until the state is taken, if it is, and in all.
+const TAKEN_AFTER: usize = 2;
+const STEPS: usize = 5;
+
+fn build(run: &Run, features: Features, micro_batches: usize) -> Pipeline {
+    let builder = run.builder(model(features), micro_batches).clip_norm(1.0);
+    features.build(builder).build().unwrap()
+}
+
+/// Trains; with `then`, the state is taken after two steps and put into a pipeline that is run so.
 fn train(
     run: &Run,
+    then: Option<&Run>,
     features: Features,
     samples: &[i64],
     micro_batches: usize,
-) -> (Vec<u64>, Named, Named) {
-    let builder = run.builder(model(features), micro_batches).clip_norm(1.0);
-    let mut pipeline = features.build(builder).build().unwrap();
-    let mut losses = Vec::new();
-    let mut gradients = Vec::new();
-    for step in 0..5 {
+) -> Computed {
+    let mut pipeline = build(run, features, micro_batches);
+    let mut computed = Computed::default();
+    for step in 0..STEPS {
+        if let (TAKEN_AFTER, Some(then)) = (step, then) {
+            let state = pipeline.state().unwrap();
+            pipeline = build(then, features, micro_batches);
+            common::restore(&mut pipeline, state);
+        }
         let (inputs, targets) = batch(samples[step % samples.len()], step as u64);
         let report = pipeline.train_step(&inputs, &targets).unwrap();
-        losses.extend([report.loss.to_bits(), report.grad_norm.to_bits(), report.lr.to_bits()]);
-        losses.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
+        let numbers = &mut computed.numbers;
+        numbers.extend([report.loss.to_bits(), report.grad_norm.to_bits(), report.lr.to_bits()]);
+        numbers.extend([report.loss_scale.to_bits(), report.step]);
+        numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
         assert!(!report.skipped, "the loss scale fits these gradients");
-        let named = pipeline.gradients().unwrap();
-        gradients.extend(named.into_iter().map(|(name, t)| (format!("step {step} {name}"), t)));
+        let named = pipeline.gradients().unwrap().into_iter();
+        computed.gradients.extend(named.map(|(name, t)| (format!("step {step} {name}"), t)));
     }
-    let mut parameters = pipeline.parameters().unwrap();
-    if features.recipe == Recipe::Everything {
-        let averages = pipeline.averages().unwrap().into_iter();
-        parameters.extend(averages.map(|(name, average)| (format!("average of {name}"), average)));
-    }
-    (losses, gradients, parameters)
+    computed.state = common::flat(&mut pipeline);
+    computed
 }
 
 fn matrix(features: Features) {
@@ -46,14 +68,21 @@ fn matrix(features: Features) {
     }
     for (samples, micro_batches) in cases {
         let samples = &samples[..];
-        let expected = train(&Run::plain(), features, samples, micro_batches);
-        assert!(expected.1.len() > 5 * 9, "every parameter has a gradient in every step");
-        for run in Run::all(model(features).len()) {
-            let what = format!("{run:?} {features:?} N={samples:?} M={micro_batches}");
-            let found = train(&run, features, samples, micro_batches);
-            assert_eq!(found.0, expected.0, "losses and norms: {what}");
-            assert_same_bits(&found.1, &expected.1, &what);
-            assert_same_bits(&found.2, &expected.2, &what);
+        let expected = train(&Run::plain(), None, features, samples, micro_batches);
+        assert!(expected.gradients.len() > 5 * 9, "every parameter has a gradient in every step");
+        let runs = Run::all(model(features).len());
+        for (index, run) in runs.iter().enumerate() {
+            // Every way to run is also one to begin with, and one to go on with: 7 shares no factor with
+            // how many there are of each kind.
+            let then = &runs[(7 * index + 3) % runs.len()];
+            for then in [None, Some(then)] {
+                let what =
+                    format!("{run:?}, then {then:?}: {features:?} N={samples:?} M={micro_batches}");
+                let found = train(run, then, features, samples, micro_batches);
+                assert_eq!(found.numbers, expected.numbers, "losses and norms: {what}");
+                assert_same_bits(&found.gradients, &expected.gradients, &what);
+                assert_same_bits(&found.state, &expected.state, &what);
+            }
         }
     }
 }

@@ -326,6 +326,33 @@ impl<E: StageExecutor> Crew<E> {
         device: DeviceId,
         visit: impl FnOnce(&mut [E]) -> T + Send + 'static,
     ) -> Result<T, StepError<E::Error>> {
+        let answer = self.send_visitor(device, visit)?;
+        self.await_answer(device, &answer)
+    }
+
+    /// Calls a visitor with the stages of each device, in their threads, all at once; the answers by device.
+    ///
+    /// # Errors
+    /// As [`Crew::visit`], of the first device that fails.
+    pub fn visit_all<T: Send + 'static, F>(
+        &mut self,
+        mut visitor: impl FnMut(DeviceId) -> F,
+    ) -> Result<Vec<T>, StepError<E::Error>>
+    where
+        F: FnOnce(&mut [E]) -> T + Send + 'static,
+    {
+        let devices = || (0..self.workers.len()).map(DeviceId::from_index);
+        let answers: Vec<_> =
+            devices().map(|device| (device, self.send_visitor(device, visitor(device)))).collect();
+        answers.into_iter().map(|(device, answer)| self.await_answer(device, &answer?)).collect()
+    }
+
+    /// Hands `visit` to the device's thread; where its answer will come.
+    fn send_visitor<T: Send + 'static>(
+        &self,
+        device: DeviceId,
+        visit: impl FnOnce(&mut [E]) -> T + Send + 'static,
+    ) -> Result<mpsc::Receiver<T>, StepError<E::Error>> {
         let (reply, receive) = mpsc::channel();
         let visitor = Box::new(move |stages: &mut [E]| {
             let _ = reply.send(visit(stages));
@@ -334,11 +361,18 @@ impl<E: StageExecutor> Crew<E> {
         let alive = worker.is_some_and(|worker| worker.thread.is_some());
         let sent =
             alive && worker.is_some_and(|w| w.commands.send(Command::Visit(visitor)).is_ok());
-        if !sent {
-            let reason = format!("device {device} has no worker any more");
-            return Err(StepError::Unusable { reason });
+        if sent {
+            return Ok(receive);
         }
-        receive.recv_timeout(self.settings.deadline).map_err(|error| {
+        Err(StepError::Unusable { reason: format!("device {device} has no worker any more") })
+    }
+
+    fn await_answer<T>(
+        &mut self,
+        device: DeviceId,
+        answer: &mpsc::Receiver<T>,
+    ) -> Result<T, StepError<E::Error>> {
+        answer.recv_timeout(self.settings.deadline).map_err(|error| {
             if error == mpsc::RecvTimeoutError::Timeout {
                 self.abandon(device.index());
             }

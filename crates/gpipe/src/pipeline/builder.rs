@@ -287,8 +287,7 @@ impl PipelineBuilder {
         validate(&program, link_capacity)?;
 
         let trains = self.loss.is_some() && self.optimizer.is_some();
-        let (names, tied_places) = topology::places(&self.sequence, &ranges, &ties);
-        let lr = self.optimizer.as_ref().map_or(0.0, |optimizer| optimizer.lr());
+        let owned = topology::owned(&self.sequence, &ranges, &ties);
         let builds = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
             let mut plan = self.plan(stage, layers.clone(), precision);
             plan.input_grads = trained_before[layers.clone()].to_vec();
@@ -313,13 +312,15 @@ impl PipelineBuilder {
             metrics: self.metrics,
             training_metrics: self.training_metrics,
             trains,
-            lr,
+            lr_override: None,
             rate: self.rate,
             loss_scale: LossScale::new(precision.compute),
             averages: if self.average.is_some() { Averages::Kept } else { Averages::None },
+            torn: None,
             step: 0,
-            names,
-            tied_places,
+            seed: self.seed,
+            owned,
+            optimizer: self.optimizer,
             programs: HashMap::new(),
             shapes: Vec::new(),
             link_capacity,

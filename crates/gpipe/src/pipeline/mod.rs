@@ -3,6 +3,7 @@
 //! - [`builder`]: settings, checked; stages placed on devices
 //! - [`balance`]: where a sequence is cut
 //! - [`parameters`]: parameters, gradients and averages, read and written
+//! - [`state`]: all that it knows between two steps, taken out and put back
 //! - [`topology`]: the edges that a cut of a sequence gives
 //! - [`report`]: what a step returns
 //! - here: running steps
@@ -11,6 +12,7 @@ mod balance;
 mod builder;
 mod parameters;
 mod report;
+mod state;
 mod topology;
 
 use std::{collections::HashMap, sync::Arc};
@@ -28,13 +30,14 @@ use gpipe_core::{
 use gpipe_runtime::{Crew, Ran, StepError};
 use parameters::Averages;
 pub use report::{Evaluation, StageReport, StepReport};
+pub use state::Plan;
 use tch::Tensor;
 
 use crate::{
     error::{Error, Result, StageError},
     loss::Loss,
     metric::{Measured, Metric},
-    optim::LearningRate,
+    optim::{LearningRate, Optimizer},
     precision::{LossScale, Precision},
     sequence::Sequence,
     spec::TensorSpec,
@@ -50,11 +53,17 @@ const LINK_CAPACITY: usize = 2;
 /// Shapes that are remembered as fitting.
 const SHAPES_MAX: usize = 64;
 
-/// A full parameter name, the stage that owns it, and its place there (layer within the stage, position).
-type NamedPlace = (String, StageId, (usize, usize));
-
-/// All places of each tied weight, by its full name.
-type TiedPlaces = HashMap<String, Vec<(StageId, (usize, usize))>>;
+/// A parameter of the model, under its first use if it is tied.
+#[derive(Debug, Clone)]
+struct OwnedParameter {
+    /// `layer.parameter`
+    name: String,
+    /// The layer's position in the sequence, and the parameter's in the layer.
+    layer: usize,
+    slot: usize,
+    /// The stage and place (layer within the stage, position) of every use, in layer order; the first owns it.
+    uses: Vec<(StageId, (usize, usize))>,
+}
 
 /// A model cut into stages on devices, ready to run.
 ///
@@ -72,14 +81,17 @@ pub struct Pipeline {
     metrics: Vec<Arc<dyn Metric>>,
     training_metrics: bool,
     trains: bool,
-    lr: f64,
+    /// What [`Pipeline::set_learning_rate`] set.
+    lr_override: Option<f64>,
     rate: LearningRate,
     loss_scale: LossScale,
     averages: Averages,
+    /// Why parameters and state are of no use any more.
+    torn: Option<&'static str>,
     step: u64,
-    names: Vec<NamedPlace>,
-    /// Every place of every tied weight, to overwrite all of its copies.
-    tied_places: TiedPlaces,
+    seed: u64,
+    owned: Vec<OwnedParameter>,
+    optimizer: Option<Arc<dyn Optimizer>>,
     programs: HashMap<(bool, usize), Arc<Program>>,
     shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
     link_capacity: usize,
@@ -116,10 +128,10 @@ impl Pipeline {
                 "this pipeline cannot train: give the builder a loss and an optimizer".into(),
             ));
         }
-        if !self.lr.is_finite() || self.lr < 0.0 {
+        let lr = self.base_lr();
+        if !lr.is_finite() || lr < 0.0 {
             return Err(Error::Setting(format!(
-                "the learning rate lr is {}: set a number of at least 0",
-                self.lr
+                "the learning rate lr is {lr}: set a number of at least 0"
             )));
         }
         self.needs_own_parameters("train")?;
@@ -307,6 +319,7 @@ impl Pipeline {
         denominator: f64,
         check_finite: bool,
     ) -> Result<Ran<Stage>> {
+        self.needs_whole_state()?;
         let program = self.program(mode == Mode::Train, batch.slices.len())?;
         let stages = self.topology.stages;
         let feeds = (0..stages)
@@ -341,23 +354,27 @@ impl Pipeline {
         batch: &MiniBatch,
         denominator: f64,
     ) -> Error {
-        if !is_not_finite(&error) {
+        if !error.is_not_finite() {
             return error;
         }
         match self.run(mode, batch, denominator, true) {
-            Err(found) if is_not_finite(&found) => found,
+            Err(found) if found.is_not_finite() => found,
             _ => error, // it did not come again: the first message is the better one
         }
     }
 
     /// Replaces the optimizer's learning rate; the factor of [`PipelineBuilder::learning_rate`] still holds.
     pub fn set_learning_rate(&mut self, lr: f64) {
-        self.lr = lr;
+        self.lr_override = Some(lr);
+    }
+
+    fn base_lr(&self) -> f64 {
+        self.lr_override.or(self.optimizer.as_ref().map(|optimizer| optimizer.lr())).unwrap_or(0.0)
     }
 
     /// The learning rate of the next step.
     pub fn learning_rate(&self) -> f64 {
-        self.lr * self.rate.factor(self.step)
+        self.base_lr() * self.rate.factor(self.step)
     }
 
     /// Layers per stage.
@@ -389,11 +406,6 @@ impl Pipeline {
         let program = self.program(true, self.micro_batches)?;
         Ok(validate(&program, self.link_capacity)?)
     }
-}
-
-fn is_not_finite(error: &Error) -> bool {
-    let Error::Step { error } = error else { return false };
-    matches!(error, StepError::Stage { source: StageError::NotFinite { .. }, .. })
 }
 
 fn narrow(tensors: &[Tensor], slice: Slice) -> Result<Vec<Tensor>> {

@@ -18,14 +18,6 @@ pub(super) enum Averages {
     Kept,
     /// In the parameters' place, and those in theirs.
     InUse,
-    /// An exchange failed on some stage.
-    Torn,
-}
-
-fn torn() -> Error {
-    Error::Setting(
-        "an exchange of parameters and averages failed half-way: build the pipeline again".into(),
-    )
 }
 
 /// Copies of a stage's parameters by name and place.
@@ -58,10 +50,12 @@ impl Pipeline {
 
     /// What `copy` makes of each stage's own parameters, in layer order.
     fn copies(&mut self, copy: Copy) -> Result<Vec<(String, Tensor)>> {
-        let mut all = Vec::with_capacity(self.names.len());
+        self.needs_whole_state()?;
+        let mut all = Vec::with_capacity(self.owned.len());
         for device in 0..self.topology.stages {
-            let own = self.names.iter().filter(|(_, stage, _)| stage.index() == device);
-            let places: Vec<_> = own.map(|(name, _, place)| (name.clone(), *place)).collect();
+            let owned = self.owned.iter().map(|parameter| (&parameter.name, parameter.uses[0]));
+            let own = owned.filter(|(_, (stage, _))| stage.index() == device);
+            let places: Vec<_> = own.map(|(name, (_, place))| (name.clone(), place)).collect();
             all.extend(self.visit(device, move |stage| copy(stage.visit_parameters()?, &places))??);
         }
         Ok(all)
@@ -86,12 +80,22 @@ impl Pipeline {
 
     /// An error unless the parameters are in their own place: what is written would be lost, or be averaged.
     pub(super) fn needs_own_parameters(&self, what: &str) -> Result<()> {
+        self.needs_whole_state()?;
         match self.averages {
             Averages::None | Averages::Kept => Ok(()),
             Averages::InUse => Err(Error::Setting(format!(
                 "the averages are in the parameters' place: {what} outside of with_averages"
             ))),
-            Averages::Torn => Err(torn()),
+        }
+    }
+
+    /// An error if something that writes parameters failed half-way.
+    pub(super) fn needs_whole_state(&self) -> Result<()> {
+        match self.torn {
+            None => Ok(()),
+            Some(what) => {
+                Err(Error::Setting(format!("{what} failed half-way: build the pipeline again")))
+            }
         }
     }
 
@@ -100,16 +104,16 @@ impl Pipeline {
             Averages::None => {
                 Err(Error::Setting("there are no averages: give the builder average(decay)".into()))
             }
-            Averages::Torn => Err(torn()),
             Averages::Kept | Averages::InUse => Ok(()),
         }
     }
 
     /// Exchanges parameters and averages on every stage. Where that fails on one, it is known of none.
     fn exchange(&mut self, then: Averages) -> Result<()> {
-        self.averages = Averages::Torn;
+        self.needs_whole_state()?;
+        self.torn = Some("an exchange of parameters and averages");
         self.swap_averages()?;
-        self.averages = then;
+        (self.torn, self.averages) = (None, then);
         Ok(())
     }
 
@@ -161,11 +165,8 @@ impl Pipeline {
             }
         }
         for (name, value) in values {
-            let places = self.tied_places.get(name).cloned().unwrap_or_else(|| {
-                let own = self.names.iter().filter(|(own, ..)| own == name);
-                own.map(|(_, stage, place)| (*stage, *place)).collect()
-            });
-            for (stage, place) in places {
+            let owned = self.owned.iter().find(|parameter| parameter.name == *name);
+            for (stage, place) in owned.map(|owned| owned.uses.clone()).unwrap_or_default() {
                 let value = value.f_to(tch::Device::Cpu)?.f_detach_copy()?;
                 let set = move |stage: &mut Stage| stage.visit_parameters()?.set(place, &value);
                 self.visit(stage.index(), set)??;
@@ -174,7 +175,7 @@ impl Pipeline {
         Ok(())
     }
 
-    fn visit<T: Send + 'static>(
+    pub(super) fn visit<T: Send + 'static>(
         &mut self,
         device: usize,
         visit: impl FnOnce(&mut Stage) -> T + Send + 'static,
@@ -182,5 +183,21 @@ impl Pipeline {
         let device = DeviceId::from_index(device);
         let answer = self.crew.visit(device, |stages| stages.first_mut().map(visit))?;
         answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage")))
+    }
+
+    /// Calls a visitor on every stage, all at once; the answers in stage order.
+    pub(super) fn visit_all<T: Send + 'static, F>(
+        &mut self,
+        mut visitor: impl FnMut(usize) -> F,
+    ) -> Result<Vec<T>>
+    where
+        F: FnOnce(&mut Stage) -> T + Send + 'static,
+    {
+        let answers = self.crew.visit_all(|device| {
+            let visit = visitor(device.index());
+            move |stages: &mut [Stage]| stages.first_mut().map(visit)
+        })?;
+        let answers: Option<Vec<T>> = answers.into_iter().collect();
+        answers.ok_or_else(|| Error::Setting("a device has no stage".into()))
     }
 }

@@ -1,13 +1,13 @@
 //! From a sequence and a balance to stages and the edges between them, and to where each parameter is.
 
-use std::{collections::HashMap, ops::Range};
+use std::ops::Range;
 
 use gpipe_core::{
     EdgeId, LayerId, StageId,
     lower::{Edge, EdgeKind, Topology},
 };
 
-use super::{NamedPlace, TiedPlaces};
+use super::OwnedParameter;
 use crate::{
     device::Device,
     error::{Error, Result},
@@ -109,31 +109,28 @@ pub(super) fn check_ties(
     Ok(())
 }
 
-/// Full names with their places, tied weights once; and all places of each tied weight.
-pub(super) fn places(
+/// Every parameter once, in layer order; a tied weight under its first use.
+pub(super) fn owned(
     sequence: &Sequence,
     ranges: &[Range<usize>],
     ties: &[TieGroup],
-) -> (Vec<NamedPlace>, TiedPlaces) {
-    let (mut names, mut tied) = (Vec::new(), HashMap::new());
+) -> Vec<OwnedParameter> {
+    let mut all = Vec::new();
     let place = |layer: usize, slot: usize| {
         let stage = ranges.iter().position(|range| range.contains(&layer)).unwrap_or_default();
         (StageId::from_index(stage), (layer - ranges[stage].start, slot))
     };
     for (index, layer) in sequence.layers.iter().enumerate() {
         for (slot, parameter) in layer.parameters.iter().enumerate() {
-            let name = format!("{}.{}", layer.name, parameter.name);
             let group = parameter.tie.as_ref().and_then(|t| ties.iter().find(|g| g.name == *t));
-            if let Some(group) = group {
-                if group.uses[0] != (LayerId::from_index(index), slot) {
-                    continue;
-                }
-                let all = group.uses.iter().map(|(layer, slot)| place(layer.index(), *slot));
-                tied.insert(name.clone(), all.collect());
+            let uses = group.map_or(vec![place(index, slot)], |group| {
+                group.uses.iter().map(|(layer, slot)| place(layer.index(), *slot)).collect()
+            });
+            if group.is_none_or(|group| group.uses[0] == (LayerId::from_index(index), slot)) {
+                let name = format!("{}.{}", layer.name, parameter.name);
+                all.push(OwnedParameter { name, layer: index, slot, uses });
             }
-            let (stage, at) = place(index, slot);
-            names.push((name, stage, at));
         }
     }
-    (names, tied)
+    all
 }

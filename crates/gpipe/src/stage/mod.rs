@@ -5,6 +5,7 @@
 //! - [`held`]: what a micro-batch leaves from its forward to its backward, whole or in segments
 //! - [`parameters`]: parameters, gradients, ties
 //! - [`update`]: norm, update, moving averages
+//! - [`state`]: what of all that a checkpoint holds
 //! - [`device`]: the stage's stream, memory, and what crosses to other devices
 //! - [`feed`]: what the driver gives a stage for a step, and what it gets back
 //! - [`actions`]: what the runtime calls
@@ -16,6 +17,7 @@ pub(crate) mod feed;
 mod held;
 mod island;
 pub(crate) mod parameters;
+mod state;
 mod update;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};

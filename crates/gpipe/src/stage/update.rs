@@ -19,18 +19,19 @@ use crate::{
 /// Optimizer state and averages, by the place of a parameter's first use on the stage.
 #[derive(Default)]
 pub(super) struct Updater {
-    state: HashMap<Place, State>,
-    averages: HashMap<Place, Tensor>,
+    pub(super) state: HashMap<Place, State>,
+    pub(super) averages: HashMap<Place, Tensor>,
     /// Updates that the averages have seen.
-    averaged: u64,
+    pub(super) averaged: u64,
 }
 
 /// The optimizer's state of one parameter, made before its first update.
-struct State {
-    /// In the order of [`Optimizer::state`].
-    tensors: Vec<Tensor>,
+pub(super) struct State {
+    /// Names and tensors, in the order of [`Optimizer::state`].
+    pub(super) names: Vec<&'static str>,
+    pub(super) tensors: Vec<Tensor>,
     /// Updates applied to this parameter: a gradient may be there first at a later step than others'.
-    updates: u64,
+    pub(super) updates: u64,
 }
 
 /// The numbers of one update.
@@ -90,12 +91,12 @@ impl Parameters {
         }
         let value = &self.masters[place.0][place.1];
         let options = (value.kind(), value.device());
-        let specs = optimizer.state(&value.size()).into_iter();
+        let specs = optimizer.state(&value.size());
+        let names = specs.iter().map(|spec| spec.name).collect();
         // Not f_full: tch panics where an operation that takes a number has no memory left.
         let make = |spec: StateSpec| Ok(Tensor::f_empty(&spec.shape, options)?.f_fill_(spec.fill)?);
-        let tensors = specs.map(make);
-        let tensors = tensors.collect::<Result<_, LayerError>>()?;
-        self.updater.state.insert(place, State { tensors, updates: 0 });
+        let tensors = specs.into_iter().map(make).collect::<Result<_, LayerError>>()?;
+        self.updater.state.insert(place, State { names, tensors, updates: 0 });
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use gpipe::{
     Accuracy, Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline,
     PipelineBuilder, Remat, RmsProp, Schedule, Sequence, TensorSpec,
     layers::{Attention, Embedding, Head, Mlp, Pop, Stash},
+    state::State,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -164,6 +165,33 @@ impl Run {
 }
 
 pub type Named = Vec<(String, Tensor)>;
+
+/// The whole state by name: parameters, optimizer state with its counts, averages, counters.
+pub fn flat(pipeline: &mut Pipeline) -> Named {
+    let state = pipeline.state().unwrap();
+    let mut all = Named::new();
+    for layer in state.stages.into_iter().flatten() {
+        for parameter in layer.parameters {
+            let name = format!("{}.{}", layer.layer, parameter.name);
+            all.push((name.clone(), parameter.value));
+            if let Some(kept) = parameter.optimizer {
+                all.push((format!("{name} updates"), Tensor::from(kept.updates as i64)));
+                let tensors = kept.tensors.into_iter();
+                all.extend(tensors.map(|(tensor, value)| (format!("{name} {tensor}"), value)));
+            }
+            all.extend(parameter.average.map(|average| (format!("{name} average"), average)));
+        }
+    }
+    let text = format!("{:?}", state.counters);
+    all.push((text, Tensor::from(0)));
+    all
+}
+
+/// Puts `state` into `pipeline`.
+pub fn restore(pipeline: &mut Pipeline, state: State) {
+    let layers = state.stages.into_iter().flatten().map(Ok::<_, gpipe::Error>);
+    pipeline.restore(&state.counters, layers).unwrap();
+}
 
 /// The bits of a tensor: unlike ==, tells NaN from NaN and 0 from -0.
 pub fn bits(tensor: &Tensor) -> Vec<u64> {

@@ -1,0 +1,255 @@
+//! All that a pipeline knows between two steps: taken out, and put back, at any K.
+
+use std::collections::{HashMap, HashSet};
+
+use gpipe_core::StageId;
+
+use super::{OwnedParameter, Pipeline};
+use crate::{
+    error::{Error, Result},
+    state::{Counters, LayerOutline, LayerState, ParameterOutline, ParameterState, State},
+};
+
+/// How a pipeline runs its model, as text; none of it is needed to restore its state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// K.
+    pub stages: usize,
+    /// M.
+    pub micro_batches: usize,
+    /// The schedule's name.
+    pub schedule: String,
+    /// What is re-materialized.
+    pub remat: String,
+    /// Layers per stage.
+    pub balance: Vec<usize>,
+    /// The dtype of the arithmetic.
+    pub dtype: String,
+}
+
+impl Pipeline {
+    /// Copies of all that the next steps depend on, on the CPU, made by all stages at once: parameters,
+    /// optimizer state, moving averages, counters. They need as much memory again, outside of every cap.
+    ///
+    /// # Errors
+    /// No memory for the copies; a device that does not answer; the averages are in the parameters' place.
+    pub fn state(&mut self) -> Result<State> {
+        self.needs_own_parameters("take its state")?;
+        let owned = &self.owned;
+        let places = |device: usize| -> Vec<(String, (usize, usize))> {
+            let own = owned.iter().filter(|parameter| parameter.uses[0].0.index() == device);
+            own.map(|parameter| (self.parameter_name(parameter), parameter.uses[0].1)).collect()
+        };
+        let mut places: Vec<_> = (0..self.topology.stages).map(places).collect();
+        let copies = self.visit_all(|device| {
+            let places = std::mem::take(&mut places[device]);
+            move |stage| stage.copy_state(&places)
+        })?;
+        let mut stages = Vec::with_capacity(copies.len());
+        let mut averaged = 0;
+        for (device, copies) in copies.into_iter().enumerate() {
+            let (parameters, updates) = copies?;
+            averaged = updates;
+            stages.push(self.by_layer(device, parameters));
+        }
+        let counters = Counters {
+            step: self.step,
+            seed: self.seed,
+            learning_rate: self.lr_override,
+            loss_scale: self.loss_scale.dynamic_scale(),
+            good_steps: self.loss_scale.good,
+            averaged,
+        };
+        Ok(State { counters, stages })
+    }
+
+    /// A stage's parameters, which are in the order of `owned`, by layer.
+    fn by_layer(&self, device: usize, parameters: Vec<ParameterState>) -> Vec<LayerState> {
+        let own = self.owned.iter().filter(|owned| owned.uses[0].0.index() == device);
+        let mut layers: Vec<LayerState> = Vec::new();
+        for (owned, parameter) in own.zip(parameters) {
+            let layer = &self.sequence.layers[owned.layer].name;
+            match layers.last_mut().filter(|last| last.layer == *layer) {
+                Some(last) => last.parameters.push(parameter),
+                None => {
+                    layers.push(LayerState { layer: layer.clone(), parameters: vec![parameter] });
+                }
+            }
+        }
+        layers
+    }
+
+    /// Puts a state back, layer by layer, so that no more than one is in memory twice. The next step is then, to
+    /// the bit, what it would have been where the state was taken. The optimizer and averages of a pipeline that has
+    /// none are passed over; what the state has none of starts anew.
+    ///
+    /// # Errors
+    /// Another seed; a layer that does not fit, twice, or missing; an error of `layers`, as it is. If any layer was
+    /// already put back, the pipeline is of no use afterwards and says so; compare with [`Pipeline::outline`] first.
+    pub fn restore<E: From<Error>>(
+        &mut self,
+        counters: &Counters,
+        layers: impl IntoIterator<Item = std::result::Result<LayerState, E>>,
+    ) -> std::result::Result<(), E> {
+        self.needs_own_parameters("restore a state")?;
+        if counters.seed != self.seed {
+            return Err(misfit(format!(
+                "it was made with seed {}, the pipeline has {}: masks would differ",
+                counters.seed, self.seed
+            ))
+            .into());
+        }
+        let outlines: HashMap<String, LayerOutline> =
+            self.outline().into_iter().map(|outline| (outline.layer.clone(), outline)).collect();
+        let mut missing: HashSet<&String> =
+            outlines.values().filter(|o| !o.parameters.is_empty()).map(|o| &o.layer).collect();
+        for (index, layer) in layers.into_iter().enumerate() {
+            let layer = layer?;
+            let outline = outlines.get(&layer.layer).filter(|_| missing.remove(&layer.layer));
+            let Some(outline) = outline else {
+                let name = &layer.layer;
+                return Err(
+                    misfit(format!("the model has no layer '{name}', or it came twice")).into()
+                );
+            };
+            outline.check(&layer).map_err(misfit)?;
+            if index == 0 {
+                self.torn = Some("restoring a state");
+                let averaged = counters.averaged;
+                self.visit_all(|_| move |stage| stage.clear_state(averaged))?;
+            }
+            self.put_layer(&layer)?;
+        }
+        if let Some(name) = missing.into_iter().min() {
+            return Err(misfit(format!("it has no layer '{name}'")).into());
+        }
+        self.step = counters.step;
+        self.lr_override = counters.learning_rate;
+        self.loss_scale.restore(counters.loss_scale, counters.good_steps);
+        self.torn = None;
+        Ok(())
+    }
+
+    fn put_layer(&mut self, layer: &LayerState) -> Result<()> {
+        for state in &layer.parameters {
+            let owned = self.owned.iter().find(|owned| {
+                self.sequence.layers[owned.layer].name == layer.layer
+                    && self.parameter_name(owned) == state.name
+            });
+            let mut by_stage: Vec<(StageId, Vec<(usize, usize)>)> = Vec::new();
+            for &(stage, place) in owned.map_or(&[][..], |owned| &owned.uses) {
+                match by_stage.iter_mut().find(|(own, _)| *own == stage) {
+                    Some((_, places)) => places.push(place),
+                    None => by_stage.push((stage, vec![place])),
+                }
+            }
+            for (stage, places) in by_stage {
+                // The same storage: the stage makes its own copies.
+                let shared = state.shallow_clone();
+                self.visit(stage.index(), move |stage| stage.put_state(&places, &shared))??;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the state of each layer looks like, in order; of layers without parameters of their own, too.
+    pub fn outline(&self) -> Vec<LayerOutline> {
+        let layer = |(index, layer): (usize, &crate::sequence::NamedLayer)| {
+            let own = self.owned.iter().filter(|owned| owned.layer == index);
+            let parameter = |owned: &OwnedParameter| {
+                let spec = &layer.parameters[owned.slot];
+                let optimizer = self.optimizer.as_ref().filter(|_| spec.trainable);
+                let tensors = optimizer.map(|optimizer| optimizer.state(&spec.shape));
+                let tensors = tensors.unwrap_or_default().into_iter();
+                ParameterOutline {
+                    name: spec.name.clone(),
+                    shape: spec.shape.clone(),
+                    kind: self.precision.master,
+                    optimizer: tensors.map(|state| (state.name.to_owned(), state.shape)).collect(),
+                    averaged: spec.trainable && self.averages != super::parameters::Averages::None,
+                }
+            };
+            LayerOutline { layer: layer.name.clone(), parameters: own.map(parameter).collect() }
+        };
+        self.sequence.layers.iter().enumerate().map(layer).collect()
+    }
+
+    /// How the model is run.
+    pub fn plan(&self) -> Plan {
+        Plan {
+            stages: self.topology.stages,
+            micro_batches: self.micro_batches,
+            schedule: self.schedule.to_string(),
+            remat: self.remat.to_string(),
+            balance: self.balance.clone(),
+            dtype: format!("{:?}", self.precision.compute),
+        }
+    }
+
+    fn parameter_name(&self, owned: &OwnedParameter) -> String {
+        self.sequence.layers[owned.layer].parameters[owned.slot].name.clone()
+    }
+}
+
+fn misfit(reason: String) -> Error {
+    Error::State(reason)
+}
+
+impl ParameterState {
+    /// The same tensors: nothing is copied.
+    fn shallow_clone(&self) -> Self {
+        let optimizer = self.optimizer.as_ref().map(|state| crate::state::OptimizerState {
+            updates: state.updates,
+            tensors: state.tensors.iter().map(|(n, t)| (n.clone(), t.shallow_clone())).collect(),
+        });
+        Self {
+            name: self.name.clone(),
+            value: self.value.shallow_clone(),
+            optimizer,
+            average: self.average.as_ref().map(tch::Tensor::shallow_clone),
+        }
+    }
+}
+
+impl LayerOutline {
+    /// Whether `layer` fits; what does not, for the user.
+    fn check(&self, layer: &LayerState) -> std::result::Result<(), String> {
+        let name = &self.layer;
+        let names = |names: Vec<&String>| names.into_iter().cloned().collect::<Vec<_>>().join(", ");
+        let own = names(self.parameters.iter().map(|p| &p.name).collect());
+        let given = names(layer.parameters.iter().map(|p| &p.name).collect());
+        if own != given {
+            return Err(format!("layer '{name}' has parameters [{own}], the state's [{given}]"));
+        }
+        for (own, given) in self.parameters.iter().zip(&layer.parameters) {
+            let what = |part: &str| format!("{name}.{}{part}", own.name);
+            let check = |part: &str, shape: &[i64], tensor: &tch::Tensor| {
+                if tensor.size() == shape && tensor.kind() == own.kind {
+                    return Ok(());
+                }
+                let (size, kind) = (tensor.size(), tensor.kind());
+                let what = what(part);
+                Err(format!("{what} is {:?} {shape:?}, the state's {kind:?} {size:?}", own.kind))
+            };
+            check("", &own.shape, &given.value)?;
+            if let Some(average) = &given.average {
+                check(" (average)", &own.shape, average)?;
+            }
+            let Some(kept) = given.optimizer.as_ref().filter(|_| !own.optimizer.is_empty()) else {
+                continue;
+            };
+            let wanted: Vec<&String> = own.optimizer.iter().map(|(name, _)| name).collect();
+            let found: Vec<&String> = kept.tensors.iter().map(|(name, _)| name).collect();
+            if wanted != found {
+                return Err(format!(
+                    "{}: the optimizer keeps {wanted:?}, the state has {found:?}: use the optimizer that it was made with",
+                    what("")
+                ));
+            }
+            for ((tensor, shape), (_, given)) in own.optimizer.iter().zip(&kept.tensors) {
+                check(&format!(" ({tensor})"), shape, given)?;
+            }
+        }
+        Ok(())
+    }
+}

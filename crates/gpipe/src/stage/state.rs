@@ -1,0 +1,107 @@
+//! A stage's share of the pipeline's state: copied out, and put back.
+
+use std::collections::HashMap;
+
+use tch::Tensor;
+
+use super::{
+    Stage, StagePlan,
+    parameters::{Parameters, Place, copy_to_cpu},
+    update::State,
+};
+use crate::{
+    error::LayerError,
+    state::{OptimizerState, ParameterState},
+};
+
+impl Stage {
+    /// Copies on the CPU of the state of the parameters at `places`; and the number of updates that the averages
+    /// have seen. The copies are not charged to the stage.
+    pub(crate) fn copy_state(
+        &mut self,
+        places: &[(String, Place)],
+    ) -> Result<(Vec<ParameterState>, u64), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let parameters = self.visit_parameters()?;
+        let averaged = parameters.updater.averaged;
+        let copies = places.iter().map(|(name, place)| parameters.copy_one(name, *place));
+        Ok((copies.collect::<Result<_, _>>()?, averaged))
+    }
+
+    /// Forgets optimizer state and averages, which new ones will replace.
+    pub(crate) fn clear_state(&mut self, averaged: u64) {
+        self.parameters.updater.state.clear();
+        self.parameters.updater.averages.clear();
+        self.parameters.updater.averaged = self.plan.average.map_or(0, |_| averaged);
+        self.parameters.forget_grads();
+        self.parameters.forget_last_grads();
+    }
+
+    /// Puts a parameter's state at `places`, which are all its uses on this stage, the first one first. The memory
+    /// is the stage's own.
+    pub(crate) fn put_state(
+        &mut self,
+        places: &[Place],
+        state: &ParameterState,
+    ) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.device.charge_stage()?;
+        for &place in places {
+            self.parameters.set(place, &state.value)?;
+        }
+        if let Some(&first) = places.first() {
+            self.parameters.put_updater_state(&self.plan, first, state)?;
+        }
+        self.device.finish()
+    }
+}
+
+impl Parameters {
+    fn copy_one(&self, name: &str, place: Place) -> Result<ParameterState, LayerError> {
+        let optimizer = match self.updater.state.get(&place) {
+            None => None,
+            Some(State { names, tensors, updates }) => {
+                let copies = tensors.iter().map(copy_to_cpu).collect::<Result<Vec<_>, _>>()?;
+                let names = names.iter().map(|&name| name.to_owned());
+                Some(OptimizerState { updates: *updates, tensors: names.zip(copies).collect() })
+            }
+        };
+        Ok(ParameterState {
+            name: name.to_owned(),
+            value: copy_to_cpu(&self.masters[place.0][place.1])?,
+            optimizer,
+            average: self.updater.averages.get(&place).map(copy_to_cpu).transpose()?,
+        })
+    }
+
+    fn put_updater_state(
+        &mut self,
+        plan: &StagePlan,
+        place: Place,
+        state: &ParameterState,
+    ) -> Result<(), LayerError> {
+        let spec = &plan.named[place.0].parameters[place.1];
+        if !spec.trainable {
+            return Ok(()); // what was trained before and is frozen now
+        }
+        let own = |tensor: &Tensor| -> Result<Tensor, LayerError> {
+            Ok(tensor.f_detach_copy()?.f_to(plan.device.tch())?)
+        };
+        if let (Some(optimizer), Some(kept)) = (&plan.optimizer, &state.optimizer) {
+            let given: HashMap<&str, &Tensor> =
+                kept.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            let (mut names, mut tensors) = (Vec::new(), Vec::new());
+            for wanted in optimizer.state(&spec.shape) {
+                let Some(tensor) = given.get(wanted.name) else { continue }; // checked by the driver
+                names.push(wanted.name);
+                tensors.push(own(tensor)?);
+            }
+            let updates = kept.updates;
+            self.updater.state.insert(place, State { names, tensors, updates });
+        }
+        if let (Some(_), Some(average)) = (plan.average, &state.average) {
+            self.updater.averages.insert(place, own(average)?);
+        }
+        Ok(())
+    }
+}
