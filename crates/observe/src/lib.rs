@@ -15,6 +15,7 @@
 //! assert!(plot::svg(&[run]).unwrap().starts_with("<svg"));
 //! ```
 
+mod append;
 pub mod metrics;
 pub mod plot;
 pub mod tensorboard;

@@ -2,11 +2,12 @@
 //!
 //! A record is: length (u64), masked CRC32C of the length, the event, masked CRC32C of the event; all
 //! little-endian. The first event names the format's version. Each of our records becomes one event with
-//! all its scalars, flushed, so that TensorBoard can follow a run.
+//! all its scalars, handed to the system at once, so that TensorBoard can follow a run. A resumed run
+//! continues in a file of its own.
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Write},
+    io,
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -14,12 +15,19 @@ use std::{
 use crc::{CRC_32_ISCSI, Crc};
 use prost::Message;
 
-use crate::metrics::{Evaluation, Record, Step};
+use crate::{
+    append::Append,
+    metrics::{Evaluation, Record, Step},
+};
 
 /// CRC32C, by its name in the catalogue of CRCs.
 const CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 /// What every event file opens with.
 const VERSION: &str = "brain.Event:2";
+/// `tensorflow.SessionLog.SessionStatus.START`.
+const START: i32 = 1;
+/// Most files that are named after one second.
+const FILES_PER_SECOND_MAX: u32 = 1_000;
 
 /// `tensorflow.Event`, as far as it is used here.
 #[derive(Clone, PartialEq, Message)]
@@ -33,6 +41,8 @@ struct Event {
     file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
     summary: Option<Summary>,
+    #[prost(message, optional, tag = "7")]
+    session_log: Option<SessionLog>,
 }
 
 /// `tensorflow.Summary`.
@@ -52,6 +62,13 @@ struct Scalar {
     simple_value: Option<f32>,
 }
 
+/// `tensorflow.SessionLog`, as far as it is used here.
+#[derive(Clone, PartialEq, Message)]
+struct SessionLog {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
 /// What goes wrong with an event file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}", path.display())]
@@ -66,22 +83,41 @@ pub struct EventError {
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: Append,
 }
 
 impl Writer {
-    /// Creates `folder` if need be, and in it a file named after `now`.
+    /// Creates `folder` if need be, and in it a file named after `now`, beside those that are there.
     ///
     /// # Errors
     /// [`EventError`].
     pub fn create(folder: &Path, now: SystemTime) -> Result<Self, EventError> {
         fs::create_dir_all(folder).map_err(failed(folder))?;
-        let seconds = seconds_since_1970(now);
-        let path = folder.join(format!("events.out.tfevents.{seconds:.0}.gpipe"));
-        let file = File::create(&path).map_err(failed(&path))?;
-        let mut writer = Self { path, file: BufWriter::new(file) };
-        let version = Some(VERSION.to_owned());
-        writer.event(&Event { wall_time: seconds, file_version: version, ..Event::default() })?;
+        let wall_time = seconds_since_1970(now);
+        let (path, file) = create_file(folder, wall_time)?;
+        let mut writer = Self { path, file: Append::after(0, file) };
+        let file_version = Some(VERSION.to_owned());
+        writer.event(&Event { wall_time, file_version, ..Event::default() })?;
+        Ok(writer)
+    }
+
+    /// The same for a run that goes on: TensorBoard forgets what the folder's older files say of `step`, the
+    /// first to be written again, and of later ones.
+    ///
+    /// # Errors
+    /// [`EventError`].
+    pub fn resume(folder: &Path, now: SystemTime, step: u64) -> Result<Self, EventError> {
+        let mut writer = Self::create(folder, now)?;
+        let restart = Event {
+            wall_time: seconds_since_1970(now),
+            step: signed(step),
+            session_log: Some(SessionLog { status: START }),
+            ..Event::default()
+        };
+        // TensorBoard takes the first start in a folder for the run's own and forgets nothing; no older
+        // file need have one.
+        writer.event(&restart)?;
+        writer.event(&restart)?;
         Ok(writer)
     }
 
@@ -90,7 +126,8 @@ impl Writer {
         &self.path
     }
 
-    /// Appends the scalars of `record`, as of `now`.
+    /// Appends the scalars of `record`, as of `now`. After an error nothing of them is in the file, and later
+    /// ones may succeed.
     ///
     /// # Errors
     /// [`EventError`].
@@ -105,22 +142,42 @@ impl Writer {
             .collect();
         self.event(&Event {
             wall_time: seconds_since_1970(now),
-            step: i64::try_from(step).unwrap_or(i64::MAX),
-            file_version: None,
+            step: signed(step),
             summary: Some(Summary { value }),
+            ..Event::default()
         })
     }
 
     fn event(&mut self, event: &Event) -> Result<(), EventError> {
         let payload = event.encode_to_vec();
         let length = (payload.len() as u64).to_le_bytes();
-        let mut write = |bytes: &[u8]| self.file.write_all(bytes);
-        write(&length)
-            .and_then(|()| write(&masked_crc(&length).to_le_bytes()))
-            .and_then(|()| write(&payload))
-            .and_then(|()| write(&masked_crc(&payload).to_le_bytes()))
-            .and_then(|()| self.file.flush())
-            .map_err(failed(&self.path))
+        let (length_crc, payload_crc) = (masked_crc(&length), masked_crc(&payload));
+        let record =
+            [&length[..], &length_crc.to_le_bytes(), &payload, &payload_crc.to_le_bytes()].concat();
+        self.file.piece(&record).map_err(failed(&self.path))
+    }
+}
+
+/// A new file, named after the second; further ones of the same second are numbered, so that their order is
+/// that of their names.
+fn create_file(folder: &Path, seconds: f64) -> Result<(PathBuf, File), EventError> {
+    let first = format!("events.out.tfevents.{seconds:.0}.gpipe");
+    let mut count = 0;
+    loop {
+        let path = match count {
+            0 => folder.join(&first),
+            _ => folder.join(format!("{first}.{count:03}")),
+        };
+        match File::create_new(&path) {
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists
+                    && count + 1 < FILES_PER_SECOND_MAX =>
+            {
+                count += 1;
+            }
+            Err(error) => return Err(failed(&path)(error)),
+            Ok(file) => return Ok((path, file)),
+        }
     }
 }
 
@@ -167,4 +224,36 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> EventError {
 
 fn seconds_since_1970(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |duration| duration.as_secs_f64())
+}
+
+/// As the format has it.
+fn signed(step: u64) -> i64 {
+    i64::try_from(step).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::append::testing::Disk;
+
+    #[test]
+    fn fault_an_event_that_a_full_disk_refuses_leaves_nothing_wherever_it_was_torn() {
+        let record = Record::Evaluation(Evaluation { step: 1, ..Evaluation::default() });
+        let event = |writer: &mut Writer| writer.write(&record, UNIX_EPOCH);
+        let one = Disk::new(b"");
+        event(&mut Writer { path: "events".into(), file: one.append() }).unwrap();
+        let one = one.state().bytes.clone();
+        for room in 0..one.len() {
+            let disk = Disk::new(b"");
+            let mut writer = Writer { path: "events".into(), file: disk.append() };
+            event(&mut writer).unwrap();
+            disk.state().bytes_max = one.len() + room;
+            let error = event(&mut writer).unwrap_err().to_string();
+            assert!(error.starts_with("cannot write events: "), "{error}");
+            assert_eq!(disk.state().bytes, one, "room for {room} bytes");
+            disk.state().bytes_max = usize::MAX;
+            event(&mut writer).unwrap();
+            assert_eq!(disk.state().bytes, [&one[..], &one].concat());
+        }
+    }
 }

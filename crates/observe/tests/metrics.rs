@@ -1,7 +1,10 @@
-//! Families: `oracle_` (what is written is read), `fault_` (torn, bad and boundless files).
+//! Families: `oracle_` (what is written is read, and continued), `fault_` (torn, bad and boundless files).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use gpipe_observe::metrics::{
     Evaluation, LINE_BYTES_MAX, RECORDS_MAX, Record, Run, Stage, Step, Writer, read,
@@ -78,6 +81,117 @@ fn oracle_older_and_newer_files_are_read() {
     assert_eq!((run.steps[0].step, run.steps[0].tokens, run.steps[0].lr), (3, 56, 0.0));
     let waits = run.steps.iter().map(|step| step.stages[0].wait_ms);
     assert_eq!(waits.collect::<Vec<_>>(), [1.0, 2.0]);
+}
+
+fn step_of(record: &Record) -> u64 {
+    match record {
+        Record::Step(step) => step.step,
+        Record::Evaluation(evaluation) => evaluation.step,
+    }
+}
+
+fn next() -> Record {
+    Record::Step(Step { step: 99, ..Step::default() })
+}
+
+/// `path` and what is aside.
+fn files_beside(path: &Path) -> usize {
+    fs::read_dir(path.parent().unwrap()).unwrap().count()
+}
+
+#[test]
+fn oracle_a_resumed_file_keeps_its_lines_byte_for_byte() {
+    let (_folder, path) = file();
+    // As no writer of ours would write them: spaces, unknown fields, blank lines.
+    let lines = [
+        "{\"step\":1,\"tokens\":56.0}\n",
+        "\n",
+        "  {\"step\": 2, \"momentum\":[1,{}]}\r\n",
+        "{\"kind\":\"evaluation\",\"step\":2}\n",
+        "{\"step\":3,\"loss\":null}\n",
+        " \n",
+        "{\"step\":4}\n",
+    ];
+    let appended = serde_json::to_string(&next()).unwrap() + "\n";
+    let asked = [1, 2, 2, 3, 4];
+    for dropped in 0..1 << 5 {
+        for torn in ["", "{\"step\":5,\"lo", "\0\0"] {
+            fs::write(&path, lines.concat() + torn).unwrap();
+            let mut steps = Vec::new();
+            let keep = |record: &Record| {
+                steps.push(step_of(record));
+                dropped >> (steps.len() - 1) & 1 == 0
+            };
+            let mut writer = Writer::resume(&path, keep).unwrap();
+            assert_eq!(steps, asked, "each record is asked for once");
+            let mut index = 0..;
+            let is_kept =
+                |line: &&&str| line.trim().is_empty() || dropped >> index.next().unwrap() & 1 == 0;
+            let kept: String = lines.iter().filter(is_kept).copied().collect();
+            assert_eq!(fs::read_to_string(&path).unwrap(), kept, "{dropped:b} {torn}");
+            assert_eq!(files_beside(&path), 1, "nothing is left aside");
+            writer.write(&next()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), kept + &appended);
+        }
+    }
+}
+
+#[test]
+fn oracle_a_file_without_anything_to_drop_is_not_written_again() {
+    let (_folder, path) = file();
+    // No file can be made there.
+    fs::create_dir(path.with_file_name("metrics.jsonl.writing")).unwrap();
+    let mut writer = Writer::resume(&path, |_| panic!("there is no record")).unwrap();
+    for record in records() {
+        writer.write(&record).unwrap();
+    }
+    drop(writer);
+    Writer::resume(&path, |_| true).unwrap().write(&next()).unwrap();
+    assert_eq!(read(&path).unwrap(), [records(), vec![next()]].concat());
+}
+
+#[test]
+fn fault_a_file_is_resumed_wherever_it_was_torn() {
+    let (_folder, path) = file();
+    let mut writer = Writer::create(&path).unwrap();
+    for step in 1..=2 {
+        // Short, because each file is synced to disk.
+        writer.write(&Record::Evaluation(Evaluation { step, ..Evaluation::default() })).unwrap();
+    }
+    let whole = fs::read(&path).unwrap();
+    for length in 0..=whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        let before = read(&path).unwrap();
+        Writer::resume(&path, |_| true).unwrap().write(&next()).unwrap();
+        let after = [before, vec![next()]].concat();
+        assert_eq!(read(&path).unwrap(), after, "cut after {length} bytes");
+    }
+}
+
+#[test]
+fn fault_a_file_that_cannot_be_resumed_is_as_it_was() {
+    let (_folder, path) = file();
+    let aside = path.with_file_name("metrics.jsonl.writing");
+    let last = |record: &Record| step_of(record) > 1;
+    let bad = b"{\"step\":1}\n{\"step\":2}\n[1]\n{\"step\":3}\n";
+    let long = [b"{\"step\":1}\n", &vec![b' '; LINE_BYTES_MAX as usize + 1][..]].concat();
+    for (bytes, reason) in [(&bad[..], "metrics.jsonl line 3: "), (&long, "bytes in line 2")] {
+        fs::write(&path, bytes).unwrap();
+        let error = Writer::resume(&path, last).unwrap_err().to_string();
+        assert!(error.contains(reason), "'{reason}' is not in: {error}");
+        assert!(fs::read(&path).unwrap() == bytes && !aside.exists(), "{reason}");
+    }
+    let good = b"{\"step\":1}\n{\"step\":2}\n";
+    fs::write(&path, good).unwrap();
+    fs::create_dir(&aside).unwrap();
+    let error = Writer::resume(&path, last).unwrap_err().to_string();
+    assert!(error.contains("cannot create") && error.contains("jsonl.writing"), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), good);
+    // What a crash left aside is in nobody's way.
+    fs::remove_dir(&aside).unwrap();
+    fs::write(&aside, "{\"step\":1}\n{\"st".repeat(9)).unwrap();
+    Writer::resume(&path, last).unwrap();
+    assert!(fs::read(&path).unwrap() == b"{\"step\":2}\n" && !aside.exists());
 }
 
 #[test]

@@ -113,6 +113,30 @@ fn oracle_losses_that_are_not_finite_are_marked() {
 }
 
 #[test]
+fn oracle_skipped_steps_without_a_loss_are_left_out() {
+    let whole = run("r", 100, 2);
+    // A skipped step has the number of the update before it; one is the first record, one the last.
+    let mut skipping = whole.clone();
+    for position in [100, 41, 40, 0] {
+        let step = position as u64;
+        let skipped = Step {
+            step,
+            skipped: true,
+            loss: f64::NAN,
+            grad_norm: f64::NAN,
+            ..whole.steps[0].clone()
+        };
+        skipping.steps.insert(position, skipped);
+    }
+    let page = svg(&[skipping.clone()]).unwrap();
+    assert_says(&page, &["not finite"]);
+    assert!(!page.contains("NaN") && !page.contains("inf"), "no such coordinate or text");
+    assert!(page.contains("last loss 2.0400"), "that of the last update");
+    let only = Run { steps: vec![skipping.steps[0].clone()], ..Run::default() };
+    assert!(svg(&[only]).unwrap().contains("no data"));
+}
+
+#[test]
 fn oracle_a_long_run_has_a_page_of_bounded_size() {
     let page = svg(&[run("long", 100_000, 7)]).unwrap();
     assert!(page.len() < 1 << 20, "{} bytes", page.len());

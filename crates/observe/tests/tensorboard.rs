@@ -1,5 +1,5 @@
 //! Families: `oracle_` (the bytes that TensorBoard's own writer makes; every scalar found by a decoder that
-//! shares nothing with the writer), `fault_` (a folder that cannot be made).
+//! shares nothing with the writer), `fault_` (folders that cannot be made, names that are taken).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{
@@ -179,6 +179,63 @@ fn oracle_every_scalar_of_a_step_is_there() {
         ("memory/stage1_peak_bytes", (1_u32 << 20) as f32),
     ];
     assert_eq!(found, expected.map(|(tag, value)| (tag.to_owned(), value)).into());
+}
+
+fn name(writer: &Writer) -> &str {
+    writer.path().file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn oracle_a_resumed_run_says_from_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Writer::create(folder.path(), at_ms(1_000)).unwrap();
+    let before = fs::read(first.path()).unwrap();
+    let mut writer = Writer::resume(folder.path(), at_ms(2_000), 301).unwrap();
+    let evaluation = Evaluation { step: 301, loss: 2.5, ..Evaluation::default() };
+    writer.write(&Record::Evaluation(evaluation), at_ms(3_000)).unwrap();
+    assert_eq!(fs::read(first.path()).unwrap(), before, "the older file is left alone");
+
+    let bytes = fs::read(writer.path()).unwrap();
+    let [version, first_start, start, evaluation] = payloads(&bytes)[..] else {
+        panic!("four events")
+    };
+    assert!(version.ends_with(b"brain.Event:2"));
+    // TensorBoard passes over the first start that it sees in a folder.
+    assert_eq!(first_start, start);
+    match &fields(start)[..] {
+        [(1, Field::Number(time)), (2, Field::Number(301)), (7, Field::Bytes(log))] => {
+            assert_eq!(f64::from_bits(*time), 2.0);
+            assert!(matches!(fields(log)[..], [(1, Field::Number(1))]), "status START");
+        }
+        _ => panic!("a start is a time, a step and a session log"),
+    }
+    assert_eq!(scalars(evaluation), (301, [("validation/loss".to_owned(), 2.5)].into()));
+}
+
+#[test]
+fn fault_files_of_the_same_second_do_not_overwrite_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writers: Vec<Writer> = (0..4)
+        .map(|index| match index % 2 {
+            0 => Writer::create(folder.path(), at_ms(1_000)).unwrap(),
+            _ => Writer::resume(folder.path(), at_ms(1_000), 1).unwrap(),
+        })
+        .collect();
+    for (step, writer) in (1..).zip(&mut writers) {
+        let evaluation = Evaluation { step, ..Evaluation::default() };
+        writer.write(&Record::Evaluation(evaluation), at_ms(1_000)).unwrap();
+    }
+    for (step, writer) in (1..).zip(&writers) {
+        let bytes = fs::read(writer.path()).unwrap();
+        assert_eq!(scalars(payloads(&bytes).last().unwrap()).0, step);
+        assert!(name(writer).starts_with("events.out.tfevents.1.gpipe"), "{}", name(writer));
+    }
+    assert!(writers.iter().map(name).is_sorted(), "TensorBoard reads them by name");
+    for _ in writers.len()..1_000 {
+        Writer::create(folder.path(), at_ms(1_000)).unwrap();
+    }
+    let error = Writer::create(folder.path(), at_ms(1_000)).unwrap_err().to_string();
+    assert!(error.contains("cannot write") && error.contains("gpipe.999"), "{error}");
 }
 
 #[test]

@@ -1,15 +1,16 @@
-//! `metrics.jsonl`: written a flushed line at a time, and read back even after a kill.
+//! `metrics.jsonl`: written a whole line at a time, read back even after a kill, and continued by a resumed run.
 
 use std::{
-    fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Read, Write},
+    fs::{self, File, OpenOptions},
+    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
-use serde_json::Value;
-
-use super::{Evaluation, Record, Step};
+use super::{
+    Record,
+    lines::{Line, Lines},
+};
+use crate::append::Append;
 
 /// Longest line read: thousands of stages fit.
 pub const LINE_BYTES_MAX: u64 = 2 << 20;
@@ -25,7 +26,7 @@ pub enum FileError {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: "create", "write" or "read".
+        /// What was tried: "create", "write", "read" or "replace".
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -56,7 +57,7 @@ pub enum FileError {
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: Append,
 }
 
 impl Writer {
@@ -66,21 +67,96 @@ impl Writer {
     /// [`FileError::Io`].
     pub fn create(path: &Path) -> Result<Self, FileError> {
         let file = File::create(path).map_err(failed("create", path))?;
-        Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
+        Ok(Self { path: path.to_owned(), file: Append::after(0, file) })
     }
 
-    /// Appends one line, and hands it to the system: a run that is killed loses at most the line it writes.
+    /// Opens `path` to be continued, without the records that `keep` refuses and without a torn last line;
+    /// creates it if there is none.
+    ///
+    /// The other lines stay as they are, byte for byte; a last record that lacks only its line's end gets it.
+    /// Where anything must change, they are written to `path` + `.writing`, which then takes the place of
+    /// `path`: a crash leaves the old file or the new. One line is in memory at a time.
+    ///
+    /// # Errors
+    /// [`FileError`]: the file cannot be read or written, is beyond a bound, or a line is no record. It is
+    /// unchanged then.
+    pub fn resume(path: &Path, keep: impl FnMut(&Record) -> bool) -> Result<Self, FileError> {
+        match fs::exists(path) {
+            Ok(true) => {}
+            Ok(false) => return Self::create(path),
+            Err(source) => return Err(failed("read", path)(source)),
+        }
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".writing");
+        let aside = PathBuf::from(aside);
+        let copy = copy_of_kept(path, &aside, keep).and_then(|copy| {
+            if copy.is_some() {
+                fs::rename(&aside, path).map_err(failed("replace", path))?;
+            }
+            Ok(copy)
+        });
+        if copy.is_err() {
+            let _ = fs::remove_file(&aside);
+        }
+        let mut file = match copy? {
+            Some(file) => file,
+            None => OpenOptions::new().write(true).open(path).map_err(failed("write", path))?,
+        };
+        let length = file.seek(SeekFrom::End(0)).map_err(failed("write", path))?;
+        Ok(Self { path: path.to_owned(), file: Append::after(length, file) })
+    }
+
+    /// Appends one line, and hands it to the system in one call: a run that is killed loses at most the line
+    /// it writes. After an error nothing of the line is in the file, and later ones may succeed.
     ///
     /// # Errors
     /// [`FileError::Io`].
     pub fn write(&mut self, record: &Record) -> Result<(), FileError> {
-        let write = |file: &mut BufWriter<File>| {
-            serde_json::to_writer(&mut *file, record)?;
-            file.write_all(b"\n")?;
-            file.flush()
-        };
-        write(&mut self.file).map_err(failed("write", &self.path))
+        let line = serde_json::to_vec(record).map_err(io::Error::from);
+        let mut line = line.map_err(failed("write", &self.path))?;
+        line.push(b'\n');
+        self.file.piece(&line).map_err(failed("write", &self.path))
     }
+}
+
+/// Writes the lines of `path` that are kept to `aside`; `None` where that is `path` as it is.
+fn copy_of_kept(
+    path: &Path,
+    aside: &Path,
+    mut keep: impl FnMut(&Record) -> bool,
+) -> Result<Option<File>, FileError> {
+    let mut lines = Lines::open(path)?;
+    let mut copy = None;
+    while let Some(line) = lines.next_line()? {
+        let is_kept = match line {
+            Line::Record(record) => keep(&record),
+            Line::Blank => true,
+            Line::Torn => false,
+        };
+        // A kill may have cut off no more than a line's end: the next line needs it.
+        let has_end = lines.bytes().ends_with(b"\n");
+        if copy.is_none() && !(is_kept && has_end) {
+            copy = Some(copy_of_head(path, lines.bytes_before(), aside)?);
+        }
+        if let (Some(copy), true) = (&mut copy, is_kept) {
+            let end: &[u8] = if has_end { b"" } else { b"\n" };
+            let written = copy.write_all(lines.bytes()).and_then(|()| copy.write_all(end));
+            written.map_err(failed("write", aside))?;
+        }
+    }
+    let finish = |copy: BufWriter<File>| {
+        let file = copy.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.sync_all().map(|()| file)
+    };
+    copy.map(finish).transpose().map_err(failed("write", aside))
+}
+
+/// Creates `aside` with the first `length` bytes of `path`.
+fn copy_of_head(path: &Path, length: u64, aside: &Path) -> Result<BufWriter<File>, FileError> {
+    let mut head = File::open(path).map_err(failed("read", path))?.take(length);
+    let mut copy = BufWriter::new(File::create(aside).map_err(failed("create", aside))?);
+    io::copy(&mut head, &mut copy).map_err(failed("write", aside))?;
+    Ok(copy)
 }
 
 /// All records of `path`, in order. A last line without its end that is no record is what a killed run
@@ -89,56 +165,61 @@ impl Writer {
 /// # Errors
 /// [`FileError`]: the file cannot be read, is beyond a bound, or another line is no record.
 pub fn read(path: &Path) -> Result<Vec<Record>, FileError> {
-    let too_large = |limit: String| FileError::TooLarge { path: path.to_owned(), limit };
-    let mut file = BufReader::new(File::open(path).map_err(failed("read", path))?);
-    let (mut records, mut bytes_read) = (Vec::new(), 0);
-    for line in 1.. {
-        let mut bytes = Vec::new();
-        let mut limited = (&mut file).take(LINE_BYTES_MAX + 1);
-        let length = limited.read_until(b'\n', &mut bytes).map_err(failed("read", path))? as u64;
-        bytes_read += length;
-        if length == 0 {
-            break;
-        }
-        if length > LINE_BYTES_MAX {
-            return Err(too_large(format!("{LINE_BYTES_MAX} bytes in line {line}")));
-        }
-        if bytes_read > FILE_BYTES_MAX {
-            return Err(too_large(format!("{FILE_BYTES_MAX} bytes")));
-        }
-        if bytes.trim_ascii().is_empty() {
-            continue;
-        }
+    let mut lines = Lines::open(path)?;
+    let mut records = Vec::new();
+    while let Some(line) = lines.next_line()? {
+        let Line::Record(record) = line else { continue };
         if records.len() == RECORDS_MAX {
-            return Err(too_large(format!("{RECORDS_MAX} records")));
+            return Err(too_large(path, format!("{RECORDS_MAX} records")));
         }
-        match parse(&bytes) {
-            Ok(record) => records.push(record),
-            Err(_) if !bytes.ends_with(b"\n") => break, // torn
-            Err(reason) => return Err(FileError::Line { path: path.to_owned(), line, reason }),
-        }
+        records.push(*record);
     }
     Ok(records)
 }
 
-fn parse(line: &[u8]) -> Result<Record, String> {
-    let value: Value =
-        serde_json::from_slice(line).map_err(|error| format!("it is not JSON ({error})"))?;
-    let Value::Object(fields) = &value else {
-        return Err("it is not a JSON object".into());
-    };
-    match fields.get("kind") {
-        None => Step::deserialize(&value).map(Record::Step),
-        Some(Value::String(kind)) if kind == "step" => Step::deserialize(&value).map(Record::Step),
-        Some(Value::String(kind)) if kind == "evaluation" => {
-            Evaluation::deserialize(&value).map(Record::Evaluation)
-        }
-        Some(kind) => return Err(format!("its kind is {kind}, not \"step\" or \"evaluation\"")),
-    }
-    .map_err(|error| format!("it is not a record ({error})"))
+pub(super) fn too_large(path: &Path, limit: String) -> FileError {
+    FileError::TooLarge { path: path.to_owned(), limit }
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
     let path = path.to_owned();
     move |source| FileError::Io { action, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{append::testing::Disk, metrics::Step};
+
+    fn record(step: u64) -> Record {
+        Record::Step(Step { step, loss: f64::NAN, ..Step::default() })
+    }
+
+    #[test]
+    fn fault_a_line_that_a_full_disk_refuses_leaves_nothing_wherever_it_was_torn() {
+        let line = serde_json::to_string(&record(2)).unwrap() + "\n";
+        for room in 0..line.len() {
+            let disk = Disk::new(b"");
+            let mut writer = Writer { path: "metrics.jsonl".into(), file: disk.append() };
+            writer.write(&record(1)).unwrap();
+            let whole = disk.state().bytes.clone();
+            disk.state().bytes_max = whole.len() + room;
+            let error = writer.write(&record(2)).unwrap_err().to_string();
+            assert!(error.starts_with("cannot write metrics.jsonl: "), "{error}");
+            assert_eq!(disk.state().bytes, whole, "room for {room} bytes");
+            disk.state().bytes_max = usize::MAX;
+            writer.write(&record(2)).unwrap();
+            assert_eq!(disk.state().bytes, [&whole, line.as_bytes()].concat());
+        }
+    }
+
+    #[test]
+    fn oracle_each_line_is_written_by_one_call() {
+        let disk = Disk::new(b"");
+        let mut writer = Writer { path: "metrics.jsonl".into(), file: disk.append() };
+        for step in 1..=3 {
+            writer.write(&record(step)).unwrap();
+            assert_eq!(disk.state().writes as u64, step);
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //! and `null` is read as NaN.
 
 mod file;
+mod lines;
 mod number;
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ pub enum Record {
 pub struct Step {
     /// The number of this update, from 1; of the last one if this step was skipped.
     pub step: u64,
-    /// Whether the update was left out because float16 gradients overflowed.
+    /// Whether the update was left out, because float16 gradients overflowed, or a value was not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
     /// The mini-batch loss, per token or sample.

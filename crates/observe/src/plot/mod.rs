@@ -145,7 +145,9 @@ fn summary(run: &Run) -> String {
     if stages > 0 {
         parts.push(format!("{stages} stage{}", plural(stages)));
     }
-    parts.push(format!("last loss {:.4}", last.loss));
+    // A skipped step changed nothing, and its loss may be the reason why it was skipped.
+    let last_update = run.steps.iter().rfind(|step| !step.skipped).unwrap_or(last);
+    parts.push(format!("last loss {:.4}", last_update.loss));
     if let Some(evaluation) = run.evaluations.last() {
         parts.push(match evaluation.bits_per_byte {
             Some(bits) => {
