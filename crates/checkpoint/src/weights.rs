@@ -1,60 +1,25 @@
-//! Weights in one safetensors file, keyed by full parameter name; written aside and renamed, so that a file
-//! of that name is always complete.
+//! A run's weights in one safetensors file.
+//!
+//! Each tensor is named `layer.parameter`: the layer's name, which may have dots itself, and the parameter's, such as
+//! `block0.attention.qkv.weight`. The file's metadata say `format = "gpipe"` and `names = "layer.parameter"`.
 
-use std::{
-    fs::File,
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use tch::Tensor;
 
-/// What goes wrong with a weights file.
-#[derive(Debug, thiserror::Error)]
-pub enum WeightsError {
-    /// The operating system refused.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Its reason.
-        source: io::Error,
-    },
-    /// The content is no safetensors file, or cannot be made one.
-    #[error("{path}: {reason}")]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-}
+pub use crate::tensor_file::FileError as WeightsError;
+use crate::tensor_file::{self, TensorFile};
+
+/// What the metadata of our files say.
+pub const METADATA: [(&str, &str); 2] = [("format", "gpipe"), ("names", "layer.parameter")];
 
 /// Writes `tensors` to `path`. Whatever was there stays until the new file is complete and on disk.
 ///
 /// # Errors
 /// [`WeightsError`]; the file aside is removed then.
 pub fn save(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsError> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".writing");
-    let aside = PathBuf::from(aside);
-    let result = write(&aside, tensors).and_then(|()| {
-        std::fs::rename(&aside, path)
-            .map_err(|source| WeightsError::Io { path: path.to_owned(), source })
-    });
-    if result.is_err() {
-        let _ = std::fs::remove_file(&aside);
-    }
-    result
-}
-
-fn write(aside: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsError> {
-    Tensor::write_safetensors(tensors, aside).map_err(|error| WeightsError::Format {
-        path: aside.to_owned(),
-        reason: error.to_string(),
-    })?;
-    let sync = File::open(aside).and_then(|file| file.sync_all());
-    sync.map_err(|source| WeightsError::Io { path: aside.to_owned(), source })
+    let metadata = METADATA.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    tensor_file::write(path, tensors, &metadata)
 }
 
 /// Reads all tensors of `path`, by name.
@@ -62,13 +27,9 @@ fn write(aside: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsError>
 /// # Errors
 /// [`WeightsError`]
 pub fn load(path: &Path) -> Result<Vec<(String, Tensor)>, WeightsError> {
-    File::open(path).map_err(|source| WeightsError::Io { path: path.to_owned(), source })?;
-    let mut tensors = Tensor::read_safetensors(path).map_err(|error| WeightsError::Format {
-        path: path.to_owned(),
-        reason: format!("it is not a safetensors file: {error}"),
-    })?;
-    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Ok(tensors)
+    let mut file = TensorFile::open(path)?;
+    let names: Vec<_> = file.entries().iter().map(|entry| entry.name.clone()).collect();
+    names.into_iter().map(|name| file.read(&name).map(|tensor| (name, tensor))).collect()
 }
 
 #[cfg(test)]
@@ -88,6 +49,9 @@ mod tests {
         save(&path, &tensors).unwrap(); // over an old one
         assert_eq!(load(&path).unwrap(), tensors);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left aside");
+        let metadata = TensorFile::open(&path).unwrap().metadata().clone();
+        assert_eq!(metadata["format"], "gpipe");
+        assert_eq!(metadata["names"], "layer.parameter");
     }
 
     #[test]

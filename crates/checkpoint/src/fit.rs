@@ -1,0 +1,251 @@
+//! How a file's tensors fit a model's parameters: for import, and for fine-tuning from part of a file.
+//!
+//! First the whole file is held against the whole model, by names and shapes alone; then what fits is read. Values change
+//! only in dtype, and matrices swap axes only where the map says so: nothing is reshaped, padded or cut.
+
+use std::{
+    collections::{BTreeMap, btree_map},
+    fmt,
+};
+
+use tch::{Kind, Tensor};
+
+use crate::{
+    names::{Mapped, NameMap},
+    tensor_file::{FileError, TensorError, TensorFile, shown},
+};
+
+/// Most names that a report lists of one sort.
+const LISTED_MAX: usize = 10;
+
+/// A parameter and the tensor that it is read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pair {
+    /// The parameter.
+    pub parameter: String,
+    /// The tensor's name in the file.
+    pub from: String,
+    /// Whether its two axes are swapped.
+    pub transpose: bool,
+    /// Its dtype in the file.
+    pub kind: Kind,
+    /// The parameter's shape.
+    pub shape: Vec<i64>,
+}
+
+/// A parameter and the tensor that has its name and another shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The parameter.
+    pub parameter: String,
+    /// The tensor's name in the file.
+    pub from: String,
+    /// The parameter's shape.
+    pub expected: Vec<i64>,
+    /// The tensor's shape, after its axes were swapped where the map says so.
+    pub found: Vec<i64>,
+}
+
+/// How a file fits a model. Parameters are in the model's order, tensors in that of their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fit {
+    /// What both have, in one shape.
+    pub loaded: Vec<Pair>,
+    /// Parameters that the file has not.
+    pub missing: Vec<String>,
+    /// Tensors of the file that are no parameter.
+    pub unexpected: Vec<String>,
+    /// What both have, in two shapes.
+    pub mismatched: Vec<Mismatch>,
+    /// Tensors of the file that the map leaves out.
+    pub ignored: Vec<String>,
+}
+
+impl Fit {
+    /// Holds `file`, its names seen through `names`, against a model's `parameters` (full names and shapes).
+    ///
+    /// # Errors
+    /// [`FileError`]: two tensors become one parameter; what becomes a parameter is not floating-point, or is to be
+    /// transposed and no matrix.
+    pub fn new(
+        parameters: &[(String, Vec<i64>)],
+        file: &TensorFile,
+        names: &NameMap,
+    ) -> Result<Self, FileError> {
+        let mut fit = Self::default();
+        let mut sources = BTreeMap::new();
+        for (index, entry) in file.entries().iter().enumerate() {
+            match names.map(&entry.name) {
+                Mapped::Ignored => fit.ignored.push(entry.name.clone()),
+                Mapped::Unmatched => fit.unexpected.push(entry.name.clone()),
+                Mapped::To { name, transpose } => match sources.entry(name) {
+                    btree_map::Entry::Vacant(place) => {
+                        place.insert((index, transpose));
+                    }
+                    btree_map::Entry::Occupied(place) => {
+                        let first = &file.entries()[place.get().0].name;
+                        return Err(FileError::format(
+                            file.path(),
+                            format!(
+                                "{} and {} both become {}: let the map ignore one",
+                                shown(first),
+                                shown(&entry.name),
+                                shown(place.key())
+                            ),
+                        ));
+                    }
+                },
+            }
+        }
+        for (parameter, shape) in parameters {
+            match sources.remove(parameter) {
+                None => fit.missing.push(parameter.clone()),
+                Some((index, transpose)) => {
+                    fit.pair(parameter, shape, file, index, transpose)?;
+                }
+            }
+        }
+        let rest = sources.into_values().map(|(index, _)| file.entries()[index].name.clone());
+        fit.unexpected.extend(rest);
+        fit.unexpected.sort();
+        Ok(fit)
+    }
+
+    fn pair(
+        &mut self,
+        parameter: &str,
+        shape: &[i64],
+        file: &TensorFile,
+        index: usize,
+        transpose: bool,
+    ) -> Result<(), FileError> {
+        let entry = &file.entries()[index];
+        let refuse = |reason: &str| {
+            let text =
+                format!("{} ({:?}, {}) {reason}", shown(&entry.name), entry.shape, entry.dtype);
+            Err(FileError::format(file.path(), text))
+        };
+        let Some(kind) = entry.kind.filter(|kind| is_floating(*kind)) else {
+            return refuse(&format!(
+                "cannot become {parameter}: that takes F64, F32, F16 or BF16; let the map ignore it"
+            ));
+        };
+        let mut found = entry.shape.clone();
+        if transpose {
+            if found.len() != 2 {
+                return refuse("is no matrix to be transposed: correct the map");
+            }
+            found.reverse();
+        }
+        let (parameter, from) = (parameter.to_owned(), entry.name.clone());
+        let expected = shape.to_owned();
+        if found == expected {
+            self.loaded.push(Pair { parameter, from, transpose, kind, shape: expected });
+        } else {
+            self.mismatched.push(Mismatch { parameter, from, expected, found });
+        }
+        Ok(())
+    }
+
+    /// Whether each parameter is read and no tensor is left over, but for those left out on purpose.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
+    }
+
+    /// Reads what fits from `file`, one parameter at a time and as `kind`, which is a floating-point one. What is out of
+    /// a narrower dtype's range becomes infinite.
+    ///
+    /// # Errors
+    /// Each item has its own: [`FileError`]. `file` is the one that this was made from.
+    pub fn read<'a>(
+        &'a self,
+        file: &'a mut TensorFile,
+        kind: Kind,
+    ) -> impl Iterator<Item = Result<(String, Tensor), FileError>> + 'a {
+        self.loaded.iter().map(move |pair| {
+            let tensor = file.read(&pair.from)?;
+            pair.adapt(&tensor, kind)
+                .map(|tensor| (pair.parameter.clone(), tensor))
+                .map_err(|error| FileError::format(file.path(), error.to_string()))
+        })
+    }
+}
+
+impl Pair {
+    fn adapt(&self, tensor: &Tensor, kind: Kind) -> Result<Tensor, TensorError> {
+        let swapped = if self.transpose {
+            tensor.f_transpose(0, 1).and_then(|matrix| matrix.f_contiguous())
+        } else {
+            Ok(tensor.shallow_clone())
+        };
+        let swapped = swapped.map_err(|error| TensorError::of(&self.from, error))?;
+        if swapped.size() != self.shape {
+            let reason = format!("{:?} is not {:?}: another file", swapped.size(), self.shape);
+            return Err(TensorError::of(&self.from, reason));
+        }
+        to_kind(&self.from, &swapped, kind)
+    }
+}
+
+/// `tensors` as `kind`, for export: to float32, bfloat16 or another floating-point dtype. Those that have it already share
+/// their storage with the result.
+///
+/// # Errors
+/// [`TensorError`]: a tensor, or `kind`, is not floating-point.
+pub fn convert(
+    tensors: &[(String, Tensor)],
+    kind: Kind,
+) -> Result<Vec<(String, Tensor)>, TensorError> {
+    tensors.iter().map(|(name, tensor)| Ok((name.clone(), to_kind(name, tensor, kind)?))).collect()
+}
+
+fn to_kind(name: &str, tensor: &Tensor, kind: Kind) -> Result<Tensor, TensorError> {
+    let error = |error| TensorError::of(name, error);
+    let from = tensor.f_kind().map_err(error)?;
+    if !is_floating(from) || !is_floating(kind) {
+        return Err(TensorError::of(name, format!("{from:?} is not converted to {kind:?}")));
+    }
+    tensor.f_detach().and_then(|tensor| tensor.f_to_kind(kind)).map_err(error)
+}
+
+fn is_floating(kind: Kind) -> bool {
+    matches!(kind, Kind::Double | Kind::Float | Kind::Half | Kind::BFloat16)
+}
+
+impl fmt::Display for Fit {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let all = self.loaded.len() + self.missing.len() + self.mismatched.len();
+        write!(f, "{} of {all} parameters are in the file", self.loaded.len())?;
+        list(f, "missing, the file has not", &self.missing, |name| shown(name))?;
+        list(f, "unexpected, the model has not", &self.unexpected, |name| shown(name))?;
+        list(
+            f,
+            "mismatched in shape",
+            &self.mismatched,
+            |Mismatch { parameter, from, expected, found }| {
+                format!("{}: {expected:?}, but {} is {found:?}", shown(parameter), shown(from))
+            },
+        )?;
+        list(f, "ignored by the map", &self.ignored, |name| shown(name))
+    }
+}
+
+fn list<T>(
+    f: &mut fmt::Formatter,
+    title: &str,
+    items: &[T],
+    line: impl Fn(&T) -> String,
+) -> fmt::Result {
+    if items.is_empty() {
+        return Ok(());
+    }
+    write!(f, "\n{} {title}:", items.len())?;
+    for item in items.iter().take(LISTED_MAX) {
+        write!(f, "\n  {}", line(item))?;
+    }
+    match items.len().checked_sub(LISTED_MAX) {
+        None | Some(0) => Ok(()),
+        Some(more) => write!(f, "\n  ... and {more} more"),
+    }
+}

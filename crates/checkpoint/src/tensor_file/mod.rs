@@ -1,0 +1,391 @@
+//! One safetensors file.
+//!
+//! On disk: eight bytes with the header's length (little-endian), the header (JSON: each tensor's name, dtype, shape and
+//! place, and string metadata), then the tensors' bytes without a gap. Our files name tensors `layer.parameter`.
+//!
+//! A file is untrusted: [`TensorFile::open`] reads the header alone, holds it against the file's real length
+//! before it takes memory for it, and refuses what does not add up. A tensor's bytes are read when it is asked
+//! for. Written files are the same bytes for the same tensors and metadata, whatever the tensors' order.
+
+mod header;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::{self, File},
+    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use safetensors::tensor::{Dtype, TensorInfo};
+use tch::{Kind, Tensor};
+
+use header::{HEADER_MAX, Header, LENGTH};
+
+/// What tensors are read as. Other dtypes of the format are listed, not read.
+const KINDS: [(Dtype, Kind); 10] = [
+    (Dtype::F64, Kind::Double),
+    (Dtype::F32, Kind::Float),
+    (Dtype::F16, Kind::Half),
+    (Dtype::BF16, Kind::BFloat16),
+    (Dtype::I64, Kind::Int64),
+    (Dtype::I32, Kind::Int),
+    (Dtype::I16, Kind::Int16),
+    (Dtype::I8, Kind::Int8),
+    (Dtype::U8, Kind::Uint8),
+    (Dtype::BOOL, Kind::Bool),
+];
+
+/// What goes wrong with a file of tensors.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file, the one beside it that is being written, or the folder.
+        path: PathBuf,
+        /// Its reason.
+        source: io::Error,
+    },
+    /// The content is no safetensors file, is not what was asked for, or cannot be made one.
+    #[error("{}: {reason}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl FileError {
+    pub(crate) fn format(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Format { path: path.to_owned(), reason: reason.into() }
+    }
+
+    fn io(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Io { path: path.to_owned(), source }
+    }
+}
+
+/// Why tensors cannot be written or converted: it names the tensor.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct TensorError(pub(crate) String);
+
+impl TensorError {
+    pub(crate) fn of(name: &str, reason: impl fmt::Display) -> Self {
+        Self(format!("{}: {reason}", shown(&name)))
+    }
+}
+
+/// What a file says about one of its tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its dtype as the format writes it, such as `BF16`.
+    pub dtype: String,
+    /// What it is read as; nothing for a dtype that cannot be read.
+    pub kind: Option<Kind>,
+    /// Its shape.
+    pub shape: Vec<i64>,
+    /// Its size in the file.
+    pub bytes: u64,
+    /// Where its bytes are, from the start of the file.
+    start: u64,
+}
+
+/// An open safetensors file, of which the header has been read.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    entries: Vec<Entry>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl TensorFile {
+    /// Opens `path` and reads its header, nothing else.
+    ///
+    /// # Errors
+    /// [`FileError`], also where the file is longer or shorter than its header says.
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let io = FileError::io(path);
+        // Before opening: to open a pipe is to wait for its other end.
+        if !fs::metadata(path).map_err(&io)?.is_file() {
+            return Err(FileError::format(path, "it is not a regular file"));
+        }
+        let mut file = File::open(path).map_err(&io)?;
+        let length = file.metadata().map_err(&io)?.len();
+        let text = match header_length(&mut file, length).map_err(&io)? {
+            Ok(header_length) => read_exactly(&mut file, header_length).map_err(&io)?,
+            Err(reason) => return Err(FileError::format(path, reason)),
+        };
+        let header = Header::parse(&text).map_err(|reason| FileError::format(path, reason))?;
+        let start = LENGTH + text.len() as u64;
+        check_length(length, start, &header).map_err(|reason| FileError::format(path, reason))?;
+        let mut entries: Vec<_> =
+            header.tensors.into_iter().map(|(name, info)| Entry::new(name, &info, start)).collect();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { path: path.to_owned(), file, entries, metadata: header.metadata })
+    }
+
+    /// The file's tensors, sorted by name.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// What the file says about itself.
+    #[must_use]
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the tensor `name`, and no other, to the CPU.
+    ///
+    /// # Errors
+    /// [`FileError`]: no such tensor, a dtype that cannot be read, a failing disk, no memory.
+    pub fn read(&mut self, name: &str) -> Result<Tensor, FileError> {
+        let Self { path, file, entries, .. } = self;
+        let Ok(at) = entries.binary_search_by(|entry| entry.name.as_str().cmp(name)) else {
+            return Err(FileError::format(path, format!("it has no tensor {}", shown(&name))));
+        };
+        let entry = &entries[at];
+        let Some(kind) = entry.kind else {
+            let known: Vec<_> = KINDS.iter().map(|(dtype, _)| dtype.to_string()).collect();
+            let (dtype, known) = (&entry.dtype, known.join(", "));
+            let reason = format!("{} is {dtype}: readable are {known}", shown(&name));
+            return Err(FileError::format(path, reason));
+        };
+        let io = FileError::io(path);
+        file.seek(SeekFrom::Start(entry.start)).map_err(&io)?;
+        let bytes = read_exactly(file, entry.bytes).map_err(&io)?;
+        tensor(&bytes, &entry.shape, kind)
+            .map_err(|reason| FileError::format(path, TensorError::of(name, reason).to_string()))
+    }
+}
+
+impl Entry {
+    fn new(name: String, info: &TensorInfo, start: u64) -> Self {
+        let (from, to) = info.data_offsets;
+        Self {
+            name,
+            dtype: info.dtype.to_string(),
+            kind: KINDS.iter().find(|(dtype, _)| *dtype == info.dtype).map(|(_, kind)| *kind),
+            // Exact: the header's check has found each axis to be an i64.
+            shape: info.shape.iter().map(|&axis| axis as i64).collect(),
+            bytes: (to - from) as u64,
+            start: start + from as u64,
+        }
+    }
+}
+
+/// The header's length, held against `length`, the file's.
+fn header_length(file: &mut File, length: u64) -> io::Result<Result<u64, String>> {
+    if length < LENGTH {
+        let reason = format!("truncated: {length} bytes, a safetensors file has at least {LENGTH}");
+        return Ok(Err(reason));
+    }
+    let mut bytes = [0; LENGTH as usize];
+    file.read_exact(&mut bytes)?;
+    let header = u64::from_le_bytes(bytes);
+    if header > HEADER_MAX {
+        return Ok(Err(format!(
+            "it is not a safetensors file: its header would have {header} bytes, at most {HEADER_MAX} are allowed"
+        )));
+    }
+    if header > length - LENGTH {
+        let least = LENGTH + header;
+        return Ok(Err(format!(
+            "truncated: {length} bytes, the header alone ends at {least}: fetch it again"
+        )));
+    }
+    Ok(Ok(header))
+}
+
+fn check_length(length: u64, start: u64, header: &Header) -> Result<(), String> {
+    match start.checked_add(header.data_len()) {
+        Some(said) if said == length => Ok(()),
+        Some(said) if said < length => {
+            Err(format!("has {} bytes after its last tensor", length - said))
+        }
+        said => {
+            let said = said.unwrap_or(u64::MAX);
+            Err(format!("truncated: {length} bytes, the header says {said}: fetch it again"))
+        }
+    }
+}
+
+/// The next `count` bytes. `count` has been held against the file's length, which may be more than memory.
+fn read_exactly(file: &mut File, count: u64) -> io::Result<Vec<u8>> {
+    let room = usize::try_from(count).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(room)?;
+    file.take(count).read_to_end(&mut bytes)?;
+    // Someone cut the file while it was read.
+    if bytes.len() == room { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+fn tensor(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor, String> {
+    // tch copies as many bytes as the shape says, whatever the slice has.
+    let elements = shape
+        .iter()
+        .try_fold(1usize, |product, &axis| product.checked_mul(usize::try_from(axis).ok()?));
+    let needed = elements.and_then(|elements| elements.checked_mul(kind.elt_size_in_bytes()));
+    if needed != Some(bytes.len()) {
+        return Err(format!("{} bytes are no {kind:?} of shape {shape:?}", bytes.len()));
+    }
+    if kind == Kind::Bool
+        && let Some(byte) = bytes.iter().find(|byte| **byte > 1)
+    {
+        return Err(format!("a BOOL is 0 or 1, not {byte}"));
+    }
+    Tensor::f_from_data_size(bytes, shape, kind).map_err(|error| error.to_string())
+}
+
+/// The bytes of a file with `tensors` and `metadata`. Tensors may be on any device and have any strides.
+///
+/// # Errors
+/// [`TensorError`]: a dtype that has no place in the format, two tensors of one name.
+pub fn encode(
+    tensors: &[(String, Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, TensorError> {
+    let mut all = Vec::new();
+    for part in parts(tensors, metadata)? {
+        all.append(&mut part?);
+    }
+    Ok(all)
+}
+
+/// Writes [`encode`]'s bytes to `path`, one tensor in memory at a time. Whatever was there stays until the new file is
+/// complete and on disk.
+///
+/// # Errors
+/// [`FileError`]; the file aside is removed then.
+pub fn write(
+    path: &Path,
+    tensors: &[(String, Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), FileError> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".writing");
+    let aside = PathBuf::from(aside);
+    let result = write_aside(&aside, path, tensors, metadata)
+        .and_then(|()| fs::rename(&aside, path).map_err(FileError::io(path)));
+    if result.is_err() {
+        let _ = fs::remove_file(&aside);
+        return result;
+    }
+    // The new name is on disk when the folder is.
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(FileError::io(folder))
+}
+
+fn write_aside(
+    aside: &Path,
+    path: &Path,
+    tensors: &[(String, Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), FileError> {
+    let io = FileError::io(aside);
+    let cannot = |error: TensorError| FileError::format(path, error.to_string());
+    let parts = parts(tensors, metadata).map_err(cannot)?;
+    let mut file = BufWriter::new(File::create(aside).map_err(&io)?);
+    for part in parts {
+        file.write_all(&part.map_err(cannot)?).map_err(&io)?;
+    }
+    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&io)
+}
+
+/// What a file is made of: the header, then each tensor's bytes, the widest dtype first to keep all aligned.
+fn parts(
+    tensors: &[(String, Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<impl Iterator<Item = Result<Vec<u8>, TensorError>>, TensorError> {
+    let mut sorted = Vec::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        sorted.push((name, tensor, dtype(name, tensor)?));
+    }
+    sorted.sort_by(|(a, _, x), (b, _, y)| y.cmp(x).then(a.cmp(b)));
+    let mut header = Header { metadata: metadata.clone(), tensors: Vec::new() };
+    let mut end = 0;
+    for (name, tensor, dtype) in &sorted {
+        let start = end;
+        end += size(tensor);
+        let shape = tensor.size().iter().map(|&axis| axis.unsigned_abs() as usize).collect();
+        let info = TensorInfo { dtype: *dtype, shape, data_offsets: (start, end) };
+        header.tensors.push(((*name).clone(), info));
+    }
+    let head = header.render()?;
+    let bodies = sorted.into_iter().map(|(name, tensor, _)| bytes(name, tensor));
+    Ok(std::iter::once(Ok(head)).chain(bodies))
+}
+
+fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype, TensorError> {
+    if !tensor.defined() {
+        return Err(TensorError::of(name, "it is undefined"));
+    }
+    let kind = tensor.f_kind().map_err(|error| TensorError::of(name, error))?;
+    let known = KINDS.iter().find(|(_, known)| *known == kind).map(|(dtype, _)| *dtype);
+    known.ok_or_else(|| TensorError::of(name, format!("{kind:?} cannot be written: convert it")))
+}
+
+fn size(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+fn bytes(name: &str, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
+    let mut bytes = vec![0; size(tensor)];
+    tensor
+        .f_copy_data_u8(&mut bytes, tensor.numel())
+        .map_err(|error| TensorError::of(name, error))?;
+    Ok(bytes)
+}
+
+/// Text from a file, fit for a message: control characters escaped, long text cut.
+pub(crate) fn shown(text: &dyn fmt::Display) -> String {
+    const CHARACTERS_MAX: usize = 300;
+    let text = text.to_string();
+    let mut shown: String = text
+        .chars()
+        .take(CHARACTERS_MAX)
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect();
+    if text.chars().nth(CHARACTERS_MAX).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_bytes_that_are_not_the_shape_make_no_tensor() {
+        for (count, shape) in
+            [(7, vec![2]), (9, vec![2]), (8, vec![-2]), (0, vec![]), (8, vec![2; 99])]
+        {
+            assert!(tensor(&vec![0; count], &shape, Kind::Float).is_err(), "{count}, {shape:?}");
+        }
+        assert!(tensor(&[0; 8], &[2], Kind::Float).is_ok());
+    }
+
+    #[test]
+    fn fault_text_of_a_file_is_cut_and_harmless_in_messages() {
+        assert_eq!(shown(&"a\u{1b}[31m"), "a\u{fffd}[31m");
+        assert_eq!(shown(&"x".repeat(300)), "x".repeat(300));
+        assert_eq!(shown(&"é".repeat(301)), "é".repeat(300) + "...");
+    }
+}
