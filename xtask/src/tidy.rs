@@ -19,7 +19,7 @@ const BORDERS: &[(&str, &[&str])] = &[
     ("observe", &["gpipe-core"]),
     ("runtime", &["gpipe-core"]),
     ("gpipe", &["gpipe-core", "gpipe-runtime", "gpipe-bridge"]),
-    ("checkpoint", &["gpipe-bridge"]),
+    ("checkpoint", &["gpipe", "gpipe-bridge"]),
     ("models", &["gpipe", "gpipe-bridge"]),
 ];
 

@@ -1,9 +1,10 @@
 //! A run's weights in one safetensors file.
 //!
 //! Each tensor is named `layer.parameter`: the layer's name, which may have dots itself, and the parameter's, such as
-//! `block0.attention.qkv.weight`. The file's metadata say `format = "gpipe"` and `names = "layer.parameter"`.
+//! `block0.attention.qkv.weight`. The file's metadata say `format = "pt"` (which readers of
+//! PyTorch's files ask for) and `names = "layer.parameter"`.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use tch::Tensor;
 
@@ -11,15 +12,18 @@ pub use crate::tensor_file::FileError as WeightsError;
 use crate::tensor_file::{self, TensorFile};
 
 /// What the metadata of our files say.
-pub const METADATA: [(&str, &str); 2] = [("format", "gpipe"), ("names", "layer.parameter")];
+pub const METADATA: [(&str, &str); 2] = [("format", "pt"), ("names", "layer.parameter")];
+
+pub(crate) fn metadata() -> BTreeMap<String, String> {
+    METADATA.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+}
 
 /// Writes `tensors` to `path`. Whatever was there stays until the new file is complete and on disk.
 ///
 /// # Errors
 /// [`WeightsError`]; the file aside is removed then.
 pub fn save(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsError> {
-    let metadata = METADATA.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    tensor_file::write(path, tensors, &metadata)
+    tensor_file::write(path, tensors, &metadata())
 }
 
 /// Reads all tensors of `path`, by name.
@@ -50,7 +54,7 @@ mod tests {
         assert_eq!(load(&path).unwrap(), tensors);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left aside");
         let metadata = TensorFile::open(&path).unwrap().metadata().clone();
-        assert_eq!(metadata["format"], "gpipe");
+        assert_eq!(metadata["format"], "pt");
         assert_eq!(metadata["names"], "layer.parameter");
     }
 

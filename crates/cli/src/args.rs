@@ -33,6 +33,27 @@ pub(crate) enum Command {
     Trace(TraceArguments),
     /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
     Plot(PlotArguments),
+    /// Say what a checkpoint, a run or a safetensors file holds, and whether every file is as it was written
+    Inspect(InspectArguments),
+    /// Write the parameters of a checkpoint or run to one safetensors file, named layer.parameter
+    Export(ExportArguments),
+    /// Make weights of a safetensors file from elsewhere, such as a PyTorch state dict
+    ///
+    /// NAMES.toml lists which tensor of the file becomes which parameter; the first rule that matches a name holds:
+    ///
+    ///   [[names]]
+    ///   from = "transformer.h.*.attn.c_attn.weight"
+    ///   to = "*.attention.qkv.weight"
+    ///   transpose = true
+    ///
+    ///   [[names]]
+    ///   from = "*.attn.bias"
+    ///   ignore = true
+    ///
+    /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. `gpipe inspect` lists the
+    /// names on either side.
+    #[command(verbatim_doc_comment)]
+    Import(ImportArguments),
 }
 
 /// What `train` and `trace` can change of the pipeline.
@@ -59,9 +80,86 @@ pub(crate) struct TrainArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
     /// Folder for the run's files; it must not hold another run; default: out/NAME of the
-    /// config, numbered
+    /// config, numbered; with --resume that of the run which goes on
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Go on from a checkpoint, as if nothing had happened: the one named, or the newest complete one of the run
+    /// named; CONFIG.toml may be left out. Or auto: from the newest complete one in --out (or in the last out/NAME),
+    /// and from the beginning if there is none, so that one command starts a run and restarts it
+    #[arg(long, value_name = "auto|DIR")]
+    pub resume: Option<String>,
+    /// Save a checkpoint after so many steps (50), or so much time (10min, 90s, 2h), or none; one at the end and
+    /// one on Ctrl-C or SIGTERM besides (checkpoint.every)
+    #[arg(long, value_name = "STEPS|TIME")]
+    pub every: Option<String>,
+    /// Checkpoints that are kept: the newest N (checkpoint.keep)
+    #[arg(long, value_name = "N")]
+    pub keep: Option<usize>,
+    /// Keep the one of the lowest validation loss besides (checkpoint.keep_best; it needs train.validate_every)
+    #[arg(long)]
+    pub keep_best: bool,
+    /// What a loss or gradient that is not a number does: stop the run, or skip that mini-batch (train.on_nan)
+    #[arg(long, value_name = "stop|skip")]
+    pub on_nan: Option<String>,
+    /// Start from these weights, and not from random ones: a safetensors file, a run or a checkpoint. Everything else
+    /// starts anew: this is for fine-tuning, --resume is for going on
+    #[arg(long, value_name = "FILE|DIR", conflicts_with = "resume")]
+    pub init: Option<PathBuf>,
+    /// With --init: which tensor of the file is which parameter (see `gpipe import --help`)
+    #[arg(long, value_name = "NAMES.toml", requires = "init")]
+    pub names: Option<PathBuf>,
+    /// With --init: load what fits, and say what does not, which starts from random values
+    #[arg(long, requires = "init")]
+    pub partial: bool,
+}
+
+/// A checkpoint, a run or a safetensors file.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// A checkpoint's folder, a run's folder, a folder of checkpoints, or a safetensors file
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// A checkpoint's folder, or a run's: of its newest complete checkpoint, or of its weights where it has none
+    #[arg(value_name = "DIR")]
+    pub from: PathBuf,
+    /// The safetensors file to write
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub out: PathBuf,
+    /// float32, bfloat16, float16 or float64 [default: as they are]
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<String>,
+    /// The moving averages of the weights, and not the weights
+    #[arg(long)]
+    pub averages: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArguments {
+    /// The safetensors file to read
+    #[arg(value_name = "FILE.safetensors")]
+    pub from: PathBuf,
+    /// The configuration of the model that it is for
+    #[arg(long, value_name = "CONFIG.toml")]
+    pub config: PathBuf,
+    /// Override one key of the configuration; may be given several times. model.vocabulary must be the exact size
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Which tensor of the file is which parameter; without it, names must be gpipe's own
+    #[arg(long, value_name = "NAMES.toml")]
+    pub names: Option<PathBuf>,
+    /// Write what fits, though some parameters are missing
+    #[arg(long)]
+    pub partial: bool,
+    /// The weights to write, for `gpipe train --init` and `gpipe eval --weights`
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub out: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -86,7 +184,7 @@ pub(crate) struct VerifyArguments {
 /// A trained model: the folder of a run, or a configuration and weights.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
-    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json, weights.safetensors
+    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json, weights.safetensors; or a checkpoint in it
     #[arg(value_name = "RUN_DIR", required_unless_present = "config", conflicts_with = "config")]
     pub folder: Option<PathBuf>,
     /// Instead of RUN_DIR: the configuration file
@@ -180,11 +278,11 @@ pub(crate) struct PlotArguments {
     pub out: Option<PathBuf>,
 }
 
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, Clone, Args)]
 pub(crate) struct ConfigArguments {
     /// The configuration file
     #[arg(value_name = "CONFIG.toml")]
-    pub config: PathBuf,
+    pub config: Option<PathBuf>,
     /// Override one key, such as model.blocks=4; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

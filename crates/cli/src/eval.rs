@@ -37,8 +37,8 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<(), CliError> {
     let mut pipeline = run.pipeline()?;
     let (documents, what) = documents(arguments, &run.config)?;
     let tokens = TokenSet::encode(&run.tokenizer, &documents)?;
-    let measured = measure(&mut pipeline, &run.config, &tokens, tokens_max)?;
-    let Measured { nats, bits_per_byte, accuracy, count } = measured;
+    let measured = measure(&mut pipeline, &run.config, &tokens, tokens_max, &|| false)?;
+    let Some(Measured { nats, bits_per_byte, accuracy, count }) = measured else { return Ok(()) };
     if arguments.json {
         let line = serde_json::json!({
             "loss": nats,
@@ -82,15 +82,19 @@ fn documents(
     Ok((Document::from_paths(&arguments.text)?, names.join(", ")))
 }
 
-/// Loss and accuracy over the first `tokens_max` tokens.
+/// Loss and accuracy over the first `tokens_max` tokens; none if it was to `stop` before the last of them.
 pub(crate) fn measure(
     pipeline: &mut Pipeline,
     config: &Config,
     tokens: &TokenSet,
     tokens_max: usize,
-) -> Result<Measured, CliError> {
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<Measured>, CliError> {
     let (mut nats, mut correct, mut count) = (0.0, 0.0, 0.0);
     for batch in batches(config, tokens, tokens_max)? {
+        if stop() {
+            return Ok(None);
+        }
         let (inputs, targets) = setup::tensors(&batch)?;
         let evaluation = pipeline.evaluate(inputs, targets)?;
         let sum =
@@ -100,7 +104,7 @@ pub(crate) fn measure(
         count += evaluation.count;
     }
     let (nats, accuracy) = (nats / count, correct / count);
-    Ok(Measured { nats, bits_per_byte: tokens.bits_per_byte(nats), accuracy, count })
+    Ok(Some(Measured { nats, bits_per_byte: tokens.bits_per_byte(nats), accuracy, count }))
 }
 
 fn batches<'a>(

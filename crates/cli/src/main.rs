@@ -4,6 +4,7 @@
 //! - [`config`]: the configuration file and its overrides, one validated struct
 //! - [`setup`]: from a configuration to text, tokens, a model and a pipeline
 //! - [`train`], [`verify`], [`eval`], [`generate`], [`trace`], [`plot`]: the commands
+//! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
 //! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes
@@ -12,6 +13,9 @@ mod args;
 mod config;
 mod eval;
 mod generate;
+mod init;
+mod inspect;
+mod interchange;
 mod metrics;
 mod plot;
 mod progress;
@@ -44,6 +48,10 @@ enum CliError {
     #[error(transparent)]
     Weights(#[from] gpipe_checkpoint::weights::WeightsError),
     #[error(transparent)]
+    Checkpoint(#[from] gpipe_checkpoint::CheckpointError),
+    #[error(transparent)]
+    Names(#[from] gpipe_checkpoint::names::NamesError),
+    #[error(transparent)]
     RunFolder(#[from] run_folder::RunFolderError),
     #[error(transparent)]
     Sampling(#[from] sampling::SamplingError),
@@ -55,6 +63,17 @@ enum CliError {
     Plot(#[from] gpipe_observe::plot::PlotError),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
+    /// A mini-batch that is no number, where that is to stop the run.
+    #[error("step {step}: {source}. To leave such mini-batches out: --on-nan skip")]
+    Nan { step: u64, source: gpipe::Error },
+    /// That is no accident.
+    #[error(
+        "{count} mini-batches in a row are not finite, which is no accident; the last: {source}"
+    )]
+    NanInARow { count: u64, source: gpipe::Error },
+    /// The user or the system asked the run to stop.
+    #[error("stopped by {signal_name} after step {step}")]
+    Interrupted { signal: i32, signal_name: String, step: u64 },
     /// `verify` found a difference; it has already been printed.
     #[error("results differ")]
     Differs,
@@ -63,6 +82,18 @@ enum CliError {
 impl From<tch::TchError> for CliError {
     fn from(error: tch::TchError) -> Self {
         CliError::Pipeline(error.into())
+    }
+}
+
+impl CliError {
+    /// 128 and the signal's number after a signal, as shells have it; 1 after an error.
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Interrupted { signal, .. } => {
+                u8::try_from(128 + signal).map_or(ExitCode::FAILURE, ExitCode::from)
+            }
+            _ => ExitCode::FAILURE,
+        }
     }
 }
 
@@ -75,12 +106,15 @@ fn main() -> ExitCode {
         args::Command::Generate(arguments) => generate::run(&arguments),
         args::Command::Trace(arguments) => trace::run(&arguments),
         args::Command::Plot(arguments) => plot::run(&arguments),
+        args::Command::Inspect(arguments) => inspect::run(&arguments),
+        args::Command::Export(arguments) => interchange::export(&arguments),
+        args::Command::Import(arguments) => interchange::import(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("gpipe: {error}");
-            ExitCode::FAILURE
+            error.exit_code()
         }
     }
 }

@@ -11,7 +11,10 @@ use gpipe_observe::{
     tensorboard,
 };
 
-use crate::CliError;
+use crate::{CliError, run_folder::METRICS};
+
+/// The folder of TensorBoard's files, in a run's.
+const TENSORBOARD: &str = "tensorboard";
 
 /// What a run has trained on so far.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,19 +23,34 @@ pub(crate) struct Seen {
     pub samples: u64,
 }
 
-/// The files, open for the length of a run.
+/// The files, open for the length of a run. One that cannot be written (a full disk) ends no run: it is told once,
+/// and the next line may be written again.
 pub(crate) struct Metrics {
     lines: metrics::Writer,
     events: tensorboard::Writer,
+    /// Records that are not in a file, and why not.
+    lost: u64,
+    reason: String,
 }
 
 impl Metrics {
     /// Creates `metrics.jsonl` and a file in `tensorboard/`, both in `folder`.
     pub(crate) fn create(folder: &Path) -> Result<Self, CliError> {
-        Ok(Self {
-            lines: metrics::Writer::create(&folder.join("metrics.jsonl"))?,
-            events: tensorboard::Writer::create(&folder.join("tensorboard"), SystemTime::now())?,
-        })
+        let lines = metrics::Writer::create(&folder.join(METRICS))?;
+        let events = tensorboard::Writer::create(&folder.join(TENSORBOARD), SystemTime::now())?;
+        Ok(Self { lines, events, lost: 0, reason: String::new() })
+    }
+
+    /// Goes on with those in `folder`, of which the records stay that are to `keep`; `step` is written next.
+    pub(crate) fn resume(
+        folder: &Path,
+        step: u64,
+        keep: impl FnMut(&Record) -> bool,
+    ) -> Result<Self, CliError> {
+        let lines = metrics::Writer::resume(&folder.join(METRICS), keep)?;
+        let (events, now) = (folder.join(TENSORBOARD), SystemTime::now());
+        let events = tensorboard::Writer::resume(&events, now, step)?;
+        Ok(Self { lines, events, lost: 0, reason: String::new() })
     }
 
     /// After a step of `samples` samples, for whose batch the loop waited; `seen` counts them, too.
@@ -42,18 +60,52 @@ impl Metrics {
         samples: u64,
         seen: Seen,
         data_wait: Duration,
-    ) -> Result<(), CliError> {
-        self.write(&Record::Step(step(report, samples, seen, data_wait)))
+    ) {
+        self.write(&Record::Step(step(report, samples, seen, data_wait)));
+    }
+
+    /// After a mini-batch of `samples` samples that was left out, for it is not a number; `step` was applied last.
+    pub(crate) fn not_finite(&mut self, step: u64, samples: u64, seen: Seen) {
+        self.write(&Record::Step(Step {
+            step,
+            skipped: true,
+            loss: f64::NAN,
+            grad_norm: f64::NAN,
+            samples,
+            tokens_total: seen.tokens,
+            samples_total: seen.samples,
+            ..Step::default()
+        }));
     }
 
     /// After an evaluation.
-    pub(crate) fn evaluation(&mut self, evaluation: Evaluation) -> Result<(), CliError> {
-        self.write(&Record::Evaluation(evaluation))
+    pub(crate) fn evaluation(&mut self, evaluation: Evaluation) {
+        self.write(&Record::Evaluation(evaluation));
     }
 
-    fn write(&mut self, record: &Record) -> Result<(), CliError> {
-        self.lines.write(record)?;
-        Ok(self.events.write(record, SystemTime::now())?)
+    fn write(&mut self, record: &Record) {
+        let lines = self.lines.write(record).map_err(|error| error.to_string());
+        // A skipped step has the number of the one before it, whose point it would take the place of.
+        let skipped = matches!(record, Record::Step(step) if step.skipped);
+        let events = match skipped {
+            true => Ok(()),
+            false => {
+                self.events.write(record, SystemTime::now()).map_err(|error| error.to_string())
+            }
+        };
+        if let Err(reason) = lines.and(events) {
+            if self.lost == 0 {
+                eprintln!("gpipe: warning: {reason}; the run goes on");
+            }
+            (self.lost, self.reason) = (self.lost + 1, reason);
+        }
+    }
+
+    /// At the end: what is missing.
+    pub(crate) fn tell_lost(&self) {
+        if self.lost > 0 {
+            eprintln!("gpipe: warning: {} records were not written: {}", self.lost, self.reason);
+        }
     }
 }
 

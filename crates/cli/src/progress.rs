@@ -70,6 +70,16 @@ impl Progress {
         }
     }
 
+    /// A line that is not for the results.
+    pub(crate) fn warn(&self, line: &str) {
+        match self {
+            Self::Bar(bar) if !bar.is_finished() => {
+                bar.suspend(|| eprintln!("gpipe: warning: {line}"));
+            }
+            _ => eprintln!("gpipe: warning: {line}"),
+        }
+    }
+
     /// The run is over; the table that follows says more than the bar.
     pub(crate) fn finish(&self) {
         if let Self::Bar(bar) = self {

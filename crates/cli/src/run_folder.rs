@@ -3,9 +3,10 @@
 //! `config.toml` says what the model is, `tokenizer.json` its vocabulary, `weights.safetensors` its parameters. The number
 //! of stages may be another one than in training: weights are kept by parameter, not by stage.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use gpipe::{Balance, Pipeline};
+use gpipe::Pipeline;
+use gpipe_checkpoint::{Checkpoint, CheckpointError, folder, manifest};
 use gpipe_data::Tokenizer;
 use tch::Tensor;
 
@@ -20,6 +21,12 @@ use crate::{
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
 /// The file of their moving averages, if the run kept them.
 pub(crate) const AVERAGES: &str = "averages.safetensors";
+/// The file of its losses and times.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+/// The folder of its checkpoints.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
+/// The file of its tokenizer, also in each checkpoint.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
 /// What is wrong with a trained model's files.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +38,7 @@ pub(crate) enum RunFolderError {
     )]
     NoAverages(PathBuf),
     #[error(
-        "{path}: there is no such file: a run has it once it has ended; let the run end, or give another run's folder"
+        "{path}: there is no such file, and no checkpoint: a run has it once it has ended; let the run end, or give another run's folder"
     )]
     Missing { path: PathBuf },
     #[error(
@@ -44,56 +51,52 @@ pub(crate) enum RunFolderError {
 pub(crate) struct RunFolder {
     pub config: Config,
     pub tokenizer: Tokenizer,
-    config_path: PathBuf,
-    weights_path: PathBuf,
+    source: Source,
+    averages: bool,
+}
+
+/// Where they come from.
+enum Source {
+    /// The files of a run that has ended, or those named.
+    Files { config: PathBuf, weights: PathBuf },
+    /// A checkpoint.
+    Checkpoint(Checkpoint),
 }
 
 impl RunFolder {
     /// Reads the configuration and the tokenizer, and sees that there are weights.
     pub(crate) fn open(arguments: &RunArguments) -> Result<Self, CliError> {
-        let (config_path, weights_path) = paths(arguments)?;
-        let tokenizer_path = weights_path.with_file_name("tokenizer.json");
-        if arguments.averages && !weights_path.is_file() {
-            return Err(RunFolderError::NoAverages(weights_path).into());
-        }
-        for path in [&config_path, &weights_path, &tokenizer_path] {
-            if !path.is_file() {
-                return Err(RunFolderError::Missing { path: path.clone() }.into());
-            }
-        }
-        let mut config = Config::read(&ConfigArguments {
-            config: config_path.clone(),
+        let source = Source::find(arguments)?;
+        let overrides = ConfigArguments {
             set: arguments.set.clone(),
             device: arguments.device.clone(),
             dtype: arguments.dtype.clone(),
             ..ConfigArguments::default()
-        })?;
+        };
+        let (mut config, tokenizer) = source.read(&overrides)?;
         if let Some(stages) = arguments.stages {
-            config.pipeline.stages = stages;
-            // So are devices, unless they are one and the same, or were just named.
-            let devices = &mut config.pipeline.devices.0;
-            if arguments.device.is_none() && devices.iter().all(|device| *device == devices[0]) {
-                devices.truncate(1);
-            }
-            // Layers per stage that were chosen for another K are of no use.
-            let is_for_other = |balance: &Balance| matches!(balance, Balance::Layers(layers) if layers.len() != stages);
-            if is_for_other(&config.pipeline.balance) {
-                config.pipeline.balance = Balance::Cost;
-            }
+            config.set_stages(stages, arguments.device.is_some());
         }
         config.check()?;
-        let tokenizer = Tokenizer::load(&tokenizer_path)?;
-        Ok(Self { config, tokenizer, config_path, weights_path })
+        Ok(Self { config, tokenizer, source, averages: arguments.averages })
     }
 
     /// The pipeline with the trained weights: all of them, and nothing else.
     pub(crate) fn pipeline(&self) -> Result<Pipeline, CliError> {
-        let weights = gpipe_checkpoint::weights::load(&self.weights_path)?;
+        let (weights, from, config) = match &self.source {
+            Source::Files { config, weights } => {
+                (gpipe_checkpoint::weights::load(weights)?, weights.clone(), config.clone())
+            }
+            Source::Checkpoint(checkpoint) => {
+                let folder = checkpoint.folder().to_owned();
+                (checkpoint_weights(checkpoint, self.averages)?, folder.clone(), folder)
+            }
+        };
         let model = setup::model(&self.config, self.tokenizer.vocabulary())?;
         let mut pipeline = setup::pipeline(&self.config, model).build()?;
         let mismatch = |reason| RunFolderError::Mismatch {
-            weights: self.weights_path.clone(),
-            config: self.config_path.clone(),
+            weights: from.clone(),
+            config: config.clone(),
             reason,
         };
         let own = pipeline.parameters()?;
@@ -109,17 +112,97 @@ impl RunFolder {
     }
 }
 
-/// Where the configuration and the weights are.
-fn paths(arguments: &RunArguments) -> Result<(PathBuf, PathBuf), CliError> {
-    match (&arguments.folder, &arguments.config, &arguments.weights) {
-        (Some(folder), _, _) if folder.is_dir() => {
-            let weights = if arguments.averages { AVERAGES } else { WEIGHTS };
-            Ok((folder.join("config.toml"), folder.join(weights)))
-        }
-        (Some(folder), _, _) => Err(RunFolderError::NoFolder(folder.clone()).into()),
-        (None, Some(config), Some(weights)) => Ok((config.clone(), weights.clone())),
-        _ => Err(CliError::Usage("name a run: RUN_DIR, or --config CONFIG --weights FILE".into())),
+/// A checkpoint's parameters, or their averages.
+pub(crate) fn checkpoint_weights(
+    checkpoint: &Checkpoint,
+    averages: bool,
+) -> Result<Vec<(String, Tensor)>, CliError> {
+    Ok(if averages { checkpoint.averages()? } else { checkpoint.parameters()? })
+}
+
+/// The newest complete checkpoint of the run in `folder`, or the one that `folder` is; none where it holds none.
+pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliError> {
+    if folder.join(manifest::NAME).exists() {
+        return Ok(Some(Checkpoint::open(folder)?));
     }
+    let own = folder.join(CHECKPOINTS);
+    let newest = folder::newest(if own.is_dir() { &own } else { folder })?;
+    for folder::Skipped { folder, reason } in &newest.skipped {
+        eprintln!("gpipe: warning: skipped {}: {reason}", folder.display());
+    }
+    Ok(newest.found)
+}
+
+impl Source {
+    fn find(arguments: &RunArguments) -> Result<Self, CliError> {
+        let (folder, weights) = match (&arguments.folder, &arguments.config, &arguments.weights) {
+            (None, Some(config), Some(weights)) => {
+                return Self::files(config.clone(), weights.clone());
+            }
+            (Some(folder), _, _) if !folder.is_dir() => {
+                return Err(RunFolderError::NoFolder(folder.clone()).into());
+            }
+            (Some(folder), _, _) => {
+                (folder, folder.join(if arguments.averages { AVERAGES } else { WEIGHTS }))
+            }
+            _ => {
+                let what = "name a run: RUN_DIR, or --config CONFIG --weights FILE";
+                return Err(CliError::Usage(what.into()));
+            }
+        };
+        if folder.join(WEIGHTS).is_file() {
+            if !weights.is_file() {
+                return Err(RunFolderError::NoAverages(weights).into());
+            }
+            return Self::files(folder.join("config.toml"), weights);
+        }
+        let Some(checkpoint) = checkpoint_in(folder)? else {
+            return Err(RunFolderError::Missing { path: weights }.into());
+        };
+        if !folder.join(manifest::NAME).exists() {
+            eprintln!(
+                "gpipe: the run has not ended: this is its checkpoint {}",
+                checkpoint.folder().display()
+            );
+        }
+        Ok(Self::Checkpoint(checkpoint))
+    }
+
+    fn files(config: PathBuf, weights: PathBuf) -> Result<Self, CliError> {
+        for path in [&config, &weights, &weights.with_file_name(TOKENIZER)] {
+            if !path.is_file() {
+                return Err(RunFolderError::Missing { path: path.clone() }.into());
+            }
+        }
+        Ok(Self::Files { config, weights })
+    }
+
+    fn read(&self, overrides: &ConfigArguments) -> Result<(Config, Tokenizer), CliError> {
+        match self {
+            Self::Files { config, weights } => {
+                let path = Some(config.clone());
+                let config = Config::read(&ConfigArguments { config: path, ..overrides.clone() })?;
+                Ok((config, Tokenizer::load(&weights.with_file_name(TOKENIZER))?))
+            }
+            Self::Checkpoint(checkpoint) => {
+                let origin = checkpoint.folder().join(manifest::NAME);
+                let text = &checkpoint.manifest().config;
+                let config = Config::from_text(text, &origin, overrides)?;
+                Ok((config, checkpoint_tokenizer(checkpoint)?))
+            }
+        }
+    }
+}
+
+/// The tokenizer that a checkpoint brings.
+pub(crate) fn checkpoint_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, CliError> {
+    let path = checkpoint.folder().join(TOKENIZER);
+    let missing = || CheckpointError::NotFound {
+        path: path.clone(),
+        reason: "the checkpoint has no tokenizer: it is of no run of `gpipe train`".into(),
+    };
+    let bytes = checkpoint.run_file(TOKENIZER)?.ok_or_else(missing)?;
+    Ok(Tokenizer::from_json(&String::from_utf8_lossy(&bytes), &path)?)
 }
 
 /// The model's outputs for tokens: int64 [samples, positions] -> [samples, positions, vocabulary], without dropout.

@@ -6,6 +6,7 @@ use gpipe::{
     Accuracy, Adafactor, Adam, CrossEntropy, Decay, Group, Kernels, LayerError, LearningRate, Loss,
     Metric, Pipeline, PipelineBuilder, RmsForm, RmsProp, Sequence, Sgd, TensorSpec,
 };
+use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::{Batch, Corpus, Limits, TokenSet, Tokenizer};
 use gpipe_models::Transformer;
 use tch::{Kind, Tensor};
@@ -24,10 +25,13 @@ pub(crate) struct Text {
     pub summary: String,
 }
 
-/// Reads the text, trains the tokenizer on its training part, and encodes both parts.
-pub(crate) fn text(config: &Config) -> Result<Text, CliError> {
+/// Reads the text and encodes both parts with `tokenizer`; without one, with one trained on its training part.
+pub(crate) fn text(config: &Config, tokenizer: Option<Tokenizer>) -> Result<Text, CliError> {
     let (corpus, what) = corpus(config)?;
-    let tokenizer = Tokenizer::train(&corpus.train, config.model.vocabulary)?;
+    let tokenizer = match tokenizer {
+        Some(tokenizer) => tokenizer,
+        None => Tokenizer::train(&corpus.train, config.model.vocabulary)?,
+    };
     let train = if config.data.shuffle_documents {
         TokenSet::encode_shuffled(&tokenizer, &corpus.train, config.seed)?
     } else {
@@ -41,6 +45,18 @@ pub(crate) fn text(config: &Config) -> Result<Text, CliError> {
         tokenizer.vocabulary()
     );
     Ok(Text { tokenizer, train, validation, summary })
+}
+
+/// Tokens that are hashed at once.
+const TOKENS_HASHED: usize = 1 << 20;
+
+/// What tells training data from others: the SHA-256 of the SHA-256 of each part of its tokens, in order.
+pub(crate) fn fingerprint(tokens: &TokenSet) -> String {
+    let part = |part: &[u32]| {
+        let bytes: Vec<u8> = part.iter().flat_map(|token| token.to_le_bytes()).collect();
+        sha256(&bytes)
+    };
+    sha256(tokens.tokens.chunks(TOKENS_HASHED).map(part).collect::<String>().as_bytes())
 }
 
 /// Reads the text and splits it; with it, what it is.

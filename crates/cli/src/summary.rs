@@ -58,9 +58,13 @@ impl Summary {
         waits / (self.step_ms * self.stages.len().max(1) as f64)
     }
 
-    /// The table; `elapsed_ms` is the whole run's.
-    pub(crate) fn print(&self, elapsed_ms: f64) {
-        let steps = self.steps.max(1) as f64;
+    /// The table; `elapsed_ms` is the whole run's, in which training stood still for checkpoints.
+    pub(crate) fn print(&self, elapsed_ms: f64, saving: Duration) {
+        if self.steps == 0 {
+            return;
+        }
+        let steps = self.steps as f64;
+        let saving_ms = saving.as_secs_f64() * 1e3;
         println!(
             "trained {} steps, {:.0} tokens in {:.1} s: {:.1} ms/step, {:.0} tokens/s, bubble {:.1}%",
             self.steps,
@@ -89,13 +93,14 @@ impl Summary {
                 Bytes(stage.sent / self.steps.max(1)).to_string()
             );
         }
-        let rest = elapsed_ms - self.step_ms - self.data_wait_ms - self.validation_ms;
+        let rest = elapsed_ms - self.step_ms - self.data_wait_ms - self.validation_ms - saving_ms;
         println!(
-            "of {:.1} s: in steps {:.1}%, waiting for batches {:.1}%, validating {:.1}%, writing and the rest {:.1}%",
+            "of {:.1} s: in steps {:.1}%, waiting for batches {:.1}%, validating {:.1}%, waiting for checkpoints {:.1}%, the rest {:.1}%",
             elapsed_ms / 1e3,
             100.0 * self.step_ms / elapsed_ms,
             100.0 * self.data_wait_ms / elapsed_ms,
             100.0 * self.validation_ms / elapsed_ms,
+            100.0 * saving_ms / elapsed_ms,
             100.0 * rest.max(0.0) / elapsed_ms
         );
     }

@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
         let (width, least, most) = (arguments.width, WIDTHS.start(), WIDTHS.end());
         return Err(CliError::Usage(format!("--width {width}: use {least} to {most}")));
     }
-    let text = setup::text(&config)?;
+    let text = setup::text(&config, None)?;
     let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
     let batches = TrainBatches::new(&text.train, sequence, samples, config.seed)?;
     let model = setup::model(&config, text.tokenizer.vocabulary())?;

@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
             config.pipeline.devices, config.pipeline.devices.0[0]
         )));
     }
-    let text = setup::text(&config)?;
+    let text = setup::text(&config, None)?;
     println!("{}", text.summary);
     println!(
         "{} steps of {} samples of {} tokens, {} thread(s) per stage",

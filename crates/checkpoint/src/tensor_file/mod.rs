@@ -13,7 +13,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
-    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
+    io::{self, BufWriter, Cursor, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -95,11 +95,16 @@ pub struct Entry {
     start: u64,
 }
 
+/// A file, or the bytes of one.
+trait Source: Read + Seek + Send + std::fmt::Debug {}
+
+impl<T: Read + Seek + Send + std::fmt::Debug> Source for T {}
+
 /// An open safetensors file, of which the header has been read.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    file: File,
+    file: Box<dyn Source>,
     entries: Vec<Entry>,
     metadata: BTreeMap<String, String>,
 }
@@ -115,8 +120,22 @@ impl TensorFile {
         if !fs::metadata(path).map_err(&io)?.is_file() {
             return Err(FileError::format(path, "it is not a regular file"));
         }
-        let mut file = File::open(path).map_err(&io)?;
+        let file = File::open(path).map_err(&io)?;
         let length = file.metadata().map_err(&io)?.len();
+        Self::read_header(Box::new(file), length, path)
+    }
+
+    /// The same for a file's bytes, which came from `path` or would go there.
+    ///
+    /// # Errors
+    /// As [`TensorFile::open`].
+    pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, FileError> {
+        let length = bytes.len() as u64;
+        Self::read_header(Box::new(Cursor::new(bytes)), length, path)
+    }
+
+    fn read_header(mut file: Box<dyn Source>, length: u64, path: &Path) -> Result<Self, FileError> {
+        let io = FileError::io(path);
         let text = match header_length(&mut file, length).map_err(&io)? {
             Ok(header_length) => read_exactly(&mut file, header_length).map_err(&io)?,
             Err(reason) => return Err(FileError::format(path, reason)),
@@ -188,7 +207,7 @@ impl Entry {
 }
 
 /// The header's length, held against `length`, the file's.
-fn header_length(file: &mut File, length: u64) -> io::Result<Result<u64, String>> {
+fn header_length(file: &mut dyn Source, length: u64) -> io::Result<Result<u64, String>> {
     if length < LENGTH {
         let reason = format!("truncated: {length} bytes, a safetensors file has at least {LENGTH}");
         return Ok(Err(reason));
@@ -224,7 +243,7 @@ fn check_length(length: u64, start: u64, header: &Header) -> Result<(), String> 
 }
 
 /// The next `count` bytes. `count` has been held against the file's length, which may be more than memory.
-fn read_exactly(file: &mut File, count: u64) -> io::Result<Vec<u8>> {
+fn read_exactly(file: &mut dyn Source, count: u64) -> io::Result<Vec<u8>> {
     let room = usize::try_from(count).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(room)?;

@@ -44,7 +44,7 @@ fn unknown(key: &str, origin: &str) -> ConfigError {
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, known)| format!(": did you mean '{known}'?"));
     let nearest = nearest.unwrap_or_else(|| {
-        ": the tables are model, data, pipeline, optimizer and train".to_owned()
+        ": the tables are model, data, pipeline, optimizer, train and checkpoint".to_owned()
     });
     ConfigError::UnknownKey { origin: origin.to_owned(), key: key.to_owned(), nearest }
 }
@@ -53,6 +53,18 @@ fn unknown(key: &str, origin: &str) -> ConfigError {
 fn last_part_likeness(known: &str, key: &str) -> f64 {
     let last = |text: &str| text.rsplit('.').next().unwrap_or_default().to_owned();
     0.98 * strsim::jaro_winkler(&last(known), &last(key))
+}
+
+/// All keys of a table with their values, tables within it flattened: `model.blocks`.
+pub(super) fn flatten(table: &toml::Table) -> Vec<(String, toml::Value)> {
+    let mut names = Vec::new();
+    collect_keys(table, "", &mut names);
+    let value = |name: &String| {
+        let mut parts = name.split('.');
+        let first = table.get(parts.next()?)?;
+        parts.try_fold(first, |value, part| value.get(part)).cloned()
+    };
+    names.into_iter().filter_map(|name| Some((name.clone(), value(&name)?))).collect()
 }
 
 fn collect_keys(table: &toml::Table, prefix: &str, all: &mut Vec<String>) {

@@ -3,7 +3,9 @@
 //! - [`tables`]: the keys and their defaults
 //! - [`text`]: values that are written as text
 //! - [`keys`]: unknown keys, and `--set`
+//! - [`changes`]: what a run may change when it goes on
 
+mod changes;
 mod keys;
 mod tables;
 mod text;
@@ -14,12 +16,13 @@ use std::{
     str::FromStr,
 };
 
-use gpipe::Kernels;
+pub(crate) use changes::{Effect, changes};
+use gpipe::{Balance, Kernels};
 use keys::{check_keys, defaults, set};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
-pub(crate) use text::{Decays, Dtype, KernelChoice, OptimizerName};
+pub(crate) use text::{Decays, Dtype, Every, KernelChoice, OnNan, OptimizerName};
 
-use crate::args::{ConfigArguments, PipelineArguments};
+use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 
 /// Largest configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -27,6 +30,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
+    #[error("name a configuration file, such as configs/small.toml")]
+    None,
     #[error("{path}: {source}: give the path of a configuration such as configs/small.toml")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: {reason}")]
@@ -49,17 +54,25 @@ impl Config {
 
     /// As [`Config::load`], without the check: more flags follow.
     pub(crate) fn read(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
-        let path = &arguments.config;
-        let text = read(path)?;
+        let path = arguments.config.as_ref().ok_or(ConfigError::None)?;
+        Self::from_text(&read(path)?, path, arguments)
+    }
+
+    /// What `text` says, which was read from `origin`, with `--set` and the flags; unchecked.
+    pub(crate) fn from_text(
+        text: &str,
+        origin: &Path,
+        arguments: &ConfigArguments,
+    ) -> Result<Self, ConfigError> {
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-            ConfigError::Parse { path: path.clone(), reason: error.to_string() }
+            ConfigError::Parse { path: origin.to_owned(), reason: error.to_string() }
         })?;
-        check_keys(&table, &defaults()?, "", &path.display().to_string())?;
+        check_keys(&table, &defaults()?, "", &origin.display().to_string())?;
         for text in &arguments.set {
             set(&mut table, text)?;
         }
         let parse = |error: toml::de::Error| ConfigError::Parse {
-            path: path.clone(),
+            path: origin.to_owned(),
             reason: error.to_string().trim_end().to_owned(),
         };
         let mut config: Config = table.try_into().map_err(parse)?;
@@ -104,6 +117,35 @@ impl Config {
         let mut config = Self::read(&arguments.config)?;
         config.apply_pipeline(arguments)?;
         Ok(config)
+    }
+
+    /// Another number of stages than what was configured: choices for that one are of no use any more.
+    pub(crate) fn set_stages(&mut self, stages: usize, devices_were_named: bool) {
+        let pipeline = &mut self.pipeline;
+        pipeline.stages = stages;
+        // Devices are kept if they are one and the same, or were just named.
+        let devices = &mut pipeline.devices.0;
+        if !devices_were_named && devices.iter().all(|device| *device == devices[0]) {
+            devices.truncate(1);
+        }
+        if matches!(&pipeline.balance, Balance::Layers(layers) if layers.len() != stages) {
+            pipeline.balance = Balance::Cost;
+        }
+    }
+
+    /// Applies the flags of training, and checks what came out.
+    pub(crate) fn apply_training(&mut self, arguments: &TrainArguments) -> Result<(), ConfigError> {
+        if let Some(text) = &arguments.every {
+            self.checkpoint.every = flag("--every", text)?;
+        }
+        if let Some(keep) = arguments.keep {
+            self.checkpoint.keep = keep;
+        }
+        self.checkpoint.keep_best |= arguments.keep_best;
+        if let Some(text) = &arguments.on_nan {
+            self.train.on_nan = flag("--on-nan", text)?;
+        }
+        self.apply_pipeline(&arguments.pipeline)
     }
 
     fn apply_pipeline(&mut self, arguments: &PipelineArguments) -> Result<(), ConfigError> {
@@ -159,6 +201,13 @@ impl Config {
             if let Err(error) = device.check() {
                 return refuse("pipeline.devices", device.to_string(), &error.to_string());
             }
+        }
+        if self.checkpoint.keep == 0 {
+            return refuse("checkpoint.keep", "0".into(), "keep at least 1");
+        }
+        if self.checkpoint.keep_best && self.train.validate_every == 0 {
+            let reason = "there is nothing to compare: set train.validate_every to the steps between validations";
+            return refuse("checkpoint.keep_best", "true".into(), reason);
         }
         if !(0.0..1.0).contains(&optimizer.average) {
             let value = optimizer.average.to_string();

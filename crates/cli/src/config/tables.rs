@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use gpipe::{Adafactor, Balance, Bytes, Device, Remat, RmsProp, Schedule};
 use serde::{Deserialize, Serialize};
 
-use super::text::{Cap, Decays, Devices, Dtype, KernelChoice, OptimizerName, as_text};
+use super::text::{
+    Cap, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
+};
 
 /// Everything that determines a run. Every key has a default, so a file names only what differs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -18,6 +20,7 @@ pub(crate) struct Config {
     pub pipeline: PipelineConfig,
     pub optimizer: OptimizerConfig,
     pub train: Train,
+    pub checkpoint: CheckpointConfig,
 }
 
 /// The decoder transformer.
@@ -173,6 +176,20 @@ pub(crate) struct Train {
     pub validate_every: u64,
     /// Batches made ahead of the step.
     pub batches_ahead: usize,
+    #[serde(with = "as_text")]
+    pub on_nan: OnNan,
+}
+
+/// When checkpoints are saved, and which are kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct CheckpointConfig {
+    #[serde(with = "as_text")]
+    pub every: Every,
+    /// The newest so many.
+    pub keep: usize,
+    /// And the one of the lowest validation loss.
+    pub keep_best: bool,
 }
 
 impl Default for Model {
@@ -274,6 +291,13 @@ impl Default for Train {
             validation_tokens: 65_536,
             validate_every: 0,
             batches_ahead: 2,
+            on_nan: OnNan::Stop,
         }
+    }
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every: Every::default(), keep: 2, keep_best: false }
     }
 }

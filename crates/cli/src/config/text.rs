@@ -1,6 +1,6 @@
 //! Values that a configuration writes as text, and their forms.
 
-use std::{fmt::Display, str::FromStr};
+use std::{fmt::Display, str::FromStr, time::Duration};
 
 use gpipe::{Balance, Bytes, Device, Remat, Schedule};
 use serde::{Deserialize, Deserializer, Serializer};
@@ -43,6 +43,72 @@ impl FromStr for Devices {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let devices = text.split(',').map(|name| name.trim().parse());
         Ok(Self(devices.collect::<Result<_, _>>()?))
+    }
+}
+
+/// How often a checkpoint is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Every {
+    /// Never: neither at the end nor on a signal.
+    Never,
+    /// After so many steps.
+    Steps(u64),
+    /// When so much time has passed.
+    Time(Duration),
+}
+
+impl Default for Every {
+    /// Ten minutes.
+    fn default() -> Self {
+        Self::Time(Duration::from_secs(600))
+    }
+}
+
+/// Units of time, longest first.
+const TIME_UNITS: [(&str, u64); 3] = [("h", 3600), ("min", 60), ("s", 1)];
+
+impl Display for Every {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Never => f.write_str("none"),
+            Self::Steps(steps) => write!(f, "{steps}"),
+            Self::Time(time) => {
+                let seconds = time.as_secs();
+                let exact = TIME_UNITS.iter().find(|(_, unit)| seconds.is_multiple_of(*unit));
+                let (name, unit) = exact.unwrap_or(&("s", 1));
+                write!(f, "{}{name}", seconds / unit)
+            }
+        }
+    }
+}
+
+impl FromStr for Every {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let unit = match unit.trim() {
+            "m" => "min",
+            unit => unit,
+        };
+        let found = match (text, number.parse::<u64>(), unit) {
+            ("none", ..) => Some(Self::Never),
+            (_, Ok(steps), "") => Some(Self::Steps(steps)),
+            (_, Ok(number), unit) => {
+                let unit = TIME_UNITS.iter().find(|(name, _)| *name == unit);
+                unit.map(|(_, unit)| Self::Time(Duration::from_secs(number.saturating_mul(*unit))))
+            }
+            _ => None,
+        };
+        found
+            .filter(|every| {
+                !matches!(every, Self::Steps(0)) && *every != Self::Time(Duration::ZERO)
+            })
+            .ok_or_else(|| {
+                format!("'{text}' is neither steps (50) nor time (10min, 90s, 2h) nor none")
+            })
     }
 }
 
@@ -89,6 +155,11 @@ choice!(
     /// An update rule.
     OptimizerName, "optimizer",
     { Adam = "adam", AdamW = "adamw", Sgd = "sgd", RmsProp = "rmsprop", Adafactor = "adafactor" }
+);
+
+choice!(
+    /// What a NaN does.
+    OnNan, "choice", { Stop = "stop", Skip = "skip" }
 );
 
 /// Values that are written as text in TOML.
@@ -158,5 +229,7 @@ plain_is_display!(
     Dtype,
     KernelChoice,
     Decays,
-    OptimizerName
+    OptimizerName,
+    OnNan,
+    Every
 );

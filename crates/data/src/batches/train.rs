@@ -38,6 +38,8 @@ pub struct TrainBatches<T> {
     sequence: usize,
     mini_batch: usize,
     seed: u64,
+    /// A step, and the samples before it: 0 and 0, or where mini-batches began to have this size.
+    origin: (u64, u64),
 }
 
 impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
@@ -52,7 +54,21 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
         if count <= sequence {
             return Err(Error::TooFewTokens { tokens: count, needed: sequence + 1 });
         }
-        Ok(Self { tokens, sequence, mini_batch, seed })
+        Ok(Self { tokens, sequence, mini_batch, seed, origin: (0, 0) })
+    }
+
+    /// The same order of samples, where the steps before `step` took `samples` of them in mini-batches of another
+    /// size: a run that goes on with larger ones neither repeats a sample nor leaves one out.
+    #[must_use]
+    pub fn starting_at(mut self, step: u64, samples: u64) -> Self {
+        self.origin = (step, samples);
+        self
+    }
+
+    /// The number of the first sample of a step. In 128 bits, because steps near the greatest would overflow 64.
+    fn first_sample(&self, step: u64) -> u128 {
+        let (from, samples) = self.origin;
+        u128::from(samples) + u128::from(step.saturating_sub(from)) * self.mini_batch as u128
     }
 
     /// How many samples an epoch has.
@@ -62,7 +78,7 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
 
     /// How many samples the steps before `step` have, from 0 and through all epochs; no more than `u64::MAX`.
     pub fn samples_seen(&self, step: u64) -> u64 {
-        step.saturating_mul(self.mini_batch as u64)
+        u64::try_from(self.first_sample(step)).unwrap_or(u64::MAX)
     }
 
     /// How many targets the steps before `step` have; no more than `u64::MAX`.
@@ -72,14 +88,13 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
 
     /// The epoch, from 0, of the first sample of `step`.
     pub fn epoch_of(&self, step: u64) -> u64 {
-        self.epoch_and_index(u128::from(step) * self.mini_batch as u128).0
+        self.epoch_and_index(self.first_sample(step)).0
     }
 
-    /// The batch of a step, from 0. Steps may be asked for in any order.
+    /// The batch of a step, from 0 (or from that of [`TrainBatches::starting_at`]). Steps may be asked for in any order.
     pub fn batch(&self, step: u64) -> Batch {
         let mut batch = Batch::with_capacity(self.mini_batch, self.sequence);
-        // In 128 bits, because steps near the greatest would overflow 64.
-        let first = u128::from(step) * self.mini_batch as u128;
+        let first = self.first_sample(step);
         for sample in first..first + self.mini_batch as u128 {
             let start = self.window_start(sample);
             self.push_window(&mut batch, start);

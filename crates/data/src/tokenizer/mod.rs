@@ -95,8 +95,16 @@ impl Tokenizer {
     /// The file is missing, damaged, or of a tokenizer that is not lossless or has other special tokens.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let json = fs::read_to_string(path).map_err(Error::io("read", path))?;
-        let learned = file::parse(&json)
-            .map_err(|reason| Error::TokenizerFile { path: path.to_path_buf(), reason })?;
+        Self::from_json(&json, path)
+    }
+
+    /// As [`Tokenizer::load`], from what is in the file: [`Tokenizer::to_json`]'s text. `origin` is for errors.
+    ///
+    /// # Errors
+    /// It is damaged, or of a tokenizer that is not lossless or has other special tokens.
+    pub fn from_json(json: &str, origin: &Path) -> Result<Tokenizer> {
+        let learned = file::parse(json)
+            .map_err(|reason| Error::TokenizerFile { path: origin.to_path_buf(), reason })?;
         Self::assemble(learned)
     }
 
@@ -114,7 +122,11 @@ impl Tokenizer {
         fs::rename(partial, path).map_err(Error::io("write", path))
     }
 
-    fn to_json(&self) -> Result<String> {
+    /// The tokenizer as JSON of the `tokenizers` library.
+    ///
+    /// # Errors
+    /// The dependency fails; no tokenizer is known for which it does.
+    pub fn to_json(&self) -> Result<String> {
         self.inner.to_string(false).map_err(Error::tokenizer("write the tokenizer as JSON"))
     }
 

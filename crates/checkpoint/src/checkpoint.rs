@@ -1,0 +1,151 @@
+//! One checkpoint on disk: opened, verified, read, put into a pipeline.
+
+use std::path::{Path, PathBuf};
+
+use gpipe::{Pipeline, state::Counters};
+use tch::Tensor;
+
+use crate::{
+    error::{CheckpointError, Result},
+    files,
+    layer_files::{read_checked, read_kind, read_layer},
+    manifest::{self, FileEntry, FileKind, Manifest},
+};
+
+/// How many things that do not fit are named in one error.
+const MISFITS_NAMED: usize = 5;
+
+/// A checkpoint whose manifest is valid.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Manifest,
+}
+
+impl Checkpoint {
+    /// Reads the manifest in `folder`; the other files are looked at by [`Checkpoint::verify`] and those who read
+    /// them.
+    ///
+    /// # Errors
+    /// There is no manifest, or it is damaged or of another format.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join(manifest::NAME);
+        if !path.exists() {
+            let reason = "it has no manifest.json: it is no checkpoint, or not a complete one";
+            return Err(CheckpointError::NotFound { path: folder.into(), reason: reason.into() });
+        }
+        let bytes = files::read(&path, manifest::BYTES_MAX)?;
+        let manifest = Manifest::decode(&bytes)
+            .map_err(|reason| CheckpointError::Damaged { path: path.clone(), reason })?;
+        Ok(Self { folder: folder.to_owned(), manifest })
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What it is of.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Reads every file and compares it with the manifest.
+    ///
+    /// # Errors
+    /// The first file that is missing, shorter, longer, or of another content.
+    pub fn verify(&self) -> Result<()> {
+        let check = |entry: &FileEntry| read_checked(&self.folder, entry).map(|_| ());
+        self.manifest
+            .all_files()
+            .try_for_each(|entry| check(entry).map_err(|error| self.name_the_swapped(entry, error)))
+    }
+
+    /// Where a file has another one's content, says whose.
+    fn name_the_swapped(&self, entry: &FileEntry, error: CheckpointError) -> CheckpointError {
+        let CheckpointError::Damaged { path, reason } = error else { return error };
+        let same_size = |other: &&FileEntry| other.bytes == entry.bytes && other.path != entry.path;
+        let here = files::read(&path, entry.bytes).map(|bytes| manifest::sha256(&bytes));
+        let mut others = self.manifest.all_files().filter(same_size);
+        let found = here.ok().and_then(|sum| others.find(|other| other.sha256 == sum));
+        let reason = match found {
+            Some(other) => format!("{reason}; its content is that of '{}'", other.path),
+            None => reason,
+        };
+        CheckpointError::Damaged { path, reason }
+    }
+
+    /// Puts the whole state into `pipeline`, which may run the model at another K, with another schedule, balance or
+    /// re-materialization. Model, optimizer and every file are checked before anything is changed.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Misfit`], [`CheckpointError::Damaged`]; nothing is changed then. A file that changes
+    /// between the check and the reading leaves the pipeline unusable.
+    pub fn restore(&self, pipeline: &mut Pipeline) -> Result<()> {
+        let misfits = self.manifest.misfits(&pipeline.outline());
+        if !misfits.is_empty() {
+            let named: Vec<&str> = misfits.iter().take(MISFITS_NAMED).map(String::as_str).collect();
+            let more = match misfits.len().saturating_sub(MISFITS_NAMED) {
+                0 => String::new(),
+                more => format!("; and {more} more"),
+            };
+            return Err(CheckpointError::Misfit {
+                path: self.folder.clone(),
+                reason: named.join("; ") + &more,
+            });
+        }
+        self.verify()?;
+        let layers = self.manifest.layers.iter().filter(|layer| !layer.parameters.is_empty());
+        let counters = Counters::from(&self.manifest.counters);
+        pipeline.restore(&counters, layers.map(|layer| read_layer(&self.folder, layer)))
+    }
+
+    /// All parameters with their full names, in the model's order.
+    ///
+    /// # Errors
+    /// A file that is damaged or missing.
+    pub fn parameters(&self) -> Result<Vec<(String, Tensor)>> {
+        self.values(|_| FileKind::Parameters)
+    }
+
+    /// The moving averages of all parameters; of one that has none (it was never trained) itself.
+    ///
+    /// # Errors
+    /// It has no averages; a file that is damaged or missing.
+    pub fn averages(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut parameters = self.manifest.layers.iter().flat_map(|layer| &layer.parameters);
+        if !parameters.any(|parameter| parameter.averaged) {
+            let reason = "the run kept no moving averages of the weights".into();
+            return Err(CheckpointError::NotFound { path: self.folder.clone(), reason });
+        }
+        self.values(|averaged| if averaged { FileKind::Averages } else { FileKind::Parameters })
+    }
+
+    fn values(&self, kind: impl Fn(bool) -> FileKind) -> Result<Vec<(String, Tensor)>> {
+        let mut all = Vec::new();
+        for layer in &self.manifest.layers {
+            let mut tensors = read_kind(&self.folder, layer, FileKind::Parameters)?;
+            if layer.parameters.iter().any(|own| kind(own.averaged) == FileKind::Averages) {
+                tensors.extend(read_kind(&self.folder, layer, FileKind::Averages)?);
+            }
+            for parameter in &layer.parameters {
+                let name = format!("{}.{}", layer.name, parameter.name);
+                let value = tensors.remove(&name).ok_or_else(|| CheckpointError::Damaged {
+                    path: self.folder.clone(),
+                    reason: format!("its files have no tensor '{name}', which the manifest names"),
+                })?;
+                all.push((name, value));
+            }
+        }
+        Ok(all)
+    }
+
+    /// The bytes of a file of the run's, such as the tokenizer; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// It is damaged or missing.
+    pub fn run_file(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        let entry = self.manifest.files.iter().find(|entry| entry.path == path);
+        entry.map(|entry| read_checked(&self.folder, entry)).transpose()
+    }
+}

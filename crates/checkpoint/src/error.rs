@@ -1,0 +1,77 @@
+//! What goes wrong with state on disk: which file, what about it, and what to do.
+
+use std::{io, path::PathBuf, time::Duration};
+
+/// An error of saving, finding or restoring a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]
+    Io {
+        /// What was tried: "create", "write", "read" and so on.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file that is not what was written.
+    #[error("{}: {reason}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A checkpoint of another model, optimizer or seed.
+    #[error("{} does not fit: {reason}", path.display())]
+    Misfit {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// There is none where one was named.
+    #[error("{}: {reason}", path.display())]
+    NotFound {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What was found there instead.
+        reason: String,
+    },
+    /// A tensor that cannot be written, or a number that cannot be.
+    #[error("{what}: {reason}")]
+    Content {
+        /// Which.
+        what: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The writer did not end in time.
+    #[error("checkpoint {} was still being written after {waited:?}: is the disk too slow, or gone?", path.display())]
+    Late {
+        /// The checkpoint.
+        path: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The pipeline refused.
+    #[error(transparent)]
+    Pipeline(#[from] gpipe::Error),
+}
+
+/// What may help against an error of the system.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": make room, or keep fewer checkpoints"
+        }
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            ": use a folder that can be written"
+        }
+        _ => "",
+    }
+}
+
+/// The result of working with checkpoints.
+pub type Result<T> = std::result::Result<T, CheckpointError>;

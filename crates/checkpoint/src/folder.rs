@@ -1,0 +1,174 @@
+//! The folder of a run's checkpoints: names, what is there, what is removed.
+//!
+//! ```text
+//! step-00000050/           complete: it got this name after everything in it was on disk
+//!   manifest.json          written last
+//!   0000-embedding.parameters.safetensors, 0000-embedding.optimizer.safetensors, ...
+//! step-00000100/
+//! step-00000150.writing/   being written, or left by a process that was killed
+//! latest -> step-00000100
+//! best -> step-00000050
+//! ```
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    checkpoint::Checkpoint,
+    error::{CheckpointError, Result},
+    files::{Files, failed},
+    manifest,
+};
+
+/// The link to the newest checkpoint.
+pub const LATEST: &str = "latest";
+/// The link to the one with the best evaluation.
+pub const BEST: &str = "best";
+/// Most entries of a folder that are looked at.
+const ENTRIES_MAX: usize = 100_000;
+
+const PREFIX: &str = "step-";
+const WRITING: &str = ".writing";
+const REMOVING: &str = ".removing";
+
+/// A checkpoint that was passed over.
+#[derive(Debug)]
+pub struct Skipped {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// What a search for the newest checkpoint found.
+#[derive(Debug)]
+pub struct Newest {
+    /// The newest one whose every file is as it was written.
+    pub found: Option<Checkpoint>,
+    /// Newer ones, newest first.
+    pub skipped: Vec<Skipped>,
+}
+
+/// The name of the checkpoint after `batches` mini-batches.
+pub fn name(batches: u64) -> String {
+    format!("{PREFIX}{batches:08}")
+}
+
+/// The mini-batches of a checkpoint by its folder's name, if it is one of a complete one.
+fn number(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?;
+    let plain = digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| plain)
+}
+
+/// The checkpoints in `folder` by number, newest first; none if there is no such folder. Unfinished ones and other
+/// files are not among them.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let mut all: Vec<(u64, PathBuf)> = entries(folder)?
+        .into_iter()
+        .filter_map(|name| Some((number(&name)?, folder.join(&name))))
+        .collect();
+    all.sort_by(|a, b| b.cmp(a));
+    Ok(all)
+}
+
+fn entries(folder: &Path) -> Result<Vec<String>> {
+    let found = match fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found.map_err(failed("read", folder))?,
+    };
+    let mut names = Vec::new();
+    for entry in found.take(ENTRIES_MAX) {
+        let entry = entry.map_err(failed("read", folder))?;
+        names.extend(entry.file_name().into_string().ok());
+    }
+    Ok(names)
+}
+
+/// Looks for the newest checkpoint in `folder` that is complete, reading all of each one that it looks at.
+///
+/// # Errors
+/// The folder cannot be read. A damaged checkpoint is no error: it is among the skipped.
+pub fn newest(folder: &Path) -> Result<Newest> {
+    let mut skipped = Vec::new();
+    for (_, path) in list(folder)? {
+        match Checkpoint::open(&path).and_then(|found| found.verify().map(|()| found)) {
+            Ok(found) => return Ok(Newest { found: Some(found), skipped }),
+            Err(error) => skipped.push(Skipped { folder: path, reason: error.to_string() }),
+        }
+    }
+    Ok(Newest { found: None, skipped })
+}
+
+/// The checkpoint that `path` names: one itself, or a folder of checkpoints, whose newest complete one is taken.
+///
+/// # Errors
+/// There is none; all are damaged.
+pub fn find(path: &Path) -> Result<Newest> {
+    if path.join(manifest::NAME).exists() {
+        let found = Checkpoint::open(path)?;
+        found.verify()?;
+        return Ok(Newest { found: Some(found), skipped: Vec::new() });
+    }
+    let newest = newest(path)?;
+    if newest.found.is_some() {
+        return Ok(newest);
+    }
+    let reason = match &newest.skipped[..] {
+        [] if path.is_dir() => "there is no checkpoint in it".to_owned(),
+        [] => "there is no such folder".to_owned(),
+        all => {
+            let all = all.iter().map(|s| format!("{}: {}", s.folder.display(), s.reason));
+            format!("no checkpoint in it is complete: {}", all.collect::<Vec<_>>().join("; "))
+        }
+    };
+    Err(CheckpointError::NotFound { path: path.to_owned(), reason })
+}
+
+/// The folder in which the checkpoint of `batches` is written before it gets its name.
+pub(crate) fn aside(folder: &Path, batches: u64) -> PathBuf {
+    folder.join(format!("{}{WRITING}", name(batches)))
+}
+
+/// Removes what processes that were killed left unfinished. Nobody else may be writing in `folder`.
+pub(crate) fn remove_unfinished(files: &Files, folder: &Path) -> Result<()> {
+    for name in entries(folder)? {
+        if name.starts_with(PREFIX) && (name.ends_with(WRITING) || name.ends_with(REMOVING)) {
+            files.remove(&folder.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a checkpoint: it loses its name first, so that what is half removed is never taken for one.
+pub(crate) fn remove(files: &Files, path: &Path) -> Result<()> {
+    let mut gone = path.as_os_str().to_owned();
+    gone.push(REMOVING);
+    let gone = PathBuf::from(gone);
+    files.remove(&gone)?;
+    files.rename(path, &gone)?;
+    files.remove(&gone)
+}
+
+/// Of the checkpoints up to that of `batches`, removes all but the newest `keep` and the one of `best`. Those after it
+/// are not this run's: a search passed them over because they are damaged.
+pub(crate) fn prune(
+    files: &Files,
+    folder: &Path,
+    batches: u64,
+    keep: usize,
+    best: Option<u64>,
+) -> Result<()> {
+    let own = list(folder)?.into_iter().filter(|(number, _)| *number <= batches);
+    for (number, path) in own.skip(keep.max(1)) {
+        if Some(number) != best {
+            remove(files, &path)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! A layer's state as safetensors files: parameters, optimizer state and averages, each tensor by its full name.
+
+use std::{collections::HashMap, path::Path};
+
+use gpipe::state::{LayerState, OptimizerState, ParameterState};
+use tch::Tensor;
+
+use crate::{
+    error::{CheckpointError, Result},
+    manifest::{FileEntry, FileKind, Layer, Parameter, dtype_name, sha256},
+    tensor_file::{TensorFile, encode},
+    weights,
+};
+
+/// Longest part of a file's name that comes from the layer's.
+const NAME_CHARACTERS: usize = 64;
+
+/// A layer's files before they are written.
+pub(crate) struct Encoded {
+    pub layer: Layer,
+    /// As in `layer.files`, in that order.
+    pub contents: Vec<Vec<u8>>,
+}
+
+/// Makes the files of a layer, which is number `index` of the model.
+pub(crate) fn encode_layer(index: usize, state: LayerState) -> Result<Encoded> {
+    let parameters = state.parameters.iter().map(describe).collect();
+    let name = state.layer;
+    let (mut values, mut kept, mut averages) = (Vec::new(), Vec::new(), Vec::new());
+    for parameter in state.parameters {
+        let full = format!("{name}.{}", parameter.name);
+        values.push((full.clone(), parameter.value));
+        let tensors = parameter.optimizer.map(|state| state.tensors).unwrap_or_default();
+        kept.extend(tensors.into_iter().map(|(tensor, value)| (format!("{full}.{tensor}"), value)));
+        averages.extend(parameter.average.map(|average| (full, average)));
+    }
+    let mut encoded =
+        Encoded { layer: Layer { name, parameters, files: vec![] }, contents: vec![] };
+    let kinds = [
+        (FileKind::Parameters, "parameters", values),
+        (FileKind::Optimizer, "optimizer", kept),
+        (FileKind::Averages, "averages", averages),
+    ];
+    for (kind, what, tensors) in kinds {
+        if tensors.is_empty() {
+            continue;
+        }
+        let path = format!("{index:04}-{}.{what}.safetensors", plain(&encoded.layer.name));
+        let bytes = encode(&tensors, &weights::metadata()).map_err(|error| {
+            CheckpointError::Content { what: path.clone(), reason: error.to_string() }
+        })?;
+        let entry = FileEntry { kind, path, bytes: bytes.len() as u64, sha256: sha256(&bytes) };
+        encoded.layer.files.push(entry);
+        encoded.contents.push(bytes);
+    }
+    Ok(encoded)
+}
+
+fn describe(state: &ParameterState) -> Parameter {
+    let kept = state.optimizer.iter().flat_map(|kept| &kept.tensors);
+    Parameter {
+        name: state.name.clone(),
+        shape: state.value.size(),
+        dtype: dtype_name(state.value.kind()),
+        updates: state.optimizer.as_ref().map(|kept| kept.updates),
+        optimizer: kept.map(|(name, _)| name.clone()).collect(),
+        averaged: state.average.is_some(),
+    }
+}
+
+/// A layer's name as part of a file's: layers may be called anything.
+fn plain(name: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    name.chars().take(NAME_CHARACTERS).map(safe).collect()
+}
+
+/// Reads a layer's state from the files in `folder`, each checked against the manifest as it is read.
+pub(crate) fn read_layer(folder: &Path, layer: &Layer) -> Result<LayerState> {
+    let mut values = read_kind(folder, layer, FileKind::Parameters)?;
+    let mut kept = read_kind(folder, layer, FileKind::Optimizer)?;
+    let mut averages = read_kind(folder, layer, FileKind::Averages)?;
+    let mut parameters = Vec::with_capacity(layer.parameters.len());
+    for parameter in &layer.parameters {
+        let full = format!("{}.{}", layer.name, parameter.name);
+        let take = |all: &mut HashMap<String, Tensor>, name: &str| {
+            all.remove(name).ok_or_else(|| CheckpointError::Damaged {
+                path: folder.to_owned(),
+                reason: format!("its files have no tensor '{name}', which the manifest names"),
+            })
+        };
+        let optimizer = match parameter.updates {
+            None => None,
+            Some(updates) => {
+                let tensors = parameter
+                    .optimizer
+                    .iter()
+                    .map(|name| Ok((name.clone(), take(&mut kept, &format!("{full}.{name}"))?)));
+                Some(OptimizerState { updates, tensors: tensors.collect::<Result<_>>()? })
+            }
+        };
+        let average = match parameter.averaged {
+            true => Some(take(&mut averages, &full)?),
+            false => None,
+        };
+        let (name, value) = (parameter.name.clone(), take(&mut values, &full)?);
+        parameters.push(ParameterState { name, value, optimizer, average });
+    }
+    Ok(LayerState { layer: layer.name.clone(), parameters })
+}
+
+/// The tensors of a layer's file of one kind; none if there is no such file.
+pub(crate) fn read_kind(
+    folder: &Path,
+    layer: &Layer,
+    kind: FileKind,
+) -> Result<HashMap<String, Tensor>> {
+    let mut all = HashMap::new();
+    for entry in layer.files.iter().filter(|file| file.kind == kind) {
+        let path = folder.join(&entry.path);
+        let bytes = read_checked(folder, entry)?;
+        let damaged = |reason: String| CheckpointError::Damaged { path: path.clone(), reason };
+        let mut file =
+            TensorFile::from_bytes(bytes, &path).map_err(|error| damaged(error.to_string()))?;
+        let names: Vec<String> = file.entries().iter().map(|entry| entry.name.clone()).collect();
+        for name in names {
+            let tensor = file.read(&name).map_err(|error| damaged(error.to_string()))?;
+            all.insert(name, tensor);
+        }
+    }
+    Ok(all)
+}
+
+/// A file's bytes, if they are those that the manifest describes.
+pub(crate) fn read_checked(folder: &Path, entry: &FileEntry) -> Result<Vec<u8>> {
+    let path = folder.join(&entry.path);
+    let damaged = |reason: String| Err(CheckpointError::Damaged { path: path.clone(), reason });
+    let length = match std::fs::metadata(&path) {
+        Ok(about) => about.len(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return damaged("the file is missing".into());
+        }
+        Err(error) => return Err(crate::files::failed("read", &path)(error)),
+    };
+    // Before anything is allocated for it.
+    if length != entry.bytes {
+        return damaged(format!("it has {length} bytes, the manifest says {}", entry.bytes));
+    }
+    let bytes = crate::files::read(&path, entry.bytes)?;
+    let found = sha256(&bytes);
+    if found != entry.sha256 {
+        return damaged(format!(
+            "its SHA-256 is {found}, the manifest says {}: it is damaged, or another file",
+            entry.sha256
+        ));
+    }
+    Ok(bytes)
+}

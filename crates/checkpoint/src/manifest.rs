@@ -1,0 +1,320 @@
+//! `manifest.json`: what a checkpoint is of, and the size and SHA-256 of every file in it. It is written last, and
+//! a folder without a valid one is no checkpoint.
+//!
+//! The first field is the SHA-256 of the file itself, taken with zeros in the place of its 64 digits, so that a
+//! changed step or counter is found, too. All numbers are read back to the bit.
+
+use std::path::{Component, Path};
+
+use gpipe::state::{Counters, LayerOutline};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// The version that is written, and the only one that is read.
+pub const FORMAT: u32 = 1;
+/// Largest manifest.
+pub const BYTES_MAX: u64 = 64 << 20;
+/// Its name in a checkpoint's folder.
+pub const NAME: &str = "manifest.json";
+
+/// What comes before the digits of the manifest's own checksum.
+const OPENING: &str = "{\n  \"checksum\": \"";
+const DIGITS: usize = 64;
+
+/// All of `manifest.json` but its own checksum.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// The program and version that wrote it.
+    pub written_by: String,
+    /// Where the run is.
+    pub progress: Progress,
+    /// What the pipeline counts.
+    pub counters: CounterFields,
+    /// The evaluation that was best so far.
+    pub best: Option<Best>,
+    /// How the model was run. Not needed to go on.
+    pub plan: PlanFields,
+    /// The run's whole configuration, as TOML; empty where the caller has none.
+    pub config: String,
+    /// The model's layers in order.
+    pub layers: Vec<Layer>,
+    /// Files that belong to the run and to no layer, such as the tokenizer.
+    pub files: Vec<FileEntry>,
+}
+
+/// Where a run is in its data.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// Mini-batches that were taken, applied or not. It names the checkpoint.
+    pub batches: u64,
+    /// Samples in them.
+    pub samples: u64,
+    /// Tokens (or whatever the loss counts) in them.
+    pub tokens: u64,
+    /// Mini-batches whose update was left out.
+    pub skipped: u64,
+    /// Whether the evaluation that was due after them, if one was, has been made.
+    pub evaluated: bool,
+    /// What the data are, such as their SHA-256; the run goes on only with the same.
+    pub data: String,
+}
+
+/// The best evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// [`Progress::batches`] at that time.
+    pub batches: u64,
+    /// Its loss.
+    pub loss: f64,
+}
+
+/// [`Counters`] as they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)] // as there
+pub struct CounterFields {
+    pub step: u64,
+    pub seed: u64,
+    pub learning_rate: Option<f64>,
+    pub loss_scale: Option<f64>,
+    pub good_steps: u32,
+    pub averaged: u64,
+}
+
+/// [`gpipe::Plan`] as it is written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)] // as there
+pub struct PlanFields {
+    pub stages: usize,
+    pub micro_batches: usize,
+    pub schedule: String,
+    pub remat: String,
+    pub balance: Vec<usize>,
+    pub dtype: String,
+}
+
+/// A layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layer {
+    /// Its name.
+    pub name: String,
+    /// The parameters that it owns: a tied weight is with the first layer that uses it.
+    pub parameters: Vec<Parameter>,
+    /// Its files: none if it owns no parameters.
+    pub files: Vec<FileEntry>,
+}
+
+/// A parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parameter {
+    /// Its name within the layer.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<i64>,
+    /// The dtype that it is kept in: `float32` or `float64`.
+    pub dtype: String,
+    /// Updates that it has had; none where the optimizer keeps nothing for it yet.
+    pub updates: Option<u64>,
+    /// The names of what the optimizer keeps for it.
+    pub optimizer: Vec<String>,
+    /// Whether it has a moving average.
+    pub averaged: bool,
+}
+
+/// A file of the checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// What it holds.
+    pub kind: FileKind,
+    /// Its path within the checkpoint's folder.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+    /// SHA-256 of its content, as `sha256sum` prints it.
+    pub sha256: String,
+}
+
+/// What a file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileKind {
+    /// Parameters, by full name (`layer.parameter`).
+    Parameters,
+    /// What the optimizer keeps, by full name (`layer.parameter.tensor`).
+    Optimizer,
+    /// Moving averages, by the full names of their parameters.
+    Averages,
+    /// Something of the run's.
+    Run,
+}
+
+impl Manifest {
+    /// The file's bytes.
+    ///
+    /// # Errors
+    /// Not expected: a field that JSON cannot hold.
+    pub fn encode(&self) -> Result<Vec<u8>, String> {
+        let fields = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
+        let rest = fields.strip_prefix('{').unwrap_or_default();
+        let with = |digits: &str| format!("{OPENING}{digits}\",{rest}\n").into_bytes();
+        Ok(with(&sha256(&with(&"0".repeat(DIGITS)))))
+    }
+
+    /// Reads the file's bytes, and checks all that can be known from them alone.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let end = OPENING.len() + DIGITS;
+        let digits = bytes
+            .strip_prefix(OPENING.as_bytes())
+            .and_then(|rest| rest.get(..DIGITS))
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .ok_or("it does not open with its checksum: it is no manifest, or damaged")?;
+        let mut blank = bytes.to_vec();
+        if let Some(place) = blank.get_mut(OPENING.len()..end) {
+            place.fill(b'0');
+        }
+        let found = sha256(&blank);
+        if found != digits {
+            return Err(format!("its SHA-256 is {found}, it says {digits}: it is damaged"));
+        }
+        Self::parse(bytes)
+    }
+
+    /// What follows once the checksum is right.
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let version: Version =
+            serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        if version.format != FORMAT {
+            return Err(format!(
+                "it is of format {}, this version of gpipe reads {FORMAT}: use the version that wrote it",
+                version.format
+            ));
+        }
+        let mut value: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        value.remove("checksum");
+        let manifest = Self::deserialize(serde_json::Value::Object(value))
+            .map_err(|error| format!("it is no manifest: {error}"))?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let mut paths = std::collections::HashSet::new();
+        for file in self.all_files() {
+            let path = Path::new(&file.path);
+            let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
+            if !plain || file.path.is_empty() || file.path == NAME {
+                return Err(format!("'{}' is no path within a checkpoint", file.path));
+            }
+            if !paths.insert(&file.path) {
+                return Err(format!("it names the file '{}' twice", file.path));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every file of the checkpoint but the manifest.
+    pub fn all_files(&self) -> impl Iterator<Item = &FileEntry> {
+        self.layers.iter().flat_map(|layer| &layer.files).chain(&self.files)
+    }
+
+    /// The sizes of all files together.
+    pub fn bytes(&self) -> u64 {
+        self.all_files().map(|file| file.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// What does not fit a model with `outlines`, for the user; empty if all does.
+    pub fn misfits(&self, outlines: &[LayerOutline]) -> Vec<String> {
+        let mut all = Vec::new();
+        let names = |names: Vec<&str>| names.join(", ");
+        for outline in outlines {
+            let name = &outline.layer;
+            let Some(layer) = self.layers.iter().find(|layer| layer.name == *name) else {
+                all.push(format!("it has no layer '{name}'"));
+                continue;
+            };
+            let own = names(outline.parameters.iter().map(|p| p.name.as_str()).collect());
+            let given = names(layer.parameters.iter().map(|p| p.name.as_str()).collect());
+            if own != given {
+                all.push(format!(
+                    "layer '{name}' has the parameters [{given}], the model's [{own}]"
+                ));
+                continue;
+            }
+            for (given, own) in layer.parameters.iter().zip(&outline.parameters) {
+                let (shape, dtype) = (&own.shape, dtype_name(own.kind));
+                if given.shape != *shape || given.dtype != dtype {
+                    all.push(format!(
+                        "{name}.{} is {} {:?}, the model's {dtype} {shape:?}",
+                        own.name, given.dtype, given.shape
+                    ));
+                }
+                let wanted: Vec<&String> = own.optimizer.iter().map(|(name, _)| name).collect();
+                let kept: Vec<&String> = given.optimizer.iter().collect();
+                if given.updates.is_some() && !wanted.is_empty() && wanted != kept {
+                    all.push(format!(
+                        "{name}.{}: its optimizer keeps {kept:?}, this one {wanted:?}",
+                        own.name
+                    ));
+                }
+            }
+        }
+        let unknown = |layer: &&Layer| !outlines.iter().any(|outline| outline.layer == layer.name);
+        let unknown = self.layers.iter().filter(unknown);
+        all.extend(unknown.map(|layer| format!("the model has no layer '{}'", layer.name)));
+        all
+    }
+}
+
+impl From<&Counters> for CounterFields {
+    fn from(counters: &Counters) -> Self {
+        let &Counters { step, seed, learning_rate, loss_scale, good_steps, averaged } = counters;
+        Self { step, seed, learning_rate, loss_scale, good_steps, averaged }
+    }
+}
+
+impl From<&CounterFields> for Counters {
+    fn from(fields: &CounterFields) -> Self {
+        let &CounterFields { step, seed, learning_rate, loss_scale, good_steps, averaged } = fields;
+        Self { step, seed, learning_rate, loss_scale, good_steps, averaged }
+    }
+}
+
+impl From<gpipe::Plan> for PlanFields {
+    fn from(plan: gpipe::Plan) -> Self {
+        let gpipe::Plan { stages, micro_batches, schedule, remat, balance, dtype } = plan;
+        Self { stages, micro_batches, schedule, remat, balance, dtype }
+    }
+}
+
+/// The name of a dtype, as configurations write it.
+pub fn dtype_name(kind: tch::Kind) -> String {
+    match kind {
+        tch::Kind::Float => "float32".into(),
+        tch::Kind::Double => "float64".into(),
+        tch::Kind::BFloat16 => "bfloat16".into(),
+        tch::Kind::Half => "float16".into(),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}
+
+/// SHA-256 as 64 hexadecimal digits.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,308 @@
+//! Saving: the stages copy their state at once, and a thread for each writes it while training goes on.
+//!
+//! ```text
+//! step-N.writing/   every layer's files, each fsynced                by the stages' writers, in parallel
+//!                   manifest.json, fsynced; the folder fsynced       when all of them are done
+//! step-N            by renaming; the folder above fsynced            now it is a checkpoint
+//! latest -> step-N  a new link renamed over the old one; then older checkpoints are removed
+//! ```
+//!
+//! Killed at any point, the newest checkpoint that has a name is complete.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpipe::{
+    Pipeline,
+    state::{LayerOutline, LayerState, State},
+};
+
+use crate::{
+    error::{CheckpointError, Result},
+    files::Files,
+    folder,
+    layer_files::encode_layer,
+    manifest::{self, Best, CounterFields, FORMAT, FileEntry, FileKind, Layer, Manifest, Progress},
+};
+
+/// How a run's checkpoints are kept.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How many of the newest are kept; at least 1.
+    pub keep: usize,
+    /// Whether the one of the best evaluation is kept besides.
+    pub keep_best: bool,
+    /// Longest wait for a checkpoint that is still being written.
+    pub deadline: Duration,
+    /// The file system.
+    pub files: Files,
+}
+
+impl Default for Settings {
+    /// The newest two; ten minutes.
+    fn default() -> Self {
+        let deadline = Duration::from_secs(600);
+        Self { keep: 2, keep_best: false, deadline, files: Files::default() }
+    }
+}
+
+/// What a checkpoint says of its run besides the pipeline's state.
+#[derive(Debug, Clone, Default)]
+pub struct RunInfo {
+    /// Where it is in its data.
+    pub progress: Progress,
+    /// The best evaluation so far.
+    pub best: Option<Best>,
+    /// The configuration as TOML.
+    pub config: String,
+    /// Files that belong to it, by name: a tokenizer, for example.
+    pub files: Vec<(String, Vec<u8>)>,
+}
+
+/// A checkpoint that is on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Saved {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// [`Progress::batches`].
+    pub batches: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// How long the stages copied: training stood still.
+    pub copied: Duration,
+    /// How long it was written: training went on.
+    pub written: Duration,
+}
+
+/// The checkpoints of one run, written one after the other. Only one process may write in a folder.
+#[derive(Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    settings: Settings,
+    writing: Option<Writing>,
+}
+
+/// A checkpoint that a thread is writing.
+#[derive(Debug)]
+struct Writing {
+    folder: PathBuf,
+    done: mpsc::Receiver<Result<Saved>>,
+}
+
+/// All that a writer needs.
+struct Job {
+    folder: PathBuf,
+    settings: Settings,
+    state: State,
+    outlines: Vec<LayerOutline>,
+    plan: gpipe::Plan,
+    info: RunInfo,
+    copied: Duration,
+}
+
+impl Checkpoints {
+    /// Opens `folder`, makes it if need be, and removes what a killed process left half-written.
+    ///
+    /// # Errors
+    /// It cannot be made or written.
+    pub fn open(folder: &Path, settings: Settings) -> Result<Self> {
+        settings.files.create_folder(folder)?;
+        folder::remove_unfinished(&settings.files, folder)?;
+        Ok(Self { folder: folder.to_owned(), settings, writing: None })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Copies the state of `pipeline` and begins to write it; returns when the copies are made. A checkpoint that is
+    /// still being written is waited for first, and its outcome is returned.
+    ///
+    /// # Errors
+    /// Of the copies: this checkpoint is not written then. Of the one before: this one is begun all the same.
+    pub fn save(&mut self, pipeline: &mut Pipeline, info: RunInfo) -> Result<Option<Saved>> {
+        let before = self.wait();
+        let start = Instant::now();
+        let state = pipeline.state()?;
+        let (outlines, plan) = (pipeline.outline(), pipeline.plan());
+        let (folder, settings) = (self.folder.clone(), self.settings.clone());
+        let target = folder.join(folder::name(info.progress.batches));
+        let copied = start.elapsed();
+        let job = Job { folder, settings, state, outlines, plan, info, copied };
+        let (done, receive) = mpsc::channel();
+        let thread = thread::Builder::new().name("gpipe-checkpoint".into());
+        let spawned = thread.spawn(move || {
+            let _ = done.send(job.run());
+        });
+        spawned.map_err(crate::files::failed("start a thread for", &target))?;
+        self.writing = Some(Writing { folder: target, done: receive });
+        before
+    }
+
+    /// The outcome of the checkpoint that was being written, if it is there.
+    ///
+    /// # Errors
+    /// It could not be written. Those before it are as they were.
+    pub fn poll(&mut self) -> Result<Option<Saved>> {
+        self.take(|done| done.try_recv().map_err(|error| error == mpsc::TryRecvError::Empty))
+    }
+
+    /// Waits for the checkpoint that is being written, if one is.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::poll`]; it is not done after the deadline.
+    pub fn wait(&mut self) -> Result<Option<Saved>> {
+        let deadline = self.settings.deadline;
+        let outcome = self.take(|done| {
+            done.recv_timeout(deadline).map_err(|error| error == mpsc::RecvTimeoutError::Timeout)
+        });
+        match self.writing.take() {
+            None => outcome,
+            // It may still come to its end; nobody waits for it any more.
+            Some(Writing { folder, .. }) => {
+                Err(CheckpointError::Late { path: folder, waited: deadline })
+            }
+        }
+    }
+
+    /// What `receive` gets; its error says whether there may yet be something to get.
+    fn take(
+        &mut self,
+        receive: impl FnOnce(&mpsc::Receiver<Result<Saved>>) -> std::result::Result<Result<Saved>, bool>,
+    ) -> Result<Option<Saved>> {
+        let Some(writing) = &self.writing else { return Ok(None) };
+        let outcome = match receive(&writing.done) {
+            Ok(outcome) => outcome.map(Some),
+            Err(true) => return Ok(None),
+            Err(false) => Err(CheckpointError::Content {
+                what: format!("checkpoint {}", writing.folder.display()),
+                reason: "its writer panicked".into(),
+            }),
+        };
+        self.writing = None;
+        outcome
+    }
+}
+
+impl Drop for Checkpoints {
+    /// A checkpoint that is being written is waited for.
+    fn drop(&mut self) {
+        let _ = self.wait();
+    }
+}
+
+impl Job {
+    fn run(self) -> Result<Saved> {
+        let files = self.settings.files.clone();
+        let aside = folder::aside(&self.folder, self.info.progress.batches);
+        let result = self.write(&files, &aside);
+        if result.is_err() {
+            // What is half-written must not fill a full disk; if that fails, too, the next start removes it.
+            let _ = files.remove(&aside);
+        }
+        result
+    }
+
+    fn write(self, files: &Files, aside: &Path) -> Result<Saved> {
+        let start = Instant::now();
+        let Job { folder, settings, state, outlines, plan, info, copied } = self;
+        files.remove(aside)?;
+        files.create_folder(aside)?;
+        let layers = write_layers(files, aside, state.stages, &outlines)?;
+        let run_files =
+            info.files.iter().map(|(name, bytes)| write_run_file(files, aside, name, bytes));
+        let batches = info.progress.batches;
+        let manifest = Manifest {
+            format: FORMAT,
+            written_by: concat!("gpipe ", env!("CARGO_PKG_VERSION")).into(),
+            progress: info.progress,
+            counters: CounterFields::from(&state.counters),
+            best: info.best,
+            plan: plan.into(),
+            config: info.config,
+            layers,
+            files: run_files.collect::<Result<_>>()?,
+        };
+        let path = aside.join(manifest::NAME);
+        let encoded = manifest.encode().map_err(|reason| CheckpointError::Content {
+            what: path.display().to_string(),
+            reason,
+        })?;
+        files.write_new(&path, &encoded)?;
+        files.sync_folder(aside)?;
+
+        let name = folder::name(batches);
+        let target = folder.join(&name);
+        if target.exists() {
+            // A damaged one that a run has passed over, or one of the same state.
+            folder::remove(files, &target)?;
+        }
+        files.rename(aside, &target)?;
+        files.sync_folder(&folder)?;
+        files.point(&folder.join(folder::LATEST), &name)?;
+        let best = info.best.map(|best| best.batches).filter(|_| settings.keep_best);
+        if best == Some(batches) {
+            files.point(&folder.join(folder::BEST), &name)?;
+        }
+        folder::prune(files, &folder, batches, settings.keep, best)?;
+        files.sync_folder(&folder)?;
+        let bytes = manifest.bytes() + encoded.len() as u64;
+        Ok(Saved { folder: target, batches, bytes, copied, written: start.elapsed() })
+    }
+}
+
+/// Writes the layers of each stage on a thread of its own; their entries in the model's order.
+fn write_layers(
+    files: &Files,
+    aside: &Path,
+    stages: Vec<Vec<LayerState>>,
+    outlines: &[LayerOutline],
+) -> Result<Vec<Layer>> {
+    let index_of = |name: &str| outlines.iter().position(|outline| outline.layer == name);
+    let write_stage = |stage: Vec<LayerState>| -> Result<Vec<Layer>> {
+        let write = |state: LayerState| {
+            let encoded = encode_layer(index_of(&state.layer).unwrap_or(outlines.len()), state)?;
+            for (entry, bytes) in encoded.layer.files.iter().zip(&encoded.contents) {
+                files.write_new(&aside.join(&entry.path), bytes)?;
+            }
+            Ok(encoded.layer)
+        };
+        stage.into_iter().map(write).collect()
+    };
+    let written: Vec<Result<Vec<Layer>>> = thread::scope(|scope| {
+        let write_stage = &write_stage;
+        let threads: Vec<_> =
+            stages.into_iter().map(|stage| scope.spawn(move || write_stage(stage))).collect();
+        let panicked = |_| {
+            let (what, reason) = ("a stage's checkpoint writer".into(), "it panicked".into());
+            Err(CheckpointError::Content { what, reason })
+        };
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    });
+    let mut all: Vec<Layer> = Vec::new();
+    for layers in written {
+        all.extend(layers?);
+    }
+    // Layers without parameters of their own are named, too: a model that has others is another model.
+    let mut by_name: std::collections::HashMap<String, Layer> =
+        all.into_iter().map(|layer| (layer.name.clone(), layer)).collect();
+    let layer = |outline: &LayerOutline| {
+        by_name.remove(&outline.layer).unwrap_or_else(|| Layer {
+            name: outline.layer.clone(),
+            parameters: Vec::new(),
+            files: Vec::new(),
+        })
+    };
+    Ok(outlines.iter().map(layer).collect())
+}
+
+fn write_run_file(files: &Files, aside: &Path, name: &str, bytes: &[u8]) -> Result<FileEntry> {
+    files.write_new(&aside.join(name), bytes)?;
+    let (path, sha256) = (name.to_owned(), manifest::sha256(bytes));
+    Ok(FileEntry { kind: FileKind::Run, path, bytes: bytes.len() as u64, sha256 })
+}

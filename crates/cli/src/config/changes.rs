@@ -1,0 +1,158 @@
+//! What differs between the configuration of a checkpoint and the one that goes on with it, key by key.
+
+use super::{Config, ConfigError, keys::flatten};
+
+/// A key with two values.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Change {
+    pub key: String,
+    pub old: String,
+    pub new: String,
+    pub effect: Effect,
+}
+
+/// What a change does to the rest of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// To its results nothing, to the bit.
+    Nothing,
+    /// They differ by rounding from those of a run that was not interrupted.
+    Rounding,
+    /// They are those of another recipe from here on.
+    FromHereOn,
+    /// The state is of no use with it; why.
+    Refused(&'static str),
+}
+
+impl Effect {
+    /// In a few words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Nothing => "changes no result",
+            Self::Rounding => "changes the last bits",
+            Self::FromHereOn => "from here on",
+            Self::Refused(reason) => reason,
+        }
+    }
+}
+
+/// The keys whose values differ, in the order of the file.
+pub(crate) fn changes(old: &Config, new: &Config) -> Result<Vec<Change>, ConfigError> {
+    let table = |config: &Config| {
+        toml::Table::try_from(config).map_err(|error| ConfigError::Parse {
+            path: "config.toml".into(),
+            reason: error.to_string(),
+        })
+    };
+    let (old, new) = (flatten(&table(old)?), flatten(&table(new)?));
+    let value = |all: &[(String, toml::Value)], key: &str| {
+        all.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+    };
+    let only_old = old.iter().filter(|(key, _)| value(&new, key).is_none());
+    let keys: Vec<&String> = new.iter().chain(only_old).map(|(key, _)| key).collect();
+    let shown =
+        |value: &Option<toml::Value>| value.as_ref().map_or("none".into(), toml::Value::to_string);
+    let change = |key: &String| {
+        let (before, after) = (value(&old, key), value(&new, key));
+        (before != after).then(|| Change {
+            key: key.clone(),
+            old: shown(&before),
+            new: shown(&after),
+            effect: effect(key, &before, &after),
+        })
+    };
+    Ok(keys.into_iter().filter_map(change).collect())
+}
+
+/// What a change of `key` does. The text of `data.*` is compared by content, when it has been read.
+fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Effect {
+    match key {
+        "seed" => Effect::Refused("the order of the data and dropout are drawn from it"),
+        "data.sequence" => Effect::Refused("the position in the data is counted in samples of it"),
+        "data.validation_bytes" => Effect::Nothing,
+        "model.dropout" | "model.attention_dropout" => Effect::FromHereOn,
+        "pipeline.micro_batches"
+        | "pipeline.kernels"
+        | "pipeline.threads_per_stage"
+        | "pipeline.devices" => Effect::Rounding,
+        "pipeline.dtype" => {
+            let is_double = |value: &Option<toml::Value>| {
+                value.as_ref().and_then(toml::Value::as_str) == Some("float64")
+            };
+            match is_double(old) == is_double(new) {
+                true => Effect::FromHereOn,
+                false => Effect::Refused("the state would have to be rounded, or made up"),
+            }
+        }
+        "optimizer.name" => {
+            // Both keep the same two moments.
+            let adam = |value: &Option<toml::Value>| {
+                matches!(value.as_ref().and_then(toml::Value::as_str), Some("adam" | "adamw"))
+            };
+            match adam(old) && adam(new) {
+                true => Effect::FromHereOn,
+                false => Effect::Refused("its state is another"),
+            }
+        }
+        "train.validate_every"
+        | "train.validation_tokens"
+        | "train.batches_ahead"
+        | "train.on_nan" => Effect::Nothing,
+        _ if key.starts_with("model.") => {
+            Effect::Refused("the saved parameters are of another model")
+        }
+        _ if key.starts_with("pipeline.") || key.starts_with("data.") => Effect::Nothing,
+        _ if key.starts_with("checkpoint.") => Effect::Nothing,
+        _ => Effect::FromHereOn, // optimizer.*, train.*
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Dtype, OptimizerName};
+
+    fn effects(change: impl FnOnce(&mut Config)) -> Vec<(String, Effect)> {
+        let old = Config::default();
+        let mut new = old.clone();
+        change(&mut new);
+        let all = changes(&old, &new).unwrap();
+        all.into_iter().map(|change| (change.key, change.effect)).collect()
+    }
+
+    #[test]
+    fn oracle_each_kind_of_change_is_told_for_what_it_is() {
+        assert_eq!(effects(|_| ()), []);
+        let one = |key: &str, effect| vec![(key.to_owned(), effect)];
+        assert_eq!(effects(|c| c.pipeline.stages = 7), one("pipeline.stages", Effect::Nothing));
+        let found = effects(|c| c.pipeline.micro_batches = 7);
+        assert_eq!(found, one("pipeline.micro_batches", Effect::Rounding));
+        assert_eq!(effects(|c| c.train.steps = 7), one("train.steps", Effect::FromHereOn));
+        let found = effects(|c| c.optimizer.name = OptimizerName::AdamW);
+        assert_eq!(found, one("optimizer.name", Effect::FromHereOn));
+        let refused = |change: fn(&mut Config), key: &str| {
+            let found = effects(change);
+            assert!(
+                found.len() == 1 && found[0].0 == key && matches!(found[0].1, Effect::Refused(_)),
+                "{found:?}"
+            );
+        };
+        refused(|c| c.optimizer.name = OptimizerName::Sgd, "optimizer.name");
+        refused(|c| c.pipeline.dtype = Dtype::Float64, "pipeline.dtype");
+        refused(|c| c.model.hidden = 8, "model.hidden");
+        refused(|c| c.seed = 8, "seed");
+        assert_eq!(
+            effects(|c| c.pipeline.dtype = Dtype::BFloat16),
+            one("pipeline.dtype", Effect::FromHereOn)
+        );
+    }
+
+    #[test]
+    fn oracle_both_values_are_shown() {
+        let old = Config::default();
+        let mut new = old.clone();
+        new.optimizer.lr = 0.5;
+        let all = changes(&old, &new).unwrap();
+        assert_eq!((all[0].old.as_str(), all[0].new.as_str()), ("0.001", "0.5"));
+    }
+}

@@ -1,0 +1,103 @@
+//! Starting from weights that are there: `train --init`, and the part of it that `import` shares.
+
+use std::path::Path;
+
+use gpipe::Pipeline;
+use gpipe_checkpoint::{
+    fit::Fit,
+    names::NameMap,
+    tensor_file::{self, TensorFile},
+};
+
+use crate::{
+    CliError,
+    args::TrainArguments,
+    metrics::io,
+    run_folder::{WEIGHTS, checkpoint_in, checkpoint_weights},
+};
+
+/// Largest file of names.
+const NAMES_BYTES_MAX: u64 = 1 << 20;
+
+/// Loads weights into a new pipeline, as `--init`, `--names` and `--partial` say, and tells what it did.
+pub(crate) fn load(
+    pipeline: &mut Pipeline,
+    from: &Path,
+    arguments: &TrainArguments,
+) -> Result<(), CliError> {
+    let mut file = open(from)?;
+    let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial)?;
+    let own = pipeline.parameters()?;
+    let kind = own.first().map_or(tch::Kind::Float, |(_, value)| value.kind());
+    for loaded in fit.read(&mut file, kind) {
+        pipeline.set_parameters(&[loaded?])?;
+    }
+    println!("weights of {}:\n{fit}", from.display());
+    Ok(())
+}
+
+/// A safetensors file; of a run its weights, or those of its newest checkpoint.
+fn open(from: &Path) -> Result<TensorFile, CliError> {
+    if !from.is_dir() {
+        return Ok(TensorFile::open(from)?);
+    }
+    let weights = from.join(WEIGHTS);
+    if weights.is_file() {
+        return Ok(TensorFile::open(&weights)?);
+    }
+    let Some(checkpoint) = checkpoint_in(from)? else {
+        return Err(CliError::Usage(format!(
+            "{}: there is neither {WEIGHTS} nor a checkpoint in it",
+            from.display()
+        )));
+    };
+    let all = checkpoint_weights(&checkpoint, false)?;
+    let bytes = tensor_file::encode(&all, &Default::default());
+    let bytes = bytes.map_err(|error| CliError::Usage(error.to_string()))?;
+    Ok(TensorFile::from_bytes(bytes, checkpoint.folder())?)
+}
+
+/// How the file fits the pipeline's model; an error if some parameter would stay as it was, unless that is meant.
+pub(crate) fn fit(
+    pipeline: &Pipeline,
+    file: &TensorFile,
+    names: Option<&Path>,
+    partial: bool,
+) -> Result<Fit, CliError> {
+    let names = match names {
+        None => NameMap::identity(),
+        Some(path) => {
+            let length = std::fs::metadata(path).map_err(io(path))?.len();
+            if length > NAMES_BYTES_MAX {
+                return Err(CliError::Usage(format!(
+                    "{}: it has {length} bytes, a file of names at most {NAMES_BYTES_MAX}",
+                    path.display()
+                )));
+            }
+            let text = std::fs::read_to_string(path).map_err(io(path))?;
+            NameMap::parse(&text, &path.display().to_string())?
+        }
+    };
+    let shapes: Vec<(String, Vec<i64>)> = pipeline
+        .outline()
+        .into_iter()
+        .flat_map(|layer| {
+            let name = layer.layer;
+            let full = move |own: gpipe::state::ParameterOutline| {
+                (format!("{name}.{}", own.name), own.shape)
+            };
+            layer.parameters.into_iter().map(full)
+        })
+        .collect();
+    let fit = Fit::new(&shapes, file, &names)?;
+    if fit.is_exact() || partial && !fit.loaded.is_empty() {
+        return Ok(fit);
+    }
+    let remedy = match (partial, fit.loaded.is_empty()) {
+        (true, _) => "nothing fits: name the tensors with --names",
+        (false, true) => "name the tensors with --names",
+        (false, false) => "name the tensors with --names, or load what fits with --partial",
+    };
+    let file = file.path().display();
+    Err(CliError::Usage(format!("{file} does not fit the model:\n{fit}\n{remedy}")))
+}

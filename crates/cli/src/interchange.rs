@@ -1,0 +1,88 @@
+//! `gpipe export` and `gpipe import`: parameters as one safetensors file, for and from other programs.
+
+use gpipe::Bytes;
+use gpipe_checkpoint::{fit::convert, tensor_file::TensorFile, weights};
+use tch::{Kind, Tensor};
+
+use crate::{
+    CliError,
+    args::{ConfigArguments, ExportArguments, ImportArguments},
+    config::{Config, Dtype, flag},
+    init,
+    metrics::io,
+    run_folder::{AVERAGES, WEIGHTS, checkpoint_in, checkpoint_weights},
+    setup,
+};
+
+/// Writes the parameters of a checkpoint or run to one file.
+pub(crate) fn export(arguments: &ExportArguments) -> Result<(), CliError> {
+    let kind = arguments.dtype.as_deref().map(kind).transpose()?;
+    let (mut tensors, from) = read(arguments)?;
+    if let Some(kind) = kind {
+        tensors =
+            convert(&tensors, kind).map_err(|error| CliError::Usage(format!("{from}: {error}")))?;
+    }
+    save(arguments.out.as_path(), &tensors)?;
+    println!("from {from}");
+    Ok(())
+}
+
+/// The tensors, and where they are from.
+fn read(arguments: &ExportArguments) -> Result<(Vec<(String, Tensor)>, String), CliError> {
+    let folder = &arguments.from;
+    if !folder.is_dir() {
+        return Err(CliError::Usage(format!(
+            "{}: give the folder of a checkpoint or of a run",
+            folder.display()
+        )));
+    }
+    if let Some(checkpoint) = checkpoint_in(folder)? {
+        let from = checkpoint.folder().display().to_string();
+        return Ok((checkpoint_weights(&checkpoint, arguments.averages)?, from));
+    }
+    let path = folder.join(if arguments.averages { AVERAGES } else { WEIGHTS });
+    if !path.is_file() {
+        return Err(CliError::Usage(format!(
+            "{}: there is neither a checkpoint nor {} in it",
+            folder.display(),
+            path.file_name().unwrap_or_default().to_string_lossy()
+        )));
+    }
+    Ok((weights::load(&path)?, path.display().to_string()))
+}
+
+/// Makes weights of a foreign file.
+pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
+    let config = Config::load(&ConfigArguments {
+        config: Some(arguments.config.clone()),
+        set: arguments.set.clone(),
+        ..ConfigArguments::default()
+    })?;
+    let model = setup::model(&config, config.model.vocabulary)?;
+    let pipeline = setup::pipeline(&config, model).build()?;
+    let mut file = TensorFile::open(&arguments.from)?;
+    let fit = init::fit(&pipeline, &file, arguments.names.as_deref(), arguments.partial)?;
+    let kind = match config.pipeline.dtype {
+        Dtype::Float64 => Kind::Double,
+        _ => Kind::Float,
+    };
+    let tensors = fit.read(&mut file, kind).collect::<Result<Vec<_>, _>>()?;
+    println!("{fit}");
+    save(&arguments.out, &tensors)
+}
+
+fn kind(text: &str) -> Result<Kind, CliError> {
+    Ok(match flag("--dtype", text)? {
+        Dtype::Float32 => Kind::Float,
+        Dtype::Float64 => Kind::Double,
+        Dtype::BFloat16 => Kind::BFloat16,
+        Dtype::Float16 => Kind::Half,
+    })
+}
+
+fn save(path: &std::path::Path, tensors: &[(String, Tensor)]) -> Result<(), CliError> {
+    weights::save(path, tensors)?;
+    let bytes = std::fs::metadata(path).map_err(io(path))?.len();
+    println!("wrote {}: {} tensors, {}", path.display(), tensors.len(), Bytes(bytes));
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! `gpipe train`.
+//!
+//! - [`start`]: from nothing, or from a checkpoint; the run's folder
+//! - [`saving`]: when checkpoints are saved
+//! - [`signals`]: Ctrl-C and SIGTERM
+//! - here: the loop, and what goes on beside it
+
+mod saving;
+mod signals;
+mod start;
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use gpipe::{Pipeline, StepReport};
+use gpipe_checkpoint::{Checkpoint, manifest::Progress as Position};
+use gpipe_data::{Loaded, Loader, LoaderSettings, TokenSet, TrainBatches};
+use gpipe_observe::metrics::{Evaluation, Record};
+
+use self::{
+    saving::Saving,
+    signals::{Stop, name},
+    start::Start,
+};
+use crate::{
+    CliError,
+    args::TrainArguments,
+    config::{Config, OnNan},
+    eval::{self, Measured},
+    init,
+    metrics::{Metrics, Seen, io},
+    progress::Progress,
+    run_folder::{AVERAGES, TOKENIZER, WEIGHTS, checkpoint_tokenizer},
+    setup,
+    summary::Summary,
+};
+
+/// So many mini-batches in a row that are no numbers are no accident, and end the run.
+const NAN_IN_A_ROW: u64 = 10;
+
+/// Trains, evaluates, and writes the run's files.
+pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
+    let mut start = Start::find(arguments)?; // before any work
+    let config = start.config.clone();
+    let tokenizer = start.checkpoint.as_ref().map(checkpoint_tokenizer).transpose()?;
+    let text = setup::text(&config, tokenizer)?;
+    println!("{}", text.summary);
+    let mut position = position(start.checkpoint.as_ref(), &text.train)?;
+    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
+    let batches = TrainBatches::new(Arc::new(text.train), sequence, samples, config.seed)?;
+    let batches = batches.starting_at(position.batches, position.samples);
+    let model = setup::model(&config, text.tokenizer.vocabulary())?;
+    describe(&config, &model);
+    let mut pipeline = setup::pipeline(&config, model).build()?;
+    println!("layers per stage: {:?}", pipeline.balance());
+    match (&start.checkpoint, &arguments.init) {
+        (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
+        (None, Some(from)) => init::load(&mut pipeline, from, arguments)?,
+        (None, None) => {}
+    }
+
+    start.out.keep();
+    let out = start.out.path();
+    write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
+    text.tokenizer.save(&out.join(TOKENIZER))?;
+    let metrics = match &start.checkpoint {
+        None => Metrics::create(out)?,
+        Some(_) => {
+            // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at
+            // the very end is made again, too, because it comes before the files that it is of.
+            let ended = position.batches >= config.train.steps;
+            Metrics::resume(out, pipeline.steps() + 1, |record| match record {
+                Record::Step(step) => step.samples_total <= position.samples,
+                Record::Evaluation(evaluation) => {
+                    evaluation.tokens_total < position.tokens
+                        || evaluation.tokens_total == position.tokens && !ended
+                }
+            })?
+        }
+    };
+    let saved = start.checkpoint.as_ref().map(|_| position.batches);
+    let best = start.checkpoint.as_ref().and_then(|checkpoint| checkpoint.manifest().best);
+    let mut run = Run {
+        metrics,
+        progress: Progress::new(config.train.steps),
+        summary: Summary::default(),
+        saving: Saving::new(out, &config, text.tokenizer.to_json()?, saved, best)?,
+        stop: Stop::install()?,
+        nan_in_a_row: 0,
+        validation: text.validation,
+        out,
+        config: &config,
+    };
+    let begin = Instant::now();
+    run.train(&mut pipeline, batches, &mut position)?;
+    run.progress.finish();
+    run.summary.print(begin.elapsed().as_secs_f64() * 1e3, run.saving.blocked);
+
+    run.validate(&mut pipeline, &mut position)?;
+    let vocabulary = text.tokenizer.vocabulary() as f64;
+    println!("(a uniform guess: {:.4} nats/token)", vocabulary.ln());
+    run.saving.end(&mut pipeline, &position, &run.progress)?;
+    gpipe_checkpoint::weights::save(&out.join(WEIGHTS), &pipeline.parameters()?)?;
+    if config.optimizer.average > 0.0 {
+        gpipe_checkpoint::weights::save(&out.join(AVERAGES), &pipeline.averages()?)?;
+    }
+    run.metrics.tell_lost();
+    println!("files: {}", out.display());
+    Ok(())
+}
+
+/// Where the run is in its data, which must be those of the checkpoint.
+fn position(checkpoint: Option<&Checkpoint>, train: &TokenSet) -> Result<Position, CliError> {
+    let data = setup::fingerprint(train);
+    let Some(checkpoint) = checkpoint else { return Ok(Position { data, ..Position::default() }) };
+    let position = checkpoint.manifest().progress.clone();
+    if position.data == data {
+        return Ok(position);
+    }
+    Err(CliError::Usage(format!(
+        "the training text is not the one of {}: the run would go on elsewhere in other data; bring the text back, or start another run (--init takes its weights)",
+        checkpoint.folder().display()
+    )))
+}
+
+/// Writes a file that is there whole or not at all.
+fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
+    let aside = path.with_extension("writing");
+    std::fs::write(&aside, text).map_err(io(&aside))?;
+    std::fs::rename(&aside, path).map_err(io(path))
+}
+
+/// What goes on beside the training.
+struct Run<'a> {
+    metrics: Metrics,
+    progress: Progress,
+    summary: Summary,
+    saving: Saving,
+    stop: Stop,
+    nan_in_a_row: u64,
+    validation: TokenSet,
+    out: &'a Path,
+    config: &'a Config,
+}
+
+impl Run<'_> {
+    /// The steps from `position` on. Whatever ends them early, the state before it is saved.
+    fn train(
+        &mut self,
+        pipeline: &mut Pipeline,
+        batches: TrainBatches<Arc<TokenSet>>,
+        position: &mut Position,
+    ) -> Result<(), CliError> {
+        let steps = self.config.train.steps;
+        if position.batches >= steps {
+            println!("all {steps} steps are done: --steps N trains more");
+            return Ok(());
+        }
+        let result = self.steps(pipeline, batches, position);
+        let Err(error) = result else { return Ok(()) };
+        self.progress.finish();
+        match self.saving.leave(pipeline, position, &self.progress) {
+            Ok(()) => {
+                let out = self.out.display();
+                eprintln!(
+                    "gpipe: the state after step {} is saved: gpipe train --resume {out} goes on",
+                    position.batches
+                );
+            }
+            Err(not_saved) => eprintln!("gpipe: the state could not be saved: {not_saved}"),
+        }
+        Err(error)
+    }
+
+    fn steps(
+        &mut self,
+        pipeline: &mut Pipeline,
+        batches: TrainBatches<Arc<TokenSet>>,
+        position: &mut Position,
+    ) -> Result<(), CliError> {
+        let (steps, every) = (self.config.train.steps, self.config.train.validate_every);
+        let due =
+            |batches: u64| every > 0 && batches > 0 && batches % every == 0 && batches < steps;
+        let deadline = Duration::from_secs(self.config.pipeline.deadline_s);
+        let ahead = LoaderSettings { deadline, depth: self.config.train.batches_ahead };
+        let make = move |step| Ok::<_, Infallible>(batches.batch(step));
+        let loader = Loader::start(position.batches..steps, ahead, make)?;
+        if due(position.batches) && !position.evaluated {
+            self.validate(pipeline, position)?; // which an interrupted run left out
+        }
+        for loaded in loader {
+            let Loaded { batch, waited, .. } = loaded?;
+            let (inputs, targets) = setup::tensors(&batch)?;
+            let samples = batch.samples as u64;
+            let result = pipeline.train_step(inputs, targets);
+            let seen = Position {
+                batches: position.batches + 1,
+                samples: position.samples + samples,
+                evaluated: false,
+                ..position.clone()
+            };
+            match result {
+                Ok(report) => {
+                    *position = Position {
+                        tokens: seen.tokens + report.count as u64,
+                        skipped: seen.skipped + u64::from(report.skipped),
+                        ..seen
+                    };
+                    self.step(&report, samples, position, waited);
+                }
+                Err(error) => {
+                    self.may_skip(error, position.batches + 1)?;
+                    *position = Position { skipped: seen.skipped + 1, ..seen };
+                    self.metrics.not_finite(pipeline.steps(), samples, seen_of(position));
+                }
+            }
+            if self.stop.asked().is_none() && due(position.batches) {
+                self.validate(pipeline, position)?;
+            }
+            self.stop_if_asked(position)?;
+            self.saving.step(pipeline, position, &self.progress);
+        }
+        Ok(())
+    }
+
+    fn stop_if_asked(&self, position: &Position) -> Result<(), CliError> {
+        match self.stop.asked() {
+            Some(signal) if position.batches < self.config.train.steps => {
+                let (signal_name, step) = (name(signal).to_owned(), position.batches);
+                Err(CliError::Interrupted { signal, signal_name, step })
+            }
+            _ => Ok(()), // the end of the run is as near
+        }
+    }
+
+    /// After a step.
+    fn step(&mut self, report: &StepReport, samples: u64, position: &Position, waited: Duration) {
+        self.nan_in_a_row = 0;
+        self.metrics.step(report, samples, seen_of(position), waited);
+        self.progress.step(position.batches, report);
+        self.summary.add(report, waited);
+    }
+
+    /// After a step that failed: nothing, if it may be left out.
+    fn may_skip(&mut self, error: gpipe::Error, number: u64) -> Result<(), CliError> {
+        if !error.is_not_finite() {
+            return Err(error.into());
+        }
+        if self.config.train.on_nan == OnNan::Stop {
+            return Err(CliError::Nan { step: number, source: error });
+        }
+        self.nan_in_a_row += 1;
+        if self.nan_in_a_row > NAN_IN_A_ROW {
+            return Err(CliError::NanInARow { count: self.nan_in_a_row, source: error });
+        }
+        self.progress.warn(&format!("step {number} is skipped: {error}"));
+        Ok(())
+    }
+
+    /// Evaluates on held-out text, the averages of the weights too if there are any; prints and records what it
+    /// found. Asked to stop, it leaves off.
+    fn validate(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &mut Position,
+    ) -> Result<(), CliError> {
+        let start = Instant::now();
+        let Some(own) = self.measure(pipeline, position, "validation")? else { return Ok(()) };
+        let mut metrics = BTreeMap::from([("accuracy".to_owned(), own.accuracy)]);
+        if self.config.optimizer.average > 0.0 {
+            let measured = pipeline.with_averages(|averaged| {
+                Ok(self.measure(averaged, position, "averaged weights"))
+            })??;
+            let Some(measured) = measured else { return Ok(()) };
+            metrics.insert("averaged_loss".into(), measured.nats);
+            metrics.insert("averaged_accuracy".into(), measured.accuracy);
+        }
+        self.summary.validated(start.elapsed());
+        position.evaluated = true;
+        self.saving.validated(position.batches, own.nats);
+        self.metrics.evaluation(Evaluation {
+            step: pipeline.steps(),
+            tokens_total: position.tokens,
+            loss: own.nats,
+            bits_per_byte: Some(own.bits_per_byte),
+            metrics,
+            count: own.count as u64,
+        });
+        Ok(())
+    }
+
+    /// The loss of what the parameters are now, also as a line; none if the run was asked to stop meanwhile.
+    fn measure(
+        &self,
+        pipeline: &mut Pipeline,
+        position: &Position,
+        what: &str,
+    ) -> Result<Option<Measured>, CliError> {
+        let most = self.config.train.validation_tokens;
+        let stop = || self.stop.asked().is_some() && position.batches < self.config.train.steps;
+        let measured = eval::measure(pipeline, self.config, &self.validation, most, &stop)?;
+        let Some(Measured { nats, bits_per_byte, accuracy, count }) = measured else {
+            return Ok(None);
+        };
+        self.progress.say(&format!(
+            "step {}: {what} loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte, accuracy {:.1}% over {count} tokens",
+            position.batches,
+            100.0 * accuracy
+        ));
+        Ok(measured)
+    }
+}
+
+fn seen_of(position: &Position) -> Seen {
+    Seen { tokens: position.tokens, samples: position.samples }
+}
+
+fn describe(config: &Config, model: &gpipe::Sequence) {
+    let pipeline = &config.pipeline;
+    println!(
+        "{} parameters in {} layers; K = {} on {}, M = {}, {}, re-materialization {}, {}",
+        model.parameter_count(),
+        model.len(),
+        pipeline.stages,
+        pipeline.devices,
+        pipeline.micro_batches,
+        pipeline.schedule,
+        pipeline.remat,
+        pipeline.dtype
+    );
+}

@@ -1,0 +1,181 @@
+//! When checkpoints are saved, what they say of the run, and what is told about them.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use gpipe::{Bytes, Pipeline};
+use gpipe_checkpoint::{
+    CheckpointError, Checkpoints, RunInfo, Saved, Settings,
+    files::Files,
+    manifest::{Best, Progress as Position},
+};
+use signal_hook::{consts::SIGKILL, low_level::raise};
+
+use crate::{
+    CliError,
+    config::{Config, Every},
+    progress::Progress,
+    run_folder::{CHECKPOINTS, TOKENIZER},
+};
+
+/// For the tests that kill a run: milliseconds that every file operation of a checkpoint waits.
+const DELAY: &str = "GPIPE_TEST_FILE_DELAY_MS";
+/// For the same: the file operation, from 1, before which the process kills itself.
+const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
+
+/// A run's checkpoints.
+pub(super) struct Saving {
+    checkpoints: Checkpoints,
+    every: Every,
+    keep_best: bool,
+    config: String,
+    tokenizer: String,
+    best: Option<Best>,
+    /// When the last one was begun, or the run.
+    last: Instant,
+    /// The position of the last one, or where the run started.
+    at: Option<u64>,
+    /// How long training stood still for them.
+    pub blocked: Duration,
+}
+
+impl Saving {
+    /// For a run in `out`, which goes on after `at` if that was saved.
+    pub(super) fn new(
+        out: &Path,
+        config: &Config,
+        tokenizer: String,
+        at: Option<u64>,
+        best: Option<Best>,
+    ) -> Result<Self, CliError> {
+        let settings = Settings {
+            keep: config.checkpoint.keep,
+            keep_best: config.checkpoint.keep_best,
+            files: files_of_the_environment(),
+            ..Settings::default()
+        };
+        Ok(Self {
+            checkpoints: Checkpoints::open(&out.join(CHECKPOINTS), settings)?,
+            every: config.checkpoint.every,
+            keep_best: config.checkpoint.keep_best,
+            config: config.resolved().to_toml()?,
+            tokenizer,
+            best,
+            last: Instant::now(),
+            at,
+            blocked: Duration::ZERO,
+        })
+    }
+
+    /// Between two steps: saves if it is time for it, and tells what became of the last one.
+    pub(super) fn step(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &Position,
+        progress: &Progress,
+    ) {
+        let is_best = self.keep_best && self.best.is_some_and(|b| b.batches == position.batches);
+        let due = match self.every {
+            Every::Never => false,
+            Every::Steps(steps) => position.batches.is_multiple_of(steps),
+            Every::Time(time) => self.last.elapsed() >= time,
+        };
+        if due || is_best {
+            self.save(pipeline, position, progress);
+        } else {
+            let outcome = self.checkpoints.poll();
+            tell(outcome, progress);
+        }
+    }
+
+    /// A validation's loss: the lowest one's checkpoint is kept.
+    pub(super) fn validated(&mut self, batches: u64, loss: f64) {
+        if loss.is_finite() && self.best.is_none_or(|best| loss < best.loss) {
+            self.best = Some(Best { batches, loss });
+        }
+    }
+
+    fn save(&mut self, pipeline: &mut Pipeline, position: &Position, progress: &Progress) {
+        if self.at == Some(position.batches) {
+            return; // it is there
+        }
+        let start = Instant::now();
+        let info = RunInfo {
+            progress: position.clone(),
+            best: self.best,
+            config: self.config.clone(),
+            files: vec![(TOKENIZER.into(), self.tokenizer.clone().into_bytes())],
+        };
+        let outcome = self.checkpoints.save(pipeline, info);
+        self.at = Some(position.batches);
+        self.last = Instant::now();
+        self.blocked += start.elapsed();
+        tell(outcome, progress);
+    }
+
+    /// At the end of the run: the last state is on disk when this returns.
+    pub(super) fn end(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &Position,
+        progress: &Progress,
+    ) -> Result<(), CliError> {
+        if self.every != Every::Never {
+            self.leave(pipeline, position, progress)?;
+        }
+        Ok(())
+    }
+
+    /// Before the run is left, whatever the reason.
+    pub(super) fn leave(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &Position,
+        progress: &Progress,
+    ) -> Result<(), CheckpointError> {
+        self.save(pipeline, position, progress);
+        let outcome = self.checkpoints.wait()?;
+        tell(Ok(outcome), progress);
+        Ok(())
+    }
+}
+
+/// A checkpoint that could not be saved ends no run: the next one may succeed, and the one before is still there.
+fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
+    match outcome {
+        Ok(None) => {}
+        Ok(Some(Saved { folder, batches, bytes, copied, written })) => progress.say(&format!(
+            "step {batches}: saved {} ({}; copied in {:.0} ms, written in {:.2} s meanwhile)",
+            folder.display(),
+            Bytes(bytes),
+            1e3 * copied.as_secs_f64(),
+            written.as_secs_f64()
+        )),
+        Err(error) => progress.warn(&format!(
+            "a checkpoint was not saved: {error}; the run goes on, and tries again at the next one"
+        )),
+    }
+}
+
+/// The file system; for tests slowed down, or with an end to the process in it.
+fn files_of_the_environment() -> Files {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (delay, kill) = (number(DELAY), number(KILL));
+    if delay.is_none() && kill.is_none() {
+        return Files::default();
+    }
+    let operations = AtomicU64::new(0);
+    Files::with_hook(Arc::new(move |_, _| {
+        std::thread::sleep(Duration::from_millis(delay.unwrap_or(0)));
+        if kill == Some(operations.fetch_add(1, Ordering::SeqCst) + 1) {
+            raise(SIGKILL)?;
+        }
+        Ok(())
+    }))
+}

@@ -1,0 +1,54 @@
+//! SIGINT (Ctrl-C) and SIGTERM: the first asks the run to save and leave, the second ends it at once.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
+    thread,
+};
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::{emulate_default_handler, signal_name},
+};
+
+use crate::CliError;
+
+/// Whether somebody asked the run to stop.
+#[derive(Debug, Clone)]
+pub(crate) struct Stop(Arc<AtomicI32>);
+
+impl Stop {
+    /// Takes the two signals over for the rest of the process.
+    pub(crate) fn install() -> Result<Self, CliError> {
+        let stop = Self(Arc::new(AtomicI32::new(0)));
+        let failed = |source| CliError::Io { what: "signals".into(), source };
+        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+        let asked = Arc::clone(&stop.0);
+        let watch = move || {
+            for signal in signals.forever() {
+                if asked.swap(signal, Ordering::SeqCst) != 0 {
+                    let _ = emulate_default_handler(signal); // ends the process
+                }
+                eprintln!(
+                    "gpipe: {}: saving after this step; once more leaves at once, without",
+                    name(signal)
+                );
+            }
+        };
+        thread::Builder::new().name("gpipe-signals".into()).spawn(watch).map_err(failed)?;
+        Ok(stop)
+    }
+
+    /// The signal that asked for it.
+    pub(crate) fn asked(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::SeqCst)).filter(|&signal| signal != 0)
+    }
+}
+
+/// A signal's name.
+pub(crate) fn name(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("a signal")
+}

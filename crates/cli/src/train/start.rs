@@ -1,0 +1,300 @@
+//! Where a run starts: from nothing in a folder of its own, or from a checkpoint.
+
+use std::{
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+};
+
+use gpipe_checkpoint::{Checkpoint, folder};
+
+use crate::{
+    CliError,
+    args::TrainArguments,
+    config::{Config, Effect, changes},
+    metrics::io,
+    run_folder::{CHECKPOINTS, METRICS, WEIGHTS},
+};
+
+/// Numbered folders tried for a run without --out.
+const FOLDERS_MAX: usize = 10_000;
+
+/// Everything that is decided before the text is read.
+pub(crate) struct Start {
+    pub config: Config,
+    pub out: Claim,
+    /// Where the run goes on.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// A run's folder, for this process alone.
+pub(crate) struct Claim {
+    path: PathBuf,
+    /// The folder itself, locked as long as it is open.
+    _lock: File,
+    /// Made by this process, and nothing is in it yet.
+    fresh: bool,
+}
+
+impl Start {
+    /// Reads the configuration, finds the checkpoint to go on from, and claims the folder.
+    pub(crate) fn find(arguments: &TrainArguments) -> Result<Self, CliError> {
+        match arguments.resume.as_deref() {
+            None => {
+                let config = configuration(arguments)?;
+                Ok(Self { config, out: Claim::new_run(arguments)?, checkpoint: None })
+            }
+            Some("auto") => Self::automatic(arguments),
+            Some(path) => Self::from(arguments, Path::new(path)),
+        }
+    }
+
+    /// From the newest complete checkpoint of the run's folder, or from the beginning.
+    fn automatic(arguments: &TrainArguments) -> Result<Self, CliError> {
+        let config = configuration(arguments)?;
+        let path = match &arguments.out {
+            Some(out) => Some(out.clone()).filter(|out| out.exists()),
+            None => last_numbered(arguments),
+        };
+        let Some(path) = path else {
+            println!("no earlier run: starting from the beginning");
+            return Ok(Self { config, out: Claim::new_run(arguments)?, checkpoint: None });
+        };
+        let out = Claim::existing(&path)?;
+        let newest = folder::newest(&path.join(CHECKPOINTS))?;
+        tell_skipped(&newest.skipped);
+        if let Some(checkpoint) = newest.found {
+            compare(&checkpoint, &config)?;
+            return Ok(Self { config, out, checkpoint: Some(checkpoint) });
+        }
+        let shown = path.display();
+        if !newest.skipped.is_empty() {
+            return Err(CliError::Usage(format!(
+                "no checkpoint in {shown} is complete: repair one, or remove {shown} to start from the beginning"
+            )));
+        }
+        if path.join(WEIGHTS).exists() {
+            return Err(CliError::Usage(format!(
+                "{shown} holds a run that has ended and has no checkpoints: give another --out, or remove it"
+            )));
+        }
+        println!("no checkpoint in {shown}: starting from the beginning");
+        Ok(Self { config, out, checkpoint: None })
+    }
+
+    /// From the checkpoint or the run that `path` names.
+    fn from(arguments: &TrainArguments, path: &Path) -> Result<Self, CliError> {
+        let checkpoints = path.join(CHECKPOINTS);
+        let newest = folder::find(if checkpoints.is_dir() { &checkpoints } else { path })?;
+        tell_skipped(&newest.skipped);
+        let Some(checkpoint) = newest.found else {
+            return Err(CliError::Usage(format!("{}: there is no checkpoint", path.display())));
+        };
+        let config = match &arguments.pipeline.config.config {
+            Some(_) => configuration(arguments)?,
+            None => saved_configuration(&checkpoint, arguments)?,
+        };
+        compare(&checkpoint, &config)?;
+
+        let own = checkpoint.folder().canonicalize().map_err(io(checkpoint.folder()))?;
+        let own_checkpoints = own.parent().unwrap_or(&own).to_owned();
+        let run = own_checkpoints.parent().unwrap_or(&own_checkpoints);
+        let in_run = own_checkpoints.file_name().is_some_and(|name| name == CHECKPOINTS);
+        let out = match &arguments.out {
+            Some(out) => out.clone(),
+            None if in_run => relative(run),
+            None => {
+                return Err(CliError::Usage(format!(
+                    "{} lies in no run's folder: say with --out where the run goes on",
+                    own.display()
+                )));
+            }
+        };
+        let is_own = in_run && out.canonicalize().is_ok_and(|out| out == run);
+        if !is_own {
+            let out = Claim::other_run(&out)?;
+            // The curves of the run so far belong to this one, too; without them it goes on all the same.
+            let metrics = run.join(METRICS);
+            if in_run && metrics.is_file() {
+                let copy = out.path().join(METRICS);
+                fs::copy(&metrics, &copy).map_err(io(&copy))?;
+            }
+            return Ok(Self { config, out, checkpoint: Some(checkpoint) });
+        }
+        let claim = Claim::existing(&out)?;
+        let batches = checkpoint.manifest().progress.batches;
+        let later = folder::list(&own_checkpoints)?.into_iter().find(|(number, path)| {
+            *number > batches && Checkpoint::open(path).and_then(|c| c.verify()).is_ok()
+        });
+        if let Some((_, later)) = later {
+            return Err(CliError::Usage(format!(
+                "{} holds a later checkpoint, {}: give another --out to go on from {} there, or remove what is later",
+                out.display(),
+                later.display(),
+                checkpoint.folder().display()
+            )));
+        }
+        Ok(Self { config, out: claim, checkpoint: Some(checkpoint) })
+    }
+}
+
+fn configuration(arguments: &TrainArguments) -> Result<Config, CliError> {
+    let mut config = Config::read(&arguments.pipeline.config)?;
+    config.apply_training(arguments)?;
+    Ok(config)
+}
+
+/// The configuration in a checkpoint, with the flags.
+fn saved_configuration(
+    checkpoint: &Checkpoint,
+    arguments: &TrainArguments,
+) -> Result<Config, CliError> {
+    let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
+    let text = &checkpoint.manifest().config;
+    let mut config = Config::from_text(text, &origin, &arguments.pipeline.config)?;
+    if let Some(stages) = arguments.pipeline.stages {
+        config.set_stages(stages, arguments.pipeline.config.device.is_some());
+    }
+    config.apply_training(arguments)?;
+    Ok(config)
+}
+
+/// Tells what the configuration changes, and refuses what the state is of no use with.
+fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<(), CliError> {
+    let manifest = checkpoint.manifest();
+    let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
+    let old = Config::from_text(&manifest.config, &origin, &Default::default())?;
+    println!(
+        "resuming {}: step {}, {} tokens",
+        checkpoint.folder().display(),
+        manifest.progress.batches,
+        manifest.progress.tokens
+    );
+    let all = changes(&old, &config.resolved())?;
+    if all.is_empty() {
+        return Ok(());
+    }
+    println!("the configuration differs from the checkpoint's:");
+    for change in &all {
+        println!("  {}: {} -> {} ({})", change.key, change.old, change.new, change.effect.text());
+    }
+    let refused: Vec<String> = all
+        .iter()
+        .filter(|change| matches!(change.effect, Effect::Refused(_)))
+        .map(|change| {
+            format!(
+                "{} cannot change from {} to {}: {}",
+                change.key,
+                change.old,
+                change.new,
+                change.effect.text()
+            )
+        })
+        .collect();
+    if refused.is_empty() {
+        return Ok(());
+    }
+    let remedy = "start another run (--init takes its weights), or set the key back";
+    Err(CliError::Usage(format!("{}: {remedy}", refused.join("; "))))
+}
+
+fn tell_skipped(skipped: &[folder::Skipped]) {
+    for folder::Skipped { folder, reason } in skipped {
+        println!("skipped {}: {reason}", folder.display());
+    }
+}
+
+/// A path as the user would write it, where that is shorter.
+fn relative(path: &Path) -> PathBuf {
+    let here = std::env::current_dir().and_then(|here| here.canonicalize());
+    let inside = here.ok().and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
+    inside.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| path.to_owned())
+}
+
+fn numbered(arguments: &TrainArguments, number: usize) -> PathBuf {
+    let config = arguments.pipeline.config.config.as_deref();
+    let name = config.and_then(Path::file_stem).unwrap_or_default().to_string_lossy();
+    match number {
+        1 => PathBuf::from("out").join(name.as_ref()),
+        _ => PathBuf::from("out").join(format!("{name}-{number}")),
+    }
+}
+
+/// The last folder of runs of this configuration.
+fn last_numbered(arguments: &TrainArguments) -> Option<PathBuf> {
+    let folders = (1..FOLDERS_MAX).map(|number| numbered(arguments, number));
+    folders.take_while(|path| path.exists()).last()
+}
+
+impl Claim {
+    /// The folder of a new run: the one named, or the next free one under `out/`.
+    fn new_run(arguments: &TrainArguments) -> Result<Self, CliError> {
+        if let Some(out) = &arguments.out {
+            return Self::other_run(out);
+        }
+        for number in 1..FOLDERS_MAX {
+            let path = numbered(arguments, number);
+            let parent = path.parent().unwrap_or(Path::new("."));
+            fs::create_dir_all(parent).map_err(io(parent))?;
+            match fs::create_dir(&path) {
+                Ok(()) => return Self::lock(path, true),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(io(&path)(error)),
+            }
+        }
+        Err(CliError::Usage("out/ is full: give --out DIR".into()))
+    }
+
+    /// A folder that must not hold a run.
+    fn other_run(path: &Path) -> Result<Self, CliError> {
+        if [METRICS, CHECKPOINTS, WEIGHTS].iter().any(|name| path.join(name).exists()) {
+            return Err(CliError::Usage(format!(
+                "{} already holds a run: give another --out, remove it, or go on with --resume",
+                path.display()
+            )));
+        }
+        let fresh = !path.exists();
+        fs::create_dir_all(path).map_err(io(path))?;
+        Self::lock(path.to_owned(), fresh)
+    }
+
+    /// The folder of a run that goes on.
+    fn existing(path: &Path) -> Result<Self, CliError> {
+        Self::lock(path.to_owned(), false)
+    }
+
+    fn lock(path: PathBuf, fresh: bool) -> Result<Self, CliError> {
+        let folder = File::open(&path).map_err(io(&path))?;
+        match folder.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(CliError::Usage(format!(
+                    "another process is training in {}: let it end, or give another --out",
+                    path.display()
+                )));
+            }
+            Err(TryLockError::Error(error)) => return Err(io(&path)(error)),
+        }
+        // Now, and not after the text was read, it is known whether it can be written.
+        let probe = path.join(".writable");
+        File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(io(&path))?;
+        Ok(Self { path, _lock: folder, fresh })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The run begins: the folder stays.
+    pub(crate) fn keep(&mut self) {
+        self.fresh = false;
+    }
+}
+
+impl Drop for Claim {
+    /// A folder that was made for a run which did not begin is removed, if nothing is in it.
+    fn drop(&mut self) {
+        if self.fresh {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
