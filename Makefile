@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench parity clean-cache
+.PHONY: help setup build train test soak bench bench-checkpoint parity
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -26,5 +26,9 @@ soak: setup ## The long proofs
 bench: setup ## The gpt step beside PyTorch, plain and pipelined (fetches PyTorch once; 45 minutes on two cores)
 	python3 benchmarks/gpt_step.py
 
-parity: setup ## Compare losses, gradients and parameters with PyTorch's
-	path=$$(python3 scripts/pytorch.py) && PYTHONPATH="$$path" python3 scripts/parity.py $(ARGS)
+bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
+	python3 benchmarks/checkpoint.py $(ARGS)
+
+parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's
+	path=$$(python3 scripts/pytorch.py) && export PYTHONPATH="$$path" && \
+		python3 scripts/parity.py $(ARGS) && python3 scripts/interchange.py
