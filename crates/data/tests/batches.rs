@@ -91,6 +91,21 @@ proptest! {
     }
 
     #[test]
+    fn property_a_run_that_goes_on_with_another_size_leaves_no_sample_out(
+        first in 1usize..6, then in 1usize..6, steps in 0u64..20, seed: u64,
+    ) {
+        let tokens = positions(64);
+        let all = samples(&TrainBatches::new(&tokens, 5, 1, seed).unwrap(), 0..200);
+        let before = TrainBatches::new(&tokens, 5, first, seed).unwrap();
+        let seen = before.samples_seen(steps);
+        let after = TrainBatches::new(&tokens, 5, then, seed).unwrap().starting_at(steps, seen);
+        let mut found = samples(&before, 0..steps);
+        found.extend(samples(&after, steps..steps + 10));
+        prop_assert_eq!(&found[..], &all[..found.len()]);
+        prop_assert_eq!(after.samples_seen(steps + 10), found.len() as u64);
+    }
+
+    #[test]
     fn property_counters_are_sums_over_the_steps_before(
         count in 2usize..100, sequence in 1usize..20, mini_batch in 1usize..6, step in 0u64..50, seed: u64,
     ) {
