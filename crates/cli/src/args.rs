@@ -179,6 +179,10 @@ pub(crate) struct VerifyArguments {
     /// rounding, and verify says where
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
+    /// Begin each combination but the first as the one before it, save a checkpoint after half of the steps, and
+    /// resume from its files
+    #[arg(long)]
+    pub resume: bool,
 }
 
 /// A trained model: the folder of a run, or a configuration and weights.

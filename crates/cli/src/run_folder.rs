@@ -60,7 +60,7 @@ enum Source {
     /// The files of a run that has ended, or those named.
     Files { config: PathBuf, weights: PathBuf },
     /// A checkpoint.
-    Checkpoint(Checkpoint),
+    Checkpoint(Box<Checkpoint>),
 }
 
 impl RunFolder {
@@ -165,7 +165,7 @@ impl Source {
                 checkpoint.folder().display()
             );
         }
-        Ok(Self::Checkpoint(checkpoint))
+        Ok(Self::Checkpoint(Box::new(checkpoint)))
     }
 
     fn files(config: PathBuf, weights: PathBuf) -> Result<Self, CliError> {

@@ -1,6 +1,7 @@
 //! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked for.
 
-use gpipe::{Remat, Schedule, StepReport};
+use gpipe::{Pipeline, Remat, Schedule, StepReport};
+use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
 use gpipe_data::TrainBatches;
 use tch::{Kind, Tensor};
 
@@ -8,6 +9,7 @@ use crate::{
     CliError,
     args::VerifyArguments,
     config::{Config, flag},
+    metrics::io,
     setup::{self, Text},
 };
 
@@ -54,8 +56,11 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
     );
     let mut reference = None;
     let mut differs = false;
+    let mut before: Option<&Variant> = None;
     for variant in &variants {
-        let found = train(&config, variant, &text)?;
+        // The reference is not interrupted.
+        let first = before.replace(variant).filter(|_| arguments.resume);
+        let found = train(&config, first, variant, &text)?;
         let verdict = match &reference {
             None => "reference".to_owned(),
             Some(expected) => match first_difference(expected, &found)? {
@@ -73,6 +78,12 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
         return Err(CliError::Differs);
     }
     println!("every loss, gradient and parameter is the same to the last bit");
+    if arguments.resume {
+        println!(
+            "each but the first was begun as the one above it, saved after {} steps, and resumed from the files",
+            config.train.steps / 2
+        );
+    }
     Ok(())
 }
 
@@ -107,18 +118,32 @@ fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>
     Ok(variants)
 }
 
-fn train(config: &Config, variant: &Variant, text: &Text) -> Result<Computed, CliError> {
+fn build(config: &Config, variant: &Variant, text: &Text) -> Result<Pipeline, CliError> {
     let mut config = config.clone();
     config.pipeline.stages = variant.stages;
     config.pipeline.schedule = variant.schedule;
     config.pipeline.remat = variant.remat;
     config.pipeline.micro_batches = variant.micro_batches;
     let model = setup::model(&config, text.tokenizer.vocabulary())?;
-    let mut pipeline = setup::pipeline(&config, model).keep_gradients().build()?;
+    Ok(setup::pipeline(&config, model).keep_gradients().build()?)
+}
+
+/// Trains as `first` says for the first half of the steps, if it says anything, then as `variant` says.
+fn train(
+    config: &Config,
+    first: Option<&Variant>,
+    variant: &Variant,
+    text: &Text,
+) -> Result<Computed, CliError> {
+    let mut pipeline = build(config, first.unwrap_or(variant), text)?;
     let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
     let batches = TrainBatches::new(&text.train, sequence, samples, config.seed)?;
     let mut result = Computed { tensors: Vec::new(), reports: Vec::new() };
     for step in 0..config.train.steps {
+        if first.is_some() && step == config.train.steps / 2 {
+            let resumed = build(config, variant, text)?;
+            pipeline = through_files(pipeline, resumed)?;
+        }
         let (inputs, targets) = setup::tensors(&batches.batch(step))?;
         let report = pipeline.train_step(inputs, targets)?;
         let number = report.step;
@@ -133,6 +158,18 @@ fn train(config: &Config, variant: &Variant, text: &Text) -> Result<Computed, Cl
         result.tensors.push((format!("after {} steps: {name}", config.train.steps), value));
     }
     Ok(result)
+}
+
+/// `resumed`, with the state of `pipeline` from a checkpoint on disk.
+fn through_files(mut pipeline: Pipeline, mut resumed: Pipeline) -> Result<Pipeline, CliError> {
+    let folder = tempfile::tempdir().map_err(io(&std::env::temp_dir()))?;
+    let mut checkpoints = Checkpoints::open(folder.path(), Settings::default())?;
+    checkpoints.save(&mut pipeline, RunInfo::default())?;
+    checkpoints.wait()?;
+    let found = folder::find(folder.path())?.found;
+    let missing = || CliError::Usage("the checkpoint that was just written is not there".into());
+    found.ok_or_else(missing)?.restore(&mut resumed)?;
+    Ok(resumed)
 }
 
 /// The name of the first tensor whose bits differ, and by how much.

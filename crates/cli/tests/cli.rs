@@ -113,6 +113,13 @@ fn transparency_verify_passes_and_can_fail() {
     assert!(printed.contains("every loss, gradient and parameter is the same to the last bit"));
     assert!(printed.contains("two or more threads at once"), "{printed}");
 
+    // The same through files in the middle.
+    let output = folder.gpipe(&with(&["--stages", "1,2,3", "--remat", "always,never", "--resume"]));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(printed.matches("identical: ").count(), 3 * 2 * 2 - 1, "{printed}");
+    assert!(printed.contains("saved after 1 steps, and resumed from the files"), "{printed}");
+
     // Another M sums in another order: a real difference, and verify must find it.
     let output =
         folder.gpipe(&with(&["--stages", "1", "--schedule", "gpipe", "--micro-batches", "1,7"]));

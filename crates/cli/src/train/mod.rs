@@ -184,8 +184,9 @@ impl Run<'_> {
         position: &mut Position,
     ) -> Result<(), CliError> {
         let (steps, every) = (self.config.train.steps, self.config.train.validate_every);
-        let due =
-            |batches: u64| every > 0 && batches > 0 && batches % every == 0 && batches < steps;
+        let due = |batches: u64| {
+            every > 0 && batches > 0 && batches.is_multiple_of(every) && batches < steps
+        };
         let deadline = Duration::from_secs(self.config.pipeline.deadline_s);
         let ahead = LoaderSettings { deadline, depth: self.config.train.batches_ahead };
         let make = move |step| Ok::<_, Infallible>(batches.batch(step));
