@@ -28,6 +28,7 @@ use gpipe_bridge::linear::{Kernels, linear};
 use tch::{Kind, Tensor};
 
 use crate::{
+    batch_norm::{BatchStatistics, batch_norm},
     error::LayerError,
     rng::{MaskKey, dropout},
     spec::TensorSpec,
@@ -63,6 +64,8 @@ pub struct ParameterSpec {
     pub init: Init,
     /// Whether it is trained.
     pub trainable: bool,
+    /// Whether it is not trained but counted: running statistics, which change once per mini-batch.
+    pub buffer: bool,
     /// Parameters with the same tie are one weight: the first layer's initial value holds, gradients are
     /// summed in layer order, and the norm counts it once.
     pub tie: Option<String>,
@@ -71,7 +74,14 @@ pub struct ParameterSpec {
 impl ParameterSpec {
     /// A trainable parameter that is not tied.
     pub fn new(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
-        Self { name: name.into(), shape: shape.into(), init, trainable: true, tie: None }
+        let (name, shape) = (name.into(), shape.into());
+        Self { name, shape, init, trainable: true, buffer: false, tie: None }
+    }
+
+    /// A running statistic: kept in float32 (or float64) whatever the arithmetic is in, not trained, and part of the
+    /// pipeline's parameters and state.
+    pub fn buffer(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
+        Self { trainable: false, buffer: true, ..Self::new(name, shape, init) }
     }
 
     /// The same, tied.
@@ -184,6 +194,8 @@ pub struct Forward<'a> {
     pub(crate) pops: Vec<(String, Tensor)>,
     /// Skips that this layer has stashed.
     pub(crate) stashed: Vec<(String, Tensor)>,
+    /// What its batch norms saw.
+    pub(crate) statistics: Vec<BatchStatistics>,
 }
 
 impl Forward<'_> {
@@ -239,6 +251,24 @@ impl Forward<'_> {
         let dropped = dropout(x, p, self.mask)?;
         self.mask.site += 1;
         Ok(dropped)
+    }
+
+    /// Batch normalisation of `x` `[samples, channels, ...]` (Ioffe & Szegedy 2015) with the five parameters of
+    /// [`BatchNorm::parameters`](crate::layers::BatchNorm::parameters) from number `first` on. In training it is normalised by
+    /// the micro-batch's own statistics, as the paper on GPipe has it (section 2.2), and what they are is counted for the
+    /// running ones: once per mini-batch, from all of it, and never by a re-materialization. Else by the running ones.
+    ///
+    /// # Errors
+    /// Another number of channels, or fewer than two values a channel in training.
+    pub fn batch_norm(
+        &mut self,
+        first: usize,
+        norm: &crate::layers::BatchNorm,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        let (y, statistics) = batch_norm(self, first, norm, x)?;
+        self.statistics.extend(statistics);
+        Ok(y)
     }
 
     /// Sends `x` over a long skip to the layer that pops `name`.

@@ -28,6 +28,7 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+mod batch_norm;
 mod device;
 mod error;
 pub mod layer;

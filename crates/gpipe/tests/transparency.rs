@@ -125,6 +125,13 @@ fn transparency_of_a_recipe_with_everything() {
 }
 
 #[test]
+fn transparency_of_batch_norm() {
+    let features = Features { tied: true, dropout: 0.2, batch_norm: true, ..Features::plain() };
+    matrix(features);
+    matrix(Features { kind: Kind::BFloat16, skip: true, ..features });
+}
+
+#[test]
 fn transparency_of_rmsprop() {
     matrix(Features { tied: true, recipe: Recipe::RmsProp, ..Features::plain() });
 }

@@ -3,6 +3,7 @@
 
 mod activation;
 mod attention;
+mod batch_norm;
 mod block;
 mod dropout;
 mod embedding;
@@ -14,6 +15,7 @@ mod skip;
 
 pub use activation::Activation;
 pub use attention::Attention;
+pub use batch_norm::BatchNorm;
 pub use block::Block;
 pub use dropout::Dropout;
 pub use embedding::Embedding;

@@ -83,10 +83,10 @@ impl StageExecutor for Stage {
         };
         let outputs = if keep == Keep::Activations {
             let layers = 0..self.plan.layers.len();
-            let (outputs, islands) =
-                self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep)?;
-            self.held.insert(micro_batch, Held::whole(islands));
-            outputs
+            let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep)?;
+            self.count_statistics(micro_batch, ran.statistics);
+            self.held.insert(micro_batch, Held::whole(ran.islands));
+            ran.outputs
         } else {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
         };
@@ -169,6 +169,9 @@ impl StageExecutor for Stage {
         let sums = self.receive(sums)?;
         self.parameters.accept_sums(&self.plan, sums);
         let unscale = 1.0 / self.feed.loss_scale;
+        let statistics = std::mem::take(&mut self.statistics);
+        let counted = self.parameters.prepare_buffers(statistics);
+        counted.map_err(own("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(&self.plan, unscale);
         let vote = vote.map_err(own("preparing the update"))?;
         // Here, where a cap may still refuse: the update may not.

@@ -17,6 +17,7 @@ use tch::{Kind, Tensor};
 
 use super::{differentiable, feed::Slice};
 use crate::{
+    batch_norm::BatchStatistics,
     error::{LayerError, StageError},
     layer::{Forward, Infer},
     rng::MaskKey,
@@ -90,8 +91,16 @@ pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Resul
     })
 }
 
-/// A layer's outputs, its stashed skips by name, and its island if it has a graph.
-pub(super) type Ran = (Vec<Tensor>, Vec<(String, Tensor)>, Option<Island>);
+/// What a run of a layer gives.
+pub(super) struct Ran {
+    pub outputs: Vec<Tensor>,
+    /// Skips by name.
+    pub stashed: Vec<(String, Tensor)>,
+    /// If it has a graph.
+    pub island: Option<Island>,
+    /// What its batch norms saw.
+    pub statistics: Vec<BatchStatistics>,
+}
 
 impl LayerRun<'_> {
     /// Runs the layer; `pops` are (skip, name, value). With `graph`, an island for the backward.
@@ -108,7 +117,7 @@ impl LayerRun<'_> {
             .run(inputs, pops, graph)
             .map_err(|source| StageError::Layer { layer: self.layer.name.clone(), source })?;
         if self.check_finite {
-            check_finite(&self.layer.name, "its output", &ran.0)?;
+            check_finite(&self.layer.name, "its output", &ran.outputs)?;
         }
         Ok(ran)
     }
@@ -139,17 +148,19 @@ impl LayerRun<'_> {
             samples: self.slice.count as i64,
             pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
             stashed: Vec::new(),
+            statistics: Vec::new(),
         };
         let versions = versions(&inputs)?;
         let outputs = catching(|| self.layer.layer.forward(&mut ctx, &inputs))?;
-        let stashed = std::mem::take(&mut ctx.stashed);
+        let (stashed, statistics) =
+            (std::mem::take(&mut ctx.stashed), std::mem::take(&mut ctx.statistics));
         self.check_outputs(&inputs, &pops, &outputs, &stashed)?;
         check_untouched(&inputs, &versions)?;
         if !graph {
-            return Ok((outputs, stashed, None));
+            return Ok(Ran { outputs, stashed, island: None, statistics });
         }
         let outside = leaves(&outputs, false)?;
-        let stashed_outside = stashed
+        let stashed_outside: Vec<_> = stashed
             .iter()
             .map(|(name, tensor)| Ok((name.clone(), leaf(tensor, false)?)))
             .collect::<Result<_, LayerError>>()?;
@@ -161,7 +172,7 @@ impl LayerRun<'_> {
             stashed,
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
         };
-        Ok((outside, stashed_outside, Some(island)))
+        Ok(Ran { outputs: outside, stashed: stashed_outside, island: Some(island), statistics })
     }
 }
 

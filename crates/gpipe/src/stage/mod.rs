@@ -20,7 +20,11 @@ pub(crate) mod parameters;
 mod state;
 mod update;
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::Arc,
+};
 
 use gpipe_bridge::linear::Kernels;
 use gpipe_core::{EdgeId, LayerId, MicroBatch, StageId};
@@ -33,9 +37,10 @@ use self::{
     feed::{Feed, Mode},
     held::{Held, SegmentStart},
     island::{Island, LayerRun},
-    parameters::Parameters,
+    parameters::{Parameters, Place},
 };
 use crate::{
+    batch_norm::BatchStatistics,
     device::Device,
     error::{LayerError, StageError},
     loss::Loss,
@@ -115,8 +120,21 @@ pub(crate) struct Stage {
     metric_sums: Vec<(MicroBatch, Vec<f64>)>,
     outputs: Vec<(MicroBatch, Vec<Tensor>)>,
     norm: Option<Verdict>,
+    /// What the step's batch norms saw, by the place of their first parameter.
+    statistics: Statistics,
     /// Last, so that its memory is given back after everything that was allocated in it.
     device: StageDevice,
+}
+
+/// What each batch norm saw of each micro-batch, by the place of its first parameter.
+pub(crate) type Statistics = BTreeMap<Place, Vec<(MicroBatch, BatchStatistics)>>;
+
+/// What a run of several layers gives.
+struct RanLayers {
+    outputs: Vec<Tensor>,
+    islands: Vec<Island>,
+    /// By layer.
+    statistics: Vec<(usize, BatchStatistics)>,
 }
 
 type StageResult<T> = Result<T, StageError>;
@@ -157,6 +175,7 @@ impl Stage {
             metric_sums: Vec::new(),
             outputs: Vec::new(),
             norm: None,
+            statistics: Statistics::default(),
         })
     }
 
@@ -173,6 +192,7 @@ impl Stage {
         self.loss_sums.clear();
         self.metric_sums.clear();
         self.norm = None;
+        self.statistics.clear();
         self.feed = Feed::default();
         self.parameters.forget_grads();
     }
@@ -186,10 +206,10 @@ impl Stage {
         inputs: Vec<Tensor>,
         skips: &mut HashMap<usize, Tensor>,
         how: Run,
-    ) -> StageResult<(Vec<Tensor>, Vec<Island>)> {
+    ) -> StageResult<RanLayers> {
         let _no_grad = (how == Run::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
-        let mut islands = Vec::new();
+        let (mut islands, mut statistics) = (Vec::new(), Vec::new());
         for position in range {
             let run = self.layer_run(position, micro_batch);
             let pops = self.skips_popped_by(position);
@@ -197,15 +217,24 @@ impl Stage {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
             });
             let graph = how != Run::Plain;
-            let (outputs, stashed, island) = run.forward(values, pops.collect(), graph)?;
-            for (name, tensor) in stashed {
+            let ran = run.forward(values, pops.collect(), graph)?;
+            for (name, tensor) in ran.stashed {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));
             }
-            islands.extend(island.filter(|_| how == Run::Keep));
-            values = outputs;
+            islands.extend(ran.island.filter(|_| how == Run::Keep));
+            statistics.extend(ran.statistics.into_iter().map(|seen| (position, seen)));
+            values = ran.outputs;
         }
-        Ok((values, islands))
+        Ok(RanLayers { outputs: values, islands, statistics })
+    }
+
+    /// Keeps what batch norms saw in the one forward of `micro_batch` that counts.
+    fn count_statistics(&mut self, micro_batch: MicroBatch, seen: Vec<(usize, BatchStatistics)>) {
+        for (position, statistics) in seen {
+            let place = (position, statistics.first);
+            self.statistics.entry(place).or_default().push((micro_batch, statistics));
+        }
     }
 
     fn layer_run(&self, position: usize, micro_batch: MicroBatch) -> LayerRun<'_> {
@@ -343,8 +372,9 @@ impl Stage {
             if keep == Keep::Inputs {
                 starts.push(SegmentStart::new(range.clone(), &values));
             }
-            let (outputs, _) = self.run_layers(range, micro_batch, values, skips, run)?;
-            values = outputs;
+            let ran = self.run_layers(range, micro_batch, values, skips, run)?;
+            self.count_statistics(micro_batch, ran.statistics);
+            values = ran.outputs;
         }
         if keep == Keep::Inputs {
             let needed = self.skips_to_keep();
@@ -382,11 +412,12 @@ impl Stage {
             return Ok(());
         };
         let mut skips = held.skips();
-        let (outputs, islands) =
+        // Its statistics are those of the first forward again, and not counted.
+        let ran =
             self.run_layers(start.layers, micro_batch, start.inputs, &mut skips, Run::Keep)?;
-        held.rematerialized(islands);
+        held.rematerialized(ran.islands);
         if last_segment {
-            held.loss = self.run_loss(micro_batch, &outputs, true)?;
+            held.loss = self.run_loss(micro_batch, &ran.outputs, true)?;
         }
         self.held.insert(micro_batch, held);
         Ok(())

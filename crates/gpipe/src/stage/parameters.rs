@@ -234,7 +234,7 @@ fn initial(
     let key = (plan.seed, u64::from(first.0), name);
     let master = rng::initial(init, &spec.shape, plan.precision.master, key)?;
     let master = master.f_to(plan.device.tch())?;
-    if reduced {
+    if reduced && !spec.buffer {
         let seen = leaf(master.f_to_kind(plan.precision.compute)?)?;
         return Ok((master, seen));
     }

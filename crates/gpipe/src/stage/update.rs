@@ -7,10 +7,11 @@ use gpipe_runtime::Vote;
 use tch::{Kind, Tensor};
 
 use super::{
-    StagePlan,
+    StagePlan, Statistics,
     parameters::{Parameters, Place, copy_to_cpu, first_place},
 };
 use crate::{
+    batch_norm::{BATCHES, MEAN, VARIANCE, combine},
     error::LayerError,
     optim::{Optimizer, ParameterSettings, StateSpec, Update},
     value::tensor_bytes,
@@ -23,6 +24,8 @@ pub(super) struct Updater {
     pub(super) averages: HashMap<Place, Tensor>,
     /// Updates that the averages have seen.
     pub(super) averaged: u64,
+    /// The running statistics after this step.
+    buffers: Vec<(Place, Tensor)>,
 }
 
 /// The optimizer's state of one parameter, made before its first update.
@@ -71,6 +74,33 @@ impl Parameters {
         squares(plan, &norms)
     }
 
+    /// Makes the running statistics of batch norms after this mini-batch: running <- (1 - m) running + m new, with
+    /// the unbiased variance, and m = 1 / t at mini-batch t where all count alike.
+    pub(super) fn prepare_buffers(&mut self, statistics: Statistics) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.updater.buffers.clear();
+        for ((layer, first), seen) in statistics {
+            let momentum = seen.first().and_then(|(_, seen)| seen.momentum);
+            let Some((count, mean, squares)) = combine(seen)? else { continue };
+            let old = |number: usize| &self.masters[layer][first + number];
+            let share = match momentum {
+                Some(momentum) => momentum,
+                None => 1.0 / (old(BATCHES).f_double_value(&[0])? + 1.0),
+            };
+            let variance = squares.f_mul_scalar(1.0 / (count - 1) as f64)?;
+            let one = Tensor::f_ones_like(old(BATCHES))?;
+            let mut new = vec![(BATCHES, old(BATCHES).f_add(&one)?)];
+            for (number, value) in [(MEAN, mean), (VARIANCE, variance)] {
+                let running = old(number);
+                let moved = running.f_to_kind(Kind::Double)?.f_lerp(&value, share)?;
+                new.push((number, moved.f_to_kind(running.kind())?));
+            }
+            let places = new.into_iter().map(|(number, value)| ((layer, first + number), value));
+            self.updater.buffers.extend(places);
+        }
+        Ok(())
+    }
+
     /// What the update's temporaries need at once is asked for, and given back: the cap may refuse it here, and
     /// the peak counts it.
     fn try_temporaries(&self, plan: &StagePlan) -> Result<(), LayerError> {
@@ -117,6 +147,9 @@ impl Parameters {
     pub(super) fn update(&mut self, plan: &StagePlan, step: &Step) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         let Some(optimizer) = &plan.optimizer else { return Ok(()) };
+        for ((layer, slot), value) in std::mem::take(&mut self.updater.buffers) {
+            self.masters[layer][slot].f_copy_(&value)?;
+        }
         for layer in 0..self.masters.len() {
             // Parameters that differ in their number of updates or in their group are updated apart.
             type Key = (u64, u64, u64);

@@ -4,7 +4,7 @@
 use gpipe::{
     Accuracy, Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline,
     PipelineBuilder, Remat, RmsProp, Schedule, Sequence, TensorSpec,
-    layers::{Attention, Embedding, Head, Mlp, Pop, Stash},
+    layers::{Attention, BatchNorm, Embedding, Head, Mlp, Pop, Stash},
     state::State,
 };
 use tch::{Device, Kind, Tensor};
@@ -19,6 +19,7 @@ pub struct Features {
     pub tied: bool,
     pub skip: bool,
     pub dropout: f64,
+    pub batch_norm: bool,
     /// The dtype of the arithmetic.
     pub kind: Kind,
     pub recipe: Recipe,
@@ -39,7 +40,7 @@ pub enum Recipe {
 impl Features {
     pub fn plain() -> Self {
         let (kind, recipe) = (Kind::Float, Recipe::Adam);
-        Self { tied: false, skip: false, dropout: 0.0, kind, recipe }
+        Self { tied: false, skip: false, dropout: 0.0, batch_norm: false, kind, recipe }
     }
 
     /// Applies what the builder decides.
@@ -63,7 +64,7 @@ impl Features {
 }
 
 pub fn model(features: Features) -> Sequence {
-    let Features { tied, skip, dropout, .. } = features;
+    let Features { tied, skip, dropout, batch_norm, .. } = features;
     let tie = tied.then(|| "tokens".to_owned());
     let (std, output_std) = (0.2, 0.1);
     let attention = Attention {
@@ -88,7 +89,14 @@ pub fn model(features: Features) -> Sequence {
     if skip {
         model = model.push("stash", Stash::new("long"));
     }
-    model = model.push("0.attention", attention).push("0.mlp", mlp);
+    model = model.push("0.attention", attention);
+    if batch_norm {
+        model = model.push("0.norm", BatchNorm::new(LENGTH));
+    }
+    model = model.push("0.mlp", mlp);
+    if batch_norm {
+        model = model.push("1.norm", BatchNorm { momentum: None, ..BatchNorm::new(LENGTH) });
+    }
     if skip {
         model = model.push("inner stash", Stash::new("short"));
     }
