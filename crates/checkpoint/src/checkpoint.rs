@@ -2,14 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use gpipe::{Pipeline, state::Counters};
+use gpipe::{
+    Pipeline,
+    state::{Counters, LayerOutline},
+};
 use tch::Tensor;
 
 use crate::{
     error::{CheckpointError, Result},
     files,
-    layer_files::{read_checked, read_kind, read_layer},
+    layer_files::{open, read_checked, read_kind, read_layer},
     manifest::{self, FileEntry, FileKind, Manifest},
+    tensor_file::TensorFile,
 };
 
 /// How many things that do not fit are named in one error.
@@ -55,10 +59,45 @@ impl Checkpoint {
     /// # Errors
     /// The first file that is missing, shorter, longer, or of another content.
     pub fn verify(&self) -> Result<()> {
+        self.check_files(&[])
+    }
+
+    /// Compares every file with the manifest, and what optimizers keep with `outlines`.
+    fn check_files(&self, outlines: &[LayerOutline]) -> Result<()> {
+        for layer in &self.manifest.layers {
+            let outline = outlines.iter().find(|outline| outline.layer == layer.name);
+            for entry in &layer.files {
+                let file = open(&self.folder, layer, entry)
+                    .map_err(|error| self.name_the_swapped(entry, error))?;
+                if let (FileKind::Optimizer, Some(outline)) = (entry.kind, outline) {
+                    self.check_optimizer(&file, outline)?;
+                }
+            }
+        }
         let check = |entry: &FileEntry| read_checked(&self.folder, entry).map(|_| ());
         self.manifest
-            .all_files()
+            .files
+            .iter()
             .try_for_each(|entry| check(entry).map_err(|error| self.name_the_swapped(entry, error)))
+    }
+
+    /// The shapes of what an optimizer keeps, which the manifest does not say.
+    fn check_optimizer(&self, file: &TensorFile, outline: &LayerOutline) -> Result<()> {
+        for own in &outline.parameters {
+            for (tensor, shape) in &own.optimizer {
+                let name = format!("{}.{}.{tensor}", outline.layer, own.name);
+                let found = file.entries().iter().find(|entry| entry.name == name);
+                if let Some(found) = found.filter(|found| found.shape != *shape) {
+                    let found = &found.shape;
+                    return Err(self.misfit(format!("{name} is {found:?}, the model's {shape:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn misfit(&self, reason: String) -> CheckpointError {
+        CheckpointError::Misfit { path: self.folder.clone(), reason }
     }
 
     /// Where a file has another one's content, says whose.
@@ -82,22 +121,25 @@ impl Checkpoint {
     /// [`CheckpointError::Misfit`], [`CheckpointError::Damaged`]; nothing is changed then. A file that changes
     /// between the check and the reading leaves the pipeline unusable.
     pub fn restore(&self, pipeline: &mut Pipeline) -> Result<()> {
-        let misfits = self.manifest.misfits(&pipeline.outline());
+        let outlines = pipeline.outline();
+        let misfits = self.manifest.misfits(&outlines);
         if !misfits.is_empty() {
             let named: Vec<&str> = misfits.iter().take(MISFITS_NAMED).map(String::as_str).collect();
             let more = match misfits.len().saturating_sub(MISFITS_NAMED) {
                 0 => String::new(),
                 more => format!("; and {more} more"),
             };
-            return Err(CheckpointError::Misfit {
-                path: self.folder.clone(),
-                reason: named.join("; ") + &more,
-            });
+            return Err(self.misfit(named.join("; ") + &more));
         }
-        self.verify()?;
+        self.check_files(&outlines)?;
         let layers = self.manifest.layers.iter().filter(|layer| !layer.parameters.is_empty());
         let counters = Counters::from(&self.manifest.counters);
-        pipeline.restore(&counters, layers.map(|layer| read_layer(&self.folder, layer)))
+        let restored =
+            pipeline.restore(&counters, layers.map(|layer| read_layer(&self.folder, layer)));
+        restored.map_err(|error| match error {
+            CheckpointError::Pipeline(gpipe::Error::State(reason)) => self.misfit(reason),
+            error => error,
+        })
     }
 
     /// All parameters with their full names, in the model's order.

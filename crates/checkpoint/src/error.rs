@@ -47,7 +47,7 @@ pub enum CheckpointError {
         /// Why not.
         reason: String,
     },
-    /// The writer did not end in time.
+    /// The writer did not end in time. It goes on, and no other checkpoint is begun before it ends.
     #[error("checkpoint {} was still being written after {waited:?}: is the disk too slow, or gone?", path.display())]
     Late {
         /// The checkpoint.
@@ -60,6 +60,9 @@ pub enum CheckpointError {
     Pipeline(#[from] gpipe::Error),
 }
 
+/// The error of a failing disk, on every Unix; the standard library has no name for it.
+const EIO: i32 = 5;
+
 /// What may help against an error of the system.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
@@ -68,6 +71,13 @@ fn remedy(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             ": use a folder that can be written"
+        }
+        io::ErrorKind::IsADirectory
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::AlreadyExists
+        | io::ErrorKind::DirectoryNotEmpty => ": something else has its name: move that away",
+        _ if error.raw_os_error() == Some(EIO) => {
+            ": the disk may be failing: look at the system's log, or use another one"
         }
         _ => "",
     }

@@ -104,7 +104,9 @@ impl Files {
             symlink(target, &aside)
         };
         create().map_err(failed("link", &aside))?;
-        self.rename(&aside, link)
+        self.rename(&aside, link).inspect_err(|_| {
+            let _ = self.remove(&aside);
+        })
     }
 
     /// Removes a file, a link or a folder with all that is in it; it is no error if there is none.
@@ -121,20 +123,23 @@ impl Files {
     }
 }
 
-/// Reads a file of at most `limit` bytes.
+/// Reads a regular file of at most `limit` bytes.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
     use io::Read;
-    let read = || {
-        let file = File::open(path)?;
-        let mut bytes = Vec::new();
-        // One byte more, to know whether it ends there.
-        file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes: Vec<u8> = read().map_err(failed("read", path))?;
-    if bytes.len() as u64 > limit {
-        let reason = format!("it has more than {limit} bytes");
-        return Err(CheckpointError::Damaged { path: path.to_owned(), reason });
+    let damaged = |reason: String| Err(CheckpointError::Damaged { path: path.to_owned(), reason });
+    // Before opening: to open a pipe is to wait for its other end.
+    let about = fs::metadata(path).map_err(failed("read", path))?;
+    if !about.is_file() {
+        return damaged("it is not a regular file".into());
+    }
+    let mut bytes = Vec::new();
+    if about.len() <= limit {
+        // One byte more, to know whether it ends there: it may have grown.
+        let mut read = || File::open(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes);
+        read().map_err(failed("read", path))?;
+    }
+    if about.len().max(bytes.len() as u64) > limit {
+        return damaged(format!("it has more than {limit} bytes"));
     }
     Ok(bytes)
 }

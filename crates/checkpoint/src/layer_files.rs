@@ -8,7 +8,7 @@ use tch::Tensor;
 use crate::{
     error::{CheckpointError, Result},
     manifest::{FileEntry, FileKind, Layer, Parameter, dtype_name, sha256},
-    tensor_file::{TensorFile, encode},
+    tensor_file::{TensorFile, encode, shown},
     weights,
 };
 
@@ -116,32 +116,59 @@ pub(crate) fn read_kind(
 ) -> Result<HashMap<String, Tensor>> {
     let mut all = HashMap::new();
     for entry in layer.files.iter().filter(|file| file.kind == kind) {
-        let path = folder.join(&entry.path);
-        let bytes = read_checked(folder, entry)?;
-        let damaged = |reason: String| CheckpointError::Damaged { path: path.clone(), reason };
-        let mut file =
-            TensorFile::from_bytes(bytes, &path).map_err(|error| damaged(error.to_string()))?;
-        let names: Vec<String> = file.entries().iter().map(|entry| entry.name.clone()).collect();
-        for name in names {
-            let tensor = file.read(&name).map_err(|error| damaged(error.to_string()))?;
+        let mut file = open(folder, layer, entry)?;
+        for (name, ..) in layer.tensors(kind) {
+            let tensor = file.read(&name).map_err(|error| CheckpointError::Damaged {
+                path: folder.join(&entry.path),
+                reason: error.to_string(),
+            })?;
             all.insert(name, tensor);
         }
     }
     Ok(all)
 }
 
+/// A layer's file, if its bytes and its tensors' names, dtypes and shapes are those that the manifest describes.
+pub(crate) fn open(folder: &Path, layer: &Layer, entry: &FileEntry) -> Result<TensorFile> {
+    let path = folder.join(&entry.path);
+    let bytes = read_checked(folder, entry)?;
+    let damaged = |reason: String| CheckpointError::Damaged { path: path.clone(), reason };
+    let file = TensorFile::from_bytes(bytes, &path).map_err(|error| damaged(error.to_string()))?;
+    let wanted = layer.tensors(entry.kind);
+    for (name, dtype, shape) in &wanted {
+        let at = file.entries().binary_search_by(|entry| entry.name.cmp(name));
+        let found = at.ok().and_then(|at| file.entries().get(at));
+        let fits = found.is_some_and(|found| {
+            found.kind.map(dtype_name).as_deref() == Some(*dtype)
+                && shape.is_none_or(|shape| shape == found.shape)
+        });
+        if !fits {
+            let name = shown(name);
+            return Err(damaged(format!("it has no tensor '{name}' as the manifest describes it")));
+        }
+    }
+    if file.entries().len() != wanted.len() {
+        return Err(damaged("it has tensors that the manifest does not name".into()));
+    }
+    Ok(file)
+}
+
 /// A file's bytes, if they are those that the manifest describes.
 pub(crate) fn read_checked(folder: &Path, entry: &FileEntry) -> Result<Vec<u8>> {
     let path = folder.join(&entry.path);
     let damaged = |reason: String| Err(CheckpointError::Damaged { path: path.clone(), reason });
-    let length = match std::fs::metadata(&path) {
-        Ok(about) => about.len(),
+    let about = match std::fs::metadata(&path) {
+        Ok(about) => about,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return damaged("the file is missing".into());
         }
         Err(error) => return Err(crate::files::failed("read", &path)(error)),
     };
+    if !about.is_file() {
+        return damaged("it is not a regular file".into());
+    }
     // Before anything is allocated for it.
+    let length = about.len();
     if length != entry.bytes {
         return damaged(format!("it has {length} bytes, the manifest says {}", entry.bytes));
     }
@@ -150,7 +177,7 @@ pub(crate) fn read_checked(folder: &Path, entry: &FileEntry) -> Result<Vec<u8>> 
     if found != entry.sha256 {
         return damaged(format!(
             "its SHA-256 is {found}, the manifest says {}: it is damaged, or another file",
-            entry.sha256
+            shown(&entry.sha256)
         ));
     }
     Ok(bytes)

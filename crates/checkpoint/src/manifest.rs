@@ -4,11 +4,13 @@
 //! The first field is the SHA-256 of the file itself, taken with zeros in the place of its 64 digits, so that a
 //! changed step or counter is found, too. All numbers are read back to the bit.
 
-use std::path::{Component, Path};
+use std::{collections::HashSet, path::Path};
 
 use gpipe::state::{Counters, LayerOutline};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use crate::tensor_file::shown;
 
 /// The version that is written, and the only one that is read.
 pub const FORMAT: u32 = 1;
@@ -135,7 +137,7 @@ pub struct Parameter {
 pub struct FileEntry {
     /// What it holds.
     pub kind: FileKind,
-    /// Its path within the checkpoint's folder.
+    /// Its name in the checkpoint's folder.
     pub path: String,
     /// Its length.
     pub bytes: u64,
@@ -161,12 +163,28 @@ impl Manifest {
     /// The file's bytes.
     ///
     /// # Errors
-    /// Not expected: a field that JSON cannot hold.
+    /// What could not be read back: a number that is not finite, a path that leads out of the folder, more than
+    /// [`BYTES_MAX`].
     pub fn encode(&self) -> Result<Vec<u8>, String> {
+        // JSON has no NaN and no infinity: they would be written as null.
+        let CounterFields { learning_rate, loss_scale, .. } = self.counters;
+        let best = self.best.map(|best| best.loss);
+        let numbers =
+            [("learning rate", learning_rate), ("loss scale", loss_scale), ("best loss", best)];
+        for (what, value) in numbers {
+            if let Some(value) = value.filter(|value| !value.is_finite()) {
+                return Err(format!("the {what} is {value}: only a finite one can be written"));
+            }
+        }
         let fields = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
         let rest = fields.strip_prefix('{').unwrap_or_default();
         let with = |digits: &str| format!("{OPENING}{digits}\",{rest}\n").into_bytes();
-        Ok(with(&sha256(&with(&"0".repeat(DIGITS)))))
+        let bytes = with(&sha256(&with(&"0".repeat(DIGITS))));
+        if bytes.len() as u64 > BYTES_MAX {
+            return Err(format!("it has {} bytes, at most {BYTES_MAX} are read", bytes.len()));
+        }
+        Self::decode(&bytes)?;
+        Ok(bytes)
     }
 
     /// Reads the file's bytes, and checks all that can be known from them alone.
@@ -179,6 +197,7 @@ impl Manifest {
             .strip_prefix(OPENING.as_bytes())
             .and_then(|rest| rest.get(..DIGITS))
             .and_then(|digits| std::str::from_utf8(digits).ok())
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
             .ok_or("it does not open with its checksum: it is no manifest, or damaged")?;
         let mut blank = bytes.to_vec();
         if let Some(place) = blank.get_mut(OPENING.len()..end) {
@@ -188,45 +207,51 @@ impl Manifest {
         if found != digits {
             return Err(format!("its SHA-256 is {found}, it says {digits}: it is damaged"));
         }
-        Self::parse(bytes)
+        // The rest, `",` and the fields, as an object of its own.
+        let fields = blank.get_mut(end + 1..).filter(|rest| rest.first() == Some(&b','));
+        let fields = fields.ok_or("it is no manifest: there is nothing after its checksum")?;
+        fields[0] = b'{';
+        Self::parse(fields)
     }
 
     /// What follows once the checksum is right.
-    fn parse(bytes: &[u8]) -> Result<Self, String> {
+    fn parse(fields: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,
         }
-        let version: Version =
-            serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        let no_manifest = |error| format!("it is no manifest: {}", shown(&error));
+        let version: Version = serde_json::from_slice(fields).map_err(no_manifest)?;
         if version.format != FORMAT {
             return Err(format!(
                 "it is of format {}, this version of gpipe reads {FORMAT}: use the version that wrote it",
                 version.format
             ));
         }
-        let mut value: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        value.remove("checksum");
-        let manifest = Self::deserialize(serde_json::Value::Object(value))
-            .map_err(|error| format!("it is no manifest: {error}"))?;
+        let manifest: Self = serde_json::from_slice(fields).map_err(no_manifest)?;
         manifest.check()?;
         Ok(manifest)
     }
 
     fn check(&self) -> Result<(), String> {
-        let mut paths = std::collections::HashSet::new();
-        for file in self.all_files() {
-            let path = Path::new(&file.path);
-            let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
-            if !plain || file.path.is_empty() || file.path == NAME {
-                return Err(format!("'{}' is no path within a checkpoint", file.path));
+        let mut names = HashSet::new();
+        for layer in &self.layers {
+            if !names.insert(&layer.name) {
+                return Err(format!("it names the layer '{}' twice", shown(&layer.name)));
             }
+            layer.check()?;
+        }
+        let mut paths = HashSet::new();
+        for file in self.all_files() {
+            check_path(&file.path)?;
             if !paths.insert(&file.path) {
-                return Err(format!("it names the file '{}' twice", file.path));
+                return Err(format!("it names the file '{}' twice", shown(&file.path)));
             }
         }
-        Ok(())
+        match self.files.iter().find(|file| file.kind != FileKind::Run) {
+            Some(file) => Err(format!("the file '{}' is of no layer", shown(&file.path))),
+            None => Ok(()),
+        }
     }
 
     /// Every file of the checkpoint but the manifest.
@@ -242,44 +267,102 @@ impl Manifest {
     /// What does not fit a model with `outlines`, for the user; empty if all does.
     pub fn misfits(&self, outlines: &[LayerOutline]) -> Vec<String> {
         let mut all = Vec::new();
-        let names = |names: Vec<&str>| names.join(", ");
         for outline in outlines {
-            let name = &outline.layer;
-            let Some(layer) = self.layers.iter().find(|layer| layer.name == *name) else {
-                all.push(format!("it has no layer '{name}'"));
-                continue;
-            };
-            let own = names(outline.parameters.iter().map(|p| p.name.as_str()).collect());
-            let given = names(layer.parameters.iter().map(|p| p.name.as_str()).collect());
-            if own != given {
-                all.push(format!(
-                    "layer '{name}' has the parameters [{given}], the model's [{own}]"
-                ));
-                continue;
-            }
-            for (given, own) in layer.parameters.iter().zip(&outline.parameters) {
-                let (shape, dtype) = (&own.shape, dtype_name(own.kind));
-                if given.shape != *shape || given.dtype != dtype {
-                    all.push(format!(
-                        "{name}.{} is {} {:?}, the model's {dtype} {shape:?}",
-                        own.name, given.dtype, given.shape
-                    ));
-                }
-                let wanted: Vec<&String> = own.optimizer.iter().map(|(name, _)| name).collect();
-                let kept: Vec<&String> = given.optimizer.iter().collect();
-                if given.updates.is_some() && !wanted.is_empty() && wanted != kept {
-                    all.push(format!(
-                        "{name}.{}: its optimizer keeps {kept:?}, this one {wanted:?}",
-                        own.name
-                    ));
-                }
+            match self.layers.iter().find(|layer| layer.name == outline.layer) {
+                Some(layer) => all.extend(layer.misfits(outline)),
+                None => all.push(format!("it has no layer '{}'", outline.layer)),
             }
         }
         let unknown = |layer: &&Layer| !outlines.iter().any(|outline| outline.layer == layer.name);
         let unknown = self.layers.iter().filter(unknown);
-        all.extend(unknown.map(|layer| format!("the model has no layer '{}'", layer.name)));
+        all.extend(unknown.map(|layer| format!("the model has no layer '{}'", shown(&layer.name))));
+        let mut pairs = self.layers.iter().zip(outlines);
+        if let (true, Some((given, own))) =
+            (all.is_empty(), pairs.find(|(given, own)| given.name != own.layer))
+        {
+            let (given, own) = (&given.name, &own.layer);
+            all.push(format!(
+                "its layers are in another order: '{given}' is where '{own}' should be"
+            ));
+        }
         all
     }
+}
+
+impl Layer {
+    /// The tensors of its file of one kind: full name, dtype, and the shape where the manifest has it.
+    pub(crate) fn tensors(&self, kind: FileKind) -> Vec<(String, &str, Option<&[i64]>)> {
+        let mut all = Vec::new();
+        for parameter in &self.parameters {
+            let name = format!("{}.{}", self.name, parameter.name);
+            let (dtype, shape) = (parameter.dtype.as_str(), Some(&parameter.shape[..]));
+            match kind {
+                FileKind::Parameters => all.push((name, dtype, shape)),
+                FileKind::Averages if parameter.averaged => all.push((name, dtype, shape)),
+                FileKind::Optimizer if parameter.updates.is_some() => {
+                    let kept = parameter.optimizer.iter();
+                    all.extend(kept.map(|tensor| (format!("{name}.{tensor}"), dtype, None)));
+                }
+                FileKind::Averages | FileKind::Optimizer | FileKind::Run => {}
+            }
+        }
+        all
+    }
+
+    /// One file of each kind that it has tensors of, and no other.
+    fn check(&self) -> Result<(), String> {
+        use FileKind::{Averages, Optimizer, Parameters, Run};
+        for kind in [Parameters, Optimizer, Averages, Run] {
+            let wanted = usize::from(!self.tensors(kind).is_empty());
+            let found = self.files.iter().filter(|file| file.kind == kind).count();
+            if found != wanted {
+                let name = shown(&self.name);
+                return Err(format!(
+                    "layer '{name}' has {found} files of kind {kind:?}, not {wanted}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What does not fit a layer of that name.
+    fn misfits(&self, outline: &LayerOutline) -> Vec<String> {
+        let name = &outline.layer;
+        let own: Vec<&str> = outline.parameters.iter().map(|own| own.name.as_str()).collect();
+        let given: Vec<&str> = self.parameters.iter().map(|given| given.name.as_str()).collect();
+        if own != given {
+            let (given, own) = (shown(&given.join(", ")), own.join(", "));
+            return vec![format!(
+                "layer '{name}' has the parameters [{given}], the model's [{own}]"
+            )];
+        }
+        let mut all = Vec::new();
+        for (given, own) in self.parameters.iter().zip(&outline.parameters) {
+            let (shape, dtype) = (&own.shape, dtype_name(own.kind));
+            if given.shape != *shape || given.dtype != dtype {
+                let given = shown(&format!("{} {:?}", given.dtype, given.shape));
+                all.push(format!("{name}.{} is {given}, the model's {dtype} {shape:?}", own.name));
+            }
+            let wanted: Vec<&String> = own.optimizer.iter().map(|(name, _)| name).collect();
+            let kept: Vec<&String> = given.optimizer.iter().collect();
+            if given.updates.is_some() && !wanted.is_empty() && wanted != kept {
+                let kept = shown(&format!("{kept:?}"));
+                all.push(format!(
+                    "{name}.{}: its optimizer keeps {kept}, this one {wanted:?}",
+                    own.name
+                ));
+            }
+        }
+        all
+    }
+}
+
+/// Whether `path` is a plain name of a file beside the manifest.
+pub(crate) fn check_path(path: &str) -> Result<(), String> {
+    if Path::new(path).file_name() == Some(path.as_ref()) && path != NAME {
+        return Ok(());
+    }
+    Err(format!("'{}' is no name for a file in a checkpoint", shown(&path)))
 }
 
 impl From<&Counters> for CounterFields {
