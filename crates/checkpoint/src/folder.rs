@@ -6,11 +6,14 @@
 //!   0000-embedding.parameters.safetensors, 0000-embedding.optimizer.safetensors, ...
 //! step-00000100/
 //! step-00000150.writing/   being written, or left by a process that was killed
+//! step-00000100.replaced/  complete: what had this name before, until another has it; then removed
+//! step-00000000.removing/  being removed
 //! latest -> step-00000100
 //! best -> step-00000050
 //! ```
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -32,6 +35,7 @@ const ENTRIES_MAX: usize = 100_000;
 const PREFIX: &str = "step-";
 const WRITING: &str = ".writing";
 const REMOVING: &str = ".removing";
+const REPLACED: &str = ".replaced";
 
 /// A checkpoint that was passed over.
 #[derive(Debug)]
@@ -59,8 +63,8 @@ pub fn name(batches: u64) -> String {
 /// The mini-batches of a checkpoint by its folder's name, if it is one of a complete one.
 fn number(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?;
-    let plain = digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    digits.parse().ok().filter(|_| plain)
+    // Not +1, not 000000001.
+    digits.parse().ok().filter(|number| self::name(*number) == name)
 }
 
 /// The checkpoints in `folder` by number, newest first; none if there is no such folder. Unfinished ones and other
@@ -69,10 +73,16 @@ fn number(name: &str) -> Option<u64> {
 /// # Errors
 /// The folder cannot be read.
 pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let mut all: Vec<(u64, PathBuf)> = entries(folder)?
-        .into_iter()
-        .filter_map(|name| Some((number(&name)?, folder.join(&name))))
-        .collect();
+    let names: HashSet<String> = entries(folder)?.into_iter().collect();
+    let checkpoint = |name: &String| {
+        // A process that is killed while it replaces one leaves the old one under this name.
+        let plain = match name.strip_suffix(REPLACED) {
+            Some(plain) if names.contains(plain) => return None,
+            plain => plain.unwrap_or(name),
+        };
+        Some((number(plain)?, folder.join(name)))
+    };
+    let mut all: Vec<(u64, PathBuf)> = names.iter().filter_map(checkpoint).collect();
     all.sort_by(|a, b| b.cmp(a));
     Ok(all)
 }
@@ -135,40 +145,73 @@ pub(crate) fn aside(folder: &Path, batches: u64) -> PathBuf {
     folder.join(format!("{}{WRITING}", name(batches)))
 }
 
-/// Removes what processes that were killed left unfinished. Nobody else may be writing in `folder`.
+/// Removes what processes that were killed, and saves that failed, left unfinished. Nobody else may be writing in
+/// `folder`.
 pub(crate) fn remove_unfinished(files: &Files, folder: &Path) -> Result<()> {
     for name in entries(folder)? {
-        if name.starts_with(PREFIX) && (name.ends_with(WRITING) || name.ends_with(REMOVING)) {
-            files.remove(&folder.join(name))?;
+        let plain = |suffix| name.strip_suffix(suffix).filter(|plain| number(plain).is_some());
+        let is_half = plain(WRITING).or(plain(REMOVING)).is_some()
+            || [LATEST, BEST].iter().any(|link| name.strip_suffix(WRITING) == Some(link));
+        let path = folder.join(&name);
+        match plain(REPLACED).map(|plain| folder.join(plain)) {
+            Some(plain) if !is_there(&plain) => files.rename(&path, &plain)?,
+            Some(_) => files.remove(&path)?,
+            None if is_half => files.remove(&path)?,
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether something has this name, if only a link that leads nowhere.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// Gives the folder `aside`, which is complete and on disk, the name `target`. What has that name, because this step
+/// was saved before or because it was damaged and passed over, stays until then under another one that counts.
+pub(crate) fn publish(files: &Files, folder: &Path, aside: &Path, target: &Path) -> Result<()> {
+    let replaced = target.with_extension(&REPLACED[1..]);
+    let taken = is_there(target);
+    if taken {
+        files.remove(&replaced)?;
+        files.rename(target, &replaced)?;
+    }
+    if let Err(error) = files.rename(aside, target) {
+        if taken {
+            // If that fails, too, the next start does it.
+            let _ = files.rename(&replaced, target);
+        }
+        return Err(error);
+    }
+    files.sync_folder(folder)?;
+    files.remove(&replaced)
+}
+
+/// Points [`BEST`] at the checkpoint of `batches`, if it is there.
+pub(crate) fn point_best(files: &Files, folder: &Path, batches: u64) -> Result<()> {
+    let (link, name) = (folder.join(BEST), name(batches));
+    let points = fs::read_link(&link).is_ok_and(|target| target == Path::new(&name));
+    if points || !folder.join(&name).is_dir() { Ok(()) } else { files.point(&link, &name) }
+}
+
+/// Of the checkpoints up to that of `batches`, removes all but the newest `keep` and the one that [`BEST`] names.
+/// Those after it are not this run's: a search passed them over because they are damaged.
+pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, keep: usize) -> Result<()> {
+    let best = fs::read_link(folder.join(BEST)).ok().map(|target| folder.join(target));
+    let own = list(folder)?.into_iter().filter(|(number, _)| *number <= batches);
+    for (_, path) in own.skip(keep.max(1)) {
+        if Some(&path) != best.as_ref() {
+            remove(files, &path)?;
         }
     }
     Ok(())
 }
 
 /// Removes a checkpoint: it loses its name first, so that what is half removed is never taken for one.
-pub(crate) fn remove(files: &Files, path: &Path) -> Result<()> {
-    let mut gone = path.as_os_str().to_owned();
-    gone.push(REMOVING);
-    let gone = PathBuf::from(gone);
+fn remove(files: &Files, path: &Path) -> Result<()> {
+    let gone = path.with_extension(&REMOVING[1..]);
     files.remove(&gone)?;
     files.rename(path, &gone)?;
     files.remove(&gone)
-}
-
-/// Of the checkpoints up to that of `batches`, removes all but the newest `keep` and the one of `best`. Those after it
-/// are not this run's: a search passed them over because they are damaged.
-pub(crate) fn prune(
-    files: &Files,
-    folder: &Path,
-    batches: u64,
-    keep: usize,
-    best: Option<u64>,
-) -> Result<()> {
-    let own = list(folder)?.into_iter().filter(|(number, _)| *number <= batches);
-    for (number, path) in own.skip(keep.max(1)) {
-        if Some(number) != best {
-            remove(files, &path)?;
-        }
-    }
-    Ok(())
 }

@@ -4,7 +4,7 @@
 //! step-N.writing/   every layer's files, each fsynced                by the stages' writers, in parallel
 //!                   manifest.json, fsynced; the folder fsynced       when all of them are done
 //! step-N            by renaming; the folder above fsynced            now it is a checkpoint
-//! latest -> step-N  a new link renamed over the old one; then older checkpoints are removed
+//! latest -> step-N  a new link renamed over the old one, fsynced; then older checkpoints are removed
 //! ```
 //!
 //! Killed at any point, the newest checkpoint that has a name is complete.
@@ -34,7 +34,8 @@ use crate::{
 pub struct Settings {
     /// How many of the newest are kept; at least 1.
     pub keep: usize,
-    /// Whether the one of the best evaluation is kept besides.
+    /// Whether the one of the best evaluation is kept besides, under the name `best`. Where the best evaluation was of
+    /// a step that was not saved, the best one of those that were saved before stays.
     pub keep_best: bool,
     /// Longest wait for a checkpoint that is still being written.
     pub deadline: Duration,
@@ -91,6 +92,8 @@ pub struct Checkpoints {
 struct Writing {
     folder: PathBuf,
     done: mpsc::Receiver<Result<Saved>>,
+    /// It was waited for in vain: training does not stand still for it a second time.
+    late: bool,
 }
 
 /// All that a writer needs.
@@ -110,7 +113,14 @@ impl Checkpoints {
     /// # Errors
     /// It cannot be made or written.
     pub fn open(folder: &Path, settings: Settings) -> Result<Self> {
+        let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let new: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
         settings.files.create_folder(folder)?;
+        for path in new {
+            // What is in a folder lasts no longer than the folder's own name.
+            let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+            settings.files.sync_folder(above.unwrap_or(Path::new(".")))?;
+        }
         folder::remove_unfinished(&settings.files, folder)?;
         Ok(Self { folder: folder.to_owned(), settings, writing: None })
     }
@@ -124,9 +134,14 @@ impl Checkpoints {
     /// still being written is waited for first, and its outcome is returned.
     ///
     /// # Errors
-    /// Of the copies: this checkpoint is not written then. Of the one before: this one is begun all the same.
+    /// Of the copies: this checkpoint is not written then. Of the one before: this one is begun all the same, but after
+    /// [`CheckpointError::Late`], which would be two writers in one folder, and one more copy of the state.
     pub fn save(&mut self, pipeline: &mut Pipeline, info: RunInfo) -> Result<Option<Saved>> {
-        let before = self.wait();
+        let late = self.writing.as_ref().is_some_and(|writing| writing.late);
+        let before = self.wait_for(if late { Duration::ZERO } else { self.settings.deadline });
+        if self.writing.is_some() {
+            return before;
+        }
         let start = Instant::now();
         let state = pipeline.state()?;
         let (outlines, plan) = (pipeline.outline(), pipeline.plan());
@@ -140,7 +155,7 @@ impl Checkpoints {
             let _ = done.send(job.run());
         });
         spawned.map_err(crate::files::failed("start a thread for", &target))?;
-        self.writing = Some(Writing { folder: target, done: receive });
+        self.writing = Some(Writing { folder: target, done: receive, late: false });
         before
     }
 
@@ -157,15 +172,19 @@ impl Checkpoints {
     /// # Errors
     /// As [`Checkpoints::poll`]; it is not done after the deadline.
     pub fn wait(&mut self) -> Result<Option<Saved>> {
-        let deadline = self.settings.deadline;
+        self.wait_for(self.settings.deadline)
+    }
+
+    fn wait_for(&mut self, patience: Duration) -> Result<Option<Saved>> {
         let outcome = self.take(|done| {
-            done.recv_timeout(deadline).map_err(|error| error == mpsc::RecvTimeoutError::Timeout)
+            done.recv_timeout(patience).map_err(|error| error == mpsc::RecvTimeoutError::Timeout)
         });
-        match self.writing.take() {
+        match &mut self.writing {
             None => outcome,
-            // It may still come to its end; nobody waits for it any more.
-            Some(Writing { folder, .. }) => {
-                Err(CheckpointError::Late { path: folder, waited: deadline })
+            Some(Writing { folder, late, .. }) => {
+                *late = true;
+                let (path, waited) = (folder.clone(), self.settings.deadline);
+                Err(CheckpointError::Late { path, waited })
             }
         }
     }
@@ -190,9 +209,11 @@ impl Checkpoints {
 }
 
 impl Drop for Checkpoints {
-    /// A checkpoint that is being written is waited for.
+    /// A checkpoint that is being written is waited for, if it was not already in vain.
     fn drop(&mut self) {
-        let _ = self.wait();
+        if self.writing.as_ref().is_some_and(|writing| !writing.late) {
+            let _ = self.wait();
+        }
     }
 }
 
@@ -211,7 +232,13 @@ impl Job {
     fn write(self, files: &Files, aside: &Path) -> Result<Saved> {
         let start = Instant::now();
         let Job { folder, settings, state, outlines, plan, info, copied } = self;
-        files.remove(aside)?;
+        info.files.iter().try_for_each(|(name, _)| {
+            manifest::check_path(name).map_err(|reason| CheckpointError::Content {
+                what: format!("checkpoint {}", aside.display()),
+                reason,
+            })
+        })?;
+        folder::remove_unfinished(files, &folder)?;
         files.create_folder(aside)?;
         let layers = write_layers(files, aside, state.stages, &outlines)?;
         let run_files =
@@ -238,19 +265,14 @@ impl Job {
 
         let name = folder::name(batches);
         let target = folder.join(&name);
-        if target.exists() {
-            // A damaged one that a run has passed over, or one of the same state.
-            folder::remove(files, &target)?;
-        }
-        files.rename(aside, &target)?;
-        files.sync_folder(&folder)?;
+        folder::publish(files, &folder, aside, &target)?;
         files.point(&folder.join(folder::LATEST), &name)?;
-        let best = info.best.map(|best| best.batches).filter(|_| settings.keep_best);
-        if best == Some(batches) {
-            files.point(&folder.join(folder::BEST), &name)?;
+        if let Some(best) = info.best.filter(|_| settings.keep_best) {
+            folder::point_best(files, &folder, best.batches)?;
         }
-        folder::prune(files, &folder, batches, settings.keep, best)?;
+        // The links are on disk before what they named is gone.
         files.sync_folder(&folder)?;
+        folder::prune(files, &folder, batches, settings.keep)?;
         let bytes = manifest.bytes() + encoded.len() as u64;
         Ok(Saved { folder: target, batches, bytes, copied, written: start.elapsed() })
     }

@@ -1,0 +1,262 @@
+//! Which checkpoints are kept, and what else may lie in their folder.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use common::{info, keep, linked, names, newest, path, save, tiny, trained};
+use gpipe::Pipeline;
+use gpipe_checkpoint::{
+    Checkpoints, RunInfo, Settings,
+    files::{Files, Operation},
+    folder,
+    manifest::Best,
+};
+
+struct Run {
+    folder: tempfile::TempDir,
+    pipeline: Pipeline,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), pipeline: trained(tiny(), 1, 1) }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Saves number `batches`; the numbers that are there then.
+    fn save(&mut self, settings: Settings, batches: u64, best: Option<u64>) -> Vec<u64> {
+        let best = best.map(|batches| Best { batches, loss: 0.5 });
+        let info = RunInfo { best, ..info(batches) };
+        save(self.folder.path(), settings, &mut self.pipeline, info);
+        assert_eq!(linked(self.path(), "latest"), Some(batches));
+        self.numbers()
+    }
+
+    fn numbers(&self) -> Vec<u64> {
+        folder::list(self.path()).unwrap().into_iter().map(|(number, _)| number).collect()
+    }
+
+    fn damage(&self, number: u64) {
+        fs::write(path(self.path(), number).join("tokenizer.json"), "other").unwrap();
+    }
+}
+
+fn keep_best(keep: usize) -> Settings {
+    Settings { keep_best: true, ..common::keep(keep) }
+}
+
+#[test]
+fn oracle_the_newest_are_kept() {
+    let mut run = Run::new();
+    assert_eq!(run.save(keep(2), 1, None), [1]);
+    assert_eq!(run.save(keep(2), 9, None), [9, 1]);
+    assert_eq!(run.save(keep(2), 10, None), [10, 9]);
+    assert_eq!(run.save(keep(4), 100_000_000, None), [100_000_000, 10, 9], "more digits");
+    assert_eq!(run.save(keep(4), 123_456_789_012, None).len(), 4);
+    assert_eq!(run.save(keep(1), u64::MAX, None), [u64::MAX]);
+    let mut run = Run::new();
+    assert_eq!(run.save(keep(0), 1, None), [1], "at least one");
+    assert_eq!(run.save(keep(0), 2, None), [2]);
+    assert_eq!(run.save(keep(usize::MAX), 3, None), [3, 2]);
+    assert_eq!(names(run.path()), ["latest", "step-00000002", "step-00000003"]);
+}
+
+#[test]
+fn oracle_the_best_one_is_kept_besides() {
+    let mut run = Run::new();
+    assert_eq!(run.save(keep_best(1), 1, None), [1]);
+    assert_eq!(linked(run.path(), "best"), None);
+    assert_eq!(run.save(keep_best(1), 2, Some(2)), [2]);
+    assert_eq!(run.save(keep_best(1), 3, Some(2)), [3, 2]);
+    assert_eq!(run.save(keep_best(1), 4, Some(2)), [4, 2]);
+    assert_eq!(linked(run.path(), "best"), Some(2));
+    assert_eq!(run.save(keep_best(1), 5, Some(5)), [5]);
+    assert_eq!(linked(run.path(), "best"), Some(5));
+    assert_eq!(run.save(keep_best(2), 6, Some(5)), [6, 5], "it is one of the newest");
+    // Without the setting the best one is one of many.
+    let mut run = Run::new();
+    run.save(keep(1), 1, Some(1));
+    assert_eq!(run.save(keep(1), 2, Some(1)), [2]);
+    assert_eq!(names(run.path()), ["latest", "step-00000002"]);
+}
+
+/// The best evaluation need not be of a step that was saved, nor need the save of a best step have come to the link when
+/// it was killed. Then `best` named what was no longer there, or nothing was moved any more.
+#[test]
+fn regression_the_link_to_the_best_one_never_leads_nowhere() {
+    let mut run = Run::new();
+    run.save(keep_best(1), 10, Some(10));
+    assert_eq!(run.save(keep_best(1), 20, Some(15)), [20, 10], "15 was not saved");
+    assert_eq!(linked(run.path(), "best"), Some(10));
+    assert_eq!(run.save(keep(1), 25, Some(15)), [25, 10], "what `best` names is kept");
+    assert_eq!(linked(run.path(), "best"), Some(10));
+    run.save(keep_best(1), 30, Some(30));
+    assert_eq!(linked(run.path(), "best"), Some(30));
+    // As if it had been killed before the link was made.
+    fs::remove_file(run.path().join("best")).unwrap();
+    assert_eq!(run.save(keep_best(1), 40, Some(30)), [40, 30]);
+    assert_eq!(linked(run.path(), "best"), Some(30));
+}
+
+#[test]
+fn oracle_damaged_newer_ones_are_neither_counted_nor_removed() {
+    let mut run = Run::new();
+    for number in [10, 20, 30] {
+        run.save(keep(9), number, None);
+    }
+    run.damage(20);
+    run.damage(30);
+    assert_eq!(newest(run.path()), Some(10));
+    assert_eq!(run.save(keep(2), 11, None), [30, 20, 11, 10]);
+    assert_eq!(run.save(keep(2), 12, None), [30, 20, 12, 11]);
+    assert_eq!(newest(run.path()), Some(12));
+    // It comes to their numbers, and puts complete ones in their place.
+    assert_eq!(run.save(keep(2), 20, None), [30, 20, 12]);
+    assert_eq!(newest(run.path()), Some(20));
+    let skipped = folder::newest(run.path()).unwrap().skipped;
+    assert_eq!(skipped.len(), 1);
+    assert!(skipped[0].reason.contains("tokenizer.json"), "{skipped:?}");
+}
+
+#[test]
+fn oracle_a_step_that_is_saved_twice_is_there_once() {
+    let mut run = Run::new();
+    run.save(keep_best(1), 5, Some(5));
+    common::step(&mut run.pipeline);
+    assert_eq!(run.save(keep_best(1), 5, Some(5)), [5]);
+    assert_eq!(names(run.path()), ["best", "latest", "step-00000005"]);
+    let found = folder::find(run.path()).unwrap().found.unwrap();
+    assert_eq!(found.manifest().counters.step, 2);
+    // By one writer, too.
+    let mut checkpoints = Checkpoints::open(run.path(), keep(1)).unwrap();
+    for _ in 0..3 {
+        checkpoints.save(&mut run.pipeline, info(5)).unwrap();
+    }
+    drop(checkpoints);
+    assert_eq!(newest(run.path()), Some(5));
+    assert_eq!(names(run.path()), ["best", "latest", "step-00000005"]);
+}
+
+/// What only looks like ours is not counted, not read and not removed.
+#[test]
+fn fault_foreign_files_are_left_alone() {
+    let mut run = Run::new();
+    let foreign = [
+        "step-1",
+        "step-",
+        "step-000000001",
+        "step-+0000001",
+        "step-0000000x",
+        "step-99999999999999999999999",
+        "step-by-step.writing",
+        "notes.writing",
+        "step-00000001.bak",
+        "x.replaced",
+        "latest.replaced",
+        "best.removing",
+        "Step-00000007",
+    ];
+    for name in foreign {
+        fs::create_dir(run.path().join(name)).unwrap();
+        fs::write(run.path().join(name).join("mine"), "mine").unwrap();
+    }
+    fs::write(run.path().join("README"), "mine").unwrap();
+    assert!(run.numbers().is_empty());
+    run.save(keep(1), 1, None);
+    assert_eq!(run.save(keep(1), 2, None), [2]);
+    for name in foreign {
+        assert!(run.path().join(name).join("mine").exists(), "{name}");
+    }
+    assert_eq!(names(run.path()).len(), foreign.len() + 3);
+    assert!(folder::list(&run.path().join("nowhere")).unwrap().is_empty());
+    let message = folder::list(&run.path().join("README")).unwrap_err().to_string();
+    assert!(message.contains("README"), "{message}");
+}
+
+#[test]
+fn fault_leftovers_are_removed_when_the_folder_is_opened() {
+    let mut run = Run::new();
+    run.save(keep(2), 1, None);
+    run.save(keep(2), 2, None);
+    let (first, second) = (path(run.path(), 1), path(run.path(), 2));
+    let at = |name: &str| run.path().join(name);
+    common::copy(&second, &at("step-00000002.replaced")).unwrap();
+    common::copy(&second, &at("step-00000003.writing")).unwrap();
+    common::copy(&first, &at("step-00000000.removing")).unwrap();
+    symlink("step-00000009", at("latest.writing")).unwrap();
+    symlink("step-00000009", at("best.writing")).unwrap();
+    // Complete as they may be, these have no number.
+    assert_eq!(run.numbers(), [2, 1]);
+    fs::rename(&second, at("moved")).unwrap();
+    assert_eq!(run.numbers(), [2, 1], "what was being replaced stands in for it");
+    assert_eq!(newest(run.path()), Some(2));
+    fs::rename(at("moved"), &second).unwrap();
+    drop(Checkpoints::open(run.path(), keep(2)).unwrap());
+    assert_eq!(names(run.path()), ["latest", "step-00000001", "step-00000002"]);
+}
+
+#[test]
+fn fault_links_that_lead_nowhere_or_are_none() {
+    let mut run = Run::new();
+    // A link to nothing is moved like any other, also one in the place of a checkpoint.
+    symlink("nowhere", run.path().join("latest")).unwrap();
+    symlink("nowhere", run.path().join("step-00000001")).unwrap();
+    assert_eq!(newest(run.path()), None);
+    let message = folder::find(&run.path().join("latest")).unwrap_err().to_string();
+    assert!(message.contains("latest: there is no such folder"), "{message}");
+    assert_eq!(run.save(keep(2), 1, None), [1]);
+    // So is a file.
+    fs::remove_file(run.path().join("latest")).unwrap();
+    fs::write(run.path().join("latest"), "step-00000001").unwrap();
+    fs::write(run.path().join("step-00000002"), "a file").unwrap();
+    assert_eq!(run.save(keep(2), 2, None), [2, 1]);
+    // A folder, of which nobody knows what is in it, is not removed: the checkpoint is there, but the error says so.
+    fs::remove_file(run.path().join("latest")).unwrap();
+    fs::create_dir(run.path().join("latest")).unwrap();
+    fs::write(run.path().join("latest/mine"), "mine").unwrap();
+    let mut checkpoints = Checkpoints::open(run.path(), keep(1)).unwrap();
+    checkpoints.save(&mut run.pipeline, info(3)).unwrap();
+    let message = checkpoints.wait().unwrap_err().to_string();
+    assert!(message.contains("latest") && message.contains("move that away"), "{message}");
+    assert_eq!(newest(run.path()), Some(3));
+    let all = ["latest", "step-00000001", "step-00000002", "step-00000003"];
+    assert_eq!(names(run.path()), all, "nothing is left aside, and nothing was pruned");
+    assert_eq!(names(&run.path().join("latest")), ["mine"]);
+}
+
+#[test]
+fn fault_a_folder_that_cannot_be_one_is_named() {
+    let run = Run::new();
+    let file = run.path().join("file");
+    fs::write(&file, "").unwrap();
+    for (path, part) in [(file.clone(), "file"), (file.join("below"), "below")] {
+        let message = Checkpoints::open(&path, keep(1)).unwrap_err().to_string();
+        assert!(message.contains(part) && message.contains("move that away"), "{message}");
+    }
+    // Folders above it are made, and each new name is synced.
+    let log: Arc<Mutex<Vec<PathBuf>>> = Arc::default();
+    let synced = Arc::clone(&log);
+    let hook = move |operation, path: &Path| {
+        if operation == Operation::Sync {
+            synced.lock().unwrap().push(path.to_owned());
+        }
+        Ok(())
+    };
+    let settings = Settings { files: Files::with_hook(Arc::new(hook)), ..keep(1) };
+    drop(Checkpoints::open(&run.path().join("a/b/c"), settings.clone()).unwrap());
+    assert!(run.path().join("a/b/c").is_dir());
+    let above = ["a/b", "a", ""].map(|path| run.path().join(path));
+    assert_eq!(log.lock().unwrap()[..], above);
+    drop(Checkpoints::open(&run.path().join("a/b/c"), settings).unwrap());
+    assert_eq!(log.lock().unwrap().len(), 3, "nothing is new");
+}
