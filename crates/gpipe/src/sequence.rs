@@ -101,11 +101,12 @@ impl Sequence {
         self.layers.iter().map(|layer| layer.name.as_str())
     }
 
-    /// Number of parameters (elements), tied ones once.
+    /// Number of parameters (elements), tied ones once; running statistics are not counted.
     pub fn parameter_count(&self) -> u64 {
         let mut seen = std::collections::HashSet::new();
         let parameters = self.layers.iter().flat_map(|layer| &layer.parameters);
         parameters
+            .filter(|parameter| !parameter.buffer)
             .filter(|parameter| parameter.tie.as_ref().is_none_or(|tie| seen.insert(tie.clone())))
             .map(ParameterSpec::elements)
             .fold(0, u64::saturating_add)

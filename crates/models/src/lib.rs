@@ -1,5 +1,12 @@
 //! Networks as sequences of layers. Builders only: the layers themselves are in [`gpipe::layers`].
 
+pub mod images;
 pub mod transformer;
 
+pub use images::{
+    ImageError,
+    amoebanet::{AmoebaNet, Variant},
+    resnet::ResNet,
+    unet::UNet,
+};
 pub use transformer::{Transformer, TransformerError};

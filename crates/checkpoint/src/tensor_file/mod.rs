@@ -269,6 +269,9 @@ fn tensor(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor, String> {
     Tensor::f_from_data_size(bytes, shape, kind).map_err(|error| error.to_string())
 }
 
+/// Room for a layer's header: growing a large buffer for it would copy all of it.
+const HEADER_GUESS: usize = 16 << 10;
+
 /// The bytes of a file with `tensors` and `metadata`. Tensors may be on any device and have any strides.
 ///
 /// # Errors
@@ -277,8 +280,10 @@ pub fn encode(
     tensors: &[(String, Tensor)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, TensorError> {
-    let mut all = Vec::new();
-    for part in parts(tensors, metadata)? {
+    let parts = parts(tensors, metadata)?;
+    let bodies: usize = tensors.iter().map(|(_, tensor)| size(tensor)).sum();
+    let mut all = Vec::with_capacity(bodies + HEADER_GUESS);
+    for part in parts {
         all.append(&mut part?);
     }
     Ok(all)

@@ -1,0 +1,351 @@
+//! AmoebaNet-B and AmoebaNet-D (Real et al. 2019), at the sizes of GPipe's paper.
+//!
+//! A cell takes the outputs of the two cells before it. It combines them, and what it has so far, five times: each time two
+//! of these go through an operation each, and are added. Those that no combination used are its output.
+
+use gpipe::{Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec};
+use tch::Tensor;
+
+use super::{
+    ChainLayer, Classifier, ImageError, LAYERS_MAX,
+    chain::{After, Chain, Convolution, FactorizedReduce, Step, Window},
+    check_sizes,
+};
+
+/// Which cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// AmoebaNet-B, whose (18, 512) the paper trained on ImageNet.
+    B,
+    /// AmoebaNet-D, of the paper's table 1.
+    D,
+}
+
+/// AmoebaNet(L, D): `cells` normal cells with `filters` filters, twice as many after each of two reduction cells, behind
+/// a stem that reduces the input eight times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AmoebaNet {
+    /// Which cells.
+    pub variant: Variant,
+    /// Normal cells (L): a multiple of 3.
+    pub cells: usize,
+    /// Filters of the first normal cells (D): a multiple of 4.
+    pub filters: i64,
+    /// Channels of the images.
+    pub channels: i64,
+    /// Number of classes.
+    pub classes: i64,
+}
+
+/// What a cell does with one of its values.
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    Identity,
+    Conv1x1,
+    /// Through a quarter of the channels, as the two after it.
+    Conv3x3,
+    Conv1x7And7x1,
+    AveragePool3,
+    MaxPool2,
+    MaxPool3,
+    /// Depthwise and pointwise, twice.
+    Separable(i64),
+    /// The same with a dilation of 2.
+    DilatedSeparable(i64),
+}
+
+use Operation::{
+    AveragePool3, Conv1x1, Conv1x7And7x1, Conv3x3, DilatedSeparable, Identity, MaxPool2, MaxPool3,
+    Separable,
+};
+
+/// Five pairs of (which value, operation), and which values are joined as the output.
+struct Genotype {
+    pairs: [[(usize, Operation); 2]; 5],
+    joined: &'static [usize],
+}
+
+/// The normal cell of AmoebaNet-D. The output joins values 0, 3, 4 and 6 as in the authors' program, not 4, 5 and 6 as in
+/// their paper's figure: only so do the parameters of GPipe's table 1 come out.
+const NORMAL_D: Genotype = Genotype {
+    pairs: [
+        [(1, Conv1x1), (1, MaxPool3)],
+        [(1, Identity), (0, Conv1x7And7x1)],
+        [(0, Conv1x1), (0, Conv1x7And7x1)],
+        [(2, MaxPool3), (2, Identity)],
+        [(1, AveragePool3), (5, Conv1x1)],
+    ],
+    joined: &[0, 3, 4, 6],
+};
+
+const REDUCTION_D: Genotype = Genotype {
+    pairs: [
+        [(0, MaxPool2), (0, MaxPool3)],
+        [(2, Identity), (1, Conv3x3)],
+        [(2, Conv1x7And7x1), (2, MaxPool3)],
+        [(3, Identity), (1, MaxPool2)],
+        [(2, AveragePool3), (3, Conv1x1)],
+    ],
+    joined: &[4, 5, 6],
+};
+
+const NORMAL_B: Genotype = Genotype {
+    pairs: [
+        [(1, Conv1x1), (1, MaxPool3)],
+        [(1, Identity), (0, Separable(3))],
+        [(1, Conv1x1), (0, Separable(3))],
+        [(2, Conv1x1), (2, Identity)],
+        [(1, AveragePool3), (5, Conv1x1)],
+    ],
+    joined: &[0, 3, 4, 6],
+};
+
+const REDUCTION_B: Genotype = Genotype {
+    pairs: [
+        [(0, MaxPool2), (0, MaxPool3)],
+        [(2, Identity), (1, Conv3x3)],
+        [(2, DilatedSeparable(5)), (2, MaxPool3)],
+        [(3, Identity), (1, Separable(3))],
+        [(4, AveragePool3), (3, Conv1x1)],
+    ],
+    joined: &[5, 6],
+};
+
+impl AmoebaNet {
+    /// The layers: `stem`, `stem.0`, `stem.1`; the cells by number, reduction cells among them; `classifier`.
+    ///
+    /// # Errors
+    /// Cells that are no multiple of 3, filters that are no multiple of 4, a size below 1 or far too large.
+    pub fn build(&self) -> Result<Sequence, ImageError> {
+        let refuse = |reason: String| Err(ImageError { network: "amoebanet", reason });
+        let Self { variant, cells, filters, channels, classes } = *self;
+        check_sizes(
+            "amoebanet",
+            &[("filters", filters), ("channels", channels), ("classes", classes)],
+        )?;
+        if cells == 0 || !cells.is_multiple_of(3) || cells > LAYERS_MAX {
+            return refuse(format!("{cells} normal cells: use a multiple of 3 up to {LAYERS_MAX}"));
+        }
+        if filters % 4 != 0 {
+            return refuse(format!(
+                "{filters} filters: the stem has a quarter, use a multiple of 4"
+            ));
+        }
+        let first = filters / 4;
+        let convolution = Convolution::new("conv", channels, first, 3).stride(2);
+        let stem =
+            ChainLayer { kind: "stem", chain: Chain::default().relu().convolve(convolution) };
+        let mut before = Before { channels: first, earlier: first, reduced: false, single: true };
+        let mut model = Sequence::new().push("stem", stem);
+        let third = cells / 3;
+        let reductions = [third, 2 * third + 1];
+        let mut scale = filters / 2;
+        for number in 0..2 {
+            let cell = before.cell(variant, scale, true);
+            model = model.push(format!("stem.{number}"), cell);
+            scale *= 2;
+        }
+        scale = filters;
+        for number in 0..cells + reductions.len() {
+            let reduction = reductions.contains(&number);
+            scale *= if reduction { 2 } else { 1 };
+            model = model.push(number.to_string(), before.cell(variant, scale, reduction));
+        }
+        let classifier = Classifier { channels: before.channels, classes };
+        Ok(model.push("classifier", classifier))
+    }
+}
+
+/// What comes before a cell.
+struct Before {
+    /// Channels of the cell before, and of the one before that.
+    channels: i64,
+    earlier: i64,
+    /// Whether the cell before halved height and width.
+    reduced: bool,
+    /// Whether there is one output so far, of the stem: the first cell takes it twice.
+    single: bool,
+}
+
+impl Before {
+    /// The next cell, of `filters` filters.
+    fn cell(&mut self, variant: Variant, filters: i64, reduction: bool) -> Cell {
+        let genotype = match (variant, reduction) {
+            (Variant::B, false) => &NORMAL_B,
+            (Variant::B, true) => &REDUCTION_B,
+            (Variant::D, false) => &NORMAL_D,
+            (Variant::D, true) => &REDUCTION_D,
+        };
+        let one = |channels: i64| {
+            Chain::default().relu().convolve(Convolution::new("conv", channels, filters, 1))
+        };
+        let earlier = match (self.reduced, self.earlier == filters) {
+            (true, _) => {
+                let reduce = FactorizedReduce { channels: self.earlier, outputs: filters };
+                Chain::default().relu().then(Step::FactorizedReduce(reduce))
+            }
+            (false, true) => Chain::default(),
+            (false, false) => one(self.earlier),
+        };
+        let operations = genotype.pairs.iter().flatten().map(|&(value, operation)| {
+            // Only what comes from outside of the cell is reduced.
+            let stride = if reduction && value < 2 { 2 } else { 1 };
+            (value, operation.chain(filters, stride))
+        });
+        let cell = Cell {
+            previous: one(self.channels),
+            earlier,
+            operations: operations.collect(),
+            joined: genotype.joined,
+            single: std::mem::take(&mut self.single),
+        };
+        (self.earlier, self.channels) = (self.channels, filters * genotype.joined.len() as i64);
+        self.reduced = reduction;
+        cell
+    }
+}
+
+impl Operation {
+    fn chain(self, channels: i64, stride: i64) -> Chain {
+        let empty = Chain::default();
+        let few = (channels / 4).max(1);
+        let inner = |middle: Vec<Convolution>| {
+            let chain = empty.clone().relu().convolve(Convolution::new("in", channels, few, 1));
+            let chain = middle.into_iter().fold(chain, |chain, c| chain.relu().convolve(c));
+            chain.relu().convolve(Convolution::new("out", few, channels, 1))
+        };
+        let separable = |size: i64, dilation: i64| {
+            let half = |chain: Chain, depthwise, pointwise, stride| {
+                let depthwise =
+                    Convolution::new(depthwise, channels, channels, size).stride(stride);
+                let after = After::Nothing;
+                let depthwise = Convolution { groups: channels, dilation, after, ..depthwise };
+                chain
+                    .relu()
+                    .convolve(depthwise)
+                    .convolve(Convolution::new(pointwise, channels, channels, 1))
+            };
+            let first = half(Chain::default(), "depthwise0", "pointwise0", stride);
+            half(first, "depthwise1", "pointwise1", 1)
+        };
+        match self {
+            Identity => empty,
+            Conv1x1 => empty
+                .relu()
+                .convolve(Convolution::new("conv", channels, channels, 1).stride(stride)),
+            Conv3x3 => inner(vec![Convolution::new("conv", few, few, 3).stride(stride)]),
+            Conv1x7And7x1 => {
+                let wide = Convolution::new("wide", few, few, 7);
+                let high = Convolution::new("high", few, few, 7);
+                inner(vec![
+                    Convolution { kernel: [1, 7], stride: [1, stride], ..wide },
+                    Convolution { kernel: [7, 1], stride: [stride, 1], ..high },
+                ])
+            }
+            AveragePool3 => empty.then(Step::AveragePool(Window { size: 3, stride })),
+            MaxPool2 => empty.then(Step::MaxPool(Window { size: 2, stride })),
+            MaxPool3 => empty.then(Step::MaxPool(Window { size: 3, stride })),
+            Separable(size) => separable(size, 1),
+            DilatedSeparable(size) => separable(size, 2),
+        }
+    }
+}
+
+/// A cell: takes (output of the cell before, of the one before that), gives (its own, that of the cell before).
+struct Cell {
+    previous: Chain,
+    earlier: Chain,
+    /// In pairs; each with the value that it is of.
+    operations: Vec<(usize, Chain)>,
+    joined: &'static [usize],
+    /// Whether it takes one tensor, as both.
+    single: bool,
+}
+
+impl Cell {
+    /// Its parts with the prefixes of their parameters.
+    fn parts(&self) -> impl Iterator<Item = (String, &Chain)> {
+        let inputs =
+            [("previous.".to_owned(), &self.previous), ("earlier.".to_owned(), &self.earlier)];
+        let operations = self.operations.iter().enumerate();
+        let side = ["left", "right"];
+        let operations = operations.map(move |(number, (_, chain))| {
+            (format!("{}.{}.", number / 2, side[number % 2]), chain)
+        });
+        inputs.into_iter().chain(operations)
+    }
+
+    fn both<'a, T>(&self, inputs: &'a [T]) -> Result<(&'a T, &'a T), LayerError> {
+        match (inputs, self.single) {
+            ([only], true) => Ok((only, only)),
+            ([previous, earlier], false) => Ok((previous, earlier)),
+            _ => Err(LayerError::Shape(format!(
+                "it takes the outputs of two cells, it got {}",
+                inputs.len()
+            ))),
+        }
+    }
+}
+
+impl Layer for Cell {
+    fn kind(&self) -> &'static str {
+        "cell"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.parts().flat_map(|(prefix, chain)| chain.parameters(&prefix)).collect()
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let (previous, earlier) = self.both(inputs)?;
+        let mut values = vec![self.previous.infer(previous)?, self.earlier.infer(earlier)?];
+        for pair in self.operations.chunks(2) {
+            let outputs = pair.iter().map(|(value, chain)| chain.infer(&values[*value]));
+            let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+            if outputs.windows(2).any(|two| two[0] != two[1]) {
+                return Err(LayerError::Shape(format!("a cell cannot add {outputs:?}")));
+            }
+            values.extend(outputs.into_iter().next());
+        }
+        let mut shape = values[self.joined[0]].shape.clone();
+        shape[1] = self.joined.iter().map(|&value| values[value].shape[1]).sum();
+        Ok(vec![TensorSpec::new(shape, previous.kind), previous.clone()])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let (previous, earlier) = self.both(inputs)?;
+        let mut values = vec![self.previous.forward(ctx, 0, previous)?];
+        let mut first = self.previous.count();
+        values.push(self.earlier.forward(ctx, first, earlier)?);
+        first += self.earlier.count();
+        for pair in self.operations.chunks(2) {
+            let mut sum: Option<Tensor> = None;
+            for (value, chain) in pair {
+                let output = chain.forward(ctx, first, &values[*value])?;
+                first += chain.count();
+                sum = Some(match sum {
+                    None => output,
+                    Some(other) => other.f_add(&output)?,
+                });
+            }
+            values.extend(sum);
+        }
+        let joined: Vec<&Tensor> = self.joined.iter().map(|&value| &values[value]).collect();
+        Ok(vec![Tensor::f_cat(&joined, 1)?, previous.shallow_clone()])
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        let (previous, earlier) = self.both(inputs).ok()?;
+        let mut values =
+            vec![self.previous.infer(previous).ok()?, self.earlier.infer(earlier).ok()?];
+        let mut sum = self.previous.flops(previous) + self.earlier.flops(earlier);
+        for pair in self.operations.chunks(2) {
+            sum += pair.iter().map(|(value, chain)| chain.flops(&values[*value])).sum::<f64>();
+            let (value, chain) = pair.first()?;
+            let output = chain.infer(&values[*value]).ok()?;
+            sum += output.elements();
+            values.push(output);
+        }
+        Some(sum)
+    }
+}

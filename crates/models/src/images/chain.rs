@@ -1,0 +1,313 @@
+//! Convolution, batch norm and pooling one after the other: a part of a layer.
+
+use gpipe::{Forward, Init, LayerError, ParameterSpec, TensorSpec, layers::BatchNorm};
+use tch::Tensor;
+
+/// Steps in order, with their parameters in order.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Chain(pub Vec<Step>);
+
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    Relu,
+    Convolve(Convolution),
+    /// With the padding that keeps the size at stride 1; the padding is not averaged.
+    AveragePool(Window),
+    MaxPool(Window),
+    /// Half of the channels from every second pixel, half from those between them (Zoph et al. 2018, NASNet): nothing
+    /// is left out as by a stride.
+    FactorizedReduce(FactorizedReduce),
+    LeakyRelu,
+    /// Each channel of each sample by its own mean and variance (Ulyanov et al. 2016), without parameters.
+    InstanceNorm,
+    /// Whole channels at once (Tompson et al. 2015), with this probability.
+    ChannelDropout(f64),
+    /// Twice the height and width: each pixel four times.
+    Upsample,
+}
+
+/// What follows a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum After {
+    BatchNorm,
+    Nothing,
+}
+
+/// Square windows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    pub size: i64,
+    pub stride: i64,
+}
+
+/// A convolution without bias, and the batch norm after it if there is one.
+#[derive(Debug, Clone)]
+pub(super) struct Convolution {
+    pub name: &'static str,
+    pub channels: i64,
+    pub outputs: i64,
+    pub kernel: [i64; 2],
+    pub stride: [i64; 2],
+    pub dilation: i64,
+    pub groups: i64,
+    pub after: After,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct FactorizedReduce {
+    pub channels: i64,
+    pub outputs: i64,
+}
+
+impl Convolution {
+    /// A square one that keeps the size but for its stride.
+    pub(super) fn new(name: &'static str, channels: i64, outputs: i64, size: i64) -> Self {
+        let (kernel, stride) = ([size; 2], [1; 2]);
+        let (dilation, groups, after) = (1, 1, After::BatchNorm);
+        Self { name, channels, outputs, kernel, stride, dilation, groups, after }
+    }
+
+    pub(super) fn stride(mut self, stride: i64) -> Self {
+        self.stride = [stride; 2];
+        self
+    }
+
+    fn padding(&self) -> [i64; 2] {
+        self.kernel.map(|size| self.dilation * (size - 1) / 2)
+    }
+
+    fn parameters(&self, prefix: &str) -> Vec<ParameterSpec> {
+        let name = format!("{prefix}{}.", self.name);
+        let inputs = self.channels / self.groups;
+        // He et al. 2015: the variance of what goes forward stays.
+        let fan_in = (inputs * self.kernel[0] * self.kernel[1]) as f64;
+        let init = Init::Normal { std: (2.0 / fan_in).sqrt() };
+        let shape = [self.outputs, inputs, self.kernel[0], self.kernel[1]];
+        let mut all = vec![ParameterSpec::new(&format!("{name}weight"), shape, init)];
+        if self.after == After::BatchNorm {
+            all.extend(BatchNorm::new(self.outputs).parameters(&format!("{name}norm.")));
+        }
+        all
+    }
+
+    fn forward(&self, ctx: &mut Forward, first: usize, x: &Tensor) -> Result<Tensor, LayerError> {
+        let y = x.f_conv2d(
+            ctx.parameter(first)?,
+            None::<&Tensor>,
+            self.stride,
+            self.padding(),
+            [self.dilation; 2],
+            self.groups,
+        )?;
+        match self.after {
+            After::BatchNorm => ctx.batch_norm(first + 1, &BatchNorm::new(self.outputs), &y),
+            After::Nothing => Ok(y),
+        }
+    }
+}
+
+impl Step {
+    /// How many parameters it has.
+    fn count(&self) -> usize {
+        match self {
+            Self::Convolve(convolution) if convolution.after == After::BatchNorm => 6,
+            Self::Convolve(_) => 1,
+            Self::FactorizedReduce(_) => 7,
+            _ => 0,
+        }
+    }
+
+    fn parameters(&self, prefix: &str) -> Vec<ParameterSpec> {
+        match self {
+            Self::Convolve(convolution) => convolution.parameters(prefix),
+            Self::FactorizedReduce(FactorizedReduce { channels, outputs }) => {
+                let std = (2.0 / *channels as f64).sqrt();
+                let half = |name: &str, outputs: i64| {
+                    let shape = [outputs, *channels, 1, 1];
+                    ParameterSpec::new(&format!("{prefix}{name}"), shape, Init::Normal { std })
+                };
+                let mut all = vec![
+                    half("even.weight", outputs / 2),
+                    half("odd.weight", outputs - outputs / 2),
+                ];
+                all.extend(BatchNorm::new(*outputs).parameters(&format!("{prefix}norm.")));
+                all
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn infer(&self, input: &TensorSpec) -> Result<TensorSpec, LayerError> {
+        let &[samples, channels, height, width] = &input.shape[..] else {
+            let reason = format!("it takes [samples, channels, height, width], it got {input}");
+            return Err(LayerError::Shape(reason));
+        };
+        let takes = |expected: i64| match channels == expected {
+            true => Ok(()),
+            false => {
+                Err(LayerError::Shape(format!("it takes {expected} channels, it got {input}")))
+            }
+        };
+        let halved = |size: i64, stride: i64| (size - 1) / stride + 1;
+        let shape = match self {
+            Self::Relu | Self::LeakyRelu | Self::InstanceNorm | Self::ChannelDropout(_) => {
+                [samples, channels, height, width]
+            }
+            Self::Convolve(convolution) => {
+                takes(convolution.channels)?;
+                let size = |axis: usize, size: i64| {
+                    let span = convolution.dilation * (convolution.kernel[axis] - 1);
+                    (size + 2 * convolution.padding()[axis] - span - 1) / convolution.stride[axis]
+                        + 1
+                };
+                [samples, convolution.outputs, size(0, height), size(1, width)]
+            }
+            Self::AveragePool(window) | Self::MaxPool(window) => {
+                [samples, channels, halved(height, window.stride), halved(width, window.stride)]
+            }
+            Self::FactorizedReduce(reduce) => {
+                takes(reduce.channels)?;
+                [samples, reduce.outputs, halved(height, 2), halved(width, 2)]
+            }
+            Self::Upsample => [samples, channels, 2 * height, 2 * width],
+        };
+        if shape.iter().any(|&size| size < 1) {
+            return Err(LayerError::Shape(format!("{input} is too small for it")));
+        }
+        Ok(TensorSpec::new(shape, input.kind))
+    }
+
+    pub(super) fn forward(
+        &self,
+        ctx: &mut Forward,
+        first: usize,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        match self {
+            Self::Relu => Ok(x.f_relu()?),
+            Self::Convolve(convolution) => convolution.forward(ctx, first, x),
+            Self::AveragePool(Window { size, stride }) => {
+                let padding = (size - 1) / 2;
+                let even = size % 2 == 0; // then the last window may reach over the border
+                Ok(x.f_avg_pool2d([*size; 2], [*stride; 2], [padding; 2], even, false, None)?)
+            }
+            Self::MaxPool(Window { size, stride }) => {
+                let padding = (size - 1) / 2;
+                let even = size % 2 == 0;
+                Ok(x.f_max_pool2d([*size; 2], [*stride; 2], [padding; 2], [1; 2], even)?)
+            }
+            Self::FactorizedReduce(reduce) => {
+                let zeros = [0; 2];
+                let (ones, strides) = ([1; 2], [2; 2]);
+                let even =
+                    x.f_conv2d(ctx.parameter(first)?, None::<&Tensor>, strides, zeros, ones, 1)?;
+                let (height, width) = (x.size()[2], x.size()[3]);
+                // Shifted by one pixel; a row and a column of zeros come after the last.
+                let between = x.f_slice(2, 1, height, 1)?.f_slice(3, 1, width, 1)?;
+                let between = between.f_constant_pad_nd([0, 1, 0, 1])?;
+                let odd = between.f_conv2d(
+                    ctx.parameter(first + 1)?,
+                    None::<&Tensor>,
+                    strides,
+                    zeros,
+                    ones,
+                    1,
+                )?;
+                let both = Tensor::f_cat(&[even, odd], 1)?;
+                ctx.batch_norm(first + 2, &BatchNorm::new(reduce.outputs), &both)
+            }
+            Self::LeakyRelu => Ok(x.f_leaky_relu()?),
+            Self::InstanceNorm => {
+                let none = None::<&Tensor>;
+                Ok(x.f_instance_norm(none, none, none, none, true, 0.0, EPS, false)?)
+            }
+            Self::ChannelDropout(p) => {
+                let (samples, channels) = (x.size()[0], x.size()[1]);
+                let ones = Tensor::f_ones([samples, channels], (x.kind(), x.device()))?;
+                let mask = ctx.dropout(&ones, *p)?;
+                Ok(x.f_mul(&mask.f_reshape([samples, channels, 1, 1])?)?)
+            }
+            Self::Upsample => {
+                let (height, width) = (x.size()[2], x.size()[3]);
+                Ok(x.f_upsample_nearest2d([2 * height, 2 * width], None, None)?)
+            }
+        }
+    }
+
+    /// Floating-point operations of a forward: multiplications and additions of convolutions, some per element else.
+    fn flops(&self, input: &TensorSpec, output: &TensorSpec) -> f64 {
+        match self {
+            Self::Convolve(c) => {
+                let each = (c.channels / c.groups * c.kernel[0] * c.kernel[1]) as f64;
+                output.elements()
+                    * (2.0 * each + if c.after == After::BatchNorm { NORM } else { 0.0 })
+            }
+            Self::FactorizedReduce(r) => output.elements() * (2.0 * r.channels as f64 + NORM),
+            Self::AveragePool(w) | Self::MaxPool(w) => output.elements() * (w.size * w.size) as f64,
+            Self::InstanceNorm => input.elements() * NORM,
+            Self::Relu | Self::LeakyRelu | Self::ChannelDropout(_) => input.elements(),
+            Self::Upsample => output.elements(),
+        }
+    }
+}
+
+/// Added to the variance of instance norm.
+const EPS: f64 = 1e-5;
+/// Operations of a norm for each element.
+const NORM: f64 = 8.0;
+
+impl Chain {
+    /// Another step behind these.
+    pub(super) fn then(mut self, step: Step) -> Self {
+        self.0.push(step);
+        self
+    }
+
+    /// Another convolution behind these.
+    pub(super) fn convolve(self, convolution: Convolution) -> Self {
+        self.then(Step::Convolve(convolution))
+    }
+
+    pub(super) fn relu(self) -> Self {
+        self.then(Step::Relu)
+    }
+
+    /// How many parameters it has.
+    pub(super) fn count(&self) -> usize {
+        self.0.iter().map(Step::count).sum()
+    }
+
+    pub(super) fn parameters(&self, prefix: &str) -> Vec<ParameterSpec> {
+        self.0.iter().flat_map(|step| step.parameters(prefix)).collect()
+    }
+
+    pub(super) fn infer(&self, input: &TensorSpec) -> Result<TensorSpec, LayerError> {
+        self.0.iter().try_fold(input.clone(), |value, step| step.infer(&value))
+    }
+
+    /// Runs it, with parameters from number `first` on.
+    pub(super) fn forward(
+        &self,
+        ctx: &mut Forward,
+        mut first: usize,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        let mut value = x.shallow_clone();
+        for step in &self.0 {
+            value = step.forward(ctx, first, &value)?;
+            first += step.count();
+        }
+        Ok(value)
+    }
+
+    pub(super) fn flops(&self, input: &TensorSpec) -> f64 {
+        let mut value = input.clone();
+        let mut sum = 0.0;
+        for step in &self.0 {
+            let Ok(next) = step.infer(&value) else { break };
+            sum += step.flops(&value, &next);
+            value = next;
+        }
+        sum
+    }
+}

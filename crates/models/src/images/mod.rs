@@ -1,0 +1,111 @@
+//! Image networks as sequences of layers: inputs are [samples, channels, height, width], outputs logits
+//! [samples, classes] (U-Net: [samples, channels, height, width]).
+//!
+//! - [`amoebanet`]: AmoebaNet-B and -D; [`resnet`]: ResNet-50 and -101; [`unet`]: U-Net
+//! - [`chain`]: convolution, batch norm and pooling, of which their layers are made
+
+pub mod amoebanet;
+mod chain;
+pub mod resnet;
+pub mod unet;
+
+use chain::Chain;
+use gpipe::{Forward, Infer, Init, Layer, LayerError, ParameterSpec, TensorSpec};
+use tch::Tensor;
+
+/// Sizes that make no network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{network}: {reason}")]
+pub struct ImageError {
+    network: &'static str,
+    reason: String,
+}
+
+/// Largest number of channels: products of two, and of a kernel, stay far from overflowing.
+const CHANNELS_MAX: i64 = 1 << 20;
+/// Most layers.
+const LAYERS_MAX: usize = 4096;
+
+fn check_sizes(network: &'static str, sizes: &[(&str, i64)]) -> Result<(), ImageError> {
+    match sizes.iter().find(|(_, size)| !(1..=CHANNELS_MAX).contains(size)) {
+        None => Ok(()),
+        Some((name, size)) => {
+            let reason = format!("{name} is {size}: use 1 to {CHANNELS_MAX}");
+            Err(ImageError { network, reason })
+        }
+    }
+}
+
+/// A [`Chain`] as a layer of its own: the first of its inputs goes through it.
+struct ChainLayer {
+    kind: &'static str,
+    chain: Chain,
+}
+
+impl Layer for ChainLayer {
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.chain.parameters("")
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![self.chain.infer(gpipe::layer::only(inputs)?)?])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        Ok(vec![self.chain.forward(ctx, 0, gpipe::layer::only(inputs)?)?])
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        Some(self.chain.flops(inputs.first()?))
+    }
+}
+
+/// The mean over height and width, then an affine map to the classes: the softmax of the literature, without the
+/// normalisation, which is the loss's. Of several inputs it takes the first.
+struct Classifier {
+    channels: i64,
+    classes: i64,
+}
+
+impl Layer for Classifier {
+    fn kind(&self) -> &'static str {
+        "classifier"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let bound = 1.0 / (self.channels as f64).sqrt();
+        let uniform = Init::Uniform { bound };
+        vec![
+            ParameterSpec::new("weight", [self.classes, self.channels], uniform),
+            ParameterSpec::new("bias", [self.classes], uniform),
+        ]
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        match inputs.first().map(|input| (&input.shape[..], input.kind)) {
+            Some((&[samples, channels, _, _], kind)) if channels == self.channels => {
+                Ok(vec![TensorSpec::new([samples, self.classes], kind)])
+            }
+            _ => Err(LayerError::Shape(format!(
+                "it takes [samples, {} channels, height, width], it got {inputs:?}",
+                self.channels
+            ))),
+        }
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let x = inputs.first().ok_or_else(|| LayerError::Shape("it takes an input".into()))?;
+        let means = x.f_mean_dim(&[2_i64, 3][..], false, None)?;
+        Ok(vec![ctx.linear(&means, ctx.parameter(0)?, Some(ctx.parameter(1)?))?])
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        let input = inputs.first()?;
+        let samples = *input.shape.first()? as f64;
+        Some(input.elements() + 2.0 * samples * (self.channels * self.classes) as f64)
+    }
+}

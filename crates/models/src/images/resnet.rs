@@ -1,0 +1,161 @@
+//! ResNet-50 and -101 (He et al. 2016), each bottleneck as three layers: the first stashes the block's input as a long
+//! skip, the last pops it. So cuts may be within a block, and the input goes straight to the stage that adds it.
+
+use gpipe::{Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec, layer::only};
+use tch::Tensor;
+
+use super::{
+    ChainLayer, Classifier, ImageError,
+    chain::{Chain, Convolution, Step, Window},
+    check_sizes,
+};
+
+/// Blocks in each of the four groups.
+const BLOCKS_50: [usize; 4] = [3, 4, 6, 3];
+const BLOCKS_101: [usize; 4] = [3, 4, 23, 3];
+/// A bottleneck has so many times more channels outside than inside.
+const EXPANSION: i64 = 4;
+
+/// A residual network of bottlenecks; the 3x3 convolution has the stride.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResNet {
+    /// Bottlenecks in each of the four groups.
+    pub blocks: [usize; 4],
+    /// Channels after the stem, and inside of the first bottlenecks: 64.
+    pub width: i64,
+    /// Channels of the images.
+    pub channels: i64,
+    /// Number of classes.
+    pub classes: i64,
+}
+
+impl ResNet {
+    /// ResNet-50.
+    pub fn resnet50(classes: i64) -> Self {
+        Self { blocks: BLOCKS_50, width: 64, channels: 3, classes }
+    }
+
+    /// ResNet-101.
+    pub fn resnet101(classes: i64) -> Self {
+        Self { blocks: BLOCKS_101, ..Self::resnet50(classes) }
+    }
+
+    /// The layers: `stem`; `1.0.in`, `1.0.middle`, `1.0.out`, ... (group, block); `classifier`.
+    ///
+    /// # Errors
+    /// A size below 1 or far too large.
+    pub fn build(&self) -> Result<Sequence, ImageError> {
+        let Self { blocks, width, channels, classes } = *self;
+        check_sizes("resnet", &[("width", width), ("channels", channels), ("classes", classes)])?;
+        if blocks.iter().any(|&count| !(1..=512).contains(&count)) {
+            let reason = format!("blocks are {blocks:?}: use 1 to 512 in each group");
+            return Err(ImageError { network: "resnet", reason });
+        }
+        let chain = Chain::default()
+            .convolve(Convolution::new("conv", channels, width, 7).stride(2))
+            .relu()
+            .then(Step::MaxPool(Window { size: 3, stride: 2 }));
+        let mut model = Sequence::new().push("stem", ChainLayer { kind: "stem", chain });
+        let mut inputs = width;
+        for (group, &count) in blocks.iter().enumerate() {
+            let inner = width << group;
+            let outer = EXPANSION * inner;
+            for block in 0..count {
+                let name = format!("{}.{block}", group + 1);
+                let stride = if block == 0 && group > 0 { 2 } else { 1 };
+                let conv =
+                    |channels, outputs, size| Convolution::new("conv", channels, outputs, size);
+                let first = Chain::default().convolve(conv(inputs, inner, 1)).relu();
+                let middle = Chain::default().convolve(conv(inner, inner, 3).stride(stride)).relu();
+                let last = Chain::default().convolve(conv(inner, outer, 1));
+                let projected = inputs != outer || stride != 1;
+                let projection = Convolution::new("projection", inputs, outer, 1).stride(stride);
+                let shortcut = match projected {
+                    true => Chain::default().convolve(projection),
+                    false => Chain::default(),
+                };
+                model = model
+                    .push(format!("{name}.in"), ResidualIn { skip: name.clone(), chain: first })
+                    .push(
+                        format!("{name}.middle"),
+                        ChainLayer { kind: "convolution", chain: middle },
+                    )
+                    .push(format!("{name}.out"), ResidualOut { skip: name, chain: last, shortcut });
+                inputs = outer;
+            }
+        }
+        Ok(model.push("classifier", Classifier { channels: inputs, classes }))
+    }
+}
+
+/// Stashes its input, and goes on with it.
+struct ResidualIn {
+    skip: String,
+    chain: Chain,
+}
+
+impl Layer for ResidualIn {
+    fn kind(&self) -> &'static str {
+        "residual in"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.chain.parameters("")
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let input = only(inputs)?;
+        ctx.stash(&self.skip, input.clone())?;
+        Ok(vec![self.chain.infer(input)?])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let x = only(inputs)?;
+        ctx.stash(&self.skip, x);
+        Ok(vec![self.chain.forward(ctx, 0, x)?])
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        Some(self.chain.flops(inputs.first()?))
+    }
+}
+
+/// Adds what was stashed, through a projection where the shapes differ.
+struct ResidualOut {
+    skip: String,
+    chain: Chain,
+    shortcut: Chain,
+}
+
+impl Layer for ResidualOut {
+    fn kind(&self) -> &'static str {
+        "residual out"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        [self.chain.parameters(""), self.shortcut.parameters("")].concat()
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let (own, skipped) = (self.chain.infer(only(inputs)?)?, ctx.pop(&self.skip)?);
+        let skipped = self.shortcut.infer(&skipped)?;
+        match own == skipped {
+            true => Ok(vec![own]),
+            false => Err(LayerError::Shape(format!("it cannot add {skipped} to {own}"))),
+        }
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let skipped = ctx.pop(&self.skip)?;
+        let own = self.chain.forward(ctx, 0, only(inputs)?)?;
+        let skipped = self.shortcut.forward(ctx, self.chain.count(), &skipped)?;
+        Ok(vec![own.f_add(&skipped)?.f_relu()?])
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        let input = inputs.first()?;
+        // The projection has the input's size or four times as many pixels: as if it were the chain again.
+        let shortcut = if self.shortcut.0.is_empty() { 0.0 } else { self.chain.flops(input) };
+        Some(self.chain.flops(input) + shortcut)
+    }
+}
