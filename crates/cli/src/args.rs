@@ -88,8 +88,8 @@ pub(crate) struct TrainArguments {
     /// and from the beginning if there is none, so that one command starts a run and restarts it
     #[arg(long, value_name = "auto|DIR")]
     pub resume: Option<String>,
-    /// Save a checkpoint after so many steps (50), or so much time (10min, 90s, 2h), or none; one at the end and
-    /// one on Ctrl-C or SIGTERM besides (checkpoint.every)
+    /// Save a checkpoint after so many steps (50), or so much time (10min, 90s, 2h), or none; one at the end (not
+    /// with none) and one on Ctrl-C, SIGTERM or an error besides (checkpoint.every)
     #[arg(long, value_name = "STEPS|TIME")]
     pub every: Option<String>,
     /// Checkpoints that are kept: the newest N (checkpoint.keep)
@@ -101,8 +101,9 @@ pub(crate) struct TrainArguments {
     /// What a loss or gradient that is not a number does: stop the run, or skip that mini-batch (train.on_nan)
     #[arg(long, value_name = "stop|skip")]
     pub on_nan: Option<String>,
-    /// Start from these weights, and not from random ones: a safetensors file, a run or a checkpoint. Everything else
-    /// starts anew: this is for fine-tuning, --resume is for going on
+    /// Start from these weights, and not from random ones: a safetensors file, a run or a checkpoint. Its tokenizer (a
+    /// file's: the tokenizer.json beside it) is used, too. Everything else starts anew: this is for fine-tuning,
+    /// --resume is for going on
     #[arg(long, value_name = "FILE|DIR", conflicts_with = "resume")]
     pub init: Option<PathBuf>,
     /// With --init: which tensor of the file is which parameter (see `gpipe import --help`)
@@ -119,7 +120,7 @@ pub(crate) struct InspectArguments {
     /// A checkpoint's folder, a run's folder, a folder of checkpoints, or a safetensors file
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Print one JSON object
+    /// Print one JSON object; of a run one for each checkpoint, a line each
     #[arg(long)]
     pub json: bool,
 }

@@ -6,7 +6,9 @@
 use gpipe::Pipeline;
 use gpipe_data::{Document, TokenSet, ValidationBatches};
 
-use crate::{CliError, args::EvalArguments, config::Config, run_folder::RunFolder, setup};
+use crate::{
+    CliError, args::EvalArguments, config::Config, output::say, run_folder::RunFolder, setup,
+};
 
 /// The loss over the first tokens of a text.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,18 +49,18 @@ pub(crate) fn run(arguments: &EvalArguments) -> Result<(), CliError> {
             "accuracy": accuracy,
             "tokens": count as u64,
         });
-        println!("{line}");
+        say!("{line}");
         return Ok(());
     }
-    println!("text           {what}: {} tokens", tokens.tokens.len());
+    say!("text           {what}: {} tokens", tokens.tokens.len());
     if tokens_max < tokens.tokens.len() {
-        println!("measured       the first {tokens_max} tokens; --tokens N measures more");
+        say!("measured       the first {tokens_max} tokens; --tokens N measures more");
     }
     let uniform = (run.tokenizer.vocabulary() as f64).ln();
-    println!("loss           {nats:.6} nats/token (a uniform guess: {uniform:.6})");
-    println!("perplexity     {:.4}", nats.exp());
-    println!("bits per byte  {bits_per_byte:.6}");
-    println!("accuracy       {:.2}% of {count} next tokens", 100.0 * accuracy);
+    say!("loss           {nats:.6} nats/token (a uniform guess: {uniform:.6})");
+    say!("perplexity     {:.4}", nats.exp());
+    say!("bits per byte  {bits_per_byte:.6}");
+    say!("accuracy       {:.2}% of {count} next tokens", 100.0 * accuracy);
     Ok(())
 }
 

@@ -25,6 +25,7 @@ use crate::{
     CliError,
     args::GenerateArguments,
     metrics::io,
+    output::complain,
     run_folder::{RunFolder, logits},
     sampling::{Sampling, uniform},
     utf8_stream::Utf8Stream,
@@ -94,7 +95,7 @@ fn prompt(arguments: &GenerateArguments) -> Result<String, CliError> {
     }
     let stdin = std::io::stdin();
     if stdin.is_terminal() {
-        eprintln!("gpipe: type the text to continue, then Ctrl-D");
+        complain!("gpipe: type the text to continue, then Ctrl-D");
     }
     read(stdin.lock(), Path::new("the standard input"))
 }

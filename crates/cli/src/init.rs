@@ -8,42 +8,49 @@ use gpipe_checkpoint::{
     names::NameMap,
     tensor_file::{self, TensorFile},
 };
+use gpipe_data::Tokenizer;
 
 use crate::{
     CliError,
     args::TrainArguments,
     metrics::io,
-    run_folder::{WEIGHTS, checkpoint_in, checkpoint_weights},
+    output::say,
+    run_folder::{TOKENIZER, WEIGHTS, checkpoint_in, checkpoint_tokenizer, checkpoint_weights},
 };
 
 /// Largest file of names.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
 
+/// What `--init` names.
+pub(crate) struct Init {
+    pub file: TensorFile,
+    /// What their tokens mean, where that is known.
+    pub tokenizer: Option<Tokenizer>,
+}
+
 /// Loads weights into a new pipeline, as `--init`, `--names` and `--partial` say, and tells what it did.
 pub(crate) fn load(
     pipeline: &mut Pipeline,
-    from: &Path,
+    mut file: TensorFile,
     arguments: &TrainArguments,
 ) -> Result<(), CliError> {
-    let mut file = open(from)?;
     let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial)?;
     let own = pipeline.parameters()?;
     let kind = own.first().map_or(tch::Kind::Float, |(_, value)| value.kind());
     for loaded in fit.read(&mut file, kind) {
         pipeline.set_parameters(&[loaded?])?;
     }
-    println!("weights of {}:\n{fit}", from.display());
+    say!("weights of {}:\n{fit}", file.path().display());
     Ok(())
 }
 
-/// A safetensors file; of a run its weights, or those of its newest checkpoint.
-fn open(from: &Path) -> Result<TensorFile, CliError> {
-    if !from.is_dir() {
-        return Ok(TensorFile::open(from)?);
-    }
-    let weights = from.join(WEIGHTS);
-    if weights.is_file() {
-        return Ok(TensorFile::open(&weights)?);
+/// A safetensors file and the tokenizer beside it; of a run its weights, or those of its newest checkpoint.
+pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
+    let weights = if from.is_dir() { from.join(WEIGHTS) } else { from.to_owned() };
+    if !from.is_dir() || weights.is_file() {
+        let tokenizer = Some(weights.with_file_name(TOKENIZER)).filter(|path| path.is_file());
+        let tokenizer = tokenizer.map(|path| Tokenizer::load(&path)).transpose()?;
+        return Ok(Init { file: TensorFile::open(&weights)?, tokenizer });
     }
     let Some(checkpoint) = checkpoint_in(from)? else {
         return Err(CliError::Usage(format!(
@@ -54,7 +61,8 @@ fn open(from: &Path) -> Result<TensorFile, CliError> {
     let all = checkpoint_weights(&checkpoint, false)?;
     let bytes = tensor_file::encode(&all, &Default::default());
     let bytes = bytes.map_err(|error| CliError::Usage(error.to_string()))?;
-    Ok(TensorFile::from_bytes(bytes, checkpoint.folder())?)
+    let file = TensorFile::from_bytes(bytes, checkpoint.folder())?;
+    Ok(Init { file, tokenizer: Some(checkpoint_tokenizer(&checkpoint)?) })
 }
 
 /// How the file fits the pipeline's model; an error if some parameter would stay as it was, unless that is meant.

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::{
     CliError,
     args::InspectArguments,
+    output::say,
     run_folder::{CHECKPOINTS, WEIGHTS},
 };
 
@@ -38,29 +39,33 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
     if weights.is_file() {
         return tensors(&TensorFile::open(&weights)?, arguments.json);
     }
-    Err(CliError::Usage(format!(
-        "{}: it is no checkpoint, no run, no folder of checkpoints and no safetensors file",
-        path.display()
-    )))
+    let reason = match path.exists() {
+        true => "it is no checkpoint, no run, no folder of checkpoints and no safetensors file",
+        false => "there is no such file or folder",
+    };
+    Err(CliError::Usage(format!("{}: {reason}", path.display())))
 }
 
 /// One line for each checkpoint of a run.
 fn folder_of(all: &[(u64, std::path::PathBuf)], json: bool) -> Result<(), CliError> {
     let mut damaged = 0;
+    // The newest one knows; an older one may have been the best once.
+    let newest = all.iter().find_map(|(_, path)| Checkpoint::open(path).ok());
+    let best = newest.and_then(|newest| newest.manifest().best);
     for (_, path) in all.iter().rev() {
         let found = Checkpoint::open(path).and_then(|found| found.verify().map(|()| found));
         let shown = path.display();
         match found {
             Ok(found) => {
-                let Manifest { progress, best, .. } = found.manifest();
+                let progress = &found.manifest().progress;
                 let is_best = best.is_some_and(|best| best.batches == progress.batches);
                 let bytes = found.manifest().bytes();
                 if json {
                     let line = json!({ "path": path, "batches": progress.batches, "tokens": progress.tokens, "bytes": bytes, "complete": true, "best": is_best });
-                    println!("{line}");
+                    say!("{line}");
                 } else {
                     let best = if is_best { ", the best so far" } else { "" };
-                    println!(
+                    say!(
                         "{shown}: step {}, {} tokens, {}, complete{best}",
                         progress.batches,
                         progress.tokens,
@@ -71,11 +76,11 @@ fn folder_of(all: &[(u64, std::path::PathBuf)], json: bool) -> Result<(), CliErr
             Err(error) => {
                 damaged += 1;
                 match json {
-                    true => println!(
+                    true => say!(
                         "{}",
                         json!({ "path": path, "complete": false, "reason": error.to_string() })
                     ),
-                    false => println!("{shown}: DAMAGED: {error}"),
+                    false => say!("{shown}: DAMAGED: {error}"),
                 }
             }
         }
@@ -93,12 +98,12 @@ fn checkpoint(checkpoint: &Checkpoint, json: bool) -> Result<(), CliError> {
         if let Some(fields) = value.as_object_mut() {
             fields.insert("complete".into(), verified.is_ok().into());
         }
-        println!("{value}");
+        say!("{value}");
     } else {
         describe(checkpoint.folder(), checkpoint.manifest());
         if verified.is_ok() {
             let files = checkpoint.manifest().all_files().count();
-            println!("complete: all {files} files are as they were written (SHA-256)");
+            say!("complete: all {files} files are as they were written (SHA-256)");
         }
     }
     Ok(verified?)
@@ -106,32 +111,36 @@ fn checkpoint(checkpoint: &Checkpoint, json: bool) -> Result<(), CliError> {
 
 fn describe(folder: &Path, manifest: &Manifest) {
     let Manifest { progress, counters, plan, best, .. } = manifest;
-    println!("checkpoint     {}", folder.display());
-    println!("written by     {}, format {}", manifest.written_by, manifest.format);
-    println!(
+    say!("checkpoint     {}", folder.display());
+    say!("written by     {}, format {}", manifest.written_by, manifest.format);
+    say!(
         "position       {} mini-batches, {} samples, {} tokens; {} left out",
-        progress.batches, progress.samples, progress.tokens, progress.skipped
+        progress.batches,
+        progress.samples,
+        progress.tokens,
+        progress.skipped
     );
-    println!("updates        {}, seed {}", counters.step, counters.seed);
+    say!("updates        {}, seed {}", counters.step, counters.seed);
     if let Some(scale) = counters.loss_scale {
-        println!("loss scale     {scale}, for {} steps", counters.good_steps);
+        say!("loss scale     {scale}, for {} steps", counters.good_steps);
     }
     if let Some(best) = best {
-        println!("best           {:.6} nats/token at step {}", best.loss, best.batches);
+        say!("best           {:.6} nats/token at step {}", best.loss, best.batches);
     }
-    println!(
+    say!(
         "was run at     K = {}, M = {}, {}, re-materialization {}, layers per stage {:?}, {}",
-        plan.stages, plan.micro_batches, plan.schedule, plan.remat, plan.balance, plan.dtype
+        plan.stages,
+        plan.micro_batches,
+        plan.schedule,
+        plan.remat,
+        plan.balance,
+        plan.dtype
     );
-    println!(
-        "size           {} in {} files",
-        Bytes(manifest.bytes()),
-        manifest.all_files().count()
-    );
+    say!("size           {} in {} files", Bytes(manifest.bytes()), manifest.all_files().count());
     let count = |shape: &[i64]| shape.iter().product::<i64>();
     let parameters = manifest.layers.iter().flat_map(|layer| &layer.parameters);
     let total: i64 = parameters.map(|parameter| count(&parameter.shape)).sum();
-    println!("parameters     {total} in {} layers", manifest.layers.len());
+    say!("parameters     {total} in {} layers", manifest.layers.len());
     for layer in manifest.layers.iter().take(ROWS_MAX) {
         let bytes = |kind: FileKind| -> u64 {
             layer.files.iter().filter(|file| file.kind == kind).map(|file| file.bytes).sum()
@@ -140,7 +149,7 @@ fn describe(folder: &Path, manifest: &Manifest) {
             0 => String::new(),
             bytes => format!(", {name} {}", Bytes(bytes)),
         };
-        println!(
+        say!(
             "  {}: parameters {}{}{}",
             layer.name,
             Bytes(bytes(FileKind::Parameters)),
@@ -154,7 +163,7 @@ fn describe(folder: &Path, manifest: &Manifest) {
                     format!("  {} after {updates} updates", parameter.optimizer.join(", "))
                 }
             };
-            println!("    {:<28} {} {:?}{kept}", parameter.name, parameter.dtype, parameter.shape);
+            say!("    {:<28} {} {:?}{kept}", parameter.name, parameter.dtype, parameter.shape);
         }
     }
 }
@@ -166,25 +175,25 @@ fn tensors(file: &TensorFile, json: bool) -> Result<(), CliError> {
         let entries: Vec<_> = entries
             .map(|entry| json!({ "name": entry.name, "dtype": entry.dtype, "shape": entry.shape }))
             .collect();
-        println!("{}", json!({ "metadata": file.metadata(), "tensors": entries }));
+        say!("{}", json!({ "metadata": file.metadata(), "tensors": entries }));
         return Ok(());
     }
     let bytes = file.entries().iter().map(|entry| entry.bytes).sum();
     let total = file.entries().iter().fold(0, |all: i64, e| all.saturating_add(elements(&e.shape)));
-    println!(
+    say!(
         "{}: {} tensors, {total} elements, {}",
         file.path().display(),
         file.entries().len(),
         Bytes(bytes)
     );
     for (key, value) in file.metadata() {
-        println!("metadata: {key} = {value}");
+        say!("metadata: {key} = {value}");
     }
     for entry in file.entries().iter().take(ROWS_MAX) {
-        println!("  {:<44} {:<5} {:?}", entry.name, entry.dtype, entry.shape);
+        say!("  {:<44} {:<5} {:?}", entry.name, entry.dtype, entry.shape);
     }
     if file.entries().len() > ROWS_MAX {
-        println!("  and {} more: --json lists all", file.entries().len() - ROWS_MAX);
+        say!("  and {} more: --json lists all", file.entries().len() - ROWS_MAX);
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use crate::{
     config::{Config, Dtype, flag},
     init,
     metrics::io,
+    output::say,
     run_folder::{AVERAGES, WEIGHTS, checkpoint_in, checkpoint_weights},
     setup,
 };
@@ -23,7 +24,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> Result<(), CliError> {
             convert(&tensors, kind).map_err(|error| CliError::Usage(format!("{from}: {error}")))?;
     }
     save(arguments.out.as_path(), &tensors)?;
-    println!("from {from}");
+    say!("from {from}");
     Ok(())
 }
 
@@ -67,7 +68,7 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
         _ => Kind::Float,
     };
     let tensors = fit.read(&mut file, kind).collect::<Result<Vec<_>, _>>()?;
-    println!("{fit}");
+    say!("{fit}");
     save(&arguments.out, &tensors)
 }
 
@@ -83,6 +84,6 @@ fn kind(text: &str) -> Result<Kind, CliError> {
 fn save(path: &std::path::Path, tensors: &[(String, Tensor)]) -> Result<(), CliError> {
     weights::save(path, tensors)?;
     let bytes = std::fs::metadata(path).map_err(io(path))?.len();
-    println!("wrote {}: {} tensors, {}", path.display(), tensors.len(), Bytes(bytes));
+    say!("wrote {}: {} tensors, {}", path.display(), tensors.len(), Bytes(bytes));
     Ok(())
 }

@@ -7,7 +7,7 @@
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
-//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes
+//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes; [`output`]: lines
 
 mod args;
 mod config;
@@ -17,6 +17,7 @@ mod init;
 mod inspect;
 mod interchange;
 mod metrics;
+mod output;
 mod plot;
 mod progress;
 mod run_folder;
@@ -31,6 +32,8 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::Parser;
+
+use crate::output::complain;
 
 /// What ends a command: its message is for the user.
 #[derive(Debug, thiserror::Error)]
@@ -111,9 +114,15 @@ fn main() -> ExitCode {
         args::Command::Import(arguments) => interchange::import(&arguments),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => match output::lost() {
+            None => ExitCode::SUCCESS,
+            Some(error) => {
+                complain!("gpipe: not everything was printed: the standard output: {error}");
+                ExitCode::FAILURE
+            }
+        },
         Err(error) => {
-            eprintln!("gpipe: {error}");
+            complain!("gpipe: {error}");
             error.exit_code()
         }
     }

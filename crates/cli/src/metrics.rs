@@ -11,7 +11,7 @@ use gpipe_observe::{
     tensorboard,
 };
 
-use crate::{CliError, run_folder::METRICS};
+use crate::{CliError, output::complain, run_folder::METRICS};
 
 /// The folder of TensorBoard's files, in a run's.
 const TENSORBOARD: &str = "tensorboard";
@@ -95,7 +95,7 @@ impl Metrics {
         };
         if let Err(reason) = lines.and(events) {
             if self.lost == 0 {
-                eprintln!("gpipe: warning: {reason}; the run goes on");
+                complain!("gpipe: warning: {reason}; the run goes on");
             }
             (self.lost, self.reason) = (self.lost + 1, reason);
         }
@@ -104,7 +104,7 @@ impl Metrics {
     /// At the end: what is missing.
     pub(crate) fn tell_lost(&self) {
         if self.lost > 0 {
-            eprintln!("gpipe: warning: {} records were not written: {}", self.lost, self.reason);
+            complain!("gpipe: warning: {} records were not written: {}", self.lost, self.reason);
         }
     }
 }

@@ -7,7 +7,7 @@ use gpipe_observe::{
     plot,
 };
 
-use crate::{CliError, args::PlotArguments, metrics::io};
+use crate::{CliError, args::PlotArguments, metrics::io, output::say};
 
 /// Reads the runs' records and writes one page.
 pub(crate) fn run(arguments: &PlotArguments) -> Result<(), CliError> {
@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &PlotArguments) -> Result<(), CliError> {
         (None, None) => return Err(plot::PlotError::NoRuns.into()),
     };
     std::fs::write(&out, page).map_err(io(&out))?;
-    println!("{}", out.display());
+    say!("{}", out.display());
     Ok(())
 }
 

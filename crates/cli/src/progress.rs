@@ -8,6 +8,8 @@ use std::{
 use gpipe::StepReport;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::{complain, say};
+
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
@@ -56,7 +58,7 @@ impl Progress {
                 let due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
                 if due || step == *steps {
                     *last = Some(Instant::now());
-                    println!("step {step}/{steps}  {message}");
+                    say!("step {step}/{steps}  {message}");
                 }
             }
         }
@@ -65,8 +67,8 @@ impl Progress {
     /// A line between two steps.
     pub(crate) fn say(&self, line: &str) {
         match self {
-            Self::Bar(bar) if !bar.is_finished() => bar.suspend(|| println!("{line}")),
-            _ => println!("{line}"),
+            Self::Bar(bar) if !bar.is_finished() => bar.suspend(|| say!("{line}")),
+            _ => say!("{line}"),
         }
     }
 
@@ -74,9 +76,9 @@ impl Progress {
     pub(crate) fn warn(&self, line: &str) {
         match self {
             Self::Bar(bar) if !bar.is_finished() => {
-                bar.suspend(|| eprintln!("gpipe: warning: {line}"));
+                bar.suspend(|| complain!("gpipe: warning: {line}"));
             }
-            _ => eprintln!("gpipe: warning: {line}"),
+            _ => complain!("gpipe: warning: {line}"),
         }
     }
 

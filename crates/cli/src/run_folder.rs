@@ -14,6 +14,7 @@ use crate::{
     CliError,
     args::{ConfigArguments, RunArguments},
     config::Config,
+    output::complain,
     setup,
 };
 
@@ -128,7 +129,7 @@ pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliErro
     let own = folder.join(CHECKPOINTS);
     let newest = folder::newest(if own.is_dir() { &own } else { folder })?;
     for folder::Skipped { folder, reason } in &newest.skipped {
-        eprintln!("gpipe: warning: skipped {}: {reason}", folder.display());
+        complain!("gpipe: warning: skipped {}: {reason}", folder.display());
     }
     Ok(newest.found)
 }
@@ -160,7 +161,7 @@ impl Source {
             return Err(RunFolderError::Missing { path: weights }.into());
         };
         if !folder.join(manifest::NAME).exists() {
-            eprintln!(
+            complain!(
                 "gpipe: the run has not ended: this is its checkpoint {}",
                 checkpoint.folder().display()
             );

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use gpipe::{Bytes, StepReport};
 
+use crate::output::say;
+
 /// Sums over a run.
 #[derive(Default)]
 pub(crate) struct Summary {
@@ -65,7 +67,7 @@ impl Summary {
         }
         let steps = self.steps as f64;
         let saving_ms = saving.as_secs_f64() * 1e3;
-        println!(
+        say!(
             "trained {} steps, {:.0} tokens in {:.1} s: {:.1} ms/step, {:.0} tokens/s, bubble {:.1}%",
             self.steps,
             self.tokens,
@@ -75,18 +77,18 @@ impl Summary {
             100.0 * self.bubble()
         );
         if self.skipped > 0 {
-            println!("{} steps were skipped because float16 gradients overflowed", self.skipped);
+            say!("{} steps were skipped because float16 gradients overflowed", self.skipped);
         }
-        println!("where the time went, ms per step (% of the step):");
+        say!("where the time went, ms per step (% of the step):");
         let heads: Vec<String> = PARTS.iter().map(|part| format!("{part:>15}")).collect();
-        println!("stage{}   peak memory   sent per step", heads.concat());
+        say!("stage{}   peak memory   sent per step", heads.concat());
         for (number, stage) in self.stages.iter().enumerate() {
             let cells: Vec<String> = stage
                 .parts_ms
                 .iter()
                 .map(|ms| format!("{:>9.1} ({:>2.0}%)", ms / steps, 100.0 * ms / self.step_ms))
                 .collect();
-            println!(
+            say!(
                 "{number:>5}{}   {:>11}   {:>13}",
                 cells.concat(),
                 Bytes(stage.peak).to_string(),
@@ -94,7 +96,7 @@ impl Summary {
             );
         }
         let rest = elapsed_ms - self.step_ms - self.data_wait_ms - self.validation_ms - saving_ms;
-        println!(
+        say!(
             "of {:.1} s: in steps {:.1}%, waiting for batches {:.1}%, validating {:.1}%, waiting for checkpoints {:.1}%, the rest {:.1}%",
             elapsed_ms / 1e3,
             100.0 * self.step_ms / elapsed_ms,

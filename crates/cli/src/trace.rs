@@ -7,7 +7,7 @@ use gpipe_core::draw;
 use gpipe_data::TrainBatches;
 use gpipe_observe::trace;
 
-use crate::{CliError, args::TraceArguments, config::Config, metrics::io, setup};
+use crate::{CliError, args::TraceArguments, config::Config, metrics::io, output::say, setup};
 
 /// Steps that are trained unless --steps says otherwise: the first ones are warm-up.
 const STEPS: u64 = 5;
@@ -45,23 +45,24 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
     let timelines: Vec<_> = warm.iter().map(|report| &report.timeline).collect();
     let simulated = pipeline.simulate(&timelines)?;
 
-    print!("{}", draw::compare(&median.timeline, &simulated, arguments.width));
+    let drawing = draw::compare(&median.timeline, &simulated, arguments.width);
+    say!("{}", drawing.trim_end());
     let (measured_ms, simulated_ms) = (median.time.as_ms(), simulated.makespan.as_ms());
-    println!(
+    say!(
         "measured:  {measured_ms:.1} ms, bubble {:.1}% (step {} of {})",
         100.0 * median.bubble,
         median.step,
         reports.len()
     );
-    println!(
+    say!(
         "simulated: {simulated_ms:.1} ms, bubble {:.1}%, from the median time of each kind of action on each stage in {} steps",
         100.0 * simulated.bubble(),
         warm.len()
     );
-    println!("the measured step takes {:.3} of the simulated one", measured_ms / simulated_ms);
+    say!("the measured step takes {:.3} of the simulated one", measured_ms / simulated_ms);
     let path = &arguments.out;
     let file = BufWriter::new(File::create(path).map_err(io(path))?);
     trace::write(file, &median.timeline, Some(&simulated)).map_err(io(path))?;
-    println!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
+    say!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
     Ok(())
 }

@@ -10,6 +10,7 @@ use crate::{
     args::VerifyArguments,
     config::{Config, flag},
     metrics::io,
+    output::say,
     setup::{self, Text},
 };
 
@@ -46,8 +47,8 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
         )));
     }
     let text = setup::text(&config, None)?;
-    println!("{}", text.summary);
-    println!(
+    say!("{}", text.summary);
+    say!(
         "{} steps of {} samples of {} tokens, {} thread(s) per stage",
         config.train.steps,
         config.train.mini_batch,
@@ -77,9 +78,9 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
     if differs {
         return Err(CliError::Differs);
     }
-    println!("every loss, gradient and parameter is the same to the last bit");
+    say!("every loss, gradient and parameter is the same to the last bit");
     if arguments.resume {
-        println!(
+        say!(
             "each but the first was begun as the one above it, saved after {} steps, and resumed from the files",
             config.train.steps / 2
         );
@@ -209,7 +210,7 @@ fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str) {
     } else {
         format!("one thread, {step_ms:.0} ms")
     };
-    println!(
+    say!(
         "K = {}  M = {}  {:<6} {:<16} loss {loss:.6}  {overlap}  {verdict}",
         variant.stages,
         variant.micro_batches,

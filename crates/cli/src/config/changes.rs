@@ -16,6 +16,8 @@ pub(crate) struct Change {
 pub(crate) enum Effect {
     /// To its results nothing, to the bit.
     Nothing,
+    /// Nothing, if the training text stays the same; that is looked at when it has been read.
+    Text,
     /// They differ by rounding from those of a run that was not interrupted.
     Rounding,
     /// They are those of another recipe from here on.
@@ -29,6 +31,7 @@ impl Effect {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Nothing => "changes no result",
+            Self::Text => "the training text must be the same",
             Self::Rounding => "changes the last bits",
             Self::FromHereOn => "from here on",
             Self::Refused(reason) => reason,
@@ -64,12 +67,13 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Result<Vec<Change>, ConfigE
     Ok(keys.into_iter().filter_map(change).collect())
 }
 
-/// What a change of `key` does. The text of `data.*` is compared by content, when it has been read.
+/// What a change of `key` does.
 fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Effect {
     match key {
         "seed" => Effect::Refused("the order of the data and dropout are drawn from it"),
         "data.sequence" => Effect::Refused("the position in the data is counted in samples of it"),
         "data.validation_bytes" => Effect::Nothing,
+        _ if key.starts_with("data.") => Effect::Text,
         "model.dropout" | "model.attention_dropout" => Effect::FromHereOn,
         "pipeline.micro_batches"
         | "pipeline.kernels"
@@ -101,8 +105,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
         _ if key.starts_with("model.") => {
             Effect::Refused("the saved parameters are of another model")
         }
-        _ if key.starts_with("pipeline.") || key.starts_with("data.") => Effect::Nothing,
-        _ if key.starts_with("checkpoint.") => Effect::Nothing,
+        _ if key.starts_with("pipeline.") || key.starts_with("checkpoint.") => Effect::Nothing,
         _ => Effect::FromHereOn, // optimizer.*, train.*
     }
 }

@@ -49,7 +49,7 @@ impl FromStr for Devices {
 /// How often a checkpoint is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Every {
-    /// Never: neither at the end nor on a signal.
+    /// Neither on the way nor at the end; only where a run is left early.
     Never,
     /// After so many steps.
     Steps(u64),

@@ -12,6 +12,7 @@ mod start;
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    io::ErrorKind,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -34,8 +35,9 @@ use crate::{
     eval::{self, Measured},
     init,
     metrics::{Metrics, Seen, io},
+    output::{complain, say},
     progress::Progress,
-    run_folder::{AVERAGES, TOKENIZER, WEIGHTS, checkpoint_tokenizer},
+    run_folder::{AVERAGES, METRICS, TOKENIZER, WEIGHTS, checkpoint_tokenizer},
     setup,
     summary::Summary,
 };
@@ -47,9 +49,14 @@ const NAN_IN_A_ROW: u64 = 10;
 pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let mut start = Start::find(arguments)?; // before any work
     let config = start.config.clone();
-    let tokenizer = start.checkpoint.as_ref().map(checkpoint_tokenizer).transpose()?;
+    let init = arguments.init.as_deref().map(init::open).transpose()?;
+    let (init, tokenizer) = match (&start.checkpoint, init) {
+        (Some(checkpoint), _) => (None, Some(checkpoint_tokenizer(checkpoint)?)),
+        (None, Some(init)) => (Some(init.file), init.tokenizer),
+        (None, None) => (None, None),
+    };
     let text = setup::text(&config, tokenizer)?;
-    println!("{}", text.summary);
+    say!("{}", text.summary);
     let mut position = position(start.checkpoint.as_ref(), &text.train)?;
     let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
     let batches = TrainBatches::new(Arc::new(text.train), sequence, samples, config.seed)?;
@@ -57,39 +64,52 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let model = setup::model(&config, text.tokenizer.vocabulary())?;
     describe(&config, &model);
     let mut pipeline = setup::pipeline(&config, model).build()?;
-    println!("layers per stage: {:?}", pipeline.balance());
-    match (&start.checkpoint, &arguments.init) {
+    say!("layers per stage: {:?}", pipeline.balance());
+    match (&start.checkpoint, init) {
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
-        (None, Some(from)) => init::load(&mut pipeline, from, arguments)?,
+        (None, Some(file)) => init::load(&mut pipeline, file, arguments)?,
         (None, None) => {}
     }
 
     start.out.keep();
     let out = start.out.path();
     write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
-    text.tokenizer.save(&out.join(TOKENIZER))?;
+    write_aside(&out.join(TOKENIZER), &text.tokenizer.to_json()?)?;
+    if position.batches < config.train.steps {
+        // A run that goes on has not ended any more; what it ended with is in its checkpoint.
+        for name in [WEIGHTS, AVERAGES] {
+            remove(&out.join(name))?;
+        }
+    }
     let metrics = match &start.checkpoint {
         None => Metrics::create(out)?,
         Some(_) => {
+            if let Some(earlier) = &start.earlier_metrics {
+                // The curves of the run so far belong to this one, too.
+                let copy = out.join(METRICS);
+                std::fs::copy(earlier, &copy).map_err(io(&copy))?;
+            }
             // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at
             // the very end is made again, too, because it comes before the files that it is of.
             let ended = position.batches >= config.train.steps;
+            let again = ended || due(&config, &position);
+            let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
             Metrics::resume(out, pipeline.steps() + 1, |record| match record {
-                Record::Step(step) => step.samples_total <= position.samples,
-                Record::Evaluation(evaluation) => {
-                    evaluation.tokens_total < position.tokens
-                        || evaluation.tokens_total == position.tokens && !ended
+                Record::Step(step) => {
+                    samples = step.samples_total;
+                    samples <= position.samples
+                }
+                Record::Evaluation(_) => {
+                    samples < position.samples || samples == position.samples && !again
                 }
             })?
         }
     };
-    let saved = start.checkpoint.as_ref().map(|_| position.batches);
-    let best = start.checkpoint.as_ref().and_then(|checkpoint| checkpoint.manifest().best);
     let mut run = Run {
         metrics,
         progress: Progress::new(config.train.steps),
         summary: Summary::default(),
-        saving: Saving::new(out, &config, text.tokenizer.to_json()?, saved, best)?,
+        saving: Saving::new(out, &config, text.tokenizer.to_json()?, start.checkpoint.as_ref())?,
         stop: Stop::install()?,
         nan_in_a_row: 0,
         validation: text.validation,
@@ -103,14 +123,16 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
 
     run.validate(&mut pipeline, &mut position)?;
     let vocabulary = text.tokenizer.vocabulary() as f64;
-    println!("(a uniform guess: {:.4} nats/token)", vocabulary.ln());
-    run.saving.end(&mut pipeline, &position, &run.progress)?;
+    say!("(a uniform guess: {:.4} nats/token)", vocabulary.ln());
+    let saved = run.saving.end(&mut pipeline, &position, &run.progress);
+    // Where there is no room for a checkpoint, there may yet be some for the weights.
     gpipe_checkpoint::weights::save(&out.join(WEIGHTS), &pipeline.parameters()?)?;
     if config.optimizer.average > 0.0 {
         gpipe_checkpoint::weights::save(&out.join(AVERAGES), &pipeline.averages()?)?;
     }
     run.metrics.tell_lost();
-    println!("files: {}", out.display());
+    saved?;
+    say!("files: {}", out.display());
     Ok(())
 }
 
@@ -133,6 +155,13 @@ fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
     let aside = path.with_extension("writing");
     std::fs::write(&aside, text).map_err(io(&aside))?;
     std::fs::rename(&aside, path).map_err(io(path))
+}
+
+fn remove(path: &Path) -> Result<(), CliError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io(path)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// What goes on beside the training.
@@ -158,7 +187,7 @@ impl Run<'_> {
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
         if position.batches >= steps {
-            println!("all {steps} steps are done: --steps N trains more");
+            say!("all {steps} steps are done: --steps N trains more");
             return Ok(());
         }
         let result = self.steps(pipeline, batches, position);
@@ -167,12 +196,12 @@ impl Run<'_> {
         match self.saving.leave(pipeline, position, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
-                eprintln!(
+                complain!(
                     "gpipe: the state after step {} is saved: gpipe train --resume {out} goes on",
                     position.batches
                 );
             }
-            Err(not_saved) => eprintln!("gpipe: the state could not be saved: {not_saved}"),
+            Err(not_saved) => complain!("gpipe: the state could not be saved: {not_saved}"),
         }
         Err(error)
     }
@@ -183,15 +212,12 @@ impl Run<'_> {
         batches: TrainBatches<Arc<TokenSet>>,
         position: &mut Position,
     ) -> Result<(), CliError> {
-        let (steps, every) = (self.config.train.steps, self.config.train.validate_every);
-        let due = |batches: u64| {
-            every > 0 && batches > 0 && batches.is_multiple_of(every) && batches < steps
-        };
+        let steps = self.config.train.steps;
         let deadline = Duration::from_secs(self.config.pipeline.deadline_s);
         let ahead = LoaderSettings { deadline, depth: self.config.train.batches_ahead };
         let make = move |step| Ok::<_, Infallible>(batches.batch(step));
         let loader = Loader::start(position.batches..steps, ahead, make)?;
-        if due(position.batches) && !position.evaluated {
+        if due(self.config, position) {
             self.validate(pipeline, position)?; // which an interrupted run left out
         }
         for loaded in loader {
@@ -220,11 +246,13 @@ impl Run<'_> {
                     self.metrics.not_finite(pipeline.steps(), samples, seen_of(position));
                 }
             }
-            if self.stop.asked().is_none() && due(position.batches) {
+            if self.stop.asked().is_none() && due(self.config, position) {
                 self.validate(pipeline, position)?;
             }
             self.stop_if_asked(position)?;
-            self.saving.step(pipeline, position, &self.progress);
+            if position.batches < steps {
+                self.saving.step(pipeline, position, &self.progress);
+            } // the last one is saved after the validation at the end, which may make it the best
         }
         Ok(())
     }
@@ -317,13 +345,20 @@ impl Run<'_> {
     }
 }
 
+/// Whether a validation on the way is left to be made.
+fn due(config: &Config, position: &Position) -> bool {
+    let (batches, every) = (position.batches, config.train.validate_every);
+    let is_on_the_way = batches > 0 && batches < config.train.steps;
+    is_on_the_way && every > 0 && batches.is_multiple_of(every) && !position.evaluated
+}
+
 fn seen_of(position: &Position) -> Seen {
     Seen { tokens: position.tokens, samples: position.samples }
 }
 
 fn describe(config: &Config, model: &gpipe::Sequence) {
     let pipeline = &config.pipeline;
-    println!(
+    say!(
         "{} parameters in {} layers; K = {} on {}, M = {}, {}, re-materialization {}, {}",
         model.parameter_count(),
         model.len(),

@@ -11,7 +11,7 @@ use std::{
 
 use gpipe::{Bytes, Pipeline};
 use gpipe_checkpoint::{
-    CheckpointError, Checkpoints, RunInfo, Saved, Settings,
+    Checkpoint, CheckpointError, Checkpoints, RunInfo, Saved, Settings,
     files::Files,
     manifest::{Best, Progress as Position},
 };
@@ -20,6 +20,7 @@ use signal_hook::{consts::SIGKILL, low_level::raise};
 use crate::{
     CliError,
     config::{Config, Every},
+    metrics::io,
     progress::Progress,
     run_folder::{CHECKPOINTS, TOKENIZER},
 };
@@ -39,36 +40,42 @@ pub(super) struct Saving {
     best: Option<Best>,
     /// When the last one was begun, or the run.
     last: Instant,
-    /// The position of the last one, or where the run started.
+    /// The position of the last one in the run's folder.
     at: Option<u64>,
     /// How long training stood still for them.
     pub blocked: Duration,
 }
 
 impl Saving {
-    /// For a run in `out`, which goes on after `at` if that was saved.
+    /// For a run in `out`; `from` is the checkpoint that it goes on from, if there is one.
     pub(super) fn new(
         out: &Path,
         config: &Config,
         tokenizer: String,
-        at: Option<u64>,
-        best: Option<Best>,
+        from: Option<&Checkpoint>,
     ) -> Result<Self, CliError> {
+        let folder = out.join(CHECKPOINTS);
         let settings = Settings {
             keep: config.checkpoint.keep,
             keep_best: config.checkpoint.keep_best,
             files: files_of_the_environment(),
             ..Settings::default()
         };
+        let checkpoints = Checkpoints::open(&folder, settings)?;
+        // A checkpoint of another run is not in this one's folder.
+        let folder = folder.canonicalize().map_err(io(&folder))?;
+        let is_own = |from: &&Checkpoint| {
+            from.folder().canonicalize().is_ok_and(|from| from.parent() == Some(&folder))
+        };
         Ok(Self {
-            checkpoints: Checkpoints::open(&out.join(CHECKPOINTS), settings)?,
+            checkpoints,
             every: config.checkpoint.every,
             keep_best: config.checkpoint.keep_best,
             config: config.resolved().to_toml()?,
             tokenizer,
-            best,
+            best: from.and_then(|from| from.manifest().best),
             last: Instant::now(),
-            at,
+            at: from.filter(is_own).map(|from| from.manifest().progress.batches),
             blocked: Duration::ZERO,
         })
     }
@@ -86,12 +93,11 @@ impl Saving {
             Every::Steps(steps) => position.batches.is_multiple_of(steps),
             Every::Time(time) => self.last.elapsed() >= time,
         };
-        if due || is_best {
-            self.save(pipeline, position, progress);
-        } else {
-            let outcome = self.checkpoints.poll();
-            tell(outcome, progress);
-        }
+        let outcome = match due || is_best {
+            true => self.save(pipeline, position),
+            false => self.checkpoints.poll(),
+        };
+        tell(outcome, progress);
     }
 
     /// A validation's loss: the lowest one's checkpoint is kept.
@@ -101,9 +107,14 @@ impl Saving {
         }
     }
 
-    fn save(&mut self, pipeline: &mut Pipeline, position: &Position, progress: &Progress) {
+    /// Begins to save, unless that is there; the outcome is that of the one before, or an error of beginning.
+    fn save(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &Position,
+    ) -> Result<Option<Saved>, CheckpointError> {
         if self.at == Some(position.batches) {
-            return; // it is there
+            return Ok(None);
         }
         let start = Instant::now();
         let info = RunInfo {
@@ -112,34 +123,39 @@ impl Saving {
             config: self.config.clone(),
             files: vec![(TOKENIZER.into(), self.tokenizer.clone().into_bytes())],
         };
-        let outcome = self.checkpoints.save(pipeline, info);
-        self.at = Some(position.batches);
+        let before = self.checkpoints.wait();
         self.last = Instant::now();
+        self.checkpoints.save(pipeline, info)?;
+        self.at = Some(position.batches);
         self.blocked += start.elapsed();
-        tell(outcome, progress);
+        before
     }
 
-    /// At the end of the run: the last state is on disk when this returns.
+    /// At the end of the run.
     pub(super) fn end(
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
         progress: &Progress,
     ) -> Result<(), CliError> {
-        if self.every != Every::Never {
+        // Where some are kept, the newest must not be behind the run: it would go on from there.
+        if self.every != Every::Never || self.keep_best || self.at.is_some() {
             self.leave(pipeline, position, progress)?;
         }
         Ok(())
     }
 
-    /// Before the run is left, whatever the reason.
+    /// Before the run is left, whatever the reason: the state is on disk when this returns.
     pub(super) fn leave(
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
         progress: &Progress,
     ) -> Result<(), CheckpointError> {
-        self.save(pipeline, position, progress);
+        if self.at != Some(position.batches) {
+            tell(self.checkpoints.wait(), progress); // so that what follows is about this one
+        }
+        self.save(pipeline, position)?;
         let outcome = self.checkpoints.wait()?;
         tell(Ok(outcome), progress);
         Ok(())

@@ -14,7 +14,7 @@ use signal_hook::{
     low_level::{emulate_default_handler, signal_name},
 };
 
-use crate::CliError;
+use crate::{CliError, output::complain};
 
 /// Whether somebody asked the run to stop.
 #[derive(Debug, Clone)]
@@ -32,7 +32,7 @@ impl Stop {
                 if asked.swap(signal, Ordering::SeqCst) != 0 {
                     let _ = emulate_default_handler(signal); // ends the process
                 }
-                eprintln!(
+                complain!(
                     "gpipe: {}: saving after this step; once more leaves at once, without",
                     name(signal)
                 );

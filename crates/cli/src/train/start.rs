@@ -12,6 +12,7 @@ use crate::{
     args::TrainArguments,
     config::{Config, Effect, changes},
     metrics::io,
+    output::say,
     run_folder::{CHECKPOINTS, METRICS, WEIGHTS},
 };
 
@@ -24,6 +25,8 @@ pub(crate) struct Start {
     pub out: Claim,
     /// Where the run goes on.
     pub checkpoint: Option<Checkpoint>,
+    /// The metrics of another run, which goes on in `out`.
+    pub earlier_metrics: Option<PathBuf>,
 }
 
 /// A run's folder, for this process alone.
@@ -36,12 +39,16 @@ pub(crate) struct Claim {
 }
 
 impl Start {
+    fn new(config: Config, out: Claim, checkpoint: Option<Checkpoint>) -> Self {
+        Self { config, out, checkpoint, earlier_metrics: None }
+    }
+
     /// Reads the configuration, finds the checkpoint to go on from, and claims the folder.
     pub(crate) fn find(arguments: &TrainArguments) -> Result<Self, CliError> {
         match arguments.resume.as_deref() {
             None => {
                 let config = configuration(arguments)?;
-                Ok(Self { config, out: Claim::new_run(arguments)?, checkpoint: None })
+                Ok(Self::new(config, Claim::new_run(arguments)?, None))
             }
             Some("auto") => Self::automatic(arguments),
             Some(path) => Self::from(arguments, Path::new(path)),
@@ -56,15 +63,15 @@ impl Start {
             None => last_numbered(arguments),
         };
         let Some(path) = path else {
-            println!("no earlier run: starting from the beginning");
-            return Ok(Self { config, out: Claim::new_run(arguments)?, checkpoint: None });
+            say!("no earlier run: starting from the beginning");
+            return Ok(Self::new(config, Claim::new_run(arguments)?, None));
         };
         let out = Claim::existing(&path)?;
         let newest = folder::newest(&path.join(CHECKPOINTS))?;
         tell_skipped(&newest.skipped);
         if let Some(checkpoint) = newest.found {
             compare(&checkpoint, &config)?;
-            return Ok(Self { config, out, checkpoint: Some(checkpoint) });
+            return Ok(Self::new(config, out, Some(checkpoint)));
         }
         let shown = path.display();
         if !newest.skipped.is_empty() {
@@ -77,8 +84,8 @@ impl Start {
                 "{shown} holds a run that has ended and has no checkpoints: give another --out, or remove it"
             )));
         }
-        println!("no checkpoint in {shown}: starting from the beginning");
-        Ok(Self { config, out, checkpoint: None })
+        say!("no checkpoint in {shown}: starting from the beginning");
+        Ok(Self::new(config, out, None))
     }
 
     /// From the checkpoint or the run that `path` names.
@@ -111,14 +118,9 @@ impl Start {
         };
         let is_own = in_run && out.canonicalize().is_ok_and(|out| out == run);
         if !is_own {
-            let out = Claim::other_run(&out)?;
-            // The curves of the run so far belong to this one, too; without them it goes on all the same.
-            let metrics = run.join(METRICS);
-            if in_run && metrics.is_file() {
-                let copy = out.path().join(METRICS);
-                fs::copy(&metrics, &copy).map_err(io(&copy))?;
-            }
-            return Ok(Self { config, out, checkpoint: Some(checkpoint) });
+            let metrics = Some(run.join(METRICS)).filter(|path| in_run && path.is_file());
+            let start = Self::new(config, Claim::other_run(&out)?, Some(checkpoint));
+            return Ok(Self { earlier_metrics: metrics, ..start });
         }
         let claim = Claim::existing(&out)?;
         let batches = checkpoint.manifest().progress.batches;
@@ -133,7 +135,7 @@ impl Start {
                 checkpoint.folder().display()
             )));
         }
-        Ok(Self { config, out: claim, checkpoint: Some(checkpoint) })
+        Ok(Self::new(config, claim, Some(checkpoint)))
     }
 }
 
@@ -163,7 +165,7 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<(), CliError> {
     let manifest = checkpoint.manifest();
     let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
     let old = Config::from_text(&manifest.config, &origin, &Default::default())?;
-    println!(
+    say!(
         "resuming {}: step {}, {} tokens",
         checkpoint.folder().display(),
         manifest.progress.batches,
@@ -173,9 +175,9 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<(), CliError> {
     if all.is_empty() {
         return Ok(());
     }
-    println!("the configuration differs from the checkpoint's:");
+    say!("the configuration differs from the checkpoint's:");
     for change in &all {
-        println!("  {}: {} -> {} ({})", change.key, change.old, change.new, change.effect.text());
+        say!("  {}: {} -> {} ({})", change.key, change.old, change.new, change.effect.text());
     }
     let refused: Vec<String> = all
         .iter()
@@ -199,7 +201,7 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<(), CliError> {
 
 fn tell_skipped(skipped: &[folder::Skipped]) {
     for folder::Skipped { folder, reason } in skipped {
-        println!("skipped {}: {reason}", folder.display());
+        say!("skipped {}: {reason}", folder.display());
     }
 }
 

@@ -1,8 +1,11 @@
 //! What the tests of the command share: a folder with a tiny configuration and text, and the command in it.
 #![allow(dead_code)] // each test file uses its own part
 
+pub mod process;
+
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -30,6 +33,26 @@ steps = 4
 mini_batch = 7
 "#;
 
+/// Twelve steps, a checkpoint after every fourth, and what a short text and a debug build need.
+pub const TRAIN: &[&str] = &[
+    "train",
+    "tiny.toml",
+    "--text",
+    "text.txt",
+    "--every",
+    "4",
+    "--steps",
+    "12",
+    "--set",
+    "train.validation_tokens=100",
+    "--set",
+    "model.blocks=1",
+];
+
+pub fn train<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [TRAIN, &["--out", out], more].concat()
+}
+
 /// A folder with a configuration and a text of some thousand words.
 pub struct Folder(tempfile::TempDir);
 
@@ -49,19 +72,29 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    pub fn gpipe(&self, arguments: &[&str]) -> Output {
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpipe"));
         command.current_dir(self.0.path()).args(arguments).env("CARGO_HOME", self.path("no cargo"));
-        command.output().unwrap()
+        command
+    }
+
+    pub fn gpipe(&self, arguments: &[&str]) -> Output {
+        process::output(&mut self.command(arguments))
+    }
+
+    /// Expects success; what it printed on the standard output.
+    pub fn succeeds(&self, arguments: &[&str]) -> String {
+        let output = self.gpipe(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// Trains on the text; what it printed.
     pub fn train(&self, arguments: &[&str]) -> String {
         let mut all = vec!["train", "tiny.toml", "--text", "text.txt"];
         all.extend(arguments);
-        let output = self.gpipe(&all);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        self.succeeds(&all)
     }
 
     /// Expects a failure with one clear message.
@@ -75,6 +108,17 @@ impl Folder {
         }
     }
 
+    /// A copy of a run, to go on with.
+    pub fn copy(&self, from: &str, to: &str) {
+        let copied = Command::new("cp").arg("-a").args([self.path(from), self.path(to)]).status();
+        assert!(copied.unwrap().success());
+    }
+
+    /// The weights that a run has ended with.
+    pub fn weights(&self, run: &str) -> Vec<u8> {
+        bytes(&self.path(run).join("weights.safetensors"))
+    }
+
     pub fn lines(&self, run: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -83,4 +127,34 @@ impl Folder {
 
 pub fn bytes(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The steps of the checkpoints, oldest first.
+pub fn steps(folder: &Folder, run: &str) -> Vec<u64> {
+    let all = gpipe_checkpoint::folder::list(&folder.path(run).join("checkpoints")).unwrap();
+    all.into_iter().rev().map(|(step, _)| step).collect()
+}
+
+/// Writes down that `test` cannot run here, and why.
+pub fn skip(test: &str, reason: &str) {
+    if let Some(path) = std::env::var_os("GPIPE_SKIP_LOG") {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        // In one write: tests run side by side.
+        file.write_all(format!("{test}: {reason}\n").as_bytes()).unwrap();
+    }
+}
+
+/// What a run's `metrics.jsonl` says of its steps and evaluations, digit for digit, without times. Timing and memory
+/// depend on the machine and on K.
+pub fn results(run: &Path) -> Vec<String> {
+    let text = String::from_utf8(bytes(&run.join("metrics.jsonl"))).unwrap();
+    let between = |line: &str, from: &str, to: &str| {
+        let (start, end) = (line.find(from).unwrap(), line.find(to).unwrap());
+        line[start..end].to_owned()
+    };
+    let result = |line: &str| match line.contains(r#""kind":"step""#) {
+        true => between(line, "{", r#""tokens_per_s""#) + &between(line, r#""lr""#, r#""bubble""#),
+        false => line.to_owned(),
+    };
+    text.lines().map(result).collect()
 }
