@@ -381,7 +381,8 @@ impl From<&CounterFields> for Counters {
 
 impl From<gpipe::Plan> for PlanFields {
     fn from(plan: gpipe::Plan) -> Self {
-        let gpipe::Plan { stages, micro_batches, schedule, remat, balance, dtype } = plan;
+        let gpipe::Plan { stages, micro_batches, schedule, remat, balance, kind } = plan;
+        let dtype = dtype_name(kind);
         Self { stages, micro_batches, schedule, remat, balance, dtype }
     }
 }

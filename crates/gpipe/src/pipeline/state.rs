@@ -24,7 +24,7 @@ pub struct Plan {
     /// Layers per stage.
     pub balance: Vec<usize>,
     /// The dtype of the arithmetic.
-    pub dtype: String,
+    pub kind: tch::Kind,
 }
 
 impl Pipeline {
@@ -182,7 +182,7 @@ impl Pipeline {
             schedule: self.schedule.to_string(),
             remat: self.remat.to_string(),
             balance: self.balance.clone(),
-            dtype: format!("{:?}", self.precision.compute),
+            kind: self.precision.compute,
         }
     }
 
