@@ -80,6 +80,9 @@ def train(arm, steps, data):
         "canary_s": [before, canary()],
     }
     shutil.rmtree(out)
+    within = [save for save in result["saved"] if save["step"] < steps]
+    if within and 1e3 * within[-1]["written_s"] > sum(result["step_ms"][within[-1]["step"] :]):
+        sys.exit(f"checkpoint: that of step {within[-1]['step']} was not written when the loop ended: give more --steps")
     return result
 
 

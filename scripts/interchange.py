@@ -158,7 +158,8 @@ def main():
         evaluate = lambda *from_: json.loads(gpipe("eval", *from_, "--text", text, "--json"))["loss"]  # noqa: E731
 
         foreign = Gpt2()
-        state = {**foreign.state_dict(), "lm_head.weight": foreign.wte.weight}
+        prefixed = lambda name: name if name.startswith("lm_head") else f"transformer.{name}"  # noqa: E731
+        state = {prefixed(name): tensor for name, tensor in foreign.state_dict().items()}
         write_safetensors(folder / "foreign.safetensors", state)
         weights = run / "imported.safetensors"
         names = ROOT / "configs" / "names" / "gpt2.toml"

@@ -23,6 +23,7 @@ use crate::{
     error::{CheckpointError, Result},
     files::{Files, failed},
     manifest,
+    save::Settings,
 };
 
 /// The link to the newest checkpoint.
@@ -184,8 +185,12 @@ pub(crate) fn publish(files: &Files, folder: &Path, aside: &Path, target: &Path)
         }
         return Err(error);
     }
-    files.sync_folder(folder)?;
-    files.remove(&replaced)
+    files.sync_folder(folder)
+}
+
+/// Removes what [`publish`] left of a checkpoint that it replaced.
+pub(crate) fn remove_replaced(files: &Files, target: &Path) -> Result<()> {
+    files.remove(&target.with_extension(&REPLACED[1..]))
 }
 
 /// Points [`BEST`] at the checkpoint of `batches`, if it is there.
@@ -195,12 +200,12 @@ pub(crate) fn point_best(files: &Files, folder: &Path, batches: u64) -> Result<(
     if points || !folder.join(&name).is_dir() { Ok(()) } else { files.point(&link, &name) }
 }
 
-/// Of the checkpoints up to that of `batches`, removes all but the newest `keep` and the one that [`BEST`] names.
-/// Those after it are not this run's: a search passed them over because they are damaged.
-pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, keep: usize) -> Result<()> {
+/// Of the checkpoints up to that of `batches`, removes all but those that are kept: the newest, and the one that
+/// [`BEST`] names. Those after it are not this run's: a search passed them over because they are damaged.
+pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, settings: &Settings) -> Result<()> {
     let best = fs::read_link(folder.join(BEST)).ok().map(|target| folder.join(target));
     let own = list(folder)?.into_iter().filter(|(number, _)| *number <= batches);
-    for (_, path) in own.skip(keep.max(1)) {
+    for (_, path) in own.skip(settings.keep.max(1)) {
         if Some(&path) != best.as_ref() {
             remove(files, &path)?;
         }

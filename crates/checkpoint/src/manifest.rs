@@ -160,6 +160,20 @@ pub enum FileKind {
 }
 
 impl Manifest {
+    /// No parameter has had more updates than there were: what a torn update left is no state.
+    fn check_updates(&self) -> Result<(), String> {
+        let step = self.counters.step;
+        for layer in &self.layers {
+            let torn = |own: &&Parameter| own.updates.is_some_and(|updates| updates > step);
+            if let Some(own) = layer.parameters.iter().find(torn) {
+                let updates = own.updates.unwrap_or_default();
+                let (layer, own) = (&layer.name, &own.name);
+                return Err(format!("{layer}.{own} has had {updates} updates at step {step}"));
+            }
+        }
+        Ok(())
+    }
+
     /// The file's bytes.
     ///
     /// # Errors
@@ -234,6 +248,7 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<(), String> {
+        self.check_updates()?;
         let mut names = HashSet::new();
         for layer in &self.layers {
             if !names.insert(&layer.name) {

@@ -6,8 +6,9 @@
 //! use gpipe_checkpoint::names::{Mapped, NameMap};
 //!
 //! let map = NameMap::parse(r#"
+//!     prefix = "transformer."     # taken off names that begin with it
 //!     [[names]]
-//!     from = "transformer.h.*.attn.c_attn.weight"
+//!     from = "h.*.attn.c_attn.weight"
 //!     to = "*.attention.qkv.weight"
 //!     transpose = true            # swap a matrix's two axes, as GPT-2's Conv1D needs
 //!     [[names]]
@@ -16,6 +17,7 @@
 //! "#, "gpt2.toml")?;
 //! let to = |name: &str, transpose| Mapped::To { name: name.to_owned(), transpose };
 //! assert_eq!(map.map("transformer.h.0.attn.c_attn.weight"), to("0.attention.qkv.weight", true));
+//! assert_eq!(map.map("h.1.attn.c_attn.weight"), to("1.attention.qkv.weight", true));
 //! assert_eq!(map.map("transformer.h.0.attn.bias"), Mapped::Ignored);
 //! assert_eq!(map.map("lm_head.weight"), Mapped::Unmatched);
 //! # Ok::<(), gpipe_checkpoint::names::NamesError>(())
@@ -61,6 +63,8 @@ pub enum Mapped {
 /// Rules from a file's names to a model's.
 #[derive(Debug, Clone)]
 pub struct NameMap {
+    /// Taken off a name that begins with it, before the rules.
+    prefix: String,
     rules: Vec<Rule>,
 }
 
@@ -76,6 +80,8 @@ struct Rule {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
+    #[serde(default)]
+    prefix: String,
     names: Vec<toml::Table>,
 }
 
@@ -111,19 +117,21 @@ impl NameMap {
             })?;
             rules.push(rule);
         }
-        Ok(Self { rules })
+        Ok(Self { prefix: document.prefix, rules })
     }
 
     /// Every tensor is the parameter of its own name.
     #[must_use]
     pub fn identity() -> Self {
         let any = pieces("*");
-        Self { rules: vec![Rule { from: any.clone(), to: Some(any), transpose: false }] }
+        let rules = vec![Rule { from: any.clone(), to: Some(any), transpose: false }];
+        Self { prefix: String::new(), rules }
     }
 
     /// What becomes of the tensor `name`.
     #[must_use]
     pub fn map(&self, name: &str) -> Mapped {
+        let name = name.strip_prefix(&self.prefix).unwrap_or(name);
         for rule in &self.rules {
             if let Some(found) = captures(&rule.from, name) {
                 return match &rule.to {

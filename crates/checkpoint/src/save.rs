@@ -77,6 +77,8 @@ pub struct Saved {
     pub copied: Duration,
     /// How long it was written: training went on.
     pub written: Duration,
+    /// Why a link still names an older checkpoint, or more than [`Settings::keep`] are there; the next save does it.
+    pub untidy: Option<String>,
 }
 
 /// The checkpoints of one run, written one after the other. Only one process may write in a folder.
@@ -266,15 +268,23 @@ impl Job {
         let name = folder::name(batches);
         let target = folder.join(&name);
         folder::publish(files, &folder, aside, &target)?;
-        files.point(&folder.join(folder::LATEST), &name)?;
-        if let Some(best) = info.best.filter(|_| settings.keep_best) {
-            folder::point_best(files, &folder, best.batches)?;
-        }
-        // The links are on disk before what they named is gone.
-        files.sync_folder(&folder)?;
-        folder::prune(files, &folder, batches, settings.keep)?;
+        // It is complete now, whatever becomes of the links and of older ones.
+        let tidy = || {
+            files.point(&folder.join(folder::LATEST), &name)?;
+            match info.best.filter(|_| settings.keep_best) {
+                Some(best) => folder::point_best(files, &folder, best.batches)?,
+                None if settings.keep_best => {}
+                // Nobody keeps what it names any more.
+                None => files.remove(&folder.join(folder::BEST))?,
+            }
+            // The links are on disk before what they named is gone.
+            files.sync_folder(&folder)?;
+            folder::remove_replaced(files, &target)?;
+            folder::prune(files, &folder, batches, &settings)
+        };
+        let untidy = tidy().err().map(|error| error.to_string());
         let bytes = manifest.bytes() + encoded.len() as u64;
-        Ok(Saved { folder: target, batches, bytes, copied, written: start.elapsed() })
+        Ok(Saved { folder: target, batches, bytes, copied, written: start.elapsed(), untidy })
     }
 }
 

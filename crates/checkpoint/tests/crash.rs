@@ -219,9 +219,15 @@ impl Scenario {
         let save = || {
             let mut checkpoints = Checkpoints::open(folder.path(), settings)?;
             assert_eq!(checkpoints.save(states.after(3), info)?, None);
-            checkpoints.wait().map(|saved| saved.unwrap().batches)
+            checkpoints.wait().map(|saved| saved.unwrap())
         };
-        let result = save();
+        // What goes wrong once it is complete is told, too.
+        let result = save().map_err(|error| error.to_string()).and_then(|saved| {
+            assert_eq!(saved.batches, 3);
+            let complete = newest(folder.path()) == Some(3);
+            assert!(complete, "{}: what is said to be saved is there", self.name);
+            saved.untidy.map_or(Ok(3), Err)
+        });
         Outcome { folder, operations: operations.load(Ordering::SeqCst), result }
     }
 
@@ -257,7 +263,7 @@ impl Scenario {
 struct Outcome {
     folder: tempfile::TempDir,
     operations: usize,
-    result: Result<u64, CheckpointError>,
+    result: Result<u64, String>,
 }
 
 /// Kills the process at every operation of every scenario.
@@ -314,7 +320,7 @@ fn fault_any_operation_that_fails_is_named_and_the_next_save_succeeds() {
             let what = format!("{}: operation {at} failed with {code}", scenario.name);
             let outcome = scenario.run(prepared.path(), &mut states, at, Break::Fails(code));
             let folder = outcome.folder.path();
-            let message = outcome.result.unwrap_err().to_string();
+            let message = outcome.result.unwrap_err();
             assert!(message.contains(folder.to_str().unwrap()), "{what}: {message}");
             assert!(message.contains(remedy), "{what}: {message}");
             // To open was to tidy up. What failed after that removes what it wrote.

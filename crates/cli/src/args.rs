@@ -41,8 +41,10 @@ pub(crate) enum Command {
     ///
     /// NAMES.toml lists which tensor of the file becomes which parameter; the first rule that matches a name holds:
     ///
+    ///   prefix = "transformer."
+    ///
     ///   [[names]]
-    ///   from = "transformer.h.*.attn.c_attn.weight"
+    ///   from = "h.*.attn.c_attn.weight"
     ///   to = "*.attention.qkv.weight"
     ///   transpose = true
     ///
@@ -50,8 +52,8 @@ pub(crate) enum Command {
     ///   from = "*.attn.bias"
     ///   ignore = true
     ///
-    /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. `gpipe inspect` lists the
-    /// names on either side.
+    /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. The prefix is taken off names
+    /// that begin with it. `gpipe inspect` lists the names on either side.
     #[command(verbatim_doc_comment)]
     Import(ImportArguments),
 }
@@ -127,7 +129,7 @@ pub(crate) struct InspectArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// A checkpoint's folder, or a run's: of its newest complete checkpoint, or of its weights where it has none
+    /// A checkpoint's folder, or a run's: its weights if it has ended, else its newest complete checkpoint
     #[arg(value_name = "DIR")]
     pub from: PathBuf,
     /// The safetensors file to write

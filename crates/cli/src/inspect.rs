@@ -6,7 +6,7 @@ use gpipe::Bytes;
 use gpipe_checkpoint::{
     Checkpoint, folder,
     manifest::{self, FileKind, Manifest},
-    tensor_file::TensorFile,
+    tensor_file::{TensorFile, shown},
 };
 use serde_json::json;
 
@@ -112,7 +112,7 @@ fn checkpoint(checkpoint: &Checkpoint, json: bool) -> Result<(), CliError> {
 fn describe(folder: &Path, manifest: &Manifest) {
     let Manifest { progress, counters, plan, best, .. } = manifest;
     say!("checkpoint     {}", folder.display());
-    say!("written by     {}, format {}", manifest.written_by, manifest.format);
+    say!("written by     {}, format {}", shown(&manifest.written_by), manifest.format);
     say!(
         "position       {} mini-batches, {} samples, {} tokens; {} left out",
         progress.batches,
@@ -131,15 +131,14 @@ fn describe(folder: &Path, manifest: &Manifest) {
         "was run at     K = {}, M = {}, {}, re-materialization {}, layers per stage {:?}, {}",
         plan.stages,
         plan.micro_batches,
-        plan.schedule,
-        plan.remat,
+        shown(&plan.schedule),
+        shown(&plan.remat),
         plan.balance,
-        plan.dtype
+        shown(&plan.dtype)
     );
     say!("size           {} in {} files", Bytes(manifest.bytes()), manifest.all_files().count());
-    let count = |shape: &[i64]| shape.iter().product::<i64>();
     let parameters = manifest.layers.iter().flat_map(|layer| &layer.parameters);
-    let total: i64 = parameters.map(|parameter| count(&parameter.shape)).sum();
+    let total = parameters.map(|own| elements(&own.shape)).fold(0, i64::saturating_add);
     say!("parameters     {total} in {} layers", manifest.layers.len());
     for layer in manifest.layers.iter().take(ROWS_MAX) {
         let bytes = |kind: FileKind| -> u64 {
@@ -151,7 +150,7 @@ fn describe(folder: &Path, manifest: &Manifest) {
         };
         say!(
             "  {}: parameters {}{}{}",
-            layer.name,
+            shown(&layer.name),
             Bytes(bytes(FileKind::Parameters)),
             part("optimizer", FileKind::Optimizer),
             part("averages", FileKind::Averages)
@@ -160,16 +159,22 @@ fn describe(folder: &Path, manifest: &Manifest) {
             let kept = match parameter.updates {
                 None => String::new(),
                 Some(updates) => {
-                    format!("  {} after {updates} updates", parameter.optimizer.join(", "))
+                    let names = parameter.optimizer.join(", ");
+                    format!("  {} after {updates} updates", shown(&names))
                 }
             };
-            say!("    {:<28} {} {:?}{kept}", parameter.name, parameter.dtype, parameter.shape);
+            let (name, dtype) = (shown(&parameter.name), shown(&parameter.dtype));
+            say!("    {name:<28} {dtype} {:?}{kept}", parameter.shape);
         }
     }
 }
 
+/// Sizes come from files, and may be anything.
+fn elements(shape: &[i64]) -> i64 {
+    shape.iter().fold(1, |all, &size| all.saturating_mul(size))
+}
+
 fn tensors(file: &TensorFile, json: bool) -> Result<(), CliError> {
-    let elements = |shape: &[i64]| shape.iter().fold(1_i64, |all, &size| all.saturating_mul(size));
     if json {
         let entries = file.entries().iter();
         let entries: Vec<_> = entries
@@ -187,10 +192,10 @@ fn tensors(file: &TensorFile, json: bool) -> Result<(), CliError> {
         Bytes(bytes)
     );
     for (key, value) in file.metadata() {
-        say!("metadata: {key} = {value}");
+        say!("metadata: {} = {}", shown(key), shown(value));
     }
     for entry in file.entries().iter().take(ROWS_MAX) {
-        say!("  {:<44} {:<5} {:?}", entry.name, entry.dtype, entry.shape);
+        say!("  {:<44} {:<5} {:?}", shown(&entry.name), entry.dtype, entry.shape);
     }
     if file.entries().len() > ROWS_MAX {
         say!("  and {} more: --json lists all", file.entries().len() - ROWS_MAX);

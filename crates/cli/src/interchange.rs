@@ -37,19 +37,22 @@ fn read(arguments: &ExportArguments) -> Result<(Vec<(String, Tensor)>, String), 
             folder.display()
         )));
     }
-    if let Some(checkpoint) = checkpoint_in(folder)? {
-        let from = checkpoint.folder().display().to_string();
-        return Ok((checkpoint_weights(&checkpoint, arguments.averages)?, from));
-    }
+    // As `eval` has it: what a run ended with, or else what it has so far.
     let path = folder.join(if arguments.averages { AVERAGES } else { WEIGHTS });
-    if !path.is_file() {
-        return Err(CliError::Usage(format!(
+    if path.is_file() {
+        return Ok((weights::load(&path)?, path.display().to_string()));
+    }
+    match checkpoint_in(folder)? {
+        Some(checkpoint) => {
+            let from = checkpoint.folder().display().to_string();
+            Ok((checkpoint_weights(&checkpoint, arguments.averages)?, from))
+        }
+        None => Err(CliError::Usage(format!(
             "{}: there is neither a checkpoint nor {} in it",
             folder.display(),
             path.file_name().unwrap_or_default().to_string_lossy()
-        )));
+        ))),
     }
-    Ok((weights::load(&path)?, path.display().to_string()))
 }
 
 /// Makes weights of a foreign file.

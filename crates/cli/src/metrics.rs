@@ -37,7 +37,12 @@ impl Metrics {
     /// Creates `metrics.jsonl` and a file in `tensorboard/`, both in `folder`.
     pub(crate) fn create(folder: &Path) -> Result<Self, CliError> {
         let lines = metrics::Writer::create(&folder.join(METRICS))?;
-        let events = tensorboard::Writer::create(&folder.join(TENSORBOARD), SystemTime::now())?;
+        let (events, now) = (folder.join(TENSORBOARD), SystemTime::now());
+        let events = match events.is_dir() {
+            // A run that begins again: what it drew before is no part of the curve.
+            true => tensorboard::Writer::resume(&events, now, 1)?,
+            false => tensorboard::Writer::create(&events, now)?,
+        };
         Ok(Self { lines, events, lost: 0, reason: String::new() })
     }
 

@@ -22,6 +22,8 @@ use crate::{
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
 /// The file of their moving averages, if the run kept them.
 pub(crate) const AVERAGES: &str = "averages.safetensors";
+/// Before the names of those two, after a run that had ended went on.
+pub(crate) const EARLIER: &str = "earlier-";
 /// The file of its losses and times.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The folder of its checkpoints.

@@ -46,7 +46,7 @@ pub(crate) fn batch_norm(
         )));
     }
     let parameter = |number: usize| ctx.parameter(first + number);
-    let (mean, variance) = (parameter(MEAN)?, parameter(VARIANCE)?);
+    let (mean, variance, _) = (parameter(MEAN)?, parameter(VARIANCE)?, parameter(BATCHES)?);
     // Beside running statistics in float32 libtorch wants weights in float32, too.
     let widened = |number| Ok::<_, LayerError>(parameter(number)?.f_to_kind(mean.kind())?);
     let (weight, bias) = (widened(WEIGHT)?, widened(BIAS)?);

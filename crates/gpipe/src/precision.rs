@@ -76,8 +76,8 @@ impl LossScale {
 
     /// As it was when a state was taken; a state of other arithmetic has no scale, and this one starts anew.
     pub(crate) fn restore(&mut self, scale: Option<f64>, good: u32) {
-        if let (true, Some(scale)) = (self.dynamic, scale) {
-            (self.scale, self.good) = (scale, good);
+        if self.dynamic {
+            (self.scale, self.good) = scale.map_or((FIRST, 0), |scale| (scale, good));
         }
     }
 

@@ -73,7 +73,8 @@ impl Sequence {
     }
 
     /// Freezes every parameter whose full name (`layer.parameter`) passes `test`: it is not trained, has no
-    /// gradient and no optimizer state, and no gradient is computed below the lowest trained one.
+    /// gradient and no optimizer state, and no gradient is computed below the lowest trained one. Running statistics of
+    /// batch norms go on counting.
     #[must_use]
     pub fn freeze(mut self, test: impl Fn(&str) -> bool) -> Self {
         for layer in &mut self.layers {
@@ -204,6 +205,13 @@ impl Sequence {
                     return Err(self.error(index, reason));
                 }
                 let Some(tie) = &parameter.tie else { continue };
+                if parameter.buffer {
+                    let name = &parameter.name;
+                    let reason = format!(
+                        "the running statistic '{name}' is tied: it would be counted twice"
+                    );
+                    return Err(self.error(index, reason));
+                }
                 let place = (LayerId::from_index(index), position);
                 match groups.iter_mut().find(|group| group.name == *tie) {
                     None => groups.push(TieGroup {

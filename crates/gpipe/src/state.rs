@@ -15,6 +15,13 @@ pub struct State {
     pub stages: Vec<Vec<LayerState>>,
 }
 
+impl State {
+    /// Its layers, in the form that [`crate::Pipeline::restore`] takes.
+    pub fn into_layers(self) -> impl Iterator<Item = crate::Result<LayerState>> {
+        self.stages.into_iter().flatten().map(Ok)
+    }
+}
+
 /// What a pipeline counts, and what its random numbers are keyed by.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counters {

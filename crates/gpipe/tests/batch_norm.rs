@@ -6,7 +6,8 @@ mod common;
 
 use common::{Named, assert_close, cpu, uniform};
 use gpipe::{
-    MeanSquaredError, Pipeline, PipelineBuilder, Remat, Schedule, Sequence, Sgd, TensorSpec,
+    Forward, Infer, Init, Layer, LayerError, MeanSquaredError, ParameterSpec, Pipeline,
+    PipelineBuilder, Remat, Schedule, Sequence, Sgd, TensorSpec,
     layers::{Activation, BatchNorm, Linear},
 };
 use tch::{Kind, Tensor};
@@ -143,6 +144,49 @@ fn fault_a_failed_step_leaves_the_running_statistics() {
     let error = pipeline.train_step(&x, x.full_like(f64::NAN)).unwrap_err();
     assert!(error.is_not_finite(), "{error}");
     common::assert_same_bits(&before, &pipeline.parameters().unwrap(), "after a NaN");
+}
+
+/// A layer that says it has a batch norm, and has other parameters in its place.
+struct Misused(Vec<ParameterSpec>);
+
+impl Layer for Misused {
+    fn kind(&self) -> &'static str {
+        "misused"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.0.clone()
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        Ok(vec![ctx.batch_norm(0, &BatchNorm::new(CHANNELS), &inputs[0])?])
+    }
+}
+
+#[test]
+fn fault_parameters_that_are_not_a_batch_norms_are_refused_and_not_overwritten() {
+    let own = BatchNorm::new(CHANNELS).parameters("").to_vec();
+    let step = |parameters: Vec<ParameterSpec>| {
+        let model = Sequence::new().push("misused", Misused(parameters));
+        let mut pipeline = builder(model, 2, Kind::Float).build()?;
+        let x = images(6, 1, Kind::Float);
+        pipeline.train_step(&x, x.zeros_like()).map(|_| ())
+    };
+    step(own.clone()).unwrap();
+    let error = step(own[..4].to_vec()).unwrap_err().to_string();
+    assert!(error.contains("none with number 4"), "{error}");
+    let mut trained = own.clone();
+    trained[2] = ParameterSpec::new("mean", [CHANNELS], Init::Zeros);
+    let error = step(trained).unwrap_err().to_string();
+    assert!(error.contains("not those of a batch norm"), "{error}");
+    let mut tied = own;
+    tied[3] = tied[3].clone().tied(Some("variance"));
+    let error = step(tied).unwrap_err().to_string();
+    assert!(error.contains("'running_variance' is tied"), "{error}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Features, Run, assert_same_bits, batch, flat, model, restore};
 use gpipe::{
-    Adam, Error, Pipeline, PipelineBuilder, Sgd,
+    Adam, Error, LayerError, Optimizer, Pipeline, PipelineBuilder, Sgd, StateSpec, Update,
     state::{LayerState, State},
 };
 use tch::Tensor;
@@ -28,7 +28,8 @@ fn step(pipeline: &mut Pipeline) {
 }
 
 fn put(pipeline: &mut Pipeline, state: State) -> Result<(), Error> {
-    pipeline.restore(&state.counters, state.stages.into_iter().flatten().map(Ok))
+    let counters = state.counters;
+    pipeline.restore(&counters, state.into_layers())
 }
 
 /// Expects that a changed state is refused, with a message that has `parts`; whether the pipeline is as before.
@@ -139,4 +140,49 @@ fn fault_a_state_cannot_be_taken_while_the_averages_are_in_use() {
     let error = pipeline.with_averages(|averaged| averaged.state().map(|_| ())).unwrap_err();
     assert!(error.to_string().contains("outside of with_averages"), "{error}");
     step(&mut pipeline);
+}
+
+/// Adam, whose update of one weight fails: after others were updated.
+struct Failing(Adam);
+
+impl Optimizer for Failing {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
+        self.0.state(shape)
+    }
+
+    fn lr(&self) -> f64 {
+        self.0.lr()
+    }
+
+    fn weight_decay(&self) -> f64 {
+        self.0.weight_decay()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.0.check()
+    }
+
+    fn apply(&self, update: &Update) -> Result<(), LayerError> {
+        if update.update == 2 && update.parameters.iter().any(|own| own.size() == [32]) {
+            return Err(LayerError::Value("injected failure of an update".into()));
+        }
+        self.0.apply(update)
+    }
+}
+
+#[test]
+fn regression_what_a_torn_update_left_is_no_state() {
+    // It was saved as a complete checkpoint, with a step that no parameter was of.
+    let mut pipeline = builder().optimizer(Failing(Adam::default())).build().unwrap();
+    step(&mut pipeline);
+    let (inputs, targets) = batch(5, 1);
+    let error = pipeline.train_step(&inputs, &targets).unwrap_err().to_string();
+    assert!(error.contains("the update was applied by stages"), "{error}");
+    let error = pipeline.state().unwrap_err().to_string();
+    assert!(error.contains("the update was applied by stages"), "{error}");
+    assert!(pipeline.parameters().is_err());
 }

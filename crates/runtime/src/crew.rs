@@ -320,7 +320,7 @@ impl<E: StageExecutor> Crew<E> {
     /// Calls `visit` with the stages of `device`, in its thread, between steps.
     ///
     /// # Errors
-    /// The worker is gone, its visitor panicked, or it gave no answer within the deadline.
+    /// An earlier update was torn, a worker is gone, the visitor panicked, or it gave no answer within the deadline.
     pub fn visit<T: Send + 'static>(
         &mut self,
         device: DeviceId,
@@ -353,6 +353,10 @@ impl<E: StageExecutor> Crew<E> {
         device: DeviceId,
         visit: impl FnOnce(&mut [E]) -> T + Send + 'static,
     ) -> Result<mpsc::Receiver<T>, StepError<E::Error>> {
+        if let Some(reason) = &self.unusable {
+            // What a torn update left is nobody's state.
+            return Err(StepError::Unusable { reason: reason.clone() });
+        }
         let (reply, receive) = mpsc::channel();
         let visitor = Box::new(move |stages: &mut [E]| {
             let _ = reply.send(visit(stages));

@@ -378,7 +378,7 @@ fn bytes(name: &str, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
 }
 
 /// Text from a file, fit for a message: control characters escaped, long text cut.
-pub(crate) fn shown(text: &dyn fmt::Display) -> String {
+pub fn shown(text: &dyn fmt::Display) -> String {
     const CHARACTERS_MAX: usize = 300;
     let text = text.to_string();
     let mut shown: String = text

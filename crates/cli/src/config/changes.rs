@@ -20,6 +20,8 @@ pub(crate) enum Effect {
     Text,
     /// They differ by rounding from those of a run that was not interrupted.
     Rounding,
+    /// To the training nothing; its evaluations are of other text.
+    Evaluations,
     /// They are those of another recipe from here on.
     FromHereOn,
     /// The state is of no use with it; why.
@@ -33,6 +35,7 @@ impl Effect {
             Self::Nothing => "changes no result",
             Self::Text => "the training text must be the same",
             Self::Rounding => "changes the last bits",
+            Self::Evaluations => "evaluations are of other text, the best one starts anew",
             Self::FromHereOn => "from here on",
             Self::Refused(reason) => reason,
         }
@@ -72,7 +75,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
     match key {
         "seed" => Effect::Refused("the order of the data and dropout are drawn from it"),
         "data.sequence" => Effect::Refused("the position in the data is counted in samples of it"),
-        "data.validation_bytes" => Effect::Nothing,
+        "data.validation_bytes" | "train.validation_tokens" => Effect::Evaluations,
         _ if key.starts_with("data.") => Effect::Text,
         "model.dropout" | "model.attention_dropout" => Effect::FromHereOn,
         "pipeline.micro_batches"
@@ -98,10 +101,17 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
                 false => Effect::Refused("its state is another"),
             }
         }
-        "train.validate_every"
-        | "train.validation_tokens"
-        | "train.batches_ahead"
-        | "train.on_nan" => Effect::Nothing,
+        "optimizer.sgd.momentum" | "optimizer.rmsprop.momentum" => {
+            // With momentum the state has one tensor more.
+            let is_zero = |value: &Option<toml::Value>| {
+                value.as_ref().and_then(toml::Value::as_float) == Some(0.0)
+            };
+            match is_zero(old) == is_zero(new) {
+                true => Effect::FromHereOn,
+                false => Effect::Refused("with momentum its state is another than without"),
+            }
+        }
+        "train.validate_every" | "train.batches_ahead" | "train.on_nan" => Effect::Nothing,
         _ if key.starts_with("model.") => {
             Effect::Refused("the saved parameters are of another model")
         }

@@ -190,6 +190,8 @@ pub(crate) struct CheckpointConfig {
     pub keep: usize,
     /// And the one of the lowest validation loss.
     pub keep_best: bool,
+    /// Longest wait for one that is still being written.
+    pub deadline_s: u64,
 }
 
 impl Default for Model {
@@ -298,6 +300,6 @@ impl Default for Train {
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: Every::default(), keep: 2, keep_best: false }
+        Self { every: Every::default(), keep: 2, keep_best: false, deadline_s: 600 }
     }
 }

@@ -37,7 +37,7 @@ use crate::{
     metrics::{Metrics, Seen, io},
     output::{complain, say},
     progress::Progress,
-    run_folder::{AVERAGES, METRICS, TOKENIZER, WEIGHTS, checkpoint_tokenizer},
+    run_folder::{AVERAGES, EARLIER, METRICS, TOKENIZER, WEIGHTS, checkpoint_tokenizer},
     setup,
     summary::Summary,
 };
@@ -75,12 +75,6 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let out = start.out.path();
     write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
     write_aside(&out.join(TOKENIZER), &text.tokenizer.to_json()?)?;
-    if position.batches < config.train.steps {
-        // A run that goes on has not ended any more; what it ended with is in its checkpoint.
-        for name in [WEIGHTS, AVERAGES] {
-            remove(&out.join(name))?;
-        }
-    }
     let metrics = match &start.checkpoint {
         None => Metrics::create(out)?,
         Some(_) => {
@@ -109,13 +103,19 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         metrics,
         progress: Progress::new(config.train.steps),
         summary: Summary::default(),
-        saving: Saving::new(out, &config, text.tokenizer.to_json()?, start.checkpoint.as_ref())?,
+        saving: Saving::new(out, &config, text.tokenizer.to_json()?, &start)?,
         stop: Stop::install()?,
         nan_in_a_row: 0,
         validation: text.validation,
         out,
         config: &config,
     };
+    if position.batches < config.train.steps {
+        // A run that goes on has not ended any more: nobody shall take these for its weights.
+        for name in [WEIGHTS, AVERAGES] {
+            set_aside(out, name)?;
+        }
+    }
     let begin = Instant::now();
     run.train(&mut pipeline, batches, &mut position)?;
     run.progress.finish();
@@ -157,9 +157,11 @@ fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
     std::fs::rename(&aside, path).map_err(io(path))
 }
 
-fn remove(path: &Path) -> Result<(), CliError> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(io(path)(error)),
+/// Gives a file of an earlier end of the run another name.
+fn set_aside(out: &Path, name: &str) -> Result<(), CliError> {
+    let path = out.join(name);
+    match std::fs::rename(&path, out.join(format!("{EARLIER}{name}"))) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io(&path)(error)),
         _ => Ok(()),
     }
 }
@@ -332,7 +334,19 @@ impl Run<'_> {
     ) -> Result<Option<Measured>, CliError> {
         let most = self.config.train.validation_tokens;
         let stop = || self.stop.asked().is_some() && position.batches < self.config.train.steps;
-        let measured = eval::measure(pipeline, self.config, &self.validation, most, &stop)?;
+        let measured = match eval::measure(pipeline, self.config, &self.validation, most, &stop) {
+            // What is learned is not lost by what cannot be measured.
+            Err(CliError::Pipeline(error)) if error.is_not_finite() => {
+                self.progress.warn(&format!("the {what} is not a number: {error}"));
+                return Ok(Some(Measured {
+                    nats: f64::NAN,
+                    bits_per_byte: f64::NAN,
+                    accuracy: f64::NAN,
+                    count: 0.0,
+                }));
+            }
+            measured => measured?,
+        };
         let Some(Measured { nats, bits_per_byte, accuracy, count }) = measured else {
             return Ok(None);
         };

@@ -17,6 +17,7 @@ use gpipe_checkpoint::{
 };
 use signal_hook::{consts::SIGKILL, low_level::raise};
 
+use super::start::Start;
 use crate::{
     CliError,
     config::{Config, Every},
@@ -47,19 +48,20 @@ pub(super) struct Saving {
 }
 
 impl Saving {
-    /// For a run in `out`; `from` is the checkpoint that it goes on from, if there is one.
+    /// For a run in `out`, which starts as `start` says.
     pub(super) fn new(
         out: &Path,
         config: &Config,
         tokenizer: String,
-        from: Option<&Checkpoint>,
+        start: &Start,
     ) -> Result<Self, CliError> {
+        let from = start.checkpoint.as_ref();
         let folder = out.join(CHECKPOINTS);
         let settings = Settings {
             keep: config.checkpoint.keep,
             keep_best: config.checkpoint.keep_best,
+            deadline: Duration::from_secs(config.checkpoint.deadline_s),
             files: files_of_the_environment(),
-            ..Settings::default()
         };
         let checkpoints = Checkpoints::open(&folder, settings)?;
         // A checkpoint of another run is not in this one's folder.
@@ -73,7 +75,7 @@ impl Saving {
             keep_best: config.checkpoint.keep_best,
             config: config.resolved().to_toml()?,
             tokenizer,
-            best: from.and_then(|from| from.manifest().best),
+            best: start.best,
             last: Instant::now(),
             at: from.filter(is_own).map(|from| from.manifest().progress.batches),
             blocked: Duration::ZERO,
@@ -166,13 +168,18 @@ impl Saving {
 fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
     match outcome {
         Ok(None) => {}
-        Ok(Some(Saved { folder, batches, bytes, copied, written })) => progress.say(&format!(
-            "step {batches}: saved {} ({}; copied in {:.0} ms, written in {:.2} s meanwhile)",
-            folder.display(),
-            Bytes(bytes),
-            1e3 * copied.as_secs_f64(),
-            written.as_secs_f64()
-        )),
+        Ok(Some(Saved { folder, batches, bytes, copied, written, untidy })) => {
+            progress.say(&format!(
+                "step {batches}: saved {} ({}; copied in {:.0} ms, written in {:.2} s meanwhile)",
+                folder.display(),
+                Bytes(bytes),
+                1e3 * copied.as_secs_f64(),
+                written.as_secs_f64()
+            ));
+            if let Some(reason) = untidy {
+                progress.warn(&format!("the checkpoint is complete, but {reason}"));
+            }
+        }
         Err(error) => progress.warn(&format!(
             "a checkpoint was not saved: {error}; the run goes on, and tries again at the next one"
         )),

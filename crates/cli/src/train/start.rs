@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpipe_checkpoint::{Checkpoint, folder};
+use gpipe_checkpoint::{Checkpoint, folder, manifest::Best};
 
 use crate::{
     CliError,
@@ -25,6 +25,8 @@ pub(crate) struct Start {
     pub out: Claim,
     /// Where the run goes on.
     pub checkpoint: Option<Checkpoint>,
+    /// The best evaluation that those to come compare with.
+    pub best: Option<Best>,
     /// The metrics of another run, which goes on in `out`.
     pub earlier_metrics: Option<PathBuf>,
 }
@@ -39,8 +41,8 @@ pub(crate) struct Claim {
 }
 
 impl Start {
-    fn new(config: Config, out: Claim, checkpoint: Option<Checkpoint>) -> Self {
-        Self { config, out, checkpoint, earlier_metrics: None }
+    fn new(config: Config, out: Claim) -> Self {
+        Self { config, out, checkpoint: None, best: None, earlier_metrics: None }
     }
 
     /// Reads the configuration, finds the checkpoint to go on from, and claims the folder.
@@ -48,7 +50,7 @@ impl Start {
         match arguments.resume.as_deref() {
             None => {
                 let config = configuration(arguments)?;
-                Ok(Self::new(config, Claim::new_run(arguments)?, None))
+                Ok(Self::new(config, Claim::new_run(arguments)?))
             }
             Some("auto") => Self::automatic(arguments),
             Some(path) => Self::from(arguments, Path::new(path)),
@@ -64,14 +66,14 @@ impl Start {
         };
         let Some(path) = path else {
             say!("no earlier run: starting from the beginning");
-            return Ok(Self::new(config, Claim::new_run(arguments)?, None));
+            return Ok(Self::new(config, Claim::new_run(arguments)?));
         };
         let out = Claim::existing(&path)?;
         let newest = folder::newest(&path.join(CHECKPOINTS))?;
         tell_skipped(&newest.skipped);
         if let Some(checkpoint) = newest.found {
-            compare(&checkpoint, &config)?;
-            return Ok(Self::new(config, out, Some(checkpoint)));
+            let best = compare(&checkpoint, &config)?;
+            return Ok(Self { checkpoint: Some(checkpoint), best, ..Self::new(config, out) });
         }
         let shown = path.display();
         if !newest.skipped.is_empty() {
@@ -85,7 +87,7 @@ impl Start {
             )));
         }
         say!("no checkpoint in {shown}: starting from the beginning");
-        Ok(Self::new(config, out, None))
+        Ok(Self::new(config, out))
     }
 
     /// From the checkpoint or the run that `path` names.
@@ -100,7 +102,7 @@ impl Start {
             Some(_) => configuration(arguments)?,
             None => saved_configuration(&checkpoint, arguments)?,
         };
-        compare(&checkpoint, &config)?;
+        let best = compare(&checkpoint, &config)?;
 
         let own = checkpoint.folder().canonicalize().map_err(io(checkpoint.folder()))?;
         let own_checkpoints = own.parent().unwrap_or(&own).to_owned();
@@ -119,8 +121,9 @@ impl Start {
         let is_own = in_run && out.canonicalize().is_ok_and(|out| out == run);
         if !is_own {
             let metrics = Some(run.join(METRICS)).filter(|path| in_run && path.is_file());
-            let start = Self::new(config, Claim::other_run(&out)?, Some(checkpoint));
-            return Ok(Self { earlier_metrics: metrics, ..start });
+            let start = Self::new(config, Claim::other_run(&out)?);
+            let checkpoint = Some(checkpoint);
+            return Ok(Self { checkpoint, best, earlier_metrics: metrics, ..start });
         }
         let claim = Claim::existing(&out)?;
         let batches = checkpoint.manifest().progress.batches;
@@ -135,7 +138,7 @@ impl Start {
                 checkpoint.folder().display()
             )));
         }
-        Ok(Self::new(config, claim, Some(checkpoint)))
+        Ok(Self { checkpoint: Some(checkpoint), best, ..Self::new(config, claim) })
     }
 }
 
@@ -161,7 +164,8 @@ fn saved_configuration(
 }
 
 /// Tells what the configuration changes, and refuses what the state is of no use with.
-fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<(), CliError> {
+/// Gives the best evaluation so far, if those to come can be compared with it.
+fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, CliError> {
     let manifest = checkpoint.manifest();
     let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
     let old = Config::from_text(&manifest.config, &origin, &Default::default())?;
@@ -173,7 +177,7 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<(), CliError> {
     );
     let all = changes(&old, &config.resolved())?;
     if all.is_empty() {
-        return Ok(());
+        return Ok(manifest.best);
     }
     say!("the configuration differs from the checkpoint's:");
     for change in &all {
@@ -193,7 +197,8 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<(), CliError> {
         })
         .collect();
     if refused.is_empty() {
-        return Ok(());
+        let is_other = all.iter().any(|change| change.effect == Effect::Evaluations);
+        return Ok(manifest.best.filter(|_| !is_other));
     }
     let remedy = "start another run (--init takes its weights), or set the key back";
     Err(CliError::Usage(format!("{}: {remedy}", refused.join("; "))))

@@ -55,7 +55,8 @@ impl Group {
         self
     }
 
-    /// Leaves them as they are: no gradient, no optimizer state.
+    /// Does not train them: no gradient, no optimizer state. Running statistics of batch norms go on counting, as long as
+    /// the network is run in training.
     #[must_use]
     pub fn frozen(mut self) -> Self {
         self.frozen = true;

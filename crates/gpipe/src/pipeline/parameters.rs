@@ -144,22 +144,21 @@ impl Pipeline {
     /// does not answer: some may be.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         self.needs_own_parameters("set parameters")?;
-        let own = self.parameters()?;
+        let kind = self.precision.master;
         for (name, value) in values {
-            let Some((_, old)) = own.iter().find(|(own, _)| own == name) else {
+            let Some(own) = self.owned.iter().find(|own| own.name == *name) else {
                 return Err(Error::Setting(format!("the model has no parameter '{name}'")));
             };
-            if old.size() != value.size() {
+            let shape = &self.sequence.layers[own.layer].parameters[own.slot].shape;
+            if *shape != value.size() {
                 return Err(Error::Setting(format!(
-                    "parameter '{name}' is {:?}, the value for it {:?}",
-                    old.size(),
+                    "parameter '{name}' is {shape:?}, the value for it {:?}",
                     value.size()
                 )));
             }
-            if old.kind() != value.kind() {
+            if kind != value.kind() {
                 return Err(Error::Setting(format!(
-                    "parameter '{name}' is {:?}, the value for it {:?}: convert it first",
-                    old.kind(),
+                    "parameter '{name}' is {kind:?}, the value for it {:?}: convert it first",
                     value.kind()
                 )));
             }

@@ -170,7 +170,7 @@ impl StageExecutor for Stage {
         self.parameters.accept_sums(&self.plan, sums);
         let unscale = 1.0 / self.feed.loss_scale;
         let statistics = std::mem::take(&mut self.statistics);
-        let counted = self.parameters.prepare_buffers(statistics);
+        let counted = self.parameters.prepare_buffers(&self.plan, statistics);
         counted.map_err(own("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(&self.plan, unscale);
         let vote = vote.map_err(own("preparing the update"))?;

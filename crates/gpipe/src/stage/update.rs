@@ -76,10 +76,21 @@ impl Parameters {
 
     /// Makes the running statistics of batch norms after this mini-batch: running <- (1 - m) running + m new, with
     /// the unbiased variance, and m = 1 / t at mini-batch t where all count alike.
-    pub(super) fn prepare_buffers(&mut self, statistics: Statistics) -> Result<(), LayerError> {
+    pub(super) fn prepare_buffers(
+        &mut self,
+        plan: &StagePlan,
+        statistics: Statistics,
+    ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         self.updater.buffers.clear();
         for ((layer, first), seen) in statistics {
+            let own = plan.named[layer].parameters.get(first + MEAN..=first + BATCHES);
+            if !own.is_some_and(|own| own.iter().all(|spec| spec.buffer)) {
+                return Err(LayerError::Value(format!(
+                    "layer '{}': the parameters from number {first} on are not those of a batch norm",
+                    plan.named[layer].name
+                )));
+            }
             let momentum = seen.first().and_then(|(_, seen)| seen.momentum);
             let Some((count, mean, squares)) = combine(seen)? else { continue };
             let old = |number: usize| &self.masters[layer][first + number];

@@ -197,8 +197,8 @@ pub fn flat(pipeline: &mut Pipeline) -> Named {
 
 /// Puts `state` into `pipeline`.
 pub fn restore(pipeline: &mut Pipeline, state: State) {
-    let layers = state.stages.into_iter().flatten().map(Ok::<_, gpipe::Error>);
-    pipeline.restore(&state.counters, layers).unwrap();
+    let counters = state.counters;
+    pipeline.restore(&counters, state.into_layers()).unwrap();
 }
 
 /// The bits of a tensor: unlike ==, tells NaN from NaN and 0 from -0.
