@@ -2,12 +2,17 @@
 """What checkpoints cost the `gpt` step: `gpipe train` with and without, in interleaved rounds.      (make bench-checkpoint)
 
 Usage: checkpoint.py [--rounds 5] [--steps 52] [--out FOLDER] [--data FOLDER]
+       checkpoint.py --report FOLDER      (the report again, from its raw data)
 
 Each round trains the same steps three times, in a rotating order, each in a process of its own: without checkpoints,
 with one every 50 steps, and with one every 10. The time of a run is that of its training loop as it prints it, so that
 set-up and final evaluation do not count; a checkpoint begun at step 50 is written during the two steps that follow,
 the last of the run. Ratios are paired within a round; the interval is Student's at 95% over the rounds. A run with
 checkpoints every 10 shows five times the cost, and so says more about it than the noise does.
+
+On a machine that swings by more than a checkpoint costs, whole runs say little. So the cost is also taken within a run: the
+two steps beside which a checkpoint is written against the median of the six steps around those two, plus the
+time for which training stood still; paired within seconds, for every checkpoint of every run.
 
 A canary (a fixed product on one thread) beside each run shows how much the machine drifted. Checkpoints go to --data
 (default: a temporary folder), whose disk's speed is measured, too.
@@ -30,7 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GPIPE = ROOT / "target" / "release" / "gpipe"
 ARMS = {"none": "none", "every 50": "50", "every 10": "10"}
-# Student's t at 97.5% by degrees of freedom.
+# Student's t at 97.5% by degrees of freedom; above nine a normal distribution will do.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
@@ -86,6 +91,18 @@ def train(arm, steps, data):
     return result
 
 
+def costs_within(result, steps):
+    """Seconds that each checkpoint of a run cost, by the steps around it."""
+    costs = []
+    for save in result["saved"]:
+        first, times = save["step"], result["step_ms"]  # times[first] is the step after it
+        beside = times[first : first + 2]
+        around = times[max(1, first - 3) : first] + times[first + 2 : first + 5]
+        if save["step"] < steps and len(beside) == 2:
+            costs.append((sum(beside) - 2 * statistics.median(around) + save["copied_ms"]) / 1e3)
+    return costs
+
+
 def interval(values):
     """Mean and half of the 95% interval."""
     if len(values) < 2:
@@ -94,15 +111,16 @@ def interval(values):
     return statistics.mean(values), STUDENT.get(len(values) - 1, 1.96) * spread
 
 
-def report(rounds, steps, disks):
+def report(rounds, steps, disks, of):
     seconds = {arm: [r[arm]["seconds"] for r in rounds] for arm in ARMS}
     lines = [
         "# What checkpoints cost the `gpt` step",
         "",
-        f"`python3 benchmarks/checkpoint.py --rounds {len(rounds)} --steps {steps}`, {datetime.date.today()}, "
-        f"{os.cpu_count()} cores ({cpu()}), commit {commit()}.",
+        f"`python3 benchmarks/checkpoint.py --rounds {len(rounds)} --steps {steps}`, {of['date']}, "
+        f"{of['cores']} cores ({of['cpu']}), commit {of['commit']}.",
         "",
         f"30 million parameters, K = 2, M = 8, Adam: {rounds[0]['every 50']['saved'][0]['size']} a checkpoint. "
+        "Ratios are paired within a round, intervals Student's at 95%. "
         f"Disk: {min(disks):.0f} to {max(disks):.0f} MiB/s written and synced.",
         "",
         "| checkpoints | median s of the loop | ratio to none, paired [95%] | cost of one | cost at one every 50 steps |",
@@ -122,6 +140,14 @@ def report(rounds, steps, disks):
             f"| {arm} | {statistics.median(seconds[arm]):.2f} | {mean:.4f} [{mean - half:.4f} .. {mean + half:.4f}] "
             f"| {one:.2f} s +- {one_half:.2f} | {at_50:.2f}% [{at_50 - at_50_half:.2f} .. {at_50 + at_50_half:.2f}] |"
         )
+    within = [cost for r in rounds for arm in ARMS for cost in costs_within(r[arm], steps)]
+    mean, half = interval(within)
+    share, share_half = 100 * mean / (50 * per_step), 100 * half / (50 * per_step)
+    lines += [
+        "",
+        f"Within the runs, by the steps around each of {len(within)} checkpoints: {mean:.2f} s +- {half:.2f} for one (median "
+        f"{statistics.median(within):.2f}), **{share:.2f}% [{share - share_half:.2f} .. {share + share_half:.2f}] at one every 50 steps**.",
+    ]
     saves = [save for r in rounds for arm in ARMS for save in r[arm]["saved"]]
     copied = [save["copied_ms"] for save in saves]
     written = [save["written_s"] for save in saves]
@@ -158,7 +184,14 @@ def main():
     parser.add_argument("--steps", type=int, default=52)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / f"{datetime.date.today()}-checkpoint")
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--report", type=Path)
     arguments = parser.parse_args()
+    if arguments.report:
+        raw = json.loads((arguments.report / "raw.json").read_text())
+        text = report(raw["rounds"], raw["steps"], raw["disk_mib_s"], raw["of"])
+        (arguments.report / "report.md").write_text(text)
+        return print(text)
+    of = {"date": str(datetime.date.today()), "cores": os.cpu_count(), "cpu": cpu(), "commit": commit()}
     with tempfile.TemporaryDirectory(dir=arguments.data) as data:
         data, rounds, disks = Path(data), [], []
         for number in range(arguments.rounds):
@@ -169,8 +202,8 @@ def main():
             rounds.append(results)
             print(f"round {number + 1}: " + ", ".join(f"{arm} {results[arm]['seconds']:.1f} s" for arm in ARMS), flush=True)
             arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / "raw.json").write_text(json.dumps({"steps": arguments.steps, "rounds": rounds, "disk_mib_s": disks}, indent=1))
-            text = report(rounds, arguments.steps, disks)
+            (arguments.out / "raw.json").write_text(json.dumps({"of": of, "steps": arguments.steps, "disk_mib_s": disks, "rounds": rounds}, indent=1))
+            text = report(rounds, arguments.steps, disks, of)
             (arguments.out / "report.md").write_text(text)
     print(text)
 
