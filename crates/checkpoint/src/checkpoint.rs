@@ -24,6 +24,8 @@ const MISFITS_NAMED: usize = 5;
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
+    /// Every file was compared with the manifest.
+    verified: bool,
 }
 
 impl Checkpoint {
@@ -41,7 +43,7 @@ impl Checkpoint {
         let bytes = files::read(&path, manifest::BYTES_MAX)?;
         let manifest = Manifest::decode(&bytes)
             .map_err(|reason| CheckpointError::Damaged { path: path.clone(), reason })?;
-        Ok(Self { folder: folder.to_owned(), manifest })
+        Ok(Self { folder: folder.to_owned(), manifest, verified: false })
     }
 
     /// Its folder.
@@ -59,19 +61,39 @@ impl Checkpoint {
     /// # Errors
     /// The first file that is missing, shorter, longer, or of another content.
     pub fn verify(&self) -> Result<()> {
-        self.check_files(&[])
+        self.check_files()
     }
 
-    /// Compares every file with the manifest, and what optimizers keep with `outlines`.
-    fn check_files(&self, outlines: &[LayerOutline]) -> Result<()> {
+    /// The same checkpoint, once every file was compared with the manifest: what is done with it soon need not do so again.
+    pub(crate) fn verified(mut self) -> Result<Self> {
+        self.verify()?;
+        self.verified = true;
+        Ok(self)
+    }
+
+    /// What optimizers keep has the shapes of `outlines`; only headers are read.
+    fn check_optimizers(&self, outlines: &[LayerOutline]) -> Result<()> {
+        for outline in outlines {
+            let layer = self.manifest.layers.iter().find(|layer| layer.name == outline.layer);
+            let files = layer.into_iter().flat_map(|layer| &layer.files);
+            for entry in files.filter(|entry| entry.kind == FileKind::Optimizer) {
+                let path = self.folder.join(&entry.path);
+                let file = TensorFile::open(&path).map_err(|error| CheckpointError::Damaged {
+                    path: path.clone(),
+                    reason: error.to_string(),
+                })?;
+                self.check_optimizer(&file, outline)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares every file with the manifest.
+    fn check_files(&self) -> Result<()> {
         for layer in &self.manifest.layers {
-            let outline = outlines.iter().find(|outline| outline.layer == layer.name);
             for entry in &layer.files {
-                let file = open(&self.folder, layer, entry)
+                open(&self.folder, layer, entry)
                     .map_err(|error| self.name_the_swapped(entry, error))?;
-                if let (FileKind::Optimizer, Some(outline)) = (entry.kind, outline) {
-                    self.check_optimizer(&file, outline)?;
-                }
             }
         }
         let check = |entry: &FileEntry| read_checked(&self.folder, entry).map(|_| ());
@@ -131,7 +153,10 @@ impl Checkpoint {
             };
             return Err(self.misfit(named.join("; ") + &more));
         }
-        self.check_files(&outlines)?;
+        if !self.verified {
+            self.verify()?;
+        }
+        self.check_optimizers(&outlines)?;
         let layers = self.manifest.layers.iter().filter(|layer| !layer.parameters.is_empty());
         let counters = Counters::from(&self.manifest.counters);
         let restored =

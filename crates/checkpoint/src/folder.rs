@@ -108,7 +108,7 @@ fn entries(folder: &Path) -> Result<Vec<String>> {
 pub fn newest(folder: &Path) -> Result<Newest> {
     let mut skipped = Vec::new();
     for (_, path) in list(folder)? {
-        match Checkpoint::open(&path).and_then(|found| found.verify().map(|()| found)) {
+        match Checkpoint::open(&path).and_then(Checkpoint::verified) {
             Ok(found) => return Ok(Newest { found: Some(found), skipped }),
             Err(error) => skipped.push(Skipped { folder: path, reason: error.to_string() }),
         }
@@ -122,9 +122,8 @@ pub fn newest(folder: &Path) -> Result<Newest> {
 /// There is none; all are damaged.
 pub fn find(path: &Path) -> Result<Newest> {
     if path.join(manifest::NAME).exists() {
-        let found = Checkpoint::open(path)?;
-        found.verify()?;
-        return Ok(Newest { found: Some(found), skipped: Vec::new() });
+        let found = Some(Checkpoint::open(path)?.verified()?);
+        return Ok(Newest { found, skipped: Vec::new() });
     }
     let newest = newest(path)?;
     if newest.found.is_some() {
