@@ -11,7 +11,8 @@ fn millions(model: &Sequence) -> f64 {
 }
 
 fn amoebanet(variant: Variant, cells: usize, filters: i64) -> Sequence {
-    AmoebaNet { variant, cells, filters, channels: 3, classes: 1000 }.build().unwrap()
+    let (channels, classes, drop_path) = (3, 1000, 0.0);
+    AmoebaNet { variant, cells, filters, channels, classes, drop_path }.build().unwrap()
 }
 
 #[test]
@@ -35,6 +36,10 @@ fn oracle_parameter_counts_are_the_literatures() {
     close(millions(&UNet::new(6, 72).build().unwrap()), 362.2, 0.001);
 }
 
+fn small(variant: Variant) -> AmoebaNet {
+    AmoebaNet { variant, cells: 3, filters: 8, channels: 3, classes: 4, drop_path: 0.3 }
+}
+
 #[test]
 fn oracle_shapes_fit_the_papers_images() {
     // Only shapes: nothing is built. An error would name the layer.
@@ -53,11 +58,12 @@ fn oracle_shapes_fit_the_papers_images() {
 
 #[test]
 fn fault_sizes_that_make_no_network() {
-    let base = AmoebaNet { variant: Variant::D, cells: 3, filters: 8, channels: 3, classes: 10 };
+    let base = small(Variant::D);
     let refused = |model: AmoebaNet| model.build().err().unwrap().to_string();
     assert!(refused(AmoebaNet { cells: 4, ..base.clone() }).contains("multiple of 3"));
     assert!(refused(AmoebaNet { filters: 6, ..base.clone() }).contains("multiple of 4"));
-    assert!(refused(AmoebaNet { classes: 0, ..base }).contains("classes is 0"));
+    assert!(refused(AmoebaNet { classes: 0, ..base.clone() }).contains("classes is 0"));
+    assert!(refused(AmoebaNet { drop_path: 1.0, ..base }).contains("drop_path is 1"));
     assert!(UNet::new(2, 7).build().is_err() && UNet::new(0, 8).build().is_err());
     assert!(ResNet { blocks: [1, 0, 1, 1], ..ResNet::resnet50(10) }.build().is_err());
 }
@@ -124,9 +130,7 @@ fn transparent(model: impl Fn() -> Sequence, outputs: &[i64]) {
 #[test]
 fn transparency_of_small_amoebanets() {
     for variant in [Variant::D, Variant::B] {
-        let model = || {
-            AmoebaNet { variant, cells: 3, filters: 8, channels: 3, classes: 4 }.build().unwrap()
-        };
+        let model = || small(variant).build().unwrap();
         transparent(model, &[4]);
     }
 }

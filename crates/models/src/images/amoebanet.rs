@@ -23,7 +23,7 @@ pub enum Variant {
 
 /// AmoebaNet(L, D): `cells` normal cells with `filters` filters, twice as many after each of two reduction cells, behind
 /// a stem that reduces the input eight times.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct AmoebaNet {
     /// Which cells.
     pub variant: Variant,
@@ -35,7 +35,13 @@ pub struct AmoebaNet {
     pub channels: i64,
     /// Number of classes.
     pub classes: i64,
+    /// Probability that a whole path of the last cell is left out for a sample in training, less in those before it
+    /// (Larsson et al. 2017; Zoph et al. 2018, section 3): at least 0 and below 1.
+    pub drop_path: f64,
 }
+
+/// Cells of the stem.
+const STEM_CELLS: usize = 2;
 
 /// What a cell does with one of its values.
 #[derive(Debug, Clone, Copy)]
@@ -118,13 +124,16 @@ impl AmoebaNet {
     /// Cells that are no multiple of 3, filters that are no multiple of 4, a size below 1 or far too large.
     pub fn build(&self) -> Result<Sequence, ImageError> {
         let refuse = |reason: String| Err(ImageError { network: "amoebanet", reason });
-        let Self { variant, cells, filters, channels, classes } = *self;
+        let Self { variant, cells, filters, channels, classes, drop_path } = *self;
         check_sizes(
             "amoebanet",
             &[("filters", filters), ("channels", channels), ("classes", classes)],
         )?;
         if cells == 0 || !cells.is_multiple_of(3) || cells > LAYERS_MAX {
             return refuse(format!("{cells} normal cells: use a multiple of 3 up to {LAYERS_MAX}"));
+        }
+        if !(0.0..1.0).contains(&drop_path) {
+            return refuse(format!("drop_path is {drop_path}: use at least 0 and below 1"));
         }
         if filters % 4 != 0 {
             return refuse(format!(
@@ -140,16 +149,22 @@ impl AmoebaNet {
         let third = cells / 3;
         let reductions = [third, 2 * third + 1];
         let mut scale = filters / 2;
-        for number in 0..2 {
+        // The deeper a cell, the more is left out.
+        let all = STEM_CELLS + cells + reductions.len();
+        let dropped = |number: usize| drop_path * (number + 1) as f64 / all as f64;
+        for number in 0..STEM_CELLS {
             let cell = before.cell(variant, scale, true);
-            model = model.push(format!("stem.{number}"), cell);
+            model =
+                model.push(format!("stem.{number}"), Cell { drop_path: dropped(number), ..cell });
             scale *= 2;
         }
         scale = filters;
         for number in 0..cells + reductions.len() {
             let reduction = reductions.contains(&number);
             scale *= if reduction { 2 } else { 1 };
-            model = model.push(number.to_string(), before.cell(variant, scale, reduction));
+            let cell = before.cell(variant, scale, reduction);
+            let drop_path = dropped(number + STEM_CELLS);
+            model = model.push(number.to_string(), Cell { drop_path, ..cell });
         }
         let classifier = Classifier { channels: before.channels, classes };
         Ok(model.push("classifier", classifier))
@@ -198,6 +213,7 @@ impl Before {
             operations: operations.collect(),
             joined: genotype.joined,
             single: std::mem::take(&mut self.single),
+            drop_path: 0.0,
         };
         (self.earlier, self.channels) = (self.channels, filters * genotype.joined.len() as i64);
         self.reduced = reduction;
@@ -260,6 +276,8 @@ struct Cell {
     joined: &'static [usize],
     /// Whether it takes one tensor, as both.
     single: bool,
+    /// Probability that an operation is left out for a sample.
+    drop_path: f64,
 }
 
 impl Cell {
@@ -322,6 +340,10 @@ impl Layer for Cell {
             let mut sum: Option<Tensor> = None;
             for (value, chain) in pair {
                 let output = chain.forward(ctx, first, &values[*value])?;
+                let output = match chain.is_identity() {
+                    true => output,
+                    false => drop_path(ctx, &output, self.drop_path)?,
+                };
                 first += chain.count();
                 sum = Some(match sum {
                     None => output,
@@ -348,4 +370,15 @@ impl Layer for Cell {
         }
         Some(sum)
     }
+}
+
+/// `x` [samples, ...] with whole samples zeroed with probability `p`, the others scaled up; only in training. Which ones depends
+/// on seed, layer, step and global sample alone.
+fn drop_path(ctx: &mut Forward, x: &Tensor, p: f64) -> Result<Tensor, LayerError> {
+    if !ctx.training() || p <= 0.0 {
+        return Ok(x.shallow_clone());
+    }
+    let samples = x.size().first().copied().unwrap_or(0);
+    let mask = ctx.dropout(&Tensor::f_ones([samples, 1, 1, 1], (x.kind(), x.device()))?, p)?;
+    Ok(x.f_mul(&mask)?)
 }

@@ -272,6 +272,11 @@ impl Chain {
         self.then(Step::Relu)
     }
 
+    /// Whether it does nothing.
+    pub(super) fn is_identity(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// How many parameters it has.
     pub(super) fn count(&self) -> usize {
         self.0.iter().map(Step::count).sum()

@@ -155,7 +155,7 @@ impl Layer for ResidualOut {
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let input = inputs.first()?;
         // The projection has the input's size or four times as many pixels: as if it were the chain again.
-        let shortcut = if self.shortcut.0.is_empty() { 0.0 } else { self.chain.flops(input) };
+        let shortcut = if self.shortcut.is_identity() { 0.0 } else { self.chain.flops(input) };
         Some(self.chain.flops(input) + shortcut)
     }
 }
