@@ -18,9 +18,9 @@ pub(crate) struct BatchStatistics {
     pub momentum: Option<f64>,
     /// Values a channel.
     pub count: i64,
-    /// [channels], float64.
+    /// `[channels]`, float64.
     pub mean: Tensor,
-    /// The sum of squared differences from `mean`: [channels], float64.
+    /// The sum of squared differences from `mean`: `[channels]`, float64.
     pub squares: Tensor,
 }
 

@@ -2,7 +2,7 @@
 //! [samples, classes] (U-Net: [samples, channels, height, width]).
 //!
 //! - [`amoebanet`]: AmoebaNet-B and -D; [`resnet`]: ResNet-50 and -101; [`unet`]: U-Net
-//! - [`chain`]: convolution, batch norm and pooling, of which their layers are made
+//! - `chain`: convolution, batch norm and pooling, of which their layers are made
 
 pub mod amoebanet;
 mod chain;
