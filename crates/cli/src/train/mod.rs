@@ -75,30 +75,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let out = start.out.path();
     write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
     write_aside(&out.join(TOKENIZER), &text.tokenizer.to_json()?)?;
-    let metrics = match &start.checkpoint {
-        None => Metrics::create(out)?,
-        Some(_) => {
-            if let Some(earlier) = &start.earlier_metrics {
-                // The curves of the run so far belong to this one, too.
-                let copy = out.join(METRICS);
-                std::fs::copy(earlier, &copy).map_err(io(&copy))?;
-            }
-            // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at
-            // the very end is made again, too, because it comes before the files that it is of.
-            let ended = position.batches >= config.train.steps;
-            let again = ended || due(&config, &position);
-            let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
-            Metrics::resume(out, pipeline.steps() + 1, |record| match record {
-                Record::Step(step) => {
-                    samples = step.samples_total;
-                    samples <= position.samples
-                }
-                Record::Evaluation(_) => {
-                    samples < position.samples || samples == position.samples && !again
-                }
-            })?
-        }
-    };
+    let metrics = metrics(&start, &position, pipeline.steps() + 1)?;
     let mut run = Run {
         metrics,
         progress: Progress::new(config.train.steps),
@@ -148,6 +125,32 @@ fn position(checkpoint: Option<&Checkpoint>, train: &TokenSet) -> Result<Positio
         "the training text is not the one of {}: the run would go on elsewhere in other data; bring the text back, or start another run (--init takes its weights)",
         checkpoint.folder().display()
     )))
+}
+
+/// The run's metrics: new ones, or those so far of the run that goes on at `position`, whose next update is number `step`.
+fn metrics(start: &Start, position: &Position, step: u64) -> Result<Metrics, CliError> {
+    let out = start.out.path();
+    if start.checkpoint.is_none() {
+        return Metrics::create(out);
+    }
+    if let Some(earlier) = &start.earlier_metrics {
+        // The curves of the run so far belong to this one, too.
+        let copy = out.join(METRICS);
+        std::fs::copy(earlier, &copy).map_err(io(&copy))?;
+    }
+    // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at the very end is
+    // made again, too, because it comes before the files that it is of.
+    let again = position.batches >= start.config.train.steps || due(&start.config, position);
+    let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
+    Metrics::resume(out, step, |record| match record {
+        Record::Step(step) => {
+            samples = step.samples_total;
+            samples <= position.samples
+        }
+        Record::Evaluation(_) => {
+            samples < position.samples || samples == position.samples && !again
+        }
+    })
 }
 
 /// Writes a file that is there whole or not at all.
