@@ -16,6 +16,7 @@ use tch::Kind;
 /// optimizer state afterwards.
 #[derive(Default)]
 struct Computed {
+    applied: usize,
     numbers: Vec<u64>,
     gradients: Named,
     state: Named,
@@ -52,7 +53,9 @@ fn train(
         numbers.extend([report.loss.to_bits(), report.grad_norm.to_bits(), report.lr.to_bits()]);
         numbers.extend([report.loss_scale.to_bits(), report.step]);
         numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
-        assert!(!report.skipped, "the loss scale fits these gradients");
+        // In float16 one of few samples may overflow: then that, too, must be the same, and the scale after it.
+        numbers.push(u64::from(report.skipped));
+        computed.applied += usize::from(!report.skipped);
         let named = pipeline.gradients().unwrap().into_iter();
         computed.gradients.extend(named.map(|(name, t)| (format!("step {step} {name}"), t)));
     }
@@ -70,6 +73,7 @@ fn matrix(features: Features) {
         let samples = &samples[..];
         let expected = train(&Run::plain(), None, features, samples, micro_batches);
         assert!(expected.gradients.len() > 5 * 9, "every parameter has a gradient in every step");
+        assert!(expected.applied + 1 >= STEPS, "the loss scale fits these gradients");
         let runs = Run::all(model(features).len());
         for (index, run) in runs.iter().enumerate() {
             // Every way to run is also one to begin with, and one to go on with: 7 shares no factor with
