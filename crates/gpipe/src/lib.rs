@@ -51,7 +51,7 @@ pub use gpipe_bridge::{linear::Kernels, memory::keep_freed_memory};
 pub use gpipe_core::{Bytes, Nanos, remat::Remat, schedule::Schedule};
 pub use layer::{Forward, Infer, Init, Layer, ParameterSpec};
 pub use loss::{CrossEntropy, Loss, MeanSquaredError};
-pub use metric::{Accuracy, Measured, Metric};
+pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,
     Update,

@@ -71,3 +71,86 @@ impl Metric for Accuracy {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
 }
+
+/// The share of targets (class indices [...]) that are among the `k` classes to which outputs [..., classes] give the largest
+/// values: top-5 accuracy, for example. A class with the same value as the last of these counts, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopK {
+    name: String,
+    k: i64,
+    ignore: i64,
+}
+
+impl TopK {
+    /// Named `top5`, for `k` = 5. Targets of -100 do not count.
+    pub fn new(k: i64) -> Self {
+        Self { name: format!("top{k}"), k, ignore: Accuracy::default().ignore }
+    }
+}
+
+impl Metric for TopK {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
+        let (output, target) = (only(outputs)?, only(targets)?);
+        let counts = target.f_ne(self.ignore)?;
+        // An ignored target is no class; any other will do, for it is masked below.
+        let class = target.f_mul(&counts.f_to_kind(target.kind())?)?.f_unsqueeze(-1)?;
+        let own = output.f_gather(-1, &class, false)?;
+        let larger = output.f_gt_tensor(&own)?.f_sum_dim_intlist(-1_i64, false, Kind::Int64)?;
+        let hit = larger.f_lt(self.k)?.f_logical_and(&counts)?;
+        Ok(hit.f_sum(Kind::Int64)?.f_double_value(&[])?)
+    }
+
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        Accuracy { ignore: self.ignore }.count(targets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_top_k_counts_what_a_sorted_list_says() {
+        let mut random = gpipe_core::splitmix::Stream::new(5);
+        let (rows, classes) = (40, 7);
+        let values: Vec<f32> = (0..rows * classes).map(|_| random.below(50) as f32).collect();
+        let targets: Vec<i64> = (0..rows)
+            .map(|row| if row % 9 == 0 { -100 } else { random.below(classes) as i64 })
+            .collect();
+        let output = [Tensor::from_slice(&values).reshape([4, 10, classes as i64])];
+        let target = [Tensor::from_slice(&targets).reshape([4, 10])];
+        let mut before = 0.0;
+        for k in 1..=classes {
+            let rank = |row: usize| {
+                let row_values = &values[row * classes..][..classes];
+                let own = row_values[targets[row] as usize];
+                row_values.iter().filter(|&&value| value > own).count()
+            };
+            let expected =
+                (0..rows).filter(|&row| targets[row] >= 0 && rank(row) < k).count() as f64;
+            let metric = TopK::new(k as i64);
+            assert_eq!(metric.sum(&output, &target).unwrap(), expected, "top {k}");
+            assert!(expected >= before, "more classes, more hits");
+            before = expected;
+            assert_eq!(metric.count(&target).unwrap(), 35.0);
+        }
+        assert_eq!(before, 35.0, "every class is among all of them");
+        assert_eq!(TopK::new(5).name(), "top5");
+    }
+
+    #[test]
+    fn oracle_top_1_is_the_accuracy_where_no_two_values_are_equal() {
+        let mut random = gpipe_core::splitmix::Stream::new(6);
+        let values: Vec<f32> = (0..60).map(|_| random.next_u64() as f32).collect();
+        let output = [Tensor::from_slice(&values).reshape([12, 5])];
+        let targets: Vec<i64> = (0..12).map(|_| random.below(5) as i64).collect();
+        let target = [Tensor::from_slice(&targets)];
+        let accuracy = Accuracy::default().sum(&output, &target).unwrap();
+        assert_eq!(TopK::new(1).sum(&output, &target).unwrap(), accuracy);
+        assert!(accuracy > 0.0);
+    }
+}
