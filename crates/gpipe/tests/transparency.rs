@@ -66,14 +66,20 @@ fn train(
 fn matrix(features: Features) {
     // Even; ragged, and ragged in another way in the next step; fewer samples than micro-batches, and one.
     let mut cases = vec![(vec![8], 4), (vec![7, 5], 3), (vec![3, 1, 6], 4)];
-    if std::env::var_os("GPIPE_SOAK").is_some() {
+    let widened = std::env::var_os("GPIPE_SOAK").is_some();
+    if widened {
         cases.extend((1..=9).flat_map(|n| (1..=9).map(move |m| (vec![n], m))));
     }
     for (samples, micro_batches) in cases {
         let samples = &samples[..];
         let expected = train(&Run::plain(), None, features, samples, micro_batches);
         assert!(expected.gradients.len() > 5 * 9, "every parameter has a gradient in every step");
-        assert!(expected.applied + 1 >= STEPS, "the loss scale fits these gradients");
+        // One of the few samples that only the widened matrix has may overflow in float16; nothing else is skipped.
+        let skipped = STEPS - expected.applied;
+        assert!(
+            skipped <= usize::from(widened && features.kind == Kind::Half),
+            "{skipped} skipped"
+        );
         let runs = Run::all(model(features).len());
         for (index, run) in runs.iter().enumerate() {
             // Every way to run is also one to begin with, and one to go on with: 7 shares no factor with
