@@ -44,6 +44,7 @@ mod batches;
 mod corpus;
 mod error;
 mod hash;
+pub mod images;
 mod loader;
 mod tokenizer;
 mod tokens;
