@@ -50,7 +50,7 @@ pub use error::{Error, LayerError, Result, StageError};
 pub use gpipe_bridge::{linear::Kernels, memory::keep_freed_memory};
 pub use gpipe_core::{Bytes, Nanos, remat::Remat, schedule::Schedule};
 pub use layer::{Forward, Infer, Init, Layer, ParameterSpec};
-pub use loss::{CrossEntropy, Loss, MeanSquaredError};
+pub use loss::{CrossEntropy, Loss, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,

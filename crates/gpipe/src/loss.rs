@@ -101,6 +101,44 @@ fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerEr
     Err(LayerError::Value(format!("a target is outside the classes 0..{classes}")))
 }
 
+/// A loss of the first output, and a share of the same loss of each further one, which auxiliary heads give for training
+/// (Szegedy et al. 2015, section 5).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WithAuxiliary<L> {
+    /// The loss.
+    pub loss: L,
+    /// How much that of an auxiliary output counts; 0.4 in AmoebaNet's recipe.
+    pub weight: f64,
+}
+
+impl<L: Loss> Loss for WithAuxiliary<L> {
+    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+        let weight = self.weight;
+        if !weight.is_finite() || weight < 0.0 {
+            return Err(LayerError::Value(format!(
+                "the weight of the auxiliary loss is {weight}: it must be a number of at least 0"
+            )));
+        }
+        if outputs.is_empty() {
+            return Err(LayerError::Shape("a loss takes an output".into()));
+        }
+        outputs.chunks(1).try_for_each(|output| self.loss.check(output, targets))
+    }
+
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+        let (first, auxiliary) = outputs.split_at(outputs.len().min(1));
+        let sum = self.loss.sum(first, targets)?;
+        auxiliary.chunks(1).try_fold(sum, |sum, output| {
+            let own = self.loss.sum(output, targets)?;
+            Ok(sum.f_add(&own.f_mul_scalar(self.weight)?)?)
+        })
+    }
+
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        self.loss.count(targets)
+    }
+}
+
 /// Squared error summed over all elements, divided by the number of elements: outputs and targets of one
 /// shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

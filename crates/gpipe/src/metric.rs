@@ -40,7 +40,12 @@ impl Measured {
     }
 }
 
-/// The share of targets (class indices [...]) to which outputs [..., classes] give the largest value.
+/// The output that a metric is of: the first, because further ones are those of auxiliary heads.
+fn first(outputs: &[Tensor]) -> Result<&Tensor, LayerError> {
+    outputs.first().ok_or_else(|| LayerError::Shape("a metric takes an output".into()))
+}
+
+/// The share of targets (class indices [...]) to which the first output [..., classes] gives the largest value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accuracy {
     /// Targets with this value do not count.
@@ -60,7 +65,7 @@ impl Metric for Accuracy {
     }
 
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
-        let (output, target) = (only(outputs)?, only(targets)?);
+        let (output, target) = (first(outputs)?, only(targets)?);
         // An ignored target is negative or out of range by convention; compare all the same and mask.
         let hit = output.f_argmax(-1, false)?.f_eq_tensor(target)?;
         let hit = hit.f_logical_and(&target.f_ne(self.ignore)?)?;
@@ -72,8 +77,8 @@ impl Metric for Accuracy {
     }
 }
 
-/// The share of targets (class indices [...]) that are among the `k` classes to which outputs [..., classes] give the largest
-/// values: top-5 accuracy, for example. A class with the same value as the last of these counts, too.
+/// The share of targets (class indices [...]) that are among the `k` classes to which the first output [..., classes] gives the
+/// largest values: top-5 accuracy, for example. A class with the same value as the last of these counts, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopK {
     name: String,
@@ -94,7 +99,7 @@ impl Metric for TopK {
     }
 
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
-        let (output, target) = (only(outputs)?, only(targets)?);
+        let (output, target) = (first(outputs)?, only(targets)?);
         let counts = target.f_ne(self.ignore)?;
         // An ignored target is no class; any other will do, for it is masked below.
         let class = target.f_mul(&counts.f_to_kind(target.kind())?)?.f_unsqueeze(-1)?;

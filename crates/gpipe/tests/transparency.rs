@@ -8,93 +8,24 @@
 
 mod common;
 
-use common::{Features, Named, Recipe, Run, assert_close, assert_same_bits, batch, model};
-use gpipe::Pipeline;
+use common::{
+    Features, Recipe, Run, assert_close, assert_same_bits, batch, matrix::Subject, model,
+};
+use gpipe::TensorSpec;
 use tch::Kind;
 
-/// What five steps give: losses, norms, rates and metrics; every step's gradients; parameters, averages and
-/// optimizer state afterwards.
-#[derive(Default)]
-struct Computed {
-    applied: usize,
-    numbers: Vec<u64>,
-    gradients: Named,
-    state: Named,
-}
-
-/// Steps until the state is taken, if it is, and in all.
-const TAKEN_AFTER: usize = 2;
-const STEPS: usize = 5;
-
-fn build(run: &Run, features: Features, micro_batches: usize) -> Pipeline {
-    let builder = run.builder(model(features), micro_batches).clip_norm(1.0);
-    features.build(builder).build().unwrap()
-}
-
-/// Trains; with `then`, the state is taken after two steps and put into a pipeline that is run so.
-fn train(
-    run: &Run,
-    then: Option<&Run>,
-    features: Features,
-    samples: &[i64],
-    micro_batches: usize,
-) -> Computed {
-    let mut pipeline = build(run, features, micro_batches);
-    let mut computed = Computed::default();
-    for step in 0..STEPS {
-        if let (TAKEN_AFTER, Some(then)) = (step, then) {
-            let state = pipeline.state().unwrap();
-            pipeline = build(then, features, micro_batches);
-            common::restore(&mut pipeline, state);
-        }
-        let (inputs, targets) = batch(samples[step % samples.len()], step as u64);
-        let report = pipeline.train_step(&inputs, &targets).unwrap();
-        let numbers = &mut computed.numbers;
-        numbers.extend([report.loss.to_bits(), report.grad_norm.to_bits(), report.lr.to_bits()]);
-        numbers.extend([report.loss_scale.to_bits(), report.step]);
-        numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
-        // In float16 one of few samples may overflow: then that, too, must be the same, and the scale after it.
-        numbers.push(u64::from(report.skipped));
-        computed.applied += usize::from(!report.skipped);
-        let named = pipeline.gradients().unwrap().into_iter();
-        computed.gradients.extend(named.map(|(name, t)| (format!("step {step} {name}"), t)));
-    }
-    computed.state = common::flat(&mut pipeline);
-    computed
-}
-
+/// The small model of `common`, with every even and ragged way to divide a mini-batch.
 fn matrix(features: Features) {
+    let subject = Subject {
+        model: &|| model(features),
+        input: TensorSpec::new([4, common::LENGTH], Kind::Int64),
+        batch: &batch,
+        build: &|builder| features.build(builder.clip_norm(1.0)),
+        may_skip: features.kind == Kind::Half,
+        what: format!("{features:?}"),
+    };
     // Even; ragged, and ragged in another way in the next step; fewer samples than micro-batches, and one.
-    let mut cases = vec![(vec![8], 4), (vec![7, 5], 3), (vec![3, 1, 6], 4)];
-    let widened = std::env::var_os("GPIPE_SOAK").is_some();
-    if widened {
-        cases.extend((1..=9).flat_map(|n| (1..=9).map(move |m| (vec![n], m))));
-    }
-    for (samples, micro_batches) in cases {
-        let samples = &samples[..];
-        let expected = train(&Run::plain(), None, features, samples, micro_batches);
-        assert!(expected.gradients.len() > 5 * 9, "every parameter has a gradient in every step");
-        // One of the few samples that only the widened matrix has may overflow in float16; nothing else is skipped.
-        let skipped = STEPS - expected.applied;
-        assert!(
-            skipped <= usize::from(widened && features.kind == Kind::Half),
-            "{skipped} skipped"
-        );
-        let runs = Run::all(model(features).len());
-        for (index, run) in runs.iter().enumerate() {
-            // Every way to run is also one to begin with, and one to go on with: 7 shares no factor with
-            // how many there are of each kind.
-            let then = &runs[(7 * index + 3) % runs.len()];
-            for then in [None, Some(then)] {
-                let what =
-                    format!("{run:?}, then {then:?}: {features:?} N={samples:?} M={micro_batches}");
-                let found = train(run, then, features, samples, micro_batches);
-                assert_eq!(found.numbers, expected.numbers, "losses and norms: {what}");
-                assert_same_bits(&found.gradients, &expected.gradients, &what);
-                assert_same_bits(&found.state, &expected.state, &what);
-            }
-        }
-    }
+    subject.matrix(&[(vec![8], 4), (vec![7, 5], 3), (vec![3, 1, 6], 4)]);
 }
 
 #[test]

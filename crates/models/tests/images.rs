@@ -2,7 +2,14 @@
 //! to the bit at every K.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-use gpipe::{Balance, MeanSquaredError, Pipeline, Remat, Schedule, Sequence, Sgd, TensorSpec};
+#[path = "../../gpipe/tests/common/mod.rs"]
+mod common;
+
+use common::matrix::{Subject, images};
+use gpipe::{
+    CrossEntropy, MeanSquaredError, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec, TopK,
+    WithAuxiliary,
+};
 use gpipe_models::{AmoebaNet, ResNet, UNet, Variant};
 use tch::{Kind, Tensor};
 
@@ -12,7 +19,9 @@ fn millions(model: &Sequence) -> f64 {
 
 fn amoebanet(variant: Variant, cells: usize, filters: i64) -> Sequence {
     let (channels, classes, drop_path) = (3, 1000, 0.0);
-    AmoebaNet { variant, cells, filters, channels, classes, drop_path }.build().unwrap()
+    AmoebaNet { variant, cells, filters, channels, classes, drop_path, auxiliary: false }
+        .build()
+        .unwrap()
 }
 
 #[test]
@@ -37,7 +46,8 @@ fn oracle_parameter_counts_are_the_literatures() {
 }
 
 fn small(variant: Variant) -> AmoebaNet {
-    AmoebaNet { variant, cells: 3, filters: 8, channels: 3, classes: 4, drop_path: 0.3 }
+    let (cells, filters, auxiliary) = (3, 8, false);
+    AmoebaNet { variant, cells, filters, channels: 3, classes: 4, drop_path: 0.3, auxiliary }
 }
 
 #[test]
@@ -68,78 +78,105 @@ fn fault_sizes_that_make_no_network() {
     assert!(ResNet { blocks: [1, 0, 1, 1], ..ResNet::resnet50(10) }.build().is_err());
 }
 
-/// Losses, gradients and everything that is kept, of two steps.
-fn train(
-    model: Sequence,
-    stages: usize,
-    schedule: Schedule,
-    remat: Remat,
-    outputs: &[i64],
-) -> Vec<(String, Tensor)> {
-    let samples = 5;
-    let mut random = gpipe_core::splitmix::Stream::new(7);
-    let mut tensor = |shape: &[i64]| {
-        let count = shape.iter().product::<i64>();
-        let values: Vec<f32> =
-            (0..count).map(|_| random.next_u64() as f32 / u64::MAX as f32 - 0.5).collect();
-        Tensor::from_slice(&values).reshape(shape)
+/// Images and classes.
+fn classified(samples: i64, seed: u64) -> (Tensor, Tensor) {
+    let mut random = gpipe_core::splitmix::Stream::new(seed);
+    let classes: Vec<i64> = (0..samples).map(|_| random.below(4) as i64).collect();
+    (images(samples, 3, 32, seed), Tensor::from_slice(&classes))
+}
+
+/// As in the literature's recipe: SGD with momentum, the auxiliary loss, label smoothing.
+fn recipe(builder: PipelineBuilder) -> PipelineBuilder {
+    let loss = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+    builder
+        .loss(WithAuxiliary { loss, weight: 0.4 })
+        .metric(TopK::new(2))
+        .training_metrics()
+        .optimizer(Sgd { momentum: 0.9, weight_decay: 1e-4, ..Sgd::new(0.05) })
+}
+
+fn matrix(name: &str, model: &dyn Fn() -> Sequence) {
+    let input = TensorSpec::new([2, 3, 32, 32], Kind::Float);
+    let (batch, build, what) = (&classified, &recipe, name.to_owned());
+    Subject { model, input, batch, build, may_skip: false, what }.matrix(&[(vec![7, 6], 3)]);
+}
+
+#[test]
+fn transparency_of_a_small_amoebanet_d() {
+    let network = AmoebaNet { auxiliary: true, ..small(Variant::D) };
+    matrix("AmoebaNet-D", &|| network.build().unwrap());
+}
+
+#[test]
+fn transparency_of_a_small_amoebanet_b() {
+    matrix("AmoebaNet-B", &|| small(Variant::B).build().unwrap());
+}
+
+#[test]
+fn transparency_of_a_small_resnet() {
+    let resnet = ResNet { blocks: [1, 1, 1, 1], width: 4, channels: 3, classes: 4 };
+    matrix("ResNet", &|| resnet.build().unwrap());
+}
+
+/// Whose long skips span every boundary between stages.
+#[test]
+fn transparency_of_a_small_unet() {
+    let input = TensorSpec::new([2, 3, 16, 16], Kind::Float);
+    let masks = |samples, seed| {
+        let x = images(samples, 3, 16, seed);
+        let mask = x.mean_dim(&[1_i64][..], true, None).gt(0.0).to_kind(Kind::Float);
+        (x, mask)
     };
-    let x = tensor(&[samples, 3, 32, 32]);
-    let y = tensor(&[&[samples], outputs].concat());
-    let mut pipeline = Pipeline::builder(model, TensorSpec::new([2, 3, 32, 32], Kind::Float))
-        .stages(stages)
-        .schedule(schedule)
-        .remat(remat)
-        .balance(Balance::Cost)
-        .micro_batches(2)
-        .seed(3)
-        .keep_gradients()
-        .loss(MeanSquaredError)
-        .optimizer(Sgd { momentum: 0.9, ..Sgd::new(0.01) })
-        .build()
-        .unwrap();
-    let mut all = Vec::new();
-    for _ in 0..2 {
-        let report = pipeline.train_step(&x, &y).unwrap();
-        all.push(("loss".to_owned(), Tensor::from(report.loss)));
-        all.extend(pipeline.gradients().unwrap());
+    Subject {
+        model: &|| UNet { depth: 2, ..UNet::new(2, 4) }.build().unwrap(),
+        input,
+        batch: &masks,
+        build: &|builder| builder.loss(MeanSquaredError).optimizer(Sgd::new(0.05)),
+        may_skip: false,
+        what: "U-Net".to_owned(),
     }
-    all.extend(pipeline.parameters().unwrap());
-    all.extend(
-        pipeline.predict(&x).unwrap().into_iter().map(|output| ("output".to_owned(), output)),
-    );
-    all
-}
-
-fn transparent(model: impl Fn() -> Sequence, outputs: &[i64]) {
-    let expected = train(model(), 1, Schedule::GPipe, Remat::Never, outputs);
-    for (stages, schedule, remat) in [
-        (2, Schedule::OneFOneB, Remat::Always),
-        (3, Schedule::GPipe, Remat::UnlessAdjacent),
-        (4, Schedule::OneFOneB, Remat::Segments(2)),
-    ] {
-        let found = train(model(), stages, schedule, remat, outputs);
-        assert_eq!(found.len(), expected.len());
-        for ((name, a), (other, b)) in found.iter().zip(&expected) {
-            assert_eq!(name, other);
-            assert!(a.equal(b), "{name} at K = {stages} differs by {:?}", (a - b).abs().max());
-        }
-    }
+    .matrix(&[(vec![7, 6], 3)]);
 }
 
 #[test]
-fn transparency_of_small_amoebanets() {
-    for variant in [Variant::D, Variant::B] {
-        let model = || small(variant).build().unwrap();
-        transparent(model, &[4]);
-    }
+fn oracle_the_auxiliary_loss_is_a_share_of_the_second_outputs() {
+    let network = AmoebaNet { auxiliary: true, drop_path: 0.0, ..small(Variant::D) };
+    let input = TensorSpec::new([5, 3, 32, 32], Kind::Float);
+    let (x, y) = classified(5, 3);
+    let loss = |weight: f64| {
+        let loss = WithAuxiliary { loss: CrossEntropy::default(), weight };
+        let mut pipeline = Pipeline::builder(network.build().unwrap(), input.clone())
+            .stages(2)
+            .loss(loss)
+            .optimizer(Sgd::new(0.1))
+            .build()
+            .unwrap();
+        let outputs = pipeline.predict(&x).unwrap();
+        (pipeline.evaluate(&x, &y).unwrap().loss, outputs)
+    };
+    let (whole, outputs) = loss(0.4);
+    let of = |logits: &Tensor| {
+        let logits = logits.to_kind(Kind::Double);
+        logits.cross_entropy_for_logits(&y).double_value(&[])
+    };
+    assert_eq!(outputs.len(), 2, "logits, and the auxiliary head's");
+    let expected = of(&outputs[0]) + 0.4 * of(&outputs[1]);
+    assert!((whole - expected).abs() < 1e-6 * expected, "{whole} {expected}");
+    assert!((loss(0.0).0 - of(&outputs[0])).abs() < 1e-6 * expected);
 }
 
 #[test]
-fn transparency_of_a_small_resnet_and_a_small_unet() {
-    let resnet =
-        || ResNet { blocks: [1, 2, 1, 1], width: 4, channels: 3, classes: 4 }.build().unwrap();
-    transparent(resnet, &[4]);
-    let unet = || UNet { depth: 2, ..UNet::new(2, 4) }.build().unwrap();
-    transparent(unet, &[1, 32, 32]);
+fn fault_a_weight_that_is_none() {
+    let network = AmoebaNet { auxiliary: true, ..small(Variant::D) };
+    for weight in [-0.1, f64::NAN, f64::INFINITY] {
+        let builder = Pipeline::builder(
+            network.build().unwrap(),
+            TensorSpec::new([2, 3, 32, 32], Kind::Float),
+        );
+        let loss = WithAuxiliary { loss: CrossEntropy::default(), weight };
+        let mut pipeline = builder.loss(loss).optimizer(Sgd::new(0.1)).build().unwrap();
+        let (x, y) = classified(2, 3);
+        let error = pipeline.train_step(&x, &y).unwrap_err().to_string();
+        assert!(error.contains("auxiliary loss"), "{error}");
+    }
 }

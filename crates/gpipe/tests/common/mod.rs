@@ -1,6 +1,8 @@
 //! What the test families share: a small model with every feature, and comparison of every tensor.
 #![allow(dead_code)] // each test file uses its own part
 
+pub mod matrix;
+
 use gpipe::{
     Accuracy, Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline,
     PipelineBuilder, Remat, RmsProp, Schedule, Sequence, TensorSpec,
@@ -141,7 +143,16 @@ impl Run {
     }
 
     pub fn builder(&self, model: Sequence, micro_batches: usize) -> PipelineBuilder {
-        Pipeline::builder(model, TensorSpec::new([4, LENGTH], Kind::Int64))
+        self.builder_of(model, TensorSpec::new([4, LENGTH], Kind::Int64), micro_batches)
+    }
+
+    pub fn builder_of(
+        &self,
+        model: Sequence,
+        input: TensorSpec,
+        micro_batches: usize,
+    ) -> PipelineBuilder {
+        Pipeline::builder(model, input)
             .stages(self.stages)
             .schedule(self.schedule)
             .remat(self.remat)

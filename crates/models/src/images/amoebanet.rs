@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::{
     ChainLayer, Classifier, ImageError, LAYERS_MAX,
+    auxiliary::{AUXILIARY, AuxiliaryHead},
     chain::{After, Chain, Convolution, FactorizedReduce, Step, Window},
     check_sizes,
 };
@@ -38,6 +39,9 @@ pub struct AmoebaNet {
     /// Probability that a whole path of the last cell is left out for a sample in training, less in those before it
     /// (Larsson et al. 2017; Zoph et al. 2018, section 3): at least 0 and below 1.
     pub drop_path: f64,
+    /// Whether there is a second classifier behind the second third of the normal cells: the network's second output, for
+    /// [`gpipe::WithAuxiliary`].
+    pub auxiliary: bool,
 }
 
 /// Cells of the stem.
@@ -118,13 +122,14 @@ const REDUCTION_B: Genotype = Genotype {
 };
 
 impl AmoebaNet {
-    /// The layers: `stem`, `stem.0`, `stem.1`; the cells by number, reduction cells among them; `classifier`.
+    /// The layers: `stem`, `stem.0`, `stem.1`; the cells by number, reduction cells among them, and `auxiliary` before the
+    /// second of these; `classifier`.
     ///
     /// # Errors
     /// Cells that are no multiple of 3, filters that are no multiple of 4, a size below 1 or far too large.
     pub fn build(&self) -> Result<Sequence, ImageError> {
         let refuse = |reason: String| Err(ImageError { network: "amoebanet", reason });
-        let Self { variant, cells, filters, channels, classes, drop_path } = *self;
+        let Self { variant, cells, filters, channels, classes, drop_path, auxiliary } = *self;
         check_sizes(
             "amoebanet",
             &[("filters", filters), ("channels", channels), ("classes", classes)],
@@ -161,12 +166,16 @@ impl AmoebaNet {
         scale = filters;
         for number in 0..cells + reductions.len() {
             let reduction = reductions.contains(&number);
+            if auxiliary && number == reductions[1] {
+                model = model.push("auxiliary", AuxiliaryHead::new(before.channels, classes));
+            }
             scale *= if reduction { 2 } else { 1 };
             let cell = before.cell(variant, scale, reduction);
             let drop_path = dropped(number + STEM_CELLS);
             model = model.push(number.to_string(), Cell { drop_path, ..cell });
         }
-        let classifier = Classifier { channels: before.channels, classes };
+        let auxiliary = auxiliary.then_some(AUXILIARY);
+        let classifier = Classifier { channels: before.channels, classes, auxiliary };
         Ok(model.push("classifier", classifier))
     }
 }

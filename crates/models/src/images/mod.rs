@@ -1,10 +1,11 @@
 //! Image networks as sequences of layers: inputs are [samples, channels, height, width], outputs logits
 //! [samples, classes] (U-Net: [samples, channels, height, width]).
 //!
-//! - [`amoebanet`]: AmoebaNet-B and -D; [`resnet`]: ResNet-50 and -101; [`unet`]: U-Net
+//! - [`amoebanet`]: AmoebaNet-B and -D (`auxiliary`: their second head); [`resnet`]: ResNet-50 and -101; [`unet`]: U-Net
 //! - `chain`: convolution, batch norm and pooling, of which their layers are made
 
 pub mod amoebanet;
+mod auxiliary;
 mod chain;
 pub mod resnet;
 pub mod unet;
@@ -69,6 +70,17 @@ impl Layer for ChainLayer {
 struct Classifier {
     channels: i64,
     classes: i64,
+    /// Logits of an auxiliary head, which are its second output: the skip that they come by.
+    auxiliary: Option<&'static str>,
+}
+
+/// An affine map's weight and bias, as PyTorch starts them.
+fn affine(prefix: &str, inputs: i64, outputs: i64) -> [ParameterSpec; 2] {
+    let uniform = Init::Uniform { bound: 1.0 / (inputs as f64).sqrt() };
+    [
+        ParameterSpec::new(&format!("{prefix}weight"), [outputs, inputs], uniform),
+        ParameterSpec::new(&format!("{prefix}bias"), [outputs], uniform),
+    ]
 }
 
 impl Layer for Classifier {
@@ -77,30 +89,35 @@ impl Layer for Classifier {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let bound = 1.0 / (self.channels as f64).sqrt();
-        let uniform = Init::Uniform { bound };
-        vec![
-            ParameterSpec::new("weight", [self.classes, self.channels], uniform),
-            ParameterSpec::new("bias", [self.classes], uniform),
-        ]
+        affine("", self.channels, self.classes).into()
     }
 
-    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        match inputs.first().map(|input| (&input.shape[..], input.kind)) {
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let mut outputs = match inputs.first().map(|input| (&input.shape[..], input.kind)) {
             Some((&[samples, channels, _, _], kind)) if channels == self.channels => {
-                Ok(vec![TensorSpec::new([samples, self.classes], kind)])
+                vec![TensorSpec::new([samples, self.classes], kind)]
             }
-            _ => Err(LayerError::Shape(format!(
-                "it takes [samples, {} channels, height, width], it got {inputs:?}",
-                self.channels
-            ))),
+            _ => {
+                return Err(LayerError::Shape(format!(
+                    "it takes [samples, {} channels, height, width], it got {inputs:?}",
+                    self.channels
+                )));
+            }
+        };
+        if let Some(auxiliary) = self.auxiliary {
+            outputs.push(ctx.pop(auxiliary)?);
         }
+        Ok(outputs)
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let x = inputs.first().ok_or_else(|| LayerError::Shape("it takes an input".into()))?;
         let means = x.f_mean_dim(&[2_i64, 3][..], false, None)?;
-        Ok(vec![ctx.linear(&means, ctx.parameter(0)?, Some(ctx.parameter(1)?))?])
+        let mut outputs = vec![ctx.linear(&means, ctx.parameter(0)?, Some(ctx.parameter(1)?))?];
+        if let Some(auxiliary) = self.auxiliary {
+            outputs.push(ctx.pop(auxiliary)?);
+        }
+        Ok(outputs)
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {

@@ -84,7 +84,7 @@ impl ResNet {
                 inputs = outer;
             }
         }
-        Ok(model.push("classifier", Classifier { channels: inputs, classes }))
+        Ok(model.push("classifier", Classifier { channels: inputs, classes, auxiliary: None }))
     }
 }
 

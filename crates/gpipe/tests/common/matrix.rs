@@ -1,0 +1,121 @@
+//! The shared matrix: a model trained in every way that `Run::all` lists, each also stopped after two of its steps and
+//! continued in another way, must give what one stage gives, to the last bit.
+
+use gpipe::{CrossEntropy, Pipeline, PipelineBuilder, Sequence, TensorSpec};
+use tch::{Kind, Tensor};
+
+use super::{Named, Run, assert_same_bits, flat, restore};
+
+/// What is trained.
+pub struct Subject<'a> {
+    pub model: &'a dyn Fn() -> Sequence,
+    /// Its input, for a micro-batch.
+    pub input: TensorSpec,
+    /// Inputs and targets of so many samples: a function of the second number.
+    pub batch: &'a dyn Fn(i64, u64) -> (Tensor, Tensor),
+    /// What else the builder is told.
+    pub build: &'a dyn Fn(PipelineBuilder) -> PipelineBuilder,
+    /// Whether a step of few samples may overflow, in the widened matrix.
+    pub may_skip: bool,
+    pub what: String,
+}
+
+/// What five steps give: losses, norms, rates and metrics; every step's gradients; parameters, averages and
+/// optimizer state afterwards.
+#[derive(Default)]
+struct Computed {
+    applied: usize,
+    numbers: Vec<u64>,
+    gradients: Named,
+    state: Named,
+}
+
+/// Steps until the state is taken, if it is, and in all.
+const TAKEN_AFTER: usize = 2;
+const STEPS: usize = 5;
+
+impl Subject<'_> {
+    fn pipeline(&self, run: &Run, micro_batches: usize) -> Pipeline {
+        let builder = run.builder_of((self.model)(), self.input.clone(), micro_batches);
+        (self.build)(builder.loss(CrossEntropy::default())).build().unwrap()
+    }
+
+    /// Trains; with `then`, the state is taken after two steps and put into a pipeline that is run so.
+    fn train(
+        &self,
+        run: &Run,
+        then: Option<&Run>,
+        samples: &[i64],
+        micro_batches: usize,
+    ) -> Computed {
+        let mut pipeline = self.pipeline(run, micro_batches);
+        let mut computed = Computed::default();
+        for step in 0..STEPS {
+            if let (TAKEN_AFTER, Some(then)) = (step, then) {
+                let state = pipeline.state().unwrap();
+                pipeline = self.pipeline(then, micro_batches);
+                restore(&mut pipeline, state);
+            }
+            let (inputs, targets) = (self.batch)(samples[step % samples.len()], step as u64);
+            let report = pipeline.train_step(&inputs, &targets).unwrap();
+            let numbers = &mut computed.numbers;
+            numbers.extend([
+                report.loss.to_bits(),
+                report.grad_norm.to_bits(),
+                report.lr.to_bits(),
+                report.loss_scale.to_bits(),
+                report.step,
+            ]);
+            numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
+            // In float16 one of few samples may overflow: then that, too, must be the same, and the scale after it.
+            numbers.push(u64::from(report.skipped));
+            computed.applied += usize::from(!report.skipped);
+            let named = pipeline.gradients().unwrap().into_iter();
+            computed.gradients.extend(named.map(|(name, t)| (format!("step {step} {name}"), t)));
+        }
+        computed.state = flat(&mut pipeline);
+        computed
+    }
+
+    /// Compares over all ways to run, for each (samples of the steps in turn, micro-batches); with GPIPE_SOAK for many more.
+    pub fn matrix(&self, cases: &[(Vec<i64>, usize)]) {
+        let mut cases = cases.to_vec();
+        let widened = std::env::var_os("GPIPE_SOAK").is_some();
+        if widened {
+            cases.extend((1..=9).flat_map(|n| (1..=9).map(move |m| (vec![n], m))));
+        }
+        let layers = (self.model)().len();
+        for (samples, micro_batches) in cases {
+            let samples = &samples[..];
+            let expected = self.train(&Run::plain(), None, samples, micro_batches);
+            assert!(
+                expected.gradients.len() > STEPS * 9,
+                "every parameter has a gradient in every step"
+            );
+            // One of the few samples that only the widened matrix has may overflow in float16; nothing else is skipped.
+            let skipped = STEPS - expected.applied;
+            assert!(skipped <= usize::from(widened && self.may_skip), "{skipped} skipped");
+            let runs = Run::all(layers);
+            for (index, run) in runs.iter().enumerate() {
+                // Every way to run is also one to begin with, and one to go on with: 7 shares no factor with
+                // how many there are of each kind.
+                let then = &runs[(7 * index + 3) % runs.len()];
+                for then in [None, Some(then)] {
+                    let what = format!(
+                        "{run:?}, then {then:?}: {} N={samples:?} M={micro_batches}",
+                        self.what
+                    );
+                    let found = self.train(run, then, samples, micro_batches);
+                    assert_eq!(found.numbers, expected.numbers, "losses and norms: {what}");
+                    assert_same_bits(&found.gradients, &expected.gradients, &what);
+                    assert_same_bits(&found.state, &expected.state, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Uniform images [samples, channels, size, size]: a fixed function of `seed`.
+pub fn images(samples: i64, channels: i64, size: i64, seed: u64) -> Tensor {
+    super::uniform(&[samples, channels, size, size], seed, Kind::Float)
+}

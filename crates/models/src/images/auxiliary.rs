@@ -1,0 +1,93 @@
+//! A second classifier in the middle of a network, for training only: its loss reaches the lower layers on a shorter way
+//! (Szegedy et al. 2015, section 5; in AmoebaNet's published program at two thirds of its depth).
+
+use gpipe::{Forward, Infer, Layer, LayerError, ParameterSpec, TensorSpec};
+use tch::Tensor;
+
+use super::{
+    affine,
+    chain::{Chain, Convolution},
+};
+
+/// The skip by which its logits reach the classifier.
+pub(super) const AUXILIARY: &str = "auxiliary";
+/// The window of the average at its beginning, and its stride.
+const WINDOW: i64 = 5;
+const STRIDE: i64 = 3;
+/// Channels of its two convolutions.
+const NARROW: i64 = 128;
+const WIDE: i64 = 768;
+
+/// Passes its inputs on, and stashes the logits that it makes of the first. The mean over all places takes the place of the
+/// original's convolution over the whole map, so that one network takes images of any size.
+pub(super) struct AuxiliaryHead {
+    convolutions: Chain,
+    channels: i64,
+    classes: i64,
+}
+
+impl AuxiliaryHead {
+    pub(super) fn new(channels: i64, classes: i64) -> Self {
+        let convolutions = Chain::default()
+            .convolve(Convolution::new("narrow", channels, NARROW, 1))
+            .relu()
+            .convolve(Convolution::new("wide", NARROW, WIDE, 1))
+            .relu();
+        Self { convolutions, channels, classes }
+    }
+
+    /// What is left of a map: [samples, channels, height, width].
+    fn pooled(input: &TensorSpec) -> Result<TensorSpec, LayerError> {
+        let mut output = input.clone();
+        for size in output.shape.iter_mut().skip(2) {
+            *size = (*size - WINDOW.min(*size)) / STRIDE + 1;
+        }
+        Ok(output)
+    }
+}
+
+impl Layer for AuxiliaryHead {
+    fn kind(&self) -> &'static str {
+        "auxiliary head"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let mut all = self.convolutions.parameters("");
+        all.extend(affine("", WIDE, self.classes));
+        all
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let input = match inputs.first() {
+            Some(input) if input.shape.len() == 4 && input.shape[1] == self.channels => input,
+            _ => {
+                return Err(LayerError::Shape(format!(
+                    "it takes [samples, {} channels, height, width], it got {inputs:?}",
+                    self.channels
+                )));
+            }
+        };
+        self.convolutions.infer(&Self::pooled(input)?)?;
+        ctx.stash(AUXILIARY, TensorSpec::new([input.shape[0], self.classes], input.kind))?;
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let x = inputs.first().ok_or_else(|| LayerError::Shape("it takes an input".into()))?;
+        let window = [x.size()[2].min(WINDOW), x.size()[3].min(WINDOW)];
+        let pooled = x.f_relu()?.f_avg_pool2d(window, [STRIDE; 2], [0; 2], false, true, None)?;
+        let features = self.convolutions.forward(ctx, 0, &pooled)?;
+        let means = features.f_mean_dim(&[2_i64, 3][..], false, None)?;
+        let first = self.convolutions.count();
+        let (weight, bias) = (ctx.parameter(first)?, ctx.parameter(first + 1)?);
+        let logits = ctx.linear(&means, weight, Some(bias))?;
+        ctx.stash(AUXILIARY, &logits);
+        Ok(inputs.iter().map(Tensor::shallow_clone).collect())
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        let pooled = Self::pooled(inputs.first()?).ok()?;
+        let samples = *pooled.shape.first()? as f64;
+        Some(self.convolutions.flops(&pooled) + 2.0 * samples * (WIDE * self.classes) as f64)
+    }
+}
