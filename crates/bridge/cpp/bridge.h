@@ -49,6 +49,10 @@ void throw_for_test(int32_t kind);
 Address linear(Address x, Address w, Address bias, bool use_onednn);
 bool onednn_is_faster();
 
+// convolution.cc
+Address convolution(Address x, Address w, rust::Slice<const int64_t> stride, rust::Slice<const int64_t> padding,
+                    rust::Slice<const int64_t> dilation, int64_t groups, bool channels_last);
+
 // loss.cc
 Address cross_entropy_sum(Address logits, Address target, int64_t ignore);
 

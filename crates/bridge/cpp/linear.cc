@@ -3,8 +3,7 @@
 // Why not at::linear: in float32 it always calls MKL, whose AVX-512 kernels are for Intel's processors; on
 // others it falls back to AVX2 and is half as fast as oneDNN, which libtorch brings along anyway.
 #include "gpipe-bridge/src/ffi.rs.h"
-#include "bridge.h"
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "product.h"
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -16,20 +15,6 @@ using Optional = std::optional<at::Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Below so many multiplications oneDNN's look-up of its kernel costs more than the kernel saves.
-constexpr int64_t kMultiplicationsMin = int64_t{1} << 20;
-
-// x [rows, in], w [out, in], both perhaps transposed views: [rows, out].
-at::Tensor onednn(const at::Tensor &x, const at::Tensor &w, const Optional &bias) {
-  using Scalars = c10::List<std::optional<at::Scalar>>;
-  using Call = at::Tensor(const at::Tensor &, const at::Tensor &, const Optional &, std::string_view,
-                          Scalars, std::optional<std::string_view>);
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
-                             .typed<Call>();
-  return op.call(x, w, bias, "none", Scalars(), "");
-}
-
 at::Tensor rows(const at::Tensor &x) { return x.reshape({-1, x.size(-1)}); }
 
 struct Linear : torch::autograd::Function<Linear> {
@@ -40,7 +25,7 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["bias"] = bias.has_value();
     auto shape = x.sizes().vec();
     shape.back() = w.size(0);
-    return onednn(rows(x), w, bias).reshape(shape);
+    return onednn_product(rows(x), w, bias).reshape(shape);
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
@@ -49,9 +34,9 @@ struct Linear : torch::autograd::Function<Linear> {
     const at::Tensor &x = saved[0], &w = saved[1];
     at::Tensor g = rows(grads[0]).contiguous(), dx, dw, db;
     if (context->needs_input_grad(0))
-      dx = onednn(g, w.t(), {}).reshape(x.sizes());
+      dx = onednn_product(g, w.t(), {}).reshape(x.sizes());
     if (context->needs_input_grad(1))
-      dw = onednn(g.t(), rows(x).t(), {});
+      dw = onednn_product(g.t(), rows(x).t(), {});
     // An absent bias is no input, and must not be asked for.
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2))
       db = g.sum(0);
@@ -59,7 +44,7 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-bool fits_onednn(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
+bool fits_onednn_product(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
   const bool bias_fits = !b || (b->device().is_cpu() && b->scalar_type() == at::kFloat && b->dim() == 1 &&
                                 b->size(0) == w.size(0));
   return bias_fits && x.device().is_cpu() && w.device().is_cpu() && x.scalar_type() == at::kFloat &&
@@ -80,7 +65,7 @@ bool onednn_is_faster() {
 
 Address linear(Address x, Address w, Address bias, bool use_onednn) {
   const Optional b = bias == 0 ? Optional() : Optional(borrow(bias));
-  if (use_onednn && fits_onednn(borrow(x), borrow(w), b))
+  if (use_onednn && fits_onednn_product(borrow(x), borrow(w), b))
     return give(Linear::apply(borrow(x), borrow(w), b));
   return give(at::linear(borrow(x), borrow(w), b));
 }

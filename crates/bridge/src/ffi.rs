@@ -41,6 +41,15 @@ pub(crate) mod bridged {
         fn throw_for_test(kind: i32) -> Result<()>;
 
         unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;
+        unsafe fn convolution(
+            x: usize,
+            w: usize,
+            stride: &[i64],
+            padding: &[i64],
+            dilation: &[i64],
+            groups: i64,
+            channels_last: bool,
+        ) -> Result<usize>;
         unsafe fn cross_entropy_sum(logits: usize, target: usize, ignore: i64) -> Result<usize>;
         fn onednn_is_faster() -> bool;
 

@@ -4,6 +4,7 @@
 //! - [`memory`]: a CPU allocator that counts, caps and reuses, per arena
 //! - [`device`]: streams, events and memory of GPUs
 //! - [`linear`]: the affine map through the faster of two float32 kernels
+//! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
 //! - [`loss`]: cross entropy with a backward in place
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
@@ -14,6 +15,7 @@
 //!
 //! Linking this crate installs the counting allocator for the whole process, before `main`.
 
+pub mod convolution;
 pub mod device;
 mod ffi;
 pub mod fill;

@@ -4,14 +4,14 @@ use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// Whose matrix products a float32 affine map on a CPU uses. Results differ in the last bits, so one
+/// Whose matrix products an affine map or a 1x1 convolution in float32 on a CPU uses. Results differ in the last bits, so one
 /// choice holds for a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernels {
     /// ATen's own choice: MKL in float32.
     #[default]
     Aten,
-    /// oneDNN's, from about a million multiplications on.
+    /// oneDNN's, from about a million multiplications on; images in channels-last layout.
     OneDnn,
 }
 

@@ -24,7 +24,10 @@
 //! }
 //! ```
 
-use gpipe_bridge::linear::{Kernels, linear};
+use gpipe_bridge::{
+    convolution::{Geometry, convolution},
+    linear::{Kernels, linear},
+};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -224,6 +227,20 @@ impl Forward<'_> {
         bias: Option<&Tensor>,
     ) -> Result<Tensor, LayerError> {
         Ok(linear(x, weight, bias, self.kernels)?)
+    }
+
+    /// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups, height, width]`; through the
+    /// pipeline's [`Kernels`], of which some give channels-last layout: layers that pass through elements keep it.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn convolution(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        geometry: &Geometry,
+    ) -> Result<Tensor, LayerError> {
+        Ok(convolution(x, weight, geometry, self.kernels)?)
     }
 
     /// Whether this is training (dropout applies) or evaluation.

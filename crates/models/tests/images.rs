@@ -7,8 +7,8 @@ mod common;
 
 use common::matrix::{Subject, images};
 use gpipe::{
-    CrossEntropy, MeanSquaredError, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec, TopK,
-    WithAuxiliary,
+    CrossEntropy, Kernels, MeanSquaredError, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec,
+    TopK, WithAuxiliary,
 };
 use gpipe_models::{AmoebaNet, ResNet, UNet, Variant};
 use tch::{Kind, Tensor};
@@ -95,27 +95,29 @@ fn recipe(builder: PipelineBuilder) -> PipelineBuilder {
         .optimizer(Sgd { momentum: 0.9, weight_decay: 1e-4, ..Sgd::new(0.05) })
 }
 
-fn matrix(name: &str, model: &dyn Fn() -> Sequence) {
+fn matrix(name: &str, model: &dyn Fn() -> Sequence, kernels: Kernels) {
     let input = TensorSpec::new([2, 3, 32, 32], Kind::Float);
-    let (batch, build, what) = (&classified, &recipe, name.to_owned());
+    let build: &dyn Fn(PipelineBuilder) -> PipelineBuilder =
+        &|builder| recipe(builder).kernels(kernels);
+    let (batch, what) = (&classified, name.to_owned());
     Subject { model, input, batch, build, may_skip: false, what }.matrix(&[(vec![7, 6], 3)]);
 }
 
 #[test]
 fn transparency_of_a_small_amoebanet_d() {
     let network = AmoebaNet { auxiliary: true, ..small(Variant::D) };
-    matrix("AmoebaNet-D", &|| network.build().unwrap());
+    matrix("AmoebaNet-D", &|| network.build().unwrap(), Kernels::OneDnn);
 }
 
 #[test]
 fn transparency_of_a_small_amoebanet_b() {
-    matrix("AmoebaNet-B", &|| small(Variant::B).build().unwrap());
+    matrix("AmoebaNet-B", &|| small(Variant::B).build().unwrap(), Kernels::Aten);
 }
 
 #[test]
 fn transparency_of_a_small_resnet() {
     let resnet = ResNet { blocks: [1, 1, 1, 1], width: 4, channels: 3, classes: 4 };
-    matrix("ResNet", &|| resnet.build().unwrap());
+    matrix("ResNet", &|| resnet.build().unwrap(), Kernels::OneDnn);
 }
 
 /// Whose long skips span every boundary between stages.
@@ -131,7 +133,10 @@ fn transparency_of_a_small_unet() {
         model: &|| UNet { depth: 2, ..UNet::new(2, 4) }.build().unwrap(),
         input,
         batch: &masks,
-        build: &|builder| builder.loss(MeanSquaredError).optimizer(Sgd::new(0.05)),
+        build: &|builder| {
+            let builder = builder.loss(MeanSquaredError).optimizer(Sgd::new(0.05));
+            builder.kernels(Kernels::OneDnn)
+        },
         may_skip: false,
         what: "U-Net".to_owned(),
     }

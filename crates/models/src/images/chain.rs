@@ -1,6 +1,6 @@
 //! Convolution, batch norm and pooling one after the other: a part of a layer.
 
-use gpipe::{Forward, Init, LayerError, ParameterSpec, TensorSpec, layers::BatchNorm};
+use gpipe::{Forward, Geometry, Init, LayerError, ParameterSpec, TensorSpec, layers::BatchNorm};
 use tch::Tensor;
 
 /// Steps in order, with their parameters in order.
@@ -91,14 +91,13 @@ impl Convolution {
     }
 
     fn forward(&self, ctx: &mut Forward, first: usize, x: &Tensor) -> Result<Tensor, LayerError> {
-        let y = x.f_conv2d(
-            ctx.parameter(first)?,
-            None::<&Tensor>,
-            self.stride,
-            self.padding(),
-            [self.dilation; 2],
-            self.groups,
-        )?;
+        let geometry = Geometry {
+            stride: self.stride,
+            padding: self.padding(),
+            dilation: [self.dilation; 2],
+            groups: self.groups,
+        };
+        let y = ctx.convolution(x, ctx.parameter(first)?, &geometry)?;
         match self.after {
             After::BatchNorm => ctx.batch_norm(first + 1, &BatchNorm::new(self.outputs), &y),
             After::Nothing => Ok(y),
@@ -197,22 +196,13 @@ impl Step {
                 Ok(x.f_max_pool2d([*size; 2], [*stride; 2], [padding; 2], [1; 2], even)?)
             }
             Self::FactorizedReduce(reduce) => {
-                let zeros = [0; 2];
-                let (ones, strides) = ([1; 2], [2; 2]);
-                let even =
-                    x.f_conv2d(ctx.parameter(first)?, None::<&Tensor>, strides, zeros, ones, 1)?;
+                let geometry = Geometry { stride: [2; 2], ..Geometry::default() };
+                let even = ctx.convolution(x, ctx.parameter(first)?, &geometry)?;
                 let (height, width) = (x.size()[2], x.size()[3]);
                 // Shifted by one pixel; a row and a column of zeros come after the last.
                 let between = x.f_slice(2, 1, height, 1)?.f_slice(3, 1, width, 1)?;
                 let between = between.f_constant_pad_nd([0, 1, 0, 1])?;
-                let odd = between.f_conv2d(
-                    ctx.parameter(first + 1)?,
-                    None::<&Tensor>,
-                    strides,
-                    zeros,
-                    ones,
-                    1,
-                )?;
+                let odd = ctx.convolution(&between, ctx.parameter(first + 1)?, &geometry)?;
                 let both = Tensor::f_cat(&[even, odd], 1)?;
                 ctx.batch_norm(first + 2, &BatchNorm::new(reduce.outputs), &both)
             }

@@ -1,0 +1,88 @@
+// Convolution of images in channels-last layout, with its VJP.
+//
+// Why not at::conv2d alone: oneDNN's convolution brings the weight into a layout of its own at each call, and back. With few
+// small images, as a micro-batch has them behind a few reductions, that costs several times the arithmetic. A 1x1 convolution is a
+// matrix product of rows that channels-last has already, and the product takes the weight as it is.
+#include "gpipe-bridge/src/ffi.rs.h"
+#include "product.h"
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace gpipe {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
+
+at::Tensor product(const at::Tensor &x, const at::Tensor &w) {
+  return x.numel() * w.size(0) >= kMultiplicationsMin ? onednn_product(x, w, {}) : at::linear(x, w);
+}
+
+// Every stride-th pixel.
+at::Tensor pixels(const at::Tensor &x, at::IntArrayRef stride) {
+  return x.slice(2, 0, x.size(2), stride[0]).slice(3, 0, x.size(3), stride[1]);
+}
+
+// [n, c, h, w] in channels-last: [n h w, c], the same memory.
+at::Tensor rows(const at::Tensor &x) { return x.permute({0, 2, 3, 1}).reshape({-1, x.size(1)}); }
+
+// And back, for n, h and w of `like`.
+at::Tensor images(const at::Tensor &rows, const at::Tensor &like) {
+  return rows.view({like.size(0), like.size(2), like.size(3), rows.size(1)}).permute({0, 3, 1, 2});
+}
+
+// 1x1, without padding, in one group.
+struct Pointwise : torch::autograd::Function<Pointwise> {
+  static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
+                            at::IntArrayRef stride) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    const at::Tensor used = pixels(x, stride).contiguous(kChannelsLast);
+    context->save_for_backward({used, w});
+    context->saved_data["sizes"] = x.sizes();
+    context->saved_data["stride"] = stride;
+    return images(product(rows(used), w.flatten(1)), used);
+  }
+
+  static variable_list backward(AutogradContext *context, variable_list grads) {
+    at::NoGradGuard no_grad;
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &used = saved[0], &w = saved[1];
+    const at::Tensor g = rows(grads[0].contiguous(kChannelsLast));
+    at::Tensor dx, dw;
+    if (context->needs_input_grad(0)) {
+      dx = images(product(g, w.flatten(1).t()), used);
+      const auto sizes = context->saved_data["sizes"].toIntVector();
+      if (dx.sizes() != at::IntArrayRef(sizes)) {
+        at::Tensor all = at::zeros(sizes, dx.options().memory_format(kChannelsLast));
+        pixels(all, context->saved_data["stride"].toIntVector()).copy_(dx);
+        dx = all;
+      }
+    }
+    if (context->needs_input_grad(1))
+      dw = product(g.t(), rows(used).t()).view(w.sizes());
+    return {dx, dw, at::Tensor()};
+  }
+};
+
+} // namespace
+
+Address convolution(Address x_address, Address w_address, rust::Slice<const int64_t> stride,
+                    rust::Slice<const int64_t> padding, rust::Slice<const int64_t> dilation, int64_t groups,
+                    bool channels_last) {
+  const auto list = [](rust::Slice<const int64_t> slice) { return at::IntArrayRef(slice.data(), slice.size()); };
+  const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
+  if (!channels_last || !x.device().is_cpu() || x.scalar_type() != at::kFloat || x.dim() != 4)
+    return give(at::conv2d(x, w, {}, list(stride), list(padding), list(dilation), groups));
+  TORCH_CHECK(w.dim() == 4 && w.size(1) * groups == x.size(1), "a convolution with a weight ", w.sizes(), " in ", groups,
+              " group(s) does not take ", x.sizes());
+  const bool pointwise = w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
+  if (pointwise && w.device().is_cpu() && w.scalar_type() == at::kFloat)
+    return give(Pointwise::apply(x, w, list(stride)));
+  return give(at::conv2d(x.contiguous(kChannelsLast), w, {}, list(stride), list(padding), list(dilation), groups));
+}
+
+} // namespace gpipe

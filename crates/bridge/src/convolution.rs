@@ -1,0 +1,123 @@
+//! Convolution of images, in the layout that makes small micro-batches cheap.
+
+use tch::Tensor;
+
+use crate::{Error, Result, address, adopt, ffi::bridged, linear::Kernels};
+
+/// How a kernel goes over the pixels: height, then width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Pixels from one place to the next.
+    pub stride: [i64; 2],
+    /// Zeros on either side.
+    pub padding: [i64; 2],
+    /// Pixels from one of the kernel's elements to the next.
+    pub dilation: [i64; 2],
+    /// Groups of channels that do not see each other.
+    pub groups: i64,
+}
+
+impl Default for Geometry {
+    /// Every pixel, without padding, one group.
+    fn default() -> Self {
+        Self { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
+    }
+}
+
+/// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups, height, width]`, differentiable
+/// once. With [`Kernels::OneDnn`], in float32 on a CPU, what it gives is in channels-last layout, and `x` is brought into it
+/// where it is not.
+///
+/// # Errors
+/// Shapes, dtypes or devices that do not fit; out of memory.
+pub fn convolution(
+    x: &Tensor,
+    weight: &Tensor,
+    geometry: &Geometry,
+    kernels: Kernels,
+) -> Result<Tensor> {
+    let Geometry { stride, padding, dilation, groups } = geometry;
+    let (x, weight, channels_last) = (address(x), address(weight), kernels == Kernels::OneDnn);
+    // SAFETY: the addresses are of tensors borrowed for the whole call.
+    let y = unsafe {
+        bridged::convolution(x, weight, stride, padding, dilation, *groups, channels_last)
+    }?;
+    adopt(y).ok_or_else(|| Error("convolution gave no tensor".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::vjp::{Request, vjp};
+
+    /// Values in (-1, 1) that depend on their position alone.
+    fn values(shape: &[i64], seed: f64) -> Tensor {
+        let count: i64 = shape.iter().product();
+        let position = Tensor::arange(count, (Kind::Double, Device::Cpu)) + seed;
+        (position * 12.9898).sin().reshape(shape)
+    }
+
+    /// Output, and gradients of input and weight.
+    fn run(case: &Case, kind: Kind, kernels: Kernels) -> Vec<Tensor> {
+        let leaf = |t: Tensor| t.to_kind(kind).set_requires_grad(true);
+        let x = leaf(values(&case.x, 0.1));
+        let w = leaf(values(&case.w, 0.2));
+        let y = convolution(&x, &w, &case.geometry, kernels).unwrap();
+        let dy = values(&y.size(), 0.4).to_kind(kind);
+        let mut sums = vec![None];
+        let request =
+            Request { outputs: &[&y], output_grads: &[&dy], inputs: &[&x], parameters: &[&w] };
+        let dx = vjp(&request, &mut sums).unwrap();
+        let all = [Some(y.detach())].into_iter().chain(dx).chain(sums);
+        all.map(|t| t.unwrap().to_kind(Kind::Double)).collect()
+    }
+
+    struct Case {
+        x: [i64; 4],
+        w: [i64; 4],
+        geometry: Geometry,
+    }
+
+    #[test]
+    fn oracle_every_layout_agrees_with_float64_in_values_and_gradients() {
+        let plain = Geometry::default();
+        let strided = Geometry { stride: [2, 1], ..plain };
+        let padded = Geometry { padding: [1, 1], stride: [2, 2], ..plain };
+        let apart = Geometry { padding: [4, 4], dilation: [2, 2], groups: 64, ..plain };
+        let cases = [
+            // Large enough for oneDNN's product; too small; ragged; an odd size under a stride; one pixel.
+            Case { x: [4, 256, 8, 8], w: [64, 256, 1, 1], geometry: plain },
+            Case { x: [1, 3, 5, 7], w: [2, 3, 1, 1], geometry: plain },
+            Case { x: [3, 256, 9, 7], w: [64, 256, 1, 1], geometry: strided },
+            Case { x: [4, 512, 1, 1], w: [513, 512, 1, 1], geometry: plain },
+            // Not 1x1; padded 1x1; grouped, dilated.
+            Case { x: [3, 32, 9, 9], w: [48, 32, 3, 3], geometry: padded },
+            Case { x: [2, 64, 6, 6], w: [64, 64, 1, 1], geometry: padded },
+            Case { x: [2, 64, 12, 12], w: [64, 1, 5, 5], geometry: apart },
+        ];
+        for case in &cases {
+            let exact = run(case, Kind::Double, Kernels::Aten);
+            for kernels in [Kernels::Aten, Kernels::OneDnn] {
+                for (a, b) in run(case, Kind::Float, kernels).iter().zip(&exact) {
+                    assert_eq!(a.size(), b.size());
+                    // Sums of at most 576 products of numbers below 1: so many roundings of 6e-8 in the worst case.
+                    let difference = (a - b).abs().max().double_value(&[]);
+                    assert!(difference < 576.0 * 6e-8 * 4.0, "{kernels:?}: {difference:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fault_shapes_that_do_not_fit_are_an_error() {
+        let x = values(&[2, 8, 4, 4], 0.0).to_kind(Kind::Float);
+        for shape in [&[4, 9, 1, 1][..], &[4, 8, 1], &[4, 4, 3, 3]] {
+            let w = values(shape, 1.0).to_kind(Kind::Float);
+            for kernels in [Kernels::Aten, Kernels::OneDnn] {
+                assert!(convolution(&x, &w, &Geometry::default(), kernels).is_err(), "{shape:?}");
+            }
+        }
+    }
+}
