@@ -10,7 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of the dependency that encodes and decodes text.
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why text could not be turned into batches. Every message ends in a remedy.
+/// Why text or images could not be turned into batches. Every message ends in a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -223,6 +223,130 @@ pub enum Error {
         step: u64,
         /// The deadline.
         waited: Duration,
+    },
+
+    /// An image file that cannot be used.
+    #[error("cannot decode the image `{}`: {reason}; replace the file, or remove it", path.display())]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A folder of images that is not laid out by class.
+    #[error(
+        "`{}` is not a folder of images by class (FOLDER/CLASS/IMAGE.jpg): {reason}", path.display()
+    )]
+    ImageFolder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+
+    /// A folder or file that is not CIFAR's.
+    #[error(
+        "`{}` is not CIFAR in its binary version: {reason}; see https://www.cs.toronto.edu/~kriz/cifar.html for the          format and for the archive to unpack", path.display()
+    )]
+    Cifar {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is missing or wrong.
+        reason: String,
+    },
+
+    /// A number that no image has.
+    #[error("there is no image {index} in a set of {images} images; ask for one from 0")]
+    NoSuchImage {
+        /// The number.
+        index: usize,
+        /// How many images there are.
+        images: usize,
+    },
+
+    /// A set of images without images.
+    #[error("there are no images to make batches of; name a set that has some")]
+    NoImages,
+
+    /// A field of a [`Transform`](crate::images::Transform) that makes no sense.
+    #[error("the transform's {field} is out of range: {reason}")]
+    Transform {
+        /// The field.
+        field: &'static str,
+        /// Its value and what to use.
+        reason: String,
+    },
+
+    /// An image, or the place for its numbers, with a length that is not that of its sides.
+    #[error(
+        "an image of {height} x {width} pixels has {bytes} bytes and {out} numbers of output at size {size}; give it          height * width * 3 bytes, at least 3, and 3 * size * size numbers"
+    )]
+    ImageShape {
+        /// Rows.
+        height: usize,
+        /// Pixels of a row.
+        width: usize,
+        /// Bytes of pixels.
+        bytes: usize,
+        /// Room for the output.
+        out: usize,
+        /// Rows and columns of the output.
+        size: usize,
+    },
+
+    /// A batch of no images, or of too many numbers.
+    #[error(
+        "a batch of {mini_batch} images of {size} x {size} pixels is out of range; use at least 1 and at most {} \
+         numbers (3 for each pixel) in all",
+        crate::images::IMAGE_BATCH_VALUES_MAX
+    )]
+    ImageBatchShape {
+        /// Images per mini-batch.
+        mini_batch: usize,
+        /// Rows and columns of each.
+        size: usize,
+    },
+
+    /// No threads to decode images with, or too many.
+    #[error(
+        "{threads} threads to decode images are out of range; use 1 to {}",
+        crate::images::IMAGE_THREADS_MAX
+    )]
+    ImageThreads {
+        /// Threads asked for.
+        threads: usize,
+    },
+
+    /// The system gave no thread to decode images with.
+    #[error(
+        "cannot start a thread that decodes images: {source}; ask for fewer, or raise the limit on threads"
+    )]
+    ImageThread {
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// An [`ImageSet`](crate::images::ImageSet) panicked.
+    #[error(
+        "a thread that reads images panicked: {reason}; correct the set of images, or report this if it is a built-in one"
+    )]
+    ImageThreadPanicked {
+        /// The panic's message.
+        reason: String,
+    },
+
+    /// So many images in a row are unreadable that something else must be wrong.
+    #[error(
+        "{tried} images in a row cannot be read, from `{name}` on; the last: {last}. Check that the folder is complete"
+    )]
+    NothingReadable {
+        /// How many were tried.
+        tried: usize,
+        /// The first of them.
+        name: String,
+        /// Why the last one could not be read.
+        last: String,
     },
 }
 

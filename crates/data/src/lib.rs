@@ -1,4 +1,6 @@
-//! Text data for training a language model, from files to batches.
+//! Data for training, from files to batches: text for language models, and images for classifiers.
+//!
+//! Images have a module of their own, [`images`]. Text takes this way:
 //!
 //! ```text
 //!  files ──► Corpus ──► Tokenizer ──► TokenSet ──► TrainBatches / ValidationBatches ──► Loader
@@ -12,9 +14,10 @@
 //! 5. [`Loader`]: the same batches, made ahead on a thread.
 //!
 //! Everything here is a pure function of (files, configuration, seed): no environment, no global random state, and no
-//! clock and no thread but the loader's, which change no value. The obvious design - a shuffling iterator - is deliberately absent: an iterator that remembers where
-//! it is cannot be resumed after a crash without saving its state, and two ranks cannot agree on a batch without
-//! talking. [`TrainBatches::batch`] is random access instead.
+//! clock and no threads but the loader's and those that decode images, which change no value. The obvious design - a
+//! shuffling iterator - is deliberately absent: an iterator that remembers where it is cannot be resumed after a crash
+//! without saving its state, and two ranks cannot agree on a batch without talking. [`TrainBatches::batch`] and
+//! [`images::TrainImages::batch`] are random access instead.
 //!
 //! Also absent: tensors (a [`Batch`] holds plain `Vec<i64>`), downloads and caches
 //! ([`Corpus::fingerprint`] is a key for a cache that others may keep).
@@ -46,6 +49,8 @@ mod error;
 mod hash;
 pub mod images;
 mod loader;
+mod order;
+mod permutation;
 mod tokenizer;
 mod tokens;
 

@@ -1,10 +1,8 @@
 //! Windows of a token sequence as batches.
 //!
-//! - `permutation`: shuffling without a list of the shuffled;
 //! - `train`: random access ([`TrainBatches`]);
 //! - `validation`: every target once, in order ([`ValidationBatches`]).
 
-mod permutation;
 mod train;
 mod validation;
 

@@ -15,14 +15,12 @@
 
 use std::ops::Deref;
 
-use super::permutation::Permutation;
 use super::{Batch, check_shape};
-use crate::hash::mix;
+use crate::order::{Order, Sample};
 use crate::{Error, Result, TokenSet};
 
-/// What the two uses of (seed, epoch) are told apart by.
+/// What the epoch's offset is told apart by from the epoch's order.
 const OFFSET_STREAM: u64 = 1;
-const ORDER_STREAM: u64 = 2;
 
 /// Shuffled windows of a token set. [`TrainBatches::batch`] is a pure function of (tokens, shape, seed, step).
 ///
@@ -36,10 +34,7 @@ const ORDER_STREAM: u64 = 2;
 pub struct TrainBatches<T> {
     tokens: T,
     sequence: usize,
-    mini_batch: usize,
-    seed: u64,
-    /// A step, and the samples before it: 0 and 0, or where mini-batches began to have this size.
-    origin: (u64, u64),
+    order: Order,
 }
 
 impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
@@ -54,31 +49,26 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
         if count <= sequence {
             return Err(Error::TooFewTokens { tokens: count, needed: sequence + 1 });
         }
-        Ok(Self { tokens, sequence, mini_batch, seed, origin: (0, 0) })
+        let order = Order::new((count / sequence) as u64, mini_batch, seed);
+        Ok(Self { tokens, sequence, order })
     }
 
     /// The same order of samples, where the steps before `step` took `samples` of them in mini-batches of another
     /// size: a run that goes on with larger ones neither repeats a sample nor leaves one out.
     #[must_use]
     pub fn starting_at(mut self, step: u64, samples: u64) -> Self {
-        self.origin = (step, samples);
+        self.order = self.order.starting_at(step, samples);
         self
-    }
-
-    /// The number of the first sample of a step. In 128 bits, because steps near the greatest would overflow 64.
-    fn first_sample(&self, step: u64) -> u128 {
-        let (from, samples) = self.origin;
-        u128::from(samples) + u128::from(step.saturating_sub(from)) * self.mini_batch as u128
     }
 
     /// How many samples an epoch has.
     pub fn samples_per_epoch(&self) -> u64 {
-        (self.ring().len() / self.sequence) as u64
+        self.order.samples_per_epoch()
     }
 
     /// How many samples the steps before `step` have, from 0 and through all epochs; no more than `u64::MAX`.
     pub fn samples_seen(&self, step: u64) -> u64 {
-        u64::try_from(self.first_sample(step)).unwrap_or(u64::MAX)
+        self.order.samples_seen(step)
     }
 
     /// How many targets the steps before `step` have; no more than `u64::MAX`.
@@ -88,42 +78,27 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
 
     /// The epoch, from 0, of the first sample of `step`.
     pub fn epoch_of(&self, step: u64) -> u64 {
-        self.epoch_and_index(self.first_sample(step)).0
+        self.order.epoch_of(step)
     }
 
     /// The batch of a step, from 0 (or from that of [`TrainBatches::starting_at`]). Steps may be asked for in any order.
     pub fn batch(&self, step: u64) -> Batch {
-        let mut batch = Batch::with_capacity(self.mini_batch, self.sequence);
-        let first = self.first_sample(step);
-        for sample in first..first + self.mini_batch as u128 {
-            let start = self.window_start(sample);
-            self.push_window(&mut batch, start);
+        let mut batch = Batch::with_capacity(self.order.mini_batch(), self.sequence);
+        for sample in self.order.samples(step) {
+            self.push_window(&mut batch, self.window_start(sample));
         }
         batch
     }
 
-    /// The token at which the window of a sample starts; samples are numbered through all epochs.
-    fn window_start(&self, sample: u128) -> usize {
-        let (epoch, index) = self.epoch_and_index(sample);
-        let windows = self.samples_per_epoch();
-        let offset = self.key(epoch, OFFSET_STREAM) % self.sequence as u64;
-        let window = Permutation::new(windows, self.key(epoch, ORDER_STREAM)).at(index);
+    /// The token at which the window of a sample starts.
+    fn window_start(&self, sample: Sample) -> usize {
+        let offset = self.order.key(sample.epoch, OFFSET_STREAM) % self.sequence as u64;
         // Less than tokens + sequence: no overflow.
-        (window as usize * self.sequence + offset as usize) % self.ring().len()
-    }
-
-    /// The epoch of a sample, and its number in there. An epoch beyond `u64::MAX` is cut to its low 64 bits.
-    fn epoch_and_index(&self, sample: u128) -> (u64, u64) {
-        let windows = u128::from(self.samples_per_epoch());
-        ((sample / windows) as u64, (sample % windows) as u64)
+        (sample.index as usize * self.sequence + offset as usize) % self.ring().len()
     }
 
     fn ring(&self) -> &[u32] {
         &self.tokens.tokens
-    }
-
-    fn key(&self, epoch: u64, stream: u64) -> u64 {
-        mix(mix(mix(self.seed) ^ epoch) ^ stream)
     }
 
     /// Appends the `sequence + 1` tokens from `start`, round the end where need be, as a row.

@@ -1,6 +1,42 @@
 //! Images with classes, from files, fonts or pixels on disk to mini-batches.
+//!
+//! ```text
+//!  ImageFolder, Cifar, ... ──► ImageSet ──► Transform ──► TrainImages / EvaluationImages
+//!       [1]                        [2]          [3]            [4]
+//! ```
+//!
+//! 1. Sources: [`ImageFolder`] reads files when asked, through [`decode`]; [`Cifar`] is in memory.
+//! 2. [`ImageSet`]: images by number, whatever the source. A user's own source implements this.
+//! 3. [`Transform`]: an image as normalised numbers of one size, in training augmented by a key.
+//! 4. [`TrainImages`], [`EvaluationImages`]: mini-batches by number, decoded on several threads.
+//!
+//! As for text, a batch is a pure function of (images, settings, seed, step): the number of threads, the order of calls
+//! and a restart change nothing. Absent: tensors (an [`ImageBatch`] holds plain vectors), downloads, and a cache of
+//! decoded images.
+
+mod batches;
+mod cifar;
+mod decode;
+mod folder;
+mod resample;
+mod transform;
+mod unreadable;
 
 use std::fmt::Debug;
+
+pub use batches::{
+    EvaluationImages, IMAGE_BATCH_VALUES_MAX, IMAGE_THREADS_MAX, ImageBatch, TrainImages,
+};
+pub use cifar::{Cifar, CifarKind, CifarPart};
+pub use decode::{IMAGE_FILE_BYTES_MAX, IMAGE_PIXELS_MAX, decode};
+pub use folder::ImageFolder;
+pub use transform::{Crop, IMAGE_SIZE_MAX, Transform};
+pub use unreadable::{OnUnreadable, UNREADABLE_MAX};
+
+/// Random bits as a number in 0 to 1, without 1.
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
 
 /// An 8-bit RGB image: rows from the top, red, green and blue of each pixel in turn.
 #[derive(Debug, Clone, PartialEq, Eq)]

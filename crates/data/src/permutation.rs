@@ -16,7 +16,7 @@ const ROUNDS: u64 = 6;
 
 /// A permutation of `0..len`, chosen by a key.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Permutation {
+pub(crate) struct Permutation {
     len: u64,
     half_bits: u32,
     key: u64,
@@ -24,13 +24,13 @@ pub(super) struct Permutation {
 
 impl Permutation {
     /// `len` must be 1 to 2^62.
-    pub(super) fn new(len: u64, key: u64) -> Self {
+    pub(crate) fn new(len: u64, key: u64) -> Self {
         let bits = len.max(2).next_power_of_two().trailing_zeros();
         Self { len, half_bits: bits.div_ceil(2), key }
     }
 
     /// Where `index` (less than `len`) goes.
-    pub(super) fn at(&self, index: u64) -> u64 {
+    pub(crate) fn at(&self, index: u64) -> u64 {
         let mut value = self.feistel(index);
         while value >= self.len {
             value = self.feistel(value);

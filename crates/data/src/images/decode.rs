@@ -1,0 +1,111 @@
+//! Image files as pixels.
+//!
+//! What a file is its content says, not its name: collections have PNG files that are called `.jpg`. Any file may be
+//! cut off, hostile or not an image at all, so sizes are checked before memory is asked for.
+
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::panic::catch_unwind;
+use std::path::Path;
+
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, ImageResult, Limits};
+
+use super::Image;
+use crate::{Error, Result};
+
+/// No image file larger than this is read: 64 MiB.
+pub const IMAGE_FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// No image with more pixels than this is decoded: 100 million.
+pub const IMAGE_PIXELS_MAX: u64 = 100_000_000;
+
+/// What a decoder may take beside its output: 8 bytes for each pixel of the largest image, and some.
+const DECODER_BYTES_MAX: u64 = 1 << 30;
+
+/// Reads a JPEG or PNG file as 8-bit RGB.
+///
+/// Grey becomes three equal channels, 16 bits become 8, CMYK becomes RGB by the plain formula (no colour profiles), and
+/// transparency is dropped. The orientation that EXIF data gives is applied, so that up is up.
+///
+/// # Errors
+/// The file cannot be read; is larger than [`IMAGE_FILE_BYTES_MAX`] or has more than [`IMAGE_PIXELS_MAX`] pixels; is
+/// neither JPEG nor PNG; is damaged or ends too early.
+pub fn decode(path: &Path) -> Result<Image> {
+    let bytes = read(path)?;
+    // Decoders are others' code on anybody's bytes: a bug in one is this file's error, not the end of a run.
+    catch_unwind(|| pixels(&bytes))
+        .unwrap_or_else(|_| Err("the decoder panicked".to_owned()))
+        .map_err(|reason| Error::Image { path: path.to_path_buf(), reason })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let bytes = read_at_most(path, IMAGE_FILE_BYTES_MAX + 1)?;
+    if bytes.len() as u64 > IMAGE_FILE_BYTES_MAX {
+        let reason = format!("the file is larger than {} MiB", IMAGE_FILE_BYTES_MAX >> 20);
+        return Err(Error::Image { path: path.to_path_buf(), reason });
+    }
+    Ok(bytes)
+}
+
+/// The first bytes of a file.
+pub(super) fn read_at_most(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    let file = File::open(path).map_err(Error::io("read", path))?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max).read_to_end(&mut bytes).map_err(Error::io("read", path))?;
+    Ok(bytes)
+}
+
+fn pixels(bytes: &[u8]) -> Result<Image, String> {
+    let format = match image::guess_format(bytes) {
+        _ if bytes.is_empty() => return Err("the file is empty".to_owned()),
+        Ok(format @ (ImageFormat::Jpeg | ImageFormat::Png)) => format,
+        _ => return Err("it is neither JPEG nor PNG".to_owned()),
+    };
+    if format == ImageFormat::Jpeg && !jpeg_reaches_its_end(bytes) {
+        return Err("it ends before its end marker, as a file does that was cut off".to_owned());
+    }
+    let mut decoder = decoder(bytes, format).map_err(|error| error.to_string())?;
+    let (width, height) = decoder.dimensions();
+    let count = u64::from(width) * u64::from(height);
+    if count == 0 || count > IMAGE_PIXELS_MAX {
+        return Err(format!(
+            "it has {height} x {width} pixels, and 1 to {IMAGE_PIXELS_MAX} are allowed"
+        ));
+    }
+    // Damaged metadata is no reason to refuse good pixels.
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let mut image = DynamicImage::from_decoder(decoder).map_err(|error| error.to_string())?;
+    image.apply_orientation(orientation);
+    let image = image.into_rgb8();
+    let (width, height) = (image.width() as usize, image.height() as usize);
+    Ok(Image { height, width, pixels: image.into_raw() })
+}
+
+fn decoder(bytes: &[u8], format: ImageFormat) -> ImageResult<impl ImageDecoder + '_> {
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(DECODER_BYTES_MAX);
+    reader.limits(limits);
+    reader.into_decoder()
+}
+
+/// Whether a JPEG has its end marker. The decoder takes a file without one and makes up the rest of the picture, in
+/// grey; its strict mode would refuse harmless oddities as well.
+fn jpeg_reaches_its_end(bytes: &[u8]) -> bool {
+    let mut at = 0;
+    while let Some(next) = bytes.get(at..).and_then(|rest| rest.iter().position(|&b| b == 0xff)) {
+        at += next + 1;
+        match bytes.get(at..) {
+            Some([0xd9, ..]) => return true,
+            // Padding before a marker: the next byte decides.
+            Some([0xff, ..]) => {}
+            // A byte of a scan that happens to be 0xff, or a marker without content.
+            Some([0x00 | 0x01 | 0xd0..=0xd8, ..]) => at += 1,
+            // A segment with its length. Passed over: metadata may hold a small JPEG with an end of its own.
+            Some([_, high, low, ..]) => at += 1 + usize::from(u16::from_be_bytes([*high, *low])),
+            _ => return false,
+        }
+    }
+    false
+}

@@ -1,0 +1,302 @@
+//! From an image to the numbers that a network sees.
+//!
+//! ```text
+//!            crop ──► scale ──► (pad, shift) ──► flip ──► normalise ──► cut out
+//! training    x         x            x             x          x            x
+//! evaluation  centre    x                                     x
+//! ```
+//!
+//! Augmentation is a pure function of (image, key): a draw is a hash of the key and of what the draw is for, not the next
+//! number of a generator. The obvious design, a random generator per thread, gives an image another crop when another
+//! thread happens to read it.
+
+use super::resample::{Axis, resample};
+use super::{Image, unit};
+use crate::hash::mix;
+use crate::{Error, Result};
+
+/// No output is larger than this on a side.
+pub const IMAGE_SIZE_MAX: usize = 4096;
+
+/// How often [`Crop::RandomResized`] draws before it settles for the centre.
+const CROP_TRIES: u64 = 10;
+
+/// How training cuts an image.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Crop {
+    /// As evaluation does.
+    None,
+    /// As evaluation does, then shifted by up to `pixels` each way (He et al., "Deep residual learning", 2016, section
+    /// 4.2, for CIFAR). What comes in at the border is 0 after normalisation, the mean colour.
+    Padded {
+        /// Padding on each side.
+        pixels: usize,
+    },
+    /// A random part, scaled to the output's size (Szegedy et al., "Going deeper with convolutions", 2015, section 6, in
+    /// torchvision's form: 10 tries, then the largest part in the centre with an allowed ratio).
+    RandomResized {
+        /// Least and greatest share of the image's area, of 1.
+        scale: (f64, f64),
+        /// Least and greatest width / height.
+        ratio: (f64, f64),
+    },
+}
+
+/// How an image becomes `[3, size, size]` numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transform {
+    /// Rows and columns of the output.
+    pub size: usize,
+    /// For evaluation: the shorter side is scaled to this, then the centre of `size` is cut out. Not less than `size`.
+    pub resize: usize,
+    /// Subtracted from each channel in 0 to 1: red, green, blue.
+    pub mean: [f32; 3],
+    /// Divides each channel then.
+    pub std: [f32; 3],
+    /// How training cuts.
+    pub crop: Crop,
+    /// How likely training mirrors left and right, in 0 to 1.
+    pub flip: f64,
+    /// Side of the square that training sets to 0, in pixels; 0 for none. Its centre is anywhere in the image, so a part
+    /// of it may lie outside (DeVries and Taylor, "Improved regularization of convolutional neural networks with
+    /// cutout", 2017).
+    pub cutout: usize,
+}
+
+/// What a draw is for. Those of the tries of a crop begin at [`Draw::Tries`], four each.
+#[derive(Clone, Copy)]
+enum Draw {
+    Flip = 0,
+    ShiftRows = 1,
+    ShiftColumns = 2,
+    CutRow = 3,
+    CutColumn = 4,
+    Tries = 16,
+}
+
+/// All that chance decides, by a key.
+#[derive(Clone, Copy)]
+struct Draws(u64);
+
+impl Draws {
+    fn bits(self, number: u64) -> u64 {
+        mix(self.0 ^ mix(number))
+    }
+
+    /// In 0 to 1, without 1.
+    fn unit(self, number: u64) -> f64 {
+        unit(self.bits(number))
+    }
+
+    /// Less than `bound`, which is not 0.
+    fn below(self, number: u64, bound: usize) -> usize {
+        ((u128::from(self.bits(number)) * bound as u128) >> 64) as usize
+    }
+}
+
+impl Transform {
+    /// No augmentation, and evaluation without a margin.
+    pub fn plain(size: usize, mean: [f32; 3], std: [f32; 3]) -> Self {
+        Self { size, resize: size, mean, std, crop: Crop::None, flip: 0.0, cutout: 0 }
+    }
+
+    /// How many numbers an image becomes: `3 * size * size`.
+    pub fn values(&self) -> usize {
+        self.size.saturating_mul(self.size).saturating_mul(3)
+    }
+
+    /// Whether the fields make sense.
+    ///
+    /// # Errors
+    /// One does not; the message names it.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |field, reason: String| Err(Error::Transform { field, reason });
+        let Self { size, resize, mean, std, crop, flip, cutout } = self;
+        if !(1..=IMAGE_SIZE_MAX).contains(size) {
+            return wrong("size", format!("it is {size}; use 1 to {IMAGE_SIZE_MAX}"));
+        }
+        if !(*size..=2 * IMAGE_SIZE_MAX).contains(resize) {
+            let most = 2 * IMAGE_SIZE_MAX;
+            return wrong("resize", format!("it is {resize}; use {size} (the size) to {most}"));
+        }
+        if !mean.iter().all(|mean| mean.is_finite()) {
+            return wrong("mean", format!("it is {mean:?}; use finite numbers"));
+        }
+        if !std.iter().all(|std| std.is_normal() && *std > 0.0) {
+            return wrong("std", format!("it is {std:?}; use finite numbers greater than 0"));
+        }
+        if !(0.0..=1.0).contains(flip) {
+            return wrong("flip", format!("it is {flip}; use a probability, 0 to 1"));
+        }
+        if cutout > size {
+            return wrong("cutout", format!("it is {cutout}; use 0 (none) to {size} (the size)"));
+        }
+        match crop {
+            Crop::None => Ok(()),
+            Crop::Padded { pixels } if pixels < size => Ok(()),
+            Crop::Padded { pixels } => {
+                wrong("crop", format!("the padding is {pixels}; use less than {size} (the size)"))
+            }
+            Crop::RandomResized { scale: (least, most), .. }
+                if !(*least > 0.0 && least <= most && *most <= 1.0) =>
+            {
+                let reason = format!(
+                    "the scale is {least} to {most}; use shares of the area, greater than 0, up to 1 and in order"
+                );
+                wrong("crop", reason)
+            }
+            Crop::RandomResized { ratio: (least, most), .. }
+                if !(least.is_normal() && *least > 0.0 && least <= most && most.is_finite()) =>
+            {
+                let reason = format!(
+                    "the ratio is {least} to {most}; use finite numbers greater than 0, in order"
+                );
+                wrong("crop", reason)
+            }
+            Crop::RandomResized { .. } => Ok(()),
+        }
+    }
+
+    /// Writes an image to `out` as `[3, size, size]`, each number (value / 255 - mean) / std. With a key as training does,
+    /// where the key alone decides what is drawn; without one as evaluation does.
+    ///
+    /// # Errors
+    /// [`Transform::check`] fails; the image is empty or its pixels are not as many as its sides say; `out` is not
+    /// [`Transform::values`] long.
+    pub fn apply(&self, image: &Image, key: Option<u64>, out: &mut [f32]) -> Result<()> {
+        self.check()?;
+        let sides = image.height.checked_mul(image.width).and_then(|pixels| pixels.checked_mul(3));
+        if image.pixels.is_empty()
+            || sides != Some(image.pixels.len())
+            || out.len() != self.values()
+        {
+            return Err(Error::ImageShape {
+                height: image.height,
+                width: image.width,
+                bytes: image.pixels.len(),
+                out: out.len(),
+                size: self.size,
+            });
+        }
+        let draws = key.map(Draws);
+        let (rows, columns) = match (self.crop, draws) {
+            (Crop::RandomResized { scale, ratio }, Some(draws)) => {
+                let part = random_part(image, scale, ratio, draws);
+                (self.squeezed(part.top, part.height), self.squeezed(part.left, part.width))
+            }
+            _ => self.centred(image),
+        };
+        let scaled = resample(image, rows, columns);
+        let (row_shift, column_shift) = match (self.crop, draws) {
+            (Crop::Padded { pixels }, Some(draws)) => (
+                draws.below(Draw::ShiftRows as u64, 2 * pixels + 1) as isize - pixels as isize,
+                draws.below(Draw::ShiftColumns as u64, 2 * pixels + 1) as isize - pixels as isize,
+            ),
+            _ => (0, 0),
+        };
+        let is_flipped = draws.is_some_and(|draws| draws.unit(Draw::Flip as u64) < self.flip);
+        let from_column = |column: usize| {
+            let unflipped = if is_flipped { self.size - 1 - column } else { column };
+            unflipped.checked_add_signed(column_shift)
+        };
+        let planes = out.chunks_exact_mut(self.size * self.size);
+        for (channel, (plane, (mean, std))) in
+            planes.zip(self.mean.iter().zip(&self.std)).enumerate()
+        {
+            for (row, to) in plane.chunks_exact_mut(self.size).enumerate() {
+                let from = row.checked_add_signed(row_shift).filter(|from| *from < self.size);
+                for (column, to) in to.iter_mut().enumerate() {
+                    let at = from_column(column).filter(|from| *from < self.size);
+                    *to = match from.zip(at) {
+                        Some((row, column)) => {
+                            let value = scaled.get((row * self.size + column) * 3 + channel);
+                            (value.copied().unwrap_or(0.0) / 255.0 - mean) / std
+                        }
+                        None => 0.0,
+                    };
+                }
+            }
+        }
+        if let Some(draws) = draws {
+            self.cut_out(draws, out);
+        }
+        Ok(())
+    }
+
+    /// One axis of a part that is scaled to the output's size, whatever its ratio.
+    fn squeezed(&self, start: usize, len: usize) -> Axis {
+        Axis { start, len, scaled: self.size as u64, first: 0, window: self.size }
+    }
+
+    /// Rows and columns of evaluation: the shorter side to `resize`, and of that the centre.
+    fn centred(&self, image: &Image) -> (Axis, Axis) {
+        let shorter = image.height.min(image.width) as u128;
+        let axis = |len: usize| {
+            // In 128 bits for the product; the quotient overflows 64 for no image that fits in memory.
+            let scaled = (self.resize as u128 * len as u128 / shorter) as u64;
+            let margin = scaled.saturating_sub(self.size as u64);
+            Axis { start: 0, len, scaled, first: half_to_even(margin), window: self.size }
+        };
+        (axis(image.height), axis(image.width))
+    }
+
+    fn cut_out(&self, draws: Draws, out: &mut [f32]) {
+        let range = |draw: Draw| {
+            let first = draws.below(draw as u64, self.size) as isize - (self.cutout / 2) as isize;
+            let end = (first + self.cutout as isize).clamp(0, self.size as isize);
+            first.max(0) as usize..end as usize
+        };
+        let (rows, columns) = (range(Draw::CutRow), range(Draw::CutColumn));
+        for plane in out.chunks_exact_mut(self.size * self.size) {
+            for row in plane.chunks_exact_mut(self.size).take(rows.end).skip(rows.start) {
+                row.get_mut(columns.clone()).into_iter().for_each(|cut| cut.fill(0.0));
+            }
+        }
+    }
+}
+
+/// Half of a margin, a half pixel to the even side: where torchvision's centre crop begins.
+fn half_to_even(margin: u64) -> u64 {
+    (margin / 2) + u64::from(margin % 4 == 3)
+}
+
+/// A part of an image.
+struct Part {
+    top: usize,
+    left: usize,
+    height: usize,
+    width: usize,
+}
+
+fn random_part(image: &Image, scale: (f64, f64), ratio: (f64, f64), draws: Draws) -> Part {
+    let (height, width) = (image.height, image.width);
+    let (log_least, log_most) = (ratio.0.ln(), ratio.1.ln());
+    for attempt in 0..CROP_TRIES {
+        let draw = Draw::Tries as u64 + 4 * attempt;
+        let share = scale.0 + (scale.1 - scale.0) * draws.unit(draw);
+        let area = height as f64 * width as f64 * share;
+        let ratio = (log_least + (log_most - log_least) * draws.unit(draw + 1)).exp();
+        // A cast of something too large stays at the greatest integer, and is then too large for the image, too.
+        let part_width = (area * ratio).sqrt().round_ties_even() as usize;
+        let part_height = (area / ratio).sqrt().round_ties_even() as usize;
+        if (1..=width).contains(&part_width) && (1..=height).contains(&part_height) {
+            return Part {
+                top: draws.below(draw + 2, height - part_height + 1),
+                left: draws.below(draw + 3, width - part_width + 1),
+                height: part_height,
+                width: part_width,
+            };
+        }
+    }
+    let whole = width as f64 / height as f64;
+    let nearest = whole.clamp(ratio.0, ratio.1);
+    let round = |side: f64, most: usize| (side.round_ties_even() as usize).clamp(1, most);
+    let part_width = if whole > nearest { round(height as f64 * nearest, width) } else { width };
+    let part_height = if whole < nearest { round(width as f64 / nearest, height) } else { height };
+    Part {
+        top: (height - part_height) / 2,
+        left: (width - part_width) / 2,
+        height: part_height,
+        width: part_width,
+    }
+}

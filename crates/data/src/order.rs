@@ -1,0 +1,80 @@
+//! Which samples a step has: shuffled anew in each epoch, and known without the steps before it.
+
+use crate::hash::mix;
+use crate::permutation::Permutation;
+
+/// What one use of (seed, epoch) is told apart by from others; [`Order::key`] takes further ones.
+const ORDER_STREAM: u64 = 2;
+
+/// An order of samples through all epochs, a pure function of (samples, seed). Mini-batches cut it without a gap, so a
+/// batch may span two epochs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Order {
+    samples_per_epoch: u64,
+    mini_batch: usize,
+    seed: u64,
+    /// A step, and the samples before it: 0 and 0, or where mini-batches began to have this size.
+    origin: (u64, u64),
+}
+
+/// A sample of a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sample {
+    /// From 0. An epoch beyond `u64::MAX` is cut to its low 64 bits.
+    pub(crate) epoch: u64,
+    /// Which of the epoch's samples, less than [`Order::samples_per_epoch`].
+    pub(crate) index: u64,
+}
+
+impl Order {
+    /// `samples_per_epoch` must be 1 to 2^62.
+    pub(crate) fn new(samples_per_epoch: u64, mini_batch: usize, seed: u64) -> Self {
+        Self { samples_per_epoch, mini_batch, seed, origin: (0, 0) }
+    }
+
+    /// The same order, where the steps before `step` took `samples` of them.
+    pub(crate) fn starting_at(mut self, step: u64, samples: u64) -> Self {
+        self.origin = (step, samples);
+        self
+    }
+
+    pub(crate) fn samples_per_epoch(&self) -> u64 {
+        self.samples_per_epoch
+    }
+
+    pub(crate) fn mini_batch(&self) -> usize {
+        self.mini_batch
+    }
+
+    /// How many samples the steps before `step` have, through all epochs; no more than `u64::MAX`.
+    pub(crate) fn samples_seen(&self, step: u64) -> u64 {
+        u64::try_from(self.first_place(step)).unwrap_or(u64::MAX)
+    }
+
+    /// The epoch of the first sample of `step`.
+    pub(crate) fn epoch_of(&self, step: u64) -> u64 {
+        (self.first_place(step) / u128::from(self.samples_per_epoch)) as u64
+    }
+
+    /// The samples of a step.
+    pub(crate) fn samples(&self, step: u64) -> impl Iterator<Item = Sample> + '_ {
+        let first = self.first_place(step);
+        let epoch_len = u128::from(self.samples_per_epoch);
+        (first..first + self.mini_batch as u128).map(move |place| {
+            let epoch = (place / epoch_len) as u64;
+            let order = Permutation::new(self.samples_per_epoch, self.key(epoch, ORDER_STREAM));
+            Sample { epoch, index: order.at((place % epoch_len) as u64) }
+        })
+    }
+
+    /// A number for one use (any stream but 2) in one epoch.
+    pub(crate) fn key(&self, epoch: u64, stream: u64) -> u64 {
+        mix(mix(mix(self.seed) ^ epoch) ^ stream)
+    }
+
+    /// The place of a step's first sample. In 128 bits, because steps near the greatest would overflow 64.
+    fn first_place(&self, step: u64) -> u128 {
+        let (from, samples) = self.origin;
+        u128::from(samples) + u128::from(step.saturating_sub(from)) * self.mini_batch as u128
+    }
+}
