@@ -13,6 +13,27 @@
 //! As for text, a batch is a pure function of (images, settings, seed, step): the number of threads, the order of calls
 //! and a restart change nothing. Absent: tensors (an [`ImageBatch`] holds plain vectors), downloads, and a cache of
 //! decoded images.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use std::sync::Arc;
+//!
+//! use gpipe_data::images::{Crop, ImageFolder, OnUnreadable, TrainImages, Transform};
+//!
+//! # fn main() -> gpipe_data::Result<()> {
+//! let images = ImageFolder::open(Path::new("imagenet/train"))?;
+//! let transform = Transform {
+//!     resize: 256,
+//!     crop: Crop::RandomResized { scale: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) },
+//!     flip: 0.5,
+//!     ..Transform::plain(224, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+//! };
+//! let batches = TrainImages::new(Arc::new(images), transform, 256, 42, 8, OnUnreadable::Skip)?;
+//! let batch = batches.batch(1_000)?; // No need to ask for the 1,000 batches before it.
+//! assert_eq!(batch.pixels.len(), 256 * 3 * 224 * 224);
+//! # Ok(())
+//! # }
+//! ```
 
 mod batches;
 mod cifar;

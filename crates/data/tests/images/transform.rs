@@ -64,6 +64,24 @@ fn oracle_scaling_by_hand() {
     assert_near(at(&out, 2, 0, 1, 1), (70.0 + 3.0 * 140.0 + 3.0 * 210.0) / 7.0);
 }
 
+/// Against `image::imageops`, which rounds to 8 bits.
+#[test]
+fn oracle_scaling_is_what_another_library_does() {
+    for (height, width, size) in [(31, 31, 8), (50, 50, 49), (20, 20, 33), (100, 100, 7)] {
+        let image = varied(height, width);
+        let buffer = image::RgbImage::from_raw(width as u32, height as u32, image.pixels.clone());
+        let filter = image::imageops::FilterType::Triangle;
+        let expected =
+            image::imageops::resize(&buffer.unwrap(), size as u32, size as u32, filter).into_raw();
+        let out = apply(&identity(size), &image, None);
+        for (place, byte) in expected.into_iter().enumerate() {
+            let (pixel, channel) = (place / 3, place % 3);
+            let value = out[channel * size * size + pixel];
+            assert!((value - f32::from(byte)).abs() < 0.51, "{size}: {value} is not {byte}");
+        }
+    }
+}
+
 #[test]
 fn oracle_evaluation_cuts_the_centre() {
     // The shorter side is 8 already: 4 x 4 of the centre are a slice.
