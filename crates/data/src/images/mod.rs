@@ -43,6 +43,8 @@ mod resample;
 mod transform;
 mod unreadable;
 
+pub mod glyphs;
+
 use std::fmt::Debug;
 
 pub use batches::{
