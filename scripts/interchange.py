@@ -24,7 +24,8 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "peers"))
-from model import Decoder, layers, read_safetensors  # noqa: E402
+from common import Network, read_safetensors  # noqa: E402
+from model import layers  # noqa: E402
 
 SIZES = {"vocabulary": 257, "positions": 16, "features": 32, "heads": 4, "hidden": 64, "blocks": 3}
 CONFIG = """
@@ -169,7 +170,7 @@ def main():
         good = compare("import", own, loss(foreign, tokens))
 
         gpipe("export", run, "--out", folder / "exported.safetensors")
-        decoder = Decoder(layers(**SIZES, tied=True))
+        decoder = Network(layers(**SIZES, tied=True))
         with torch.no_grad():
             decoder.load(read_safetensors(folder / "exported.safetensors"))
         good &= compare("export", evaluate(run), loss(decoder, tokens))

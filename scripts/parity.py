@@ -30,7 +30,8 @@ import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "peers"))
-from model import IGNORED, Decoder, Head, layers, loss_sum, read_safetensors  # noqa: E402
+from common import Network, read_safetensors  # noqa: E402
+from model import IGNORED, Head, layers, loss_sum  # noqa: E402
 
 STEPS = 5
 SIZES = {"vocabulary": 211, "positions": 24, "features": 48, "heads": 4, "hidden": 96, "blocks": 3}
@@ -63,7 +64,7 @@ class Run:
     def __init__(self, case, file, kind=None):
         precision, tie, rule = case.split("-")
         self.file = file
-        self.model = Decoder(layers(**SIZES, tied=tie == "tied")).to(getattr(torch, kind or precision))
+        self.model = Network(layers(**SIZES, tied=tie == "tied")).to(getattr(torch, kind or precision))
         self.set(0)
         self.optimizer = RULES[rule](list(self.model.parameters()))
 

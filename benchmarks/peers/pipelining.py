@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""torch.distributed.pipelining: the `gpt` step on K processes of one thread each, Gloo over loopback.
+"""torch.distributed.pipelining: a step on K processes of one thread each, Gloo over loopback.
 
-Usage: pipelining.py FOLDER [--stages K] [--micro-batches M] [--schedule gpipe|1f1b] [--checkpoint] [--steps N]
-                     [--cut I[,J..]] [--memory]
+Usage: pipelining.py FOLDER [--workload gpt|amoeba] [--stages K] [--micro-batches M] [--schedule gpipe|1f1b] [--steps N]
+                     [--cut I[,J..]] [--checkpoint [parts|stage]] [--channels-last] [--memory]
 
-FOLDER holds the gpt.safetensors that the example `gpt_step` writes. Prints one line of JSON. `--cut` gives the
-first layer of each later stage in [embedding, 0.attention, 0.mlp, .., head], counted from 0. `--checkpoint`
-recomputes each block. A step lasts from a barrier to the end of the last stage's optimizer. The processes are
-started here, and ended by their own id when one fails or the time is over. `--memory` counts each stage's bytes of
-tensors, and then times mean nothing.
+FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes. Prints one line of JSON.
+`--cut` gives the first layer of each later stage, counted from 0 (gpt: [embedding, 0.attention, 0.mlp, .., head]; amoeba:
+[stem, stem.0, stem.1, 0, .., classifier]). `--checkpoint` recomputes each block or cell, or (`stage`) a whole stage. A step
+lasts from a barrier to the end of the last stage's optimizer. The processes are started here, and ended by their own id when
+one fails or the time is over. `--memory` counts each stage's bytes of tensors, and then times mean nothing.
 """
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -24,59 +23,54 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from model import GPT, Decoder, PeakMemory, gpt_file, layers, loss_sum, set_up
+from common import PeakMemory, as_tuple, set_up
+from model import loss_sum
+from workloads import WORKLOADS, add_network_arguments, add_stage_arguments, arguments, build, cut_or_best, ends_of, file_of
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-MEASURED_CUT = {2: [10]}  # CPU ms per step of the stages: 9: 3870 5040, 10: 4120 4557, 11: 5125 4376
 WAIT = timedelta(seconds=300)  # longest silence of a peer
 TOTAL_S = 1800  # longest run
 
 
 def parse():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
-    parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--micro-batches", type=int, default=8)
+    parser = arguments("torch.distributed.pipelining.")
+    add_network_arguments(parser)
+    add_stage_arguments(parser)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
-    parser.add_argument("--checkpoint", action="store_true")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--cut", type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def balanced(stages):
-    """The cut whose most expensive stage has the fewest operations."""
-    d, h, length = GPT["features"], GPT["hidden"], GPT["positions"]
-    costs = [0, *[8 * d * d + 4 * length * d, 4 * d * h] * GPT["blocks"], 2 * d * GPT["vocabulary"]]
-
-    def worst(cut):
-        ends = [0, *cut, len(costs)]
-        return max(sum(costs[a:b]) for a, b in zip(ends, ends[1:]))
-
-    return list(min(itertools.combinations(range(1, len(costs)), stages - 1), key=worst))
+def boundaries(options, layers, file, samples):
+    """Of each layer, what goes into it for one micro-batch, and what comes out of the last: shapes without values."""
+    inputs = file["inputs"]
+    values = (torch.empty(samples, *inputs.shape[1:], dtype=inputs.dtype, device="meta"),)
+    found = [values]
+    with torch.no_grad():
+        for _, layer in layers:
+            values = as_tuple(layer.to("meta")(*values))
+            sent = [value.permute(0, 2, 3, 1) if options.channels_last and value.dim() == 4 else value for value in values]
+            found.append(tuple(torch.empty(value.shape, dtype=value.dtype, device="meta") for value in sent))
+    return found
 
 
 def train(options, file):
     """All steps of this process's stage: losses (of the last stage), and when each step began and ended."""
-    rank, stages, micro_batches = options.rank, options.stages, options.micro_batches
-    first, last = rank == 0, rank == stages - 1
+    rank, micro_batches = options.rank, options.micro_batches
+    first, last = rank == 0, rank == options.stages - 1
     inputs, targets = file["inputs"], file["targets"]
-    ends = [0, *options.cut, 2 + 2 * GPT["blocks"]]
-    model = Decoder(layers(**GPT)[ends[rank]:ends[rank + 1]], options.checkpoint)
-    model.load(file)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    workload = WORKLOADS[options.workload]
+    layers = workload.layers(file)
+    start, end = ends_of(options, len(layers))[rank:rank + 2]
+    network = build(options, layers[start:end], file, first, last)
+    optimizer = workload.optimizer(network.parameters())
     samples, left = divmod(inputs.shape[0], micro_batches)
     if left:
         raise SystemExit(f"pipelining: {micro_batches} micro-batches do not divide {inputs.shape[0]} samples")
-    length = inputs.shape[1]
-    boundary = torch.empty(samples, length, GPT["features"], device="meta")
-    tokens = torch.empty(samples, length, dtype=torch.int64, device="meta")
-    logits = torch.empty(samples, length, GPT["vocabulary"], device="meta")
-    placed = PipelineStage(model, rank, stages, torch.device("cpu"), input_args=(tokens if first else boundary,),
-                           output_args=(logits if last else boundary,))
+    shapes = boundaries(options, workload.layers(file), file, samples)
+    placed = PipelineStage(network, rank, options.stages, torch.device("cpu"), input_args=shapes[start],
+                           output_args=shapes[end])
     # The loss has the count of the whole mini-batch in it, so micro-batches' gradients are summed as they are.
     schedule = SCHEDULES[options.schedule](placed, micro_batches, scale_grads=False,
                                            loss_fn=lambda output, target: loss_sum(output, target) / targets.numel())
@@ -99,7 +93,7 @@ def stage(options):
     set_up(1)
     store = dist.TCPStore("127.0.0.1", options.port, options.stages, is_master=False, timeout=WAIT)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.stages, timeout=WAIT)
-    file = gpt_file(options.folder)
+    file = file_of(options)
     with PeakMemory(options.memory) as peak:
         totals, spans = train(options, file)
     gathered = [None] * options.stages
@@ -108,7 +102,8 @@ def stage(options):
         times = [1e3 * (max(end for _, end in step) - min(start for start, _ in step))
                  for step in zip(*[spans for _, spans, _ in gathered])]
         print(json.dumps({"loss": gathered[-1][0], "step_ms": times, "threads": options.stages, "dtype": "float32",
-                          "cut": options.cut, "peak_tensor_bytes": [peak for *_, peak in gathered]}), flush=True)
+                          "cut": options.cut, "channels_last": options.channels_last,
+                          "peak_tensor_bytes": [peak for *_, peak in gathered]}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -140,10 +135,7 @@ def start(options):
 
 def main():
     options = parse()
-    options.cut = options.cut or MEASURED_CUT.get(options.stages) or balanced(options.stages)
-    ends = [0, *options.cut, 2 + 2 * GPT["blocks"]]
-    if len(options.cut) != options.stages - 1 or sorted(set(ends)) != ends:
-        sys.exit(f"pipelining: --cut needs {options.stages - 1} ascending numbers from 1 to {ends[-1] - 1}")
+    options.cut = cut_or_best(options)
     if options.rank is None:
         start(options)
     else:

@@ -1,33 +1,35 @@
 #!/usr/bin/env python3
-"""Plain PyTorch, unpipelined: the `gpt` step in a loop over the micro-batches, as one would write it for speed.
+"""Plain PyTorch, unpipelined: a step in a loop over the micro-batches, as one would write it for speed.
 
-Usage: plain.py FOLDER [--micro-batches M] [--threads T] [--steps N] [--checkpoint] [--dtype float32|bfloat16]
-                [--memory]
+Usage: plain.py FOLDER [--workload gpt|amoeba] [--micro-batches M] [--threads T] [--steps N]
+                [--checkpoint [parts|stage]] [--channels-last] [--dtype float32|bfloat16] [--memory]
 
-FOLDER holds the gpt.safetensors that the example `gpt_step` writes. Prints one line of JSON. The loss is the
-sum over tokens divided by the tokens of the mini-batch, as in gpipe. `--checkpoint` recomputes each block;
-`bfloat16` is autocast over float32 weights. `--memory` counts bytes of tensors, and then times mean nothing.
+FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes. Prints one line of JSON.
+The loss is the sum over targets divided by the targets of the mini-batch, as in gpipe. `--checkpoint` recomputes each block
+or cell, or (`stage`) all layers at once; `bfloat16` is autocast over float32 weights. `--memory` counts bytes of tensors,
+and then times mean nothing.
 
-Tried and left out: torch.compile and one autocast around the whole step, since CPU time was the same within noise;
-huge pages, which brought nothing clear in noisy step times.
+Tried for `gpt` and left out: torch.compile and one autocast around the whole step, since CPU time was the same within
+noise; huge pages, which brought nothing clear in noisy step times.
 """
 
-import argparse
 import json
 import time
 
 import torch
 
-from model import GPT, Decoder, PeakMemory, gpt_file, layers, loss_sum, set_up
+from common import PeakMemory, set_up
+from model import loss_sum
+from workloads import WORKLOADS, add_network_arguments, arguments, build, file_of
 
 
 def train(options, file):
     """(losses, step times in ms)"""
-    model = Decoder(layers(**GPT), options.checkpoint)
-    model.load(file)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
-    pairs = list(zip(file["inputs"].chunk(options.micro_batches), file["targets"].chunk(options.micro_batches)))
-    tokens = file["targets"].numel()
+    workload = WORKLOADS[options.workload]
+    network = build(options, workload.layers(file), file)
+    optimizer = workload.optimizer(network.parameters())
+    inputs, targets = file["inputs"], file["targets"]
+    pairs = list(zip(inputs.tensor_split(options.micro_batches), targets.tensor_split(options.micro_batches)))
     times, losses = [], []
     for _ in range(options.steps):
         start = time.perf_counter()
@@ -35,7 +37,7 @@ def train(options, file):
         total = 0.0
         for x, y in pairs:
             with torch.autocast("cpu", torch.bfloat16, enabled=options.dtype == "bfloat16"):
-                loss = loss_sum(model(x), y) / tokens
+                loss = loss_sum(network(x), y) / targets.numel()
             loss.backward()
             total += loss.item()
         optimizer.step()
@@ -45,17 +47,13 @@ def train(options, file):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
-    parser.add_argument("--micro-batches", type=int, default=8)
+    parser = arguments("Plain PyTorch.")
+    add_network_arguments(parser)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--memory", action="store_true")
     options = parser.parse_args()
     set_up(options.threads)
-    file = gpt_file(options.folder)
+    file = file_of(options)
     with PeakMemory(options.memory) as peak:
         losses, times = train(options, file)
     print(json.dumps({"loss": losses, "step_ms": times, "threads": options.threads, "dtype": options.dtype,

@@ -1,0 +1,82 @@
+"""What the peers train: layers, update rule and a good cut for each workload, and the arguments that they share."""
+
+import argparse
+import os
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+
+import images
+import model
+from common import CHECKPOINTS, ChannelsLast, Network, read_safetensors
+
+
+@dataclass(frozen=True)
+class Workload:
+    layers: Callable  # from a file's tensors: (name, layer) in order
+    optimizer: Callable  # of parameters
+    cuts: dict  # stages -> the cut that was measured to be the fastest
+
+
+WORKLOADS = {
+    "gpt": Workload(
+        layers=lambda file: model.layers(**model.GPT),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-4, fused=True),
+        # CPU ms per step of two stages: 9: 3870 5040, 10: 4120 4557, 11: 5125 4376. Of more: by operations.
+        cuts={1: [], 2: [10], 3: [7, 13], 4: [5, 10, 15]},
+    ),
+    "amoeba": Workload(
+        layers=images.amoebanet_of,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
+        cuts={2: [4]},
+    ),
+}
+
+
+def arguments(description):
+    """The parser of what every peer takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder")
+    parser.add_argument("--workload", choices=WORKLOADS, default="gpt")
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=3)
+    return parser
+
+
+def add_network_arguments(parser):
+    parser.add_argument("--checkpoint", nargs="?", choices=CHECKPOINTS, const="parts")
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+
+
+def add_stage_arguments(parser):
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--cut", type=lambda text: [int(part) for part in text.split(",")])
+
+
+def file_of(options):
+    """Weights, inputs and targets as the example wrote them."""
+    return read_safetensors(os.path.join(options.folder, f"{options.workload}.safetensors"))
+
+
+def build(options, layers, file, first=True, last=True):
+    """These layers with the file's weights."""
+    network = Network(layers, options.checkpoint)
+    network.load(file)
+    return ChannelsLast(network, first, last) if options.channels_last else network
+
+
+def cut_or_best(options):
+    cut = options.cut or WORKLOADS[options.workload].cuts.get(options.stages)
+    if cut is None:
+        raise SystemExit(f"no cut is known for {options.workload} on {options.stages} stages: give --cut")
+    return cut
+
+
+def ends_of(options, count):
+    """Where the stages of so many layers begin and end."""
+    ends = [0, *cut_or_best(options), count]
+    if len(ends) != options.stages + 1 or sorted(set(ends)) != ends:
+        raise SystemExit(f"--cut needs {options.stages - 1} ascending numbers from 1 to {count - 1}")
+    return ends

@@ -1,0 +1,177 @@
+//! What the step examples share: arguments, a pipeline with the settings that they give, its run, and the line of JSON.
+
+#![allow(clippy::print_stdout)]
+
+use std::{collections::HashMap, str::FromStr};
+
+use gpipe::{
+    Device, Kernels, Pipeline, PipelineBuilder, Sequence, StageReport, StepReport, TensorSpec,
+};
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+pub type Failure = Box<dyn std::error::Error>;
+
+/// The `key=value` of the command line.
+pub struct Arguments(HashMap<String, String>);
+
+impl Arguments {
+    pub fn read() -> Result<Self, Failure> {
+        let mut given = HashMap::new();
+        for argument in std::env::args().skip(1) {
+            let (key, value) = argument.split_once('=').ok_or("write arguments as key=value")?;
+            given.insert(key.to_owned(), value.to_owned());
+        }
+        Ok(Self(given))
+    }
+
+    /// The value of `key`, which is then done with.
+    pub fn take<T: FromStr>(&mut self, key: &str, default: &str) -> Result<T, Failure>
+    where
+        T::Err: std::fmt::Display,
+    {
+        let text = self.0.remove(key).unwrap_or_else(|| default.into());
+        text.parse().map_err(|error| format!("{key}={text}: {error}").into())
+    }
+
+    /// The value of `key` among those that `choices` name.
+    fn choose<T: Clone>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<T, Failure> {
+        let text: String = self.take(key, choices[0].0)?;
+        let found = choices.iter().find(|(name, _)| *name == text);
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        let refusal = || format!("{key}={text}: use {}", names.join(" or "));
+        Ok(found.ok_or_else(refusal)?.1.clone())
+    }
+}
+
+/// One measurement.
+pub struct Measurement {
+    pub samples: i64,
+    steps: usize,
+    folder: String,
+    micro_batches: usize,
+    arguments: Arguments,
+}
+
+impl Measurement {
+    pub fn new(mut arguments: Arguments) -> Result<Self, Failure> {
+        Ok(Self {
+            samples: arguments.take("samples", "32")?,
+            steps: arguments.take("steps", "3")?,
+            folder: arguments.take("folder", "")?,
+            micro_batches: arguments.take("micro_batches", "8")?,
+            arguments,
+        })
+    }
+
+    /// The pipeline that the arguments ask for, without loss and optimizer. A sample has the shape `sample`.
+    pub fn builder(
+        &mut self,
+        model: Sequence,
+        sample: &[i64],
+        kind: Kind,
+    ) -> Result<PipelineBuilder, Failure> {
+        let arguments = &mut self.arguments;
+        let samples = (self.samples / self.micro_batches.max(1) as i64).max(1);
+        let shape = [&[samples], sample].concat();
+        let stages: usize = arguments.take("stages", "2")?;
+        let device: Device = arguments.take("device", "cpu")?;
+        let kernels = [("fastest", Kernels::fastest()), ("aten", Kernels::Aten)];
+        let dtypes = [("float32", Kind::Float), ("bfloat16", Kind::BFloat16)];
+        let builder = Pipeline::builder(model, TensorSpec::new(shape, kind))
+            .devices(vec![device; stages])
+            .micro_batches(self.micro_batches)
+            .schedule(arguments.take("schedule", "1f1b")?)
+            .remat(arguments.take("remat", "never")?)
+            .balance(arguments.take("balance", "cost")?)
+            .kernels(arguments.choose("kernels", &kernels)?)
+            .kind(arguments.choose("dtype", &dtypes)?)
+            .seed(1);
+        match arguments.0.keys().next() {
+            Some(key) => Err(format!("there is no argument '{key}'").into()),
+            None => Ok(builder),
+        }
+    }
+
+    /// Writes what the peers start from, if a folder was given; runs the steps; prints the line.
+    pub fn run(
+        &self,
+        workload: &str,
+        mut pipeline: Pipeline,
+        inputs: &Tensor,
+        targets: &Tensor,
+    ) -> Result<(), Failure> {
+        if !self.folder.is_empty() {
+            let mut tensors = pipeline.parameters()?;
+            tensors.push(("inputs".into(), inputs.shallow_clone()));
+            tensors.push(("targets".into(), targets.shallow_clone()));
+            Tensor::write_safetensors(&tensors, format!("{}/{workload}.safetensors", self.folder))?;
+        }
+        let reports = (0..self.steps)
+            .map(|_| pipeline.train_step(inputs, targets))
+            .collect::<Result<Vec<StepReport>, _>>()?;
+        println!("{}", json(&mut pipeline, &reports)?);
+        Ok(())
+    }
+}
+
+/// The same numbers in every run: a fixed function of nothing.
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new() -> Self {
+        Self(1)
+    }
+
+    /// From 0 to 2^31 - 1.
+    fn next(&mut self) -> i64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as i64
+    }
+
+    /// Int64 from 0 to `end` - 1.
+    pub fn below(&mut self, end: i64, shape: &[i64]) -> Result<Tensor, Failure> {
+        let values: Vec<i64> = (0..shape.iter().product()).map(|_| self.next() % end).collect();
+        Ok(Tensor::f_from_slice(&values)?.f_reshape(shape)?)
+    }
+
+    /// Float32 from -1 to 1.
+    #[allow(dead_code)] // each example has a copy of this module
+    pub fn uniform(&mut self, shape: &[i64]) -> Result<Tensor, Failure> {
+        let one = |_| (self.next() as f64 / f64::from(1 << 30) - 1.0) as f32;
+        let values: Vec<f32> = (0..shape.iter().product::<i64>()).map(one).collect();
+        Ok(Tensor::f_from_slice(&values)?.f_reshape(shape)?)
+    }
+}
+
+fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failure> {
+    // The costs of one step predict the next: a prediction from its own measurement would count for nothing.
+    let simulated = match reports {
+        [.., before, _] => Some(pipeline.simulate(&[&before.timeline])?),
+        _ => None,
+    };
+    let parts = |report: &StepReport| {
+        let by_stage =
+            |part: fn(&StageReport) -> f64| report.stages.iter().map(part).collect::<Vec<_>>();
+        json!({
+            "forward": by_stage(|stage| stage.forward.as_ms()),
+            "recompute": by_stage(|stage| stage.recompute.as_ms()),
+            "backward": by_stage(|stage| stage.backward.as_ms()),
+            "optimizer": by_stage(|stage| stage.optimizer.as_ms()),
+            "wait": by_stage(|stage| stage.wait.as_ms()),
+        })
+    };
+    let last = reports.last().ok_or("at least one step")?;
+    Ok(json!({
+        "loss": reports.iter().map(|report| report.loss).collect::<Vec<_>>(),
+        "step_ms": reports.iter().map(|report| report.time.as_ms()).collect::<Vec<_>>(),
+        "bubble": last.bubble,
+        "simulated_last_ms": simulated.as_ref().map(|timeline| timeline.makespan.as_ms()),
+        "simulated_bubble": simulated.as_ref().map(|timeline| timeline.bubble()),
+        "balance": pipeline.balance(),
+        "peak_bytes": last.stages.iter().map(|stage| stage.peak.0).collect::<Vec<_>>(),
+        "live_bytes": last.stages.iter().map(|stage| stage.live.0).collect::<Vec<_>>(),
+        "parts_ms": reports.iter().map(parts).collect::<Vec<_>>(),
+    }))
+}
