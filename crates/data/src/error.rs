@@ -347,6 +347,7 @@ pub enum Error {
         name: String,
         /// Why the last one could not be read.
         last: String,
+    },
 
     /// Too few fonts for a side to train on and a side to validate on.
     #[error(

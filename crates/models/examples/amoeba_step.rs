@@ -25,6 +25,7 @@ fn main() -> Result<(), Failure> {
         channels: CHANNELS,
         classes: CLASSES,
         drop_path: 0.0,
+        auxiliary: false,
     };
     let size: i64 = arguments.take("size", "64")?;
     let mut measurement = Measurement::new(arguments)?;
