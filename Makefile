@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-checkpoint parity
+.PHONY: help setup build train test soak bench bench-checkpoint parity fonts
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -32,3 +32,6 @@ bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's
 	path=$$(python3 scripts/pytorch.py) && export PYTHONPATH="$$path" && \
 		python3 scripts/parity.py $(ARGS) && python3 scripts/interchange.py
+
+fonts: ## Fetch free fonts to draw images of characters from (Debian and Ubuntu; no root)
+	@python3 scripts/fonts.py

@@ -12,6 +12,7 @@ use skrifa::raw::{FileRef, TableProvider};
 use skrifa::string::StringId;
 use skrifa::{FontRef, MetadataProvider};
 
+use super::alike::{self, Thumbnails};
 use super::outline::Outline;
 use super::render::{self, Fit, Style};
 use super::{LeftOut, family};
@@ -43,7 +44,7 @@ const PROBE_SIZE: usize = 32;
 const INK_MIN: u64 = 255;
 
 /// Words in the names of fonts whose letters are pictures. Their file often does not say so in another way.
-const PICTURE_WORDS: [&str; 14] = [
+const PICTURE_WORDS: [&str; 15] = [
     "awesome",
     "barcode",
     "braille",
@@ -53,6 +54,7 @@ const PICTURE_WORDS: [&str; 14] = [
     "icon",
     "icons",
     "music",
+    "opensymbol",
     "ornaments",
     "redacted",
     "symbol",
@@ -60,8 +62,9 @@ const PICTURE_WORDS: [&str; 14] = [
     "webdings",
 ];
 
-/// `usWeightClass` and its kin do not tell pictures, but the first digit of PANOSE may: "Latin symbol".
+/// First digit of PANOSE, and high byte of the family class, of a font that says it has symbols for letters.
 const PANOSE_SYMBOL: u8 = 5;
+const CLASS_SYMBOL: u8 = 12;
 
 /// A font that has every character.
 #[derive(Debug)]
@@ -76,7 +79,8 @@ pub(super) struct Face {
     pub(super) outlines: Vec<Outline>,
     pub(super) fit: Fit,
     /// Hash of how its characters look.
-    looks: u64,
+    pub(super) looks: u64,
+    pub(super) thumbnails: Thumbnails,
 }
 
 /// All fonts below some folders.
@@ -122,24 +126,9 @@ pub(super) fn read(folders: &[PathBuf], characters: &[char]) -> Result<Fonts> {
         }
     }
     faces.sort_by(|a, b| (&a.family, &a.name, a.hash).cmp(&(&b.family, &b.name, b.hash)));
-    Ok(Fonts { faces: without_twins(faces, &mut left_out), left_out })
-}
-
-/// Leaves out fonts that look like an earlier one to the last pixel: the same outlines in another format, or under
-/// another name, which may lie on the other side of the split.
-fn without_twins(faces: Vec<Face>, left_out: &mut Vec<LeftOut>) -> Vec<Face> {
-    let mut first = BTreeMap::new();
-    let mut kept = Vec::with_capacity(faces.len());
-    for face in faces {
-        if let Some(twin) = first.get(&face.looks) {
-            let reason = format!("looks like {twin} to the last pixel");
-            left_out.push(LeftOut { name: face.name, reason });
-        } else {
-            first.insert(face.looks, face.name.clone());
-            kept.push(face);
-        }
-    }
-    kept
+    let mut faces = alike::without_twins(faces, &mut left_out);
+    alike::join_families(&mut faces);
+    Ok(Fonts { faces, left_out })
 }
 
 /// Every file below the folders that is called a font; or what there are too many of. Links to files are followed, links
@@ -238,8 +227,8 @@ fn face(font: &FontRef<'_>, path: &Path, characters: &[char]) -> Result<Face, St
     let outlines = characters.iter().map(|&character| Outline::of(font, character));
     let outlines = outlines.collect::<Result<Vec<_>, _>>()?;
     let fit = Fit::of(&outlines);
-    let looks = looks(&outlines, fit, characters)?;
-    Ok(Face { family: family(&family_name), name, hash: 0, outlines, fit, looks })
+    let (looks, thumbnails) = looks(&outlines, fit, characters)?;
+    Ok(Face { family: family(&family_name), name, hash: 0, outlines, fit, looks, thumbnails })
 }
 
 /// Whether a font says that it has no letters, as far as it can be told.
@@ -248,13 +237,17 @@ fn is_of_pictures(font: &FontRef<'_>, family: &str) -> bool {
         .to_lowercase()
         .split(|c: char| !c.is_alphanumeric())
         .any(|word| PICTURE_WORDS.contains(&word));
-    let panose = font.os2().ok().and_then(|os2| os2.panose_10().first().copied());
-    is_named || font.charmap().is_symbol() || panose == Some(PANOSE_SYMBOL)
+    let is_classed = font.os2().is_ok_and(|os2| {
+        os2.panose_10().first() == Some(&PANOSE_SYMBOL)
+            || os2.s_family_class().to_be_bytes()[0] == CLASS_SYMBOL
+    });
+    is_named || is_classed || font.charmap().is_symbol()
 }
 
-/// A hash of how the characters look, where all can be seen and no two look the same.
-fn looks(outlines: &[Outline], fit: Fit, characters: &[char]) -> Result<u64, String> {
+/// How the characters look, as a hash and in small, where all can be seen and no two look the same.
+fn looks(outlines: &[Outline], fit: Fit, characters: &[char]) -> Result<(u64, Thumbnails), String> {
     let mut hasher = StableHasher::new();
+    let mut thumbnails = Thumbnails::default();
     let mut seen = BTreeMap::new();
     for (outline, &character) in outlines.iter().zip(characters) {
         let coverage = render::coverage(outline, fit, Style::PLAIN, PROBE_SIZE);
@@ -262,9 +255,10 @@ fn looks(outlines: &[Outline], fit: Fit, characters: &[char]) -> Result<u64, Str
             return Err(format!("draws next to nothing for {character:?}"));
         }
         hasher.field(&coverage);
+        thumbnails.add(&coverage, PROBE_SIZE);
         if let Some(same) = seen.insert(coverage, character) {
             return Err(format!("draws {same:?} and {character:?} alike"));
         }
     }
-    Ok(hasher.finish())
+    Ok((hasher.finish(), thumbnails))
 }

@@ -6,6 +6,7 @@
 //! Everything is drawn when it is asked for, from outlines that are read once: [`Glyphs::image`](ImageSet::image) reads
 //! no file and keeps nothing.
 
+mod alike;
 mod fonts;
 mod outline;
 mod render;
@@ -146,8 +147,8 @@ impl Glyphs {
     /// [`Glyphs::left_out`] has the others. A file that is there twice counts once. A variable font counts once, as it is by
     /// default. A folder that does not exist counts as empty.
     ///
-    /// The split is by family: all weights, slopes and widths of a design, its monospaced and its slab sister, are on one
-    /// side. Which one hangs on the family's name and the seed alone, but for one family that is moved where a side would be
+    /// The split is by family: all weights, slopes and widths of a design, its monospaced and its slab sister, and its
+    /// copies under other names, are on one side. Which one hangs on the family's name and the seed alone, but for one family that is moved where a side would be
     /// empty.
     ///
     /// # Errors
@@ -303,7 +304,7 @@ fn validation_families(families: &BTreeSet<&str>, settings: &GlyphSettings) -> B
 }
 
 /// Words that tell a style of a design from the design. Many a font has its weight in its family's name.
-const STYLE_WORDS: [&str; 60] = [
+const STYLE_WORDS: [&str; 61] = [
     "black",
     "bold",
     "book",
@@ -334,6 +335,7 @@ const STYLE_WORDS: [&str; 60] = [
     "monospaced",
     "narrow",
     "no2",
+    "no3",
     "normal",
     "oblique",
     "otf",
