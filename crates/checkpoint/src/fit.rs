@@ -59,6 +59,8 @@ pub struct Fit {
     pub mismatched: Vec<Mismatch>,
     /// Tensors of the file that the map leaves out.
     pub ignored: Vec<String>,
+    /// Parameters that keep their own values on purpose: see [`Fit::without`].
+    pub fresh: Vec<String>,
 }
 
 impl Fit {
@@ -109,6 +111,21 @@ impl Fit {
         fit.unexpected.extend(rest);
         fit.unexpected.sort();
         Ok(fit)
+    }
+
+    /// Leaves out the parameters whose names match one of `patterns`, in which `*` is any text: a new softmax behind a trained
+    /// network, say. Tensors of the file that match are left out as well.
+    #[must_use]
+    pub fn without(mut self, patterns: &[&str]) -> Self {
+        let matches =
+            |name: &str| patterns.iter().any(|pattern| gpipe::name_matches(pattern, name));
+        let taken = self.loaded.extract_if(.., |pair| matches(&pair.parameter));
+        self.fresh.extend(taken.map(|pair| pair.parameter));
+        let taken = self.mismatched.extract_if(.., |other| matches(&other.parameter));
+        self.fresh.extend(taken.map(|other| other.parameter));
+        self.fresh.extend(self.missing.extract_if(.., |name| matches(name)));
+        self.ignored.extend(self.unexpected.extract_if(.., |name| matches(name)));
+        self
     }
 
     fn pair(
@@ -215,7 +232,7 @@ fn is_floating(kind: Kind) -> bool {
 
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let all = self.loaded.len() + self.missing.len() + self.mismatched.len();
+        let all = self.loaded.len() + self.missing.len() + self.mismatched.len() + self.fresh.len();
         write!(f, "{} of {all} parameters are in the file", self.loaded.len())?;
         list(f, "missing, the file has not", &self.missing, |name| shown(name))?;
         list(f, "unexpected, the model has not", &self.unexpected, |name| shown(name))?;
@@ -227,7 +244,8 @@ impl fmt::Display for Fit {
                 format!("{}: {expected:?}, but {} is {found:?}", shown(parameter), shown(from))
             },
         )?;
-        list(f, "ignored by the map", &self.ignored, |name| shown(name))
+        list(f, "start afresh", &self.fresh, |name| shown(name))?;
+        list(f, "ignored", &self.ignored, |name| shown(name))
     }
 }
 

@@ -14,14 +14,16 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train the model that a configuration describes, then evaluate it on held-out text
+    /// Train the model that a configuration describes, then evaluate it on held-out data
     Train(TrainArguments),
     /// Train a few steps under every combination given, and compare every loss, gradient and parameter bit by
     /// bit
     Verify(VerifyArguments),
-    /// Measure a trained model on held-out text: loss, perplexity, bits per byte, accuracy of the next
-    /// token
+    /// Measure a trained model on held-out data. Of text: loss, perplexity, bits per byte, accuracy of the next token. Of
+    /// images: loss, top-1 and top-5 accuracy, and which classes are taken for which
     Eval(EvalArguments),
+    /// Say what is on images: the likeliest classes of each, with their probabilities
+    Predict(PredictArguments),
     /// Continue a text with a trained model, and print it as it is made
     ///
     /// Only the new text is printed. The model sees the last data.sequence tokens of what there is so far:
@@ -103,8 +105,8 @@ pub(crate) struct TrainArguments {
     /// What a loss or gradient that is not a number does: stop the run, or skip that mini-batch (train.on_nan)
     #[arg(long, value_name = "stop|skip")]
     pub on_nan: Option<String>,
-    /// Start from these weights, and not from random ones: a safetensors file, a run or a checkpoint. Its tokenizer (a
-    /// file's: the tokenizer.json beside it) is used, too. Everything else starts anew: this is for fine-tuning,
+    /// Start from these weights, and not from random ones: a safetensors file, a run or a checkpoint. A text model's
+    /// tokenizer (a file's: the tokenizer.json beside it) is used, too. Everything else starts anew: this is for fine-tuning,
     /// --resume is for going on
     #[arg(long, value_name = "FILE|DIR", conflicts_with = "resume")]
     pub init: Option<PathBuf>,
@@ -114,6 +116,10 @@ pub(crate) struct TrainArguments {
     /// With --init: load what fits, and say what does not, which starts from random values
     #[arg(long, requires = "init")]
     pub partial: bool,
+    /// With --init: parameters that start from random values all the same, by name, in which * is any text. The softmax of
+    /// an image network whose classes are others is one of these without being named
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "init")]
+    pub fresh: Vec<String>,
 }
 
 /// A checkpoint, a run or a safetensors file.
@@ -189,9 +195,10 @@ pub(crate) struct VerifyArguments {
 }
 
 /// A trained model: the folder of a run, or a configuration and weights.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct RunArguments {
-    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json, weights.safetensors; or a checkpoint in it
+    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json or classes.json, weights.safetensors; or a checkpoint
+    /// in it
     #[arg(value_name = "RUN_DIR", required_unless_present = "config", conflicts_with = "config")]
     pub folder: Option<PathBuf>,
     /// Instead of RUN_DIR: the configuration file
@@ -227,10 +234,41 @@ pub(crate) struct EvalArguments {
     /// Measure on the first N tokens at most [default: train.validation_tokens; with --text all]
     #[arg(long, value_name = "N")]
     pub tokens: Option<usize>,
+    /// Images to measure on, all of them: a folder with a folder for each class; without it, those that the run held out
+    #[arg(long, value_name = "DIR")]
+    pub images: Option<PathBuf>,
+    /// Write how often which class was taken for which, as tab-separated values: a row per true class
+    #[arg(long, value_name = "FILE.tsv")]
+    pub confusion: Option<PathBuf>,
     /// Micro-batches M per mini-batch (pipeline.micro_batches)
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<usize>,
     /// Print one line of JSON, with every digit
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PredictArguments {
+    /// The folder that `gpipe train` wrote: config.toml, classes.json, weights.safetensors; or a checkpoint in it
+    #[arg(value_name = "RUN_DIR")]
+    pub run: PathBuf,
+    /// JPEG and PNG files
+    #[arg(value_name = "IMAGE", required = true)]
+    pub images: Vec<PathBuf>,
+    /// How many classes to name for each
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub top: usize,
+    /// Stages K (pipeline.stages); the result is the same for every K
+    #[arg(long, value_name = "K")]
+    pub stages: Option<usize>,
+    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in training
+    #[arg(long, value_name = "DEVICE,..")]
+    pub device: Option<String>,
+    /// Use the moving averages of the weights, if the run kept them
+    #[arg(long)]
+    pub averages: bool,
+    /// Print one JSON object per image, a line each
     #[arg(long)]
     pub json: bool,
 }

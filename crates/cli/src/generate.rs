@@ -28,6 +28,7 @@ use crate::{
     output::complain,
     run_folder::{RunFolder, logits},
     sampling::{Sampling, uniform},
+    task::sequence,
     utf8_stream::Utf8Stream,
 };
 
@@ -48,21 +49,22 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
     let mut run = RunFolder::open(&arguments.run)?;
     run.config.train.mini_batch = 1; // Cuts by cost are for the one sample that there is.
     let mut pipeline = run.pipeline()?;
-    let end = run.tokenizer.end_of_document();
-    let mut context = run.tokenizer.encode(&prompt(arguments)?)?;
+    let tokenizer = run.vocabulary.tokenizer()?;
+    let end = tokenizer.end_of_document();
+    let mut context = tokenizer.encode(&prompt(arguments)?)?;
     if context.is_empty() {
         context.push(end); // A new document begins after the end of another.
     }
     let mut printer = Printer::default();
     for _ in 0..arguments.tokens {
-        let logits = next_logits(&mut pipeline, &context, run.config.data.sequence)?;
+        let logits = next_logits(&mut pipeline, &context, sequence(&run.config))?;
         let number = uniform(arguments.seed, context.len() as u64);
         let token = sampling.sample(&logits, number)? as u32;
         if token == end {
             break;
         }
         context.push(token);
-        if !printer.print(&run.tokenizer.token_bytes(token)?)? {
+        if !printer.print(&tokenizer.token_bytes(token)?)? {
             return Ok(());
         }
     }

@@ -8,14 +8,14 @@ use gpipe_checkpoint::{
     names::NameMap,
     tensor_file::{self, TensorFile},
 };
-use gpipe_data::Tokenizer;
 
 use crate::{
     CliError,
     args::TrainArguments,
     metrics::io,
     output::say,
-    run_folder::{TOKENIZER, WEIGHTS, checkpoint_in, checkpoint_tokenizer, checkpoint_weights},
+    run_folder::{WEIGHTS, checkpoint_in, checkpoint_weights},
+    task::Vocabulary,
 };
 
 /// Largest file of names.
@@ -24,17 +24,21 @@ const NAMES_BYTES_MAX: u64 = 1 << 20;
 /// What `--init` names.
 pub(crate) struct Init {
     pub file: TensorFile,
-    /// What their tokens mean, where that is known.
-    pub tokenizer: Option<Tokenizer>,
+    /// What their numbers mean, where that is known.
+    pub vocabulary: Option<Vocabulary>,
 }
 
-/// Loads weights into a new pipeline, as `--init`, `--names` and `--partial` say, and tells what it did.
+/// Loads weights into a new pipeline, as `--init`, `--names`, `--partial` and `--fresh` say, and tells what it did. What matches
+/// `fresh` stays as it is.
 pub(crate) fn load(
     pipeline: &mut Pipeline,
     mut file: TensorFile,
     arguments: &TrainArguments,
+    fresh: &[&str],
 ) -> Result<(), CliError> {
-    let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial)?;
+    let named = arguments.fresh.iter().map(String::as_str);
+    let fresh: Vec<&str> = named.chain(fresh.iter().copied()).collect();
+    let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial, &fresh)?;
     let own = pipeline.parameters()?;
     let kind = own.first().map_or(tch::Kind::Float, |(_, value)| value.kind());
     for loaded in fit.read(&mut file, kind) {
@@ -44,13 +48,12 @@ pub(crate) fn load(
     Ok(())
 }
 
-/// A safetensors file and the tokenizer beside it; of a run its weights, or those of its newest checkpoint.
+/// A safetensors file and the vocabulary beside it; of a run its weights, or those of its newest checkpoint.
 pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     let weights = if from.is_dir() { from.join(WEIGHTS) } else { from.to_owned() };
     if !from.is_dir() || weights.is_file() {
-        let tokenizer = Some(weights.with_file_name(TOKENIZER)).filter(|path| path.is_file());
-        let tokenizer = tokenizer.map(|path| Tokenizer::load(&path)).transpose()?;
-        return Ok(Init { file: TensorFile::open(&weights)?, tokenizer });
+        let vocabulary = Vocabulary::beside(&weights)?;
+        return Ok(Init { file: TensorFile::open(&weights)?, vocabulary });
     }
     let Some(checkpoint) = checkpoint_in(from)? else {
         return Err(CliError::Usage(format!(
@@ -62,7 +65,7 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     let bytes = tensor_file::encode(&all, &Default::default());
     let bytes = bytes.map_err(|error| CliError::Usage(error.to_string()))?;
     let file = TensorFile::from_bytes(bytes, checkpoint.folder())?;
-    Ok(Init { file, tokenizer: Some(checkpoint_tokenizer(&checkpoint)?) })
+    Ok(Init { file, vocabulary: Some(Vocabulary::of_checkpoint(&checkpoint)?) })
 }
 
 /// How the file fits the pipeline's model; an error if some parameter would stay as it was, unless that is meant.
@@ -71,6 +74,7 @@ pub(crate) fn fit(
     file: &TensorFile,
     names: Option<&Path>,
     partial: bool,
+    fresh: &[&str],
 ) -> Result<Fit, CliError> {
     let names = match names {
         None => NameMap::identity(),
@@ -97,7 +101,7 @@ pub(crate) fn fit(
             layer.parameters.into_iter().map(full)
         })
         .collect();
-    let fit = Fit::new(&shapes, file, &names)?;
+    let fit = Fit::new(&shapes, file, &names)?.without(fresh);
     if fit.is_exact() || partial && !fit.loaded.is_empty() {
         return Ok(fit);
     }

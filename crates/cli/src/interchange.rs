@@ -12,7 +12,7 @@ use crate::{
     metrics::io,
     output::say,
     run_folder::{AVERAGES, WEIGHTS, checkpoint_in, checkpoint_weights},
-    setup,
+    setup, task,
 };
 
 /// Writes the parameters of a checkpoint or run to one file.
@@ -62,10 +62,10 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
         set: arguments.set.clone(),
         ..ConfigArguments::default()
     })?;
-    let model = setup::model(&config, config.model.vocabulary)?;
+    let model = task::model(&config, task::configured_size(&config)?)?;
     let pipeline = setup::pipeline(&config, model).build()?;
     let mut file = TensorFile::open(&arguments.from)?;
-    let fit = init::fit(&pipeline, &file, arguments.names.as_deref(), arguments.partial)?;
+    let fit = init::fit(&pipeline, &file, arguments.names.as_deref(), arguments.partial, &[])?;
     let kind = match config.pipeline.dtype {
         Dtype::Float64 => Kind::Double,
         _ => Kind::Float,

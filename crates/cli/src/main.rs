@@ -2,8 +2,8 @@
 //!
 //! - [`args`]: the command line
 //! - [`config`]: the configuration file and its overrides, one validated struct
-//! - [`setup`]: from a configuration to text, tokens, a model and a pipeline
-//! - [`train`], [`verify`], [`eval`], [`generate`], [`trace`], [`plot`]: the commands
+//! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a pipeline
+//! - [`train`], [`verify`], [`eval`], [`generate`], [`predict`], [`trace`], [`plot`]: the commands
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
@@ -19,11 +19,13 @@ mod interchange;
 mod metrics;
 mod output;
 mod plot;
+mod predict;
 mod progress;
 mod run_folder;
 mod sampling;
 mod setup;
 mod summary;
+mod task;
 mod trace;
 mod train;
 mod utf8_stream;
@@ -46,6 +48,8 @@ enum CliError {
     Data(#[from] gpipe_data::Error),
     #[error(transparent)]
     Model(#[from] gpipe_models::TransformerError),
+    #[error(transparent)]
+    ImageModel(#[from] gpipe_models::ImageError),
     #[error(transparent)]
     Pipeline(#[from] gpipe::Error),
     #[error(transparent)]
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
         args::Command::Verify(arguments) => verify::run(&arguments),
         args::Command::Eval(arguments) => eval::run(&arguments),
         args::Command::Generate(arguments) => generate::run(&arguments),
+        args::Command::Predict(arguments) => predict::run(&arguments),
         args::Command::Trace(arguments) => trace::run(&arguments),
         args::Command::Plot(arguments) => plot::run(&arguments),
         args::Command::Inspect(arguments) => inspect::run(&arguments),

@@ -14,7 +14,13 @@ use crate::output::{complain, say};
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// A bar or lines.
-pub(crate) enum Progress {
+pub(crate) struct Progress {
+    shown: Shown,
+    /// What a target is called.
+    unit: &'static str,
+}
+
+enum Shown {
     /// In a terminal.
     Bar(ProgressBar),
     /// Elsewhere.
@@ -27,34 +33,34 @@ pub(crate) enum Progress {
 }
 
 impl Progress {
-    /// For a run of `steps`.
-    pub(crate) fn new(steps: u64) -> Self {
+    /// For a run of `steps`; its targets are called `unit`.
+    pub(crate) fn new(steps: u64, unit: &'static str) -> Self {
         if !std::io::stderr().is_terminal() {
-            return Self::Lines { steps, last: None };
+            return Self { shown: Shown::Lines { steps, last: None }, unit };
         }
         let bar = ProgressBar::new(steps);
         let template = "{bar:30} {pos}/{len} {msg} [{elapsed} < {eta}]";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        Self::Bar(bar)
+        Self { shown: Shown::Bar(bar), unit }
     }
 
     /// After step number `step` of the run.
     pub(crate) fn step(&mut self, step: u64, report: &StepReport) {
-        let tokens_per_s = report.count / (report.time.as_ms() / 1e3);
+        let (per_s, unit) = (report.count / (report.time.as_ms() / 1e3), self.unit);
         let skipped = if report.skipped { "  skipped: float16 overflow" } else { "" };
         let message = format!(
-            "loss {:.3}  {tokens_per_s:.0} tokens/s  bubble {:.0}%{skipped}",
+            "loss {:.3}  {per_s:.0} {unit}s/s  bubble {:.0}%{skipped}",
             report.loss,
             100.0 * report.bubble
         );
-        match self {
-            Self::Bar(bar) => {
+        match &mut self.shown {
+            Shown::Bar(bar) => {
                 bar.set_message(message);
                 bar.set_position(step);
             }
-            Self::Lines { steps, last } => {
+            Shown::Lines { steps, last } => {
                 let due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
                 if due || step == *steps {
                     *last = Some(Instant::now());
@@ -66,16 +72,16 @@ impl Progress {
 
     /// A line between two steps.
     pub(crate) fn say(&self, line: &str) {
-        match self {
-            Self::Bar(bar) if !bar.is_finished() => bar.suspend(|| say!("{line}")),
+        match &self.shown {
+            Shown::Bar(bar) if !bar.is_finished() => bar.suspend(|| say!("{line}")),
             _ => say!("{line}"),
         }
     }
 
     /// A line that is not for the results.
     pub(crate) fn warn(&self, line: &str) {
-        match self {
-            Self::Bar(bar) if !bar.is_finished() => {
+        match &self.shown {
+            Shown::Bar(bar) if !bar.is_finished() => {
                 bar.suspend(|| complain!("gpipe: warning: {line}"));
             }
             _ => complain!("gpipe: warning: {line}"),
@@ -84,7 +90,7 @@ impl Progress {
 
     /// The run is over; the table that follows says more than the bar.
     pub(crate) fn finish(&self) {
-        if let Self::Bar(bar) = self {
+        if let Shown::Bar(bar) = &self.shown {
             bar.finish_and_clear();
         }
     }

@@ -1,13 +1,13 @@
 //! A trained model: the files that `gpipe train` wrote, read and checked against each other.
 //!
-//! `config.toml` says what the model is, `tokenizer.json` its vocabulary, `weights.safetensors` its parameters. The number
+//! `config.toml` says what the model is, `tokenizer.json` or `classes.json` what its numbers mean, `weights.safetensors` its
+//! parameters. The number
 //! of stages may be another one than in training: weights are kept by parameter, not by stage.
 
 use std::path::{Path, PathBuf};
 
 use gpipe::Pipeline;
-use gpipe_checkpoint::{Checkpoint, CheckpointError, folder, manifest};
-use gpipe_data::Tokenizer;
+use gpipe_checkpoint::{Checkpoint, folder, manifest};
 use tch::Tensor;
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     config::Config,
     output::complain,
     setup,
+    task::{self, Vocabulary},
 };
 
 /// The file of the parameters after the last step, in a run's folder.
@@ -28,8 +29,6 @@ pub(crate) const EARLIER: &str = "earlier-";
 pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The folder of its checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
-/// The file of its tokenizer, also in each checkpoint.
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
 /// What is wrong with a trained model's files.
 #[derive(Debug, thiserror::Error)]
@@ -45,15 +44,15 @@ pub(crate) enum RunFolderError {
     )]
     Missing { path: PathBuf },
     #[error(
-        "{weights} does not fit the model of {config} and the tokenizer beside it: {reason}: give the files of one run"
+        "{weights} does not fit the model of {config} and the vocabulary beside it: {reason}: give the files of one run"
     )]
     Mismatch { weights: PathBuf, config: PathBuf, reason: String },
 }
 
-/// A trained model's configuration, tokenizer and weights.
+/// A trained model's configuration, vocabulary and weights.
 pub(crate) struct RunFolder {
     pub config: Config,
-    pub tokenizer: Tokenizer,
+    pub vocabulary: Vocabulary,
     source: Source,
     averages: bool,
 }
@@ -67,7 +66,7 @@ enum Source {
 }
 
 impl RunFolder {
-    /// Reads the configuration and the tokenizer, and sees that there are weights.
+    /// Reads the configuration and the vocabulary, and sees that there are weights.
     pub(crate) fn open(arguments: &RunArguments) -> Result<Self, CliError> {
         let source = Source::find(arguments)?;
         let overrides = ConfigArguments {
@@ -76,12 +75,12 @@ impl RunFolder {
             dtype: arguments.dtype.clone(),
             ..ConfigArguments::default()
         };
-        let (mut config, tokenizer) = source.read(&overrides)?;
+        let (mut config, vocabulary) = source.read(&overrides)?;
         if let Some(stages) = arguments.stages {
             config.set_stages(stages, arguments.device.is_some());
         }
         config.check()?;
-        Ok(Self { config, tokenizer, source, averages: arguments.averages })
+        Ok(Self { config, vocabulary, source, averages: arguments.averages })
     }
 
     /// The pipeline with the trained weights: all of them, and nothing else.
@@ -95,7 +94,7 @@ impl RunFolder {
                 (checkpoint_weights(checkpoint, self.averages)?, folder.clone(), folder)
             }
         };
-        let model = setup::model(&self.config, self.tokenizer.vocabulary())?;
+        let model = task::model(&self.config, self.vocabulary.size())?;
         let mut pipeline = setup::pipeline(&self.config, model).build()?;
         let mismatch = |reason| RunFolderError::Mismatch {
             weights: from.clone(),
@@ -172,7 +171,7 @@ impl Source {
     }
 
     fn files(config: PathBuf, weights: PathBuf) -> Result<Self, CliError> {
-        for path in [&config, &weights, &weights.with_file_name(TOKENIZER)] {
+        for path in [&config, &weights] {
             if !path.is_file() {
                 return Err(RunFolderError::Missing { path: path.clone() }.into());
             }
@@ -180,37 +179,30 @@ impl Source {
         Ok(Self::Files { config, weights })
     }
 
-    fn read(&self, overrides: &ConfigArguments) -> Result<(Config, Tokenizer), CliError> {
+    fn read(&self, overrides: &ConfigArguments) -> Result<(Config, Vocabulary), CliError> {
         match self {
             Self::Files { config, weights } => {
                 let path = Some(config.clone());
                 let config = Config::read(&ConfigArguments { config: path, ..overrides.clone() })?;
-                Ok((config, Tokenizer::load(&weights.with_file_name(TOKENIZER))?))
+                let path = weights.with_file_name(Vocabulary::file_of(&config));
+                if !path.is_file() {
+                    return Err(RunFolderError::Missing { path }.into());
+                }
+                Ok((config, Vocabulary::load(&path)?))
             }
             Self::Checkpoint(checkpoint) => {
                 let origin = checkpoint.folder().join(manifest::NAME);
                 let text = &checkpoint.manifest().config;
                 let config = Config::from_text(text, &origin, overrides)?;
-                Ok((config, checkpoint_tokenizer(checkpoint)?))
+                Ok((config, Vocabulary::of_checkpoint(checkpoint)?))
             }
         }
     }
 }
 
-/// The tokenizer that a checkpoint brings.
-pub(crate) fn checkpoint_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, CliError> {
-    let path = checkpoint.folder().join(TOKENIZER);
-    let missing = || CheckpointError::NotFound {
-        path: path.clone(),
-        reason: "the checkpoint has no tokenizer: it is of no run of `gpipe train`".into(),
-    };
-    let bytes = checkpoint.run_file(TOKENIZER)?.ok_or_else(missing)?;
-    Ok(Tokenizer::from_json(&String::from_utf8_lossy(&bytes), &path)?)
-}
-
-/// The model's outputs for tokens: int64 [samples, positions] -> [samples, positions, vocabulary], without dropout.
-pub(crate) fn logits(pipeline: &mut Pipeline, tokens: Tensor) -> Result<Tensor, CliError> {
-    let outputs = pipeline.predict(tokens)?;
-    let only = outputs.into_iter().next();
-    only.ok_or_else(|| CliError::Usage("the model has no output: it is no language model".into()))
+/// The model's outputs, without dropout: for int64 tokens [samples, positions] [samples, positions, vocabulary], for images
+/// [samples, channels, height, width] [samples, classes].
+pub(crate) fn logits(pipeline: &mut Pipeline, inputs: Tensor) -> Result<Tensor, CliError> {
+    let first = pipeline.predict(inputs)?.into_iter().next();
+    first.ok_or_else(|| CliError::Usage("the model has no output".into()))
 }

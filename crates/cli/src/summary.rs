@@ -11,7 +11,9 @@ use crate::output::say;
 pub(crate) struct Summary {
     steps: u64,
     skipped: u64,
-    tokens: f64,
+    /// What a target is called, and how many there were.
+    unit: &'static str,
+    targets: f64,
     step_ms: f64,
     /// Waiting for batches, between the steps.
     data_wait_ms: f64,
@@ -32,10 +34,15 @@ struct StageSums {
 const PARTS: [&str; 5] = ["forward", "recompute", "backward", "optimizer", "wait"];
 
 impl Summary {
+    /// Nothing yet; targets are called `unit`.
+    pub(crate) fn new(unit: &'static str) -> Self {
+        Self { unit, ..Self::default() }
+    }
+
     pub(crate) fn add(&mut self, report: &StepReport, data_wait: Duration) {
         self.steps += 1;
         self.skipped += u64::from(report.skipped);
-        self.tokens += report.count;
+        self.targets += report.count;
         self.step_ms += report.time.as_ms();
         self.data_wait_ms += data_wait.as_secs_f64() * 1e3;
         self.stages.resize(report.stages.len(), StageSums::default());
@@ -67,13 +74,14 @@ impl Summary {
         }
         let steps = self.steps as f64;
         let saving_ms = saving.as_secs_f64() * 1e3;
+        let unit = self.unit;
         say!(
-            "trained {} steps, {:.0} tokens in {:.1} s: {:.1} ms/step, {:.0} tokens/s, bubble {:.1}%",
+            "trained {} steps, {:.0} {unit}s in {:.1} s: {:.1} ms/step, {:.0} {unit}s/s, bubble {:.1}%",
             self.steps,
-            self.tokens,
+            self.targets,
             elapsed_ms / 1e3,
             self.step_ms / steps,
-            self.tokens / (elapsed_ms / 1e3),
+            self.targets / (elapsed_ms / 1e3),
             100.0 * self.bubble()
         );
         if self.skipped > 0 {

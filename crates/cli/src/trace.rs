@@ -4,10 +4,17 @@ use std::{fs::File, io::BufWriter};
 
 use gpipe::StepReport;
 use gpipe_core::draw;
-use gpipe_data::TrainBatches;
 use gpipe_observe::trace;
 
-use crate::{CliError, args::TraceArguments, config::Config, metrics::io, output::say, setup};
+use crate::{
+    CliError,
+    args::TraceArguments,
+    config::Config,
+    metrics::io,
+    output::say,
+    setup,
+    task::{self, Batch},
+};
 
 /// Steps that are trained unless --steps says otherwise: the first ones are warm-up.
 const STEPS: u64 = 5;
@@ -24,14 +31,13 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
         let (width, least, most) = (arguments.width, WIDTHS.start(), WIDTHS.end());
         return Err(CliError::Usage(format!("--width {width}: use {least} to {most}")));
     }
-    let text = setup::text(&config, None)?;
-    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
-    let batches = TrainBatches::new(&text.train, sequence, samples, config.seed)?;
-    let model = setup::model(&config, text.tokenizer.vocabulary())?;
+    let task = task::open(&config, None)?;
+    let make = task.training(0, 0)?;
+    let model = task::model(&config, task.vocabulary().size())?;
     let mut pipeline = setup::pipeline(&config, model).build()?;
     let mut reports = Vec::new();
     for step in 0..config.train.steps {
-        let (inputs, targets) = setup::tensors(&batches.batch(step))?;
+        let Batch { inputs, targets, .. } = task::made(&make, step)?;
         reports.push(pipeline.train_step(inputs, targets)?);
     }
     // The first step also warms up caches and the allocator.

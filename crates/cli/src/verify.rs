@@ -2,7 +2,6 @@
 
 use gpipe::{Pipeline, Remat, Schedule, StepReport};
 use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
-use gpipe_data::TrainBatches;
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -11,7 +10,8 @@ use crate::{
     config::{Config, flag},
     metrics::io,
     output::say,
-    setup::{self, Text},
+    setup,
+    task::{self, Batch, Task},
 };
 
 /// Steps that are compared unless --steps says otherwise.
@@ -46,13 +46,14 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
             config.pipeline.devices, config.pipeline.devices.0[0]
         )));
     }
-    let text = setup::text(&config, None)?;
-    say!("{}", text.summary);
+    let task = task::open(&config, None)?;
+    let task = task.as_ref();
+    say!("{}", task.summary());
     say!(
-        "{} steps of {} samples of {} tokens, {} thread(s) per stage",
+        "{} steps of {} samples {}, {} thread(s) per stage",
         config.train.steps,
         config.train.mini_batch,
-        config.data.sequence,
+        task::input(&config, config.train.mini_batch),
         config.pipeline.threads_per_stage
     );
     let mut reference = None;
@@ -61,7 +62,7 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
     for variant in &variants {
         // The reference is not interrupted.
         let first = before.replace(variant).filter(|_| arguments.resume);
-        let found = train(&config, first, variant, &text)?;
+        let found = train(&config, first, variant, task)?;
         let verdict = match &reference {
             None => "reference".to_owned(),
             Some(expected) => match first_difference(expected, &found)? {
@@ -119,13 +120,13 @@ fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>
     Ok(variants)
 }
 
-fn build(config: &Config, variant: &Variant, text: &Text) -> Result<Pipeline, CliError> {
+fn build(config: &Config, variant: &Variant, task: &dyn Task) -> Result<Pipeline, CliError> {
     let mut config = config.clone();
     config.pipeline.stages = variant.stages;
     config.pipeline.schedule = variant.schedule;
     config.pipeline.remat = variant.remat;
     config.pipeline.micro_batches = variant.micro_batches;
-    let model = setup::model(&config, text.tokenizer.vocabulary())?;
+    let model = task::model(&config, task.vocabulary().size())?;
     Ok(setup::pipeline(&config, model).keep_gradients().build()?)
 }
 
@@ -134,18 +135,17 @@ fn train(
     config: &Config,
     first: Option<&Variant>,
     variant: &Variant,
-    text: &Text,
+    task: &dyn Task,
 ) -> Result<Computed, CliError> {
-    let mut pipeline = build(config, first.unwrap_or(variant), text)?;
-    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
-    let batches = TrainBatches::new(&text.train, sequence, samples, config.seed)?;
+    let mut pipeline = build(config, first.unwrap_or(variant), task)?;
+    let make = task.training(0, 0)?;
     let mut result = Computed { tensors: Vec::new(), reports: Vec::new() };
     for step in 0..config.train.steps {
         if first.is_some() && step == config.train.steps / 2 {
-            let resumed = build(config, variant, text)?;
+            let resumed = build(config, variant, task)?;
             pipeline = through_files(pipeline, resumed)?;
         }
-        let (inputs, targets) = setup::tensors(&batches.batch(step))?;
+        let Batch { inputs, targets, .. } = task::made(&make, step)?;
         let report = pipeline.train_step(inputs, targets)?;
         let number = report.step;
         let loss = Tensor::f_from_slice(&[report.loss, report.grad_norm])?;

@@ -54,7 +54,7 @@ pub use loss::{CrossEntropy, Loss, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,
-    Update,
+    Update, name_matches,
 };
 pub use pipeline::{Balance, Evaluation, Pipeline, PipelineBuilder, Plan, StageReport, StepReport};
 pub use sequence::Sequence;

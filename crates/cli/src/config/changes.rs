@@ -16,11 +16,11 @@ pub(crate) struct Change {
 pub(crate) enum Effect {
     /// To its results nothing, to the bit.
     Nothing,
-    /// Nothing, if the training text stays the same; that is looked at when it has been read.
+    /// Nothing, if the training data stay the same; that is looked at when it has been read.
     Text,
     /// They differ by rounding from those of a run that was not interrupted.
     Rounding,
-    /// To the training nothing; its evaluations are of other text.
+    /// To the training nothing; its evaluations are of other data.
     Evaluations,
     /// They are those of another recipe from here on.
     FromHereOn,
@@ -33,9 +33,9 @@ impl Effect {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Nothing => "changes no result",
-            Self::Text => "the training text must be the same",
+            Self::Text => "the training data must be the same",
             Self::Rounding => "changes the last bits",
-            Self::Evaluations => "evaluations are of other text, the best one starts anew",
+            Self::Evaluations => "evaluations are of other data, the best one starts anew",
             Self::FromHereOn => "from here on",
             Self::Refused(reason) => reason,
         }
@@ -77,7 +77,11 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
         "data.sequence" => Effect::Refused("the position in the data is counted in samples of it"),
         "data.validation_bytes" | "train.validation_tokens" => Effect::Evaluations,
         _ if key.starts_with("data.") => Effect::Text,
-        "model.dropout" | "model.attention_dropout" => Effect::FromHereOn,
+        "images.validation_images" => Effect::Evaluations,
+        "images.threads" => Effect::Nothing,
+        "images.resize" => Effect::Evaluations,
+        _ if key.starts_with("images.") => Effect::FromHereOn,
+        "model.dropout" | "model.attention_dropout" | "model.drop_path" => Effect::FromHereOn,
         "pipeline.micro_batches"
         | "pipeline.kernels"
         | "pipeline.threads_per_stage"
@@ -123,7 +127,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Dtype, OptimizerName};
+    use crate::config::{Dtype, Model, OptimizerName, TransformerConfig};
 
     fn effects(change: impl FnOnce(&mut Config)) -> Vec<(String, Effect)> {
         let old = Config::default();
@@ -152,7 +156,15 @@ mod tests {
         };
         refused(|c| c.optimizer.name = OptimizerName::Sgd, "optimizer.name");
         refused(|c| c.pipeline.dtype = Dtype::Float64, "pipeline.dtype");
-        refused(|c| c.model.hidden = 8, "model.hidden");
+        refused(
+            |c| {
+                c.model = Model::Transformer(TransformerConfig {
+                    hidden: 8,
+                    ..TransformerConfig::default()
+                })
+            },
+            "model.hidden",
+        );
         refused(|c| c.seed = 8, "seed");
         assert_eq!(
             effects(|c| c.pipeline.dtype = Dtype::BFloat16),

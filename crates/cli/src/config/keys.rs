@@ -1,26 +1,64 @@
 //! Keys of a configuration: which there are, which is nearest to a misspelt one, and `--set`.
 
-use super::{Config, ConfigError};
+use serde::Deserialize;
 
-/// All keys with their defaults: what a file may name.
-pub(super) fn defaults() -> Result<toml::Table, ConfigError> {
-    toml::Table::try_from(Config::default())
-        .map_err(|error| ConfigError::Parse { path: "defaults".into(), reason: error.to_string() })
+use super::{Config, ConfigError, Data, Model};
+
+/// The tables whose other keys depend on their `kind`.
+const WITH_KIND: [&str; 2] = ["model", "data"];
+const KIND: &str = "kind";
+
+/// All keys with their defaults, for the kinds of model and data that `given` names: what a file may name.
+pub(super) fn defaults(given: &toml::Table) -> Result<toml::Table, ConfigError> {
+    let error = |reason: String| ConfigError::Parse { path: "defaults".into(), reason };
+    let mut config = Config::default();
+    let kind = |table: &str| {
+        let table = given.get(table).and_then(toml::Value::as_table);
+        let kind = table.and_then(|table| table.get(KIND))?;
+        let only = [(KIND.to_owned(), kind.clone())];
+        Some(toml::Table::from_iter(only))
+    };
+    if let Some(only) = kind("model") {
+        config.model = Model::deserialize(only).map_err(|reason| error(shown("model", reason)))?;
+    }
+    if let Some(only) = kind("data") {
+        config.data = Data::deserialize(only).map_err(|reason| error(shown("data", reason)))?;
+    }
+    toml::Table::try_from(config).map_err(|reason| error(reason.to_string()))
+}
+
+fn shown(table: &str, reason: toml::de::Error) -> String {
+    format!("{table}.{KIND}: {}", reason.to_string().trim_end())
+}
+
+/// Names the default kinds where `table` names none.
+pub(super) fn name_kinds(table: &mut toml::Table) -> Result<(), ConfigError> {
+    let known = defaults(table)?;
+    for name in WITH_KIND {
+        let entry = table.entry(name).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        let kind = known.get(name).and_then(|known| known.get(KIND));
+        if let (toml::Value::Table(own), Some(kind)) = (entry, kind) {
+            own.entry(KIND).or_insert_with(|| kind.clone());
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn check_keys(
     given: &toml::Table,
     known: &toml::Table,
+    all: &toml::Table,
     prefix: &str,
     origin: &str,
 ) -> Result<(), ConfigError> {
     for (key, value) in given {
         let full = format!("{prefix}{key}");
         match known.get(key) {
-            None => return Err(unknown(&full, origin)),
+            None if is_optional(&full) => {}
+            None => return Err(unknown(&full, all, origin)),
             Some(toml::Value::Table(known)) => {
                 if let toml::Value::Table(given) = value {
-                    check_keys(given, known, &format!("{full}."), origin)?;
+                    check_keys(given, known, all, &format!("{full}."), origin)?;
                 }
             }
             Some(_) => {}
@@ -29,12 +67,15 @@ pub(super) fn check_keys(
     Ok(())
 }
 
+/// Keys that may be absent, and are by default: they have no value to be listed with.
+fn is_optional(key: &str) -> bool {
+    key == "data.validation"
+}
+
 /// The error for a key that does not exist, with the nearest one that does.
-fn unknown(key: &str, origin: &str) -> ConfigError {
+fn unknown(key: &str, known: &toml::Table, origin: &str) -> ConfigError {
     let mut all = Vec::new();
-    if let Ok(defaults) = defaults() {
-        collect_keys(&defaults, "", &mut all);
-    }
+    collect_keys(known, "", &mut all);
     let nearest = all
         .into_iter()
         .map(|known| {
@@ -44,7 +85,7 @@ fn unknown(key: &str, origin: &str) -> ConfigError {
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, known)| format!(": did you mean '{known}'?"));
     let nearest = nearest.unwrap_or_else(|| {
-        ": the tables are model, data, pipeline, optimizer, train and checkpoint".to_owned()
+        ": the tables are model, data, images, pipeline, optimizer, train and checkpoint".to_owned()
     });
     ConfigError::UnknownKey { origin: origin.to_owned(), key: key.to_owned(), nearest }
 }
@@ -81,14 +122,15 @@ pub(super) fn set(table: &mut toml::Table, text: &str) -> Result<(), ConfigError
     let error = |reason: &str| ConfigError::Set { text: text.to_owned(), reason: reason.into() };
     let (key, value) = text.split_once('=').ok_or_else(|| error("write it as KEY=VALUE"))?;
     let (key, value) = (key.trim(), value.trim());
-    let mut known = defaults()?;
+    let all = defaults(table)?;
+    let mut known = all.clone();
     let parts: Vec<&str> = key.split('.').collect();
     let (last, tables) = parts.split_last().ok_or_else(|| error("write it as KEY=VALUE"))?;
     let mut into = table;
     for part in tables {
         known = match known.remove(*part) {
             Some(toml::Value::Table(inner)) => inner,
-            _ => return Err(unknown(key, "--set")),
+            _ => return Err(unknown(key, &all, "--set")),
         };
         let entry = into.entry((*part).to_owned());
         into = match entry.or_insert_with(|| toml::Value::Table(toml::Table::new())) {
@@ -97,7 +139,8 @@ pub(super) fn set(table: &mut toml::Table, text: &str) -> Result<(), ConfigError
         };
     }
     match known.get(*last) {
-        None => return Err(unknown(key, "--set")),
+        None if is_optional(key) => {}
+        None => return Err(unknown(key, &all, "--set")),
         Some(toml::Value::Table(_)) => return Err(error("that is a table: set one of its keys")),
         Some(_) => {}
     }

@@ -1,12 +1,14 @@
 //! The configuration: a TOML file, `--set` and flags become one struct, once, checked.
 //!
-//! - [`tables`]: the keys and their defaults
+//! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a kind
 //! - [`text`]: values that are written as text
 //! - [`keys`]: unknown keys, and `--set`
 //! - [`changes`]: what a run may change when it goes on
 
 mod changes;
+mod data;
 mod keys;
+mod model;
 mod tables;
 mod text;
 
@@ -17,10 +19,17 @@ use std::{
 };
 
 pub(crate) use changes::{Effect, changes};
+pub(crate) use data::{Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, TextConfig};
 use gpipe::{Balance, Kernels};
-use keys::{check_keys, defaults, set};
+use keys::{check_keys, defaults, name_kinds, set};
+pub(crate) use model::Model;
+#[cfg(test)]
+pub(crate) use model::TransformerConfig;
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
-pub(crate) use text::{Decays, Dtype, Every, KernelChoice, OnNan, OptimizerName};
+pub(crate) use text::{
+    CropChoice, Decays, Dtype, Every, KernelChoice, OnNan, OnUnreadableChoice, OptimizerName,
+    VariantName,
+};
 
 use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 
@@ -67,10 +76,19 @@ impl Config {
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
             ConfigError::Parse { path: origin.to_owned(), reason: error.to_string() }
         })?;
-        check_keys(&table, &defaults()?, "", &origin.display().to_string())?;
-        for text in &arguments.set {
+        let known = defaults(&table)?;
+        check_keys(&table, &known, &known, "", &origin.display().to_string())?;
+        // A kind first: other keys depend on it.
+        let is_kind = |text: &&String| {
+            text.split_once('=').is_some_and(|(key, _)| key.trim().ends_with(".kind"))
+        };
+        for text in arguments.set.iter().filter(is_kind) {
             set(&mut table, text)?;
         }
+        for text in arguments.set.iter().filter(|text| !is_kind(text)) {
+            set(&mut table, text)?;
+        }
+        name_kinds(&mut table)?;
         let parse = |error: toml::de::Error| ConfigError::Parse {
             path: origin.to_owned(),
             reason: error.to_string().trim_end().to_owned(),
@@ -107,7 +125,14 @@ impl Config {
             self.seed = seed;
         }
         if !arguments.text.is_empty() {
-            self.data.text.clone_from(&arguments.text);
+            match &mut self.data {
+                Data::Text(data) => data.text.clone_from(&arguments.text),
+                _ => {
+                    let reason = "the configuration learns from images: leave --text out";
+                    let value = format!("{:?}", arguments.text);
+                    return Err(ConfigError::Value { key: "--text", value, reason: reason.into() });
+                }
+            }
         }
         Ok(())
     }
@@ -188,6 +213,10 @@ impl Config {
         if !(1..=64).contains(&self.train.batches_ahead) {
             let value = self.train.batches_ahead.to_string();
             return refuse("train.batches_ahead", value, "use 1 to 64");
+        }
+        if matches!(self.model, Model::Transformer(_)) != matches!(self.data, Data::Text(_)) {
+            let reason = "a transformer learns from text (data.kind = text), an image network from image-folder, cifar10, cifar100 or glyphs";
+            return refuse("model.kind and data.kind", "these two".into(), reason);
         }
         let (devices, stages) = (self.pipeline.devices.0.len(), self.pipeline.stages);
         if devices != 1 && devices != stages {

@@ -1,12 +1,14 @@
 //! The configuration's tables and their defaults: a key is a field here.
 
-use std::path::PathBuf;
-
-use gpipe::{Adafactor, Balance, Bytes, Device, Remat, RmsProp, Schedule};
+use gpipe::{Adafactor, Balance, Device, Remat, RmsProp, Schedule};
 use serde::{Deserialize, Serialize};
 
 use super::text::{
     Cap, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
+};
+use super::{
+    data::{Data, ImagesConfig},
+    model::Model,
 };
 
 /// Everything that determines a run. Every key has a default, so a file names only what differs.
@@ -17,43 +19,11 @@ pub(crate) struct Config {
     pub seed: u64,
     pub model: Model,
     pub data: Data,
+    pub images: ImagesConfig,
     pub pipeline: PipelineConfig,
     pub optimizer: OptimizerConfig,
     pub train: Train,
     pub checkpoint: CheckpointConfig,
-}
-
-/// The decoder transformer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Model {
-    pub vocabulary: usize,
-    pub features: i64,
-    pub heads: i64,
-    pub hidden: i64,
-    pub blocks: usize,
-    pub dropout: f64,
-    pub attention_dropout: f64,
-    pub tied: bool,
-    pub split_blocks: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Data {
-    /// Files or folders; none: the sources of the crates in `cargo_lock`, as cargo fetched them.
-    pub text: Vec<PathBuf>,
-    pub cargo_lock: PathBuf,
-    /// Tokens of a sample.
-    pub sequence: usize,
-    /// Whether training documents are joined in an order that the seed chooses, and not by name.
-    pub shuffle_documents: bool,
-    #[serde(with = "as_text")]
-    pub train_bytes: Bytes,
-    #[serde(with = "as_text")]
-    pub validation_bytes: Bytes,
-    #[serde(with = "as_text")]
-    pub crate_bytes: Bytes,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -168,7 +138,7 @@ pub(crate) struct Train {
     pub steps: u64,
     /// Samples of a mini-batch.
     pub mini_batch: usize,
-    /// Share of each target that is spread over the vocabulary; 0 for none.
+    /// Share of each target that is spread over all tokens or classes; 0 for none.
     pub label_smoothing: f64,
     /// Most tokens of the validation text that are evaluated.
     pub validation_tokens: usize,
@@ -192,36 +162,6 @@ pub(crate) struct CheckpointConfig {
     pub keep_best: bool,
     /// Longest wait for one that is still being written.
     pub deadline_s: u64,
-}
-
-impl Default for Model {
-    fn default() -> Self {
-        Self {
-            vocabulary: 4096,
-            features: 256,
-            heads: 4,
-            hidden: 1024,
-            blocks: 4,
-            dropout: 0.0,
-            attention_dropout: 0.0,
-            tied: true,
-            split_blocks: true,
-        }
-    }
-}
-
-impl Default for Data {
-    fn default() -> Self {
-        Self {
-            text: Vec::new(),
-            cargo_lock: "Cargo.lock".into(),
-            sequence: 128,
-            shuffle_documents: false,
-            train_bytes: Bytes(16 << 20),
-            validation_bytes: Bytes(1 << 20),
-            crate_bytes: Bytes(2 << 20),
-        }
-    }
 }
 
 impl Default for PipelineConfig {

@@ -162,6 +162,53 @@ choice!(
     OnNan, "choice", { Stop = "stop", Skip = "skip" }
 );
 
+choice!(
+    /// Which of the AmoebaNets.
+    VariantName, "AmoebaNet", { B = "B", D = "D" }
+);
+choice!(
+    /// What an unreadable image does.
+    OnUnreadableChoice, "choice", { Stop = "stop", Skip = "skip" }
+);
+
+/// What training cuts out of an image.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum CropChoice {
+    /// The whole image, brought to size.
+    None,
+    /// A window moved by up to so many pixels, zeros around the image.
+    Padded(usize),
+    /// A window of at least this share of the area, and at most all of it, of a ratio between 3/4 and 4/3.
+    Resized(f64),
+}
+
+impl Display for CropChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Padded(pixels) => write!(f, "padded:{pixels}"),
+            Self::Resized(share) => write!(f, "resized:{share}"),
+        }
+    }
+}
+
+impl FromStr for CropChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = match text.split_once(':') {
+            None if text == "none" => Some(Self::None),
+            None if text == "resized" => Some(Self::Resized(0.08)),
+            Some(("padded", pixels)) => pixels.parse().ok().map(Self::Padded),
+            Some(("resized", share)) => share.parse().ok().map(Self::Resized),
+            _ => None,
+        };
+        found.ok_or_else(|| {
+            format!("'{text}' is no crop: use none, padded:PIXELS or resized:LEAST_SHARE (resized alone: 0.08)")
+        })
+    }
+}
+
 /// Values that are written as text in TOML.
 pub(super) mod as_text {
     use super::*;
@@ -231,5 +278,8 @@ plain_is_display!(
     Decays,
     OptimizerName,
     OnNan,
-    Every
+    Every,
+    VariantName,
+    OnUnreadableChoice,
+    CropChoice
 );

@@ -11,16 +11,14 @@ mod start;
 
 use std::{
     collections::BTreeMap,
-    convert::Infallible,
     io::ErrorKind,
     path::Path,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use gpipe::{Pipeline, StepReport};
 use gpipe_checkpoint::{Checkpoint, manifest::Progress as Position};
-use gpipe_data::{Loaded, Loader, LoaderSettings, TokenSet, TrainBatches};
+use gpipe_data::{Loaded, Loader, LoaderSettings};
 use gpipe_observe::metrics::{Evaluation, Record};
 
 use self::{
@@ -37,9 +35,10 @@ use crate::{
     metrics::{Metrics, Seen, io},
     output::{complain, say},
     progress::Progress,
-    run_folder::{AVERAGES, EARLIER, METRICS, TOKENIZER, WEIGHTS, checkpoint_tokenizer},
+    run_folder::{AVERAGES, EARLIER, METRICS, WEIGHTS},
     setup,
     summary::Summary,
+    task::{self, Batch, MakeBatch, Task, Vocabulary, classification::tell_unreadable},
 };
 
 /// So many mini-batches in a row that are no numbers are no accident, and end the run.
@@ -50,40 +49,47 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let mut start = Start::find(arguments)?; // before any work
     let config = start.config.clone();
     let init = arguments.init.as_deref().map(init::open).transpose()?;
-    let (init, tokenizer) = match (&start.checkpoint, init) {
-        (Some(checkpoint), _) => (None, Some(checkpoint_tokenizer(checkpoint)?)),
-        (None, Some(init)) => (Some(init.file), init.tokenizer),
+    let (init, given) = match (&start.checkpoint, init) {
+        (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
+        (None, Some(init)) => (Some(init.file), init.vocabulary),
         (None, None) => (None, None),
     };
-    let text = setup::text(&config, tokenizer)?;
-    say!("{}", text.summary);
-    let mut position = position(start.checkpoint.as_ref(), &text.train)?;
-    let (sequence, samples) = (config.data.sequence, config.train.mini_batch);
-    let batches = TrainBatches::new(Arc::new(text.train), sequence, samples, config.seed)?;
-    let batches = batches.starting_at(position.batches, position.samples);
-    let model = setup::model(&config, text.tokenizer.vocabulary())?;
+    // A text model's tokenizer is kept; an image model's classes are those of the data, whatever it was trained for.
+    let (fixed, earlier) = match (start.checkpoint.is_some(), given) {
+        (false, Some(Vocabulary::Classes(classes))) => (None, Some(classes)),
+        (_, given) => (given, None),
+    };
+    let task = task::open(&config, fixed)?;
+    say!("{}", task.summary());
+    let mut position = position(start.checkpoint.as_ref(), task.fingerprint())?;
+    let make = task.training(position.batches, position.samples)?;
+    let model = task::model(&config, task.vocabulary().size())?;
     describe(&config, &model);
     let mut pipeline = setup::pipeline(&config, model).build()?;
     say!("layers per stage: {:?}", pipeline.balance());
     match (&start.checkpoint, init) {
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
-        (None, Some(file)) => init::load(&mut pipeline, file, arguments)?,
+        (None, Some(file)) => {
+            let fresh = fresh(earlier, task.vocabulary());
+            init::load(&mut pipeline, file, arguments, fresh)?;
+        }
         (None, None) => {}
     }
 
     start.out.keep();
     let out = start.out.path();
     write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
-    write_aside(&out.join(TOKENIZER), &text.tokenizer.to_json()?)?;
+    let vocabulary = task.vocabulary();
+    write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)?;
     let metrics = metrics(&start, &position, pipeline.steps() + 1)?;
     let mut run = Run {
         metrics,
-        progress: Progress::new(config.train.steps),
-        summary: Summary::default(),
-        saving: Saving::new(out, &config, text.tokenizer.to_json()?, &start)?,
+        progress: Progress::new(config.train.steps, task::unit(&config)),
+        summary: Summary::new(task::unit(&config)),
+        saving: Saving::new(out, &config, vocabulary, &start)?,
         stop: Stop::install()?,
         nan_in_a_row: 0,
-        validation: text.validation,
+        task: task.as_ref(),
         out,
         config: &config,
     };
@@ -94,13 +100,14 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         }
     }
     let begin = Instant::now();
-    run.train(&mut pipeline, batches, &mut position)?;
+    run.train(&mut pipeline, make, &mut position)?;
     run.progress.finish();
     run.summary.print(begin.elapsed().as_secs_f64() * 1e3, run.saving.blocked);
 
     run.validate(&mut pipeline, &mut position)?;
-    let vocabulary = text.tokenizer.vocabulary() as f64;
-    say!("(a uniform guess: {:.4} nats/token)", vocabulary.ln());
+    let (size, unit) = (vocabulary.size() as f64, task::unit(&config));
+    say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
+    tell_unreadable(&task.unreadable());
     let saved = run.saving.end(&mut pipeline, &position, &run.progress);
     // Where there is no room for a checkpoint, there may yet be some for the weights.
     gpipe_checkpoint::weights::save(&out.join(WEIGHTS), &pipeline.parameters()?)?;
@@ -113,16 +120,26 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The parameters that start afresh though the weights of `--init` have them: the softmax, where the network was trained for the
+/// `earlier` classes, and these are others.
+fn fresh(earlier: Option<Vec<String>>, vocabulary: &Vocabulary) -> &'static [&'static str] {
+    match (earlier, vocabulary) {
+        (Some(earlier), Vocabulary::Classes(classes)) if earlier != *classes => {
+            &["classifier.weight", "classifier.bias", "auxiliary.weight", "auxiliary.bias"]
+        }
+        _ => &[],
+    }
+}
+
 /// Where the run is in its data, which must be those of the checkpoint.
-fn position(checkpoint: Option<&Checkpoint>, train: &TokenSet) -> Result<Position, CliError> {
-    let data = setup::fingerprint(train);
+fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<Position, CliError> {
     let Some(checkpoint) = checkpoint else { return Ok(Position { data, ..Position::default() }) };
     let position = checkpoint.manifest().progress.clone();
     if position.data == data {
         return Ok(position);
     }
     Err(CliError::Usage(format!(
-        "the training text is not the one of {}: the run would go on elsewhere in other data; bring the text back, or start another run (--init takes its weights)",
+        "the training data are not those of {}: the run would go on elsewhere in others; bring them back, or start another run (--init takes its weights)",
         checkpoint.folder().display()
     )))
 }
@@ -177,7 +194,7 @@ struct Run<'a> {
     saving: Saving,
     stop: Stop,
     nan_in_a_row: u64,
-    validation: TokenSet,
+    task: &'a dyn Task,
     out: &'a Path,
     config: &'a Config,
 }
@@ -187,7 +204,7 @@ impl Run<'_> {
     fn train(
         &mut self,
         pipeline: &mut Pipeline,
-        batches: TrainBatches<Arc<TokenSet>>,
+        make: MakeBatch,
         position: &mut Position,
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
@@ -195,7 +212,7 @@ impl Run<'_> {
             say!("all {steps} steps are done: --steps N trains more");
             return Ok(());
         }
-        let result = self.steps(pipeline, batches, position);
+        let result = self.steps(pipeline, make, position);
         let Err(error) = result else { return Ok(()) };
         self.progress.finish();
         match self.saving.leave(pipeline, position, &self.progress) {
@@ -214,21 +231,19 @@ impl Run<'_> {
     fn steps(
         &mut self,
         pipeline: &mut Pipeline,
-        batches: TrainBatches<Arc<TokenSet>>,
+        make: MakeBatch,
         position: &mut Position,
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
         let deadline = Duration::from_secs(self.config.pipeline.deadline_s);
         let ahead = LoaderSettings { deadline, depth: self.config.train.batches_ahead };
-        let make = move |step| Ok::<_, Infallible>(batches.batch(step));
         let loader = Loader::start(position.batches..steps, ahead, make)?;
         if due(self.config, position) {
             self.validate(pipeline, position)?; // which an interrupted run left out
         }
         for loaded in loader {
             let Loaded { batch, waited, .. } = loaded?;
-            let (inputs, targets) = setup::tensors(&batch)?;
-            let samples = batch.samples as u64;
+            let Batch { inputs, targets, samples } = batch;
             let result = pipeline.train_step(inputs, targets);
             let seen = Position {
                 batches: position.batches + 1,
@@ -296,7 +311,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Evaluates on held-out text, the averages of the weights too if there are any; prints and records what it
+    /// Evaluates on held-out data, the averages of the weights too if there are any; prints and records what it
     /// found. Asked to stop, it leaves off.
     fn validate(
         &mut self,
@@ -305,23 +320,24 @@ impl Run<'_> {
     ) -> Result<(), CliError> {
         let start = Instant::now();
         let Some(own) = self.measure(pipeline, position, "validation")? else { return Ok(()) };
-        let mut metrics = BTreeMap::from([("accuracy".to_owned(), own.accuracy)]);
+        let mut metrics = own.metrics;
         if self.config.optimizer.average > 0.0 {
             let measured = pipeline.with_averages(|averaged| {
                 Ok(self.measure(averaged, position, "averaged weights"))
             })??;
             let Some(measured) = measured else { return Ok(()) };
-            metrics.insert("averaged_loss".into(), measured.nats);
-            metrics.insert("averaged_accuracy".into(), measured.accuracy);
+            metrics.insert("averaged_loss".into(), measured.loss);
+            let named = measured.metrics.into_iter();
+            metrics.extend(named.map(|(name, value)| (format!("averaged_{name}"), value)));
         }
         self.summary.validated(start.elapsed());
         position.evaluated = true;
-        self.saving.validated(position.batches, own.nats);
+        self.saving.validated(position.batches, own.loss);
         self.metrics.evaluation(Evaluation {
             step: pipeline.steps(),
             tokens_total: position.tokens,
-            loss: own.nats,
-            bits_per_byte: Some(own.bits_per_byte),
+            loss: own.loss,
+            bits_per_byte: self.task.bits_per_byte(own.loss),
             metrics,
             count: own.count as u64,
         });
@@ -335,29 +351,26 @@ impl Run<'_> {
         position: &Position,
         what: &str,
     ) -> Result<Option<Measured>, CliError> {
-        let most = self.config.train.validation_tokens;
         let stop = || self.stop.asked().is_some() && position.batches < self.config.train.steps;
-        let measured = match eval::measure(pipeline, self.config, &self.validation, most, &stop) {
+        let measured = match eval::measure(pipeline, self.task.validation()?, &stop) {
             // What is learned is not lost by what cannot be measured.
             Err(CliError::Pipeline(error)) if error.is_not_finite() => {
                 self.progress.warn(&format!("the {what} is not a number: {error}"));
-                return Ok(Some(Measured {
-                    nats: f64::NAN,
-                    bits_per_byte: f64::NAN,
-                    accuracy: f64::NAN,
-                    count: 0.0,
-                }));
+                let metrics = BTreeMap::new();
+                return Ok(Some(Measured { loss: f64::NAN, metrics, count: 0.0 }));
             }
             measured => measured?,
         };
-        let Some(Measured { nats, bits_per_byte, accuracy, count }) = measured else {
-            return Ok(None);
-        };
-        self.progress.say(&format!(
-            "step {}: {what} loss {nats:.4} nats/token, {bits_per_byte:.4} bits/byte, accuracy {:.1}% over {count} tokens",
-            position.batches,
-            100.0 * accuracy
-        ));
+        let Some(Measured { loss, metrics, count }) = &measured else { return Ok(None) };
+        let unit = task::unit(self.config);
+        let mut line = format!("step {}: {what} loss {loss:.4} nats/{unit}", position.batches);
+        if let Some(bits) = self.task.bits_per_byte(*loss) {
+            line += &format!(", {bits:.4} bits/byte");
+        }
+        for (name, value) in metrics {
+            line += &format!(", {name} {:.1}%", 100.0 * value);
+        }
+        self.progress.say(&format!("{line} over {count} {unit}s"));
         Ok(measured)
     }
 }

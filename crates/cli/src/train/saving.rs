@@ -23,7 +23,8 @@ use crate::{
     config::{Config, Every},
     metrics::io,
     progress::Progress,
-    run_folder::{CHECKPOINTS, TOKENIZER},
+    run_folder::CHECKPOINTS,
+    task::Vocabulary,
 };
 
 /// For the tests that kill a run: milliseconds that every file operation of a checkpoint waits.
@@ -37,7 +38,8 @@ pub(super) struct Saving {
     every: Every,
     keep_best: bool,
     config: String,
-    tokenizer: String,
+    /// A file's name, and what is in it.
+    vocabulary: (String, Vec<u8>),
     best: Option<Best>,
     /// When the last one was begun, or the run.
     last: Instant,
@@ -52,7 +54,7 @@ impl Saving {
     pub(super) fn new(
         out: &Path,
         config: &Config,
-        tokenizer: String,
+        vocabulary: &Vocabulary,
         start: &Start,
     ) -> Result<Self, CliError> {
         let from = start.checkpoint.as_ref();
@@ -74,7 +76,7 @@ impl Saving {
             every: config.checkpoint.every,
             keep_best: config.checkpoint.keep_best,
             config: config.resolved().to_toml()?,
-            tokenizer,
+            vocabulary: (vocabulary.file().into(), vocabulary.to_json()?.into_bytes()),
             best: start.best,
             last: Instant::now(),
             at: from.filter(is_own).map(|from| from.manifest().progress.batches),
@@ -123,7 +125,7 @@ impl Saving {
             progress: position.clone(),
             best: self.best,
             config: self.config.clone(),
-            files: vec![(TOKENIZER.into(), self.tokenizer.clone().into_bytes())],
+            files: vec![self.vocabulary.clone()],
         };
         let before = self.checkpoints.wait();
         self.last = Instant::now();

@@ -64,7 +64,7 @@ impl Group {
     }
 
     fn matches(&self, name: &str) -> bool {
-        self.patterns.iter().any(|pattern| matches(pattern, name))
+        self.patterns.iter().any(|pattern| name_matches(pattern, name))
     }
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn settings<'g>(
             }
         }
         for pattern in &group.patterns {
-            if !names.iter().any(|name| matches(pattern, name)) {
+            if !names.iter().any(|name| name_matches(pattern, name)) {
                 let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
                 return Err(format!(
                     "no parameter matches the group pattern '{pattern}': names are such as {}",
@@ -105,7 +105,7 @@ pub(crate) fn settings<'g>(
 
 /// Whether `name` is `pattern` with each `*` replaced by some text. Greedy with one point to go back to,
 /// so linear in practice and quadratic at worst.
-fn matches(pattern: &str, name: &str) -> bool {
+pub fn name_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
@@ -155,7 +155,7 @@ mod tests {
         for pattern in (0..5).flat_map(|length| texts(b"ab*", length)) {
             for name in (0..6).flat_map(|length| texts(b"ab", length)) {
                 let expected = slow(pattern.as_bytes(), name.as_bytes());
-                assert_eq!(matches(&pattern, &name), expected, "{pattern} {name}");
+                assert_eq!(name_matches(&pattern, &name), expected, "{pattern} {name}");
                 matched += usize::from(expected);
             }
         }

@@ -13,7 +13,7 @@ mod sgd;
 
 pub use adafactor::Adafactor;
 pub use adam::Adam;
-pub use group::Group;
+pub use group::{Group, name_matches};
 pub(crate) use group::{ParameterSettings, settings};
 pub use rate::{Decay, LearningRate};
 pub use rmsprop::{RmsForm, RmsProp};

@@ -1,0 +1,151 @@
+//! `[data]`: what is learned from, by `kind`; `[images]`: how images are read, changed and presented.
+
+use std::path::PathBuf;
+
+use gpipe::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::text::{CropChoice, OnUnreadableChoice, as_text};
+
+/// What is learned from. Its other keys depend on `kind`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(crate) enum Data {
+    Text(TextConfig),
+    ImageFolder(ImageFolderConfig),
+    Cifar10(CifarConfig),
+    Cifar100(CifarConfig),
+    Glyphs(GlyphsConfig),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct TextConfig {
+    /// Files or folders; none: the sources of the crates in `cargo_lock`, as cargo fetched them.
+    pub text: Vec<PathBuf>,
+    pub cargo_lock: PathBuf,
+    /// Tokens of a sample.
+    pub sequence: usize,
+    /// Whether training documents are joined in an order that the seed chooses, and not by name.
+    pub shuffle_documents: bool,
+    #[serde(with = "as_text")]
+    pub train_bytes: Bytes,
+    #[serde(with = "as_text")]
+    pub validation_bytes: Bytes,
+    #[serde(with = "as_text")]
+    pub crate_bytes: Bytes,
+}
+
+/// A folder for each class, in it its JPEG and PNG files.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ImageFolderConfig {
+    pub folder: PathBuf,
+    /// Another such folder to validate on; none: a share of the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation: Option<PathBuf>,
+    /// That share.
+    pub validation_share: f64,
+}
+
+/// The binary version of CIFAR.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct CifarConfig {
+    pub folder: PathBuf,
+}
+
+/// Characters, rendered in installed fonts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct GlyphsConfig {
+    /// Folders with fonts; none: those that `make fonts` fetched, and the system's.
+    pub fonts: Vec<PathBuf>,
+    /// The classes.
+    pub characters: String,
+    /// Variants of each character and font to train on: slanted, turned, moved.
+    pub variations: usize,
+    /// Share of the font families that are only validated on.
+    pub validation_share: f64,
+}
+
+/// How images are read, changed and presented.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ImagesConfig {
+    /// Height and width that the network sees.
+    pub size: usize,
+    /// Before the middle of an image is cut out in evaluation: its shorter side; 0: as `size`.
+    pub resize: usize,
+    /// What training cuts out.
+    #[serde(with = "as_text")]
+    pub crop: CropChoice,
+    /// Probability that training mirrors an image.
+    pub flip: f64,
+    /// Side of the square that training blanks, in pixels; 0 for none.
+    pub cutout: usize,
+    /// Of red, green and blue, from 0 to 1.
+    pub mean: [f32; 3],
+    pub std: [f32; 3],
+    #[serde(with = "as_text")]
+    pub on_unreadable: OnUnreadableChoice,
+    /// Threads that read and change images.
+    pub threads: usize,
+    /// Most images that a validation in training looks at; 0: all.
+    pub validation_images: usize,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Self::Text(TextConfig::default())
+    }
+}
+
+impl Default for TextConfig {
+    fn default() -> Self {
+        Self {
+            text: Vec::new(),
+            cargo_lock: "Cargo.lock".into(),
+            sequence: 128,
+            shuffle_documents: false,
+            train_bytes: Bytes(16 << 20),
+            validation_bytes: Bytes(1 << 20),
+            crate_bytes: Bytes(2 << 20),
+        }
+    }
+}
+
+impl Default for ImageFolderConfig {
+    fn default() -> Self {
+        Self { folder: PathBuf::new(), validation: None, validation_share: 0.1 }
+    }
+}
+
+impl Default for GlyphsConfig {
+    fn default() -> Self {
+        Self {
+            fonts: Vec::new(),
+            characters: "abcdefghijklmnopqrstuvwxyz".into(),
+            variations: 8,
+            validation_share: 0.2,
+        }
+    }
+}
+
+impl Default for ImagesConfig {
+    /// ImageNet's mean and deviation.
+    fn default() -> Self {
+        Self {
+            size: 224,
+            resize: 0,
+            crop: CropChoice::None,
+            flip: 0.0,
+            cutout: 0,
+            mean: [0.485, 0.456, 0.406],
+            std: [0.229, 0.224, 0.225],
+            on_unreadable: OnUnreadableChoice::Stop,
+            threads: 2,
+            validation_images: 0,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! `[model]`: which network, by `kind`, and its sizes.
+
+use serde::{Deserialize, Serialize};
+
+use super::text::{VariantName, as_text};
+
+/// A network. Its other keys depend on `kind`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub(crate) enum Model {
+    Transformer(TransformerConfig),
+    AmoebaNet(AmoebaNetConfig),
+    ResNet(ResNetConfig),
+}
+
+/// The decoder transformer, for text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct TransformerConfig {
+    pub vocabulary: usize,
+    pub features: i64,
+    pub heads: i64,
+    pub hidden: i64,
+    pub blocks: usize,
+    pub dropout: f64,
+    pub attention_dropout: f64,
+    pub tied: bool,
+    pub split_blocks: bool,
+}
+
+/// For images.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct AmoebaNetConfig {
+    #[serde(with = "as_text")]
+    pub variant: VariantName,
+    /// Normal cells.
+    pub cells: usize,
+    pub filters: i64,
+    /// Of the last cell; less in those before it.
+    pub drop_path: f64,
+    /// How much the loss of the auxiliary head counts; 0: there is none.
+    pub auxiliary: f64,
+    /// 0: as many as the data have.
+    pub classes: usize,
+}
+
+/// For images.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ResNetConfig {
+    /// Blocks of the four groups: [3, 4, 6, 3] is ResNet-50.
+    pub blocks: [usize; 4],
+    pub width: i64,
+    /// 0: as many as the data have.
+    pub classes: usize,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self::Transformer(TransformerConfig::default())
+    }
+}
+
+impl Default for TransformerConfig {
+    fn default() -> Self {
+        Self {
+            vocabulary: 4096,
+            features: 256,
+            heads: 4,
+            hidden: 1024,
+            blocks: 4,
+            dropout: 0.0,
+            attention_dropout: 0.0,
+            tied: true,
+            split_blocks: true,
+        }
+    }
+}
+
+impl Default for AmoebaNetConfig {
+    /// Small enough to learn on a laptop.
+    fn default() -> Self {
+        let (drop_path, auxiliary) = (0.0, 0.0);
+        Self { variant: VariantName::D, cells: 6, filters: 64, drop_path, auxiliary, classes: 0 }
+    }
+}
+
+impl Default for ResNetConfig {
+    fn default() -> Self {
+        Self { blocks: [3, 4, 6, 3], width: 64, classes: 0 }
+    }
+}

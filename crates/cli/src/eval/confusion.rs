@@ -1,0 +1,157 @@
+//! Which classes are taken for which.
+
+use std::fmt::Write;
+
+use tch::{Kind, Tensor};
+
+use crate::CliError;
+
+/// Counts of (true class, likeliest class), and what else is measured of logits.
+pub(crate) struct Confusion {
+    classes: usize,
+    /// `[true class * classes + likeliest class]`
+    counts: Vec<u64>,
+    /// How many images have their class at each place of the order of likelihood, from 0.
+    ranks: Vec<u64>,
+    nats: f64,
+}
+
+impl Confusion {
+    pub(crate) fn new(classes: usize) -> Self {
+        Self { classes, counts: vec![0; classes * classes], ranks: vec![0; classes], nats: 0.0 }
+    }
+
+    /// Counts what `logits` [samples, classes], float64, make of `targets` [samples].
+    pub(crate) fn add(&mut self, logits: &Tensor, targets: &Tensor) -> Result<(), CliError> {
+        let own = logits.f_gather(1, &targets.f_unsqueeze(1)?, false)?;
+        let nats = logits.f_logsumexp(&[1_i64][..], true)?.f_sub(&own)?;
+        self.nats += nats.f_sum(Kind::Double)?.f_double_value(&[])?;
+        let ranks = logits.f_gt_tensor(&own)?.f_sum_dim_intlist(1_i64, false, Kind::Int64)?;
+        let list = |tensor: &Tensor| Vec::<i64>::try_from(tensor);
+        let likeliest = logits.f_argmax(1, false)?;
+        let all = list(targets)?.into_iter().zip(list(&likeliest)?).zip(list(&ranks)?);
+        for ((class, likeliest), rank) in all {
+            let place = class as usize * self.classes + likeliest as usize;
+            if let Some(count) = self.counts.get_mut(place) {
+                *count += 1;
+            }
+            if let Some(count) = self.ranks.get_mut(rank as usize) {
+                *count += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many images were counted.
+    pub(crate) fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The mean cross entropy, in nats.
+    pub(crate) fn loss(&self) -> f64 {
+        self.nats / self.count() as f64
+    }
+
+    /// The share of images whose class is among the `k` likeliest.
+    pub(crate) fn top(&self, k: usize) -> f64 {
+        self.ranks.iter().take(k).sum::<u64>() as f64 / self.count() as f64
+    }
+
+    fn row(&self, class: usize) -> &[u64] {
+        &self.counts[class * self.classes..][..self.classes]
+    }
+
+    /// The most frequent confusions: (true class, likeliest class, how often, images of the true class).
+    pub(crate) fn worst(&self, most: usize) -> Vec<(usize, usize, u64, u64)> {
+        let mut all = Vec::new();
+        for class in 0..self.classes {
+            let row = self.row(class);
+            let others = row.iter().enumerate();
+            let others = others.filter(|&(other, &count)| other != class && count > 0);
+            let of = row.iter().sum();
+            all.extend(others.map(|(other, &count)| (class, other, count, of)));
+        }
+        all.sort_by_key(|&(class, other, count, _)| (std::cmp::Reverse(count), class, other));
+        all.truncate(most);
+        all
+    }
+
+    /// All counts for a terminal: a row per true class, `.` for 0.
+    pub(crate) fn table(&self, classes: &[String]) -> String {
+        /// Longest part of a class's name that is shown.
+        const NAME: usize = 12;
+        let name = |class: usize| classes[class].chars().take(NAME).collect::<String>();
+        let most = self.counts.iter().max().copied().unwrap_or(0);
+        let width = most.to_string().len().max(2) + 1;
+        let mut text = String::new();
+        let heads = (0..self.classes).map(|class| {
+            let head: String = classes[class].chars().take(width - 1).collect();
+            format!("{head:>width$}")
+        });
+        let _ = writeln!(text, "{:NAME$}{}   right", "", heads.collect::<String>());
+        for class in 0..self.classes {
+            let row = self.row(class);
+            let cells = row.iter().map(|&count| match count {
+                0 => format!("{:>width$}", "."),
+                count => format!("{count:>width$}"),
+            });
+            let all = row.iter().sum::<u64>();
+            let right = match all {
+                0 => String::new(),
+                all => format!("  {:>5.1}%", 100.0 * row[class] as f64 / all as f64),
+            };
+            let _ = writeln!(text, "{:<NAME$}{}{right}", name(class), cells.collect::<String>());
+        }
+        text
+    }
+
+    /// All counts as tab-separated values, with the names of the classes.
+    pub(crate) fn tsv(&self, classes: &[String]) -> String {
+        // A name comes from a folder and may hold anything.
+        let clean = |name: &String| name.replace(['\t', '\n', '\r'], " ");
+        let mut text = String::from("true class");
+        for class in classes {
+            let _ = write!(text, "\t{}", clean(class));
+        }
+        for (number, class) in classes.iter().enumerate() {
+            let _ = write!(text, "\n{}", clean(class));
+            for count in self.row(number) {
+                let _ = write!(text, "\t{count}");
+            }
+        }
+        text.push('\n');
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_what_is_counted_is_what_a_hand_counts() {
+        // Images of classes 0, 0, 1, 2; taken for 0, 1, 1, 0.
+        let logits = [
+            [3.0, 1.0, 0.0], // right
+            [1.0, 2.0, 0.0],
+            [0.0, 5.0, 1.0], // right
+            [2.0, 1.0, 0.0], // at the last place
+        ];
+        let logits = Tensor::from_slice2(&logits).to_kind(Kind::Double);
+        let targets = Tensor::from_slice(&[0_i64, 0, 1, 2]);
+        let mut confusion = Confusion::new(3);
+        confusion.add(&logits.narrow(0, 0, 3), &targets.narrow(0, 0, 3)).unwrap();
+        confusion.add(&logits.narrow(0, 3, 1), &targets.narrow(0, 3, 1)).unwrap();
+        assert_eq!(confusion.counts, [1, 1, 0, 0, 1, 0, 1, 0, 0]);
+        assert_eq!((confusion.top(1), confusion.top(2), confusion.top(5)), (0.5, 0.75, 1.0));
+        assert_eq!(confusion.worst(9), [(0, 1, 1, 2), (2, 0, 1, 1)]);
+        let expected = logits.log_softmax(1, Kind::Double).nll_loss(&targets).double_value(&[]);
+        assert!((confusion.loss() - expected).abs() < 1e-12);
+        let names = ["a\tb".to_owned(), "c".into(), "d".into()];
+        assert_eq!(
+            confusion.tsv(&names),
+            "true class\ta b\tc\td\na b\t1\t1\t0\nc\t0\t1\t0\nd\t1\t0\t0\n"
+        );
+        assert!(confusion.table(&names).contains("50.0%"));
+    }
+}

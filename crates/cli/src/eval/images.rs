@@ -1,0 +1,105 @@
+//! An image model on held-out images.
+
+use std::sync::Arc;
+
+use gpipe_data::images::{EvaluationImages, ImageFolder};
+use tch::Kind;
+
+use super::confusion::Confusion;
+use crate::{
+    CliError,
+    args::EvalArguments,
+    metrics::io,
+    output::say,
+    run_folder::{RunFolder, logits},
+    task::{
+        Batch,
+        classification::{self, Classification, tell_unreadable},
+        kind,
+    },
+};
+
+/// Most classes of which the whole table is printed.
+const TABLE_CLASSES_MAX: usize = 40;
+/// Most confusions that are listed.
+const LISTED_MAX: usize = 10;
+
+pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliError> {
+    if !arguments.text.is_empty() || arguments.tokens.is_some() {
+        return Err(CliError::Usage(
+            "the model classifies images: leave --text and --tokens out; --images DIR names others"
+                .into(),
+        ));
+    }
+    let classes = run.vocabulary.classes()?;
+    let mut pipeline = run.pipeline()?;
+    let (images, what) = images(arguments, run)?;
+    let mut confusion = Confusion::new(classes.len());
+    for batch in images.iter() {
+        let Batch { inputs, targets, .. } = classification::tensors(batch?, kind(&run.config))?;
+        let logits = logits(&mut pipeline, inputs)?.f_to_kind(Kind::Double)?;
+        confusion.add(&logits, &targets)?;
+    }
+    tell_unreadable(&images.unreadable());
+    if let Some(path) = &arguments.confusion {
+        std::fs::write(path, confusion.tsv(classes)).map_err(io(path))?;
+    }
+    let (loss, top1, top5) = (confusion.loss(), confusion.top(1), confusion.top(5));
+    if arguments.json {
+        let line = serde_json::json!({
+            "loss": loss,
+            "top1": top1,
+            "top5": top5,
+            "images": confusion.count(),
+            "unreadable": images.unreadable().len(),
+        });
+        say!("{line}");
+        return Ok(());
+    }
+    let uniform = (classes.len() as f64).ln();
+    say!("images         {what}: {}", confusion.count());
+    say!("loss           {loss:.6} nats/image (a uniform guess: {uniform:.6})");
+    say!("top-1          {:.2}%", 100.0 * top1);
+    say!("top-5          {:.2}%", 100.0 * top5);
+    let worst = confusion.worst(LISTED_MAX);
+    if !worst.is_empty() {
+        say!("taken for another most often (true class, as what, how many of its images):");
+        for (class, other, count, of) in worst {
+            say!("  {:<20} {:<20} {count} of {of}", classes[class], classes[other]);
+        }
+    }
+    if classes.len() <= TABLE_CLASSES_MAX {
+        say!("rows: true classes; columns: what they were taken for, in the same order");
+        say!("{}", confusion.table(classes).trim_end());
+    }
+    if let Some(path) = &arguments.confusion {
+        say!("confusions     {}", path.display());
+    }
+    Ok(())
+}
+
+/// What to measure on, and what it is.
+fn images(
+    arguments: &EvalArguments,
+    run: &RunFolder,
+) -> Result<(EvaluationImages, String), CliError> {
+    let classes = run.vocabulary.classes()?;
+    match &arguments.images {
+        Some(folder) => {
+            let set = ImageFolder::with_classes(folder, classes)?;
+            let what = folder.display().to_string();
+            Ok((classification::evaluation(&run.config, Arc::new(set), None)?, what))
+        }
+        None => {
+            let (images, what, own) = Classification::held_out(&run.config)?;
+            if own != classes {
+                return Err(CliError::Usage(format!(
+                    "{what}: its {} classes are not the {} of the model: bring its data back, or name others with --images DIR",
+                    own.len(),
+                    classes.len()
+                )));
+            }
+            Ok((images, what))
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The class of an image: where images come from, how training changes them, and their mini-batches.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use gpipe_data::images::{
+    Cifar, CifarKind, CifarPart, Crop, EvaluationImages, ImageBatch, ImageFolder, ImageSet,
+    OnUnreadable, TrainImages, Transform,
+    glyphs::{GlyphSettings, Glyphs},
+};
+use tch::{Kind, Tensor};
+
+use super::{Batch, Batches, MakeBatch, Task, Vocabulary};
+use crate::{
+    CliError,
+    config::{
+        Config, CropChoice, Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, OnUnreadableChoice,
+    },
+    output::complain,
+};
+
+/// Ratios of width to height of [`CropChoice::Resized`] (Szegedy et al. 2015, section 6).
+const RATIO: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
+
+/// Images with classes.
+pub(crate) struct Classification {
+    vocabulary: Vocabulary,
+    train: Arc<dyn ImageSet>,
+    batches: TrainImages,
+    validation: EvaluationImages,
+    summary: String,
+    kind: Kind,
+}
+
+/// Two sides of a set, and a line about them.
+struct Sides {
+    train: Arc<dyn ImageSet>,
+    validation: Arc<dyn ImageSet>,
+    what: String,
+}
+
+impl Classification {
+    /// Finds the images. Their classes must be those of `given`, if it is there.
+    pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Self, CliError> {
+        let Sides { train, validation, what } = sides(config)?;
+        let classes = train.classes().to_vec();
+        if let Some(given) = given {
+            let given = given.classes()?;
+            if given != classes {
+                return Err(CliError::Usage(format!(
+                    "{what}: its {} classes are not the {} that the model was trained for: bring those data back, or start another run (--init takes the weights)",
+                    classes.len(),
+                    given.len()
+                )));
+            }
+        }
+        let (images, mini_batch) = (&config.images, config.train.mini_batch);
+        let (threads, on_unreadable) = (images.threads, on_unreadable(images));
+        let transform = transform(images);
+        let summary = format!(
+            "{what}: {} images to train on, {} to validate on, {} classes",
+            train.len(),
+            validation.len(),
+            classes.len()
+        );
+        let batches = TrainImages::new(
+            Arc::clone(&train),
+            transform,
+            mini_batch,
+            config.seed,
+            threads,
+            on_unreadable,
+        )?;
+        let most = Some(images.validation_images).filter(|&most| most > 0);
+        let validation = evaluation(config, validation, most)?;
+        let (vocabulary, kind) = (Vocabulary::Classes(classes), super::kind(config));
+        Ok(Self { vocabulary, train, batches, validation, summary, kind })
+    }
+
+    /// What is held out, in order; what that is, and its classes.
+    pub(crate) fn held_out(
+        config: &Config,
+    ) -> Result<(EvaluationImages, String, Vec<String>), CliError> {
+        let Sides { validation, what, .. } = sides(config)?;
+        let classes = validation.classes().to_vec();
+        Ok((evaluation(config, validation, None)?, format!("held out of {what}"), classes))
+    }
+}
+
+impl Task for Classification {
+    fn summary(&self) -> &str {
+        &self.summary
+    }
+
+    fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    fn fingerprint(&self) -> String {
+        format!("{:016x}", self.train.fingerprint())
+    }
+
+    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError> {
+        let (all, kind) = (self.batches.clone().starting_at(batches, samples), self.kind);
+        Ok(Box::new(move |number| Ok(tensors(all.batch(number)?, kind)?)))
+    }
+
+    fn validation(&self) -> Result<Batches<'_>, CliError> {
+        Ok(Box::new(self.validation.iter().map(|batch| Ok(tensors(batch?, self.kind)?))))
+    }
+
+    fn unreadable(&self) -> Vec<(String, String)> {
+        let mut all = self.batches.unreadable();
+        all.extend(self.validation.unreadable());
+        all
+    }
+}
+
+/// All of a set for evaluation, or its first `most` images.
+pub(crate) fn evaluation(
+    config: &Config,
+    set: Arc<dyn ImageSet>,
+    most: Option<usize>,
+) -> Result<EvaluationImages, CliError> {
+    let images = &config.images;
+    Ok(EvaluationImages::new(
+        set,
+        transform(images),
+        config.train.mini_batch,
+        most,
+        images.threads,
+        on_unreadable(images),
+    )?)
+}
+
+/// Images [samples, 3, size, size] and classes [samples].
+pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchError> {
+    let (samples, size) = (batch.samples as i64, batch.size as i64);
+    let inputs = Tensor::f_from_slice(&batch.pixels)?.f_reshape([samples, 3, size, size])?;
+    let targets = Tensor::f_from_slice(&batch.classes)?;
+    Ok(Batch { inputs: inputs.f_to_kind(kind)?, targets, samples: batch.samples as u64 })
+}
+
+/// How the configuration presents an image.
+pub(crate) fn transform(images: &ImagesConfig) -> Transform {
+    Transform {
+        size: images.size,
+        resize: images.resize.max(images.size),
+        mean: images.mean,
+        std: images.std,
+        crop: match images.crop {
+            CropChoice::None => Crop::None,
+            CropChoice::Padded(pixels) => Crop::Padded { pixels },
+            CropChoice::Resized(least) => Crop::RandomResized { scale: (least, 1.0), ratio: RATIO },
+        },
+        flip: images.flip,
+        cutout: images.cutout,
+    }
+}
+
+fn on_unreadable(images: &ImagesConfig) -> OnUnreadable {
+    match images.on_unreadable {
+        OnUnreadableChoice::Stop => OnUnreadable::Stop,
+        OnUnreadableChoice::Skip => OnUnreadable::Skip,
+    }
+}
+
+fn sides(config: &Config) -> Result<Sides, CliError> {
+    match &config.data {
+        Data::Text(_) => Err(CliError::Usage("the data are text".into())),
+        Data::ImageFolder(data) => folder(data, config.seed),
+        Data::Cifar10(data) => cifar(&data.folder, CifarKind::Cifar10),
+        Data::Cifar100(data) => cifar(&data.folder, CifarKind::Cifar100),
+        Data::Glyphs(data) => glyphs(data, config),
+    }
+}
+
+/// The folder that the data lie in, which a configuration must name.
+fn named(folder: &Path) -> Result<&Path, CliError> {
+    if folder.as_os_str().is_empty() {
+        return Err(CliError::Usage(
+            "data.folder is not set: name the folder of the images, such as --set data.folder=images"
+                .into(),
+        ));
+    }
+    Ok(folder)
+}
+
+fn folder(data: &ImageFolderConfig, seed: u64) -> Result<Sides, CliError> {
+    let all = ImageFolder::open(named(&data.folder)?)?;
+    let what = data.folder.display().to_string();
+    let (train, validation) = match &data.validation {
+        Some(validation) => {
+            let validation = ImageFolder::with_classes(validation, all.classes())?;
+            (all, validation)
+        }
+        None => all.split(data.validation_share, seed)?,
+    };
+    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what })
+}
+
+fn cifar(folder: &Path, kind: CifarKind) -> Result<Sides, CliError> {
+    let open = |part| Cifar::open(named(folder)?, kind, part).map_err(CliError::from);
+    let (train, validation) = (open(CifarPart::Train)?, open(CifarPart::Test)?);
+    let what = folder.display().to_string();
+    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what })
+}
+
+fn glyphs(data: &GlyphsConfig, config: &Config) -> Result<Sides, CliError> {
+    let settings = GlyphSettings {
+        characters: data.characters.clone(),
+        size: config.images.size,
+        variations: data.variations,
+        validation_share: data.validation_share,
+        seed: config.seed,
+    };
+    let folders = if data.fonts.is_empty() { font_folders() } else { data.fonts.clone() };
+    let (train, validation) = Glyphs::open(&folders, &settings)?;
+    let what = train.summary();
+    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what })
+}
+
+/// Where `make fonts` puts fonts, and where systems keep theirs; those that are there.
+fn font_folders() -> Vec<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let home = variable("HOME").unwrap_or_default();
+    let own = variable("GPIPE_HOME").unwrap_or_else(|| home.join(".cache").join("gpipe"));
+    let all = [
+        own.join("fonts"),
+        "/usr/share/fonts".into(),
+        "/usr/local/share/fonts".into(),
+        home.join(".local").join("share").join("fonts"),
+        home.join(".fonts"),
+    ];
+    all.into_iter().filter(|folder| folder.is_dir()).collect()
+}
+
+/// Tells of the images that were left out; no more than a few by name.
+pub(crate) fn tell_unreadable(all: &[(String, String)]) {
+    /// So many names.
+    const TOLD: usize = 20;
+    for (name, reason) in all.iter().take(TOLD) {
+        complain!("gpipe: warning: left out {name}: {reason}");
+    }
+    if all.len() > TOLD {
+        complain!("gpipe: warning: and {} other images that cannot be read", all.len() - TOLD);
+    }
+}

@@ -1,0 +1,158 @@
+//! The next token of a text: reading, splitting and encoding it; its mini-batches.
+
+use std::{path::PathBuf, sync::Arc};
+
+use gpipe_checkpoint::manifest::sha256;
+use gpipe_data::{Corpus, Document, Limits, TokenSet, Tokenizer, TrainBatches, ValidationBatches};
+use tch::Tensor;
+
+use super::{Batch, Batches, MakeBatch, Task, Vocabulary};
+use crate::{
+    CliError,
+    config::{Config, Model, TextConfig},
+};
+
+/// Tokens that are hashed at once.
+const TOKENS_HASHED: usize = 1 << 20;
+
+/// Text as tokens.
+pub(crate) struct Language {
+    vocabulary: Vocabulary,
+    train: Arc<TokenSet>,
+    validation: TokenSet,
+    summary: String,
+    config: Config,
+    sequence: usize,
+}
+
+impl Language {
+    /// Reads the text and encodes both parts with `given`; without one, with a tokenizer trained on its training part.
+    pub(crate) fn open(
+        config: &Config,
+        data: &TextConfig,
+        given: Option<Vocabulary>,
+    ) -> Result<Self, CliError> {
+        let (corpus, what) = corpus(data)?;
+        let vocabulary = match (given, &config.model) {
+            (Some(given), _) => given,
+            (None, Model::Transformer(model)) => {
+                let tokenizer = Tokenizer::train(&corpus.train, model.vocabulary)?;
+                Vocabulary::Tokens(Box::new(tokenizer))
+            }
+            (None, _) => return Err(CliError::Usage("text needs a transformer".into())),
+        };
+        let tokenizer = vocabulary.tokenizer()?;
+        let train = if data.shuffle_documents {
+            TokenSet::encode_shuffled(tokenizer, &corpus.train, config.seed)?
+        } else {
+            TokenSet::encode(tokenizer, &corpus.train)?
+        };
+        let validation = TokenSet::encode(tokenizer, &corpus.validation)?;
+        let summary = format!(
+            "{what}: {} training tokens, {} validation tokens, vocabulary {}",
+            train.tokens.len(),
+            validation.tokens.len(),
+            tokenizer.vocabulary()
+        );
+        let (config, sequence) = (config.clone(), data.sequence);
+        Ok(Self { vocabulary, train: Arc::new(train), validation, summary, config, sequence })
+    }
+}
+
+impl Task for Language {
+    fn summary(&self) -> &str {
+        &self.summary
+    }
+
+    fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// The SHA-256 of the SHA-256 of each part of the training tokens, in order.
+    fn fingerprint(&self) -> String {
+        let part = |part: &[u32]| {
+            let bytes: Vec<u8> = part.iter().flat_map(|token| token.to_le_bytes()).collect();
+            sha256(&bytes)
+        };
+        let parts = self.train.tokens.chunks(TOKENS_HASHED).map(part);
+        sha256(parts.collect::<String>().as_bytes())
+    }
+
+    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError> {
+        let (tokens, config) = (Arc::clone(&self.train), &self.config);
+        let all = TrainBatches::new(tokens, self.sequence, config.train.mini_batch, config.seed)?;
+        let all = all.starting_at(batches, samples);
+        Ok(Box::new(move |number| Ok(tensors(&all.batch(number))?)))
+    }
+
+    fn validation(&self) -> Result<Batches<'_>, CliError> {
+        batches(&self.validation, &self.config, self.config.train.validation_tokens)
+    }
+
+    fn bits_per_byte(&self, nats: f64) -> Option<f64> {
+        Some(self.validation.bits_per_byte(nats))
+    }
+}
+
+/// The first `most` tokens of `tokens` as targets, in order.
+pub(crate) fn batches<'a>(
+    tokens: &'a TokenSet,
+    config: &Config,
+    most: usize,
+) -> Result<Batches<'a>, CliError> {
+    let (sequence, samples) = (super::sequence(config), config.train.mini_batch);
+    let all = ValidationBatches::new(tokens, sequence, samples, Some(most))?;
+    Ok(Box::new(all.map(|batch| Ok(tensors(&batch)?))))
+}
+
+/// A batch as tensors: inputs and targets, int64 [samples, sequence].
+fn tensors(batch: &gpipe_data::Batch) -> Result<Batch, tch::TchError> {
+    let shape = [batch.samples as i64, batch.sequence as i64];
+    let tensor = |values: &[i64]| Tensor::f_from_slice(values)?.f_reshape(shape);
+    let (inputs, targets) = (tensor(&batch.inputs)?, tensor(&batch.targets)?);
+    Ok(Batch { inputs, targets, samples: batch.samples as u64 })
+}
+
+/// The held-out part of the configured text, and what it is.
+pub(crate) fn held_out(data: &TextConfig) -> Result<(Vec<Document>, String), CliError> {
+    let (corpus, what) = corpus(data).map_err(|error| match error {
+        CliError::Data(source @ gpipe_data::Error::MissingPath { .. }) => CliError::Usage(format!(
+            "{source}: it is the run's own text; run where you trained, or name another with --text PATH"
+        )),
+        other => other,
+    })?;
+    Ok((corpus.validation, format!("held out of {what}")))
+}
+
+/// Reads the text and splits it; with it, what it is.
+fn corpus(data: &TextConfig) -> Result<(Corpus, String), CliError> {
+    let limits = Limits {
+        train_bytes: data.train_bytes.0,
+        validation_bytes: data.validation_bytes.0,
+        per_crate_bytes: data.crate_bytes.0,
+    };
+    if data.text.is_empty() {
+        if !data.cargo_lock.exists() {
+            return Err(CliError::Usage(format!(
+                "there is no {} here, whose crates' sources would be the text: run in gpipe's own folder, or name your text with --text PATH",
+                data.cargo_lock.display()
+            )));
+        }
+        let corpus = Corpus::from_cargo_sources(&data.cargo_lock, &registry_sources()?, &limits)?;
+        return Ok((corpus, "Rust sources of this workspace's dependencies".to_owned()));
+    }
+    let names: Vec<String> = data.text.iter().map(|path| path.display().to_string()).collect();
+    Ok((Corpus::from_paths(&data.text, &limits)?, names.join(", ")))
+}
+
+/// Where cargo keeps the sources that it fetched.
+fn registry_sources() -> Result<PathBuf, CliError> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let home = home.ok_or_else(|| {
+        CliError::Usage(
+            "neither CARGO_HOME nor HOME is set: name your text with --text PATH".into(),
+        )
+    })?;
+    Ok(home.join("registry").join("src"))
+}

@@ -1,0 +1,219 @@
+//! What a model is trained for: the data, what its numbers mean, and what is measured.
+//!
+//! - [`language`]: the next token of a text
+//! - [`classification`]: the class of an image
+//! - [`vocabulary`]: what a trained model's numbers mean: its tokens, or its classes
+//! - here: what both have in common, and the choice between them
+
+pub(crate) mod classification;
+pub(crate) mod language;
+mod vocabulary;
+
+use gpipe::{
+    Accuracy, CrossEntropy, LayerError, Loss, Metric, PipelineBuilder, Sequence, TensorSpec, TopK,
+    WithAuxiliary,
+};
+use gpipe_models::{AmoebaNet, ResNet, Transformer, Variant};
+use tch::{Kind, Tensor};
+
+pub(crate) use self::vocabulary::Vocabulary;
+use self::{classification::Classification, language::Language};
+use crate::{
+    CliError,
+    config::{Config, Data, Dtype, Model, VariantName},
+};
+
+/// A mini-batch.
+pub(crate) struct Batch {
+    pub inputs: Tensor,
+    pub targets: Tensor,
+    pub samples: u64,
+}
+
+/// An error of the thread that makes batches.
+pub(crate) type BatchError = Box<dyn std::error::Error + Send + Sync>;
+/// Makes the mini-batch of a number.
+pub(crate) type MakeBatch = Box<dyn Fn(u64) -> Result<Batch, BatchError> + Send>;
+/// Mini-batches in order.
+pub(crate) type Batches<'a> = Box<dyn Iterator<Item = Result<Batch, CliError>> + 'a>;
+
+/// Data to train on and to measure with.
+pub(crate) trait Task {
+    /// What they are, in a line.
+    fn summary(&self) -> &str;
+
+    /// What they mean.
+    fn vocabulary(&self) -> &Vocabulary;
+
+    /// What tells training data from others.
+    fn fingerprint(&self) -> String;
+
+    /// The mini-batches of training, of which the first `batches` had `samples`: a function of the seed and the number.
+    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError>;
+
+    /// What is held out, in order, as much of it as the configuration says.
+    fn validation(&self) -> Result<Batches<'_>, CliError>;
+
+    /// The loss in bits per byte of the data held out, where they are bytes.
+    fn bits_per_byte(&self, _nats: f64) -> Option<f64> {
+        None
+    }
+
+    /// Samples that could not be read and were left out so far, and why.
+    fn unreadable(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
+
+/// Reads the data that the configuration names. `given` is what an earlier training made of them, if there was one.
+pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn Task>, CliError> {
+    Ok(match &config.data {
+        Data::Text(data) => Box::new(Language::open(config, data, given)?),
+        _ => Box::new(Classification::open(config, given)?),
+    })
+}
+
+/// The mini-batch of a number, made here and now.
+pub(crate) fn made(make: &MakeBatch, number: u64) -> Result<Batch, CliError> {
+    make(number).map_err(|source| gpipe_data::Error::Loader { step: number, source }.into())
+}
+
+/// What one target is called.
+pub(crate) fn unit(config: &Config) -> &'static str {
+    match config.data {
+        Data::Text(_) => "token",
+        _ => "image",
+    }
+}
+
+/// The network, for `size` tokens or classes.
+pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> {
+    let count = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
+    const COLOURS: i64 = 3;
+    Ok(match &config.model {
+        Model::Transformer(model) => Transformer {
+            vocabulary: count(size),
+            positions: count(sequence(config)),
+            features: model.features,
+            heads: model.heads,
+            hidden: model.hidden,
+            blocks: model.blocks,
+            dropout: model.dropout,
+            attention_dropout: model.attention_dropout,
+            tied: model.tied,
+            split_blocks: model.split_blocks,
+        }
+        .build()?,
+        Model::AmoebaNet(model) => AmoebaNet {
+            variant: match model.variant {
+                VariantName::B => Variant::B,
+                VariantName::D => Variant::D,
+            },
+            cells: model.cells,
+            filters: model.filters,
+            channels: COLOURS,
+            classes: count(classes(model.classes, size)?),
+            drop_path: model.drop_path,
+            auxiliary: model.auxiliary > 0.0,
+        }
+        .build()?,
+        Model::ResNet(model) => ResNet {
+            blocks: model.blocks,
+            width: model.width,
+            channels: COLOURS,
+            classes: count(classes(model.classes, size)?),
+        }
+        .build()?,
+    })
+}
+
+/// As many classes as the data have; the configuration may say so, too.
+fn classes(configured: usize, found: usize) -> Result<usize, CliError> {
+    if configured == 0 || configured == found {
+        return Ok(found);
+    }
+    Err(CliError::Usage(format!(
+        "model.classes is {configured}, and there are {found} classes: correct it, or leave it out"
+    )))
+}
+
+/// What the network's numbers are for, where no data say it: as configured.
+pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
+    let classes = match &config.model {
+        Model::Transformer(model) => return Ok(model.vocabulary),
+        Model::AmoebaNet(model) => model.classes,
+        Model::ResNet(model) => model.classes,
+    };
+    if classes > 0 {
+        return Ok(classes);
+    }
+    Err(CliError::Usage("model.classes is 0: say how many classes the network has".into()))
+}
+
+/// Tokens of a sample; 0 for images.
+pub(crate) fn sequence(config: &Config) -> usize {
+    match &config.data {
+        Data::Text(data) => data.sequence,
+        _ => 0,
+    }
+}
+
+/// One input of the network, of so many samples.
+pub(crate) fn input(config: &Config, samples: usize) -> TensorSpec {
+    let samples = samples as i64;
+    match &config.data {
+        Data::Text(data) => TensorSpec::new([samples, data.sequence as i64], Kind::Int64),
+        _ => {
+            let size = config.images.size as i64;
+            TensorSpec::new([samples, 3, size, size], kind(config))
+        }
+    }
+}
+
+/// The dtype of the arithmetic.
+pub(crate) fn kind(config: &Config) -> Kind {
+    match config.pipeline.dtype {
+        Dtype::Float32 => Kind::Float,
+        Dtype::Float64 => Kind::Double,
+        Dtype::BFloat16 => Kind::BFloat16,
+        Dtype::Float16 => Kind::Half,
+    }
+}
+
+/// Which metrics a pipeline has besides [`NATS`], for `size` tokens or classes.
+pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> PipelineBuilder {
+    let label_smoothing = config.train.label_smoothing;
+    let loss = CrossEntropy { label_smoothing, ..CrossEntropy::default() };
+    let builder = match &config.model {
+        Model::AmoebaNet(model) if model.auxiliary != 0.0 => {
+            builder.loss(WithAuxiliary { loss, weight: model.auxiliary })
+        }
+        _ => builder.loss(loss),
+    };
+    let builder = builder.metric(Nats);
+    match config.data {
+        Data::Text(_) => builder.metric(Accuracy::default()),
+        _ => builder.metric(TopK::new(1)).metric(TopK::new(5)),
+    }
+}
+
+/// The name of [`Nats`].
+pub(crate) const NATS: &str = "nats";
+
+/// The cross entropy without label smoothing and auxiliary heads: what evaluations report, whatever was trained on.
+struct Nats;
+
+impl Metric for Nats {
+    fn name(&self) -> &str {
+        NATS
+    }
+
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
+        let first = &outputs[..outputs.len().min(1)];
+        Ok(CrossEntropy::default().sum(first, targets)?.f_double_value(&[])?)
+    }
+
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        CrossEntropy::default().count(targets)
+    }
+}

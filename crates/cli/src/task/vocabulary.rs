@@ -1,0 +1,139 @@
+//! What a trained model's numbers mean; a file beside its weights, and in each of its checkpoints.
+
+use std::path::Path;
+
+use gpipe_checkpoint::{Checkpoint, CheckpointError};
+use gpipe_data::Tokenizer;
+
+use crate::{
+    CliError,
+    config::{Config, Model},
+    metrics::io,
+};
+
+/// The file of a text model's tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
+/// The file of an image model's classes: a JSON list of their names.
+const CLASSES: &str = "classes.json";
+/// Largest file of classes.
+const CLASSES_BYTES_MAX: u64 = 64 << 20;
+
+/// The tokens of a text model, or the names of an image model's classes.
+#[derive(Clone)]
+pub(crate) enum Vocabulary {
+    Tokens(Box<Tokenizer>),
+    Classes(Vec<String>),
+}
+
+impl Vocabulary {
+    /// How many there are.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Tokens(tokenizer) => tokenizer.vocabulary(),
+            Self::Classes(classes) => classes.len(),
+        }
+    }
+
+    /// The file's name.
+    pub(crate) fn file(&self) -> &'static str {
+        match self {
+            Self::Tokens(_) => TOKENIZER,
+            Self::Classes(_) => CLASSES,
+        }
+    }
+
+    /// What is in the file.
+    pub(crate) fn to_json(&self) -> Result<String, CliError> {
+        match self {
+            Self::Tokens(tokenizer) => Ok(tokenizer.to_json()?),
+            Self::Classes(classes) => serde_json::to_string_pretty(classes)
+                .map_err(|error| CliError::Usage(format!("{CLASSES}: {error}"))),
+        }
+    }
+
+    /// The file's name for the model of a configuration.
+    pub(crate) fn file_of(config: &Config) -> &'static str {
+        match config.model {
+            Model::Transformer(_) => TOKENIZER,
+            _ => CLASSES,
+        }
+    }
+
+    /// What lies beside `weights`, if anything does.
+    pub(crate) fn beside(weights: &Path) -> Result<Option<Self>, CliError> {
+        for file in [TOKENIZER, CLASSES] {
+            let path = weights.with_file_name(file);
+            if path.is_file() {
+                return Self::load(&path).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads the file.
+    pub(crate) fn load(path: &Path) -> Result<Self, CliError> {
+        if !path.ends_with(CLASSES) {
+            return Ok(Self::Tokens(Box::new(Tokenizer::load(path)?)));
+        }
+        let length = std::fs::metadata(path).map_err(io(path))?.len();
+        if length > CLASSES_BYTES_MAX {
+            return Err(CliError::Usage(format!(
+                "{}: it has {length} bytes, a file of classes at most {CLASSES_BYTES_MAX}",
+                path.display()
+            )));
+        }
+        Self::from_text(&std::fs::read_to_string(path).map_err(io(path))?, path)
+    }
+
+    /// What a checkpoint brings.
+    pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self, CliError> {
+        for file in [TOKENIZER, CLASSES] {
+            if let Some(bytes) = checkpoint.run_file(file)? {
+                let path = checkpoint.folder().join(file);
+                return Self::from_text(&String::from_utf8_lossy(&bytes), &path);
+            }
+        }
+        Err(CheckpointError::NotFound {
+            path: checkpoint.folder().join(TOKENIZER),
+            reason: format!(
+                "the checkpoint has neither that nor {CLASSES}: it is of no run of `gpipe train`"
+            ),
+        }
+        .into())
+    }
+
+    fn from_text(text: &str, path: &Path) -> Result<Self, CliError> {
+        if !path.ends_with(CLASSES) {
+            return Ok(Self::Tokens(Box::new(Tokenizer::from_json(text, path)?)));
+        }
+        let classes: Result<Vec<String>, _> = serde_json::from_str(text);
+        match classes {
+            Ok(classes) if !classes.is_empty() => Ok(Self::Classes(classes)),
+            Ok(_) => Err(CliError::Usage(format!("{}: it names no class", path.display()))),
+            Err(error) => Err(CliError::Usage(format!(
+                "{}: {error}: it should be a JSON list of the names of the classes",
+                path.display()
+            ))),
+        }
+    }
+
+    /// A text model's tokenizer.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, CliError> {
+        match self {
+            Self::Tokens(tokenizer) => Ok(tokenizer),
+            Self::Classes(_) => Err(CliError::Usage(
+                "the model classifies images, and has no text: use gpipe predict".into(),
+            )),
+        }
+    }
+
+    /// An image model's classes.
+    pub(crate) fn classes(&self) -> Result<&[String], CliError> {
+        match self {
+            Self::Classes(classes) => Ok(classes),
+            Self::Tokens(_) => Err(CliError::Usage(
+                "the model is of text, and has no classes: use gpipe generate".into(),
+            )),
+        }
+    }
+}
