@@ -56,7 +56,7 @@ def boundaries(options, layers, file, samples):
 
 
 def train(options, file):
-    """All steps of this process's stage: losses (of the last stage), and when each step began and ended."""
+    """All steps of this process's stage: losses (of the last stage); when each began and ended, and its CPU seconds."""
     rank, micro_batches = options.rank, options.micro_batches
     first, last = rank == 0, rank == options.stages - 1
     inputs, targets = file["inputs"], file["targets"]
@@ -77,13 +77,13 @@ def train(options, file):
     spans, totals = [], []
     for _ in range(options.steps):
         dist.barrier()
-        start = time.perf_counter()  # one clock for all processes of a machine
+        start, used = time.perf_counter(), time.process_time()  # one clock for all processes of a machine
         optimizer.zero_grad(set_to_none=True)
         losses = []
         schedule.step(*[inputs] * first, **({"target": targets, "losses": losses} if last else {}),
                       return_outputs=False)
         optimizer.step()
-        spans.append([start, time.perf_counter()])
+        spans.append([start, time.perf_counter(), time.process_time() - used])
         totals.append(sum(loss.item() for loss in losses))
     return totals, spans
 
@@ -99,10 +99,11 @@ def stage(options):
     gathered = [None] * options.stages
     dist.all_gather_object(gathered, (totals, spans, peak.bytes))
     if options.rank == 0:
-        times = [1e3 * (max(end for _, end in step) - min(start for start, _ in step))
-                 for step in zip(*[spans for _, spans, _ in gathered])]
-        print(json.dumps({"loss": gathered[-1][0], "step_ms": times, "threads": options.stages, "dtype": "float32",
-                          "cut": options.cut, "channels_last": options.channels_last,
+        steps = list(zip(*[spans for _, spans, _ in gathered]))
+        times = [1e3 * (max(end for _, end, _ in step) - min(start for start, *_ in step)) for step in steps]
+        cpu = [[1e3 * used for *_, used in step] for step in steps]
+        print(json.dumps({"loss": gathered[-1][0], "step_ms": times, "cpu_ms": cpu, "threads": options.stages,
+                          "dtype": "float32", "cut": options.cut, "channels_last": options.channels_last,
                           "peak_tensor_bytes": [peak for *_, peak in gathered]}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
