@@ -30,8 +30,8 @@ bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (
 	python3 benchmarks/checkpoint.py $(ARGS)
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's
-	path=$$(python3 scripts/pytorch.py) && export PYTHONPATH="$$path" && \
-		python3 scripts/parity.py $(ARGS) && python3 scripts/interchange.py
+	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
+		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && python3 scripts/interchange.py
 
 fonts: ## Fetch free fonts to draw images of characters from (Debian and Ubuntu; no root)
 	@python3 scripts/fonts.py

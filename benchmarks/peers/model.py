@@ -1,6 +1,7 @@
 """The decoder of the `gpt` workload in plain PyTorch.
 
-Its layers are `embedding`, `0.attention`, `0.mlp`, .., `head`. Written for speed on a CPU: fused QKV, fused causal attention, few kernels.
+Its layers are `embedding`, `0.attention`, `0.mlp`, .., `head`. Written for speed on a CPU: fused QKV, fused causal
+attention, few kernels.
 The decoder is that of Radford et al. 2019: pre-LN, learned positions, GELU; `head` has no bias.
 """
 

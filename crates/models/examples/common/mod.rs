@@ -1,6 +1,7 @@
 //! What the step examples share: arguments, a pipeline with the settings that they give, its run, and the line of JSON.
 
 #![allow(clippy::print_stdout)]
+#![allow(dead_code)] // each example has this module for itself, and uses some of it
 
 use std::{collections::HashMap, str::FromStr};
 
@@ -137,7 +138,7 @@ impl Numbers {
     }
 
     /// Float32 from -1 to 1.
-    #[allow(dead_code)] // each example has a copy of this module
+
     pub fn uniform(&mut self, shape: &[i64]) -> Result<Tensor, Failure> {
         let one = |_| (self.next() as f64 / f64::from(1 << 30) - 1.0) as f32;
         let values: Vec<f32> = (0..shape.iter().product::<i64>()).map(one).collect();
