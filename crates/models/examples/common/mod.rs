@@ -138,7 +138,6 @@ impl Numbers {
     }
 
     /// Float32 from -1 to 1.
-
     pub fn uniform(&mut self, shape: &[i64]) -> Result<Tensor, Failure> {
         let one = |_| (self.next() as f64 / f64::from(1 << 30) - 1.0) as f32;
         let values: Vec<f32> = (0..shape.iter().product::<i64>()).map(one).collect();
