@@ -111,7 +111,7 @@ fn oracle_each_category_has_its_names() {
          2 missing, the file has not:\n  head.weight\n  head.bias\n\
          2 unexpected, the model has not:\n  h.7.ln.weight\n  lm_head.weight\n\
          1 mismatched in shape:\n  embedding.weight: [12, 2], but wte.weight is [10, 2]\n\
-         1 ignored by the map:\n  h.0.bias_mask"
+         1 ignored:\n  h.0.bias_mask"
     );
     let tensors = read(&fit, &mut file, Kind::Float).unwrap();
     assert_eq!(tensors[1].0, "block0.qkv.weight");

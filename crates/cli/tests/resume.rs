@@ -148,7 +148,7 @@ fn fault_another_training_text_is_refused_and_leaves_no_folder() {
     killed(&folder, "run");
     let text = fs::read_to_string(folder.path("text.txt")).unwrap();
     fs::write(folder.path("other.txt"), text.replacen("stage", "stags", 1)).unwrap();
-    let parts = ["the training text is not the one of run/checkpoints/step-00000004", "--init"];
+    let parts = ["the training data are not those of run/checkpoints/step-00000004", "--init"];
     folder.refuses(&["train", "--resume", "run", "--text", "other.txt"], &parts);
     let fork = ["train", "--resume", "run", "--out", "fork", "--text", "other.txt"];
     folder.refuses(&fork, &parts);
@@ -156,7 +156,7 @@ fn fault_another_training_text_is_refused_and_leaves_no_folder() {
     // The same text in another file is the same text.
     fs::write(folder.path("copy.txt"), text).unwrap();
     let printed = folder.succeeds(&["train", "--resume", "run", "--text", "copy.txt"]);
-    let line = r#"  data.text: ["text.txt"] -> ["copy.txt"] (the training text must be the same)"#;
+    let line = r#"  data.text: ["text.txt"] -> ["copy.txt"] (the training data must be the same)"#;
     assert!(printed.contains(line), "{printed}");
     folder.succeeds(&train("reference", &[]));
     assert!(folder.weights("run") == folder.weights("reference"));

@@ -3,12 +3,15 @@
 use std::path::PathBuf;
 
 use gpipe::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
-use super::text::{CropChoice, OnUnreadableChoice, as_text};
+use super::{
+    kind::{KINDS_ARE, with_kind},
+    text::{CropChoice, OnUnreadableChoice, as_text},
+};
 
 /// What is learned from. Its other keys depend on `kind`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum Data {
     Text(TextConfig),
@@ -93,6 +96,25 @@ pub(crate) struct ImagesConfig {
     pub threads: usize,
     /// Most images that a validation in training looks at; 0: all.
     pub validation_images: usize,
+}
+
+impl<'de> Deserialize<'de> for Data {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (kind, rest) = with_kind(deserializer, "text")?;
+        match kind.as_str() {
+            "text" => rest.try_into().map(Self::Text),
+            "image-folder" => rest.try_into().map(Self::ImageFolder),
+            "cifar10" => rest.try_into().map(Self::Cifar10),
+            "cifar100" => rest.try_into().map(Self::Cifar100),
+            "glyphs" => rest.try_into().map(Self::Glyphs),
+            _ => {
+                return Err(Error::custom(format!(
+                    "'{kind}' {KINDS_ARE} text, image-folder, cifar10, cifar100, glyphs"
+                )));
+            }
+        }
+        .map_err(Error::custom)
+    }
 }
 
 impl Default for Data {

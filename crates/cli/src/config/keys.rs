@@ -4,8 +4,6 @@ use serde::Deserialize;
 
 use super::{Config, ConfigError, Data, Model};
 
-/// The tables whose other keys depend on their `kind`.
-const WITH_KIND: [&str; 2] = ["model", "data"];
 const KIND: &str = "kind";
 
 /// All keys with their defaults, for the kinds of model and data that `given` names: what a file may name.
@@ -29,19 +27,6 @@ pub(super) fn defaults(given: &toml::Table) -> Result<toml::Table, ConfigError> 
 
 fn shown(table: &str, reason: toml::de::Error) -> String {
     format!("{table}.{KIND}: {}", reason.to_string().trim_end())
-}
-
-/// Names the default kinds where `table` names none.
-pub(super) fn name_kinds(table: &mut toml::Table) -> Result<(), ConfigError> {
-    let known = defaults(table)?;
-    for name in WITH_KIND {
-        let entry = table.entry(name).or_insert_with(|| toml::Value::Table(toml::Table::new()));
-        let kind = known.get(name).and_then(|known| known.get(KIND));
-        if let (toml::Value::Table(own), Some(kind)) = (entry, kind) {
-            own.entry(KIND).or_insert_with(|| kind.clone());
-        }
-    }
-    Ok(())
 }
 
 pub(super) fn check_keys(

@@ -1,6 +1,6 @@
 //! The configuration: a TOML file, `--set` and flags become one struct, once, checked.
 //!
-//! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a kind
+//! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a [`kind`]
 //! - [`text`]: values that are written as text
 //! - [`keys`]: unknown keys, and `--set`
 //! - [`changes`]: what a run may change when it goes on
@@ -8,6 +8,7 @@
 mod changes;
 mod data;
 mod keys;
+mod kind;
 mod model;
 mod tables;
 mod text;
@@ -21,7 +22,7 @@ use std::{
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, TextConfig};
 use gpipe::{Balance, Kernels};
-use keys::{check_keys, defaults, name_kinds, set};
+use keys::{check_keys, defaults, set};
 pub(crate) use model::Model;
 #[cfg(test)]
 pub(crate) use model::TransformerConfig;
@@ -88,7 +89,6 @@ impl Config {
         for text in arguments.set.iter().filter(|text| !is_kind(text)) {
             set(&mut table, text)?;
         }
-        name_kinds(&mut table)?;
         let parse = |error: toml::de::Error| ConfigError::Parse {
             path: origin.to_owned(),
             reason: error.to_string().trim_end().to_owned(),

@@ -1,11 +1,14 @@
 //! `[model]`: which network, by `kind`, and its sizes.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
-use super::text::{VariantName, as_text};
+use super::{
+    kind::{KINDS_ARE, with_kind},
+    text::{VariantName, as_text},
+};
 
 /// A network. Its other keys depend on `kind`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub(crate) enum Model {
     Transformer(TransformerConfig),
@@ -54,6 +57,23 @@ pub(crate) struct ResNetConfig {
     pub width: i64,
     /// 0: as many as the data have.
     pub classes: usize,
+}
+
+impl<'de> Deserialize<'de> for Model {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (kind, rest) = with_kind(deserializer, "transformer")?;
+        match kind.as_str() {
+            "transformer" => rest.try_into().map(Self::Transformer),
+            "amoebanet" => rest.try_into().map(Self::AmoebaNet),
+            "resnet" => rest.try_into().map(Self::ResNet),
+            _ => {
+                return Err(Error::custom(format!(
+                    "'{kind}' {KINDS_ARE} transformer, amoebanet, resnet"
+                )));
+            }
+        }
+        .map_err(Error::custom)
+    }
 }
 
 impl Default for Model {
