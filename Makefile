@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-checkpoint parity fonts
+.PHONY: help setup build train test soak bench bench-checkpoint bench-amoeba-memory parity fonts
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -28,6 +28,11 @@ bench: setup ## The gpt step beside PyTorch, plain and pipelined (fetches PyTorc
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
 	python3 benchmarks/checkpoint.py $(ARGS)
+
+bench-amoeba-memory: setup ## The largest AmoebaNet-D under a cap, plain and re-materialized (half an hour on two cores)
+	python3 benchmarks/amoeba_memory.py --few --rounds 1
+	python3 benchmarks/amoeba_memory.py --filters 68 --samples 64 --few --rounds 5
+	python3 benchmarks/amoeba_memory.py --filters 48 --samples 64
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \

@@ -1,0 +1,118 @@
+//! One try of `benchmarks/amoeba_memory.py`: whether two training steps of AmoebaNet-D(cells, filters) by RMSProp with momentum
+//! fit under a cap in bytes, which the allocator enforces. Prints one line of JSON: what the steps held, or `refused`.
+//!
+//! Usage: amoeba_memory [cells=18] [filters=64] [size=64] [cap=BYTES, of each stage], and as `amoeba_step` [stages=2] [samples=32]
+//!        [micro_batches=8] [schedule=1f1b] [remat=never] [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [device=cpu]
+//! Freed memory is not kept in the C library here, so that the resident bytes are what the steps need.
+
+#![allow(clippy::print_stdout)]
+
+#[allow(dead_code)] // each example has a copy of this module
+mod common;
+
+use std::error::Error;
+
+use common::{Arguments, Failure, Measurement, Numbers};
+use gpipe::{Bytes, CrossEntropy, LayerError, Pipeline, PipelineBuilder, RmsProp, StepReport};
+use gpipe_models::{AmoebaNet, Variant};
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+const CHANNELS: i64 = 3;
+const CLASSES: i64 = 10;
+/// The first makes the optimizer's state, the second meets it.
+const STEPS: usize = 2;
+/// Bytes of a float32.
+const FLOAT: i64 = 4;
+
+fn main() -> Result<(), Failure> {
+    let mut arguments = Arguments::read()?;
+    let model = AmoebaNet {
+        variant: Variant::D,
+        cells: arguments.take("cells", "18")?,
+        filters: arguments.take("filters", "64")?,
+        channels: CHANNELS,
+        classes: CLASSES,
+        drop_path: 0.0,
+        auxiliary: false,
+    };
+    let size: i64 = arguments.take("size", "64")?;
+    let cap: u64 = arguments.take("cap", &u64::MAX.to_string())?;
+    let mut measurement = Measurement::new(arguments)?;
+    let samples = measurement.samples;
+    let builder = measurement
+        .builder(model.build()?, &[CHANNELS, size, size], Kind::Float)?
+        .loss(CrossEntropy::default())
+        .optimizer(RmsProp::default());
+    let builder = if cap == u64::MAX { builder } else { builder.memory_cap([Bytes(cap)]) };
+    let mut numbers = Numbers::new();
+    let inputs = numbers.uniform(&[samples, CHANNELS, size, size])?;
+    let targets = numbers.below(CLASSES, &[samples])?;
+    let before = resident("VmRSS")?;
+    let mut line = match steps(builder, &inputs, &targets) {
+        Ok(line) => line,
+        Err(error) if over_the_cap(&error) => json!({ "refused": error.to_string() }),
+        Err(error) => return Err(error.into()),
+    };
+    line["filters"] = model.filters.into();
+    line["resident_before_bytes"] = before.into();
+    line["resident_peak_bytes"] = resident("VmHWM")?.into();
+    println!("{line}");
+    Ok(())
+}
+
+/// Builds the pipeline and runs the steps.
+fn steps(builder: PipelineBuilder, inputs: &Tensor, targets: &Tensor) -> gpipe::Result<Value> {
+    let mut pipeline = builder.build()?;
+    let reports = (0..STEPS)
+        .map(|_| pipeline.train_step(inputs, targets))
+        .collect::<gpipe::Result<Vec<StepReport>>>()?;
+    Ok(held(&pipeline, &reports))
+}
+
+/// What the steps held: parameters are weights, buffers and optimizer state, which live on after a step, and the gradients'
+/// accumulators, which do not; all that the peak has beyond them counts as activations.
+fn held(pipeline: &Pipeline, reports: &[StepReport]) -> Value {
+    let layers = pipeline.outline();
+    let trained = layers.iter().flat_map(|layer| &layer.parameters);
+    let trained = trained.filter(|parameter| !parameter.optimizer.is_empty());
+    let sizes: Vec<i64> = trained.map(|parameter| parameter.shape.iter().product()).collect();
+    let bytes = |part: fn(&gpipe::StageReport) -> u64| {
+        let of_step = |report: &StepReport| report.stages.iter().map(part).sum::<u64>();
+        reports.iter().map(of_step).collect::<Vec<_>>()
+    };
+    let (peaks, lives) = (bytes(|stage| stage.peak.0), bytes(|stage| stage.live.0));
+    let parameters: i64 = sizes.iter().sum();
+    let gradients = (parameters * FLOAT) as u64;
+    let (peak, live) = (peaks.iter().max().copied(), lives.last().copied());
+    let parameter_bytes = live.unwrap_or(0) + gradients;
+    json!({
+        "parameters": parameters,
+        "largest_parameter": sizes.iter().max(),
+        "parameter_bytes": parameter_bytes,
+        "gradient_bytes": gradients,
+        "activation_bytes": peak.unwrap_or(0).saturating_sub(parameter_bytes),
+        "peak_bytes": peaks,
+        "live_bytes": lives,
+        "loss": reports.iter().map(|report| report.loss).collect::<Vec<_>>(),
+        "grad_norm": reports.iter().map(|report| report.grad_norm).collect::<Vec<_>>(),
+        "step_ms": reports.iter().map(|report| report.time.as_ms()).collect::<Vec<_>>(),
+    })
+}
+
+/// Whether `error` goes back to the cap, and not to the system's having no memory left.
+fn over_the_cap(error: &(dyn Error + 'static)) -> bool {
+    match error.downcast_ref() {
+        Some(LayerError::OutOfMemory(refusal)) => refusal.cap.is_some(),
+        _ => error.source().is_some_and(over_the_cap),
+    }
+}
+
+/// Bytes of this process by the kernel's count: those resident now (`VmRSS`) or most at once (`VmHWM`).
+fn resident(field: &str) -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    let kib: u64 = number.ok_or("no such line in /proc/self/status")?.parse()?;
+    Ok(kib * 1024)
+}
