@@ -16,12 +16,14 @@ pub(crate) struct BatchStatistics {
     /// Number of its first parameter within the layer.
     pub first: usize,
     pub momentum: Option<f64>,
+    pub eps: f64,
     /// Values a channel.
     pub count: i64,
-    /// `[channels]`, float64.
+    /// `[channels]`, as it was computed.
     pub mean: Tensor,
-    /// The sum of squared differences from `mean`: `[channels]`, float64.
-    pub squares: Tensor,
+    /// 1 / sqrt(variance + eps): `[channels]`, as it was computed. Nothing is made of it before the last micro-batch, because
+    /// many small kernels for each would cost more than the norm itself.
+    pub inverse: Tensor,
 }
 
 /// Where the parameters are, from the first one on.
@@ -71,37 +73,32 @@ pub(crate) fn batch_norm(
     let (none, momentum) = (None::<&Tensor>, norm.momentum);
     let (y, saved_mean, saved_inverse) =
         x.f_native_batch_norm(Some(&weight), Some(&bias), none, none, true, 0.0, norm.eps)?;
-    let _no_grad = tch::no_grad_guard();
-    let inverse = saved_inverse.f_to_kind(Kind::Double)?;
-    // var = 1 / inverse^2 - eps; what rounding made negative is 0.
-    let variance = inverse.f_square()?.f_reciprocal()?.f_sub_scalar(norm.eps)?.f_clamp_min(0.0)?;
-    let squares = variance.f_mul_scalar(count as f64)?;
-    let mean = saved_mean.f_detach()?.f_to_kind(Kind::Double)?;
-    Ok((y, Some(BatchStatistics { first, momentum, count, mean, squares })))
+    let (mean, inverse) = (saved_mean.f_detach()?, saved_inverse.f_detach()?);
+    let eps = norm.eps;
+    Ok((y, Some(BatchStatistics { first, momentum, eps, count, mean, inverse })))
 }
 
-/// The statistics of a mini-batch from those of its micro-batches, combined pair by pair in their order (Chan, Golub &
-/// LeVeque 1983): (values a channel, mean, sum of squared differences).
+/// The statistics of a mini-batch from those of its micro-batches, in their order and in float64: (values a channel, mean,
+/// sum of squared differences from it). The differences are taken from the whole mean, so nothing cancels.
 pub(crate) fn combine(
     mut all: Vec<(MicroBatch, BatchStatistics)>,
 ) -> Result<Option<(i64, Tensor, Tensor)>, LayerError> {
     all.sort_by_key(|(micro_batch, _)| *micro_batch);
-    let mut combined: Option<(i64, Tensor, Tensor)> = None;
-    for (_, BatchStatistics { count, mean, squares, .. }) in all {
-        combined = Some(match combined {
-            None => (count, mean, squares),
-            Some((before, other_mean, other_squares)) => {
-                let total = (before + count) as f64;
-                let delta = mean.f_sub(&other_mean)?;
-                let share = count as f64 / total;
-                let both = delta.f_square()?.f_mul_scalar(before as f64 * share)?;
-                (
-                    before + count,
-                    other_mean.f_add(&delta.f_mul_scalar(share)?)?,
-                    other_squares.f_add(&squares)?.f_add(&both)?,
-                )
-            }
-        });
-    }
-    Ok(combined)
+    let Some((_, first)) = all.first() else { return Ok(None) };
+    let (eps, device) = (first.eps, first.mean.device());
+    let stacked = |of: fn(&BatchStatistics) -> &Tensor| {
+        let tensors: Vec<&Tensor> = all.iter().map(|(_, seen)| of(seen)).collect();
+        Tensor::f_stack(&tensors, 0)?.f_to_kind(Kind::Double)
+    };
+    let (means, inverses) = (stacked(|seen| &seen.mean)?, stacked(|seen| &seen.inverse)?);
+    let counts: Vec<f64> = all.iter().map(|(_, seen)| seen.count as f64).collect();
+    let total: i64 = all.iter().map(|(_, seen)| seen.count).sum();
+    let counts = Tensor::f_from_slice(&counts)?.f_to_device(device)?.f_unsqueeze(1)?;
+    let sum = |values: Tensor| values.f_sum_dim_intlist(0_i64, false, Kind::Double);
+    let mean = sum(means.f_mul(&counts)?)?.f_div_scalar(total as f64)?;
+    // var = 1 / inverse^2 - eps; what rounding made negative is 0.
+    let variances = inverses.f_square()?.f_reciprocal()?.f_sub_scalar(eps)?.f_clamp_min(0.0)?;
+    let apart = means.f_sub(&mean)?.f_square()?;
+    let squares = sum(variances.f_add(&apart)?.f_mul(&counts)?)?;
+    Ok(Some((total, mean, squares)))
 }
