@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-checkpoint bench-amoeba-memory parity fonts
+.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory parity fonts
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -24,7 +24,10 @@ soak: setup ## The long proofs
 	$(CARGO) xtask soak
 
 bench: setup ## The gpt step beside PyTorch, plain and pipelined (fetches PyTorch once; 45 minutes on two cores)
-	python3 benchmarks/gpt_step.py
+	python3 benchmarks/gpt_step.py $(ARGS)
+
+bench-amoeba: setup ## The AmoebaNet step beside PyTorch, plain and pipelined (fetches PyTorch once; 15 minutes on two cores)
+	python3 benchmarks/amoeba_step.py $(ARGS)
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
 	python3 benchmarks/checkpoint.py $(ARGS)

@@ -102,6 +102,7 @@ fn oracle_each_category_has_its_names() {
             found: vec![10, 2],
         }],
         ignored: vec!["h.0.bias_mask".into()],
+        fresh: vec![],
     };
     assert_eq!(fit, expected);
     assert!(!fit.is_exact());
@@ -275,4 +276,28 @@ fn oracle_each_floating_dtype_becomes_each_other() {
             assert!(!converted[0].1.requires_grad());
         }
     }
+}
+
+#[test]
+fn oracle_what_is_to_start_afresh_is_neither_loaded_nor_missed() {
+    let saved = save(&[
+        ("body.weight", ones(&[2, 2], Kind::Float)),
+        ("head.weight", ones(&[3, 2], Kind::Float)),
+        ("head.bias", ones(&[4], Kind::Float)),
+        ("head.scale", ones(&[], Kind::Float)),
+    ]);
+    let parameters = model(&[
+        ("body.weight", &[2, 2]),
+        ("head.weight", &[3, 2]), // fits, and is to be left all the same
+        ("head.bias", &[3]),
+        ("head.shift", &[3]),
+    ]);
+    let fit = Fit::new(&parameters, &saved.open(), &NameMap::identity()).unwrap();
+    assert!(!fit.is_exact());
+    let fit = fit.without(&["head.*"]);
+    assert!(fit.is_exact(), "{fit}");
+    assert_eq!(fit.loaded.len(), 1);
+    assert_eq!(fit.fresh, ["head.weight", "head.bias", "head.shift"]);
+    assert_eq!(fit.ignored, ["head.scale"]);
+    assert!(fit.to_string().starts_with("1 of 4 parameters are in the file\n3 start afresh:\n"));
 }
