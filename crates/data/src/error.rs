@@ -247,7 +247,8 @@ pub enum Error {
 
     /// A folder or file that is not CIFAR's.
     #[error(
-        "`{}` is not CIFAR in its binary version: {reason}; see https://www.cs.toronto.edu/~kriz/cifar.html for the          format and for the archive to unpack", path.display()
+        "`{}` is not CIFAR in its binary version: {reason}; see https://www.cs.toronto.edu/~kriz/cifar.html for the \
+         format and for the archive to unpack", path.display()
     )]
     Cifar {
         /// The folder or file.

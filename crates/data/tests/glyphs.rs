@@ -94,7 +94,7 @@ fn oracle_numbers_classes_and_names() {
     }
     let (fonts, other) = (fonts.len(), 6 - fonts.len());
     let known = format!(
-        "6 fonts of 6 families: {fonts} of {fonts} to train on, {other} of {other} to validate on; 8 classes"
+        "6 fonts of 6 families: {fonts} of {fonts} to train on, {other} of {other} to validate on"
     );
     assert_eq!(train.summary(), known);
     assert_eq!(validation.summary(), known);

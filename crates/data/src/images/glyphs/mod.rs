@@ -179,14 +179,13 @@ impl Glyphs {
         Ok((train, Glyphs { shared, faces: validate, variations: 1 }))
     }
 
-    /// Both sides in a line: "312 fonts of 74 families: 250 of 59 to train on, 62 of 15 to validate on; 26 classes".
+    /// Both sides in a line: "312 fonts of 74 families: 250 of 59 to train on, 62 of 15 to validate on".
     pub fn summary(&self) -> String {
-        let Shared { classes, fonts: [f, g], families: [m, n], .. } = &*self.shared;
+        let Shared { fonts: [f, g], families: [m, n], .. } = &*self.shared;
         format!(
-            "{} fonts of {} families: {f} of {m} to train on, {g} of {n} to validate on; {} classes",
+            "{} fonts of {} families: {f} of {m} to train on, {g} of {n} to validate on",
             f + g,
-            m + n,
-            classes.len()
+            m + n
         )
     }
 
