@@ -7,6 +7,7 @@
 //!
 //! let map = NameMap::parse(r#"
 //!     prefix = "transformer."     # taken off names that begin with it
+//!     fresh = ["*.scale"]         # parameters that the file does not have, and that keep their own values
 //!     [[names]]
 //!     from = "h.*.attn.c_attn.weight"
 //!     to = "*.attention.qkv.weight"
@@ -20,6 +21,7 @@
 //! assert_eq!(map.map("h.1.attn.c_attn.weight"), to("1.attention.qkv.weight", true));
 //! assert_eq!(map.map("transformer.h.0.attn.bias"), Mapped::Ignored);
 //! assert_eq!(map.map("lm_head.weight"), Mapped::Unmatched);
+//! assert_eq!(map.fresh(), ["*.scale"]);
 //! # Ok::<(), gpipe_checkpoint::names::NamesError>(())
 //! ```
 //!
@@ -65,6 +67,7 @@ pub enum Mapped {
 pub struct NameMap {
     /// Taken off a name that begins with it, before the rules.
     prefix: String,
+    fresh: Vec<String>,
     rules: Vec<Rule>,
 }
 
@@ -82,6 +85,8 @@ struct Rule {
 struct Document {
     #[serde(default)]
     prefix: String,
+    #[serde(default)]
+    fresh: Vec<String>,
     names: Vec<toml::Table>,
 }
 
@@ -117,7 +122,7 @@ impl NameMap {
             })?;
             rules.push(rule);
         }
-        Ok(Self { prefix: document.prefix, rules })
+        Ok(Self { prefix: document.prefix, fresh: document.fresh, rules })
     }
 
     /// Every tensor is the parameter of its own name.
@@ -125,7 +130,13 @@ impl NameMap {
     pub fn identity() -> Self {
         let any = pieces("*");
         let rules = vec![Rule { from: any.clone(), to: Some(any), transpose: false }];
-        Self { prefix: String::new(), rules }
+        Self { prefix: String::new(), fresh: Vec::new(), rules }
+    }
+
+    /// Patterns of parameters that keep their own values: see [`Fit::without`](crate::fit::Fit::without).
+    #[must_use]
+    pub fn fresh(&self) -> &[String] {
+        &self.fresh
     }
 
     /// What becomes of the tensor `name`.

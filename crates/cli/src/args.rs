@@ -44,6 +44,7 @@ pub(crate) enum Command {
     /// NAMES.toml lists which tensor of the file becomes which parameter; the first rule that matches a name holds:
     ///
     ///   prefix = "transformer."
+    ///   fresh = ["*.scale"]
     ///
     ///   [[names]]
     ///   from = "h.*.attn.c_attn.weight"
@@ -55,7 +56,7 @@ pub(crate) enum Command {
     ///   ignore = true
     ///
     /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. The prefix is taken off names
-    /// that begin with it. `gpipe inspect` lists the names on either side.
+    /// that begin with it; parameters that match `fresh` need not be in the file. `gpipe inspect` lists the names on either side.
     #[command(verbatim_doc_comment)]
     Import(ImportArguments),
 }

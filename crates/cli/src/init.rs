@@ -101,7 +101,9 @@ pub(crate) fn fit(
             layer.parameters.into_iter().map(full)
         })
         .collect();
-    let fit = Fit::new(&shapes, file, &names)?.without(fresh);
+    let left: Vec<&str> =
+        names.fresh().iter().map(String::as_str).chain(fresh.iter().copied()).collect();
+    let fit = Fit::new(&shapes, file, &names)?.without(&left);
     if fit.is_exact() || partial && !fit.loaded.is_empty() {
         return Ok(fit);
     }

@@ -63,14 +63,19 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
         ..ConfigArguments::default()
     })?;
     let model = task::model(&config, task::configured_size(&config)?)?;
-    let pipeline = setup::pipeline(&config, model).build()?;
+    let mut pipeline = setup::pipeline(&config, model).build()?;
     let mut file = TensorFile::open(&arguments.from)?;
     let fit = init::fit(&pipeline, &file, arguments.names.as_deref(), arguments.partial, &[])?;
     let kind = match config.pipeline.dtype {
         Dtype::Float64 => Kind::Double,
         _ => Kind::Float,
     };
-    let tensors = fit.read(&mut file, kind).collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = fit.read(&mut file, kind).collect::<Result<Vec<_>, _>>()?;
+    if !fit.fresh.is_empty() {
+        // With the values that they start from, so that the weights are whole.
+        let own = pipeline.parameters()?.into_iter();
+        tensors.extend(own.filter(|(name, _)| fit.fresh.contains(name)));
+    }
     say!("{fit}");
     save(&arguments.out, &tensors)
 }

@@ -287,3 +287,34 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     }
     std::fs::read_to_string(path).map_err(error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task;
+
+    /// A recipe that cannot be read, or whose network cannot be built, would be found by its first user.
+    #[test]
+    fn oracle_every_recipe_of_ours_is_read_checked_and_makes_a_network() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "toml") {
+                continue;
+            }
+            let arguments = ConfigArguments { config: Some(path.clone()), ..Default::default() };
+            let config = Config::load(&arguments).unwrap_or_else(|error| panic!("{error}"));
+            let model = task::model(&config, 1000).unwrap();
+            let input = task::input(&config, 2);
+            let costs = model.costs(&[input], task::kind(&config)).unwrap();
+            assert!(costs.len() >= config.pipeline.stages, "{}", path.display());
+            // What is written is what was read.
+            let text = config.to_toml().unwrap();
+            let again = Config::from_text(&text, &path, &ConfigArguments::default()).unwrap();
+            assert_eq!(again, config, "{}", path.display());
+            seen += 1;
+        }
+        assert!(seen >= 5, "{seen}");
+    }
+}
