@@ -75,14 +75,21 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
                     bool channels_last) {
   const auto list = [](rust::Slice<const int64_t> slice) { return at::IntArrayRef(slice.data(), slice.size()); };
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
+  // Where there is one place anyway a stride changes nothing; but with one over a map of one pixel's width oneDNN leaves parts of a
+  // bfloat16 weight's gradient as they were in memory.
+  std::vector<int64_t> steps(stride.begin(), stride.end());
+  if (x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && padding.size() == 2 && dilation.size() == 2)
+    for (std::size_t i = 0; i < 2; i++)
+      if (x.size(2 + i) + 2 * padding[i] == dilation[i] * (w.size(2 + i) - 1) + 1)
+        steps[i] = 1;
   if (!channels_last || !x.device().is_cpu() || x.scalar_type() != at::kFloat || x.dim() != 4)
-    return give(at::conv2d(x, w, {}, list(stride), list(padding), list(dilation), groups));
+    return give(at::conv2d(x, w, {}, steps, list(padding), list(dilation), groups));
   TORCH_CHECK(w.dim() == 4 && w.size(1) * groups == x.size(1), "a convolution with a weight ", w.sizes(), " in ", groups,
               " group(s) does not take ", x.sizes());
   const bool pointwise = w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
   if (pointwise && w.device().is_cpu() && w.scalar_type() == at::kFloat)
-    return give(Pointwise::apply(x, w, list(stride)));
-  return give(at::conv2d(x.contiguous(kChannelsLast), w, {}, list(stride), list(padding), list(dilation), groups));
+    return give(Pointwise::apply(x, w, at::IntArrayRef(steps)));
+  return give(at::conv2d(x.contiguous(kChannelsLast), w, {}, steps, list(padding), list(dilation), groups));
 }
 
 } // namespace gpipe

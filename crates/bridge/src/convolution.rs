@@ -110,6 +110,28 @@ mod tests {
         }
     }
 
+    /// Over a map of one pixel's width oneDNN left parts of a bfloat16 weight's gradient as they were in memory, so that training
+    /// of small images found NaNs in some runs and not in others. Memory full of NaNs makes it certain.
+    #[test]
+    fn regression_a_stride_over_one_pixel_leaves_no_part_of_a_gradient_unwritten() {
+        let geometry = Geometry { stride: [2; 2], padding: [1; 2], ..Geometry::default() };
+        let case = Case { x: [4, 64, 1, 1], w: [64, 64, 3, 3], geometry };
+        let exact = run(&case, Kind::Double, Kernels::Aten);
+        for kernels in [Kernels::Aten, Kernels::OneDnn] {
+            for _ in 0..5 {
+                let dirty: Vec<Tensor> = (0..8)
+                    .map(|_| Tensor::full([64 * 64 * 9], f64::NAN, (Kind::Float, Device::Cpu)))
+                    .collect();
+                drop(dirty);
+                for (a, b) in run(&case, Kind::BFloat16, kernels).iter().zip(&exact) {
+                    // bfloat16 has 8 bits, and what is summed is below 64.
+                    let difference = (a - b).abs().max().double_value(&[]);
+                    assert!(difference < 64.0 / 128.0, "{kernels:?}: {difference}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn fault_shapes_that_do_not_fit_are_an_error() {
         let x = values(&[2, 8, 4, 4], 0.0).to_kind(Kind::Float);

@@ -281,7 +281,8 @@ pub enum Error {
 
     /// An image, or the place for its numbers, with a length that is not that of its sides.
     #[error(
-        "an image of {height} x {width} pixels has {bytes} bytes and {out} numbers of output at size {size}; give it          height * width * 3 bytes, at least 3, and 3 * size * size numbers"
+        "an image of {height} x {width} pixels has {bytes} bytes and {out} numbers of output at size {size}; give it \
+         height * width * 3 bytes, at least 3, and 3 * size * size numbers"
     )]
     ImageShape {
         /// Rows.

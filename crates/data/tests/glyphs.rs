@@ -185,8 +185,10 @@ fn property_where_files_lie_and_what_they_are_called_changes_nothing() {
         assert!((0..a.len()).all(|i| a.image(i).unwrap() == b.image(i).unwrap()));
     }
     assert_ne!(a.0.fingerprint(), a.1.fingerprint());
+    // The same glyphs, drawn larger.
+    let larger = GlyphSettings { size: 33, ..settings.clone() };
+    assert_eq!(open(one.path(), &larger).0.fingerprint(), a.0.fingerprint());
     for changed in [
-        GlyphSettings { size: 33, ..settings.clone() },
         GlyphSettings { seed: 1, ..settings.clone() },
         GlyphSettings { variations: 3, ..settings.clone() },
         GlyphSettings { characters: "abcdefg".to_owned(), ..settings.clone() },

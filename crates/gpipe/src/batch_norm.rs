@@ -67,7 +67,7 @@ pub(crate) fn batch_norm(
     let count = shape[0] * shape[2..].iter().product::<i64>();
     if count < 2 {
         return Err(LayerError::Shape(format!(
-            "batch norm of {shape:?}: one value a channel has no variance; use fewer micro-batches"
+            "batch norm of {shape:?}: one value a channel has no variance; use larger micro-batches (fewer of them, or a larger mini-batch) or larger images"
         )));
     }
     let (none, momentum) = (None::<&Tensor>, norm.momentum);
@@ -96,7 +96,8 @@ pub(crate) fn combine(
     let counts = Tensor::f_from_slice(&counts)?.f_to_device(device)?.f_unsqueeze(1)?;
     let sum = |values: Tensor| values.f_sum_dim_intlist(0_i64, false, Kind::Double);
     let mean = sum(means.f_mul(&counts)?)?.f_div_scalar(total as f64)?;
-    // var = 1 / inverse^2 - eps; what rounding made negative is 0.
+    // var = 1 / inverse^2 - eps; what rounding made negative is 0. As the inverse is in float32, this is exact to some 1e-7 of
+    // var + eps, which is what normalises; of a variance far below eps it is less.
     let variances = inverses.f_square()?.f_reciprocal()?.f_sub_scalar(eps)?.f_clamp_min(0.0)?;
     let apart = means.f_sub(&mean)?.f_square()?;
     let squares = sum(variances.f_add(&apart)?.f_mul(&counts)?)?;

@@ -104,8 +104,13 @@ impl Metric for TopK {
         // An ignored target is no class; any other will do, for it is masked below.
         let class = target.f_mul(&counts.f_to_kind(target.kind())?)?.f_unsqueeze(-1)?;
         let own = output.f_gather(-1, &class, false)?;
-        let larger = output.f_gt_tensor(&own)?.f_sum_dim_intlist(-1_i64, false, Kind::Int64)?;
-        let hit = larger.f_lt(self.k)?.f_logical_and(&counts)?;
+        let classes = output.size().last().copied().unwrap_or(0);
+        let places = Tensor::f_arange(classes, (Kind::Int64, output.device()))?;
+        let equal = output.f_eq_tensor(&own)?.f_logical_and(&places.f_lt_tensor(&class)?)?;
+        let before = output.f_gt_tensor(&own)?.f_logical_or(&equal)?;
+        let rank = before.f_sum_dim_intlist(-1_i64, false, Kind::Int64)?;
+        let are_numbers = output.f_isnan()?.f_any_dim(-1, false)?.f_logical_not()?;
+        let hit = rank.f_lt(self.k)?.f_logical_and(&counts)?.f_logical_and(&are_numbers)?;
         Ok(hit.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
 
@@ -133,7 +138,10 @@ mod tests {
             let rank = |row: usize| {
                 let row_values = &values[row * classes..][..classes];
                 let own = row_values[targets[row] as usize];
-                row_values.iter().filter(|&&value| value > own).count()
+                let before = |&(place, &value): &(usize, &f32)| {
+                    value > own || value == own && place < targets[row] as usize
+                };
+                row_values.iter().enumerate().filter(before).count()
             };
             let expected =
                 (0..rows).filter(|&row| targets[row] >= 0 && rank(row) < k).count() as f64;
@@ -145,6 +153,17 @@ mod tests {
         }
         assert_eq!(before, 35.0, "every class is among all of them");
         assert_eq!(TopK::new(5).name(), "top5");
+    }
+
+    #[test]
+    fn regression_equal_values_and_nans_are_no_hits() {
+        // A network that gives every class the same value, or none, once had a top-1 of 100%.
+        let targets = [Tensor::from_slice(&[0_i64, 1, 2, 0])];
+        let equal = [Tensor::zeros([4, 3], (Kind::Float, tch::Device::Cpu))];
+        assert_eq!(TopK::new(1).sum(&equal, &targets).unwrap(), 2.0);
+        assert_eq!(TopK::new(2).sum(&equal, &targets).unwrap(), 3.0);
+        let nan = [Tensor::full([4, 3], f64::NAN, (Kind::Float, tch::Device::Cpu))];
+        assert_eq!(TopK::new(3).sum(&nan, &targets).unwrap(), 0.0);
     }
 
     #[test]

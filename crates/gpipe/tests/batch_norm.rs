@@ -197,7 +197,7 @@ fn fault_one_value_a_channel_and_other_channels() {
     let mut pipeline = builder.micro_batches(4).build().unwrap();
     let x = uniform(&[4, CHANNELS], 1, Kind::Float);
     let error = pipeline.train_step(&x, x.zeros_like()).unwrap_err().to_string();
-    assert!(error.contains("layer 'norm'") && error.contains("fewer micro-batches"), "{error}");
+    assert!(error.contains("layer 'norm'") && error.contains("larger micro-batches"), "{error}");
     let wide = TensorSpec::new([4, 7], Kind::Float);
     let error = Pipeline::builder(model(), wide).build().err().unwrap().to_string();
     assert!(error.contains("4 channels") && error.contains("[4, 7]"), "{error}");

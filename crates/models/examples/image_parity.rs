@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use common::{Failure, Numbers};
 use gpipe::{
-    CrossEntropy, Forward, Infer, Layer, LayerError, MeanSquaredError, Pipeline, Sequence, Sgd,
-    TensorSpec, layer::only,
+    CrossEntropy, Forward, Infer, Kernels, Layer, LayerError, MeanSquaredError, Pipeline, Sequence,
+    Sgd, TensorSpec, layer::only,
 };
 use gpipe_models::{AmoebaNet, ResNet, UNet, Variant};
 use tch::{Kind, Tensor};
@@ -48,6 +48,7 @@ fn main() -> Result<(), Failure> {
     let sample = TensorSpec::new([3, 3, size, size], kind);
     let builder = Pipeline::builder(model, sample)
         .stages(2)
+        .kernels(Kernels::OneDnn) // those of the command, where they are the faster ones; float64 has no choice
         .micro_batches(micro_batches)
         .seed(SEED)
         .kind(kind)
@@ -84,7 +85,16 @@ fn main() -> Result<(), Failure> {
 
 fn amoebanet() -> AmoebaNet {
     let (variant, drop_path) = (Variant::D, 0.0);
-    AmoebaNet { variant, cells: 3, filters: 16, channels: 3, classes: CLASSES, drop_path }
+    let auxiliary = false;
+    AmoebaNet {
+        variant,
+        cells: 3,
+        filters: 16,
+        channels: 3,
+        classes: CLASSES,
+        drop_path,
+        auxiliary,
+    }
 }
 
 fn unet() -> UNet {

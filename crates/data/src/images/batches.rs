@@ -211,7 +211,8 @@ impl TrainImages {
     }
 }
 
-/// Every image once, in the order of the set and without augmentation.
+/// Every image once, in the order of the set and without augmentation; or so many of them, as far apart as they can be, because
+/// a set is often sorted by class.
 #[derive(Debug, Clone)]
 pub struct EvaluationImages {
     source: Source,
@@ -220,7 +221,7 @@ pub struct EvaluationImages {
 }
 
 impl EvaluationImages {
-    /// Batches of `mini_batch` images over the first `images_max` where given. The last batch may be smaller.
+    /// Batches of `mini_batch` images, over `images_max` of the set where given. The last batch may be smaller.
     ///
     /// # Errors
     /// As for [`TrainImages::new`]; `images_max` is 0.
@@ -260,7 +261,9 @@ impl EvaluationImages {
         let last = self.images.min(first.saturating_add(self.mini_batch));
         let indices: Vec<usize> = (first..last).collect();
         let Source { set, on_unreadable, unreadable, .. } = &self.source;
-        Some(self.source.batch(&indices, |&index| {
+        Some(self.source.batch(&indices, |&place| {
+            // In 128 bits: a place times the size of a set may be more than 64 hold.
+            let index = (place as u128 * set.len() as u128 / self.images as u128) as usize;
             let image = unreadable.read(set.as_ref(), index, *on_unreadable)?;
             Ok(image.map(|image| Found { index, image, key: None }))
         }))

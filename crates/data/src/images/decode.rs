@@ -50,6 +50,14 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// The first bytes of a file.
 pub(super) fn read_at_most(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    // A named pipe would be waited for without an end.
+    let metadata = path.metadata().map_err(Error::io("read", path))?;
+    if !metadata.is_file() {
+        return Err(Error::Image {
+            path: path.to_path_buf(),
+            reason: "it is no regular file".into(),
+        });
+    }
     let file = File::open(path).map_err(Error::io("read", path))?;
     let mut bytes = Vec::new();
     file.take(bytes_max).read_to_end(&mut bytes).map_err(Error::io("read", path))?;

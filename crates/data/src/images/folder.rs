@@ -47,6 +47,9 @@ struct ImageFile {
     bytes: u64,
 }
 
+/// What folders are called that hold parts of a data set, not classes.
+const PARTS: [&str; 6] = ["train", "training", "val", "valid", "validation", "test"];
+
 impl ImageFolder {
     /// All images under `root`.
     ///
@@ -56,6 +59,15 @@ impl ImageFolder {
     pub fn open(root: &Path) -> Result<Self> {
         let folders = class_folders(root)?;
         let classes: Vec<String> = folders.keys().cloned().collect();
+        if classes.iter().all(|class| PARTS.contains(&class.to_lowercase().as_str())) {
+            return Err(malformed(
+                root,
+                format!(
+                    "{} are no classes but parts of a data set; name one of them, and another to validate on",
+                    list(&classes.iter().map(String::as_str).collect::<Vec<_>>())
+                ),
+            ));
+        }
         let set = Self::read(root, classes, &folders)?;
         let mut counts = vec![0; set.classes.len()];
         for file in &set.files {

@@ -89,7 +89,7 @@ proptest! {
         let seen: Vec<usize> = images.iter().flat_map(|batch| numbers(&batch.unwrap())).collect();
         let expected = len.min(cap.unwrap_or(len));
         prop_assert_eq!(images.images(), expected);
-        prop_assert!(seen.into_iter().eq(0..expected));
+        prop_assert!(seen.into_iter().eq((0..expected).map(|place| place * len / expected)));
         prop_assert!(images.batch(images.batches()).is_none());
         prop_assert!(images.batch(usize::MAX).is_none());
     }
@@ -249,5 +249,35 @@ fn fault_a_set_that_panics_is_an_error() {
     match batches.batch(0) {
         Err(Error::ImageThreadPanicked { reason }) => assert!(reason.contains("today")),
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn oracle_a_part_of_a_set_is_spread_over_it() {
+    // Sorted by class, so that its beginning would be of one class alone.
+    let folder = tempdir().unwrap();
+    for class in ["a", "b", "c", "d"] {
+        std::fs::create_dir(folder.path().join(class)).unwrap();
+        for number in 0..5 {
+            let pixel = image::RgbImage::from_pixel(4, 4, image::Rgb([9, 9, 9]));
+            pixel.save(folder.path().join(class).join(format!("{number}.png"))).unwrap();
+        }
+    }
+    let set = Arc::new(ImageFolder::open(folder.path()).unwrap());
+    let transform = Transform::plain(4, [0.0; 3], [1.0; 3]);
+    for (most, expected) in
+        [(4, vec![0, 1, 2, 3]), (2, vec![0, 2]), (40, (0..20).map(|i| i / 5).collect())]
+    {
+        let all = EvaluationImages::new(
+            Arc::clone(&set) as Arc<dyn ImageSet>,
+            transform.clone(),
+            3,
+            Some(most),
+            1,
+            OnUnreadable::Stop,
+        );
+        let all = all.unwrap();
+        let classes: Vec<i64> = all.iter().flat_map(|batch| batch.unwrap().classes).collect();
+        assert_eq!(classes, expected);
     }
 }

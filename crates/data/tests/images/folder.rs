@@ -149,3 +149,16 @@ fn fault_folders_that_are_no_sets() {
     let deep = format!("class/{}a.png", "d/".repeat(17));
     assert!(message(with_files(&[&deep]).path()).contains("folders deep"));
 }
+
+#[test]
+fn fault_parts_of_a_data_set_are_no_classes() {
+    let folder = tempdir().unwrap();
+    for part in ["train", "val"] {
+        let class = folder.path().join(part).join("cat");
+        fs::create_dir_all(&class).unwrap();
+        image::RgbImage::new(4, 4).save(class.join("1.png")).unwrap();
+    }
+    let error = ImageFolder::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("train") && error.contains("parts of a data set"), "{error}");
+    assert!(ImageFolder::open(&folder.path().join("train")).is_ok());
+}

@@ -148,8 +148,9 @@ impl Glyphs {
     /// default. A folder that does not exist counts as empty.
     ///
     /// The split is by family: all weights, slopes and widths of a design, its monospaced and its slab sister, and its
-    /// copies under other names, are on one side. Which one hangs on the family's name and the seed alone, but for one family that is moved where a side would be
-    /// empty.
+    /// copies under other names, are on one side. Which one hangs on the seed and the name of the family's first font; one
+    /// family is moved where a side would be empty. So fonts that are added may move a family: its images are then others, which
+    /// [`ImageSet::fingerprint`] shows.
     ///
     /// # Errors
     /// A setting out of range; fonts of fewer than two families; too many of them.
@@ -275,7 +276,8 @@ impl ImageSet for Glyphs {
         let mut hasher = StableHasher::new();
         hasher.field(b"glyphs");
         hasher.field(settings.characters.as_bytes());
-        for number in [settings.size as u64, self.variations as u64, settings.seed] {
+        // Not the size: the same glyphs are drawn at any.
+        for number in [self.variations as u64, settings.seed] {
             hasher.field(&number.to_le_bytes());
         }
         // Which fonts are on this side says what the share did.
