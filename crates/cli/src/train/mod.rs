@@ -104,10 +104,13 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     run.progress.finish();
     run.summary.print(begin.elapsed().as_secs_f64() * 1e3, run.saving.blocked);
 
-    run.validate(&mut pipeline, &mut position)?;
+    let validated = run.validate(&mut pipeline, &mut position);
+    tell_unreadable(&task.unreadable());
+    if let Err(error) = validated {
+        return Err(run.left(&mut pipeline, &position, error));
+    }
     let (size, unit) = (vocabulary.size() as f64, task::unit(&config));
     say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
-    tell_unreadable(&task.unreadable());
     let saved = run.saving.end(&mut pipeline, &position, &run.progress);
     // Where there is no room for a checkpoint, there may yet be some for the weights.
     gpipe_checkpoint::weights::save(&out.join(WEIGHTS), &pipeline.parameters()?)?;
@@ -215,6 +218,11 @@ impl Run<'_> {
         let result = self.steps(pipeline, make, position);
         let Err(error) = result else { return Ok(()) };
         self.progress.finish();
+        Err(self.left(pipeline, position, error))
+    }
+
+    /// Saves the state before `error` ends the run.
+    fn left(&mut self, pipeline: &mut Pipeline, position: &Position, error: CliError) -> CliError {
         match self.saving.leave(pipeline, position, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
@@ -225,7 +233,7 @@ impl Run<'_> {
             }
             Err(not_saved) => complain!("gpipe: the state could not be saved: {not_saved}"),
         }
-        Err(error)
+        error
     }
 
     fn steps(
