@@ -81,6 +81,9 @@ enum CliError {
     /// The user or the system asked the run to stop.
     #[error("stopped by {signal_name} after step {step}")]
     Interrupted { signal: i32, signal_name: String, step: u64 },
+    /// Every image is left out.
+    #[error("there is nothing to measure on: not one image can be read; check the folder")]
+    NothingMeasured,
     /// `verify` found a difference; it has already been printed.
     #[error("results differ")]
     Differs,

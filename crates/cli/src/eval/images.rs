@@ -35,12 +35,15 @@ pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliE
     let mut pipeline = run.pipeline()?;
     let (images, what) = images(arguments, run)?;
     let mut confusion = Confusion::new(classes.len());
-    for batch in images.iter() {
+    for batch in classification::readable(&images) {
         let Batch { inputs, targets, .. } = classification::tensors(batch?, kind(&run.config))?;
         let logits = logits(&mut pipeline, inputs)?.f_to_kind(Kind::Double)?;
         confusion.add(&logits, &targets)?;
     }
     tell_unreadable(&images.unreadable());
+    if confusion.count() == 0 {
+        return Err(CliError::NothingMeasured);
+    }
     if let Some(path) = &arguments.confusion {
         std::fs::write(path, confusion.tsv(classes)).map_err(io(path))?;
     }

@@ -62,6 +62,9 @@ pub(crate) fn measure(
         }
         count += evaluation.count;
     }
+    if count == 0.0 {
+        return Err(CliError::NothingMeasured);
+    }
     let loss = sums.remove(NATS).unwrap_or(f64::NAN) / count;
     let metrics = sums.into_iter().map(|(name, sum)| (name, sum / count)).collect();
     Ok(Some(Measured { loss, metrics, count }))

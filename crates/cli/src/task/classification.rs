@@ -108,7 +108,7 @@ impl Task for Classification {
     }
 
     fn validation(&self) -> Result<Batches<'_>, CliError> {
-        Ok(Box::new(self.validation.iter().map(|batch| Ok(tensors(batch?, self.kind)?))))
+        Ok(Box::new(readable(&self.validation).map(|batch| Ok(tensors(batch?, self.kind)?))))
     }
 
     fn unreadable(&self) -> Vec<(String, String)> {
@@ -133,6 +133,13 @@ pub(crate) fn evaluation(
         images.threads,
         on_unreadable(images),
     )?)
+}
+
+/// The batches of which not every image is left out.
+pub(crate) fn readable(
+    images: &EvaluationImages,
+) -> impl Iterator<Item = gpipe_data::Result<ImageBatch>> + '_ {
+    images.iter().filter(|batch| !matches!(batch, Ok(batch) if batch.samples == 0))
 }
 
 /// Images [samples, 3, size, size] and classes [samples].
