@@ -75,7 +75,9 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
     match key {
         "seed" => Effect::Refused("the order of the data and dropout are drawn from it"),
         "data.sequence" => Effect::Refused("the position in the data is counted in samples of it"),
-        "data.validation_bytes" | "train.validation_tokens" => Effect::Evaluations,
+        "data.validation" | "data.validation_bytes" | "train.validation_tokens" => {
+            Effect::Evaluations
+        }
         _ if key.starts_with("data.") => Effect::Text,
         "images.validation_images" => Effect::Evaluations,
         "images.threads" => Effect::Nothing,
