@@ -6,7 +6,7 @@ use gpipe::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use super::{
-    kind::{KINDS_ARE, with_kind},
+    kind::{DATA, KINDS_ARE, with_kind},
     text::{CropChoice, OnUnreadableChoice, as_text},
 };
 
@@ -108,9 +108,7 @@ impl<'de> Deserialize<'de> for Data {
             "cifar100" => rest.try_into().map(Self::Cifar100),
             "glyphs" => rest.try_into().map(Self::Glyphs),
             _ => {
-                return Err(Error::custom(format!(
-                    "'{kind}' {KINDS_ARE} text, image-folder, cifar10, cifar100, glyphs"
-                )));
+                return Err(Error::custom(format!("'{kind}' {KINDS_ARE} {}", DATA.join(", "))));
             }
         }
         .map_err(Error::custom)

@@ -2,13 +2,17 @@
 
 use serde::Deserialize;
 
-use super::{Config, ConfigError, Data, Model};
+use super::{
+    Config, ConfigError, Data, Model,
+    kind::{DATA, MODELS},
+};
 
 const KIND: &str = "kind";
 
-/// All keys with their defaults, for the kinds of model and data that `given` names: what a file may name.
-pub(super) fn defaults(given: &toml::Table) -> Result<toml::Table, ConfigError> {
-    let error = |reason: String| ConfigError::Parse { path: "defaults".into(), reason };
+/// All keys with their defaults, for the kinds of model and data that `given` names: what a file may name. An error
+/// is one of `origin`.
+pub(super) fn defaults(given: &toml::Table, origin: &str) -> Result<toml::Table, ConfigError> {
+    let error = |reason: String| ConfigError::Parse { path: origin.into(), reason };
     let mut config = Config::default();
     let kind = |table: &str| {
         let table = given.get(table).and_then(toml::Value::as_table);
@@ -61,6 +65,9 @@ fn is_optional(key: &str) -> bool {
 fn unknown(key: &str, known: &toml::Table, origin: &str) -> ConfigError {
     let mut all = Vec::new();
     collect_keys(known, "", &mut all);
+    if let Some(other) = of_another_kind(key, known) {
+        return ConfigError::UnknownKey { origin: origin.into(), key: key.into(), nearest: other };
+    }
     let nearest = all
         .into_iter()
         .map(|known| {
@@ -73,6 +80,28 @@ fn unknown(key: &str, known: &toml::Table, origin: &str) -> ConfigError {
         ": the tables are model, data, images, pipeline, optimizer, train and checkpoint".to_owned()
     });
     ConfigError::UnknownKey { origin: origin.to_owned(), key: key.to_owned(), nearest }
+}
+
+/// What is to be said of a key that only other kinds have.
+fn of_another_kind(key: &str, known: &toml::Table) -> Option<String> {
+    let (table, rest) = key.split_once('.')?;
+    let own = known.get(table)?.get(KIND)?.as_str()?;
+    let kinds: &[&str] = match table {
+        "model" => &MODELS,
+        "data" => &DATA,
+        _ => return None,
+    };
+    let has = |kind: &&&str| {
+        let only = toml::Table::from_iter([(KIND.to_owned(), toml::Value::from(**kind))]);
+        let given = toml::Table::from_iter([(table.to_owned(), toml::Value::Table(only))]);
+        let all = defaults(&given, table).ok();
+        all.is_some_and(|all| all.get(table).is_some_and(|table| table.get(rest).is_some()))
+    };
+    let others: Vec<&str> = kinds.iter().filter(has).copied().collect();
+    (!others.is_empty()).then(|| {
+        let others = others.join(" and ");
+        format!(" where {table}.{KIND} is {own}, but where it is {others}: leave it out, or correct the kind")
+    })
 }
 
 /// A key in the wrong table is likely meant, too.
@@ -107,7 +136,7 @@ pub(super) fn set(table: &mut toml::Table, text: &str) -> Result<(), ConfigError
     let error = |reason: &str| ConfigError::Set { text: text.to_owned(), reason: reason.into() };
     let (key, value) = text.split_once('=').ok_or_else(|| error("write it as KEY=VALUE"))?;
     let (key, value) = (key.trim(), value.trim());
-    let all = defaults(table)?;
+    let all = defaults(table, "--set")?;
     let mut known = all.clone();
     let parts: Vec<&str> = key.split('.').collect();
     let (last, tables) = parts.split_last().ok_or_else(|| error("write it as KEY=VALUE"))?;

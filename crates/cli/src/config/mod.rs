@@ -77,14 +77,18 @@ impl Config {
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
             ConfigError::Parse { path: origin.to_owned(), reason: error.to_string() }
         })?;
-        let known = defaults(&table)?;
-        check_keys(&table, &known, &known, "", &origin.display().to_string())?;
+        let file = origin.display().to_string();
+        let known = defaults(&table, &file)?;
+        check_keys(&table, &known, &known, "", &file)?;
         // A kind first: other keys depend on it.
         let is_kind = |text: &&String| {
             text.split_once('=').is_some_and(|(key, _)| key.trim().ends_with(".kind"))
         };
         for text in arguments.set.iter().filter(is_kind) {
             set(&mut table, text)?;
+            // The file's keys may be those of the kind that it named.
+            let known = defaults(&table, &format!("--set {text}"))?;
+            check_keys(&table, &known, &known, "", &format!("{file} with --set {text}"))?;
         }
         for text in arguments.set.iter().filter(|text| !is_kind(text)) {
             set(&mut table, text)?;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use super::{
-    kind::{KINDS_ARE, with_kind},
+    kind::{KINDS_ARE, MODELS, with_kind},
     text::{VariantName, as_text},
 };
 
@@ -67,9 +67,7 @@ impl<'de> Deserialize<'de> for Model {
             "amoebanet" => rest.try_into().map(Self::AmoebaNet),
             "resnet" => rest.try_into().map(Self::ResNet),
             _ => {
-                return Err(Error::custom(format!(
-                    "'{kind}' {KINDS_ARE} transformer, amoebanet, resnet"
-                )));
+                return Err(Error::custom(format!("'{kind}' {KINDS_ARE} {}", MODELS.join(", "))));
             }
         }
         .map_err(Error::custom)
