@@ -222,6 +222,16 @@ impl Config {
             let reason = "a transformer learns from text (data.kind = text), an image network from image-folder, cifar10, cifar100 or glyphs";
             return refuse("model.kind and data.kind", "these two".into(), reason);
         }
+        if let Model::AmoebaNet(model) = &self.model
+            && !(model.auxiliary >= 0.0 && model.auxiliary.is_finite())
+        {
+            let value = model.auxiliary.to_string();
+            return refuse(
+                "model.auxiliary",
+                value,
+                "use 0 (no auxiliary head) or a positive number, such as 0.4",
+            );
+        }
         let (devices, stages) = (self.pipeline.devices.0.len(), self.pipeline.stages);
         if devices != 1 && devices != stages {
             let value = self.pipeline.devices.to_string();
