@@ -1,6 +1,7 @@
 //! What the tests of the command share: a folder with a tiny configuration and text, and the command in it.
 #![allow(dead_code)] // each test file uses its own part
 
+pub mod images;
 pub mod process;
 
 use std::{
