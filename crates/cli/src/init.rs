@@ -39,6 +39,15 @@ pub(crate) fn load(
     let named = arguments.fresh.iter().map(String::as_str);
     let fresh: Vec<&str> = named.chain(fresh.iter().copied()).collect();
     let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial, &fresh)?;
+    let unused = arguments
+        .fresh
+        .iter()
+        .find(|pattern| !fit.fresh.iter().any(|name| gpipe::name_matches(pattern, name)));
+    if let Some(pattern) = unused {
+        return Err(CliError::Usage(format!(
+            "--fresh {pattern}: no parameter has such a name; gpipe inspect lists those of a run"
+        )));
+    }
     let own = pipeline.parameters()?;
     let kind = own.first().map_or(tch::Kind::Float, |(_, value)| value.kind());
     for loaded in fit.read(&mut file, kind) {

@@ -68,7 +68,7 @@ fn fault_unreadable_images_are_left_out_of_an_evaluation_and_counted() {
     let folder = with_images();
     trained(&folder, &[]);
     spoil(&folder, "held-out/cross/02.png");
-    folder.refuses(&["eval", "run"], &["held-out/cross/02.png", "replace the file, or remove it"]);
+    folder.refuses(&["eval", "run"], &["held-out/cross/02.png", "replace the file, remove it"]);
     let eval = ["eval", "run", "--json", "--set", "images.on_unreadable=skip"];
     let output = folder.gpipe(&eval);
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -106,7 +106,7 @@ fn regression_what_was_learnt_is_saved_where_the_last_validation_fails() {
     spoil(&folder, "held-out/square/00.png");
     let saved = "the state after step 3 is saved: gpipe train --resume run goes on";
     let train = [&TRAIN[..], &["--steps", "3"]].concat();
-    folder.refuses(&train, &[saved, "held-out/square/00.png", "replace the file, or remove it"]);
+    folder.refuses(&train, &[saved, "held-out/square/00.png", "replace the file, remove it"]);
     assert_eq!(steps(&folder, "run"), [3]);
     fs::remove_file(folder.path("held-out/square/00.png")).unwrap();
     let printed = folder.succeeds(&["train", "--resume", "run"]);

@@ -226,7 +226,7 @@ pub enum Error {
     },
 
     /// An image file that cannot be used.
-    #[error("cannot decode the image `{}`: {reason}; replace the file, or remove it", path.display())]
+    #[error("cannot decode the image `{}`: {reason}; replace the file, remove it, or have unreadable images skipped", path.display())]
     Image {
         /// The file.
         path: PathBuf,

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use common::{Failure, Numbers};
 use gpipe::{
-    CrossEntropy, Forward, Infer, Kernels, Layer, LayerError, MeanSquaredError, Pipeline, Sequence,
-    Sgd, TensorSpec, layer::only,
+    CrossEntropy, Forward, Infer, Layer, LayerError, MeanSquaredError, Pipeline, Sequence, Sgd,
+    TensorSpec, layer::only,
 };
 use gpipe_models::{AmoebaNet, ResNet, UNet, Variant};
 use tch::{Kind, Tensor};
@@ -48,7 +48,6 @@ fn main() -> Result<(), Failure> {
     let sample = TensorSpec::new([3, 3, size, size], kind);
     let builder = Pipeline::builder(model, sample)
         .stages(2)
-        .kernels(Kernels::OneDnn) // those of the command, where they are the faster ones; float64 has no choice
         .micro_batches(micro_batches)
         .seed(SEED)
         .kind(kind)

@@ -185,3 +185,47 @@ fn fault_a_weight_that_is_none() {
         assert!(error.contains("auxiliary loss"), "{error}");
     }
 }
+
+/// Gradients of one step: by float64, by ATen's and by oneDNN's float32.
+fn gradients(model: &Sequence, seed: u64, kind: Kind, kernels: Kernels) -> Vec<(String, Tensor)> {
+    let (x, y) = classified(10, seed);
+    let mut pipeline = Pipeline::builder(model.clone(), TensorSpec::new([10, 3, 32, 32], kind))
+        .kind(kind)
+        .kernels(kernels)
+        .seed(seed)
+        .keep_gradients()
+        .loss(CrossEntropy::default())
+        .optimizer(Sgd::new(0.0))
+        .build()
+        .unwrap();
+    pipeline.train_step(x.to_kind(kind), y).unwrap();
+    pipeline.gradients().unwrap()
+}
+
+/// A value near 0 may pass a ReLU, and one of two equal ones a maximum, with one kernel and not with another; that moves
+/// some gradients by percents, in some of the draws. What a kernel does wrong is wrong in all of them.
+#[test]
+fn oracle_every_kernel_gives_the_gradients_of_float64() {
+    let network = AmoebaNet { filters: 16, drop_path: 0.0, ..small(Variant::D) };
+    let resnet = ResNet { blocks: [1, 1, 1, 1], width: 8, channels: 3, classes: 4 };
+    for model in [network.build().unwrap(), resnet.build().unwrap()] {
+        for kernels in [Kernels::Aten, Kernels::OneDnn] {
+            let mut all: Vec<f64> = (0..9)
+                .map(|seed| {
+                    let exact = gradients(&model, seed, Kind::Double, Kernels::Aten);
+                    let found = gradients(&model, seed, Kind::Float, kernels);
+                    let norm = |tensors: &mut dyn Iterator<Item = Tensor>| {
+                        tensors
+                            .map(|t| t.square().sum(Kind::Double).double_value(&[]))
+                            .sum::<f64>()
+                            .sqrt()
+                    };
+                    let mut apart = exact.iter().zip(&found).map(|((_, a), (_, b))| a - b);
+                    norm(&mut apart) / norm(&mut exact.iter().map(|(_, a)| a.shallow_clone()))
+                })
+                .collect();
+            all.sort_by(f64::total_cmp);
+            assert!(all[4] < 1e-4, "{kernels:?}: the middle one of {all:?}");
+        }
+    }
+}

@@ -22,6 +22,8 @@ pub(crate) enum Effect {
     Rounding,
     /// To the training nothing; its evaluations are of other data.
     Evaluations,
+    /// Training and evaluations see the data in another way from here on.
+    Presentation,
     /// They are those of another recipe from here on.
     FromHereOn,
     /// The state is of no use with it; why.
@@ -36,6 +38,7 @@ impl Effect {
             Self::Text => "the training data must be the same",
             Self::Rounding => "changes the last bits",
             Self::Evaluations => "evaluations are of other data, the best one starts anew",
+            Self::Presentation => "from here on; the best one starts anew",
             Self::FromHereOn => "from here on",
             Self::Refused(reason) => reason,
         }
@@ -81,8 +84,17 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
         _ if key.starts_with("data.") => Effect::Text,
         "images.validation_images" => Effect::Evaluations,
         "images.threads" => Effect::Nothing,
-        "images.resize" => Effect::Evaluations,
-        _ if key.starts_with("images.") => Effect::FromHereOn,
+        "images.crop" | "images.flip" | "images.cutout" => Effect::FromHereOn,
+        _ if key.starts_with("images.") => Effect::Presentation,
+        "model.auxiliary" => {
+            let is_zero = |value: &Option<toml::Value>| {
+                value.as_ref().and_then(toml::Value::as_float) == Some(0.0)
+            };
+            match is_zero(old) == is_zero(new) {
+                true => Effect::FromHereOn,
+                false => Effect::Refused("with an auxiliary head the network is another"),
+            }
+        }
         "model.dropout" | "model.attention_dropout" | "model.drop_path" => Effect::FromHereOn,
         "pipeline.micro_batches"
         | "pipeline.kernels"

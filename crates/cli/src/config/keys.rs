@@ -43,7 +43,7 @@ pub(super) fn check_keys(
     for (key, value) in given {
         let full = format!("{prefix}{key}");
         match known.get(key) {
-            None if is_optional(&full) => {}
+            None if is_optional(&full, all) => {}
             None => return Err(unknown(&full, all, origin)),
             Some(toml::Value::Table(known)) => {
                 if let toml::Value::Table(given) = value {
@@ -57,8 +57,9 @@ pub(super) fn check_keys(
 }
 
 /// Keys that may be absent, and are by default: they have no value to be listed with.
-fn is_optional(key: &str) -> bool {
-    key == "data.validation"
+fn is_optional(key: &str, known: &toml::Table) -> bool {
+    let kind = known.get("data").and_then(|data| data.get(KIND)).and_then(toml::Value::as_str);
+    key == "data.validation" && kind == Some("image-folder")
 }
 
 /// The error for a key that does not exist, with the nearest one that does.
@@ -153,7 +154,7 @@ pub(super) fn set(table: &mut toml::Table, text: &str) -> Result<(), ConfigError
         };
     }
     match known.get(*last) {
-        None if is_optional(key) => {}
+        None if is_optional(key, &all) => {}
         None => return Err(unknown(key, &all, "--set")),
         Some(toml::Value::Table(_)) => return Err(error("that is a table: set one of its keys")),
         Some(_) => {}

@@ -1,6 +1,6 @@
 //! Which classes are taken for which.
 
-use std::fmt::Write;
+use std::{collections::BTreeMap, fmt::Write};
 
 use tch::{Kind, Tensor};
 
@@ -9,32 +9,46 @@ use crate::CliError;
 /// Counts of (true class, likeliest class), and what else is measured of logits.
 pub(crate) struct Confusion {
     classes: usize,
-    /// `[true class * classes + likeliest class]`
-    counts: Vec<u64>,
+    /// By (true class, likeliest class); those that there are.
+    counts: BTreeMap<(usize, usize), u64>,
     /// How many images have their class at each place of the order of likelihood, from 0.
     ranks: Vec<u64>,
+    count: u64,
     nats: f64,
 }
 
 impl Confusion {
     pub(crate) fn new(classes: usize) -> Self {
-        Self { classes, counts: vec![0; classes * classes], ranks: vec![0; classes], nats: 0.0 }
+        let (counts, ranks) = (BTreeMap::new(), vec![0; classes]);
+        Self { classes, counts, ranks, count: 0, nats: 0.0 }
     }
 
-    /// Counts what `logits` [samples, classes], float64, make of `targets` [samples].
+    /// Counts what `logits` [samples, classes], float64, make of `targets` [samples]. Of equal logits those of lower classes
+    /// are the likelier ones.
+    ///
+    /// # Errors
+    /// Logits that are no numbers: there is no likeliest.
     pub(crate) fn add(&mut self, logits: &Tensor, targets: &Tensor) -> Result<(), CliError> {
+        if logits.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
+            return Err(CliError::Usage(
+                "the network's outputs are not finite: its weights are ruined, use an earlier checkpoint"
+                    .into(),
+            ));
+        }
         let own = logits.f_gather(1, &targets.f_unsqueeze(1)?, false)?;
         let nats = logits.f_logsumexp(&[1_i64][..], true)?.f_sub(&own)?;
         self.nats += nats.f_sum(Kind::Double)?.f_double_value(&[])?;
-        let ranks = logits.f_gt_tensor(&own)?.f_sum_dim_intlist(1_i64, false, Kind::Int64)?;
+        let places = Tensor::f_arange(self.classes as i64, (Kind::Int64, logits.device()))?;
+        let equal = logits.f_eq_tensor(&own)?;
+        let equal = equal.f_logical_and(&places.f_lt_tensor(&targets.f_unsqueeze(1)?)?)?;
+        let before = logits.f_gt_tensor(&own)?.f_logical_or(&equal)?;
+        let ranks = before.f_sum_dim_intlist(1_i64, false, Kind::Int64)?;
         let list = |tensor: &Tensor| Vec::<i64>::try_from(tensor);
         let likeliest = logits.f_argmax(1, false)?;
         let all = list(targets)?.into_iter().zip(list(&likeliest)?).zip(list(&ranks)?);
         for ((class, likeliest), rank) in all {
-            let place = class as usize * self.classes + likeliest as usize;
-            if let Some(count) = self.counts.get_mut(place) {
-                *count += 1;
-            }
+            *self.counts.entry((class as usize, likeliest as usize)).or_default() += 1;
+            self.count += 1;
             if let Some(count) = self.ranks.get_mut(rank as usize) {
                 *count += 1;
             }
@@ -44,7 +58,7 @@ impl Confusion {
 
     /// How many images were counted.
     pub(crate) fn count(&self) -> u64 {
-        self.counts.iter().sum()
+        self.count
     }
 
     /// The mean cross entropy, in nats.
@@ -57,20 +71,21 @@ impl Confusion {
         self.ranks.iter().take(k).sum::<u64>() as f64 / self.count() as f64
     }
 
-    fn row(&self, class: usize) -> &[u64] {
-        &self.counts[class * self.classes..][..self.classes]
+    fn row(&self, class: usize) -> Vec<u64> {
+        let count = |other| self.counts.get(&(class, other)).copied().unwrap_or(0);
+        (0..self.classes).map(count).collect()
     }
 
     /// The most frequent confusions: (true class, likeliest class, how often, images of the true class).
     pub(crate) fn worst(&self, most: usize) -> Vec<(usize, usize, u64, u64)> {
-        let mut all = Vec::new();
-        for class in 0..self.classes {
-            let row = self.row(class);
-            let others = row.iter().enumerate();
-            let others = others.filter(|&(other, &count)| other != class && count > 0);
-            let of = row.iter().sum();
-            all.extend(others.map(|(other, &count)| (class, other, count, of)));
+        let mut images = BTreeMap::<usize, u64>::new();
+        for (&(class, _), count) in &self.counts {
+            *images.entry(class).or_default() += count;
         }
+        let of = |class: usize| images.get(&class).copied().unwrap_or(0);
+        let others = self.counts.iter().filter(|((class, other), _)| class != other);
+        let others = others.map(|(&(class, other), &count)| (class, other, count, of(class)));
+        let mut all: Vec<_> = others.collect();
         all.sort_by_key(|&(class, other, count, _)| (std::cmp::Reverse(count), class, other));
         all.truncate(most);
         all
@@ -81,7 +96,7 @@ impl Confusion {
         /// Longest part of a class's name that is shown.
         const NAME: usize = 12;
         let name = |class: usize| classes[class].chars().take(NAME).collect::<String>();
-        let most = self.counts.iter().max().copied().unwrap_or(0);
+        let most = self.counts.values().max().copied().unwrap_or(0);
         let width = most.to_string().len().max(2) + 1;
         let mut text = String::new();
         let heads = (0..self.classes).map(|class| {
@@ -129,6 +144,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn regression_equal_logits_are_no_hits_and_nans_no_result() {
+        let mut confusion = Confusion::new(3);
+        let equal = Tensor::zeros([3, 3], (Kind::Double, tch::Device::Cpu));
+        let targets = Tensor::from_slice(&[0_i64, 1, 2]);
+        confusion.add(&equal, &targets).unwrap();
+        assert_eq!((confusion.top(1), confusion.top(2)), (1.0 / 3.0, 2.0 / 3.0));
+        let nan = equal + f64::NAN;
+        assert!(confusion.add(&nan, &targets).is_err());
+    }
+
+    #[test]
     fn oracle_what_is_counted_is_what_a_hand_counts() {
         // Images of classes 0, 0, 1, 2; taken for 0, 1, 1, 0.
         let logits = [
@@ -142,7 +168,8 @@ mod tests {
         let mut confusion = Confusion::new(3);
         confusion.add(&logits.narrow(0, 0, 3), &targets.narrow(0, 0, 3)).unwrap();
         confusion.add(&logits.narrow(0, 3, 1), &targets.narrow(0, 3, 1)).unwrap();
-        assert_eq!(confusion.counts, [1, 1, 0, 0, 1, 0, 1, 0, 0]);
+        let expected = [((0, 0), 1), ((0, 1), 1), ((1, 1), 1), ((2, 0), 1)];
+        assert_eq!(confusion.counts, BTreeMap::from(expected));
         assert_eq!((confusion.top(1), confusion.top(2), confusion.top(5)), (0.5, 0.75, 1.0));
         assert_eq!(confusion.worst(9), [(0, 1, 1, 2), (2, 0, 1, 1)]);
         let expected = logits.log_softmax(1, Kind::Double).nll_loss(&targets).double_value(&[]);

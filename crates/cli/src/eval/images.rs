@@ -32,6 +32,9 @@ pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliE
         ));
     }
     let classes = run.vocabulary.classes()?;
+    if let Some(path) = &arguments.confusion {
+        std::fs::write(path, "").map_err(io(path))?; // before any work
+    }
     let mut pipeline = run.pipeline()?;
     let (images, what) = images(arguments, run)?;
     let mut confusion = Confusion::new(classes.len());
@@ -94,7 +97,15 @@ fn images(
             Ok((classification::evaluation(&run.config, Arc::new(set), None)?, what))
         }
         None => {
-            let (images, what, own) = Classification::held_out(&run.config)?;
+            let held_out = Classification::held_out(&run.config).map_err(|error| match error {
+                CliError::Data(source @ gpipe_data::Error::MissingPath { .. }) => {
+                    CliError::Usage(format!(
+                        "{source}: it is the run's own; run where you trained, or name others with --images DIR"
+                    ))
+                }
+                other => other,
+            });
+            let (images, what, own) = held_out?;
             if own != classes {
                 return Err(CliError::Usage(format!(
                     "{what}: its {} classes are not the {} of the model: bring its data back, or name others with --images DIR",

@@ -56,6 +56,12 @@ impl Classification {
                 )));
             }
         }
+        if classes.len() < 2 {
+            return Err(CliError::Usage(format!(
+                "{what}: there is one class only, '{}', so there is nothing to learn: give a folder with one for each class",
+                classes.join("")
+            )));
+        }
         let (images, mini_batch) = (&config.images, config.train.mini_batch);
         let (threads, on_unreadable) = (images.threads, on_unreadable(images));
         let transform = transform(images);
@@ -154,7 +160,7 @@ pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchEr
 pub(crate) fn transform(images: &ImagesConfig) -> Transform {
     Transform {
         size: images.size,
-        resize: images.resize.max(images.size),
+        resize: if images.resize == 0 { images.size } else { images.resize },
         mean: images.mean,
         std: images.std,
         crop: match images.crop {

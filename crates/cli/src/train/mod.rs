@@ -10,7 +10,7 @@ mod signals;
 mod start;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::ErrorKind,
     path::Path,
     time::{Duration, Instant},
@@ -89,6 +89,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         saving: Saving::new(out, &config, vocabulary, &start)?,
         stop: Stop::install()?,
         nan_in_a_row: 0,
+        told: BTreeSet::new(),
         task: task.as_ref(),
         out,
         config: &config,
@@ -105,7 +106,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     run.summary.print(begin.elapsed().as_secs_f64() * 1e3, run.saving.blocked);
 
     let validated = run.validate(&mut pipeline, &mut position);
-    tell_unreadable(&task.unreadable());
+    run.tell_unreadable();
     if let Err(error) = validated {
         return Err(run.left(&mut pipeline, &position, error));
     }
@@ -197,6 +198,8 @@ struct Run<'a> {
     saving: Saving,
     stop: Stop,
     nan_in_a_row: u64,
+    /// Images that were told to be unreadable.
+    told: BTreeSet<String>,
     task: &'a dyn Task,
     out: &'a Path,
     config: &'a Config,
@@ -216,6 +219,7 @@ impl Run<'_> {
             return Ok(());
         }
         let result = self.steps(pipeline, make, position);
+        self.tell_unreadable();
         let Err(error) = result else { return Ok(()) };
         self.progress.finish();
         Err(self.left(pipeline, position, error))
@@ -285,6 +289,14 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Tells of the images that were left out since it was last told.
+    fn tell_unreadable(&mut self) {
+        let all = self.task.unreadable();
+        let new: Vec<_> =
+            all.into_iter().filter(|(name, _)| self.told.insert(name.clone())).collect();
+        tell_unreadable(&new);
+    }
+
     fn stop_if_asked(&self, position: &Position) -> Result<(), CliError> {
         match self.stop.asked() {
             Some(signal) if position.batches < self.config.train.steps => {
@@ -338,6 +350,7 @@ impl Run<'_> {
             let named = measured.metrics.into_iter();
             metrics.extend(named.map(|(name, value)| (format!("averaged_{name}"), value)));
         }
+        self.tell_unreadable();
         self.summary.validated(start.elapsed());
         position.evaluated = true;
         self.saving.validated(position.batches, own.loss);

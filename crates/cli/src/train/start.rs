@@ -14,12 +14,13 @@ use crate::{
     metrics::io,
     output::say,
     run_folder::{CHECKPOINTS, METRICS, WEIGHTS},
+    task,
 };
 
 /// Numbered folders tried for a run without --out.
 const FOLDERS_MAX: usize = 10_000;
 
-/// Everything that is decided before the text is read.
+/// Everything that is decided before the data are read.
 pub(crate) struct Start {
     pub config: Config,
     pub out: Claim,
@@ -170,10 +171,11 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
     let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
     let old = Config::from_text(&manifest.config, &origin, &Default::default())?;
     say!(
-        "resuming {}: step {}, {} tokens",
+        "resuming {}: step {}, {} {}s",
         checkpoint.folder().display(),
         manifest.progress.batches,
-        manifest.progress.tokens
+        manifest.progress.tokens,
+        task::unit(config)
     );
     let all = changes(&old, &config.resolved())?;
     if all.is_empty() {
@@ -197,7 +199,9 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
         })
         .collect();
     if refused.is_empty() {
-        let is_other = all.iter().any(|change| change.effect == Effect::Evaluations);
+        let is_other = all
+            .iter()
+            .any(|change| matches!(change.effect, Effect::Evaluations | Effect::Presentation));
         return Ok(manifest.best.filter(|_| !is_other));
     }
     let remedy = "start another run (--init takes its weights), or set the key back";
