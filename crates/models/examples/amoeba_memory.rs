@@ -7,7 +7,6 @@
 
 #![allow(clippy::print_stdout)]
 
-#[allow(dead_code)] // each example has a copy of this module
 mod common;
 
 use std::error::Error;
