@@ -7,7 +7,7 @@ use crate::{
     CliError,
     args::{PredictArguments, RunArguments},
     output::{complain, say},
-    run_folder::{RunFolder, logits},
+    run_folder::RunFolder,
     task::{Batch, classification, kind},
 };
 
@@ -59,13 +59,7 @@ pub(crate) fn run(arguments: &PredictArguments) -> Result<(), CliError> {
             continue;
         }
         let Batch { inputs, .. } = classification::tensors(batch, kind(&run.config))?;
-        let logits = logits(&mut pipeline, inputs)?.f_to_kind(Kind::Double)?;
-        if logits.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
-            return Err(CliError::Usage(
-                "the network's outputs are not finite: its weights are ruined, use an earlier checkpoint"
-                    .into(),
-            ));
-        }
+        let logits = classification::logits(&mut pipeline, inputs)?;
         let all = logits.f_softmax(1, Kind::Double)?;
         let most = arguments.top.min(classes.len()) as i64;
         let (values, indices) = all.f_topk(most, 1, true, true)?;

@@ -385,15 +385,6 @@ pub enum Error {
         /// What it may be.
         allowed: String,
     },
-
-    /// A number of a glyph that is not there.
-    #[error("there is no glyph {index} among {glyphs}; ask for a number below that")]
-    NoGlyph {
-        /// The number asked for.
-        index: usize,
-        /// How many there are.
-        glyphs: usize,
-    },
 }
 
 impl Error {

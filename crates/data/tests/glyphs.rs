@@ -89,7 +89,7 @@ fn oracle_numbers_classes_and_names() {
     }
     for beyond in [index, index + 1, usize::MAX] {
         let error = train.image(beyond).unwrap_err();
-        assert!(matches!(error, Error::NoGlyph { glyphs, .. } if glyphs == index), "{error}");
+        assert!(matches!(error, Error::NoSuchImage { images, .. } if images == index), "{error}");
         assert_eq!(train.class(beyond), 0);
     }
     let (fonts, other) = (fonts.len(), 6 - fonts.len());

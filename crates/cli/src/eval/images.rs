@@ -2,22 +2,20 @@
 
 use std::sync::Arc;
 
-use gpipe_data::images::{EvaluationImages, ImageFolder};
-use tch::Kind;
-
 use super::confusion::Confusion;
 use crate::{
     CliError,
     args::EvalArguments,
     metrics::io,
     output::say,
-    run_folder::{RunFolder, logits},
+    run_folder::RunFolder,
     task::{
         Batch,
         classification::{self, Classification, tell_unreadable},
         kind,
     },
 };
+use gpipe_data::images::{EvaluationImages, ImageFolder};
 
 /// Most classes of which the whole table is printed.
 const TABLE_CLASSES_MAX: usize = 40;
@@ -38,9 +36,9 @@ pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliE
     let mut pipeline = run.pipeline()?;
     let (images, what) = images(arguments, run)?;
     let mut confusion = Confusion::new(classes.len());
-    for batch in classification::readable(&images) {
+    for batch in classification::readable(&images, &run.config)? {
         let Batch { inputs, targets, .. } = classification::tensors(batch?, kind(&run.config))?;
-        let logits = logits(&mut pipeline, inputs)?.f_to_kind(Kind::Double)?;
+        let logits = classification::logits(&mut pipeline, inputs)?;
         confusion.add(&logits, &targets)?;
     }
     tell_unreadable(&images.unreadable());

@@ -3,12 +3,17 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
-use gpipe_data::images::{
-    Cifar, CifarKind, CifarPart, Crop, EvaluationImages, ImageBatch, ImageFolder, ImageSet,
-    OnUnreadable, TrainImages, Transform,
-    glyphs::{GlyphSettings, Glyphs},
+use gpipe::Pipeline;
+use gpipe_data::{
+    Error, Loader, LoaderSettings,
+    images::{
+        Cifar, CifarKind, CifarPart, Crop, EvaluationImages, ImageBatch, ImageFolder, ImageSet,
+        OnUnreadable, TrainImages, Transform,
+        glyphs::{GlyphSettings, Glyphs},
+    },
 };
 use tch::{Kind, Tensor};
 
@@ -19,6 +24,7 @@ use crate::{
         Config, CropChoice, Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, OnUnreadableChoice,
     },
     output::complain,
+    run_folder,
 };
 
 /// Ratios of width to height of [`CropChoice::Resized`] (Szegedy et al. 2015, section 6).
@@ -32,6 +38,7 @@ pub(crate) struct Classification {
     validation: EvaluationImages,
     summary: String,
     kind: Kind,
+    config: Config,
 }
 
 /// Two sides of a set, and a line about them.
@@ -82,7 +89,8 @@ impl Classification {
         let most = Some(images.validation_images).filter(|&most| most > 0);
         let validation = evaluation(config, validation, most)?;
         let (vocabulary, kind) = (Vocabulary::Classes(classes), super::kind(config));
-        Ok(Self { vocabulary, train, batches, validation, summary, kind })
+        let config = config.clone();
+        Ok(Self { vocabulary, train, batches, validation, summary, kind, config })
     }
 
     /// What is held out, in order; what that is, and its classes.
@@ -114,7 +122,8 @@ impl Task for Classification {
     }
 
     fn validation(&self) -> Result<Batches<'_>, CliError> {
-        Ok(Box::new(readable(&self.validation).map(|batch| Ok(tensors(batch?, self.kind)?))))
+        let batches = readable(&self.validation, &self.config)?;
+        Ok(Box::new(batches.map(|batch| Ok(tensors(batch?, self.kind)?))))
     }
 
     fn unreadable(&self) -> Vec<(String, String)> {
@@ -141,11 +150,28 @@ pub(crate) fn evaluation(
     )?)
 }
 
-/// The batches of which not every image is left out.
+/// The batches of which not every image is left out, in order, made ahead on a thread.
 pub(crate) fn readable(
     images: &EvaluationImages,
-) -> impl Iterator<Item = gpipe_data::Result<ImageBatch>> + '_ {
-    images.iter().filter(|batch| !matches!(batch, Ok(batch) if batch.samples == 0))
+    config: &Config,
+) -> Result<impl Iterator<Item = gpipe_data::Result<ImageBatch>> + use<>, CliError> {
+    let settings = LoaderSettings {
+        deadline: Duration::from_secs(config.pipeline.deadline_s),
+        depth: config.train.batches_ahead,
+    };
+    let ahead = images.clone();
+    let make = move |number| ahead.batch(number as usize).unwrap_or(Err(Error::NoImages));
+    let loader = Loader::start(0..images.batches() as u64, settings, make)?;
+    let batches = loader.map(|loaded| match loaded {
+        Ok(loaded) => Ok(loaded.batch),
+        // What the images say, not which batch of an evaluation it was.
+        Err(Error::Loader { step, source }) => Err(match source.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => Error::Loader { step, source },
+        }),
+        Err(error) => Err(error),
+    });
+    Ok(batches.filter(|batch| !matches!(batch, Ok(batch) if batch.samples == 0)))
 }
 
 /// Images [samples, 3, size, size] and classes [samples].
@@ -154,6 +180,20 @@ pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchEr
     let inputs = Tensor::f_from_slice(&batch.pixels)?.f_reshape([samples, 3, size, size])?;
     let targets = Tensor::f_from_slice(&batch.classes)?;
     Ok(Batch { inputs: inputs.f_to_kind(kind)?, targets, samples: batch.samples as u64 })
+}
+
+/// The network's outputs for images [samples, channels, height, width]: float64 [samples, classes].
+///
+/// # Errors
+/// Outputs that are no numbers: there is no likeliest class.
+pub(crate) fn logits(pipeline: &mut Pipeline, images: Tensor) -> Result<Tensor, CliError> {
+    let logits = run_folder::logits(pipeline, images)?.f_to_kind(Kind::Double)?;
+    if logits.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0 {
+        return Ok(logits);
+    }
+    let reason =
+        "the network's outputs are not finite: its weights are ruined, use an earlier checkpoint";
+    Err(CliError::Usage(reason.into()))
 }
 
 /// How the configuration presents an image.

@@ -1,4 +1,5 @@
-//! Which Rust sources nobody wrote. Tables and bindings are cheap to predict and teach nothing about code.
+//! Which Rust sources nobody wrote. Tables and bindings teach nothing about code: their names are cheap to predict, and their
+//! numbers cannot be predicted.
 
 /// Files larger than this are nearly always tables or bindings.
 pub(super) const SOURCE_BYTES_MAX: u64 = 200 * 1024;
@@ -15,6 +16,9 @@ const MARKS: [&str; 5] = [
     "do not edit",
 ];
 
+/// A text of which more than one in so many characters is a digit is a table of numbers: in code one in thirty is.
+const DIGITS_ONE_IN: usize = 12;
+
 /// Starts of the names of crates that are bindings or Unicode tables.
 const CRATE_PREFIXES: [&str; 4] = ["windows", "winapi", "unicode", "unic-"];
 
@@ -27,8 +31,18 @@ pub(super) fn is_generated_crate(name: &str) -> bool {
         || CRATE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// Whether the first lines of a file say that a program wrote it.
+/// Whether the first lines of a file say that a program wrote it, or most of it are numbers.
 pub(super) fn is_generated_text(text: &str) -> bool {
+    is_table(text) || has_mark(text)
+}
+
+fn is_table(text: &str) -> bool {
+    let digits = text.bytes().filter(u8::is_ascii_digit).count();
+    let characters = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).count();
+    digits * DIGITS_ONE_IN > characters
+}
+
+fn has_mark(text: &str) -> bool {
     text.lines().take(HEADER_LINES).any(|line| {
         let line = line.to_ascii_lowercase();
         MARKS.iter().any(|mark| line.contains(mark))
@@ -47,6 +61,16 @@ mod tests {
         for name in ["serde", "syn", "systemd", "tempfile", "unindent"] {
             assert!(!is_generated_crate(name), "{name}");
         }
+    }
+
+    #[test]
+    fn oracle_tables_of_numbers_are_told_from_code() {
+        let table =
+            "const SINES: [u64; 2] = [0x3fe0_9125_8f1a_23b4, 0x3fd1_0045_9a2c_0011];\n".repeat(9);
+        assert!(is_generated_text(&table));
+        let code =
+            "let half = scale(values[0] * 0.5, offset);\nfor row in 0..rows { sum(row, half); }\n";
+        assert!(!is_generated_text(&code.repeat(9)));
     }
 
     #[test]

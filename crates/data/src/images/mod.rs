@@ -5,7 +5,7 @@
 //!       [1]                        [2]          [3]            [4]
 //! ```
 //!
-//! 1. Sources: [`ImageFolder`] reads files when asked, through [`decode`]; [`Cifar`] is in memory.
+//! 1. Sources: [`ImageFolder`] reads files when asked, through [`decode()`]; [`Cifar`] is in memory.
 //! 2. [`ImageSet`]: images by number, whatever the source. A user's own source implements this.
 //! 3. [`Transform`]: an image as normalised numbers of one size, in training augmented by a key.
 //! 4. [`TrainImages`], [`EvaluationImages`]: mini-batches by number, decoded on several threads.

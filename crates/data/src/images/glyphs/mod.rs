@@ -255,7 +255,7 @@ impl ImageSet for Glyphs {
     }
 
     fn image(&self, index: usize) -> Result<Image> {
-        let none = || Error::NoGlyph { index, glyphs: self.len() };
+        let none = || Error::NoSuchImage { index, images: self.len() };
         let Subject { face, class, variation } = self.subject(index).ok_or_else(none)?;
         let outline = face.outlines.get(class).ok_or_else(none)?;
         let settings = &self.shared.settings;
