@@ -104,24 +104,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     run.train(&mut pipeline, make, &mut position)?;
     run.progress.finish();
     run.summary.print(begin.elapsed().as_secs_f64() * 1e3, run.saving.blocked);
-
-    let validated = run.validate(&mut pipeline, &mut position);
-    run.tell_unreadable();
-    if let Err(error) = validated {
-        return Err(run.left(&mut pipeline, &position, error));
-    }
-    let (size, unit) = (vocabulary.size() as f64, task::unit(&config));
-    say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
-    let saved = run.saving.end(&mut pipeline, &position, &run.progress);
-    // Where there is no room for a checkpoint, there may yet be some for the weights.
-    gpipe_checkpoint::weights::save(&out.join(WEIGHTS), &pipeline.parameters()?)?;
-    if config.optimizer.average > 0.0 {
-        gpipe_checkpoint::weights::save(&out.join(AVERAGES), &pipeline.averages()?)?;
-    }
-    run.metrics.tell_lost();
-    saved?;
-    say!("files: {}", out.display());
-    Ok(())
+    run.end(&mut pipeline, &mut position)
 }
 
 /// The parameters that start afresh though the weights of `--init` have them: the softmax, where the network was trained for the
@@ -206,6 +189,27 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// After the last step: the validation, and what stays of the run.
+    fn end(&mut self, pipeline: &mut Pipeline, position: &mut Position) -> Result<(), CliError> {
+        let validated = self.validate(pipeline, position);
+        self.tell_unreadable();
+        if let Err(error) = validated {
+            return Err(self.left(pipeline, position, error));
+        }
+        let (size, unit) = (self.task.vocabulary().size() as f64, task::unit(self.config));
+        say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
+        let saved = self.saving.end(pipeline, position, &self.progress);
+        // Where there is no room for a checkpoint, there may yet be some for the weights.
+        gpipe_checkpoint::weights::save(&self.out.join(WEIGHTS), &pipeline.parameters()?)?;
+        if self.config.optimizer.average > 0.0 {
+            gpipe_checkpoint::weights::save(&self.out.join(AVERAGES), &pipeline.averages()?)?;
+        }
+        self.metrics.tell_lost();
+        saved?;
+        say!("files: {}", self.out.display());
+        Ok(())
+    }
+
     /// The steps from `position` on. Whatever ends them early, the state before it is saved.
     fn train(
         &mut self,
