@@ -75,7 +75,8 @@ pub(crate) struct PipelineArguments {
     /// gpipe or 1f1b (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<String>,
-    /// always, never, unless-adjacent or segments:N (pipeline.remat)
+    /// always, never, unless-adjacent, keep:N or segments:N: one for all stages, or one for each, such as keep:2,never
+    /// (pipeline.remat)
     #[arg(long)]
     pub remat: Option<String>,
 }

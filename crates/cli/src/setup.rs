@@ -32,7 +32,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
         .micro_batches(pipeline.micro_batches)
         .schedule(pipeline.schedule)
         .balance(pipeline.balance.clone())
-        .remat(pipeline.remat)
+        .remat(pipeline.remat.clone())
         .threads_per_stage(pipeline.threads_per_stage)
         .deadline(Duration::from_secs(pipeline.deadline_s))
         .seed(config.seed);

@@ -1,6 +1,6 @@
 //! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked for.
 
-use gpipe::{Pipeline, Remat, Schedule, StepReport};
+use gpipe::{Pipeline, RematPolicies, Schedule, StepReport};
 use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
 use tch::{Kind, Tensor};
 
@@ -22,7 +22,7 @@ const STEPS: u64 = 3;
 struct Variant {
     stages: usize,
     schedule: Schedule,
-    remat: Remat,
+    remat: RematPolicies,
     micro_batches: usize,
 }
 
@@ -99,14 +99,15 @@ fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>
         remats.push(flag("--remat", text)?);
     }
     if remats.is_empty() {
-        remats.push(config.pipeline.remat);
+        remats.push(config.pipeline.remat.clone());
     }
     let mut variants = Vec::new();
     for &micro_batches in &micro_batches {
         for &stages in &arguments.stages {
             for text in &arguments.schedule {
                 let schedule = flag("--schedule", text)?;
-                for &remat in &remats {
+                for remat in &remats {
+                    let remat = remat.clone();
                     variants.push(Variant { stages, schedule, remat, micro_batches });
                 }
             }
@@ -124,7 +125,7 @@ fn build(config: &Config, variant: &Variant, task: &dyn Task) -> Result<Pipeline
     let mut config = config.clone();
     config.pipeline.stages = variant.stages;
     config.pipeline.schedule = variant.schedule;
-    config.pipeline.remat = variant.remat;
+    config.pipeline.remat.clone_from(&variant.remat);
     config.pipeline.micro_batches = variant.micro_batches;
     let model = task::model(&config, task.vocabulary().size())?;
     Ok(setup::pipeline(&config, model).keep_gradients().build()?)

@@ -18,16 +18,20 @@
 //! ```
 
 pub mod action;
+pub mod cost;
 pub mod draw;
 pub mod ids;
 pub mod lower;
+pub mod memory;
 pub mod partition;
+pub mod plan;
 pub mod remat;
 pub mod report;
 pub mod schedule;
 pub mod simulate;
 pub mod splitmix;
 pub mod testing;
+pub mod topology;
 pub mod units;
 pub mod validate;
 

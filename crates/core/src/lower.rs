@@ -18,8 +18,6 @@
 //!
 //! What does not live here: whether the result is correct (`validate` proves that from the list alone).
 
-use std::collections::HashSet;
-
 use crate::{
     action::{Action, Half, Op, Transfer},
     ids::{DeviceId, EdgeId, MicroBatch, StageId},
@@ -136,19 +134,51 @@ impl Program {
     }
 
     /// What is recomputed before its backward, so that its forward may discard.
-    pub fn rematerialized(&self) -> HashSet<(StageId, MicroBatch)> {
-        let actions = self.devices.iter().flatten();
-        actions
-            .filter_map(|action| match action.op {
-                Op::Rematerialize(m) => Some((action.stage, m)),
-                _ => None,
-            })
-            .collect()
+    pub fn rematerialized(&self) -> Recomputed {
+        Recomputed::of(self.devices.iter().flatten())
     }
 
     /// Whether the program has backwards (else it only evaluates or predicts).
     pub fn trains(&self) -> bool {
         self.devices.iter().flatten().any(|action| matches!(action.op, Op::Backward(_)))
+    }
+}
+
+/// Which micro-batches each stage recomputes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Recomputed {
+    /// By stage, then by micro-batch; what is missing is not recomputed.
+    stages: Vec<Vec<bool>>,
+}
+
+impl Recomputed {
+    /// From lists of actions.
+    pub fn of<'a>(actions: impl Iterator<Item = &'a Action>) -> Self {
+        let mut stages: Vec<Vec<bool>> = Vec::new();
+        for action in actions {
+            let Op::Rematerialize(m) = action.op else { continue };
+            let (stage, m) = (action.stage.index(), m.index());
+            if stages.len() <= stage {
+                stages.resize_with(stage + 1, Vec::new);
+            }
+            if stages[stage].len() <= m {
+                stages[stage].resize(m + 1, false);
+            }
+            stages[stage][m] = true;
+        }
+        Self { stages }
+    }
+
+    /// Whether `stage` recomputes `micro_batch`.
+    pub fn contains(&self, stage: StageId, micro_batch: MicroBatch) -> bool {
+        let own = self.stages.get(stage.index());
+        own.and_then(|own| own.get(micro_batch.index())).copied().unwrap_or(false)
+    }
+
+    /// How many micro-batches `stage` recomputes.
+    pub fn count(&self, stage: StageId) -> usize {
+        let own = self.stages.get(stage.index());
+        own.map_or(0, |own| own.iter().filter(|&&again| again).count())
     }
 }
 

@@ -4,15 +4,21 @@
 //! [`crate::lower`] puts the wait for the gradient between the two, so that the recomputation starts
 //! before the gradient arrives (Huang et al. 2019, section 2.3).
 
-use std::{fmt, str::FromStr};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    ops::Range,
+    str::FromStr,
+};
 
 use crate::{
     action::{Action, Op},
+    ids::{MicroBatch, StageId},
     schedule::ActionLists,
 };
 
-/// The policy for a pipeline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// The policy of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Remat {
     /// Every forward keeps only its inputs; every backward recomputes first.
     Always,
@@ -21,37 +27,28 @@ pub enum Remat {
     /// Only where a backward does not directly follow its own forward; there nothing would be saved.
     #[default]
     UnlessAdjacent,
-    /// As `Always`, with each stage cut into this many segments that keep their own inputs and are
+    /// As `UnlessAdjacent`, but a forward also keeps its activations while fewer than so many other micro-batches do: a
+    /// stage then holds at most one micro-batch's activations more than that.
+    Keep(u32),
+    /// As `Always`, with the stage cut into this many segments that keep their own inputs and are
     /// recomputed one at a time (Chen et al. 2016, arXiv 1604.06174): the peak is one segment's activations.
     Segments(u32),
 }
 
+/// Most segments of a stage, and most micro-batches that [`Remat::Keep`] may name.
+const NUMBER_MAX: u32 = 1 << 16;
+/// Most segments of a stage.
+const SEGMENTS_MAX: u32 = 1024;
+
 impl Remat {
-    /// Adds R before each B whose forward discards. Only F and B are expected in `lists`.
-    pub fn apply(self, lists: &ActionLists) -> ActionLists {
-        lists.iter().map(|list| self.apply_to_device(list)).collect()
-    }
-
-    fn apply_to_device(self, list: &[Action]) -> Vec<Action> {
-        let mut result = Vec::with_capacity(list.len() * 2);
-        for (position, &action) in list.iter().enumerate() {
-            if let Op::Backward(m) = action.op {
-                let forward = Action { stage: action.stage, op: Op::Forward(m) };
-                let adjacent = position > 0 && list[position - 1] == forward;
-                if self.discards(adjacent) {
-                    result.push(Action { stage: action.stage, op: Op::Rematerialize(m) });
-                }
-            }
-            result.push(action);
-        }
-        result
-    }
-
-    fn discards(self, adjacent: bool) -> bool {
+    /// Whether a forward discards: `adjacent` if its backward comes directly after it, and `kept` other micro-batches
+    /// keep their activations then.
+    fn discards(self, adjacent: bool, kept: usize) -> bool {
         match self {
-            Remat::Always | Remat::Segments(_) => true,
             Remat::Never => false,
+            Remat::Always | Remat::Segments(_) => true,
             Remat::UnlessAdjacent => !adjacent,
+            Remat::Keep(most) => !adjacent && kept >= most as usize,
         }
     }
 
@@ -62,6 +59,108 @@ impl Remat {
             _ => 1,
         }
     }
+
+    /// Into which ranges of its `layers` layers a stage is cut where it re-materializes.
+    pub fn segment_ranges(self, layers: usize) -> Vec<Range<usize>> {
+        let segments = self.segments().min(layers.max(1));
+        let bound = |segment: usize| segment * layers / segments;
+        (0..segments).map(|segment| bound(segment)..bound(segment + 1)).collect()
+    }
+}
+
+/// The policies of a pipeline: one for all stages, or one for each. As text: `always`, or `keep:2,never`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RematPolicies(Vec<Remat>);
+
+impl Default for RematPolicies {
+    fn default() -> Self {
+        Self(vec![Remat::default()])
+    }
+}
+
+impl From<Remat> for RematPolicies {
+    fn from(remat: Remat) -> Self {
+        Self(vec![remat])
+    }
+}
+
+impl RematPolicies {
+    /// One for each stage.
+    pub fn by_stage(policies: impl Into<Vec<Remat>>) -> Self {
+        let policies = policies.into();
+        match policies.first() {
+            Some(first) if policies.iter().all(|policy| policy == first) => Self(vec![*first]),
+            Some(_) => Self(policies),
+            None => Self::default(),
+        }
+    }
+
+    /// That of a stage.
+    pub fn of(&self, stage: usize) -> Remat {
+        match &self.0[..] {
+            [one] => *one,
+            all => all.get(stage).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Whether there is one for each of so many stages.
+    ///
+    /// # Errors
+    /// What does not fit, with the remedy.
+    pub fn check(&self, stages: usize) -> Result<(), String> {
+        match self.0.len() {
+            1 => Ok(()),
+            count if count == stages => Ok(()),
+            count => Err(format!(
+                "{count} re-materialization policies for {stages} stages: give one for all, or one per stage"
+            )),
+        }
+    }
+
+    /// Whether all stages have one and the same.
+    pub fn is_uniform(&self) -> bool {
+        self.0.len() == 1
+    }
+
+    /// Adds R before each B whose forward discards. Only F and B are expected in `lists`.
+    pub fn apply(&self, lists: &ActionLists) -> ActionLists {
+        lists.iter().map(|list| self.apply_to_device(list)).collect()
+    }
+
+    fn apply_to_device(&self, list: &[Action]) -> Vec<Action> {
+        let mut result = Vec::with_capacity(list.len() * 2);
+        let mut discarded: HashSet<(StageId, MicroBatch)> = HashSet::new();
+        let mut kept: HashMap<StageId, Vec<MicroBatch>> = HashMap::new();
+        for (position, &action) in list.iter().enumerate() {
+            let stage = action.stage;
+            let kept = kept.entry(stage).or_default();
+            match action.op {
+                Op::Forward(m) => {
+                    let backward = Action { stage, op: Op::Backward(m) };
+                    let adjacent = list.get(position + 1) == Some(&backward);
+                    if self.of(stage.index()).discards(adjacent, kept.len()) {
+                        discarded.insert((stage, m));
+                    } else {
+                        kept.push(m);
+                    }
+                }
+                Op::Backward(m) if discarded.contains(&(stage, m)) => {
+                    result.push(Action { stage, op: Op::Rematerialize(m) });
+                }
+                Op::Backward(m) => kept.retain(|other| *other != m),
+                _ => {}
+            }
+            result.push(action);
+        }
+        result
+    }
+}
+
+impl Remat {
+    /// As [`RematPolicies::apply`], the same for all stages.
+    pub fn apply(self, lists: &ActionLists) -> ActionLists {
+        RematPolicies::from(self).apply(lists)
+    }
 }
 
 impl fmt::Display for Remat {
@@ -70,15 +169,26 @@ impl fmt::Display for Remat {
             Remat::Always => f.write_str("always"),
             Remat::Never => f.write_str("never"),
             Remat::UnlessAdjacent => f.write_str("unless-adjacent"),
+            Remat::Keep(kept) => write!(f, "keep:{kept}"),
             Remat::Segments(segments) => write!(f, "segments:{segments}"),
         }
+    }
+}
+
+impl fmt::Display for RematPolicies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, policy) in self.0.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{policy}")?;
+        }
+        Ok(())
     }
 }
 
 /// A policy that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no re-materialization '{0}': use always, never, unless-adjacent or segments:N (N from 1 to 1024)"
+    "there is no re-materialization '{0}': use always, never, unless-adjacent, keep:N (N from 1 to {NUMBER_MAX}) or segments:N (N from 1 to {SEGMENTS_MAX})"
 )]
 pub struct UnknownRemat(String);
 
@@ -87,18 +197,30 @@ impl FromStr for Remat {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || UnknownRemat(text.to_owned());
-        match text {
-            "always" => Ok(Remat::Always),
-            "never" => Ok(Remat::Never),
-            "unless-adjacent" => Ok(Remat::UnlessAdjacent),
-            _ => {
-                let number = text.strip_prefix("segments:").ok_or_else(error)?;
-                let segments = number.parse().map_err(|_| error())?;
-                if !(1..=1024).contains(&segments) {
-                    return Err(error());
-                }
-                Ok(Remat::Segments(segments))
-            }
+        let number = |text: &str, most: u32| match text.parse() {
+            Ok(number) if (1..=most).contains(&number) => Ok(number),
+            _ => Err(error()),
+        };
+        match text.split_once(':') {
+            None => match text {
+                "always" => Ok(Remat::Always),
+                "never" => Ok(Remat::Never),
+                "unless-adjacent" => Ok(Remat::UnlessAdjacent),
+                _ => Err(error()),
+            },
+            Some(("segments", text)) => Ok(Remat::Segments(number(text, SEGMENTS_MAX)?)),
+            Some(("keep", text)) => Ok(Remat::Keep(number(text, NUMBER_MAX)?)),
+            Some(_) => Err(error()),
         }
+    }
+}
+
+impl FromStr for RematPolicies {
+    type Err = UnknownRemat;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let policies: Result<Vec<Remat>, _> =
+            text.split(',').map(|policy| policy.trim().parse()).collect();
+        policies.map(Self)
     }
 }

@@ -1,110 +1,174 @@
-//! Running a program on a virtual clock: a timeline, the bubble, and the bytes held at peak.
+//! Running a program on a virtual clock: a timeline and the bubble.
 //!
-//! A device runs its list in order. A message is there `latency` after it was sent; a send waits while
-//! its link already holds `capacity` messages. Such a network of ordered lists and bounded queues has one
-//! outcome, whatever order the devices are advanced in (Kahn 1974), so advancing them greedily finds
-//! every deadlock and the only possible timeline. `gpipe-runtime` with its mock stage on a virtual clock
-//! reproduces it to the nanosecond; its tests say so.
-
-use std::collections::HashMap;
+//! A device runs its list in order. A message takes its link for some time, after the messages before it, and is
+//! there a latency later; a send waits while its link already holds `capacity` messages. Such a network of ordered lists
+//! and bounded queues has one outcome, whatever order the devices are advanced in (Kahn 1974), so advancing them greedily
+//! finds every deadlock and the only possible timeline. `gpipe-runtime` with its mock stage on a virtual clock
+//! reproduces it to the nanosecond; its tests say so. What is held in memory is [`crate::memory`]'s to say.
 
 use crate::{
     action::{Action, Half, Op},
-    ids::{DeviceId, EdgeId},
-    lower::Program,
+    ids::{DeviceId, EdgeId, MicroBatch},
+    lower::{Program, Recomputed},
     report,
-    units::{Bytes, Nanos},
+    units::Nanos,
 };
 
-/// What one stage's actions take, per micro-batch, and what they hold.
+/// What one stage's actions take, per micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StageCost {
-    /// One forward.
+    /// One forward that keeps nothing but its inputs.
     pub forward: Nanos,
+    /// One forward that keeps its activations, or is followed by no backward.
+    pub forward_kept: Nanos,
     /// One re-materialization.
     pub rematerialize: Nanos,
-    /// One backward.
+    /// One backward after a re-materialization.
     pub backward: Nanos,
+    /// One backward whose forward kept its activations.
+    pub backward_kept: Nanos,
     /// The norm of its gradients, once per step. Reducing and deciding take nothing here.
     pub norm: Nanos,
     /// The update, once per step.
     pub update: Nanos,
-    /// The inputs of one micro-batch: held from its forward to its backward.
-    pub inputs: Bytes,
-    /// The activations of one micro-batch: held from its forward (or its re-materialization) to its backward.
-    pub activations: Bytes,
+}
+
+/// What an edge's messages take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LinkCost {
+    /// From the moment a message has left its link to the moment it can be received.
+    pub latency: Nanos,
+    /// How long one message takes the link, in which no other can: along the edge.
+    pub forward: Nanos,
+    /// And back.
+    pub backward: Nanos,
+}
+
+impl LinkCost {
+    /// How long a message of `half` takes the link.
+    pub fn occupied(&self, half: Half) -> Nanos {
+        match half {
+            Half::Forward => self.forward,
+            Half::Backward => self.backward,
+        }
+    }
 }
 
 /// Costs of a whole pipeline.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Costs {
     /// By stage; a missing stage costs nothing.
     pub stages: Vec<StageCost>,
-    /// From the end of a send to the moment the message can be received.
-    pub latency: Nanos,
+    /// As `stages`, for the smaller of two sizes of micro-batches.
+    pub smaller: Vec<StageCost>,
+    /// The first micro-batch of the smaller size; `None`: all are of one size.
+    pub smaller_from: Option<MicroBatch>,
+    /// By edge; a missing edge takes no time.
+    pub links: Vec<LinkCost>,
 }
 
 impl Costs {
-    /// One nanosecond and one byte for everything but re-materialization's time, the update and the
-    /// links: the unit costs in which the literature states bubbles.
+    /// All micro-batches alike, and links that take no time.
+    pub fn of_stages(stages: Vec<StageCost>) -> Self {
+        Self { stages, ..Self::default() }
+    }
+
+    /// One nanosecond for everything but the norm, the update and the links: the unit costs in which the literature
+    /// states bubbles.
     pub fn unit(stages: usize) -> Self {
         let one = StageCost {
             forward: Nanos(1),
+            forward_kept: Nanos(1),
             rematerialize: Nanos(1),
             backward: Nanos(1),
+            backward_kept: Nanos(1),
             norm: Nanos(0),
             update: Nanos(0),
-            inputs: Bytes(1),
-            activations: Bytes(1),
         };
-        Self { stages: vec![one; stages], latency: Nanos(0) }
+        Self::of_stages(vec![one; stages])
     }
 
-    /// The median time of each kind of action on each stage of `timelines` of the same program; nothing is
-    /// known of bytes, and messages take no time. An action that took part in no timeline costs nothing.
-    pub fn measured(timelines: &[&Timeline]) -> Self {
-        type Times = [Vec<u64>; 5];
+    /// The `typical` time of each kind of action on each stage of `timelines` of the same program, such as
+    /// [`median`] or [`mean`]; messages take no time. What was not done costs nothing.
+    pub fn measured(timelines: &[&Timeline], typical: fn(&mut [u64]) -> Nanos) -> Self {
+        type Times = [Vec<u64>; 7];
         let mut times: Vec<Times> = Vec::new();
-        for timed in timelines.iter().flat_map(|timeline| timeline.devices.iter().flatten()) {
-            let kind = match timed.action.op {
-                Op::Forward(_) => 0,
-                Op::Rematerialize(_) => 1,
-                Op::Backward(_) => 2,
-                Op::Norm => 3,
-                Op::Update => 4,
-                _ => continue,
-            };
-            let stage = timed.action.stage.index();
-            if times.len() <= stage {
-                times.resize_with(stage + 1, Times::default);
+        for timeline in timelines {
+            let recomputed = Recomputed::of(timeline.actions());
+            for timed in timeline.devices.iter().flatten() {
+                let stage = timed.action.stage;
+                let again = |m| recomputed.contains(stage, m);
+                let kind = match timed.action.op {
+                    Op::Forward(m) if again(m) => 0,
+                    Op::Forward(_) => 1,
+                    Op::Rematerialize(_) => 2,
+                    Op::Backward(m) if again(m) => 3,
+                    Op::Backward(_) => 4,
+                    Op::Norm => 5,
+                    Op::Update => 6,
+                    _ => continue,
+                };
+                if times.len() <= stage.index() {
+                    times.resize_with(stage.index() + 1, Times::default);
+                }
+                times[stage.index()][kind].push((timed.end - timed.start).0);
             }
-            times[stage][kind].push((timed.end - timed.start).0);
         }
         let stages = times.into_iter().map(|kinds| {
-            let [forward, rematerialize, backward, norm, update] = kinds.map(median);
-            StageCost { forward, rematerialize, backward, norm, update, ..StageCost::default() }
+            let times = kinds.map(|mut times| typical(&mut times));
+            let [forward, forward_kept, rematerialize, backward, backward_kept, norm, update] =
+                times;
+            StageCost {
+                forward,
+                forward_kept,
+                rematerialize,
+                backward,
+                backward_kept,
+                norm,
+                update,
+            }
         });
-        Self { stages: stages.collect(), latency: Nanos(0) }
+        Self::of_stages(stages.collect())
     }
 
-    /// How long `action` keeps its device busy.
-    pub fn duration(&self, action: Action) -> Nanos {
-        let cost = self.stages.get(action.stage.index()).copied().unwrap_or_default();
+    /// That of a stage for a micro-batch.
+    pub fn stage(&self, stage: crate::ids::StageId, micro_batch: MicroBatch) -> StageCost {
+        let smaller = self.smaller_from.is_some_and(|first| micro_batch >= first);
+        let stages = if smaller { &self.smaller } else { &self.stages };
+        stages.get(stage.index()).copied().unwrap_or_default()
+    }
+
+    /// How long `action` keeps its device busy; `recomputed` if its forward discards what its backward needs.
+    pub fn duration(&self, action: Action, recomputed: bool) -> Nanos {
+        let cost = self.stage(action.stage, action.op.computes().unwrap_or_default());
         match action.op {
-            Op::Forward(_) => cost.forward,
+            Op::Forward(_) if recomputed => cost.forward,
+            Op::Forward(_) => cost.forward_kept,
             Op::Rematerialize(_) => cost.rematerialize,
-            Op::Backward(_) => cost.backward,
+            Op::Backward(_) if recomputed => cost.backward,
+            Op::Backward(_) => cost.backward_kept,
             Op::Norm => cost.norm,
             Op::Update => cost.update,
             Op::Send(_) | Op::Receive(_) | Op::Reduce | Op::Decide => Nanos(0),
         }
     }
+
+    /// What an edge's messages take.
+    pub fn link(&self, edge: EdgeId) -> LinkCost {
+        self.links.get(edge.index()).copied().unwrap_or_default()
+    }
 }
 
 /// The upper median; 0 of nothing.
-fn median(mut times: Vec<u64>) -> Nanos {
+pub fn median(times: &mut [u64]) -> Nanos {
     times.sort_unstable();
     Nanos(times.get(times.len() / 2).copied().unwrap_or(0))
+}
+
+/// The mean; 0 of nothing.
+pub fn mean(times: &mut [u64]) -> Nanos {
+    let sum: u128 = times.iter().map(|&time| u128::from(time)).sum();
+    Nanos(u64::try_from(sum / times.len().max(1) as u128).unwrap_or(u64::MAX))
 }
 
 /// An action with its time on its device.
@@ -125,11 +189,14 @@ pub struct Timeline {
     pub devices: Vec<Vec<TimedAction>>,
     /// From the start of the step to the last end.
     pub makespan: Nanos,
-    /// Most bytes of inputs and activations that each stage held at once.
-    pub peak_held: Vec<Bytes>,
 }
 
 impl Timeline {
+    /// All actions, device by device.
+    pub fn actions(&self) -> impl Iterator<Item = &Action> {
+        self.devices.iter().flatten().map(|timed| &timed.action)
+    }
+
     /// The share of devices x makespan in which a device was not busy.
     pub fn bubble(&self) -> f64 {
         report::bubble(self)
@@ -179,25 +246,49 @@ pub fn simulate(program: &Program, costs: &Costs, capacity: usize) -> Result<Tim
     machine.finish()
 }
 
+/// Messages that a link holds; more where a schedule would deadlock with that few.
+pub const LINK_CAPACITY: usize = 2;
+
+/// Times `program` with links that hold as few messages as it needs, and at least [`LINK_CAPACITY`]; says how many.
+///
+/// # Errors
+/// [`Deadlock`]: no number is enough.
+pub fn simulate_with_room(program: &Program, costs: &Costs) -> Result<(usize, Timeline), Deadlock> {
+    let mut capacity = LINK_CAPACITY;
+    loop {
+        match simulate(program, costs, capacity) {
+            Ok(timeline) => return Ok((capacity, timeline)),
+            Err(deadlock) if capacity > program.micro_batches => return Err(deadlock),
+            Err(_) => capacity += 1,
+        }
+    }
+}
+
 /// The messages that ever passed one half of one edge, by their times.
 #[derive(Default)]
 struct Link {
-    sent: Vec<Nanos>,
+    /// When each can be received.
+    arrivals: Vec<Nanos>,
     received: Vec<Nanos>,
+    /// When the last one had left it.
+    free: Nanos,
 }
 
 struct Machine<'a> {
     program: &'a Program,
+    recomputed: Recomputed,
     costs: &'a Costs,
     capacity: usize,
-    links: HashMap<(EdgeId, Half), Link>,
+    /// Both halves of each edge.
+    links: Vec<[Link; 2]>,
     devices: Vec<Vec<TimedAction>>,
 }
 
 impl<'a> Machine<'a> {
     fn new(program: &'a Program, costs: &'a Costs, capacity: usize) -> Self {
         let devices = program.devices.iter().map(|list| Vec::with_capacity(list.len())).collect();
-        Self { program, costs, capacity, links: HashMap::new(), devices }
+        let links = program.topology.edges.iter().map(|_| Default::default()).collect();
+        Self { program, recomputed: program.rematerialized(), costs, capacity, links, devices }
     }
 
     /// Lets every device go as far as it can; whether any did anything.
@@ -221,23 +312,31 @@ impl<'a> Machine<'a> {
     fn end_of(&mut self, action: Action, start: Nanos) -> Option<Nanos> {
         match action.op {
             Op::Send(transfer) => {
-                let link = self.links.entry((transfer.edge, transfer.half)).or_default();
-                let free = match link.sent.len().checked_sub(self.capacity) {
+                let cost = self.costs.link(transfer.edge);
+                let link = self.links.get_mut(transfer.edge.index())?;
+                let link = &mut link[transfer.half as usize];
+                let free = match link.arrivals.len().checked_sub(self.capacity) {
                     None => Nanos(0),
                     Some(before) => *link.received.get(before)?,
                 };
                 let end = start.max(free);
-                link.sent.push(end + self.costs.latency);
+                link.free = end.max(link.free) + cost.occupied(transfer.half);
+                link.arrivals.push(link.free + cost.latency);
                 Some(end)
             }
             Op::Receive(transfer) => {
-                let link = self.links.entry((transfer.edge, transfer.half)).or_default();
-                let there = *link.sent.get(link.received.len())?;
+                let link = self.links.get_mut(transfer.edge.index())?;
+                let link = &mut link[transfer.half as usize];
+                let there = *link.arrivals.get(link.received.len())?;
                 let end = start.max(there);
                 link.received.push(end);
                 Some(end)
             }
-            _ => Some(start + self.costs.duration(action)),
+            op => {
+                let again = |m| self.recomputed.contains(action.stage, m);
+                let recomputed = op.computes().is_some_and(again);
+                Some(start + self.costs.duration(action, recomputed))
+            }
         }
     }
 
@@ -254,30 +353,6 @@ impl<'a> Machine<'a> {
         }
         let last = self.devices.iter().filter_map(|list| list.last());
         let makespan = last.map(|timed| timed.end).max().unwrap_or_default();
-        let peak_held = peak_held(self.program, self.costs);
-        Ok(Timeline { devices: self.devices, makespan, peak_held })
+        Ok(Timeline { devices: self.devices, makespan })
     }
-}
-
-/// Most bytes of inputs and activations per stage. It depends on the order alone, not on times.
-fn peak_held(program: &Program, costs: &Costs) -> Vec<Bytes> {
-    let recomputed = program.rematerialized();
-    let trains = program.trains();
-    let mut held = vec![(Bytes(0), Bytes(0)); program.topology.stages];
-    for action in program.devices.iter().flatten() {
-        let cost = costs.stages.get(action.stage.index()).copied().unwrap_or_default();
-        let Some((now, peak)) = held.get_mut(action.stage.index()) else {
-            continue;
-        };
-        match action.op {
-            Op::Forward(_) if !trains => *peak = (*peak).max(cost.inputs),
-            Op::Forward(m) if recomputed.contains(&(action.stage, m)) => *now += cost.inputs,
-            Op::Forward(_) => *now += cost.inputs + cost.activations,
-            Op::Rematerialize(_) => *now += cost.activations,
-            Op::Backward(_) => *now = *now - cost.inputs - cost.activations,
-            _ => {}
-        }
-        *peak = (*peak).max(*now);
-    }
-    held.into_iter().map(|(_, peak)| peak).collect()
 }

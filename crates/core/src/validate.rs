@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use crate::{
     action::{Action, Half, Op, Transfer},
     ids::{DeviceId, EdgeId, MicroBatch, StageId},
-    lower::{EdgeKind, Program},
+    lower::{EdgeKind, Program, Recomputed},
     simulate::{Costs, Deadlock, simulate},
 };
 
@@ -106,7 +106,7 @@ struct StageState {
 struct Checker<'a> {
     program: &'a Program,
     trains: bool,
-    recomputed: HashSet<(StageId, MicroBatch)>,
+    recomputed: Recomputed,
     stages: Vec<StageState>,
     /// Micro-batches in the order in which each half of each edge carries them.
     sent: HashMap<(EdgeId, Half), Passed>,
@@ -176,7 +176,7 @@ impl<'a> Checker<'a> {
         if !self.trains {
             return Ok(());
         }
-        let keeps = !self.recomputed.contains(&(stage, m));
+        let keeps = !self.recomputed.contains(stage, m);
         let state = &mut self.stages[stage.index()];
         state.inputs += 1;
         state.activations += usize::from(keeps);
@@ -200,7 +200,7 @@ impl<'a> Checker<'a> {
     }
 
     fn backward(&mut self, stage: StageId, m: MicroBatch) -> Checked {
-        let discarded = self.recomputed.contains(&(stage, m));
+        let discarded = self.recomputed.contains(stage, m);
         let progress = self.progress(stage, m)?;
         match *progress {
             Progress::Forwarded if discarded => {

@@ -8,7 +8,7 @@ use gpipe_core::{
     lower::{Topology, lower},
     remat::Remat,
     schedule::Schedule,
-    simulate::{Costs, StageCost, TimedAction, Timeline, simulate},
+    simulate::{Costs, LinkCost, StageCost, TimedAction, Timeline, simulate},
     splitmix::Stream,
 };
 
@@ -17,15 +17,19 @@ fn step(stages: usize, micro_batches: usize, remat: Remat, forward_us: u64) -> T
     let forward = Nanos(1000 * forward_us);
     let cost = StageCost {
         forward,
+        forward_kept: forward,
         rematerialize: forward,
         backward: forward + forward,
+        backward_kept: forward + forward,
         norm: Nanos(0),
         update: Nanos(700_000),
         ..StageCost::default()
     };
     let compute = remat.apply(&Schedule::OneFOneB.actions(stages, micro_batches));
     let program = lower(&compute, &Topology::chain(stages), micro_batches).unwrap();
-    let costs = Costs { stages: vec![cost; stages], latency: Nanos(forward.0 / 20) };
+    let latency = Nanos(forward.0 / 20);
+    let links = vec![LinkCost { latency, ..LinkCost::default() }; program.topology.edges.len()];
+    let costs = Costs { links, ..Costs::of_stages(vec![cost; stages]) };
     simulate(&program, &costs, 2).unwrap()
 }
 
@@ -40,7 +44,7 @@ fn by_hand(devices: &[&[(&str, f64, f64)]]) -> Timeline {
     let devices: Vec<Vec<_>> =
         devices.iter().map(|actions| actions.iter().map(timed).collect()).collect();
     let makespan = devices.iter().flatten().map(|timed| timed.end).max().unwrap_or_default();
-    Timeline { devices, makespan, peak_held: Vec::new() }
+    Timeline { devices, makespan }
 }
 
 #[test]
@@ -110,7 +114,7 @@ fn property_any_timeline_and_width_has_a_drawing() {
         });
         let devices: Vec<Vec<TimedAction>> = devices.collect();
         let makespan = devices.iter().flatten().map(|timed| timed.end).max().unwrap_or_default();
-        let any = Timeline { devices, makespan, peak_held: Vec::new() };
+        let any = Timeline { devices, makespan };
         for width in [0, 1, 25, 79, usize::MAX] {
             let one = timeline(&any, width);
             assert_eq!(one.lines().count(), any.devices.len() + 2, "{one}");

@@ -48,7 +48,11 @@ mod value;
 pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};
 pub use gpipe_bridge::{convolution::Geometry, linear::Kernels, memory::keep_freed_memory};
-pub use gpipe_core::{Bytes, Nanos, remat::Remat, schedule::Schedule};
+pub use gpipe_core::{
+    Bytes, Nanos,
+    remat::{Remat, RematPolicies},
+    schedule::Schedule,
+};
 pub use layer::{Forward, Infer, Init, Layer, ParameterSpec};
 pub use loss::{CrossEntropy, Loss, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};

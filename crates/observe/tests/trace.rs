@@ -6,7 +6,7 @@ use gpipe_core::{
     lower::{Topology, lower},
     remat::Remat,
     schedule::Schedule,
-    simulate::{Costs, StageCost, Timeline, simulate},
+    simulate::{Costs, LinkCost, StageCost, Timeline, simulate},
 };
 use gpipe_observe::trace;
 use serde_json::Value;
@@ -23,7 +23,9 @@ fn timeline(stages: usize, micro_batches: usize) -> Timeline {
     };
     let compute = Remat::Always.apply(&Schedule::OneFOneB.actions(stages, micro_batches));
     let program = lower(&compute, &Topology::chain(stages), micro_batches).unwrap();
-    let costs = Costs { stages: vec![cost; stages], latency: Nanos(100) };
+    let link = LinkCost { latency: Nanos(100), ..LinkCost::default() };
+    let links = vec![link; program.topology.edges.len()];
+    let costs = Costs { links, ..Costs::of_stages(vec![cost; stages]) };
     simulate(&program, &costs, 2).unwrap()
 }
 

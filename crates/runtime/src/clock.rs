@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use gpipe_core::{Action, Nanos, simulate::Costs};
+use gpipe_core::{Action, Nanos, Transfer, lower::Recomputed, simulate::Costs};
 
 /// A worker's clock.
 #[derive(Debug, Clone)]
@@ -30,9 +30,10 @@ impl Clock {
     }
 
     /// `action` was done.
-    pub(crate) fn spend(&mut self, action: Action) {
+    pub(crate) fn spend(&mut self, action: Action, recomputed: &Recomputed) {
         if let Clock::Virtual { now, costs } = self {
-            *now += costs.duration(action);
+            let again = |m| recomputed.contains(action.stage, m);
+            *now += costs.duration(action, action.op.computes().is_some_and(again));
         }
     }
 
@@ -43,11 +44,15 @@ impl Clock {
         }
     }
 
-    /// When a message that leaves now arrives.
-    pub(crate) fn arrival(&self) -> Nanos {
+    /// Until when a message that is sent now takes its link, which is taken until `busy_until`, and when it arrives.
+    pub(crate) fn arrival(&self, transfer: Transfer, busy_until: Nanos) -> (Nanos, Nanos) {
         match self {
-            Clock::Real(_) => self.now(),
-            Clock::Virtual { now, costs } => *now + costs.latency,
+            Clock::Real(_) => (self.now(), self.now()),
+            Clock::Virtual { now, costs } => {
+                let cost = costs.link(transfer.edge);
+                let left = busy_until.max(*now) + cost.occupied(transfer.half);
+                (left, left + cost.latency)
+            }
         }
     }
 }

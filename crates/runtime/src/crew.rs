@@ -44,7 +44,7 @@ impl Default for Settings {
 /// A step that succeeded.
 #[derive(Debug)]
 pub struct Ran<E: StageExecutor> {
-    /// What was done, with times; `peak_held` is empty (the stages measure real bytes).
+    /// What was done, with times.
     pub timeline: Timeline,
     /// What each stage gave back, in stage order.
     pub outcomes: Vec<E::Outcome>,
@@ -311,7 +311,6 @@ impl<E: StageExecutor> Crew<E> {
         }
         let ends = timeline.devices.iter().filter_map(|actions| actions.last());
         timeline.makespan = ends.map(|timed| timed.end).max().unwrap_or_default();
-        timeline.peak_held = Vec::<Bytes>::new();
         let stages = (0..step.program.topology.stages).map(StageId::from_index);
         let outcomes = stages.filter_map(|stage| outcomes.remove(&stage)).collect();
         Ok(Ran { timeline, outcomes, sent })

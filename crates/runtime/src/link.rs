@@ -57,6 +57,8 @@ struct State<V> {
     queue: VecDeque<Envelope<V>>,
     /// Free slots, by the time at which each became free.
     free: VecDeque<Nanos>,
+    /// When the last message has left the link.
+    busy_until: Nanos,
     poisoned: bool,
 }
 
@@ -66,6 +68,7 @@ impl<V> Link<V> {
         let state = State {
             queue: VecDeque::with_capacity(capacity),
             free: VecDeque::from(vec![Nanos(0); capacity]),
+            busy_until: Nanos(0),
             poisoned: false,
         };
         Self { state: Mutex::new(state), changed: Condvar::new() }
@@ -88,9 +91,19 @@ impl<V> Link<V> {
         self.wait(slice, patience, |state| state.free.pop_front())
     }
 
-    /// Puts a message in the slot that [`Link::reserve`] took.
-    pub fn put(&self, envelope: Envelope<V>) {
-        self.lock().queue.push_back(envelope);
+    /// Puts a message in the slot that [`Link::reserve`] took. `arrival` is told until when the messages before it take the link, and says
+    /// until when it is taken then, and when this one can be received.
+    pub fn put(
+        &self,
+        micro_batch: Option<MicroBatch>,
+        message: Message<V>,
+        arrival: impl FnOnce(Nanos) -> (Nanos, Nanos),
+    ) {
+        let mut state = self.lock();
+        let (busy_until, arrival) = arrival(state.busy_until);
+        state.busy_until = busy_until;
+        state.queue.push_back(Envelope { micro_batch, arrival, message });
+        drop(state);
         self.changed.notify_all();
     }
 

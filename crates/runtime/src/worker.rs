@@ -2,7 +2,6 @@
 
 use std::{
     any::Any,
-    collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, PoisonError, mpsc},
     time::Duration,
@@ -10,14 +9,14 @@ use std::{
 
 use gpipe_core::{
     Action, Bytes, DeviceId, Half, MicroBatch, Op, StageId, Transfer,
-    lower::{Edge, EdgeKind, Program},
+    lower::{Edge, EdgeKind, Program, Recomputed},
     simulate::TimedAction,
 };
 
 use crate::{
     clock::Clock,
     failure::{Failure, StepError, describe_wait, peer},
-    link::{Envelope, Link, Links, Message, WaitEnd},
+    link::{Link, Links, Message, WaitEnd},
     mailbox::Mailbox,
     pulse::Pulses,
     stage::{Keep, Payload, StageExecutor},
@@ -28,7 +27,7 @@ pub struct Step<E: StageExecutor> {
     /// What to do.
     pub program: Arc<Program>,
     /// Which micro-batches are recomputed, of each stage.
-    pub recomputed: HashSet<(StageId, MicroBatch)>,
+    pub recomputed: Recomputed,
     /// Whether backwards follow.
     pub trains: bool,
     /// The device of each stage.
@@ -141,7 +140,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             step.pulses.advance(self.device, Some(position));
             let start = self.clock.now();
             self.execute(action)?;
-            self.clock.spend(action);
+            self.clock.spend(action, &step.recomputed);
             self.actions.push(TimedAction { action, start, end: self.clock.now() });
         }
         let last = list.last().copied();
@@ -211,7 +210,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
     fn keep(&self, stage: StageId, micro_batch: MicroBatch) -> Keep {
         if !self.step.trains {
             Keep::Nothing
-        } else if self.step.recomputed.contains(&(stage, micro_batch)) {
+        } else if self.step.recomputed.contains(stage, micro_batch) {
             Keep::Inputs
         } else {
             Keep::Activations
@@ -236,11 +235,11 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         let (slice, mut patience) = self.patience(action);
         let free = link.reserve(slice, &mut patience).map_err(|end| self.waited(action, end))?;
         self.clock.not_before(free);
-        let arrival = self.clock.arrival();
         if let Message::Value(value) = &message {
             self.sent += value.bytes();
         }
-        link.put(Envelope { micro_batch: transfer.micro_batch, arrival, message });
+        let arrival = |busy_until| self.clock.arrival(transfer, busy_until);
+        link.put(transfer.micro_batch, message, arrival);
         Ok(())
     }
 

@@ -5,11 +5,11 @@
 use std::{sync::Arc, time::Duration};
 
 use gpipe_core::{
-    Bytes, DeviceId, Nanos, StageId,
+    DeviceId, MicroBatch, Nanos, StageId,
     lower::{Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
-    simulate::{Costs, StageCost, simulate},
+    simulate::{Costs, LinkCost, StageCost, simulate},
     splitmix::Stream,
     testing::{random_compute, random_topology},
     validate::validate,
@@ -36,20 +36,23 @@ fn random_program(random: &mut Stream) -> (Arc<Program>, usize) {
     (Arc::new(program), capacity)
 }
 
-fn random_costs(random: &mut Stream, stages: usize) -> Costs {
+fn random_costs(random: &mut Stream, program: &Program) -> Costs {
     let mut time = || Nanos(random.below(50) as u64);
-    let stages = (0..stages)
-        .map(|_| StageCost {
-            norm: Nanos(0),
-            forward: time(),
-            rematerialize: time(),
-            backward: time(),
-            update: time(),
-            inputs: Bytes(0),
-            activations: Bytes(0),
-        })
-        .collect();
-    Costs { stages, latency: time() }
+    let mut stage = || StageCost {
+        forward: time(),
+        forward_kept: time(),
+        rematerialize: time(),
+        backward: time(),
+        backward_kept: time(),
+        norm: Nanos(0),
+        update: time(),
+    };
+    let stages: Vec<StageCost> = (0..program.topology.stages).map(|_| stage()).collect();
+    let smaller = (0..program.topology.stages).map(|_| stage()).collect();
+    let mut link = || LinkCost { latency: time(), forward: time(), backward: time() };
+    let links = program.topology.edges.iter().map(|_| link()).collect();
+    let smaller_from = Some(MicroBatch::from_index(random.below(program.micro_batches + 1)));
+    Costs { stages, smaller, smaller_from, links }
 }
 
 fn settings(capacity: usize) -> Settings {
@@ -148,7 +151,7 @@ fn property_on_a_virtual_clock_the_run_is_the_simulation_to_the_nanosecond() {
     for seed in 0..cases(200) {
         let mut random = Stream::new(1_000 + seed);
         let (program, capacity) = random_program(&mut random);
-        let costs = Arc::new(random_costs(&mut random, program.topology.stages));
+        let costs = Arc::new(random_costs(&mut random, &program));
         let simulated = simulate(&program, &costs, capacity).unwrap();
         let topology = Arc::new(program.topology.clone());
         let run = || {

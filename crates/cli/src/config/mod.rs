@@ -21,7 +21,7 @@ use std::{
 
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, TextConfig};
-use gpipe::{Balance, Kernels};
+use gpipe::{Balance, Kernels, RematPolicies};
 use keys::{check_keys, defaults, set};
 pub(crate) use model::Model;
 #[cfg(test)]
@@ -159,6 +159,9 @@ impl Config {
         }
         if matches!(&pipeline.balance, Balance::Layers(layers) if layers.len() != stages) {
             pipeline.balance = Balance::Cost;
+        }
+        if pipeline.remat.check(stages).is_err() {
+            pipeline.remat = RematPolicies::default();
         }
     }
 

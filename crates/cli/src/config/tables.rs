@@ -1,6 +1,6 @@
 //! The configuration's tables and their defaults: a key is a field here.
 
-use gpipe::{Adafactor, Balance, Device, Remat, RmsProp, Schedule};
+use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule};
 use serde::{Deserialize, Serialize};
 
 use super::text::{
@@ -36,7 +36,8 @@ pub(crate) struct PipelineConfig {
     #[serde(with = "as_text")]
     pub balance: Balance,
     #[serde(with = "as_text")]
-    pub remat: Remat,
+    /// One for all stages, or one per stage.
+    pub remat: RematPolicies,
     /// One for all stages, or one per stage.
     #[serde(with = "as_text")]
     pub devices: Devices,
@@ -171,7 +172,7 @@ impl Default for PipelineConfig {
             micro_batches: 4,
             schedule: Schedule::OneFOneB,
             balance: Balance::Cost,
-            remat: Remat::UnlessAdjacent,
+            remat: RematPolicies::default(),
             devices: Devices(vec![Device::Cpu]),
             dtype: Dtype::Float32,
             kernels: KernelChoice::Fastest,

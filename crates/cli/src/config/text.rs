@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str::FromStr, time::Duration};
 
-use gpipe::{Balance, Bytes, Device, Remat, Schedule};
+use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule};
 use serde::{Deserialize, Deserializer, Serializer};
 
 /// A memory cap, or `none`.
@@ -270,7 +270,7 @@ macro_rules! plain_is_display {
 plain_is_display!(
     Schedule,
     Balance,
-    Remat,
+    RematPolicies,
     Cap,
     Devices,
     Dtype,

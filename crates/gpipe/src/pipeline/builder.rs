@@ -6,15 +6,16 @@ use gpipe_bridge::linear::Kernels;
 use gpipe_core::{
     Bytes, EdgeId, StageId,
     lower::{Topology, lower},
-    remat::Remat,
+    remat::RematPolicies,
     schedule::{ActionLists, Schedule},
+    simulate::{Costs, simulate_with_room},
     validate::{Invalid, validate},
 };
 use gpipe_runtime::{Crew, Settings, crew::BuildDevice};
 use tch::Kind;
 
 use super::{
-    LINK_CAPACITY, Pipeline,
+    Pipeline,
     balance::{Balance, stage_weights},
     parameters::Averages,
     topology,
@@ -60,7 +61,7 @@ pub struct PipelineBuilder {
     micro_batches: usize,
     schedule: Schedule,
     balance: Balance,
-    remat: Remat,
+    remat: RematPolicies,
     threads: usize,
     seed: u64,
     kind: Kind,
@@ -87,7 +88,7 @@ impl PipelineBuilder {
             micro_batches: 1,
             schedule: Schedule::OneFOneB,
             balance: Balance::default(),
-            remat: Remat::default(),
+            remat: RematPolicies::default(),
             threads: 1,
             seed: 0,
             kind: Kind::Float,
@@ -140,10 +141,10 @@ impl PipelineBuilder {
         self
     }
 
-    /// What is discarded and recomputed.
+    /// What is discarded and recomputed: one policy for all stages, or one for each.
     #[must_use]
-    pub fn remat(mut self, remat: Remat) -> Self {
-        self.remat = remat;
+    pub fn remat(mut self, remat: impl Into<RematPolicies>) -> Self {
+        self.remat = remat.into();
         self
     }
 
@@ -278,12 +279,8 @@ impl PipelineBuilder {
         topology::check_ties(&ranges, &self.devices, &ties)?;
         let (topology, views) = topology::build(&ranges, &inferred.skips, &ties, &trained_before);
         let program = lower(&compute, &topology, self.micro_batches)?;
-        let link_capacity = (LINK_CAPACITY..)
-            .find(|&capacity| {
-                let deadlocks = matches!(validate(&program, capacity), Err(Invalid::Deadlock(_)));
-                !deadlocks || capacity > self.micro_batches
-            })
-            .unwrap_or(LINK_CAPACITY);
+        let (link_capacity, _) =
+            simulate_with_room(&program, &Costs::unit(topology.stages)).map_err(Invalid::from)?;
         validate(&program, link_capacity)?;
 
         let trains = self.loss.is_some() && self.optimizer.is_some();
@@ -357,6 +354,7 @@ impl PipelineBuilder {
                 self.caps.len()
             ));
         }
+        self.remat.check(stages).map_err(Error::Setting)?;
         if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refuse("the largest gradient norm must be above 0".into());
         }
@@ -443,7 +441,7 @@ impl PipelineBuilder {
             peers: HashMap::new(),
             device: self.devices[stage],
             first_on_device: !self.devices[..stage].contains(&self.devices[stage]),
-            segments: self.remat.segments(),
+            remat: self.remat.of(stage),
             seed: self.seed,
             precision,
             kernels: self.kernels,

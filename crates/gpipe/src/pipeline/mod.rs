@@ -22,9 +22,9 @@ pub use builder::PipelineBuilder;
 use gpipe_core::{
     StageId,
     lower::{Program, Topology, lower},
-    remat::Remat,
+    remat::RematPolicies,
     schedule::Schedule,
-    simulate::{Costs, Timeline, simulate},
+    simulate::{Costs, Timeline, median, simulate},
     validate::{Held, Invalid, validate},
 };
 use gpipe_runtime::{Crew, Ran, StepError};
@@ -48,8 +48,6 @@ use crate::{
     value::IntoTensors,
 };
 
-/// Messages a link holds at first; more where a schedule would deadlock with that few.
-const LINK_CAPACITY: usize = 2;
 /// Shapes that are remembered as fitting.
 const SHAPES_MAX: usize = 64;
 
@@ -73,7 +71,7 @@ pub struct Pipeline {
     sequence: Sequence,
     topology: Topology,
     schedule: Schedule,
-    remat: Remat,
+    remat: RematPolicies,
     micro_batches: usize,
     balance: Vec<usize>,
     precision: Precision,
@@ -394,7 +392,7 @@ impl Pipeline {
     /// None that `build` has not already found.
     pub fn simulate(&mut self, timelines: &[&Timeline]) -> Result<Timeline> {
         let program = self.program(true, self.micro_batches)?;
-        simulate(&program, &Costs::measured(timelines), self.link_capacity)
+        simulate(&program, &Costs::measured(timelines, median), self.link_capacity)
             .map_err(|deadlock| Error::Schedule(Invalid::Deadlock(deadlock)))
     }
 

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+pub(super) use gpipe_core::topology::ranges;
 use gpipe_core::{
     EdgeId, LayerId, StageId,
-    lower::{Edge, EdgeKind, Topology},
+    lower::Topology,
+    topology::{Across, Purpose, of_cut},
 };
 
 use super::OwnedParameter;
@@ -15,18 +17,6 @@ use crate::{
     stage::Edges,
 };
 
-/// The layers of each stage.
-pub(super) fn ranges(balance: &[usize]) -> Vec<Range<usize>> {
-    let mut start = 0;
-    balance
-        .iter()
-        .map(|layers| {
-            start += layers;
-            start - layers..start
-        })
-        .collect()
-}
-
 /// The topology, and each stage's own view of its edges. `trained_before[l]`: whether anything before layer
 /// l is trained.
 pub(super) fn build(
@@ -35,50 +25,32 @@ pub(super) fn build(
     ties: &[TieGroup],
     trained_before: &[bool],
 ) -> (Topology, Vec<Edges>) {
-    let stages = ranges.len();
-    let mut topology = Topology { stages, edges: Vec::new() };
-    let mut views = vec![Edges::default(); stages];
-    let stage_of = |layer: LayerId| {
-        ranges.iter().position(|range| range.contains(&layer.index())).unwrap_or_default()
-    };
-    let mut connect = |from: usize, to: usize, kind: EdgeKind| {
-        let edge = Edge { from: StageId::from_index(from), to: StageId::from_index(to), kind };
-        topology.edges.push(edge);
-        EdgeId::from_index(topology.edges.len() - 1)
-    };
-    for to in 1..stages {
-        let gradient = trained_before[ranges[to].start];
-        let edge = connect(to - 1, to, EdgeKind::Boundary { gradient });
-        views[to - 1].boundary_out = Some(edge);
-        views[to].boundary_in = Some(edge);
-        views[to].gradient.insert(edge, gradient);
-    }
-    for (index, skip) in skips.iter().enumerate() {
-        let (from, to) = (stage_of(skip.stash), stage_of(skip.pop));
-        if from != to {
-            let gradient = trained_before[skip.stash.index() + 1];
-            let edge = connect(from, to, EdgeKind::Skip { gradient });
-            views[from].skips_out.push((edge, index));
-            views[to].skips_in.push((edge, index));
-            views[to].gradient.insert(edge, gradient);
-        }
-    }
-    // One edge for all weights that one stage uses and another owns.
-    for owner in 0..stages {
-        for user in owner + 1..stages {
-            let uses = |group: &TieGroup, stage: usize| {
-                group.uses.iter().any(|(layer, _)| stage_of(*layer) == stage)
-            };
-            let shared = |g: &TieGroup| stage_of(g.uses[0].0) == owner && uses(g, user);
-            if ties.iter().any(shared) {
-                let edge = connect(user, owner, EdgeKind::Tie);
-                views[owner].tie_users.push((edge, ranges[user].clone()));
-                views[user].tie_owners.push((edge, ranges[owner].clone()));
+    let skips: Vec<_> = skips.iter().map(|skip| (skip.stash, skip.pop)).collect();
+    let ties: Vec<Vec<LayerId>> =
+        ties.iter().map(|group| group.uses.iter().map(|(layer, _)| *layer).collect()).collect();
+    let across = Across { skips: &skips, ties: &ties, trained_before };
+    let (topology, purposes) = of_cut(ranges, across);
+    let mut views = vec![Edges::default(); ranges.len()];
+    for (index, (edge, purpose)) in topology.edges.iter().zip(purposes).enumerate() {
+        let id = EdgeId::from_index(index);
+        let (from, to) = (edge.from.index(), edge.to.index());
+        match purpose {
+            Purpose::Boundary => {
+                views[from].boundary_out = Some(id);
+                views[to].boundary_in = Some(id);
             }
+            Purpose::Skip(skip) => {
+                views[from].skips_out.push((id, skip));
+                views[to].skips_in.push((id, skip));
+            }
+            Purpose::Tie => {
+                let (user, owner) = (from, to);
+                views[owner].tie_users.push((id, ranges[user].clone()));
+                views[user].tie_owners.push((id, ranges[owner].clone()));
+            }
+            Purpose::Vote => {}
         }
-    }
-    for voter in 1..stages {
-        connect(voter, 0, EdgeKind::Vote);
+        views[to].gradient.insert(id, edge.kind.goes_back());
     }
     (topology, views)
 }

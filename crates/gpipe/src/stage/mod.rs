@@ -27,7 +27,7 @@ use std::{
 };
 
 use gpipe_bridge::linear::Kernels;
-use gpipe_core::{EdgeId, LayerId, MicroBatch, StageId};
+use gpipe_core::{EdgeId, LayerId, MicroBatch, StageId, remat::Remat};
 use gpipe_runtime::{Keep, Verdict, stage::OnEdges};
 use tch::Tensor;
 
@@ -69,7 +69,7 @@ pub(crate) struct StagePlan {
     pub device: Device,
     /// Whether no earlier stage is on the same device: it then speaks for the device.
     pub first_on_device: bool,
-    pub segments: usize,
+    pub remat: Remat,
     pub seed: u64,
     pub precision: Precision,
     pub kernels: Kernels,
@@ -347,10 +347,7 @@ impl Stage {
 
     /// Into which ranges of its layers the stage is cut where it re-materializes.
     fn segment_ranges(&self) -> Vec<Range<usize>> {
-        let (layers, segments) = (self.plan.layers.len(), self.plan.segments.max(1));
-        let segments = segments.min(layers);
-        let bound = |segment: usize| segment * layers / segments;
-        (0..segments).map(|segment| bound(segment)..bound(segment + 1)).collect()
+        self.plan.remat.segment_ranges(self.plan.layers.len())
     }
 
     /// A forward that keeps every segment's inputs, and nothing else.

@@ -6,7 +6,8 @@
 use std::{collections::HashMap, str::FromStr};
 
 use gpipe::{
-    Device, Kernels, Pipeline, PipelineBuilder, Sequence, StageReport, StepReport, TensorSpec,
+    Device, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence, StageReport, StepReport,
+    TensorSpec,
 };
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -83,7 +84,7 @@ impl Measurement {
             .devices(vec![device; stages])
             .micro_batches(self.micro_batches)
             .schedule(arguments.take("schedule", "1f1b")?)
-            .remat(arguments.take("remat", "never")?)
+            .remat(arguments.take::<RematPolicies>("remat", "never")?)
             .balance(arguments.take("balance", "cost")?)
             .kernels(arguments.choose("kernels", &kernels)?)
             .kind(arguments.choose("dtype", &dtypes)?)

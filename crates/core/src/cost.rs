@@ -1,0 +1,422 @@
+//! What layers cost: times and bytes, measured or estimated, for micro-batches of several sizes; and what a stage made of
+//! them costs. The one source that the planner, the simulator and the tables read.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::LayerId,
+    memory::{EdgeBytes, Held, StageBytes},
+    remat::Remat,
+    simulate::{LinkCost, StageCost},
+    topology::{Across, Purpose},
+    units::{Bytes, Nanos},
+};
+
+/// What one layer (or the loss) takes and holds, for one micro-batch of some number of samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerCost {
+    /// A forward that keeps nothing.
+    pub forward: Nanos,
+    /// A forward that keeps its activations.
+    pub forward_kept: Nanos,
+    /// A re-materialization.
+    pub rematerialize: Nanos,
+    /// A backward after a re-materialization.
+    pub backward: Nanos,
+    /// A backward whose forward kept its activations.
+    pub backward_kept: Nanos,
+    /// Its inputs: what crosses a cut before it.
+    pub inputs: Bytes,
+    /// The gradients of its inputs: what crosses back; 0 where nothing before it is trained.
+    pub input_gradients: Bytes,
+    /// What a forward that keeps leaves until the backward: outputs, and what autograd saves; without its inputs.
+    pub kept: Bytes,
+    /// Most above the start of a forward, while it runs.
+    pub forward_peak: Bytes,
+    /// Most above the start of a backward, while it runs; what the layer kept and the gradient of its outputs are there at
+    /// the start.
+    pub backward_peak: Bytes,
+    /// The same of a step's first backward, which makes the parameters' gradients.
+    pub first_backward_peak: Bytes,
+}
+
+/// What a layer holds and takes whatever the micro-batches are. A tied weight is not counted here.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerState {
+    /// Its name.
+    pub name: String,
+    /// Its parameters, running statistics and copies in a smaller dtype.
+    pub parameters: Bytes,
+    /// Their gradients; a tied weight's, too, because each use adds up its own.
+    pub gradients: Bytes,
+    /// What the optimizer keeps for them, and their averages.
+    pub optimizer: Bytes,
+    /// Its part of the norm, once per step.
+    pub norm: Nanos,
+    /// Its update, once per step.
+    pub update: Nanos,
+    /// Most that its part of the norm or its update holds besides.
+    pub update_peak: Bytes,
+    /// Floating-point operations of a forward of one sample, as estimated.
+    pub flops: u64,
+}
+
+/// A long skip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SkipCost {
+    /// The layer that stashes.
+    pub stash: usize,
+    /// The layer that pops.
+    pub pop: usize,
+    /// Of one sample.
+    pub bytes: Bytes,
+}
+
+/// A weight that several layers use: each stage has it once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TieCost {
+    /// The layers, ascending.
+    pub layers: Vec<usize>,
+    /// The weight and its copies.
+    pub parameters: Bytes,
+    /// What the optimizer keeps for it.
+    pub optimizer: Bytes,
+}
+
+/// A link between two devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transport {
+    /// Of a message without content.
+    pub latency: Nanos,
+    /// Bytes per second; 0: any number in no time (values move between threads without a copy).
+    pub bytes_per_s: u64,
+}
+
+impl Transport {
+    fn occupied(&self, bytes: Bytes) -> Nanos {
+        let time = u128::from(bytes.0) * 1_000_000_000;
+        let time = time.checked_div(u128::from(self.bytes_per_s)).unwrap_or(0);
+        Nanos(u64::try_from(time).unwrap_or(u64::MAX))
+    }
+}
+
+/// The costs of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelCosts {
+    /// By layer.
+    pub layers: Vec<LayerState>,
+    /// By samples of a micro-batch: one for each layer, and one for the loss, which is with the last layer.
+    pub sizes: BTreeMap<usize, Vec<LayerCost>>,
+    /// Long skips.
+    pub skips: Vec<SkipCost>,
+    /// Tied weights.
+    pub ties: Vec<TieCost>,
+    /// For each layer, whether anything before it is trained; at the end, whether anything is.
+    pub trained_before: Vec<bool>,
+    /// Between any two devices.
+    pub transport: Transport,
+}
+
+/// Costs that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the costs are of no use: {0}")]
+pub struct BadCosts(String);
+
+impl ModelCosts {
+    /// Checks what came from a file.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn check(&self) -> Result<(), BadCosts> {
+        let layers = self.layers.len();
+        let bad = |reason: String| Err(BadCosts(reason));
+        if layers == 0 {
+            return bad("there is no layer".into());
+        }
+        if self.sizes.is_empty() || self.sizes.contains_key(&0) {
+            return bad("there is no size of micro-batches, or one of 0 samples".into());
+        }
+        if let Some((samples, costs)) =
+            self.sizes.iter().find(|(_, costs)| costs.len() != layers + 1)
+        {
+            return bad(format!(
+                "there are {} costs for micro-batches of {samples} samples, but {layers} layers and a loss",
+                costs.len()
+            ));
+        }
+        if self.trained_before.len() != layers + 1 {
+            return bad("trained_before has another length than the layers".into());
+        }
+        if self.skips.iter().any(|skip| skip.stash >= skip.pop || skip.pop >= layers) {
+            return bad("a skip goes from no layer, to none, or backwards".into());
+        }
+        let ascending = |tie: &TieCost| {
+            !tie.layers.is_empty()
+                && tie.layers.windows(2).all(|pair| pair[0] < pair[1])
+                && tie.layers.iter().all(|&layer| layer < layers)
+        };
+        if !self.ties.iter().all(ascending) {
+            return bad("a tie's layers do not exist or do not ascend".into());
+        }
+        Ok(())
+    }
+
+    /// Whether micro-batches of `samples` samples were measured (or estimated) themselves.
+    pub fn has_size(&self, samples: usize) -> bool {
+        self.sizes.contains_key(&samples)
+    }
+
+    /// The costs for micro-batches of `samples` samples: those of that size, or on the line through the two nearest sizes;
+    /// of one size only, in proportion. The loss is last.
+    pub fn at(&self, samples: usize) -> Vec<LayerCost> {
+        if let Some(own) = self.sizes.get(&samples) {
+            return own.clone();
+        }
+        let below: Vec<usize> = self.sizes.range(..samples).rev().take(2).map(|s| *s.0).collect();
+        let above: Vec<usize> = self.sizes.range(samples..).take(2).map(|size| *size.0).collect();
+        let (a, b) = match (&below[..], &above[..]) {
+            ([a, ..], [b, ..]) | ([b, a, ..], []) | ([], [a, b, ..]) => (*a, *b),
+            ([only], []) | ([], [only]) => {
+                let costs = &self.sizes[only];
+                let ratio = samples as f64 / *only as f64;
+                return costs.iter().map(|cost| cost.map(|x| x as f64 * ratio)).collect();
+            }
+            ([], []) => return vec![LayerCost::default(); self.layers.len() + 1],
+        };
+        let share = (samples as f64 - a as f64) / (b as f64 - a as f64);
+        let line = |(a, b): (&LayerCost, &LayerCost)| {
+            a.zip(b, |a, b| a as f64 + share * (b as f64 - a as f64))
+        };
+        self.sizes[&a].iter().zip(&self.sizes[&b]).map(line).collect()
+    }
+
+    /// What makes edges where the model is cut.
+    pub fn across<'a>(
+        &'a self,
+        skips: &'a [(LayerId, LayerId)],
+        ties: &'a [Vec<LayerId>],
+    ) -> Across<'a> {
+        Across { skips, ties, trained_before: &self.trained_before }
+    }
+
+    /// The ends of the skips, and the layers of the ties.
+    pub fn ends(&self) -> (Vec<(LayerId, LayerId)>, Vec<Vec<LayerId>>) {
+        let id = LayerId::from_index;
+        let skips = self.skips.iter().map(|skip| (id(skip.stash), id(skip.pop))).collect();
+        let ties = self.ties.iter().map(|tie| tie.layers.iter().map(|&l| id(l)).collect());
+        (skips, ties.collect())
+    }
+
+    /// The cost of a stage with the layers in `range`, of which `costs` are the costs (see [`ModelCosts::at`]), on a device
+    /// that is `speed` times as fast as the one that was measured.
+    pub fn stage_cost(
+        &self,
+        range: Range<usize>,
+        costs: &[LayerCost],
+        remat: Remat,
+        speed: f64,
+    ) -> StageCost {
+        let own = self.with_loss(&range, costs);
+        let last = remat.segment_ranges(range.len()).pop().unwrap_or(0..range.len());
+        let sum = |part: &[LayerCost], time: fn(&LayerCost) -> Nanos| -> Nanos {
+            part.iter().map(time).sum()
+        };
+        let scale = |time: Nanos| Nanos((time.0 as f64 / speed) as u64);
+        let states = &self.layers[range];
+        let again = sum(&own[last.start..], |c| c.rematerialize);
+        let rest = sum(&own[..last.start], |c| c.rematerialize);
+        StageCost {
+            forward: scale(sum(own, |c| c.forward)),
+            forward_kept: scale(sum(own, |c| c.forward_kept)),
+            rematerialize: scale(again),
+            backward: scale(rest + sum(own, |c| c.backward)),
+            backward_kept: scale(sum(own, |c| c.backward_kept)),
+            norm: scale(states.iter().map(|state| state.norm).sum()),
+            update: scale(states.iter().map(|state| state.update).sum()),
+        }
+    }
+
+    /// The layers' costs, the loss among them where the range has the last layer.
+    fn with_loss<'a>(&self, range: &Range<usize>, costs: &'a [LayerCost]) -> &'a [LayerCost] {
+        let end = if range.end == self.layers.len() { range.end + 1 } else { range.end };
+        costs.get(range.start..end).unwrap_or_default()
+    }
+
+    /// The bytes of a stage with the layers in `range`, as [`ModelCosts::stage_cost`].
+    pub fn stage_bytes(
+        &self,
+        range: Range<usize>,
+        costs: &[LayerCost],
+        remat: Remat,
+    ) -> StageBytes {
+        let states = &self.layers[range.clone()];
+        let uses = |tie: &&TieCost| tie.layers.iter().any(|layer| range.contains(layer));
+        let tied = self.ties.iter().filter(uses).map(|tie| tie.parameters + tie.optimizer);
+        let own = states.iter().map(|state| state.parameters + state.optimizer);
+        let gradients: Vec<Bytes> = states.iter().map(|state| state.gradients).collect();
+        let layers = Layers {
+            costs: self.with_loss(&range, costs),
+            gradients: &gradients,
+            segments: remat.segment_ranges(range.len()),
+        };
+        StageBytes {
+            resident: own.chain(tied).sum(),
+            gradients: gradients.iter().copied().sum(),
+            forward: layers.forward_discarding(),
+            forward_kept: layers.keeping(0..layers.costs.len()),
+            rematerialize: layers.rematerialize(),
+            backward: layers.backward(true, false),
+            backward_kept: layers.backward(false, false),
+            first_backward: layers.backward(true, true),
+            first_backward_kept: layers.backward(false, true),
+            update: states.iter().map(|state| state.update_peak).max().unwrap_or_default(),
+        }
+    }
+
+    /// The sizes of the messages on the edges of a cut into `ranges`, in micro-batches of `samples` samples.
+    pub fn edge_bytes(
+        &self,
+        ranges: &[Range<usize>],
+        costs: &[LayerCost],
+        samples: usize,
+        purposes: &[Purpose],
+    ) -> Vec<EdgeBytes> {
+        let mut boundary = 0;
+        let of = |purpose: &Purpose| match purpose {
+            Purpose::Boundary => {
+                boundary += 1;
+                let first = ranges.get(boundary).map_or(0, |range| range.start);
+                let cost = costs.get(first).copied().unwrap_or_default();
+                EdgeBytes { forward: cost.inputs, backward: cost.input_gradients }
+            }
+            Purpose::Skip(index) => {
+                let per_sample = self.skips.get(*index).map_or(0, |skip| skip.bytes.0);
+                let bytes = Bytes(per_sample.saturating_mul(samples as u64));
+                EdgeBytes { forward: bytes, backward: bytes }
+            }
+            Purpose::Tie | Purpose::Vote => EdgeBytes::default(),
+        };
+        purposes.iter().map(of).collect()
+    }
+
+    /// What the messages of those sizes take.
+    pub fn link_costs(&self, edges: &[EdgeBytes]) -> Vec<LinkCost> {
+        let cost = |bytes: &EdgeBytes| LinkCost {
+            latency: self.transport.latency,
+            forward: self.transport.occupied(bytes.forward),
+            backward: self.transport.occupied(bytes.backward),
+        };
+        edges.iter().map(cost).collect()
+    }
+}
+
+/// The layers of a stage, the loss last where it has it, and how they are segmented.
+struct Layers<'a> {
+    costs: &'a [LayerCost],
+    gradients: &'a [Bytes],
+    segments: Vec<Range<usize>>,
+}
+
+impl Layers<'_> {
+    /// Forwards that keep: each layer adds what it keeps.
+    fn keeping(&self, part: Range<usize>) -> Held {
+        let mut held = Held::default();
+        for cost in self.costs.get(part).unwrap_or_default() {
+            held.peak = held.peak.max(held.after + cost.forward_peak);
+            held.after += cost.kept;
+        }
+        held
+    }
+
+    /// A forward that discards: each layer's inputs go when it is done, but for those that a segment starts from. The
+    /// loss is left to the re-materialization.
+    fn forward_discarding(&self) -> Held {
+        let mut held = Held::default();
+        for segment in &self.segments {
+            for layer in segment.clone() {
+                let cost = &self.costs[layer];
+                // The stage's own inputs are charged to whoever sent them.
+                let is_start = layer == segment.start;
+                if is_start && layer > 0 {
+                    held.after += cost.inputs;
+                }
+                let inputs = if is_start { Bytes(0) } else { cost.inputs };
+                held.peak = held.peak.max(held.after + inputs + cost.forward_peak);
+            }
+        }
+        held
+    }
+
+    /// The last segment, and the loss.
+    fn rematerialize(&self) -> Held {
+        let start = self.segments.last().map_or(0, |segment| segment.start);
+        self.keeping(start..self.costs.len())
+    }
+
+    /// Most above the start of a backward: layer by layer from the last, each of which gives back what it kept; segments that are
+    /// not there yet are recomputed on the way. `first`: it also makes the gradients.
+    fn backward(&self, segmented: bool, first: bool) -> Bytes {
+        let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX / 4);
+        let whole = Vec::from([0..self.gradients.len()]);
+        let segments = if segmented { &self.segments } else { &whole };
+        let (mut now, mut most) = (0_i64, 0_i64);
+        for (number, segment) in segments.iter().enumerate().rev() {
+            let last = number + 1 == segments.len();
+            let end = if last { self.costs.len() } else { segment.end };
+            if !last {
+                let again = self.keeping(segment.start..end);
+                most = most.max(now + signed(again.peak));
+                now += signed(again.after);
+            }
+            for layer in (segment.start..end).rev() {
+                let cost = &self.costs[layer];
+                let made = self.gradients.get(layer).copied().unwrap_or_default();
+                let peak = if first { cost.first_backward_peak } else { cost.backward_peak };
+                most = most.max(now + signed(peak));
+                // The gradient of its outputs goes, too, but where it came from another stage.
+                let outputs = match self.costs.get(layer + 1) {
+                    Some(next) => next.input_gradients,
+                    None => Bytes(0),
+                };
+                now += signed(cost.input_gradients) - signed(cost.kept) - signed(outputs);
+                now += if first { signed(made) } else { 0 };
+            }
+        }
+        Bytes(u64::try_from(most).unwrap_or(0))
+    }
+}
+
+impl LayerCost {
+    /// `f` of every number; what is no number is 0.
+    fn map(&self, f: impl Fn(u64) -> f64) -> Self {
+        self.zip(self, |a, _| f(a))
+    }
+
+    /// `f` of every pair of numbers.
+    fn zip(&self, other: &Self, f: impl Fn(u64, u64) -> f64) -> Self {
+        let f = |a: u64, b: u64| f(a, b).round().max(0.0) as u64;
+        let time = |a: Nanos, b: Nanos| Nanos(f(a.0, b.0));
+        let bytes = |a: Bytes, b: Bytes| Bytes(f(a.0, b.0));
+        Self {
+            forward: time(self.forward, other.forward),
+            forward_kept: time(self.forward_kept, other.forward_kept),
+            rematerialize: time(self.rematerialize, other.rematerialize),
+            backward: time(self.backward, other.backward),
+            backward_kept: time(self.backward_kept, other.backward_kept),
+            inputs: bytes(self.inputs, other.inputs),
+            input_gradients: bytes(self.input_gradients, other.input_gradients),
+            kept: bytes(self.kept, other.kept),
+            forward_peak: bytes(self.forward_peak, other.forward_peak),
+            backward_peak: bytes(self.backward_peak, other.backward_peak),
+            first_backward_peak: bytes(self.first_backward_peak, other.first_backward_peak),
+        }
+    }
+}

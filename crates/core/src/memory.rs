@@ -1,0 +1,413 @@
+//! The bytes that stages hold, from the order of a program alone: no timing can make a stage hold more.
+//!
+//! A stage is charged for what it allocates, whoever frees it. What it keeps for a micro-batch lives from its own
+//! forward to its own backward. A message lives until its receiver's backward is done; when that is, the sender knows
+//! only from what it hears: it is certainly done once a message arrives that the receiver sent later, or once a
+//! send finds room that the receiver made later. Until then it counts as held.
+//!
+//! ```text
+//! held at an action = resident + gradients (after the first backward)
+//!                   + kept or discarded micro-batches x what they hold + messages x their size + the action's own peak
+//! ```
+//!
+//! The counts depend on the program alone ([`moments`]); the sizes on the cut ([`StageBytes`]). A planner therefore asks
+//! for the moments once, and prices many cuts with them.
+
+use std::collections::HashMap;
+
+use crate::{
+    action::{Action, Half, Op, Transfer},
+    ids::{EdgeId, MicroBatch, StageId},
+    lower::{Program, Recomputed},
+    simulate::Timeline,
+    units::{Bytes, Nanos},
+};
+
+/// What an action holds: at most while it runs, and when it is done; both above what was there at its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Most while it runs.
+    pub peak: Bytes,
+    /// From its end on, until the micro-batch's backward.
+    pub after: Bytes,
+}
+
+/// What a stage's actions hold, for micro-batches of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StageBytes {
+    /// Parameters, optimizer state, averages: always.
+    pub resident: Bytes,
+    /// Gradients: from the first backward to the update.
+    pub gradients: Bytes,
+    /// A forward that discards; what it sends is not in `after`.
+    pub forward: Held,
+    /// A forward that keeps its activations; what it sends is among them.
+    pub forward_kept: Held,
+    /// A re-materialization.
+    pub rematerialize: Held,
+    /// Most above its start, of a backward after a re-materialization.
+    pub backward: Bytes,
+    /// The same, where the forward kept its activations.
+    pub backward_kept: Bytes,
+    /// As `backward`, of the step's first one: gradients come into being, and are not there before.
+    pub first_backward: Bytes,
+    /// As `backward_kept`, of the step's first one.
+    pub first_backward_kept: Bytes,
+    /// The norm and the update, above parameters, state and gradients.
+    pub update: Bytes,
+}
+
+/// The sizes of an edge's messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EdgeBytes {
+    /// Along the edge.
+    pub forward: Bytes,
+    /// And back.
+    pub backward: Bytes,
+}
+
+impl EdgeBytes {
+    /// Of one direction.
+    pub fn of(&self, half: Half) -> Bytes {
+        match half {
+            Half::Forward => self.forward,
+            Half::Backward => self.backward,
+        }
+    }
+}
+
+/// The kinds of action that allocate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Forward { keeps: bool },
+    Rematerialize,
+    Backward { kept: bool, first: bool },
+    Update,
+}
+
+/// How many of what a stage holds at the start of one of its actions, at most.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment {
+    kind: Kind,
+    gradients: bool,
+    kept: u32,
+    discarded: u32,
+    recomputed: u32,
+    /// Messages that it sent and that may still live, by the stage's edges (see [`Moments`]).
+    messages: Vec<u32>,
+}
+
+impl Moment {
+    /// Whether `other` holds no less of anything.
+    fn is_within(&self, other: &Self) -> bool {
+        self.kind == other.kind
+            && self.gradients <= other.gradients
+            && self.kept <= other.kept
+            && self.discarded <= other.discarded
+            && self.recomputed <= other.recomputed
+            && self.messages.iter().zip(&other.messages).all(|(own, other)| own <= other)
+    }
+}
+
+/// The moments of a stage at which it may hold most.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Moments {
+    /// What the counts of messages in each moment are of.
+    edges: Vec<(EdgeId, Half)>,
+    moments: Vec<Moment>,
+}
+
+impl Moments {
+    /// Most that the stage can hold, whatever the timing. `edges` by edge; a missing one is empty.
+    pub fn peak(&self, bytes: &StageBytes, edges: &[EdgeBytes]) -> Bytes {
+        let message = |&(edge, half): &(EdgeId, Half)| {
+            edges.get(edge.index()).copied().unwrap_or_default().of(half)
+        };
+        let messages: Vec<Bytes> = self.edges.iter().map(message).collect();
+        let peaks = self.moments.iter().map(|moment| {
+            let sent = moment.messages.iter().zip(&messages);
+            let sent: u64 =
+                sent.map(|(&count, size)| u64::from(count).saturating_mul(size.0)).sum();
+            own_bytes(bytes, moment) + Bytes(sent) + peak_of(bytes, moment.kind)
+        });
+        peaks.max().unwrap_or_default().max(bytes.resident)
+    }
+
+    fn add(&mut self, moment: Moment) {
+        if self.moments.iter().any(|other| moment.is_within(other)) {
+            return;
+        }
+        self.moments.retain(|other| !other.is_within(&moment));
+        self.moments.push(moment);
+    }
+}
+
+/// Without messages and the action's own peak.
+fn own_bytes(bytes: &StageBytes, moment: &Moment) -> Bytes {
+    let times = |count: u32, size: Bytes| Bytes(u64::from(count).saturating_mul(size.0));
+    let gradients = if moment.gradients { bytes.gradients } else { Bytes(0) };
+    bytes.resident
+        + gradients
+        + times(moment.kept, bytes.forward_kept.after)
+        + times(moment.discarded, bytes.forward.after)
+        + times(moment.recomputed, bytes.rematerialize.after)
+}
+
+fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
+    match kind {
+        Kind::Forward { keeps: true } => bytes.forward_kept.peak,
+        Kind::Forward { keeps: false } => bytes.forward.peak,
+        Kind::Rematerialize => bytes.rematerialize.peak,
+        Kind::Backward { kept: true, first: true } => bytes.first_backward_kept,
+        Kind::Backward { kept: true, first: false } => bytes.backward_kept,
+        Kind::Backward { kept: false, first: true } => bytes.first_backward,
+        Kind::Backward { kept: false, first: false } => bytes.backward,
+        Kind::Update => bytes.update,
+    }
+}
+
+/// What a stage holds for itself, as its actions go by.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    gradients: bool,
+    kept: u32,
+    discarded: u32,
+    recomputed: u32,
+}
+
+impl Counts {
+    /// The kind of `action`, and what is held once it is done.
+    fn act(self, action: Action, recomputed: &Recomputed) -> Option<(Kind, Self)> {
+        let again = |m| recomputed.contains(action.stage, m);
+        let mut after = self;
+        let kind = match action.op {
+            Op::Forward(m) if again(m) => {
+                after.discarded += 1;
+                Kind::Forward { keeps: false }
+            }
+            Op::Forward(_) => {
+                after.kept += 1;
+                Kind::Forward { keeps: true }
+            }
+            Op::Rematerialize(_) => {
+                after.recomputed += 1;
+                Kind::Rematerialize
+            }
+            Op::Backward(m) => {
+                after.gradients = true;
+                if again(m) {
+                    after.discarded = after.discarded.saturating_sub(1);
+                    after.recomputed = after.recomputed.saturating_sub(1);
+                } else {
+                    after.kept = after.kept.saturating_sub(1);
+                }
+                Kind::Backward { kept: !again(m), first: !self.gradients }
+            }
+            Op::Norm => Kind::Update,
+            Op::Update => {
+                after.gradients = false;
+                Kind::Update
+            }
+            _ => return None,
+        };
+        Some((kind, after))
+    }
+
+    fn moment(self, kind: Kind, messages: Vec<u32>) -> Moment {
+        let Self { gradients, kept, discarded, recomputed } = self;
+        Moment { kind, gradients, kept, discarded, recomputed, messages }
+    }
+}
+
+/// The moments of every stage of a training program whose links hold `capacity` messages.
+pub fn moments(program: &Program, capacity: usize) -> Vec<Moments> {
+    let recomputed = program.rematerialized();
+    let places = Places::new(program);
+    let mut all = vec![Moments::default(); program.topology.stages];
+    for (device, list) in program.devices.iter().enumerate() {
+        // How far each device is known to be: all positions before this are done.
+        let mut known: HashMap<usize, usize> = HashMap::new();
+        let mut counts: HashMap<StageId, Counts> = HashMap::new();
+        let mut living: HashMap<StageId, Vec<Living>> = HashMap::new();
+        let mut sent: HashMap<(EdgeId, Half), usize> = HashMap::new();
+        for (position, &action) in list.iter().enumerate() {
+            known.insert(device, position);
+            let stage = action.stage;
+            let own = living.entry(stage).or_default();
+            own.retain(|message| {
+                known.get(&message.device).is_none_or(|&done| done <= message.consumed)
+            });
+            let count = counts.entry(stage).or_default();
+            if let Some((kind, after)) = count.act(action, &recomputed) {
+                let moments = &mut all[stage.index()];
+                for message in own.iter() {
+                    if !moments.edges.contains(&message.link) {
+                        moments.edges.push(message.link);
+                    }
+                }
+                let edges = moments.edges.iter();
+                let messages =
+                    edges.map(|link| own.iter().filter(|m| m.link == *link).count() as u32);
+                let messages: Vec<u32> = messages.collect();
+                for moment in &mut moments.moments {
+                    moment.messages.resize(messages.len(), 0);
+                }
+                moments.add(count.moment(kind, messages));
+                *count = after;
+            }
+            match action.op {
+                Op::Send(transfer) => {
+                    own.extend(places.living(program, stage, transfer, &recomputed));
+                    let link = (transfer.edge, transfer.half);
+                    let number = sent.entry(link).or_default();
+                    *number += 1;
+                    // There was room: the receiver has taken the message that was in its place.
+                    let taken = number
+                        .checked_sub(capacity + 1)
+                        .and_then(|before| places.receives.get(&link)?.get(before));
+                    hear(&mut known, taken);
+                }
+                Op::Receive(transfer) => hear(&mut known, places.sends.get(&transfer)),
+                _ => {}
+            }
+        }
+    }
+    all
+}
+
+/// Device and position: everything up to it is done.
+fn hear(known: &mut HashMap<usize, usize>, place: Option<&(usize, usize)>) {
+    if let Some(&(device, position)) = place {
+        let done = known.entry(device).or_default();
+        *done = (*done).max(position + 1);
+    }
+}
+
+/// A message that was sent, until it is known that its receiver's backward is done.
+struct Living {
+    link: (EdgeId, Half),
+    device: usize,
+    consumed: usize,
+}
+
+/// Where (device, position) things happen.
+struct Places {
+    sends: HashMap<Transfer, (usize, usize)>,
+    /// By link, in order.
+    receives: HashMap<(EdgeId, Half), Vec<(usize, usize)>>,
+    backwards: HashMap<(StageId, MicroBatch), (usize, usize)>,
+}
+
+impl Places {
+    fn new(program: &Program) -> Self {
+        let mut places =
+            Self { sends: HashMap::new(), receives: HashMap::new(), backwards: HashMap::new() };
+        for (device, list) in program.devices.iter().enumerate() {
+            for (position, action) in list.iter().enumerate() {
+                let place = (device, position);
+                match action.op {
+                    Op::Send(transfer) => {
+                        places.sends.insert(transfer, place);
+                    }
+                    Op::Receive(Transfer { edge, half, .. }) => {
+                        places.receives.entry((edge, half)).or_default().push(place);
+                    }
+                    Op::Backward(m) => {
+                        places.backwards.insert((action.stage, m), place);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        places
+    }
+
+    /// The message that `stage` sends, unless it is part of what the stage keeps anyway: the output of a forward that
+    /// keeps, which lives until the stage's own backward, and that is after the receiver's.
+    fn living(
+        &self,
+        program: &Program,
+        stage: StageId,
+        transfer: Transfer,
+        recomputed: &Recomputed,
+    ) -> Option<Living> {
+        let m = transfer.micro_batch?;
+        if transfer.half == Half::Forward && !recomputed.contains(stage, m) {
+            return None;
+        }
+        let (device, consumed) = *self.backwards.get(&(receiver(program, transfer)?, m))?;
+        Some(Living { link: (transfer.edge, transfer.half), device, consumed })
+    }
+}
+
+fn receiver(program: &Program, transfer: Transfer) -> Option<StageId> {
+    let edge = program.topology.edges.get(transfer.edge.index())?;
+    Some(if transfer.half == Half::Forward { edge.to } else { edge.from })
+}
+
+/// Most that each stage can hold, whatever the timing.
+pub fn peaks(
+    program: &Program,
+    capacity: usize,
+    stages: &[StageBytes],
+    edges: &[EdgeBytes],
+) -> Vec<Bytes> {
+    let moments = moments(program, capacity);
+    moments.iter().zip(stages).map(|(moments, bytes)| moments.peak(bytes, edges)).collect()
+}
+
+/// The bytes of each stage over the time of `timeline`: from each time on, until the next one.
+pub fn series(
+    program: &Program,
+    timeline: &Timeline,
+    stages: &[StageBytes],
+    edges: &[EdgeBytes],
+) -> Vec<Vec<(Nanos, Bytes)>> {
+    let recomputed = program.rematerialized();
+    let places = Places::new(program);
+    let mut changes: Vec<Vec<(Nanos, i64)>> = vec![Vec::new(); program.topology.stages];
+    let mut counts: Vec<Counts> = vec![Counts::default(); program.topology.stages];
+    for timed in timeline.devices.iter().flatten() {
+        let stage = timed.action.stage;
+        let Some(bytes) = stages.get(stage.index()) else { continue };
+        if let Op::Send(transfer) = timed.action.op
+            && let Some(living) = places.living(program, stage, transfer, &recomputed)
+        {
+            let size = edges.get(transfer.edge.index()).copied().unwrap_or_default();
+            let size = signed(size.of(transfer.half));
+            let consumed = timeline.devices.get(living.device);
+            let consumed = consumed.and_then(|list| list.get(living.consumed));
+            changes[stage.index()].push((timed.start, size));
+            changes[stage.index()]
+                .extend(consumed.map(|consumed| (consumed.end.max(timed.start), -size)));
+        }
+        let before = counts[stage.index()];
+        let Some((kind, after)) = before.act(timed.action, &recomputed) else { continue };
+        let held =
+            |counts: Counts| signed(own_bytes(bytes, &counts.moment(Kind::Update, Vec::new())));
+        let peak = signed(peak_of(bytes, kind));
+        // Gradients that a first backward makes are in its peak.
+        changes[stage.index()].push((timed.start, peak));
+        changes[stage.index()].push((timed.end, held(after) - held(before) - peak));
+        counts[stage.index()] = after;
+    }
+    let add_up = |(mut changes, bytes): (Vec<(Nanos, i64)>, &StageBytes)| {
+        changes.sort_by_key(|(time, _)| *time);
+        let mut now = signed(bytes.resident);
+        let mut series = vec![(Nanos(0), bytes.resident)];
+        for (time, change) in changes {
+            now += change;
+            let point = (time, Bytes(u64::try_from(now).unwrap_or(0)));
+            match series.last_mut() {
+                Some(last) if last.0 == time => *last = point,
+                _ => series.push(point),
+            }
+        }
+        series
+    };
+    changes.into_iter().zip(stages).map(add_up).collect()
+}
+
+fn signed(bytes: Bytes) -> i64 {
+    i64::try_from(bytes.0).unwrap_or(i64::MAX / 4)
+}
