@@ -365,8 +365,10 @@ impl Layers<'_> {
     /// not there yet are recomputed on the way. `first`: it also makes the gradients.
     fn backward(&self, segmented: bool, first: bool) -> Bytes {
         let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX / 4);
-        let whole = Vec::from([0..self.gradients.len()]);
-        let segments = if segmented { &self.segments } else { &whole };
+        let segments = match segmented {
+            true => self.segments.clone(),
+            false => Remat::Never.segment_ranges(self.gradients.len()),
+        };
         let (mut now, mut most) = (0_i64, 0_i64);
         for (number, segment) in segments.iter().enumerate().rev() {
             let last = number + 1 == segments.len();
