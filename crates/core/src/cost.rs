@@ -55,6 +55,8 @@ pub struct LayerState {
     pub gradients: Bytes,
     /// What the optimizer keeps for them, and their averages.
     pub optimizer: Bytes,
+    /// What each forward leaves until the norm: the statistics of its batch norms. The layers' `kept` has it, too.
+    pub statistics: Bytes,
     /// Its part of the norm, once per step.
     pub norm: Nanos,
     /// Its update, once per step.
@@ -267,11 +269,14 @@ impl ModelCosts {
             gradients: &gradients,
             segments: remat.segment_ranges(range.len()),
         };
+        let kept = layers.keeping(0..layers.costs.len());
+        let statistics = states.iter().map(|state| state.statistics).sum();
         StageBytes {
             resident: own.chain(tied).sum(),
             gradients: gradients.iter().copied().sum(),
+            statistics,
             forward: layers.forward_discarding(),
-            forward_kept: layers.keeping(0..layers.costs.len()),
+            forward_kept: Held { after: kept.after - statistics, ..kept },
             rematerialize: layers.rematerialize(),
             backward: layers.backward(true, false),
             backward_kept: layers.backward(false, false),

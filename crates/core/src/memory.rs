@@ -39,9 +39,11 @@ pub struct StageBytes {
     pub resident: Bytes,
     /// Gradients: from the first backward to the update.
     pub gradients: Bytes,
+    /// What each forward leaves until the norm, whatever it keeps: the statistics of batch norms.
+    pub statistics: Bytes,
     /// A forward that discards; what it sends is not in `after`.
     pub forward: Held,
-    /// A forward that keeps its activations; what it sends is among them.
+    /// A forward that keeps its activations; what it sends is among them, and the statistics are not.
     pub forward_kept: Held,
     /// A re-materialization.
     pub rematerialize: Held,
@@ -90,6 +92,7 @@ enum Kind {
 pub struct Moment {
     kind: Kind,
     gradients: bool,
+    forwards: u32,
     kept: u32,
     discarded: u32,
     recomputed: u32,
@@ -102,6 +105,7 @@ impl Moment {
     fn is_within(&self, other: &Self) -> bool {
         self.kind == other.kind
             && self.gradients <= other.gradients
+            && self.forwards <= other.forwards
             && self.kept <= other.kept
             && self.discarded <= other.discarded
             && self.recomputed <= other.recomputed
@@ -148,6 +152,7 @@ fn own_bytes(bytes: &StageBytes, moment: &Moment) -> Bytes {
     let gradients = if moment.gradients { bytes.gradients } else { Bytes(0) };
     bytes.resident
         + gradients
+        + times(moment.forwards, bytes.statistics)
         + times(moment.kept, bytes.forward_kept.after)
         + times(moment.discarded, bytes.forward.after)
         + times(moment.recomputed, bytes.rematerialize.after)
@@ -170,6 +175,7 @@ fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     gradients: bool,
+    forwards: u32,
     kept: u32,
     discarded: u32,
     recomputed: u32,
@@ -180,6 +186,7 @@ impl Counts {
     fn act(self, action: Action, recomputed: &Recomputed) -> Option<(Kind, Self)> {
         let again = |m| recomputed.contains(action.stage, m);
         let mut after = self;
+        after.forwards += u32::from(matches!(action.op, Op::Forward(_)));
         let kind = match action.op {
             Op::Forward(m) if again(m) => {
                 after.discarded += 1;
@@ -206,6 +213,7 @@ impl Counts {
             Op::Norm => Kind::Update,
             Op::Update => {
                 after.gradients = false;
+                after.forwards = 0;
                 Kind::Update
             }
             _ => return None,
@@ -214,8 +222,8 @@ impl Counts {
     }
 
     fn moment(self, kind: Kind, messages: Vec<u32>) -> Moment {
-        let Self { gradients, kept, discarded, recomputed } = self;
-        Moment { kind, gradients, kept, discarded, recomputed, messages }
+        let Self { gradients, forwards, kept, discarded, recomputed } = self;
+        Moment { kind, gradients, forwards, kept, discarded, recomputed, messages }
     }
 }
 

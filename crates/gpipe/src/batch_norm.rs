@@ -8,7 +8,7 @@
 use gpipe_core::MicroBatch;
 use tch::{Kind, Tensor};
 
-use crate::{error::LayerError, layer::Forward, layers::BatchNorm};
+use crate::{error::LayerError, layer::Forward, layers::BatchNorm, value::tensor_bytes};
 
 /// What one batch norm saw of one micro-batch.
 #[derive(Debug)]
@@ -24,6 +24,13 @@ pub(crate) struct BatchStatistics {
     /// 1 / sqrt(variance + eps): `[channels]`, as it was computed. Nothing is made of it before the last micro-batch, because
     /// many small kernels for each would cost more than the norm itself.
     pub inverse: Tensor,
+}
+
+impl BatchStatistics {
+    /// What it holds.
+    pub(crate) fn bytes(&self) -> u64 {
+        tensor_bytes(&self.mean) + tensor_bytes(&self.inverse)
+    }
 }
 
 /// Where the parameters are, from the first one on.

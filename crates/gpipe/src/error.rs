@@ -160,6 +160,15 @@ fn place_of(action: Action) -> String {
 }
 
 impl Error {
+    /// Whether a stage went over its memory cap, or its device had no memory left.
+    pub fn is_out_of_memory(&self) -> bool {
+        let Self::Step { error: StepError::Stage { source, .. } } = self else { return false };
+        let (StageError::Layer { source, .. } | StageError::Own { source, .. }) = source else {
+            return false;
+        };
+        matches!(source, LayerError::OutOfMemory(_) | LayerError::GpuOutOfMemory(_))
+    }
+
     /// Whether a value was not a finite number: the data or the learning rate, and not the machine, is to blame,
     /// and the next mini-batch may pass.
     pub fn is_not_finite(&self) -> bool {

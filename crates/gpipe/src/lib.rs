@@ -17,6 +17,7 @@
 //!
 //! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
+//! - [`profile`]: what each layer takes and holds, measured
 //! - [`state`]: all that a pipeline knows between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
 //!
@@ -38,6 +39,7 @@ mod metric;
 mod optim;
 mod pipeline;
 mod precision;
+pub mod profile;
 mod rng;
 mod sequence;
 mod spec;

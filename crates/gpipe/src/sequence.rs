@@ -31,6 +31,8 @@ pub(crate) struct Skip {
     pub name: String,
     pub stash: LayerId,
     pub pop: LayerId,
+    /// Its value.
+    pub spec: TensorSpec,
 }
 
 /// A weight that several layers use.
@@ -141,7 +143,7 @@ impl Sequence {
     pub(crate) fn infer(&self, inputs: &[TensorSpec], kind: Kind) -> Result<Inferred, Error> {
         let mut specs = vec![inputs.to_vec()];
         let mut ctx = Infer::new(kind);
-        let mut stashes: HashMap<String, LayerId> = HashMap::new();
+        let mut stashes: HashMap<String, (LayerId, TensorSpec)> = HashMap::new();
         let mut skips = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let id = LayerId::from_index(index);
@@ -157,17 +159,22 @@ impl Sequence {
             }
             for name in ctx.popped.drain(..) {
                 match stashes.remove(&name) {
-                    Some(stash) if stash != id => skips.push(Skip { name, stash, pop: id }),
+                    Some((stash, spec)) if stash != id => {
+                        skips.push(Skip { name, stash, pop: id, spec });
+                    }
                     _ => {
                         let reason = format!("it stashes and pops the skip '{name}' itself");
                         return Err(self.error(index, reason));
                     }
                 }
             }
-            stashes.extend(ctx.stashed.drain(..).map(|name| (name, id)));
+            for name in std::mem::take(&mut ctx.stashed) {
+                let open = ctx.open.iter().find(|(open, _)| *open == name);
+                stashes.extend(open.map(|(_, spec)| (name, (id, spec.clone()))));
+            }
             specs.push(outputs);
         }
-        if let Some((name, stash)) = stashes.into_iter().min() {
+        if let Some((name, (stash, _))) = stashes.into_iter().min_by(|a, b| a.0.cmp(&b.0)) {
             let reason =
                 format!("no later layer pops its skip '{name}': pop it, or do not stash it");
             return Err(self.error(stash.index(), reason));

@@ -34,6 +34,11 @@ impl TensorSpec {
         self.shape.iter().map(|&size| size as f64).product()
     }
 
+    /// Bytes of its elements.
+    pub fn bytes(&self) -> u64 {
+        (self.elements() * self.kind.elt_size_in_bytes() as f64) as u64
+    }
+
     /// The same with another last size.
     pub fn with_last(&self, size: i64) -> Self {
         let mut shape = self.shape.clone();

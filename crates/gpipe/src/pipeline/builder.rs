@@ -50,6 +50,18 @@ impl From<Vec<TensorSpec>> for Inputs {
     }
 }
 
+/// What of a pipeline's settings its costs depend on.
+pub(crate) struct Seen<'a> {
+    pub sequence: &'a Sequence,
+    pub inputs: &'a [TensorSpec],
+    pub devices: &'a [Device],
+    pub kind: Kind,
+    pub kernels: Kernels,
+    pub threads: usize,
+    pub optimizer: Option<&'a dyn Optimizer>,
+    pub average: bool,
+}
+
 /// Builds a [`Pipeline`]. Unless told otherwise: one stage, one micro-batch, 1F1B, cuts by cost,
 /// re-materialization only where a backward does not directly follow its forward, one thread per stage, seed
 /// 0, float32, the fastest kernels, no cap, no clipping, a constant learning rate, no groups, no averages, a
@@ -77,6 +89,7 @@ pub struct PipelineBuilder {
     groups: Vec<Group>,
     rate: LearningRate,
     average: Option<f64>,
+    profile: bool,
 }
 
 impl PipelineBuilder {
@@ -104,6 +117,7 @@ impl PipelineBuilder {
             groups: Vec::new(),
             rate: LearningRate::default(),
             average: None,
+            profile: false,
         }
     }
 
@@ -259,6 +273,33 @@ impl PipelineBuilder {
         self
     }
 
+    /// What costs depend on, with the groups applied.
+    ///
+    /// # Errors
+    /// Settings that do not fit.
+    pub(crate) fn seen(&mut self) -> Result<Seen<'_>> {
+        let precision = self.check_settings()?;
+        self.inputs = precision.fed(&self.inputs);
+        self.apply_groups()?;
+        Ok(Seen {
+            sequence: &self.sequence,
+            inputs: &self.inputs,
+            devices: &self.devices,
+            kind: self.kind,
+            kernels: self.kernels,
+            threads: self.threads,
+            optimizer: self.optimizer.as_deref(),
+            average: self.average.is_some(),
+        })
+    }
+
+    /// Measures each layer in each step: [`crate::profile`] does it.
+    #[must_use]
+    pub(crate) fn profiled(mut self) -> Self {
+        self.profile = true;
+        self
+    }
+
     /// Checks everything that can be checked without running, and builds each stage in its own thread.
     ///
     /// # Errors
@@ -321,6 +362,7 @@ impl PipelineBuilder {
             programs: HashMap::new(),
             shapes: Vec::new(),
             link_capacity,
+            profiled: Vec::new(),
             sequence: self.sequence,
         })
     }
@@ -455,6 +497,7 @@ impl PipelineBuilder {
             optimizer: self.optimizer.clone(),
             settings: Vec::new(),
             average: self.average,
+            profile: self.profile,
         }
     }
 }

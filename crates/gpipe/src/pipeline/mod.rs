@@ -44,6 +44,7 @@ use crate::{
     stage::{
         Stage, catching,
         feed::{Feed, Mode, Outcome, Slice, split},
+        recorder::StageProfile,
     },
     value::IntoTensors,
 };
@@ -93,6 +94,7 @@ pub struct Pipeline {
     programs: HashMap<(bool, usize), Arc<Program>>,
     shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
     link_capacity: usize,
+    profiled: Vec<StageProfile>,
 }
 
 /// A mini-batch, checked and cut into slices.
@@ -340,7 +342,14 @@ impl Pipeline {
                 }])
             })
             .collect::<Result<_>>()?;
-        Ok(self.crew.run(&program, feeds)?)
+        let mut ran = self.crew.run(&program, feeds)?;
+        self.profiled = ran.outcomes.iter_mut().filter_map(|own| own.profile.take()).collect();
+        Ok(ran)
+    }
+
+    /// What the last step's layers took and held, by stage, if they are measured.
+    pub(crate) fn take_profiles(&mut self) -> Vec<StageProfile> {
+        std::mem::take(&mut self.profiled)
     }
 
     /// After a NaN somewhere: runs the step again, which changes nothing because it fails again, and looks at

@@ -12,6 +12,7 @@ use super::{
     feed::{Feed, Mode, Outcome},
     held::Held,
     island, not_held, own,
+    recorder::{StageProfile, Work},
     update::Step,
 };
 use crate::{error::StageError, value::Value};
@@ -83,7 +84,8 @@ impl StageExecutor for Stage {
         };
         let outputs = if keep == Keep::Activations {
             let layers = 0..self.plan.layers.len();
-            let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep)?;
+            let how = (Run::Keep, Work::ForwardKept);
+            let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how.0, how.1)?;
             self.count_statistics(micro_batch, ran.statistics);
             self.held.insert(micro_batch, Held::whole(ran.islands));
             ran.outputs
@@ -96,7 +98,8 @@ impl StageExecutor for Stage {
         }
         // A forward that discards leaves the loss to its re-materialization, which needs it again anyway.
         if keep != Keep::Inputs {
-            let loss = self.run_loss(micro_batch, &outputs, keep == Keep::Activations)?;
+            let graph = keep == Keep::Activations;
+            let loss = self.run_loss(micro_batch, &outputs, graph, Work::ForwardKept)?;
             if let Some(held) = self.held.get_mut(&micro_batch) {
                 held.loss = loss;
             }
@@ -130,17 +133,20 @@ impl StageExecutor for Stage {
             return Err(not_held(micro_batch));
         };
         let mut grads = arrived.unwrap_or_default();
+        let work = Work::Backward { kept: held.is_whole() };
         if let Some(loss) = held.loss.take() {
+            let begun = self.begin_sample()?;
             let seed = loss.seed(self.feed.loss_scale / self.feed.denominator);
             let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
             grads = back.map_err(in_loss)?.0;
+            self.end_sample(begun, self.loss_position(), work, micro_batch)?;
             if self.feed.check_finite {
                 island::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
             }
         }
         loop {
-            grads = self.backward_islands(&mut held, grads, &mut skip_grads)?;
+            grads = self.backward_islands(&mut held, grads, &mut skip_grads, micro_batch, work)?;
             if !held.has_segments() {
                 break;
             }
@@ -166,16 +172,21 @@ impl StageExecutor for Stage {
     }
 
     fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
+        let begun = self.begin_sample()?;
         let sums = self.receive(sums)?;
         self.parameters.accept_sums(&self.plan, sums);
         let unscale = 1.0 / self.feed.loss_scale;
         let statistics = std::mem::take(&mut self.statistics);
+        if let Some(recorder) = &self.recorder {
+            recorder.statistics(self.plan.named.len(), &statistics);
+        }
         let counted = self.parameters.prepare_buffers(&self.plan, statistics);
         counted.map_err(own("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(&self.plan, unscale);
         let vote = vote.map_err(own("preparing the update"))?;
         // Here, where a cap may still refuse: the update may not.
         self.device.finish().map_err(own("preparing the update"))?;
+        self.end_sample(begun, self.plan.layers.start, Work::Norm, MicroBatch(0))?;
         Ok(vote)
     }
 
@@ -195,6 +206,7 @@ impl StageExecutor for Stage {
 
     fn update(&mut self, verdict: Verdict) -> StageResult<()> {
         self.norm = Some(verdict);
+        let begun = self.begin_sample()?;
         if verdict.apply {
             // What it needs was made in `norm`, or made sure to fit: an update that has begun must not fail.
             self.device.lift_cap().map_err(own("memory"))?;
@@ -204,19 +216,30 @@ impl StageExecutor for Stage {
             self.device.restore_cap().map_err(own("memory"))?;
         }
         self.parameters.forget_grads();
-        Ok(())
+        self.end_sample(begun, self.plan.layers.start, Work::Update, MicroBatch(0))
     }
 
     fn finish(&mut self) -> StageResult<Outcome> {
         self.held.clear();
         self.feed = Feed::default();
-        let memory = self.device.memory();
+        let mut memory = self.device.memory().map_err(own("memory"))?;
+        let mut profile = None;
+        if let Some(recorder) = &mut self.recorder {
+            let (samples, peak) = recorder.take(memory.peak);
+            memory.peak = peak;
+            let mut layers = self.parameters.bytes(&self.plan);
+            for (layer, statistics) in layers.iter_mut().zip(recorder.take_statistics()) {
+                layer.statistics = statistics;
+            }
+            profile = Some(StageProfile { samples, layers });
+        }
         Ok(Outcome {
             loss_sums: in_order(std::mem::take(&mut self.loss_sums)),
             metric_sums: in_order(std::mem::take(&mut self.metric_sums)),
             outputs: in_order(std::mem::take(&mut self.outputs)),
             verdict: self.norm.take(),
-            memory: memory.map_err(own("memory"))?,
+            memory,
+            profile,
         })
     }
 

@@ -5,6 +5,8 @@ use gpipe_core::MicroBatch;
 use gpipe_runtime::Verdict;
 use tch::Tensor;
 
+use super::recorder::StageProfile;
+
 /// What a step is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Mode {
@@ -84,6 +86,8 @@ pub(crate) struct Outcome {
     pub verdict: Option<Verdict>,
     /// Its memory: live now, and the peak of the step.
     pub memory: Stats,
+    /// Its layers, if they are measured.
+    pub profile: Option<StageProfile>,
 }
 
 #[cfg(test)]

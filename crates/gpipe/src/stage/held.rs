@@ -24,6 +24,7 @@ pub(super) struct Held {
     segments: Vec<SegmentStart>,
     skips: HashMap<usize, Tensor>,
     untouched: bool,
+    whole: bool,
     /// The loss of this micro-batch, on the last stage.
     pub loss: Option<Island>,
 }
@@ -32,17 +33,23 @@ impl Held {
     /// Everything is there.
     pub(super) fn whole(islands: Vec<Island>) -> Self {
         let (segments, skips) = (Vec::new(), HashMap::new());
-        Self { islands, segments, skips, untouched: false, loss: None }
+        Self { islands, segments, skips, untouched: false, whole: true, loss: None }
     }
 
     /// Only the inputs of each segment, and skips that no segment can recompute for itself.
     pub(super) fn discarded(segments: Vec<SegmentStart>, skips: HashMap<usize, Tensor>) -> Self {
-        Self { islands: Vec::new(), segments, skips, untouched: true, loss: None }
+        let islands = Vec::new();
+        Self { islands, segments, skips, untouched: true, whole: false, loss: None }
     }
 
     /// Whether nothing was recomputed yet: the next segment is the stage's last.
     pub(super) fn is_untouched(&self) -> bool {
         self.untouched
+    }
+
+    /// Whether the forward kept it all.
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole
     }
 
     /// Whether a segment has yet to be recomputed.

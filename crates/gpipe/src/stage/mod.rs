@@ -7,6 +7,7 @@
 //! - [`update`]: norm, update, moving averages
 //! - [`state`]: what of all that a checkpoint holds
 //! - [`device`]: the stage's stream, memory, and what crosses to other devices
+//! - [`recorder`]: what each layer takes and holds, where that is asked for
 //! - [`feed`]: what the driver gives a stage for a step, and what it gets back
 //! - [`actions`]: what the runtime calls
 //! - here: how they run layers, the loss, segments and islands
@@ -17,6 +18,7 @@ pub(crate) mod feed;
 mod held;
 mod island;
 pub(crate) mod parameters;
+pub(crate) mod recorder;
 mod state;
 mod update;
 
@@ -38,6 +40,7 @@ use self::{
     held::{Held, SegmentStart},
     island::{Island, LayerRun},
     parameters::{Parameters, Place},
+    recorder::{Begun, Recorder, Work},
 };
 use crate::{
     batch_norm::BatchStatistics,
@@ -86,6 +89,8 @@ pub(crate) struct StagePlan {
     pub settings: Vec<Vec<ParameterSettings>>,
     /// Decay of the moving averages, if there are any.
     pub average: Option<f64>,
+    /// Whether each layer is measured.
+    pub profile: bool,
 }
 
 impl StagePlan {
@@ -122,6 +127,7 @@ pub(crate) struct Stage {
     norm: Option<Verdict>,
     /// What the step's batch norms saw, by the place of their first parameter.
     statistics: Statistics,
+    recorder: Option<Recorder>,
     /// Last, so that its memory is given back after everything that was allocated in it.
     device: StageDevice,
 }
@@ -165,6 +171,7 @@ impl Stage {
         let device = StageDevice::enter(plan.device, plan.cap).map_err(own("the device"))?;
         let parameters = Parameters::build(&plan)?;
         device.finish().map_err(own("the device"))?;
+        let recorder = plan.profile.then(Recorder::default);
         Ok(Self {
             plan,
             device,
@@ -176,6 +183,7 @@ impl Stage {
             outputs: Vec::new(),
             norm: None,
             statistics: Statistics::default(),
+            recorder,
         })
     }
 
@@ -206,6 +214,7 @@ impl Stage {
         inputs: Vec<Tensor>,
         skips: &mut HashMap<usize, Tensor>,
         how: Run,
+        work: Work,
     ) -> StageResult<RanLayers> {
         let _no_grad = (how == Run::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
@@ -217,16 +226,39 @@ impl Stage {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
             });
             let graph = how != Run::Plain;
-            let ran = run.forward(values, pops.collect(), graph)?;
+            let (pops, begun) = (pops.collect(), self.begin_sample()?);
+            let ran = run.forward(values, pops, graph)?;
             for (name, tensor) in ran.stashed {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));
             }
             islands.extend(ran.island.filter(|_| how == Run::Keep));
+            self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
             statistics.extend(ran.statistics.into_iter().map(|seen| (position, seen)));
             values = ran.outputs;
         }
         Ok(RanLayers { outputs: values, islands, statistics })
+    }
+
+    fn begin_sample(&self) -> StageResult<Option<Begun>> {
+        let begun = self.recorder.as_ref().map(|recorder| recorder.begin(&self.device));
+        begun.transpose().map_err(own("profiling"))
+    }
+
+    fn end_sample(
+        &self,
+        begun: Option<Begun>,
+        layer: usize,
+        work: Work,
+        micro_batch: MicroBatch,
+    ) -> StageResult<()> {
+        let (Some(recorder), Some(begun)) = (&self.recorder, begun) else { return Ok(()) };
+        recorder.end(&self.device, begun, layer, work, micro_batch).map_err(own("profiling"))
+    }
+
+    /// Where the loss stands among the samples: after the last layer.
+    fn loss_position(&self) -> usize {
+        self.plan.layers.end
     }
 
     /// Keeps what batch norms saw in the one forward of `micro_batch` that counts.
@@ -295,6 +327,19 @@ impl Stage {
     /// Runs the loss of `micro_batch` on the stage's outputs and notes its sum; on the last stage, in
     /// training or evaluation. With `graph`, an island for the backward.
     fn run_loss(
+        &mut self,
+        micro_batch: MicroBatch,
+        outputs: &[Tensor],
+        graph: bool,
+        work: Work,
+    ) -> StageResult<Option<Island>> {
+        let begun = self.begin_sample()?;
+        let island = self.compute_loss(micro_batch, outputs, graph)?;
+        self.end_sample(begun, self.loss_position(), work, micro_batch)?;
+        Ok(island)
+    }
+
+    fn compute_loss(
         &mut self,
         micro_batch: MicroBatch,
         outputs: &[Tensor],
@@ -369,7 +414,7 @@ impl Stage {
             if keep == Keep::Inputs {
                 starts.push(SegmentStart::new(range.clone(), &values));
             }
-            let ran = self.run_layers(range, micro_batch, values, skips, run)?;
+            let ran = self.run_layers(range, micro_batch, values, skips, run, Work::Forward)?;
             self.count_statistics(micro_batch, ran.statistics);
             values = ran.outputs;
         }
@@ -410,11 +455,12 @@ impl Stage {
         };
         let mut skips = held.skips();
         // Its statistics are those of the first forward again, and not counted.
-        let ran =
-            self.run_layers(start.layers, micro_batch, start.inputs, &mut skips, Run::Keep)?;
+        let (layers, inputs) = (start.layers, start.inputs);
+        let work = Work::Rematerialize;
+        let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep, work)?;
         held.rematerialized(ran.islands);
         if last_segment {
-            held.loss = self.run_loss(micro_batch, &ran.outputs, true)?;
+            held.loss = self.run_loss(micro_batch, &ran.outputs, true, work)?;
         }
         self.held.insert(micro_batch, held);
         Ok(())
@@ -426,8 +472,11 @@ impl Stage {
         held: &mut Held,
         mut grads: Vec<Option<Tensor>>,
         skip_grads: &mut HashMap<usize, Tensor>,
+        micro_batch: MicroBatch,
+        work: Work,
     ) -> StageResult<Vec<Option<Tensor>>> {
         while let Some(island) = held.pop_island() {
+            let begun = self.begin_sample()?;
             let position = island.position(self.plan.layers.start);
             let stashes: Vec<Option<Tensor>> = island
                 .stashed_names()
@@ -439,6 +488,9 @@ impl Stage {
             let back = island.backward(grads, stashes, accumulators);
             let (inputs, pops) =
                 back.map_err(|source| StageError::Layer { layer: layer.clone(), source })?;
+            self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
+            let layer = &self.plan.named[position].name;
+            let accumulators = self.parameters.accumulators(position);
             if self.feed.check_finite {
                 let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
                 island::check_finite(layer, "the gradient of its input", of_inputs)?;

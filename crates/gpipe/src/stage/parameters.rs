@@ -7,12 +7,12 @@ use gpipe_core::{EdgeId, LayerId};
 use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
-use super::{StagePlan, update::Updater};
+use super::{StagePlan, recorder::LayerBytes, update::Updater};
 use crate::{
     error::{LayerError, StageError},
     rng,
     sequence::TieGroup,
-    value::Value,
+    value::{Value, tensor_bytes},
 };
 
 /// A parameter in use: the layer's position within the stage, and the parameter's in the layer.
@@ -55,6 +55,33 @@ impl Parameters {
         }
         let (last_grads, updater) = (Vec::new(), Updater::default());
         Ok(Self { masters, working, grads, last_grads, updater, trains })
+    }
+
+    /// What each layer holds between steps, once its optimizer state is made.
+    pub(super) fn bytes(&self, plan: &StagePlan) -> Vec<LayerBytes> {
+        let of_layer = |layer: usize| {
+            let mut bytes = LayerBytes::default();
+            for (slot, spec) in plan.named[layer].parameters.iter().enumerate() {
+                let (master, seen) = (&self.masters[layer][slot], &self.working[layer][slot]);
+                let copy = if master.kind() == seen.kind() { 0 } else { tensor_bytes(seen) };
+                let value = tensor_bytes(master) + copy;
+                let state = self.updater.bytes((layer, slot));
+                bytes.gradients += if spec.trainable { tensor_bytes(master) } else { 0 };
+                match spec.tie.as_ref().and_then(|t| plan.ties.iter().find(|g| g.name == *t)) {
+                    None => {
+                        bytes.parameters += value;
+                        bytes.optimizer += state;
+                    }
+                    Some(group) if first_place(plan, group) == Some((layer, slot)) => {
+                        bytes.tied_parameters += value;
+                        bytes.tied_optimizer += state;
+                    }
+                    Some(_) => {}
+                }
+            }
+            bytes
+        };
+        (0..plan.named.len()).map(of_layer).collect()
     }
 
     /// The tensors of the layer at `position`, as it sees them.

@@ -28,6 +28,14 @@ pub(super) struct Updater {
     buffers: Vec<(Place, Tensor)>,
 }
 
+impl Updater {
+    /// The state and the average of a parameter.
+    pub(super) fn bytes(&self, place: Place) -> u64 {
+        let state = self.state.get(&place).into_iter().flat_map(|state| &state.tensors);
+        state.chain(self.averages.get(&place)).map(tensor_bytes).sum()
+    }
+}
+
 /// The optimizer's state of one parameter, made before its first update.
 pub(super) struct State {
     /// Names and tensors, in the order of [`Optimizer::state`].

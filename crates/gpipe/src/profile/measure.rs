@@ -1,0 +1,365 @@
+//! Measuring a profile: a few steps of the real pipeline for each size of micro-batches, all its stages at work, once
+//! with all forwards discarding and once with all keeping.
+
+use std::collections::{BTreeMap, HashMap};
+
+use gpipe_core::{
+    Action, Bytes, LayerId, MicroBatch, Nanos, Op,
+    cost::{LayerCost, LayerState, ModelCosts, SkipCost, TieCost},
+    lower::Recomputed,
+    remat::Remat,
+    simulate::{Timeline, median},
+};
+use tch::Tensor;
+
+use super::{FORMAT, LayerSpread, Profile};
+use crate::{
+    error::{Error, Result},
+    pipeline::{Pipeline, PipelineBuilder},
+    spec::TensorSpec,
+    stage::recorder::{LayerBytes, Sample, Work},
+};
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Profiling<'a> {
+    /// M for which a mini-batch is cut and measured.
+    pub micro_batches: &'a [usize],
+    /// Steps that are measured of each, after one that is not.
+    pub steps: usize,
+    /// Mini-batches, used in turn: inputs and targets, all with the same number of samples.
+    pub batches: &'a [(Vec<Tensor>, Vec<Tensor>)],
+    /// The machine, in words.
+    pub machine: &'a str,
+}
+
+/// Measures a profile of the pipeline that `build` gives, each time anew. Each size of micro-batches is measured with all
+/// forwards discarding and, unless that goes over a memory cap, with all keeping. `tell` hears what is being measured.
+///
+/// # Errors
+/// Those of `build` and of the steps; no mini-batches.
+pub fn profile(
+    settings: &Profiling<'_>,
+    build: impl Fn() -> Result<PipelineBuilder>,
+    mut tell: impl FnMut(&str),
+) -> Result<Profile> {
+    let mini_batch =
+        settings.batches.first().and_then(|(inputs, _)| inputs.first()?.size().first().copied());
+    let Some(mini_batch) =
+        mini_batch.and_then(|count| usize::try_from(count).ok()).filter(|&count| count > 0)
+    else {
+        return Err(Error::Input(
+            "a profile needs mini-batches to measure: give at least one".into(),
+        ));
+    };
+    let mut builder = build()?;
+    let subject = builder.subject(settings.machine)?;
+    let mut costs = shapes(&mut builder)?;
+    let mut spread = BTreeMap::new();
+    let (mut stages, mut latencies) = (1, Vec::new());
+    for &micro_batches in settings.micro_batches {
+        let micro_batches = micro_batches.clamp(1, mini_batch);
+        let samples = mini_batch.div_ceil(micro_batches);
+        if costs.sizes.contains_key(&samples) {
+            continue;
+        }
+        // Smaller ones at the end of the mini-batch are left out.
+        let of_that_size = match mini_batch % micro_batches {
+            0 => micro_batches,
+            larger => larger,
+        };
+        let mut observe = |remat: Remat| {
+            tell(&format!("micro-batches of {samples} samples (M = {micro_batches}), {remat}"));
+            let builder = build()?.micro_batches(micro_batches).remat(remat).profiled();
+            let mut pipeline = builder.build()?;
+            stages = pipeline.balance().len();
+            Observed::train(&mut pipeline, settings, of_that_size)
+        };
+        let discarding = observe(Remat::Always)?;
+        let keeping = match observe(Remat::Never) {
+            Ok(keeping) => Some(keeping),
+            Err(error) if error.is_out_of_memory() => None,
+            Err(error) => return Err(error),
+        };
+        for observed in [Some(&discarding), keeping.as_ref()].into_iter().flatten() {
+            latencies.extend(observed.timelines.iter().flat_map(latencies_of));
+        }
+        let mut measured = boundaries(&mut builder, samples)?;
+        for (layer, cost) in measured.iter_mut().enumerate() {
+            discarding.fill(layer, cost);
+            match &keeping {
+                Some(keeping) => keeping.fill(layer, cost),
+                None => {
+                    (cost.forward_kept, cost.backward_kept) = (cost.rematerialize, cost.backward)
+                }
+            }
+        }
+        spread.insert(samples, (0..measured.len()).map(|layer| discarding.spread(layer)).collect());
+        costs.sizes.insert(samples, measured);
+        discarding.fill_states(&mut costs);
+    }
+    costs.transport.latency = median(&mut latencies);
+    Ok(Profile { format: FORMAT, subject, stages, steps: settings.steps, costs, spread })
+}
+
+/// What shapes alone say: names, flops, skips, ties.
+fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
+    let seen = builder.seen()?;
+    let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| with_samples(spec, 1)).collect();
+    let inferred = seen.sequence.infer(&inputs, seen.kind)?;
+    let layers = seen.sequence.layers.iter().zip(&inferred.specs);
+    let state = |(layer, specs): (&crate::sequence::NamedLayer, &Vec<TensorSpec>)| LayerState {
+        name: layer.name.clone(),
+        flops: layer.layer.flops(specs).unwrap_or(0.0) as u64,
+        ..LayerState::default()
+    };
+    let skip = |skip: &crate::sequence::Skip| SkipCost {
+        stash: skip.stash.index(),
+        pop: skip.pop.index(),
+        bytes: Bytes(skip.spec.bytes()),
+    };
+    let tie = |group: &crate::sequence::TieGroup| {
+        let mut layers: Vec<usize> = group.uses.iter().map(|(layer, _)| layer.index()).collect();
+        layers.dedup();
+        TieCost { layers, parameters: Bytes(0), optimizer: Bytes(0) }
+    };
+    Ok(ModelCosts {
+        layers: layers.map(state).collect(),
+        skips: inferred.skips.iter().map(skip).collect(),
+        ties: seen.sequence.ties()?.iter().map(tie).collect(),
+        trained_before: seen.sequence.trained_before(),
+        ..ModelCosts::default()
+    })
+}
+
+fn with_samples(spec: &TensorSpec, samples: usize) -> TensorSpec {
+    let mut spec = spec.clone();
+    if let Some(first) = spec.shape.first_mut() {
+        *first = samples as i64;
+    }
+    spec
+}
+
+/// By layer, and for the loss: what crosses a cut before it.
+fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<LayerCost>> {
+    let seen = builder.seen()?;
+    let inputs: Vec<TensorSpec> =
+        seen.inputs.iter().map(|spec| with_samples(spec, samples)).collect();
+    let inferred = seen.sequence.infer(&inputs, seen.kind)?;
+    let trained_before = seen.sequence.trained_before();
+    let bytes = |spec: &TensorSpec| spec.bytes();
+    let costs = inferred.specs.iter().zip(trained_before).map(|(specs, trained)| LayerCost {
+        inputs: Bytes(specs.iter().map(bytes).sum()),
+        input_gradients: Bytes(
+            specs.iter().filter(|spec| trained && spec.is_float()).map(bytes).sum(),
+        ),
+        ..LayerCost::default()
+    });
+    Ok(costs.collect())
+}
+
+/// From the end of a send to the end of the receive that waited for it.
+fn latencies_of(timeline: &Timeline) -> Vec<u64> {
+    let mut sent = HashMap::new();
+    for timed in timeline.devices.iter().flatten() {
+        if let Op::Send(transfer) = timed.action.op {
+            sent.insert(transfer, timed.end);
+        }
+    }
+    let waited = timeline.devices.iter().flatten().filter_map(|timed| {
+        let Op::Receive(transfer) = timed.action.op else { return None };
+        let left = sent.get(&transfer)?;
+        (transfer.micro_batch.is_some() && timed.start < *left).then(|| (timed.end - *left).0)
+    });
+    waited.collect()
+}
+
+/// What a training of a few steps showed.
+struct Observed {
+    timelines: Vec<Timeline>,
+    samples: HashMap<(usize, Work), Vec<Sample>>,
+    /// By layer.
+    bytes: Vec<LayerBytes>,
+    /// The first layer of each stage.
+    starts: Vec<usize>,
+    /// What an action takes over the sum of its layers: dispatch, and what comes from and goes to links.
+    overhead: HashMap<(usize, Work), f64>,
+}
+
+impl Observed {
+    fn train(
+        pipeline: &mut Pipeline,
+        settings: &Profiling<'_>,
+        micro_batches: usize,
+    ) -> Result<Self> {
+        let (mut timelines, mut all) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
+        for (step, (inputs, targets)) in
+            settings.batches.iter().cycle().take(settings.steps.max(1) + 1).enumerate()
+        {
+            let report = pipeline.train_step(&inputs[..], &targets[..])?;
+            let profiles = pipeline.take_profiles();
+            bytes = profiles.iter().flat_map(|stage| &stage.layers).copied().collect();
+            if step > 0 {
+                // The first one warms caches and allocators, and makes the optimizer's state.
+                timelines.push(report.timeline);
+                all.extend(profiles.into_iter().flat_map(|stage| stage.samples));
+            }
+        }
+        let starts: Vec<usize> = gpipe_core::topology::ranges(pipeline.balance())
+            .into_iter()
+            .map(|range| range.start)
+            .collect();
+        all.retain(|sample| sample.micro_batch.index() < micro_batches);
+        let overhead = overhead(&timelines, &all, &starts, micro_batches);
+        let mut samples: HashMap<_, Vec<Sample>> = HashMap::new();
+        for sample in all {
+            samples.entry((sample.layer, sample.work)).or_default().push(sample);
+        }
+        Ok(Self { timelines, samples, bytes, starts, overhead })
+    }
+
+    fn stage_of(&self, layer: usize) -> usize {
+        self.starts.iter().rposition(|&start| start <= layer).unwrap_or_default()
+    }
+
+    fn of(&self, layer: usize, work: Work) -> &[Sample] {
+        self.samples.get(&(layer, work)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The quantile of a layer's times, its share of the action's overhead included.
+    fn time(&self, layer: usize, work: Work, quantile: f64) -> Nanos {
+        let mut times: Vec<u64> = self.of(layer, work).iter().map(|s| s.time.0).collect();
+        times.sort_unstable();
+        let at = (times.len() as f64 * quantile) as usize;
+        let time = times.get(at.min(times.len().saturating_sub(1))).copied().unwrap_or(0);
+        let overhead = self.overhead.get(&(self.stage_of(layer), work)).copied().unwrap_or(1.0);
+        Nanos((time as f64 * overhead) as u64)
+    }
+
+    fn median(&self, layer: usize, work: Work) -> Nanos {
+        self.time(layer, work, 0.5)
+    }
+
+    fn spread(&self, layer: usize) -> LayerSpread {
+        let quartiles = |work| [0.25, 0.75].map(|quantile| self.time(layer, work, quantile));
+        LayerSpread {
+            forward: quartiles(Work::Forward),
+            rematerialize: quartiles(Work::Rematerialize),
+            backward: quartiles(Work::Backward { kept: false }),
+        }
+    }
+
+    /// What it knows of a layer: a training knows only of its own kinds of work.
+    fn fill(&self, layer: usize, cost: &mut LayerCost) {
+        let set = |time: &mut Nanos, work| {
+            if !self.of(layer, work).is_empty() {
+                *time = self.median(layer, work);
+            }
+        };
+        set(&mut cost.forward, Work::Forward);
+        set(&mut cost.forward_kept, Work::ForwardKept);
+        set(&mut cost.rematerialize, Work::Rematerialize);
+        set(&mut cost.backward, Work::Backward { kept: false });
+        set(&mut cost.backward_kept, Work::Backward { kept: true });
+        // What other stages give back meanwhile makes less of a sample, never more.
+        for work in [Work::ForwardKept, Work::Rematerialize] {
+            for sample in self.of(layer, work) {
+                cost.kept = cost.kept.max(sample.after - sample.before);
+                cost.forward_peak = cost.forward_peak.max(sample.peak - sample.before);
+            }
+        }
+        for work in [Work::Backward { kept: false }, Work::Backward { kept: true }] {
+            for sample in self.of(layer, work) {
+                let peak = match sample.micro_batch {
+                    MicroBatch(0) => &mut cost.first_backward_peak,
+                    _ => &mut cost.backward_peak,
+                };
+                *peak = (*peak).max(sample.peak - sample.before);
+            }
+        }
+        // With one micro-batch there is only the first.
+        if cost.backward_peak == Bytes(0) {
+            cost.backward_peak = cost.first_backward_peak;
+        }
+    }
+
+    /// What is once per step, shared among a stage's layers by the bytes of their gradients, and what layers hold
+    /// between steps. The latest size that is measured counts.
+    fn fill_states(&self, costs: &mut ModelCosts) {
+        let gradients = |layer: usize| self.bytes.get(layer).map_or(0, |own| own.gradients) as f64;
+        for layer in 0..costs.layers.len() {
+            let Some(bytes) = self.bytes.get(layer) else { continue };
+            let stage = self.stage_of(layer);
+            let start = self.starts[stage];
+            let end = self.starts.get(stage + 1).copied().unwrap_or(costs.layers.len());
+            let sum: f64 = (start..end).map(gradients).sum();
+            let most = (start..end).map(gradients).fold(0.0, f64::max);
+            let share = |whole: f64| if whole > 0.0 { gradients(layer) / whole } else { 0.0 };
+            let part = |time: Nanos| Nanos((time.0 as f64 * share(sum)) as u64);
+            let ends = [Work::Norm, Work::Update];
+            let peaks = ends.iter().flat_map(|work| self.of(start, *work));
+            let peak = peaks.map(|sample| (sample.peak - sample.before).0).max().unwrap_or(0);
+            let state = &mut costs.layers[layer];
+            state.parameters = Bytes(bytes.parameters);
+            state.gradients = Bytes(bytes.gradients);
+            state.optimizer = Bytes(bytes.optimizer);
+            state.statistics = Bytes(bytes.statistics);
+            state.norm = part(self.median(start, Work::Norm));
+            state.update = part(self.median(start, Work::Update));
+            state.update_peak = Bytes((peak as f64 * share(most)) as u64);
+        }
+        for tie in &mut costs.ties {
+            let of = |bytes: fn(&LayerBytes) -> u64| {
+                let all = tie.layers.iter().filter_map(|&layer| self.bytes.get(layer));
+                Bytes(all.map(bytes).max().unwrap_or(0))
+            };
+            (tie.parameters, tie.optimizer) = (of(|b| b.tied_parameters), of(|b| b.tied_optimizer));
+        }
+    }
+}
+
+/// By stage and work: the time of its actions over that of its layers.
+fn overhead(
+    timelines: &[Timeline],
+    samples: &[Sample],
+    starts: &[usize],
+    micro_batches: usize,
+) -> HashMap<(usize, Work), f64> {
+    let stage_of = |layer: LayerId| starts.iter().rposition(|&start| start <= layer.index());
+    let mut layers: HashMap<(usize, Work), f64> = HashMap::new();
+    for sample in samples {
+        if let Some(stage) = stage_of(LayerId::from_index(sample.layer)) {
+            *layers.entry((stage, sample.work)).or_default() += sample.time.0 as f64;
+        }
+    }
+    let mut actions: HashMap<(usize, Work), f64> = HashMap::new();
+    for timeline in timelines {
+        let recomputed = Recomputed::of(timeline.actions());
+        for timed in timeline.devices.iter().flatten() {
+            let early = timed.action.op.computes().is_none_or(|m| m.index() < micro_batches);
+            if let Some(work) = work_of(timed.action, &recomputed).filter(|_| early) {
+                let time = (timed.end - timed.start).0 as f64;
+                *actions.entry((timed.action.stage.index(), work)).or_default() += time;
+            }
+        }
+    }
+    let ratio = |(key, sum): (&(usize, Work), &f64)| {
+        let action = actions.get(key)?;
+        (*sum > 0.0).then(|| (*key, (action / sum).max(1.0)))
+    };
+    layers.iter().filter_map(ratio).collect()
+}
+
+fn work_of(action: Action, recomputed: &Recomputed) -> Option<Work> {
+    let again = |m| recomputed.contains(action.stage, m);
+    Some(match action.op {
+        Op::Forward(m) if again(m) => Work::Forward,
+        Op::Forward(_) => Work::ForwardKept,
+        Op::Rematerialize(_) => Work::Rematerialize,
+        Op::Backward(m) => Work::Backward { kept: !again(m) },
+        Op::Norm => Work::Norm,
+        Op::Update => Work::Update,
+        _ => return None,
+    })
+}

@@ -1,0 +1,145 @@
+//! What each layer takes and holds, layer by layer, while a stage works: only in a pipeline that is being profiled, because
+//! the peak of the memory is looked at around every layer, and a GPU waited for.
+
+use std::{cell::RefCell, time::Instant};
+
+use gpipe_core::{Bytes, MicroBatch, Nanos};
+
+use super::{Statistics, device::StageDevice};
+use crate::error::LayerError;
+
+/// What was run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Work {
+    /// A forward that discards.
+    Forward,
+    /// A forward that keeps.
+    ForwardKept,
+    /// A re-materialization.
+    Rematerialize,
+    /// A backward; `kept` if its forward kept, else after a re-materialization.
+    Backward { kept: bool },
+    /// The norm of the whole stage; of no layer.
+    Norm,
+    /// The update of the whole stage; of no layer.
+    Update,
+}
+
+/// One layer, run once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sample {
+    /// Its position in the sequence; after the last one comes the loss.
+    pub layer: usize,
+    pub work: Work,
+    /// Of which micro-batch; for what is once per step, the first.
+    pub micro_batch: MicroBatch,
+    pub time: Nanos,
+    /// Bytes of the stage before it.
+    pub before: Bytes,
+    /// And after it.
+    pub after: Bytes,
+    /// And at most, meanwhile.
+    pub peak: Bytes,
+}
+
+/// What a layer of a stage holds between steps; what is tied, at its first use on the stage only.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LayerBytes {
+    pub parameters: u64,
+    /// Gradients are not there between steps: this is what they will be.
+    pub gradients: u64,
+    /// What its batch norms saw of one micro-batch.
+    pub statistics: u64,
+    /// Optimizer state and averages.
+    pub optimizer: u64,
+    /// Of `parameters` and `optimizer`, what belongs to tied weights.
+    pub tied_parameters: u64,
+    pub tied_optimizer: u64,
+}
+
+/// A step of a stage that is being profiled.
+#[derive(Debug)]
+pub(crate) struct StageProfile {
+    pub samples: Vec<Sample>,
+    /// By layer of the stage.
+    pub layers: Vec<LayerBytes>,
+}
+
+/// Gathers the samples of a step.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    samples: RefCell<Vec<Sample>>,
+    /// By layer of the stage: what its batch norms saw of one micro-batch.
+    statistics: RefCell<Vec<u64>>,
+    /// The step's peak, which looking at the layers' resets.
+    peak: RefCell<u64>,
+}
+
+/// The beginning of a sample.
+pub(crate) struct Begun {
+    at: Instant,
+    before: u64,
+}
+
+impl Recorder {
+    /// Before a layer.
+    pub(super) fn begin(&self, device: &StageDevice) -> Result<Begun, LayerError> {
+        device.synchronize()?;
+        let before = self.see_peak(device)?;
+        Ok(Begun { at: Instant::now(), before })
+    }
+
+    /// After it.
+    pub(super) fn end(
+        &self,
+        device: &StageDevice,
+        begun: Begun,
+        layer: usize,
+        work: Work,
+        micro_batch: MicroBatch,
+    ) -> Result<(), LayerError> {
+        device.synchronize()?;
+        let time = u64::try_from(begun.at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let memory = device.memory()?;
+        self.samples.borrow_mut().push(Sample {
+            layer,
+            work,
+            micro_batch,
+            time: Nanos(time),
+            before: Bytes(begun.before),
+            after: Bytes(memory.live),
+            peak: Bytes(memory.peak),
+        });
+        Ok(())
+    }
+
+    /// Keeps the peak so far, and starts a new one; what lives now.
+    fn see_peak(&self, device: &StageDevice) -> Result<u64, LayerError> {
+        let memory = device.memory()?;
+        let mut peak = self.peak.borrow_mut();
+        *peak = memory.peak.max(*peak);
+        device.reset_peak(true)?;
+        Ok(memory.live)
+    }
+
+    /// What the batch norms of each layer saw of a micro-batch.
+    pub(super) fn statistics(&self, layers: usize, statistics: &Statistics) {
+        let mut bytes = vec![0; layers];
+        for (&(layer, _), seen) in statistics {
+            let own = seen.first().map_or(0, |(_, seen)| seen.bytes());
+            bytes.get_mut(layer).into_iter().for_each(|sum| *sum += own);
+        }
+        *self.statistics.borrow_mut() = bytes;
+    }
+
+    /// By layer of the stage.
+    pub(super) fn take_statistics(&mut self) -> Vec<u64> {
+        std::mem::take(self.statistics.get_mut())
+    }
+
+    /// The step's samples, and its peak if it is higher than `peak`, which was seen since the last sample.
+    pub(super) fn take(&mut self, peak: u64) -> (Vec<Sample>, u64) {
+        let before = std::mem::take(self.peak.get_mut());
+        (std::mem::take(self.samples.get_mut()), peak.max(before))
+    }
+}
