@@ -33,6 +33,8 @@ pub(crate) enum Command {
     /// Train a few steps and draw the timeline of one beside what the simulator makes of its costs: as text, and
     /// as Chrome trace JSON (chrome://tracing, ui.perfetto.dev)
     Trace(TraceArguments),
+    /// Measure what each layer takes and holds where it really runs: real data, all stages at work. For `gpipe plan`
+    Profile(ProfileArguments),
     /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
     Plot(PlotArguments),
     /// Say what a checkpoint, a run or a safetensors file holds, and whether every file is as it was written
@@ -346,8 +348,8 @@ pub(crate) struct ConfigArguments {
     /// which also says how many stages there are (pipeline.devices)
     #[arg(long, value_name = "DEVICE,..")]
     pub device: Option<String>,
-    /// Most memory of a stage's tensors, such as 512MiB (pipeline.memory)
-    #[arg(long, value_name = "BYTES")]
+    /// Most memory of a stage's tensors, such as 512MiB: one for all stages, or one for each, such as 1GiB,512MiB (pipeline.memory)
+    #[arg(long, value_name = "BYTES,..")]
     pub memory: Option<String>,
     /// Training steps (train.steps; verify: 3)
     #[arg(long, value_name = "N")]
@@ -359,4 +361,20 @@ pub(crate) struct ConfigArguments {
     /// this workspace's crates
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
+}
+
+/// What a profile and a plan are of, and where the profile is kept.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Stages that work at the same time while layers are measured (pipeline.stages)
+    #[arg(long, value_name = "K")]
+    pub stages: Option<usize>,
+    /// Micro-batches M per mini-batch for which to measure [default: the configuration's, and 1, 2, 4 .. 32]
+    #[arg(long, value_name = "M,..", value_delimiter = ',')]
+    pub micro_batches: Vec<usize>,
+    /// The file to write [default: out/NAME.profile.json, NAME of the configuration's file]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }

@@ -20,6 +20,7 @@ mod metrics;
 mod output;
 mod plot;
 mod predict;
+mod profile;
 mod progress;
 mod run_folder;
 mod sampling;
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
         args::Command::Generate(arguments) => generate::run(&arguments),
         args::Command::Predict(arguments) => predict::run(&arguments),
         args::Command::Trace(arguments) => trace::run(&arguments),
+        args::Command::Profile(arguments) => profile::run(&arguments),
         args::Command::Plot(arguments) => plot::run(&arguments),
         args::Command::Inspect(arguments) => inspect::run(&arguments),
         args::Command::Export(arguments) => interchange::export(&arguments),

@@ -36,8 +36,8 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
         .threads_per_stage(pipeline.threads_per_stage)
         .deadline(Duration::from_secs(pipeline.deadline_s))
         .seed(config.seed);
-    if let Some(cap) = pipeline.memory.0 {
-        builder = builder.memory_cap([cap]);
+    if !pipeline.memory.0.is_empty() {
+        builder = builder.memory_cap(pipeline.memory.0.clone());
     }
     if optimizer.clip_norm > 0.0 {
         builder = builder.clip_norm(optimizer.clip_norm);

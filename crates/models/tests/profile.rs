@@ -94,9 +94,9 @@ fn fault_a_profile_of_something_else_is_refused() {
     let other = subject.builder().stages(3).micro_batches(2).schedule(Schedule::GPipe);
     found.check(&{ other }.subject("here").unwrap(), "p.json").unwrap();
     for (text, part) in [
-        (refused(subject.builder(), "there"), "its machine is \"here\", here it is \"there\""),
+        (refused(subject.builder(), "there"), "its machine is 'here', here it is 'there'"),
         (refused(subject.builder().kind(Kind::Double), "here"), "dtype"),
-        (refused(subject.builder().optimizer(Sgd::default()), "here"), "optimizer"),
+        (refused(subject.builder().optimizer(Sgd::new(0.1)), "here"), "optimizer"),
         (refused(subject.builder().threads_per_stage(2), "here"), "threads per stage"),
         (refused(amoebanet().builder(), "here"), "number of layers"),
     ] {

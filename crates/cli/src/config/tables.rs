@@ -4,7 +4,7 @@ use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule};
 use serde::{Deserialize, Serialize};
 
 use super::text::{
-    Cap, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
+    Caps, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
 };
 use super::{
     data::{Data, ImagesConfig},
@@ -46,8 +46,9 @@ pub(crate) struct PipelineConfig {
     #[serde(with = "as_text")]
     pub kernels: KernelChoice,
     pub threads_per_stage: usize,
+    /// One for all stages, or one per stage.
     #[serde(with = "as_text")]
-    pub memory: Cap,
+    pub memory: Caps,
     pub deadline_s: u64,
 }
 
@@ -177,7 +178,7 @@ impl Default for PipelineConfig {
             dtype: Dtype::Float32,
             kernels: KernelChoice::Fastest,
             threads_per_stage: 1,
-            memory: Cap(None),
+            memory: Caps::default(),
             deadline_s: 300,
         }
     }

@@ -5,24 +5,28 @@ use std::{fmt::Display, str::FromStr, time::Duration};
 use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule};
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// A memory cap, or `none`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cap(pub Option<Bytes>);
+/// Memory caps: one for all stages, or one per stage; or `none`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Caps(pub Vec<Bytes>);
 
-impl Display for Cap {
+impl Display for Caps {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(Bytes(bytes)) => write!(f, "{bytes}"),
-            None => f.write_str("none"),
+        if self.0.is_empty() {
+            return f.write_str("none");
         }
+        let caps: Vec<String> = self.0.iter().map(AsPlainText::plain).collect();
+        f.write_str(&caps.join(","))
     }
 }
 
-impl FromStr for Cap {
+impl FromStr for Caps {
     type Err = gpipe_core::units::ParseBytesError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(if text == "none" { None } else { Some(text.parse()?) }))
+        if text == "none" {
+            return Ok(Self::default());
+        }
+        Ok(Self(text.split(',').map(str::parse).collect::<Result<_, _>>()?))
     }
 }
 
@@ -271,7 +275,7 @@ plain_is_display!(
     Schedule,
     Balance,
     RematPolicies,
-    Cap,
+    Caps,
     Devices,
     Dtype,
     KernelChoice,

@@ -158,7 +158,7 @@ fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<Layer
     Ok(costs.collect())
 }
 
-/// From the end of a send to the end of the receive that waited for it.
+/// From the end of a send to the end of the receive that waited for it; 0 where the receiver was the first to look at its clock.
 fn latencies_of(timeline: &Timeline) -> Vec<u64> {
     let mut sent = HashMap::new();
     for timed in timeline.devices.iter().flatten() {

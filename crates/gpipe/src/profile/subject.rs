@@ -47,38 +47,38 @@ pub struct LayerSubject {
 impl Subject {
     /// What differs first between the profile's subject and `other`, in words.
     pub(super) fn difference(&self, other: &Self) -> Option<String> {
-        let differs = |what: &str, own: &dyn std::fmt::Debug, other: &dyn std::fmt::Debug| {
-            Some(format!("its {what} is {own:?}, here it is {other:?}"))
+        let text = |value: &dyn std::fmt::Display| value.to_string();
+        let settings = |own: &Self| {
+            [
+                ("number of layers", text(&own.layers.len())),
+                ("dtype", text(&own.dtype)),
+                ("input", own.inputs.join(", ")),
+                ("device", text(&own.devices)),
+                ("machine", text(&own.machine)),
+                ("choice of kernels", text(&own.kernels)),
+                ("optimizer", text(&own.optimizer)),
+                ("number of threads per stage", text(&own.threads_per_stage)),
+                ("keeping of averages", text(&own.averages)),
+            ]
         };
-        if self.layers.len() != other.layers.len() {
-            return differs("number of layers", &self.layers.len(), &other.layers.len());
-        }
-        for (number, (own, other)) in self.layers.iter().zip(&other.layers).enumerate() {
-            if own != other {
-                return differs(&format!("layer {number}"), own, other);
-            }
-        }
-        let texts = [
-            ("dtype", &self.dtype, &other.dtype),
-            ("device", &self.devices, &other.devices),
-            ("machine", &self.machine, &other.machine),
-            ("choice of kernels", &self.kernels, &other.kernels),
-            ("optimizer", &self.optimizer, &other.optimizer),
-        ];
-        if self.inputs != other.inputs {
-            return differs("input", &self.inputs, &other.inputs);
-        }
-        if let Some((what, own, other)) = texts.into_iter().find(|(_, own, other)| own != other) {
-            return differs(what, own, other);
-        }
-        if self.threads_per_stage != other.threads_per_stage {
-            let (own, other) = (self.threads_per_stage, other.threads_per_stage);
-            return differs("number of threads per stage", &own, &other);
-        }
-        if self.averages != other.averages {
-            return differs("keeping of averages", &self.averages, &other.averages);
-        }
-        None
+        let layers = self.layers.iter().zip(&other.layers).enumerate();
+        let layers = layers.filter(|(_, (own, other))| own != other);
+        let layers = layers.map(|(number, (own, other))| {
+            format!("its layer {number} is {own}, here it is {other}")
+        });
+        let settings = settings(self).into_iter().zip(settings(other));
+        let settings = settings
+            .filter(|(own, other)| own.1 != other.1)
+            .map(|(own, other)| format!("its {} is '{}', here it is '{}'", own.0, own.1, other.1));
+        settings.chain(layers).next()
+    }
+}
+
+impl std::fmt::Display for LayerSubject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, kind, parameters, outputs, flops } = self;
+        let (parameters, outputs) = (parameters.join(", "), outputs.join(", "));
+        write!(f, "'{name}' ({kind}: {parameters} -> {outputs}, {flops} FLOP)")
     }
 }
 

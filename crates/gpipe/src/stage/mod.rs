@@ -333,6 +333,9 @@ impl Stage {
         graph: bool,
         work: Work,
     ) -> StageResult<Option<Island>> {
+        if !self.plan.last {
+            return Ok(None);
+        }
         let begun = self.begin_sample()?;
         let island = self.compute_loss(micro_batch, outputs, graph)?;
         self.end_sample(begun, self.loss_position(), work, micro_batch)?;
@@ -345,9 +348,7 @@ impl Stage {
         outputs: &[Tensor],
         graph: bool,
     ) -> StageResult<Option<Island>> {
-        let (true, Some(loss), Some(targets)) =
-            (self.plan.last, &self.plan.loss, self.feed.targets(micro_batch))
-        else {
+        let (Some(loss), Some(targets)) = (&self.plan.loss, self.feed.targets(micro_batch)) else {
             return Ok(None);
         };
         let _no_grad = (!graph).then(tch::no_grad_guard);

@@ -1,0 +1,206 @@
+//! `gpipe profile`: what each layer takes and holds where it really runs.
+
+use std::path::{Path, PathBuf};
+
+use gpipe::{
+    Bytes, Nanos, PipelineBuilder, Sequence,
+    profile::{Profile, Profiling, Subject, profile},
+};
+use gpipe_core::cost::{LayerCost, ModelCosts};
+
+use crate::{
+    CliError,
+    args::{ConfigArguments, ProfileArguments},
+    config::Config,
+    metrics::io,
+    output::{complain, say},
+    setup,
+    task::{self, Batch},
+};
+
+/// Steps that are measured of each size and policy unless --steps says otherwise.
+const STEPS: u64 = 4;
+/// M for which is measured unless --micro-batches says otherwise.
+const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Largest profile.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Measures, shows, and writes the file.
+pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), CliError> {
+    let mut config = Config::load(&arguments.config)?;
+    if let Some(stages) = arguments.stages {
+        config.set_stages(stages, arguments.config.device.is_some());
+    }
+    let steps = arguments.config.steps.unwrap_or(STEPS);
+    let found = measure(&config, &arguments.micro_batches, steps)?;
+    let path = arguments.out.clone().unwrap_or_else(|| default_path(&arguments.config));
+    write(&path, &found)?;
+    show(&found, &config);
+    say!("{}: gpipe plan and gpipe train --plan auto use it", path.display());
+    Ok(())
+}
+
+/// Measures what `config` describes, for each M in `micro_batches` (or the usual ones, if there is none).
+pub(crate) fn measure(
+    config: &Config,
+    micro_batches: &[usize],
+    steps: u64,
+) -> Result<Profile, CliError> {
+    let task = task::open(config, None)?;
+    let make = task.training(0, 0)?;
+    let model = task::model(config, task.vocabulary().size())?;
+    let mut all =
+        if micro_batches.is_empty() { MICRO_BATCHES.to_vec() } else { micro_batches.to_vec() };
+    all.push(config.pipeline.micro_batches);
+    all.retain(|&m| (1..=config.train.mini_batch).contains(&m));
+    all.sort_unstable();
+    all.dedup();
+    let mut batches = Vec::new();
+    for number in 0..=steps {
+        let Batch { inputs, targets, .. } = task::made(&make, number)?;
+        batches.push((vec![inputs], vec![targets]));
+    }
+    let machine = machine();
+    let settings = Profiling {
+        micro_batches: &all,
+        steps: steps as usize,
+        batches: &batches,
+        machine: &machine,
+    };
+    say!(
+        "profiling {} layers on {machine}, {} stages at work, {steps} steps each:",
+        model.len(),
+        config.pipeline.stages
+    );
+    Ok(profile(&settings, || Ok(builder(config, &model)), |what| complain!("  {what}"))?)
+}
+
+/// A pipeline without choices that depend on the number of stages, so that any profile can be compared with it.
+fn builder(config: &Config, model: &Sequence) -> PipelineBuilder {
+    setup::pipeline(config, model.clone())
+}
+
+/// What a profile of `config` would be of; reads no data but what the model's size needs.
+pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliError> {
+    Ok(builder(config, model).subject(&machine())?)
+}
+
+/// Where the profile of a configuration's file is kept.
+pub(crate) fn default_path(arguments: &ConfigArguments) -> PathBuf {
+    let name = arguments.config.as_deref().and_then(Path::file_stem).unwrap_or_default();
+    PathBuf::from("out").join(format!("{}.profile.json", name.to_string_lossy()))
+}
+
+/// Writes a profile, whole or not at all.
+pub(crate) fn write(path: &Path, profile: &Profile) -> Result<(), CliError> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(io(parent))?;
+    }
+    let aside = path.with_extension("writing");
+    std::fs::write(&aside, profile.to_json()?).map_err(io(&aside))?;
+    std::fs::rename(&aside, path).map_err(io(path))
+}
+
+/// Reads a profile.
+pub(crate) fn read(path: &Path) -> Result<Profile, CliError> {
+    let text = read_bounded(path, FILE_BYTES_MAX)?;
+    Ok(Profile::from_json(&text, &path.display().to_string())?)
+}
+
+/// A text file of at most so many bytes.
+pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {
+    let bytes = std::fs::metadata(path).map_err(io(path))?.len();
+    if bytes > bytes_max {
+        let (path, bytes, most) = (path.display(), Bytes(bytes), Bytes(bytes_max));
+        return Err(CliError::Usage(format!("{path}: it has {bytes}, at most {most} are read")));
+    }
+    std::fs::read_to_string(path).map_err(io(path))
+}
+
+/// The processor and its cores, in words.
+pub(crate) fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name"));
+    let model =
+        model.map_or("an unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
+    format!("{model}, {cores} cores")
+}
+
+fn ms(time: Nanos) -> String {
+    format!("{:.2}", time.as_ms())
+}
+
+/// A table of the layers at the configured M, and of the sizes.
+fn show(profile: &Profile, config: &Config) {
+    let costs = &profile.costs;
+    let samples = config.train.mini_batch.div_ceil(config.pipeline.micro_batches.max(1));
+    let (layers, spreads) = (costs.at(samples), profile.spread.get(&samples));
+    say!("layers, in micro-batches of {samples} samples (quartiles in brackets):");
+    say!(
+        "{:<24} {:>9} {:>26} {:>26} {:>26} {:>11} {:>11} {:>11} {:>11}",
+        "layer",
+        "GFLOP",
+        "forward, ms",
+        "recompute, ms",
+        "backward, ms",
+        "parameters",
+        "optimizer",
+        "activations",
+        "boundary"
+    );
+    let flops: u64 = costs.layers.iter().map(|layer| layer.flops).sum();
+    for (number, cost) in layers.iter().enumerate() {
+        let state = costs.layers.get(number);
+        let spread = spreads.and_then(|spreads| spreads.get(number)).copied().unwrap_or_default();
+        let time = |time: Nanos, [low, high]: [Nanos; 2]| {
+            format!("{} [{} .. {}]", ms(time), ms(low), ms(high))
+        };
+        let name = state.map_or("the loss".to_owned(), |state| format!("{number} {}", state.name));
+        let gflop = state.map_or(0, |state| state.flops) as f64 * samples as f64 / 1e9;
+        let bytes = |bytes: Option<Bytes>| bytes.unwrap_or_default().to_string();
+        say!(
+            "{name:<24} {gflop:>9.3} {:>26} {:>26} {:>26} {:>11} {:>11} {:>11} {:>11}",
+            time(cost.forward, spread.forward),
+            time(cost.rematerialize, spread.rematerialize),
+            time(cost.backward, spread.backward),
+            bytes(state.map(|state| state.parameters)),
+            bytes(state.map(|state| state.optimizer)),
+            cost.kept.to_string(),
+            cost.inputs.to_string()
+        );
+    }
+    say!("all layers, by size of micro-batches:");
+    say!(
+        "{:>8} {:>14} {:>16} {:>15} {:>18} {:>10}",
+        "samples",
+        "forward, ms",
+        "recompute, ms",
+        "backward, ms",
+        "ms for a sample",
+        "GFLOP/s"
+    );
+    for (&samples, layers) in &costs.sizes {
+        let sum = |time: fn(&LayerCost) -> Nanos| layers.iter().map(time).sum::<Nanos>();
+        let (forward, backward) = (sum(|c| c.forward), sum(|c| c.backward));
+        let again = sum(|c| c.rematerialize);
+        let one = (forward + again + backward).as_ms() / samples as f64;
+        let rate =
+            (samples as u64 * flops * 4) as f64 / (forward + again + backward).0.max(1) as f64;
+        say!(
+            "{samples:>8} {:>14} {:>16} {:>15} {one:>18.2} {rate:>10.1}",
+            ms(forward),
+            ms(again),
+            ms(backward)
+        );
+    }
+    say!("a message between stages: {} after its send", costs.transport.latency);
+    host(costs, config);
+}
+
+/// What is held besides the stages' tensors.
+fn host(costs: &ModelCosts, _config: &Config) {
+    let state: Bytes = costs.layers.iter().map(|layer| layer.parameters + layer.optimizer).sum();
+    let ties: Bytes = costs.ties.iter().map(|tie| tie.parameters + tie.optimizer).sum();
+    say!("besides: {} for a checkpoint while it is written", state + ties);
+}
