@@ -17,7 +17,7 @@
 //!
 //! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
-//! - [`profile`]: what each layer takes and holds, measured
+//! - [`profile`]: what each layer takes and holds, measured; [`plan`]: how to run a model, predicted and chosen from [`cost`]s
 //! - [`state`]: all that a pipeline knows between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
 //!
@@ -51,7 +51,7 @@ pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};
 pub use gpipe_bridge::{convolution::Geometry, linear::Kernels, memory::keep_freed_memory};
 pub use gpipe_core::{
-    Bytes, Nanos,
+    Bytes, Nanos, cost, plan,
     remat::{Remat, RematPolicies},
     schedule::Schedule,
 };

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe::{
-    Adam, Balance, CrossEntropy, Pipeline, PipelineBuilder, RematPolicies, Schedule, Sequence, Sgd,
+    Adam, CrossEntropy, Pipeline, PipelineBuilder, RematPolicies, Schedule, Sequence, Sgd,
     TensorSpec,
+    plan::{Plan, PlanDevice, predict},
     profile::{Profile, Profiling, profile},
 };
-use gpipe_core::plan::{Plan, PlanDevice, predict};
 use gpipe_models::{AmoebaNet, Transformer, Variant};
 use tch::{Device, Kind, Tensor};
 
@@ -87,12 +87,12 @@ fn fault_a_profile_of_something_else_is_refused() {
     let json = found.to_json().unwrap();
     assert_eq!(Profile::from_json(&json, "p.json").unwrap(), found);
     let refused = |mut builder: PipelineBuilder, machine: &str| {
-        found.check(&builder.subject(machine).unwrap(), "p.json").unwrap_err().to_string()
+        found.subject.check(&builder.subject(machine).unwrap(), "p.json").unwrap_err().to_string()
     };
-    found.check(&subject.builder().subject("here").unwrap(), "p.json").unwrap();
+    found.subject.check(&subject.builder().subject("here").unwrap(), "p.json").unwrap();
     // What a planner chooses is not part of it.
     let other = subject.builder().stages(3).micro_batches(2).schedule(Schedule::GPipe);
-    found.check(&{ other }.subject("here").unwrap(), "p.json").unwrap();
+    found.subject.check(&{ other }.subject("here").unwrap(), "p.json").unwrap();
     for (text, part) in [
         (refused(subject.builder(), "there"), "its machine is 'here', here it is 'there'"),
         (refused(subject.builder().kind(Kind::Double), "here"), "dtype"),
@@ -133,17 +133,9 @@ fn oracle_predicted_bytes_are_what_is_held() {
         ] {
             let remat: RematPolicies = remat.parse().unwrap();
             let balance = vec![first, layers - first];
-            let plan =
-                Plan { balance: balance.clone(), micro_batches, schedule, remat: remat.clone() };
+            let plan = Plan { balance, micro_batches, schedule, remat };
             let predicted = predict(&costs, &[PlanDevice::default(); 2], 16, &plan).unwrap();
-            let mut pipeline = subject
-                .builder()
-                .balance(Balance::Layers(balance))
-                .micro_batches(micro_batches)
-                .schedule(schedule)
-                .remat(remat)
-                .build()
-                .unwrap();
+            let mut pipeline = subject.builder().planned(&plan).build().unwrap();
             let mut peaks = vec![0; 2];
             for _ in 0..4 {
                 let report = pipeline.train_step(&subject.batch.0, &subject.batch.1).unwrap();

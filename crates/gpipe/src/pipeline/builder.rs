@@ -141,6 +141,20 @@ impl PipelineBuilder {
         self
     }
 
+    /// Runs as planned: cuts, M, schedule and re-materialization, with a stage for each entry of the plan's balance; on CPUs unless so
+    /// many devices were named.
+    #[must_use]
+    pub fn planned(mut self, plan: &gpipe_core::plan::Plan) -> Self {
+        let stages = plan.balance.len();
+        if self.devices.len() != stages {
+            self = self.stages(stages);
+        }
+        self.balance(Balance::Layers(plan.balance.clone()))
+            .micro_batches(plan.micro_batches)
+            .schedule(plan.schedule)
+            .remat(plan.remat.clone())
+    }
+
     /// The order of forwards and backwards.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {

@@ -89,17 +89,4 @@ impl Profile {
         }
         Ok(profile)
     }
-
-    /// Checks that it is of `subject`.
-    ///
-    /// # Errors
-    /// The first thing that differs, both values, and the remedy. `origin` is what it calls the profile.
-    pub fn check(&self, subject: &Subject, origin: &str) -> Result<()> {
-        match self.subject.difference(subject) {
-            None => Ok(()),
-            Some(difference) => Err(Error::Setting(format!(
-                "{origin} is not a profile of this: {difference}; measure again with gpipe profile"
-            ))),
-        }
-    }
 }

@@ -12,6 +12,8 @@ pub struct Subject {
     pub layers: Vec<LayerSubject>,
     /// One sample's inputs.
     pub inputs: Vec<String>,
+    /// The last size of the network's first output: the number of tokens or classes.
+    pub classes: i64,
     /// Dtype of the arithmetic.
     pub dtype: String,
     /// Where the stages run: each kind of device once.
@@ -45,12 +47,26 @@ pub struct LayerSubject {
 }
 
 impl Subject {
+    /// Checks that it is `other`.
+    ///
+    /// # Errors
+    /// The first thing that differs, both values, and the remedy. `origin` is what it calls what was measured.
+    pub fn check(&self, other: &Self, origin: &str) -> crate::Result<()> {
+        match self.difference(other) {
+            None => Ok(()),
+            Some(difference) => Err(crate::Error::Setting(format!(
+                "{origin} is of something else: {difference}; measure again with gpipe profile"
+            ))),
+        }
+    }
+
     /// What differs first between the profile's subject and `other`, in words.
-    pub(super) fn difference(&self, other: &Self) -> Option<String> {
+    fn difference(&self, other: &Self) -> Option<String> {
         let text = |value: &dyn std::fmt::Display| value.to_string();
         let settings = |own: &Self| {
             [
                 ("number of layers", text(&own.layers.len())),
+                ("number of tokens or classes", text(&own.classes)),
                 ("dtype", text(&own.dtype)),
                 ("input", own.inputs.join(", ")),
                 ("device", text(&own.devices)),
@@ -120,6 +136,11 @@ impl PipelineBuilder {
         Ok(Subject {
             layers: layers.collect(),
             inputs: texts(&inputs),
+            classes: inferred
+                .specs
+                .last()
+                .and_then(|outputs| outputs.first())
+                .map_or(0, TensorSpec::last),
             dtype: format!("{:?}", seen.kind),
             devices: devices.join(", "),
             machine: machine.to_owned(),
