@@ -1,6 +1,32 @@
 //! Where a step's time went, device by device, and the bubble.
+//!
+//! A device's step is forward + recompute + backward + optimizer + communication + waiting, and waiting is fill and
+//! drain + imbalance + stalls: eight parts that sum to the step, to the nanosecond.
+//!
+//! Communication is what a transfer takes when nobody is waited for. In a receive it is the time since the matching
+//! send had ended, in a send the time since its link had room. All else in which a device does not compute is waiting:
+//! for a message or for room, between two actions, before the first and after the last.
+//!
+//! Why it waited is found by simulating the same program twice, without transport and jitter. With each kind of action
+//! at its stage's median a device waits `own`; with the same work on every device it waits `balanced`. (Medians, not
+//! means: one slow action is a stall of this step, and no property of its stage.) Of what it was measured to wait,
+//!
+//! ```text
+//! explained  = min(measured, own)             what the program and the stages' costs make it wait
+//! fill_drain = min(explained, balanced)       what the schedule makes even equally fast devices wait
+//! imbalance  = explained - fill_drain         what unequal devices add to that
+//! stalls     = measured - explained           the rest: times that vary, the machine, waiting behind another's transport
+//! ```
+//!
+//! so that no part is negative. A device that is slower than the others waits less than a balanced one and has no
+//! imbalance: the time is lost, and counted, where the others wait for it.
 
-use crate::{action::Op, simulate::Timeline, units::Nanos};
+use crate::{
+    action::{Action, Half, Op, Transfer},
+    lower::Program,
+    simulate::{Costs, StageCost, TimedAction, Timeline, simulate},
+    units::Nanos,
+};
 
 /// One device's share of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -13,47 +39,229 @@ pub struct DeviceTimes {
     pub backward: Nanos,
     /// Reducing tied weights, norms, and the update itself.
     pub optimizer: Nanos,
-    /// Handing messages over and waiting for them.
-    pub wait: Nanos,
+    /// In transfers that waited for nobody.
+    pub communication: Nanos,
+    /// Waiting that the schedule makes even if all devices were equally fast.
+    pub fill_drain: Nanos,
+    /// Waiting that devices of unequal speed or work add to it.
+    pub imbalance: Nanos,
+    /// The rest of the waiting.
+    pub stalls: Nanos,
 }
 
 impl DeviceTimes {
-    /// All but waiting.
+    /// All but communication and waiting.
     pub fn busy(&self) -> Nanos {
         self.forward + self.recompute + self.backward + self.optimizer
     }
+
+    /// Waiting, for whatever reason.
+    pub fn wait(&self) -> Nanos {
+        self.fill_drain + self.imbalance + self.stalls
+    }
+
+    /// All parts: the step.
+    pub fn total(&self) -> Nanos {
+        self.busy() + self.communication + self.wait()
+    }
+
+    /// Adds what a device did; transfers are not in it.
+    fn add(&mut self, timed: &TimedAction) {
+        let spent = timed.end - timed.start;
+        match timed.action.op {
+            Op::Forward(_) => self.forward += spent,
+            Op::Rematerialize(_) => self.recompute += spent,
+            Op::Backward(_) => self.backward += spent,
+            Op::Reduce | Op::Norm | Op::Decide | Op::Update => self.optimizer += spent,
+            Op::Send(_) | Op::Receive(_) => {}
+        }
+    }
 }
 
-/// Each device's times; `wait` is what is left of the makespan, so the parts sum to it.
-pub fn device_times(timeline: &Timeline) -> Vec<DeviceTimes> {
-    timeline
-        .devices
-        .iter()
-        .map(|actions| {
-            let mut times = DeviceTimes::default();
-            for timed in actions {
-                let spent = timed.end - timed.start;
-                match timed.action.op {
-                    Op::Forward(_) => times.forward += spent,
-                    Op::Rematerialize(_) => times.recompute += spent,
-                    Op::Backward(_) => times.backward += spent,
-                    Op::Reduce | Op::Norm | Op::Decide | Op::Update => times.optimizer += spent,
-                    Op::Send(_) | Op::Receive(_) => {}
+/// Each device's times in `timeline`, of `program` with links that hold `capacity` messages each way. The parts of
+/// each device sum to the makespan.
+///
+/// Of a program that deadlocks with such links nothing can be explained: all its waiting is stalls.
+pub fn breakdown(program: &Program, timeline: &Timeline, capacity: usize) -> Vec<DeviceTimes> {
+    let own = own_costs(timeline);
+    let balanced = simulated_waits(program, &balanced_costs(program, &own), capacity);
+    let own = simulated_waits(program, &own, capacity);
+    let communication = communication(program, timeline, capacity);
+    let of = |waits: &[Nanos], device: usize| waits.get(device).copied().unwrap_or_default();
+    let times = timeline.devices.iter().enumerate().map(|(device, actions)| {
+        let mut times = busy(actions);
+        times.communication = of(&communication, device);
+        let measured = timeline.makespan - times.busy() - times.communication;
+        let explained = measured.min(of(&own, device));
+        times.fill_drain = explained.min(of(&balanced, device));
+        times.imbalance = explained - times.fill_drain;
+        times.stalls = measured - explained;
+        times
+    });
+    times.collect()
+}
+
+/// What a device did, without communication and waiting.
+fn busy(actions: &[TimedAction]) -> DeviceTimes {
+    let mut times = DeviceTimes::default();
+    actions.iter().for_each(|timed| times.add(timed));
+    times
+}
+
+/// What devices wait under `costs`; nothing if the program deadlocks.
+fn simulated_waits(program: &Program, costs: &Costs, capacity: usize) -> Vec<Nanos> {
+    let timeline = simulate(program, costs, capacity).unwrap_or_default();
+    timeline.devices.iter().map(|actions| timeline.makespan - busy(actions).busy()).collect()
+}
+
+/// Each device's transfers less what they waited.
+fn communication(program: &Program, timeline: &Timeline, capacity: usize) -> Vec<Nanos> {
+    // Messages keep their order on a link, so a place in it is enough to find the other end.
+    let links = program.topology.edges.len() * 2;
+    let (mut sent, mut received) = (vec![Vec::new(); links], vec![Vec::new(); links]);
+    for timed in timeline.devices.iter().flatten() {
+        match timed.action.op {
+            Op::Send(transfer) => push(&mut sent, transfer, timed.end),
+            Op::Receive(transfer) => push(&mut received, transfer, timed.end),
+            _ => {}
+        }
+    }
+    let devices = timeline.devices.iter().map(|actions| {
+        let (mut sends, mut receives) = (vec![0_usize; links], vec![0_usize; links]);
+        let spent = actions.iter().map(|timed| {
+            let ready = match timed.action.op {
+                Op::Send(transfer) => {
+                    let place = next(&mut sends, transfer);
+                    match place.checked_sub(capacity) {
+                        Some(before) => end(&received, transfer, before),
+                        None => Some(Nanos(0)),
+                    }
                 }
-            }
-            times.wait = timeline.makespan - times.busy();
-            times
-        })
-        .collect()
+                Op::Receive(transfer) => end(&sent, transfer, next(&mut receives, transfer)),
+                _ => return Nanos(0),
+            };
+            // Of a transfer whose other end is not there nothing is known: it waited.
+            ready.map_or(Nanos(0), |ready| timed.end - timed.start.max(ready))
+        });
+        spent.sum()
+    });
+    devices.collect()
 }
 
-/// The share of devices x makespan in which a device was not busy: 0 is perfect.
+/// A transfer's place among the links: each half of each edge is one.
+fn link(transfer: Transfer) -> usize {
+    transfer.edge.index() * 2 + usize::from(transfer.half == Half::Backward)
+}
+
+fn push(ends: &mut [Vec<Nanos>], transfer: Transfer, end: Nanos) {
+    if let Some(ends) = ends.get_mut(link(transfer)) {
+        ends.push(end);
+    }
+}
+
+/// How many messages passed this link before.
+fn next(counts: &mut [usize], transfer: Transfer) -> usize {
+    let Some(count) = counts.get_mut(link(transfer)) else { return 0 };
+    *count += 1;
+    *count - 1
+}
+
+/// When the message at `place` on its link was handed over.
+fn end(ends: &[Vec<Nanos>], transfer: Transfer, place: usize) -> Option<Nanos> {
+    ends.get(link(transfer))?.get(place).copied()
+}
+
+/// The median, between the two in the middle of an even number: `simulate::median` takes the larger of two.
+fn middle(times: &mut [u64]) -> Nanos {
+    times.sort_unstable();
+    let at = |index: usize| times.get(index).copied().unwrap_or(0);
+    let (low, high) = (at(times.len().saturating_sub(1) / 2), at(times.len() / 2));
+    Nanos(low + (high - low) / 2)
+}
+
+/// Each stage at what is typical of it in this step.
+fn own_costs(timeline: &Timeline) -> Costs {
+    let mut costs = Costs::measured(&[timeline], middle);
+    for timed in timeline.devices.iter().flatten() {
+        let (Op::Reduce | Op::Decide) = timed.action.op else { continue };
+        // The simulator has no cost for these; the norm is beside them.
+        if let Some(cost) = costs.stages.get_mut(timed.action.stage.index()) {
+            cost.norm += timed.end - timed.start;
+        }
+    }
+    costs
+}
+
+/// Work in a step, and how often it is done: of a stage, or of all.
+#[derive(Clone, Copy, Default)]
+struct Work {
+    forward: (Nanos, u64),
+    recompute: (Nanos, u64),
+    backward: (Nanos, u64),
+    norm: (Nanos, u64),
+    update: (Nanos, u64),
+}
+
+impl Work {
+    fn add(&mut self, action: Action, time: Nanos) {
+        let part = match action.op {
+            Op::Forward(_) => &mut self.forward,
+            Op::Rematerialize(_) => &mut self.recompute,
+            Op::Backward(_) => &mut self.backward,
+            Op::Norm => &mut self.norm,
+            Op::Update => &mut self.update,
+            Op::Send(_) | Op::Receive(_) | Op::Reduce | Op::Decide => return,
+        };
+        *part = (part.0 + time, part.1 + 1);
+    }
+}
+
+/// Every device with the same part of the work that `own` says, split evenly among its stages. Recomputation is work
+/// like any other: a stage that recomputes less has longer backwards here.
+fn balanced_costs(program: &Program, own: &Costs) -> Costs {
+    let (placement, recomputed) = (program.placement(), program.rematerialized());
+    let mut all = Work::default();
+    let mut stages = vec![Work::default(); program.topology.stages];
+    for &action in program.devices.iter().flatten() {
+        let again = action.op.computes().is_some_and(|m| recomputed.contains(action.stage, m));
+        let time = own.duration(action, again);
+        all.add(action, time);
+        if let Some(stage) = stages.get_mut(action.stage.index()) {
+            stage.add(action, time);
+        }
+    }
+    let mut stages_on = vec![0_u64; program.devices.len()];
+    for device in placement.iter().flatten() {
+        stages_on[device.index()] += 1;
+    }
+    let devices = stages_on.iter().filter(|&&stages| stages > 0).count() as u64;
+    let again = Nanos(all.recompute.0.0 / all.recompute.1.max(1));
+    let stages = stages.iter().zip(&placement).map(|(stage, device)| {
+        let shares = devices * device.map_or(1, |device| stages_on[device.index()]);
+        let each = |work: Nanos, times: u64| Nanos(work.0 / (shares * times).max(1));
+        let forward = each(all.forward.0, stage.forward.1);
+        let backward = each(all.recompute.0 + all.backward.0, stage.backward.1);
+        let rematerialize = again.min(backward);
+        StageCost {
+            forward,
+            forward_kept: forward,
+            rematerialize,
+            backward: backward - rematerialize,
+            backward_kept: backward,
+            norm: each(all.norm.0, stage.norm.1),
+            update: each(all.update.0, stage.update.1),
+        }
+    });
+    Costs::of_stages(stages.collect())
+}
+
+/// The share of devices x makespan in which a device was not busy, but communicated or waited: 0 is perfect.
 pub fn bubble(timeline: &Timeline) -> f64 {
     let area = timeline.makespan.0 as f64 * timeline.devices.len() as f64;
     if area == 0.0 {
         return 0.0;
     }
-    let busy: Nanos = device_times(timeline).iter().map(DeviceTimes::busy).sum();
+    let busy: Nanos = timeline.devices.iter().map(|actions| busy(actions).busy()).sum();
     (1.0 - busy.0 as f64 / area).max(0.0)
 }
 

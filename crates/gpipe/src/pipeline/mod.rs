@@ -164,7 +164,8 @@ impl Pipeline {
         }
         let metrics = self.measured(&ran.outcomes, &counts);
         let step = report::Numbers { step: self.step, skipped, lr, loss_scale: scale, metrics };
-        Ok(StepReport::new(step, &ran, denominator, verdict))
+        let program = self.program(true, batch.slices.len())?;
+        Ok(StepReport::new(step, &program, self.link_capacity, ran, denominator, verdict))
     }
 
     /// The mean loss over a mini-batch, without dropout; nothing is updated. The same on every K.

@@ -2,7 +2,8 @@
 
 use gpipe_core::{
     Bytes, Nanos,
-    report::{device_times, overlap},
+    lower::Program,
+    report::{breakdown, overlap},
     simulate::Timeline,
 };
 use gpipe_runtime::{Ran, Verdict};
@@ -36,7 +37,7 @@ pub struct StepReport {
     pub metrics: Vec<Measured>,
     /// From the start of the step to the last stage's end.
     pub time: Nanos,
-    /// The share of devices x `time` in which a device was not busy.
+    /// The share of devices x `time` in which a device was not busy, but communicated or waited.
     pub bubble: f64,
     /// The time in which at least two devices computed at once.
     pub overlap: Nanos,
@@ -46,7 +47,8 @@ pub struct StepReport {
     pub timeline: Timeline,
 }
 
-/// One stage's share of a step.
+/// One stage's share of a step; each stage has a device of its own. The eight parts from `forward` to `stalls` sum to
+/// the step, to the nanosecond; [`gpipe_core::report`] says what each of them is.
 #[derive(Debug, Clone, Copy)]
 pub struct StageReport {
     /// In forwards.
@@ -57,7 +59,15 @@ pub struct StageReport {
     pub backward: Nanos,
     /// In tied weights, norms and the update.
     pub optimizer: Nanos,
-    /// The rest of the step: handing over and waiting.
+    /// In transfers that waited for nobody.
+    pub communication: Nanos,
+    /// Waiting that the schedule makes even if all stages were equally fast.
+    pub fill_drain: Nanos,
+    /// Waiting that stages of unequal speed or work add to it.
+    pub imbalance: Nanos,
+    /// The rest of the waiting: times that vary, and the machine.
+    pub stalls: Nanos,
+    /// All waiting: `fill_drain`, `imbalance` and `stalls`.
     pub wait: Nanos,
     /// Most bytes of tensors that the stage had allocated at once, its parameters and state included.
     pub peak: Bytes,
@@ -91,12 +101,14 @@ pub(super) struct Numbers {
 impl StepReport {
     pub(super) fn new(
         numbers: Numbers,
-        ran: &Ran<Stage>,
+        program: &Program,
+        link_capacity: usize,
+        ran: Ran<Stage>,
         count: f64,
         verdict: Option<Verdict>,
     ) -> Self {
         let Numbers { step, skipped, lr, loss_scale, metrics } = numbers;
-        let times = device_times(&ran.timeline);
+        let times = breakdown(program, &ran.timeline, link_capacity);
         let stages =
             times.iter().zip(&ran.outcomes).zip(&ran.sent).map(|((times, outcome), &sent)| {
                 StageReport {
@@ -104,7 +116,11 @@ impl StepReport {
                     recompute: times.recompute,
                     backward: times.backward,
                     optimizer: times.optimizer,
-                    wait: times.wait,
+                    communication: times.communication,
+                    fill_drain: times.fill_drain,
+                    imbalance: times.imbalance,
+                    stalls: times.stalls,
+                    wait: times.wait(),
                     peak: Bytes(outcome.memory.peak),
                     live: Bytes(outcome.memory.live),
                     sent,
@@ -124,7 +140,7 @@ impl StepReport {
             bubble: ran.timeline.bubble(),
             overlap: overlap(&ran.timeline),
             stages: stages.collect(),
-            timeline: ran.timeline.clone(),
+            timeline: ran.timeline,
         }
     }
 }

@@ -160,7 +160,7 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
             "recompute": by_stage(|stage| stage.recompute.as_ms()),
             "backward": by_stage(|stage| stage.backward.as_ms()),
             "optimizer": by_stage(|stage| stage.optimizer.as_ms()),
-            "wait": by_stage(|stage| stage.wait.as_ms()),
+            "wait": by_stage(|stage| (stage.wait + stage.communication).as_ms()),
         })
     };
     let last = reports.last().ok_or("at least one step")?;
