@@ -191,6 +191,11 @@ fn step_scalars(step: &Step) -> Vec<(String, f64)> {
         ("speed/tokens_per_s", step.tokens_per_s),
         ("speed/step_ms", step.step_ms),
         ("pipeline/bubble", step.bubble),
+        // The parts of the bubble.
+        ("pipeline/communication", step.share(|stage| stage.communication_ms)),
+        ("pipeline/fill_drain", step.share(|stage| stage.fill_drain_ms)),
+        ("pipeline/imbalance", step.share(|stage| stage.imbalance_ms)),
+        ("pipeline/stalls", step.share(|stage| stage.stalls_ms)),
     ]
     .map(|(tag, value)| (tag.to_owned(), value))
     .into();

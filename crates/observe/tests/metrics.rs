@@ -18,7 +18,16 @@ fn file() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn records() -> Vec<Record> {
-    let stage = Stage { forward_ms: 1.5, peak_bytes: 1 << 40, sent_bytes: 7, ..Stage::default() };
+    let stage = Stage {
+        forward_ms: 1.5,
+        communication_ms: 0.1 + 0.2,
+        fill_drain_ms: 1e-3,
+        imbalance_ms: 1.0 / 3.0,
+        stalls_ms: 7.0,
+        peak_bytes: 1 << 40,
+        sent_bytes: 7,
+        ..Stage::default()
+    };
     let step = Step {
         step: 1,
         loss: 2.5,
@@ -81,6 +90,8 @@ fn oracle_older_and_newer_files_are_read() {
     assert_eq!((run.steps[0].step, run.steps[0].tokens, run.steps[0].lr), (3, 56, 0.0));
     let waits = run.steps.iter().map(|step| step.stages[0].wait_ms);
     assert_eq!(waits.collect::<Vec<_>>(), [1.0, 2.0]);
+    assert_eq!(run.steps[0].stages[0].stalls_ms, 0.0);
+    assert_eq!(run.steps[0].share(|stage| stage.wait_ms), 0.0, "its step_ms is not there");
 }
 
 fn step_of(record: &Record) -> u64 {

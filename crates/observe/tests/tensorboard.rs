@@ -144,7 +144,15 @@ fn scalars(event: &[u8]) -> (u64, BTreeMap<String, f32>) {
 fn oracle_every_scalar_of_a_step_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = Writer::create(folder.path(), at_ms(1000)).unwrap();
-    let stage = |wait_ms, peak_bytes| Stage { wait_ms, peak_bytes, ..Stage::default() };
+    let stage = |wait_ms, peak_bytes| Stage {
+        wait_ms,
+        peak_bytes,
+        communication_ms: 1.0,
+        fill_drain_ms: 1.5,
+        imbalance_ms: wait_ms - 2.0,
+        stalls_ms: 0.5,
+        ..Stage::default()
+    };
     let step = Step {
         step: 70_000,
         loss: 2.5,
@@ -173,6 +181,10 @@ fn oracle_every_scalar_of_a_step_is_there() {
         ("speed/tokens_per_s", 21_000.0),
         ("speed/step_ms", 12.5),
         ("pipeline/bubble", 0.125),
+        ("pipeline/communication", 0.08),
+        ("pipeline/fill_drain", 0.12),
+        ("pipeline/imbalance", 0.12),
+        ("pipeline/stalls", 0.04),
         ("pipeline/stage0_wait_ms", 3.0),
         ("pipeline/stage1_wait_ms", 4.0),
         ("memory/stage0_peak_bytes", (1_u32 << 30) as f32),

@@ -69,14 +69,22 @@ pub struct Step {
     /// What the loss was multiplied by; only in mixed precision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// The share of devices x `step_ms` in which a device was not busy: 0 to 1.
+    /// The share of devices x `step_ms` in which a device was not busy, but communicated or waited: 0 to 1.
     #[serde(with = "number")]
     pub bubble: f64,
     /// By stage.
     pub stages: Vec<Stage>,
 }
 
-/// One stage's share of a step.
+impl Step {
+    /// What all stages spend in one part, as a share of stages x `step_ms`; 0 where there is nothing to share.
+    pub fn share(&self, part_ms: fn(&Stage) -> f64) -> f64 {
+        let area_ms = self.stages.len() as f64 * self.step_ms;
+        if area_ms == 0.0 { 0.0 } else { self.stages.iter().map(part_ms).sum::<f64>() / area_ms }
+    }
+}
+
+/// One stage's share of a step: the eight parts from `forward_ms` to `stalls_ms` sum to `step_ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stage {
@@ -92,7 +100,20 @@ pub struct Stage {
     /// In tied weights, norms and the update.
     #[serde(with = "number")]
     pub optimizer_ms: f64,
-    /// The rest of the step: handing over and waiting.
+    /// In transfers that waited for nobody.
+    #[serde(with = "number")]
+    pub communication_ms: f64,
+    /// Waiting that the schedule makes even if all stages were equally fast.
+    #[serde(with = "number")]
+    pub fill_drain_ms: f64,
+    /// Waiting that stages of unequal speed or work add to it.
+    #[serde(with = "number")]
+    pub imbalance_ms: f64,
+    /// The rest of the waiting: times that vary, and the machine.
+    #[serde(with = "number")]
+    pub stalls_ms: f64,
+    /// All waiting: `fill_drain_ms`, `imbalance_ms` and `stalls_ms`. Files that have only this count communication in
+    /// it.
     #[serde(with = "number")]
     pub wait_ms: f64,
     /// Most bytes of tensors allocated at once.
