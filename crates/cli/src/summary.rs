@@ -1,4 +1,4 @@
-//! The table at the end of a run: where the time went.
+//! The tables at the end of a run: where the time went, what the bubble is made of, and what to do about it.
 
 use std::time::Duration;
 
@@ -25,13 +25,26 @@ pub(crate) struct Summary {
 /// Sums of one stage.
 #[derive(Default, Clone)]
 struct StageSums {
-    /// Forward, recompute, backward, optimizer, wait.
-    parts_ms: [f64; 5],
+    /// As [`PARTS`] names them.
+    parts_ms: [f64; 8],
     peak: u64,
     sent: u64,
 }
 
-const PARTS: [&str; 5] = ["forward", "recompute", "backward", "optimizer", "wait"];
+/// The parts of a step; [`BUBBLE`] are those in which a device is not busy.
+const PARTS: [&str; 8] = [
+    "forward",
+    "recompute",
+    "backward",
+    "optimizer",
+    "communication",
+    "fill/drain",
+    "imbalance",
+    "stalls",
+];
+const BUBBLE: std::ops::Range<usize> = 4..8;
+/// Parts of the bubble below this share of the step are not worth advice.
+const WORTH_ADVICE: f64 = 0.02;
 
 impl Summary {
     /// Nothing yet; targets are called `unit`.
@@ -47,8 +60,16 @@ impl Summary {
         self.data_wait_ms += data_wait.as_secs_f64() * 1e3;
         self.stages.resize(report.stages.len(), StageSums::default());
         for (sums, stage) in self.stages.iter_mut().zip(&report.stages) {
-            let parts =
-                [stage.forward, stage.recompute, stage.backward, stage.optimizer, stage.wait];
+            let parts = [
+                stage.forward,
+                stage.recompute,
+                stage.backward,
+                stage.optimizer,
+                stage.communication,
+                stage.fill_drain,
+                stage.imbalance,
+                stage.stalls,
+            ];
             for (sum, part) in sums.parts_ms.iter_mut().zip(parts) {
                 *sum += part.as_ms();
             }
@@ -61,10 +82,68 @@ impl Summary {
         self.validation_ms += time.as_secs_f64() * 1e3;
     }
 
-    /// The share of devices x steps in which a device was not busy: what its `wait` sums up to.
+    /// The share of devices x steps that one of the [`PARTS`] took.
+    fn share(&self, part: usize) -> f64 {
+        let spent: f64 = self.stages.iter().map(|stage| stage.parts_ms[part]).sum();
+        spent / (self.step_ms * self.stages.len().max(1) as f64)
+    }
+
+    /// The share of devices x steps in which a device was not busy.
     fn bubble(&self) -> f64 {
-        let waits: f64 = self.stages.iter().map(|stage| stage.parts_ms[4]).sum();
-        waits / (self.step_ms * self.stages.len().max(1) as f64)
+        BUBBLE.map(|part| self.share(part)).sum()
+    }
+
+    /// The stage that computed longest.
+    fn slowest(&self) -> usize {
+        let busy = |stage: &StageSums| stage.parts_ms[..BUBBLE.start].iter().sum::<f64>();
+        let busy = self.stages.iter().map(busy).enumerate();
+        busy.max_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(stage, _)| stage)
+    }
+
+    /// What the bubble is made of, and a line for each part that is worth one, the largest first.
+    fn advice(&self) -> Vec<String> {
+        let shares = BUBBLE.map(|part| format!("{} {:.1}%", PARTS[part], 100.0 * self.share(part)));
+        let shares: Vec<String> = shares.collect();
+        let mut lines =
+            vec![format!("bubble {:.1}% = {}", 100.0 * self.bubble(), shares.join(" + "))];
+        let mut parts: Vec<usize> =
+            BUBBLE.filter(|&part| self.share(part) >= WORTH_ADVICE).collect();
+        parts.sort_by(|&a, &b| self.share(b).total_cmp(&self.share(a)));
+        lines.extend(parts.into_iter().map(|part| {
+            let remedy = match PARTS[part] {
+                "communication" => "cut where less is sent".to_owned(),
+                "fill/drain" => "more micro-batches make it less".to_owned(),
+                "imbalance" => {
+                    let slowest = self.slowest();
+                    format!("stage {slowest} is the slowest; `gpipe plan` can move a layer from it")
+                }
+                _ => "times vary: other work on the machine, or more threads than cores".to_owned(),
+            };
+            format!("  {} {:.0}%: {remedy}", PARTS[part], 100.0 * self.share(part))
+        }));
+        lines
+    }
+
+    /// Where the steps' time went, by stage; then the stages' memory and messages.
+    fn tables(&self) -> Vec<String> {
+        let steps = self.steps as f64;
+        let heads: Vec<String> = PARTS.iter().map(|part| format!("{part:>14}")).collect();
+        let mut lines = vec![format!("stage{}", heads.concat())];
+        for (number, stage) in self.stages.iter().enumerate() {
+            let cell = |ms: &f64| {
+                let percent = format!("({:.0}%)", 100.0 * ms / self.step_ms);
+                format!("{:>8.1} {percent:>5}", ms / steps)
+            };
+            let cells: Vec<String> = stage.parts_ms.iter().map(cell).collect();
+            lines.push(format!("{number:>5}{}", cells.concat()));
+        }
+        lines.extend(self.advice());
+        lines.push("stage   peak memory   sent per step".into());
+        lines.extend(self.stages.iter().enumerate().map(|(number, stage)| {
+            let (peak, sent) = (Bytes(stage.peak), Bytes(stage.sent / self.steps.max(1)));
+            format!("{number:>5}   {:>11}   {:>13}", peak.to_string(), sent.to_string())
+        }));
+        lines
     }
 
     /// The table; `elapsed_ms` is the whole run's, in which training stood still for checkpoints.
@@ -88,20 +167,8 @@ impl Summary {
             say!("{} steps were skipped because float16 gradients overflowed", self.skipped);
         }
         say!("where the time went, ms per step (% of the step):");
-        let heads: Vec<String> = PARTS.iter().map(|part| format!("{part:>15}")).collect();
-        say!("stage{}   peak memory   sent per step", heads.concat());
-        for (number, stage) in self.stages.iter().enumerate() {
-            let cells: Vec<String> = stage
-                .parts_ms
-                .iter()
-                .map(|ms| format!("{:>9.1} ({:>2.0}%)", ms / steps, 100.0 * ms / self.step_ms))
-                .collect();
-            say!(
-                "{number:>5}{}   {:>11}   {:>13}",
-                cells.concat(),
-                Bytes(stage.peak).to_string(),
-                Bytes(stage.sent / self.steps.max(1)).to_string()
-            );
+        for line in self.tables() {
+            say!("{line}");
         }
         let rest = elapsed_ms - self.step_ms - self.data_wait_ms - self.validation_ms - saving_ms;
         say!(
@@ -113,5 +180,60 @@ impl Summary {
             100.0 * saving_ms / elapsed_ms,
             100.0 * rest.max(0.0) / elapsed_ms
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of 10 steps of 100 ms.
+    fn summary(parts_ms: &[[f64; 8]]) -> Summary {
+        let stage =
+            |parts_ms: &[f64; 8]| StageSums { parts_ms: *parts_ms, peak: 1 << 30, sent: 70 };
+        let stages = parts_ms.iter().map(stage).collect();
+        Summary { steps: 10, step_ms: 1000.0, stages, ..Summary::new("token") }
+    }
+
+    #[test]
+    fn oracle_the_tables_say_where_the_time_went_and_what_to_do() {
+        let summary = summary(&[
+            [200.0, 100.0, 300.0, 50.0, 10.0, 220.0, 120.0, 0.0],
+            [220.0, 120.0, 340.0, 50.0, 10.0, 220.0, 0.0, 40.0],
+        ]);
+        let expected = "\
+stage       forward     recompute      backward     optimizer communication    fill/drain     imbalance        stalls
+    0    20.0 (20%)    10.0 (10%)    30.0 (30%)     5.0  (5%)     1.0  (1%)    22.0 (22%)    12.0 (12%)     0.0  (0%)
+    1    22.0 (22%)    12.0 (12%)    34.0 (34%)     5.0  (5%)     1.0  (1%)    22.0 (22%)     0.0  (0%)     4.0  (4%)
+bubble 31.0% = communication 1.0% + fill/drain 22.0% + imbalance 6.0% + stalls 2.0%
+  fill/drain 22%: more micro-batches make it less
+  imbalance 6%: stage 1 is the slowest; `gpipe plan` can move a layer from it
+  stalls 2%: times vary: other work on the machine, or more threads than cores
+stage   peak memory   sent per step
+    0       1.0 GiB             7 B
+    1       1.0 GiB             7 B";
+        assert_eq!(summary.tables().join("\n"), expected);
+        assert!((summary.bubble() - 0.31).abs() < 1e-12);
+    }
+
+    #[test]
+    fn oracle_the_tables_fit_120_columns() {
+        // Steps of three hours, all of them in one part.
+        for part in 0..8 {
+            let mut parts = [0.0; 8];
+            parts[part] = 1e8;
+            let mut summary = summary(&[parts; 64]);
+            summary.step_ms = 1e8;
+            let lines = summary.tables();
+            let longest = lines.iter().map(|line| line.chars().count()).max();
+            assert!(longest <= Some(120), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn oracle_what_is_not_worth_it_gets_no_advice() {
+        let one = summary(&[[400.0, 0.0, 580.0, 10.0, 0.0, 0.0, 0.0, 10.0]]);
+        let none = "communication 0.0% + fill/drain 0.0% + imbalance 0.0% + stalls 1.0%";
+        assert_eq!(one.advice(), [format!("bubble 1.0% = {none}")]);
     }
 }

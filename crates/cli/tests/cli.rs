@@ -17,6 +17,15 @@ fn oracle_a_run_writes_what_it_promises() {
     {
         assert!(printed.contains(part), "'{part}' is not in: {printed}");
     }
+    let bubble = printed.lines().find(|line| line.starts_with("bubble ")).unwrap();
+    assert_eq!(bubble.matches('%').count(), 5, "the bubble and its four parts: {bubble}");
+    let of =
+        |stage: &str| printed.lines().filter(|line| line.trim_start().starts_with(stage)).count();
+    assert_eq!(
+        (of("stage  "), of("0  "), of("1  ")),
+        (2, 2, 2),
+        "a row for each in both tables: {printed}"
+    );
     assert!(!printed.contains('\r') && !printed.contains('\x1b'), "plain lines, not a terminal");
 
     let weights = gpipe_checkpoint::weights::load(&folder.path("run/weights.safetensors")).unwrap();
