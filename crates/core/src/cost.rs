@@ -14,6 +14,9 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
+/// Most layers of a model.
+const LAYERS_MAX: usize = 1 << 16;
+
 /// What one layer (or the loss) takes and holds, for one micro-batch of some number of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -140,8 +143,8 @@ impl ModelCosts {
     pub fn check(&self) -> Result<(), BadCosts> {
         let layers = self.layers.len();
         let bad = |reason: String| Err(BadCosts(reason));
-        if layers == 0 {
-            return bad("there is no layer".into());
+        if layers == 0 || layers > LAYERS_MAX {
+            return bad(format!("there are {layers} layers: use 1 to {LAYERS_MAX}"));
         }
         if self.sizes.is_empty() || self.sizes.contains_key(&0) {
             return bad("there is no size of micro-batches, or one of 0 samples".into());
@@ -369,7 +372,7 @@ impl Layers<'_> {
     /// Most above the start of a backward: layer by layer from the last, each of which gives back what it kept; segments that are
     /// not there yet are recomputed on the way. `first`: it also makes the gradients.
     fn backward(&self, segmented: bool, first: bool) -> Bytes {
-        let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX / 4);
+        let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX).min(i64::MAX / 4);
         let segments = match segmented {
             true => self.segments.clone(),
             false => Remat::Never.segment_ranges(self.gradients.len()),
@@ -380,21 +383,24 @@ impl Layers<'_> {
             let end = if last { self.costs.len() } else { segment.end };
             if !last {
                 let again = self.keeping(segment.start..end);
-                most = most.max(now + signed(again.peak));
-                now += signed(again.after);
+                most = most.max(now.saturating_add(signed(again.peak)));
+                now = now.saturating_add(signed(again.after));
             }
             for layer in (segment.start..end).rev() {
                 let cost = &self.costs[layer];
                 let made = self.gradients.get(layer).copied().unwrap_or_default();
                 let peak = if first { cost.first_backward_peak } else { cost.backward_peak };
-                most = most.max(now + signed(peak));
+                most = most.max(now.saturating_add(signed(peak)));
                 // The gradient of its outputs goes, too, but where it came from another stage.
                 let outputs = match self.costs.get(layer + 1) {
                     Some(next) => next.input_gradients,
                     None => Bytes(0),
                 };
-                now += signed(cost.input_gradients) - signed(cost.kept) - signed(outputs);
-                now += if first { signed(made) } else { 0 };
+                let made = if first { made } else { Bytes(0) };
+                let change = signed(cost.input_gradients) + signed(made)
+                    - signed(cost.kept)
+                    - signed(outputs);
+                now = now.saturating_add(change);
             }
         }
         Bytes(u64::try_from(most).unwrap_or(0))

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use crate::{
     action::{Action, Half, Op, Transfer},
     ids::{EdgeId, MicroBatch, StageId},
-    lower::{Program, Recomputed},
+    lower::{Program, Recomputed, Topology},
     simulate::Timeline,
     units::{Bytes, Nanos},
 };
@@ -130,9 +130,9 @@ impl Moments {
         let messages: Vec<Bytes> = self.edges.iter().map(message).collect();
         let peaks = self.moments.iter().map(|moment| {
             let sent = moment.messages.iter().zip(&messages);
-            let sent: u64 =
-                sent.map(|(&count, size)| u64::from(count).saturating_mul(size.0)).sum();
-            own_bytes(bytes, moment) + Bytes(sent) + peak_of(bytes, moment.kind)
+            let sent: Bytes =
+                sent.map(|(&count, size)| Bytes(u64::from(count).saturating_mul(size.0))).sum();
+            own_bytes(bytes, moment) + sent + peak_of(bytes, moment.kind)
         });
         peaks.max().unwrap_or_default().max(bytes.resident)
     }
@@ -229,22 +229,53 @@ impl Counts {
 
 /// The moments of every stage of a training program whose links hold `capacity` messages.
 pub fn moments(program: &Program, capacity: usize) -> Vec<Moments> {
-    let recomputed = program.rematerialized();
-    let places = Places::new(program);
+    let order = Order::new(program, capacity);
     let mut all = vec![Moments::default(); program.topology.stages];
     for (device, list) in program.devices.iter().enumerate() {
+        order.add_moments(device, list, &mut all);
+    }
+    all
+}
+
+/// The order of a program, as its devices know it of each other. What one device recomputes changes nothing in it, so a
+/// planner asks one order for the moments of many policies.
+#[derive(Debug)]
+pub struct Order {
+    topology: Topology,
+    places: Places,
+    capacity: usize,
+}
+
+impl Order {
+    /// That of a training program whose links hold `capacity` messages.
+    pub fn new(program: &Program, capacity: usize) -> Self {
+        Self { topology: program.topology.clone(), places: Places::new(program), capacity }
+    }
+
+    /// The moments of `stage`, alone on the device with its number, if that device had this list, which differs from the
+    /// program's in re-materializations only.
+    pub fn moments_of(&self, stage: StageId, list: &[Action]) -> Moments {
+        let mut all = vec![Moments::default(); self.topology.stages];
+        if stage.index() < all.len().min(self.places.devices) {
+            self.add_moments(stage.index(), list, &mut all);
+            return all.swap_remove(stage.index());
+        }
+        Moments::default()
+    }
+
+    fn add_moments(&self, device: usize, list: &[Action], all: &mut [Moments]) {
+        let Self { topology, places, capacity } = self;
+        let recomputed = Recomputed::of(list.iter());
         // How far each device is known to be: all positions before this are done.
-        let mut known: HashMap<usize, usize> = HashMap::new();
+        let mut known = vec![0; places.devices];
         let mut counts: HashMap<StageId, Counts> = HashMap::new();
         let mut living: HashMap<StageId, Vec<Living>> = HashMap::new();
         let mut sent: HashMap<(EdgeId, Half), usize> = HashMap::new();
         for (position, &action) in list.iter().enumerate() {
-            known.insert(device, position);
+            known[device] = position;
             let stage = action.stage;
             let own = living.entry(stage).or_default();
-            own.retain(|message| {
-                known.get(&message.device).is_none_or(|&done| done <= message.consumed)
-            });
+            own.retain(|message| known[message.device] <= message.consumed);
             let count = counts.entry(stage).or_default();
             if let Some((kind, after)) = count.act(action, &recomputed) {
                 let moments = &mut all[stage.index()];
@@ -265,7 +296,7 @@ pub fn moments(program: &Program, capacity: usize) -> Vec<Moments> {
             }
             match action.op {
                 Op::Send(transfer) => {
-                    own.extend(places.living(program, stage, transfer, &recomputed));
+                    own.extend(places.living(topology, stage, transfer, &recomputed));
                     let link = (transfer.edge, transfer.half);
                     let number = sent.entry(link).or_default();
                     *number += 1;
@@ -280,14 +311,12 @@ pub fn moments(program: &Program, capacity: usize) -> Vec<Moments> {
             }
         }
     }
-    all
 }
 
 /// Device and position: everything up to it is done.
-fn hear(known: &mut HashMap<usize, usize>, place: Option<&(usize, usize)>) {
+fn hear(known: &mut [usize], place: Option<&(usize, usize)>) {
     if let Some(&(device, position)) = place {
-        let done = known.entry(device).or_default();
-        *done = (*done).max(position + 1);
+        known[device] = known[device].max(position + 1);
     }
 }
 
@@ -299,7 +328,9 @@ struct Living {
 }
 
 /// Where (device, position) things happen.
+#[derive(Debug)]
 struct Places {
+    devices: usize,
     sends: HashMap<Transfer, (usize, usize)>,
     /// By link, in order.
     receives: HashMap<(EdgeId, Half), Vec<(usize, usize)>>,
@@ -308,8 +339,12 @@ struct Places {
 
 impl Places {
     fn new(program: &Program) -> Self {
-        let mut places =
-            Self { sends: HashMap::new(), receives: HashMap::new(), backwards: HashMap::new() };
+        let mut places = Self {
+            devices: program.devices.len(),
+            sends: HashMap::new(),
+            receives: HashMap::new(),
+            backwards: HashMap::new(),
+        };
         for (device, list) in program.devices.iter().enumerate() {
             for (position, action) in list.iter().enumerate() {
                 let place = (device, position);
@@ -334,7 +369,7 @@ impl Places {
     /// keeps, which lives until the stage's own backward, and that is after the receiver's.
     fn living(
         &self,
-        program: &Program,
+        topology: &Topology,
         stage: StageId,
         transfer: Transfer,
         recomputed: &Recomputed,
@@ -343,13 +378,13 @@ impl Places {
         if transfer.half == Half::Forward && !recomputed.contains(stage, m) {
             return None;
         }
-        let (device, consumed) = *self.backwards.get(&(receiver(program, transfer)?, m))?;
+        let (device, consumed) = *self.backwards.get(&(receiver(topology, transfer)?, m))?;
         Some(Living { link: (transfer.edge, transfer.half), device, consumed })
     }
 }
 
-fn receiver(program: &Program, transfer: Transfer) -> Option<StageId> {
-    let edge = program.topology.edges.get(transfer.edge.index())?;
+fn receiver(topology: &Topology, transfer: Transfer) -> Option<StageId> {
+    let edge = topology.edges.get(transfer.edge.index())?;
     Some(if transfer.half == Half::Forward { edge.to } else { edge.from })
 }
 
@@ -379,7 +414,7 @@ pub fn series(
         let stage = timed.action.stage;
         let Some(bytes) = stages.get(stage.index()) else { continue };
         if let Op::Send(transfer) = timed.action.op
-            && let Some(living) = places.living(program, stage, transfer, &recomputed)
+            && let Some(living) = places.living(&program.topology, stage, transfer, &recomputed)
         {
             let size = edges.get(transfer.edge.index()).copied().unwrap_or_default();
             let size = signed(size.of(transfer.half));
@@ -404,7 +439,7 @@ pub fn series(
         let mut now = signed(bytes.resident);
         let mut series = vec![(Nanos(0), bytes.resident)];
         for (time, change) in changes {
-            now += change;
+            now = now.saturating_add(change);
             let point = (time, Bytes(u64::try_from(now).unwrap_or(0)));
             match series.last_mut() {
                 Some(last) if last.0 == time => *last = point,
@@ -417,5 +452,5 @@ pub fn series(
 }
 
 fn signed(bytes: Bytes) -> i64 {
-    i64::try_from(bytes.0).unwrap_or(i64::MAX / 4)
+    i64::try_from(bytes.0).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }

@@ -2,6 +2,32 @@
 //! and hold, before anything runs.
 //!
 //! - here: a plan, and its [`Prediction`]
+//! - `search`: the best plan of a [`Request`]; `explore` goes through the plans of one K, M and schedule, which `space` prices
+//!   and `bound` rules out; `neighbours` are one move away
+//! - `shortage`: the smallest caps that work, where the given ones do not
+//! - `advice`, `explain`: one better move; a plan in words
+
+mod advice;
+mod bound;
+mod explain;
+mod explore;
+mod limit;
+mod neighbours;
+mod search;
+mod shortage;
+mod space;
+mod stages;
+mod text;
+
+pub use advice::{Advice, Move, advice};
+pub use explain::explain;
+pub use limit::Limit;
+pub use search::{Found, Rejected, Request, search};
+pub use shortage::Shortage;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     cost::{BadCosts, ModelCosts},
@@ -13,7 +39,7 @@ use crate::{
     report,
     schedule::Schedule,
     simulate::{Costs, Deadlock, StageCost, Timeline, simulate_with_room},
-    topology::{of_cut, ranges},
+    topology::{Purpose, of_cut, ranges},
     units::{Bytes, Nanos},
 };
 
@@ -32,16 +58,26 @@ impl Default for PlanDevice {
     }
 }
 
+/// Most stages of a plan.
+const STAGES_MAX: usize = 1 << 12;
+/// Most micro-batches of a plan.
+const MICRO_BATCHES_MAX: usize = 1 << 16;
+/// Most actions of a plan's program.
+const ACTIONS_MAX: usize = 1 << 25;
+
 /// How to run a model: stage k is on device k.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Layers per stage.
     pub balance: Vec<usize>,
     /// M.
     pub micro_batches: usize,
     /// The order of forwards and backwards.
+    #[serde(with = "text")]
     pub schedule: Schedule,
     /// What is discarded and recomputed.
+    #[serde(with = "text")]
     pub remat: RematPolicies,
 }
 
@@ -102,6 +138,9 @@ pub enum PlanError {
     /// The schedule deadlocks.
     #[error(transparent)]
     Deadlock(#[from] Deadlock),
+    /// No plan fits the devices' memory.
+    #[error(transparent)]
+    Memory(#[from] Box<Shortage>),
     /// Anything else, with the remedy.
     #[error("{0}")]
     Setting(String),
@@ -117,56 +156,106 @@ pub fn predict(
     samples: usize,
     plan: &Plan,
 ) -> Result<Prediction, PlanError> {
+    check(model, devices, samples, plan)?;
     let stages = plan.balance.len();
-    model.check()?;
-    check_balance(&plan.balance, stages, model.layers.len())?;
-    plan.remat.check(stages).map_err(PlanError::Setting)?;
-    if devices.len() != stages {
-        let devices = devices.len();
-        return Err(PlanError::Setting(format!(
-            "the plan is for {stages} stages, there are {devices} devices: give one device per stage"
-        )));
-    }
-    if let Some(device) = devices.iter().find(|d| !(d.speed.is_finite() && d.speed > 0.0)) {
-        let speed = device.speed;
-        return Err(PlanError::Setting(format!("a device's speed is {speed}: it must be above 0")));
-    }
-    if samples == 0 || plan.micro_batches == 0 {
-        return Err(PlanError::Setting(
-            "a step needs samples and micro-batches: at least 1".into(),
-        ));
-    }
     let ranges = ranges(&plan.balance);
     let (skips, ties) = model.ends();
     let (topology, purposes) = of_cut(&ranges, model.across(&skips, &ties));
     let micro_batches = plan.micro_batches.min(samples);
+    let per_step = 3 * stages + 4 * topology.edges.len();
+    if per_step.saturating_mul(micro_batches) > ACTIONS_MAX {
+        return Err(PlanError::Setting(format!(
+            "{stages} stages, {} edges and {micro_batches} micro-batches make a step of more than {ACTIONS_MAX} actions: use fewer stages or micro-batches",
+            topology.edges.len()
+        )));
+    }
     let compute = plan.remat.apply(&plan.schedule.actions(stages, micro_batches));
     let program = lower(&compute, &topology, micro_batches)?;
-
-    let (larger, smaller) = (samples.div_ceil(micro_batches), samples / micro_batches);
-    let costs = model.at(larger);
-    let at = |costs: &[_]| -> Vec<StageCost> {
-        let stage = |(stage, (range, device)): (usize, (&std::ops::Range<usize>, &PlanDevice))| {
-            model.stage_cost(range.clone(), costs, plan.remat.of(stage), device.speed)
-        };
-        ranges.iter().zip(devices).enumerate().map(stage).collect()
-    };
-    let bytes: Vec<StageBytes> = ranges
-        .iter()
-        .enumerate()
-        .map(|(stage, range)| model.stage_bytes(range.clone(), &costs, plan.remat.of(stage)))
-        .collect();
-    let edges = model.edge_bytes(&ranges, &costs, larger, &purposes);
-    let simulated = Costs {
-        stages: at(&costs),
-        smaller: if smaller < larger { at(&model.at(smaller)) } else { Vec::new() },
-        smaller_from: (smaller < larger).then(|| MicroBatch::from_index(samples % micro_batches)),
-        links: model.link_costs(&edges),
-    };
+    let (simulated, edges) = costs_of(model, devices, samples, plan, &ranges, &purposes);
+    let costs = model.at(samples.div_ceil(micro_batches));
+    let bytes = ranges.iter().enumerate();
+    let bytes =
+        bytes.map(|(stage, range)| model.stage_bytes(range.clone(), &costs, plan.remat.of(stage)));
+    let bytes: Vec<StageBytes> = bytes.collect();
     let (capacity, timeline) = simulate_with_room(&program, &simulated)?;
     let peaks = peaks(&program, capacity, &bytes, &edges);
     let stages = simulated.stages.iter().zip(bytes).zip(peaks);
     let stages =
         stages.map(|((&cost, bytes), peak)| StagePrediction { cost, bytes, peak }).collect();
     Ok(Prediction { program, timeline, stages, edges })
+}
+
+/// Whether model, devices and plan fit each other.
+fn check(
+    model: &ModelCosts,
+    devices: &[PlanDevice],
+    samples: usize,
+    plan: &Plan,
+) -> Result<(), PlanError> {
+    let setting = |text: String| Err(PlanError::Setting(text));
+    let stages = plan.balance.len();
+    model.check()?;
+    check_balance(&plan.balance, stages, model.layers.len())?;
+    plan.remat.check(stages).map_err(PlanError::Setting)?;
+    if devices.len() != stages {
+        let devices = devices.len();
+        return setting(format!(
+            "the plan is for {stages} stages, there are {devices} devices: give one device per stage"
+        ));
+    }
+    check_devices(devices)?;
+    check_size(stages, plan.micro_batches, samples)
+}
+
+fn check_devices(devices: &[PlanDevice]) -> Result<(), PlanError> {
+    match devices.iter().find(|d| !(d.speed.is_finite() && d.speed > 0.0)) {
+        Some(PlanDevice { speed, .. }) => {
+            Err(PlanError::Setting(format!("a device's speed is {speed}: it must be above 0")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_size(stages: usize, micro_batches: usize, samples: usize) -> Result<(), PlanError> {
+    let setting = |text: String| Err(PlanError::Setting(text));
+    if samples == 0 || micro_batches == 0 {
+        return setting("a step needs samples and micro-batches: at least 1".into());
+    }
+    if stages > STAGES_MAX {
+        return setting(format!("{stages} stages are too many: use at most {STAGES_MAX}"));
+    }
+    if micro_batches > MICRO_BATCHES_MAX {
+        return setting(format!(
+            "{micro_batches} micro-batches are too many: use at most {MICRO_BATCHES_MAX}"
+        ));
+    }
+    Ok(())
+}
+
+/// What a plan's actions and messages take, and what the messages hold.
+fn costs_of(
+    model: &ModelCosts,
+    devices: &[PlanDevice],
+    samples: usize,
+    plan: &Plan,
+    ranges: &[Range<usize>],
+    purposes: &[Purpose],
+) -> (Costs, Vec<EdgeBytes>) {
+    let micro_batches = plan.micro_batches.min(samples).max(1);
+    let (larger, smaller) = (samples.div_ceil(micro_batches), samples / micro_batches);
+    let costs = model.at(larger);
+    let at = |costs: &[_]| -> Vec<StageCost> {
+        let stage = |(stage, (range, device)): (usize, (&Range<usize>, &PlanDevice))| {
+            model.stage_cost(range.clone(), costs, plan.remat.of(stage), device.speed)
+        };
+        ranges.iter().zip(devices).enumerate().map(stage).collect()
+    };
+    let edges = model.edge_bytes(ranges, &costs, larger, purposes);
+    let simulated = Costs {
+        stages: at(&costs),
+        smaller: if smaller < larger { at(&model.at(smaller)) } else { Vec::new() },
+        smaller_from: (smaller < larger).then(|| MicroBatch::from_index(samples % micro_batches)),
+        links: model.link_costs(&edges),
+    };
+    (simulated, edges)
 }

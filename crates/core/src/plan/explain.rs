@@ -1,0 +1,112 @@
+//! A plan in words and numbers.
+
+use std::fmt::Write as _;
+
+use super::{Found, Plan, search::Percent};
+use crate::{report::device_times, topology::ranges, units::Bytes};
+
+/// A table of the plan's stages, what it takes, what limits it, and what lost against it.
+pub fn explain(found: &Found) -> String {
+    let Plan { balance, micro_batches, schedule, .. } = &found.plan;
+    let prediction = &found.prediction;
+    let mut text = format!("K {}, M {micro_batches}, {schedule}\n\n", balance.len());
+    text.push_str(&table(&rows(found)));
+    let step = prediction.step();
+    let peak = prediction.stages.iter().map(|stage| stage.peak).max().unwrap_or_default();
+    let exact = if found.exact {
+        "no plan that was asked for takes less".to_owned()
+    } else {
+        let over = Percent::more(step.0, found.bound.0);
+        format!("at most {over} above the best possible ({})", found.bound)
+    };
+    // Writing to a String does not fail.
+    let _ = writeln!(
+        text,
+        "\nstep {step}, bubble {:.1}%, peak {peak}\n{exact}; {} plans simulated\nlimited by {}",
+        100.0 * prediction.bubble(),
+        found.examined,
+        found.limits
+    );
+    if !found.rejected.is_empty() {
+        text.push_str("\nrejected\n");
+        let rows = found.rejected.iter().map(|rejected| {
+            let step = rejected.step.map_or("-".to_owned(), |step| step.to_string());
+            vec![rejected.what.clone(), step, rejected.why.clone()]
+        });
+        text.push_str(&table(&rows.collect::<Vec<_>>()));
+    }
+    for advice in &found.advice {
+        let _ = writeln!(text, "\nadvice: {advice}");
+    }
+    text
+}
+
+const HEAD: [&str; 12] = [
+    "stage",
+    "layers",
+    "names",
+    "forward ms",
+    "recompute",
+    "backward",
+    "busy",
+    "peak",
+    "states",
+    "activations",
+    "cap",
+    "re-materialized",
+];
+
+fn rows(found: &Found) -> Vec<Vec<String>> {
+    let prediction = &found.prediction;
+    let step = prediction.step().0.max(1) as f64;
+    let times = device_times(&prediction.timeline);
+    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+    for (stage, range) in ranges(&found.plan.balance).into_iter().enumerate() {
+        let (own, times) = (&prediction.stages[stage], &times[stage]);
+        let per_micro_batch =
+            |time: crate::Nanos| format!("{:.3}", time.as_ms() / found.plan.micro_batches as f64);
+        let last = range.end - 1;
+        let (names, layers) = if range.len() == 1 {
+            (found.layers[last].clone(), last.to_string())
+        } else {
+            let names = format!("{}..{}", found.layers[range.start], found.layers[last]);
+            (names, format!("{}-{last}", range.start))
+        };
+        let states = own.bytes.resident + own.bytes.gradients;
+        let cap = found.devices[stage].memory.map_or("-".to_owned(), |cap: Bytes| cap.to_string());
+        rows.push(vec![
+            stage.to_string(),
+            layers,
+            names,
+            per_micro_batch(times.forward),
+            per_micro_batch(times.recompute),
+            per_micro_batch(times.backward),
+            format!("{:.1}%", 100.0 * times.busy().0 as f64 / step),
+            own.peak.to_string(),
+            states.to_string(),
+            (own.peak - states).to_string(),
+            cap,
+            found.plan.remat.of(stage).to_string(),
+        ]);
+    }
+    rows
+}
+
+/// Columns as wide as their widest entry, two spaces apart.
+fn table(rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = Vec::new();
+    for row in rows {
+        widths.resize(widths.len().max(row.len()), 0);
+        for (width, entry) in widths.iter_mut().zip(row) {
+            *width = (*width).max(entry.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        let entries = row.iter().zip(&widths).map(|(entry, width)| format!("{entry:width$}"));
+        let line = entries.collect::<Vec<_>>().join("  ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,132 @@
+//! What keeps a plan's step from being shorter.
+
+use std::fmt;
+
+use super::{Plan, PlanDevice, PlanError, Prediction, predict};
+use crate::{
+    cost::{ModelCosts, Transport},
+    remat::Remat,
+    report::device_times,
+    topology::ranges,
+    units::{Bytes, Nanos},
+};
+
+/// What limits a plan most, with the share of the step that would be saved without it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Limit {
+    /// A device's memory: stages recompute what would not fit.
+    Memory {
+        /// The device that misses most.
+        device: usize,
+        /// What it would have to have, if no stage recomputed.
+        needed: Bytes,
+        /// What that saves.
+        share: f64,
+    },
+    /// Stages are not equally busy.
+    Imbalance {
+        /// The busiest.
+        stage: usize,
+        /// Its heaviest layer.
+        layer: usize,
+        /// The layer's name.
+        name: String,
+        /// What equally busy stages would save.
+        share: f64,
+    },
+    /// Devices wait while the pipeline fills and drains: more micro-batches, or fewer stages.
+    Bubble {
+        /// Of the step.
+        share: f64,
+    },
+    /// Messages take their time.
+    Links {
+        /// What links that take no time would save.
+        share: f64,
+    },
+}
+
+impl Limit {
+    /// The share of the step that it costs.
+    pub fn share(&self) -> f64 {
+        match self {
+            Limit::Memory { share, .. }
+            | Limit::Imbalance { share, .. }
+            | Limit::Bubble { share }
+            | Limit::Links { share } => *share,
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = 100.0 * self.share();
+        match self {
+            Limit::Memory { device, needed, .. } => {
+                write!(
+                    f,
+                    "memory: with {needed} on device {device} and enough elsewhere, nothing is recomputed: -{percent:.1}%"
+                )
+            }
+            Limit::Imbalance { stage, layer, name, .. } => {
+                write!(
+                    f,
+                    "imbalance: stage {stage} is busy longest, its heaviest layer is {layer} ({name}); equal stages: -{percent:.1}%"
+                )
+            }
+            Limit::Bubble { .. } => {
+                write!(
+                    f,
+                    "filling and draining: {percent:.1}% of the step; more micro-batches or fewer stages lessen it"
+                )
+            }
+            Limit::Links { .. } => write!(f, "links: -{percent:.1}% if messages took no time"),
+        }
+    }
+}
+
+/// What limits `plan`.
+pub(super) fn limit(
+    model: &ModelCosts,
+    devices: &[PlanDevice],
+    samples: usize,
+    plan: &Plan,
+    prediction: &Prediction,
+) -> Result<Limit, PlanError> {
+    let step = prediction.step();
+    let share = |time: Nanos| (step - time).0 as f64 / step.0.max(1) as f64;
+    let busy = device_times(&prediction.timeline).into_iter().map(|times| times.busy());
+    let busy: Vec<Nanos> = busy.collect();
+    let most = busy.iter().copied().max().unwrap_or_default();
+    let sum = busy.iter().map(|busy| u128::from(busy.0)).sum::<u128>();
+    let mean = Nanos(u64::try_from(sum / busy.len().max(1) as u128).unwrap_or(u64::MAX));
+    let stage = busy.iter().position(|&busy| busy == most).unwrap_or_default();
+    let costs = model.at(samples.div_ceil(plan.micro_batches.min(samples).max(1)));
+    let range = ranges(&plan.balance).into_iter().nth(stage).unwrap_or_default();
+    let weight = |layer: &usize| costs[*layer].forward_kept + costs[*layer].backward_kept;
+    let layer = range.max_by_key(weight).unwrap_or_default();
+    let name = model.layers[layer].name.clone();
+    let mut limits = vec![
+        Limit::Imbalance { stage, layer, name, share: share(step - (most - mean)) },
+        Limit::Bubble { share: share(most) },
+    ];
+    if model.transport != Transport::default() {
+        let free = ModelCosts { transport: Transport::default(), ..model.clone() };
+        let share = share(predict(&free, devices, samples, plan)?.step());
+        limits.push(Limit::Links { share });
+    }
+    if devices.iter().any(|device| device.memory.is_some()) {
+        let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
+        let never = predict(model, devices, samples, &never)?;
+        let over =
+            never.stages.iter().zip(devices).enumerate().filter_map(|(k, (stage, device))| {
+                let cap = device.memory.filter(|&cap| stage.peak > cap)?;
+                Some((stage.peak - cap, k, stage.peak))
+            });
+        if let Some((_, device, needed)) = over.max() {
+            limits.push(Limit::Memory { device, needed, share: share(never.step()) });
+        }
+    }
+    let most = limits.into_iter().max_by(|a, b| a.share().total_cmp(&b.share()));
+    Ok(most.unwrap_or(Limit::Bubble { share: 0.0 }))
+}

@@ -1,0 +1,420 @@
+//! The search for the plan of least predicted step: branch and bound over cuts and policies, for each K, M and schedule.
+//!
+//! [1] Combinations of K, M and schedule are bounded without looking at memory, and tried from the least bound up; one whose bound
+//!     is no less than the best step is left out. [2] In one, stages are chosen from the first on, depth first and the
+//!     least bound first, under bounds of the layers that are left. [3] A budget of simulated actions ends this; then single moves
+//!     improve the best plan, and what is not ruled out says how much better a plan might be.
+
+use super::{
+    Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, bound, check_devices,
+    check_size, explore, limit, neighbours, predict, shortage,
+    space::{Frame, Space},
+};
+use crate::{
+    cost::ModelCosts,
+    partition::{PartitionError, check_balance},
+    remat::{Remat, RematPolicies},
+    schedule::Schedule,
+    units::Nanos,
+};
+
+/// Alternatives that are reported.
+const REJECTED_MAX: usize = 8;
+/// Of what is left of the budget, one part in so many is for one combination.
+const SHARE: u64 = 2;
+
+/// What to search.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// What layers cost.
+    pub model: &'a ModelCosts,
+    /// The devices; K stages use the first K.
+    pub devices: &'a [PlanDevice],
+    /// Samples of a step.
+    pub samples: usize,
+    /// Each K to try.
+    pub stages: Vec<usize>,
+    /// Each M to try; no more than there are samples.
+    pub micro_batches: Vec<usize>,
+    /// Each schedule to try.
+    pub schedules: Vec<Schedule>,
+    /// The only cut, if there is no choice.
+    pub balance: Option<Vec<usize>>,
+    /// The only policies, if there is no choice.
+    pub remat: Option<RematPolicies>,
+    /// Actions that may be simulated, about; [`Request::BUDGET`] is enough for a second or so.
+    pub budget: u64,
+}
+
+impl Request<'_> {
+    /// A budget for interactive use.
+    pub const BUDGET: u64 = 4_000_000;
+}
+
+/// The best plan that was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// How to run.
+    pub plan: Plan,
+    /// What it will take and hold.
+    pub prediction: Prediction,
+    /// The model's layers by name, and the devices of the plan's stages: what [`super::explain`] names.
+    pub layers: Vec<String>,
+    /// One for each stage.
+    pub devices: Vec<PlanDevice>,
+    /// Whether no plan of the request takes less, among the policies that are tried: `keep:N` for up to 12 numbers N per stage, and
+    /// up to 8 or some numbers of segments.
+    pub exact: bool,
+    /// No plan of the request takes less.
+    pub bound: Nanos,
+    /// Plans that were simulated.
+    pub examined: usize,
+    /// Alternatives, and why they are not the plan; the best first.
+    pub rejected: Vec<Rejected>,
+    /// What keeps the step from being shorter.
+    pub limits: Limit,
+    /// One better move, where the search was not exact and there is one.
+    pub advice: Vec<Advice>,
+}
+
+/// An alternative that lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejected {
+    /// How it would run; without a cut where none was needed to rule it out.
+    pub what: String,
+    /// Its plan, if one was made.
+    pub plan: Option<Plan>,
+    /// Its step; or no less than that, where `why` says so.
+    pub step: Option<Nanos>,
+    /// Why it lost.
+    pub why: String,
+}
+
+/// K, M and the schedule's place in the request: what decides between equal steps.
+type Key = (usize, usize, usize);
+
+struct Best {
+    step: u64,
+    key: Key,
+    plan: Plan,
+}
+
+struct Search<'r, 'a> {
+    request: &'r Request<'a>,
+    best: Option<Best>,
+    examined: usize,
+    spent: u64,
+    /// The least that a plan which was not ruled out may take.
+    open: u64,
+    /// The best step of each combination that was tried.
+    tried: Vec<(Key, Option<(u64, Plan)>)>,
+}
+
+/// The plan of least predicted step under every device's cap. Among equal steps: the one with fewer stages, then fewer
+/// micro-batches, then the earlier schedule.
+///
+/// # Errors
+/// [`PlanError`]: settings that do not fit each other; [`PlanError::Memory`] where no plan fits, with the smallest caps that work.
+pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
+    let keys = keys(request)?;
+    let mut search =
+        Search { request, best: None, examined: 0, spent: 0, open: bound::NONE, tried: Vec::new() };
+    let bounds = keys.iter().map(|&key| (Space::new(search.frame(key)).loose_bound(), key));
+    let mut bounds: Vec<(u64, Key)> = bounds.collect();
+    bounds.sort_unstable();
+    for &(bound, key) in &bounds {
+        if bound < search.threshold(key) {
+            search.combination(key)?;
+        }
+    }
+    if search.best.is_none() {
+        search.least_memory(&keys)?;
+    }
+    search.improve()?;
+    search.found(&bounds)
+}
+
+/// All combinations, once each.
+fn keys(request: &Request<'_>) -> Result<Vec<Key>, PlanError> {
+    let Request { model, devices, samples, .. } = *request;
+    let setting = |text: &str| Err(PlanError::Setting(text.into()));
+    model.check()?;
+    check_devices(devices)?;
+    let layers = model.layers.len();
+    if request.micro_batches.is_empty() || request.schedules.is_empty() {
+        return setting("there is nothing to choose from: give at least one M and one schedule");
+    }
+    let mut stages = request.stages.clone();
+    if let Some(balance) = &request.balance {
+        if !stages.contains(&balance.len()) {
+            return Err(PartitionError::WrongLength {
+                balance: balance.clone(),
+                stages: stages.first().copied().unwrap_or_default(),
+            }
+            .into());
+        }
+        stages = vec![balance.len()];
+        check_balance(balance, balance.len(), layers)?;
+    }
+    for &stages in &stages {
+        if stages == 0 {
+            return Err(PartitionError::NoStages.into());
+        }
+        if let Some(remat) = &request.remat {
+            remat.check(stages).map_err(PlanError::Setting)?;
+        }
+        for &micro_batches in &request.micro_batches {
+            check_size(stages, micro_batches, samples)?;
+        }
+    }
+    let most = devices.len().min(layers);
+    let Some(&least) = stages.iter().min() else {
+        return setting("there is nothing to choose from: give at least one K");
+    };
+    stages.retain(|&stages| stages <= most);
+    if stages.is_empty() {
+        if layers < least {
+            return Err(PartitionError::TooManyStages { stages: least, layers }.into());
+        }
+        return Err(PlanError::Setting(format!(
+            "{least} stages need {least} devices, there are {}: give more devices, or use fewer stages",
+            devices.len()
+        )));
+    }
+    let mut keys = Vec::new();
+    for &stages in &stages {
+        for micro_batches in request.micro_batches.iter().map(|m| (*m).min(samples)) {
+            let edges = model.skips.len().saturating_add(5 * stages);
+            if edges.saturating_mul(4 * micro_batches) > super::ACTIONS_MAX {
+                return Err(PlanError::Setting(format!(
+                    "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer of either"
+                )));
+            }
+            keys.extend((0..request.schedules.len()).map(|s| (stages, micro_batches, s)));
+        }
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    Ok(keys)
+}
+
+impl<'r> Search<'r, '_> {
+    fn frame(&self, (stages, micro_batches, schedule): Key) -> Frame<'r> {
+        let request = self.request;
+        Frame {
+            model: request.model,
+            devices: &request.devices[..stages],
+            samples: request.samples,
+            micro_batches,
+            schedule: request.schedules[schedule],
+            balance: request.balance.as_deref(),
+            remat: request.remat.as_ref(),
+        }
+    }
+
+    /// A plan must take less than this to be better.
+    fn threshold(&self, key: Key) -> u64 {
+        match &self.best {
+            None => bound::NONE,
+            Some(best) if key < best.key => best.step.saturating_add(1),
+            Some(best) => best.step,
+        }
+    }
+
+    /// Searches one combination, as far as its part of the budget goes.
+    fn combination(&mut self, key: Key) -> Result<(), PlanError> {
+        let mut space = Space::new(self.frame(key));
+        let left = self.request.budget.saturating_sub(self.spent);
+        let until = left / SHARE;
+        let below = self.threshold(key);
+        let first = explore::first_plan(&mut space, below, until)?;
+        if let Some((step, plan)) = &first {
+            self.take(key, *step, plan);
+        }
+        let below = self.threshold(key);
+        let rest = explore::all_plans(&mut space, below, until)?;
+        self.examined += rest.examined + usize::from(first.is_some());
+        self.open = self.open.min(rest.open);
+        if let Some((step, plan)) = &rest.best {
+            self.take(key, *step, plan);
+        }
+        self.spent += space.spent;
+        self.tried.push((key, rest.best.or(first)));
+        Ok(())
+    }
+
+    fn take(&mut self, key: Key, step: u64, plan: &Plan) {
+        if self.threshold(key) > step {
+            self.best = Some(Best { step, key, plan: plan.clone() });
+        }
+    }
+
+    /// Where nothing fitted: the plan of least memory, which may have been missed.
+    fn least_memory(&mut self, keys: &[Key]) -> Result<(), PlanError> {
+        let frames: Vec<Frame<'_>> = keys.iter().map(|&key| self.frame(key)).collect();
+        let (index, plan) = shortage::least(&frames)?;
+        let mut space = Space::new(frames[index]);
+        let step = space.run(&plan)?.step;
+        self.best = Some(Best { step, key: keys[index], plan });
+        self.open = 0;
+        Ok(())
+    }
+
+    /// Single moves from the best plan, while they help and the budget lasts.
+    fn improve(&mut self) -> Result<(), PlanError> {
+        while let Some(best) = &self.best
+            && self.open < best.step
+            && self.spent < self.request.budget
+        {
+            let (key, plan, step) = (best.key, best.plan.clone(), best.step);
+            let mut space = Space::new(self.frame(key));
+            let until = self.request.budget - self.spent;
+            let better = neighbours::improve(&mut space, plan, step, until)?;
+            self.spent += space.spent.max(1);
+            self.examined += better.examined;
+            if better.step >= step {
+                break;
+            }
+            self.best = Some(Best { step: better.step, key, plan: better.plan });
+        }
+        Ok(())
+    }
+
+    fn found(mut self, bounds: &[(u64, Key)]) -> Result<Found, PlanError> {
+        let request = self.request;
+        let Some(Best { step, key, plan }) = self.best.take() else {
+            return Err(PlanError::Setting("no plan was found".into()));
+        };
+        let devices = &request.devices[..key.0];
+        let prediction = predict(request.model, devices, request.samples, &plan)?;
+        let rejected = self.rejected(bounds, key, step, &plan)?;
+        let exact = self.open >= step;
+        let advice = match exact {
+            true => None,
+            false => advice(request.model, devices, request.samples, &plan)?,
+        };
+        let limits = limit::limit(request.model, devices, request.samples, &plan, &prediction)?;
+        Ok(Found {
+            layers: request.model.layers.iter().map(|layer| layer.name.clone()).collect(),
+            devices: devices.to_vec(),
+            exact,
+            bound: Nanos(self.open.min(step)),
+            examined: self.examined,
+            rejected,
+            limits,
+            advice: advice.into_iter().collect(),
+            plan,
+            prediction,
+        })
+    }
+
+    /// The best of other combinations, and the plan without re-materialization.
+    fn rejected(
+        &mut self,
+        bounds: &[(u64, Key)],
+        key: Key,
+        step: u64,
+        plan: &Plan,
+    ) -> Result<Vec<Rejected>, PlanError> {
+        let mut rejected = Vec::new();
+        let mut others: Vec<(u64, Key)> = bounds.iter().filter(|b| b.1 != key).copied().collect();
+        for (bound, key) in &mut others {
+            let tried = self.tried.iter().find(|(tried, _)| tried == key);
+            if let Some((_, Some((step, _)))) = tried {
+                *bound = *step;
+            }
+        }
+        others.sort_unstable();
+        others.truncate(REJECTED_MAX - 1);
+        for (bound, key) in others {
+            let frame = self.frame(key);
+            let tried = self.tried.iter().position(|(tried, _)| *tried == key);
+            let own = match tried {
+                Some(index) => self.tried[index].1.clone(),
+                None => explore::first_plan(&mut Space::new(frame), bound::NONE, step_budget(key))?,
+            };
+            rejected.push(Rejected::other(&frame, own, bound, step, tried.is_some()));
+        }
+        let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
+        if self.request.remat.is_none() && never != *plan {
+            let devices = &self.request.devices[..key.0];
+            let prediction = predict(self.request.model, devices, self.request.samples, &never)?;
+            rejected.push(Rejected::without_remat(never, &prediction, devices, step));
+        }
+        rejected.sort_by_key(|rejected| (rejected.step, rejected.what.clone()));
+        Ok(rejected)
+    }
+}
+
+/// Enough for a few plans of a combination.
+fn step_budget((stages, micro_batches, _): Key) -> u64 {
+    (32 * stages * micro_batches) as u64
+}
+
+impl Rejected {
+    fn other(
+        frame: &Frame<'_>,
+        own: Option<(u64, Plan)>,
+        bound: u64,
+        step: u64,
+        tried: bool,
+    ) -> Self {
+        let stages = frame.devices.len();
+        let what = format!("K {stages}, M {}, {}", frame.micro_batches, frame.schedule);
+        match own {
+            Some((own, plan)) => Self {
+                what,
+                step: Some(Nanos(own)),
+                why: format!("{} slower", Percent::more(own, step)),
+                plan: Some(plan),
+            },
+            None if tried && bound < step => {
+                Self { what, plan: None, step: None, why: "no plan that fits was found".into() }
+            }
+            None => {
+                let why = format!("takes at least {}, and fits with effort only", Nanos(bound));
+                Self { what, plan: None, step: Some(Nanos(bound)), why }
+            }
+        }
+    }
+
+    fn without_remat(
+        plan: Plan,
+        prediction: &Prediction,
+        devices: &[PlanDevice],
+        step: u64,
+    ) -> Self {
+        let own = prediction.step();
+        let over = prediction.stages.iter().zip(devices).enumerate().filter_map(|(k, (s, d))| {
+            d.memory.filter(|&cap| s.peak > cap).map(|cap| (s.peak - cap, k, s.peak, cap))
+        });
+        let why = match over.max() {
+            Some((_, device, peak, cap)) => {
+                format!("needs {peak} on device {device}, which has {cap}")
+            }
+            None => format!("{} slower", Percent::more(own.0, step)),
+        };
+        Self {
+            what: "the same, re-materializing never".into(),
+            plan: Some(plan),
+            step: Some(own),
+            why,
+        }
+    }
+}
+
+/// A difference of times.
+pub(super) struct Percent(f64);
+
+impl Percent {
+    /// How much more `a` is than `b`.
+    pub fn more(a: u64, b: u64) -> Self {
+        Self(if b == 0 { 0.0 } else { (a as f64 / b as f64 - 1.0) * 100.0 })
+    }
+}
+
+impl std::fmt::Display for Percent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1}%", self.0)
+    }
+}

@@ -1,0 +1,226 @@
+//! Where no plan fits: the plan of least memory, and how large the caps would have to be for it.
+//!
+//! A stage's load is its peak, or its share of its own cap where caps differ. The least largest load over all cuts is a
+//! bottleneck, which dynamic programming finds exactly for a plain chain. Where stages depend on other cuts it is found for less
+//! than they hold, and for an estimate: the first is a bound, the second a plan.
+
+use std::ops::Range;
+
+use super::{
+    Plan, PlanError,
+    bound::NONE,
+    predict,
+    space::{Frame, Space},
+};
+use crate::{remat::Remat, units::Bytes};
+
+/// How much of a cap is one part, where caps differ.
+const PARTS: u64 = 1 << 20;
+
+/// No plan fits; and what would.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error(
+    "no plan fits: {stage_text} needs {peak} ({resident} of parameters and optimizer, {gradients} of gradients, {activations} of activations), and its device has {cap}: {remedy}",
+    stage_text = format!("with K {}, M {}, {} and {} re-materialized, stage {} (device {})",
+        plan.balance.len(), plan.micro_batches, plan.schedule, plan.remat, stage, stage),
+    remedy = self.remedy()
+)]
+pub struct Shortage {
+    /// The plan of least memory.
+    pub plan: Plan,
+    /// The stage that misses its cap by most, and its device.
+    pub stage: usize,
+    /// Its cap.
+    pub cap: Bytes,
+    /// What it holds at most.
+    pub peak: Bytes,
+    /// Of that: parameters and what the optimizer keeps.
+    pub resident: Bytes,
+    /// Of that: gradients.
+    pub gradients: Bytes,
+    /// Of that: all else.
+    pub activations: Bytes,
+    /// The smallest cap for every device that works, where all caps are alike.
+    pub smallest: Option<Bytes>,
+    /// How many times as large all caps must be.
+    pub factor: f64,
+    /// Whether no smaller caps work; else they may.
+    pub exact: bool,
+}
+
+impl Shortage {
+    fn remedy(&self) -> String {
+        let smallest = if self.exact { "the smallest that works" } else { "enough" };
+        match self.smallest {
+            Some(cap) => format!("{} bytes ({cap}) per device is {smallest}", cap.0),
+            None => format!("caps {:.3} times as large are {smallest}", self.factor),
+        }
+    }
+}
+
+/// A cut, a policy for each stage, and the largest load.
+struct Lightest {
+    load: u64,
+    balance: Vec<usize>,
+    policies: Vec<Remat>,
+}
+
+/// How loads are counted.
+#[derive(Clone, Copy)]
+enum Load {
+    Peak,
+    Share,
+}
+
+impl Load {
+    fn of(self, peak: Bytes, cap: Option<Bytes>) -> u64 {
+        match (self, cap) {
+            (_, None) => 0,
+            (Load::Peak, Some(_)) => peak.0.min(NONE - 1),
+            (Load::Share, Some(cap)) => {
+                let share =
+                    (u128::from(peak.0) * u128::from(PARTS)).div_ceil(u128::from(cap.0.max(1)));
+                u64::try_from(share).unwrap_or(NONE).min(NONE - 1)
+            }
+        }
+    }
+}
+
+/// The plan of least memory among all of `frames`, with the index of its frame, if it fits.
+///
+/// # Errors
+/// [`PlanError::Memory`] if it does not.
+pub(super) fn least(frames: &[Frame<'_>]) -> Result<(usize, Plan), PlanError> {
+    let caps = frames.iter().flat_map(|frame| frame.devices).filter_map(|device| device.memory);
+    let mut caps: Vec<Bytes> = caps.collect();
+    caps.sort_unstable();
+    caps.dedup();
+    let load = if caps.len() == 1 { Load::Peak } else { Load::Share };
+    let mut best: Option<(u64, usize, Plan)> = None;
+    let mut bound = NONE;
+    for (index, &frame) in frames.iter().enumerate() {
+        let mut space = Space::new(frame);
+        let below = best.as_ref().map_or(NONE, |(load, ..)| *load);
+        for with_messages in if space.is_plain() { vec![true] } else { vec![false, true] } {
+            space.look_at_messages(with_messages);
+            let Some(lightest) = lightest(&mut space, load, below)? else { continue };
+            let plan = space.plan(lightest.balance, lightest.policies);
+            let own = match space.is_plain() {
+                true => lightest.load,
+                false => {
+                    let peaks = space.peaks(&plan)?.into_iter().zip(frame.devices);
+                    peaks.map(|(peak, device)| load.of(peak, device.memory)).max().unwrap_or(0)
+                }
+            };
+            if space.is_plain() || !with_messages {
+                bound = bound.min(lightest.load);
+            }
+            if best.as_ref().is_none_or(|(least, ..)| own < *least) {
+                best = Some((own, index, plan));
+            }
+        }
+    }
+    let Some((least, index, plan)) = best else {
+        return Err(PlanError::Setting("there is no plan at all".into()));
+    };
+    shortage(&frames[index], plan, (least, bound), load, &caps).map(|plan| (index, plan))
+}
+
+/// The plan if it fits, else what is missing.
+fn shortage(
+    frame: &Frame<'_>,
+    plan: Plan,
+    (least, bound): (u64, u64),
+    load: Load,
+    caps: &[Bytes],
+) -> Result<Plan, PlanError> {
+    let prediction = predict(frame.model, frame.devices, frame.samples, &plan)?;
+    let stages = prediction.stages.iter().zip(frame.devices).enumerate();
+    let worst = stages.filter_map(|(stage, (own, device))| {
+        let cap = device.memory?;
+        let over = own.peak.0 as f64 / cap.0.max(1) as f64;
+        (own.peak > cap).then_some((over, stage, cap, own))
+    });
+    let Some((factor, stage, cap, own)) = worst.max_by(|a, b| a.0.total_cmp(&b.0)) else {
+        return Ok(plan);
+    };
+    let (resident, gradients) = (own.bytes.resident, own.bytes.gradients);
+    let smallest = match load {
+        Load::Peak if caps.len() == 1 => Some(Bytes(least)),
+        _ => None,
+    };
+    Err(Box::new(Shortage {
+        stage,
+        cap,
+        peak: own.peak,
+        resident,
+        gradients,
+        activations: own.peak - resident - gradients,
+        smallest,
+        factor,
+        exact: bound == least,
+        plan,
+    })
+    .into())
+}
+
+/// The cut and policies whose largest load is least, if that is below `below`.
+fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Lightest>, PlanError> {
+    let (stages, layers) = (space.stages(), space.layers());
+    let mut table: Vec<Vec<Option<(u64, usize, Remat)>>> = vec![vec![None; layers + 1]; stages];
+    for stage in (0..stages).rev() {
+        let rest = stages - 1 - stage;
+        let cap = space.frame.devices[stage].memory;
+        for start in stage..layers - rest {
+            let first = if rest == 0 { layers } else { start + 1 };
+            for end in first..=layers - rest {
+                let best = table[stage][start].map_or(below, |(load, ..)| load);
+                if !space.allows(stage, start, end) {
+                    continue;
+                }
+                if load.of(space.states(&(start..end)), cap) >= best {
+                    break;
+                }
+                let later = match rest {
+                    0 => Some(0),
+                    _ => table[stage + 1][end].map(|(load, ..)| load),
+                };
+                let Some(later) = later.filter(|&later| later < best) else { continue };
+                let (own, policy) = lightest_policy(space, stage, start..end, load)?;
+                if own.max(later) < best {
+                    table[stage][start] = Some((own.max(later), end, policy));
+                }
+            }
+        }
+    }
+    let Some((load, ..)) = table[0][0] else { return Ok(None) };
+    let mut found = Lightest { load, balance: Vec::new(), policies: Vec::new() };
+    let mut start = 0;
+    for row in &table {
+        let Some((_, end, policy)) = row[start] else { return Ok(None) };
+        found.balance.push(end - start);
+        found.policies.push(policy);
+        start = end;
+    }
+    Ok(Some(found))
+}
+
+fn lightest_policy(
+    space: &mut Space<'_>,
+    stage: usize,
+    range: Range<usize>,
+    load: Load,
+) -> Result<(u64, Remat), PlanError> {
+    let cap = space.frame.devices[stage].memory;
+    let mut best = (NONE, Remat::Always);
+    for (policy, _) in space.policies(stage, range.len()) {
+        let own = match cap {
+            Some(_) => load.of(space.peak(stage, &range, policy)?, cap),
+            None => 0,
+        };
+        if own < best.0 {
+            best = (own, policy);
+        }
+    }
+    Ok(best)
+}

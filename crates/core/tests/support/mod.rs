@@ -1,0 +1,104 @@
+//! Random models for the tests of costs, memory and plans: the same seed always gives the same one.
+#![allow(dead_code)] // each test uses its part
+
+use gpipe_core::{
+    Bytes, Nanos,
+    cost::{LayerCost, LayerState, ModelCosts, SkipCost, TieCost, Transport},
+    splitmix::Stream,
+};
+
+/// How costs relate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Keeping costs nothing, and recomputing as much as a forward; stages are a chain.
+    Plain,
+    /// The same, with long skips, ties and frozen layers.
+    Crossed,
+    /// Any numbers, as a bad measurement gives; with all of that.
+    Wild,
+}
+
+pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> ModelCosts {
+    let crossed = kind != Kind::Plain;
+    let state = |layer: usize, random: &mut Stream| LayerState {
+        name: format!("block.{layer}"),
+        parameters: Bytes(random.below(30) as u64),
+        gradients: Bytes(random.below(15) as u64),
+        optimizer: Bytes(random.below(30) as u64),
+        norm: Nanos(random.below(3) as u64),
+        update: Nanos(random.below(5) as u64),
+        update_peak: Bytes(random.below(10) as u64),
+        flops: 1,
+    };
+    let states = (0..layers).map(|layer| state(layer, random)).collect();
+    let mut sizes = std::collections::BTreeMap::new();
+    for samples in 1..=samples {
+        let costs = (0..=layers).map(|_| cost(random, samples, kind));
+        sizes.insert(samples, costs.collect());
+    }
+    let mut ends = || {
+        let a = random.below(layers);
+        let b = random.below(layers);
+        (a.min(b), a.max(b))
+    };
+    let pairs: Vec<(usize, usize)> = (0..3).map(|_| ends()).filter(|(a, b)| a < b).collect();
+    let (skips, ties) = pairs.split_at(pairs.len() / 2);
+    let skip = |&(stash, pop): &(usize, usize)| SkipCost { stash, pop, bytes: Bytes(3) };
+    let tie = |&(a, b): &(usize, usize)| TieCost {
+        layers: vec![a, b],
+        parameters: Bytes(7),
+        optimizer: Bytes(14),
+    };
+    let frozen = if crossed { random.below(layers) } else { 0 };
+    let transport = match random.below(3) {
+        0 => Transport::default(),
+        1 => Transport { latency: Nanos(2), bytes_per_s: 0 },
+        _ => Transport { latency: Nanos(1), bytes_per_s: 4_000_000_000 },
+    };
+    ModelCosts {
+        layers: states,
+        sizes,
+        skips: if crossed { skips.iter().map(skip).collect() } else { Vec::new() },
+        ties: if crossed { ties.iter().map(tie).collect() } else { Vec::new() },
+        trained_before: (0..=layers).map(|layer| layer > frozen).collect(),
+        transport,
+    }
+}
+
+fn cost(random: &mut Stream, samples: usize, kind: Kind) -> LayerCost {
+    let most = [4, 40][random.below(2)] * samples;
+    let mut time = || Nanos(random.below(most) as u64);
+    let (forward, backward) = (time(), time());
+    let (kept, again, backward_kept) = match kind {
+        Kind::Wild => (time(), time(), time()),
+        Kind::Plain | Kind::Crossed => (forward, forward, backward),
+    };
+    let mut bytes = |most: usize| Bytes(random.below(most * samples) as u64);
+    let inputs = bytes(8);
+    LayerCost {
+        forward,
+        forward_kept: kept,
+        rematerialize: again,
+        backward,
+        backward_kept,
+        inputs,
+        input_gradients: inputs,
+        kept: bytes(40) + inputs,
+        forward_peak: bytes(60),
+        backward_peak: bytes(60),
+        first_backward_peak: bytes(70),
+    }
+}
+
+pub fn balances(layers: usize, stages: usize) -> Vec<Vec<usize>> {
+    if stages == 1 {
+        return vec![vec![layers]];
+    }
+    let rest = |first: usize| {
+        balances(layers - first, stages - 1).into_iter().map(move |mut rest| {
+            rest.insert(0, first);
+            rest
+        })
+    };
+    (1..=layers - (stages - 1)).flat_map(rest).collect()
+}
