@@ -1,7 +1,7 @@
 //! A timeline as text, in equal columns of time.
 //!
 //! [`grid`] is for simulated unit costs: the grids of the documentation and of the golden tests.
-//! [`timeline`] and [`compare`] are for measured times. Chrome traces are in `gpipe-observe`.
+//! [`timeline`] and [`panels`] are for times: what a terminal shows. Pictures are in `gpipe-observe`.
 
 use std::fmt::Write;
 
@@ -62,6 +62,16 @@ const WIDTH_MAX: usize = 4_096;
 const TICK_COLUMNS: usize = 10;
 
 const LEGEND: &str = "F forward, R re-materialization, B backward, U reduce, norm and update, - goes on, . idle or waiting";
+const IDLE: &str = "idle: tenths of the devices that do nothing at that time";
+
+/// How [`panels`] draws.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// Characters of a line.
+    pub width: usize,
+    /// Whether kinds of action have colours: ANSI escapes, of the 256 that terminals have.
+    pub color: bool,
+}
 
 /// Draws `timeline` in proportion to time, one row per device and `width` characters in all, above an axis
 /// in milliseconds and a legend.
@@ -73,27 +83,31 @@ const LEGEND: &str = "F forward, R re-materialization, B backward, U reduce, nor
 /// ```
 ///
 /// A device with several stages writes each action's stage, as in `2F0`. What does not fit is drawn in
-/// its letter: `FF`. An action of less than half a column may not be seen, though it is in its place.
+/// its letter: `FF`. A column shows what is done at its middle: where actions are shorter than columns, each kind
+/// has as many columns as it has time, though not every action is seen.
 pub fn timeline(timeline: &Timeline, width: usize) -> String {
-    let scale = Scale::new(&[timeline], width);
+    let scale = Scale::new(&[timeline], Look { width, color: false });
     let mut text = String::new();
     scale.rows(timeline, &mut text);
     scale.axis(&mut text);
     text + LEGEND + "\n"
 }
 
-/// Draws `measured` above `simulated` on the time scale of the longer one, as [`timeline`] does.
-pub fn compare(measured: &Timeline, simulated: &Timeline, width: usize) -> String {
-    let scale = Scale::new(&[measured, simulated], width);
+/// Draws named timelines above one another on the time scale of the longest one, as [`timeline`] does, each with
+/// its step time and bubble, and with the share of idle devices over time.
+pub fn panels(panels: &[(&str, &Timeline)], look: Look) -> String {
+    let timelines: Vec<&Timeline> = panels.iter().map(|(_, timeline)| *timeline).collect();
+    let scale = Scale::new(&timelines, look);
     let mut text = String::new();
-    for (name, timeline) in [("measured", measured), ("simulated", simulated)] {
+    for (name, timeline) in panels {
         let bubble = 100.0 * timeline.bubble();
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name}: {}, bubble {bubble:.1}%", timeline.makespan);
         scale.rows(timeline, &mut text);
+        scale.idle(timeline, &mut text);
     }
     scale.axis(&mut text);
-    text + LEGEND + "\n"
+    text + LEGEND + "\n" + IDLE + "\n"
 }
 
 /// Columns of equal time, after each row's name.
@@ -103,15 +117,16 @@ struct Scale {
     time: Nanos,
     /// Characters of a row's name.
     name: usize,
+    color: bool,
 }
 
 impl Scale {
-    fn new(timelines: &[&Timeline], width: usize) -> Self {
+    fn new(timelines: &[&Timeline], look: Look) -> Self {
         let devices = timelines.iter().map(|timeline| timeline.devices.len()).max().unwrap_or(0);
         let name = format!("device {} | ", devices.saturating_sub(1)).len();
         let time = timelines.iter().map(|timeline| timeline.makespan).max().unwrap_or_default();
-        let columns = width.min(WIDTH_MAX).saturating_sub(name).max(COLUMNS_MIN);
-        Self { columns, time: time.max(Nanos(1)), name }
+        let columns = look.width.min(WIDTH_MAX).saturating_sub(name).max(COLUMNS_MIN);
+        Self { columns, time: time.max(Nanos(1)), name, color: look.color }
     }
 
     /// The border between columns that is nearest to `time`.
@@ -123,7 +138,7 @@ impl Scale {
     /// One row per device; what comes after the timeline's end is left blank.
     fn rows(&self, timeline: &Timeline, text: &mut String) {
         for (device, actions) in timeline.devices.iter().enumerate() {
-            let mut row = vec!['.'; self.column(timeline.makespan)];
+            let mut row = vec![('.', None); self.column(timeline.makespan)];
             let first = actions.first().map(|timed| timed.action.stage);
             let is_shared = actions.iter().any(|timed| Some(timed.action.stage) != first);
             for timed in actions {
@@ -133,13 +148,34 @@ impl Scale {
                 let fits = label.len() <= cells.len();
                 let drawn = label.chars().chain(std::iter::repeat('-'));
                 for (cell, character) in cells.iter_mut().zip(drawn) {
-                    *cell = if fits { character } else { letter };
+                    *cell = (if fits { character } else { letter }, color(letter));
                 }
             }
             let name = format!("device {device}");
-            let row: String = row.into_iter().collect();
+            let row =
+                if self.color { painted(&row) } else { row.iter().map(|cell| cell.0).collect() };
             let _ = writeln!(text, "{name:<0$}| {row}", self.name - 2);
         }
+    }
+
+    /// How many tenths of the devices do nothing in the middle of each column.
+    fn idle(&self, timeline: &Timeline, text: &mut String) {
+        let columns = self.column(timeline.makespan);
+        let mut busy = vec![0_usize; columns];
+        for timed in timeline.devices.iter().flatten() {
+            if label(timed.action, false).is_some() {
+                let cells = busy.get_mut(self.column(timed.start)..self.column(timed.end));
+                cells.unwrap_or_default().iter_mut().for_each(|count| *count += 1);
+            }
+        }
+        let devices = timeline.devices.len();
+        let tenths = |busy: usize| 10 * devices.saturating_sub(busy) / devices.max(1);
+        let row = busy.into_iter().map(|busy| match tenths(busy) {
+            0 => '.',
+            tenths => char::from_digit(tenths.min(9) as u32, 10).unwrap_or('9'),
+        });
+        let row: String = row.collect();
+        let _ = writeln!(text, "{:<1$}| {row}", "  idle", self.name - 2);
     }
 
     /// Round numbers of milliseconds, each beginning at its column.
@@ -171,6 +207,36 @@ fn label(action: Action, is_shared: bool) -> Option<(char, String)> {
         Op::Reduce | Op::Norm | Op::Decide | Op::Update => Some(('U', format!("{stage}U"))),
         Op::Send(_) | Op::Receive(_) => None,
     }
+}
+
+/// The 256-colour of what is drawn in `letter`: near Okabe and Ito's, which the colour-blind can tell apart.
+fn color(letter: char) -> Option<u8> {
+    match letter {
+        'F' => Some(74),
+        'R' => Some(178),
+        'B' => Some(36),
+        'U' => Some(175),
+        _ => None,
+    }
+}
+
+/// Cells in their colours, in black on them; an escape where the colour changes.
+fn painted(cells: &[(char, Option<u8>)]) -> String {
+    let (mut text, mut last) = (String::new(), None);
+    for &(character, color) in cells {
+        if color != last {
+            text.push_str("\x1b[0m");
+            if let Some(color) = color {
+                let _ = write!(text, "\x1b[38;5;16;48;5;{color}m");
+            }
+            last = color;
+        }
+        text.push(character);
+    }
+    if last.is_some() {
+        text.push_str("\x1b[0m");
+    }
+    text
 }
 
 /// The least of 1, 2 and 5 times a power of ten that is no less than `least`, which is positive.

@@ -4,7 +4,7 @@
 
 use gpipe_core::{
     Action, Nanos,
-    draw::{compare, timeline},
+    draw::{Look, panels, timeline},
     lower::{Topology, lower},
     remat::Remat,
     schedule::Schedule,
@@ -65,9 +65,46 @@ fn golden_proportional_timelines() {
 }
 
 #[test]
-fn golden_measured_above_simulated() {
-    let drawing = compare(&step(2, 3, Remat::Never, 2300), &step(2, 3, Remat::Never, 2000), 100);
-    insta::assert_snapshot!("compare", drawing);
+fn golden_predicted_above_measured() {
+    let (predicted, measured) = (step(2, 3, Remat::Never, 2000), step(2, 3, Remat::Never, 2300));
+    let both = [("predicted", &predicted), ("measured", &measured)];
+    let drawing = panels(&both, Look { width: 100, color: false });
+    insta::assert_snapshot!("panels", drawing);
+}
+
+#[test]
+fn golden_eight_stages_and_32_micro_batches() {
+    let step = step(8, 32, Remat::UnlessAdjacent, 1000);
+    let drawing = panels(&[("predicted", &step)], Look { width: 160, color: false });
+    insta::assert_snapshot!("eight_stages", drawing);
+}
+
+#[test]
+fn oracle_colours_change_nothing_but_escapes() {
+    let step = step(3, 4, Remat::Always, 1500);
+    let drawn = |color| panels(&[("measured", &step)], Look { width: 90, color });
+    let (plain, painted) = (drawn(false), drawn(true));
+    let mut bare = String::new();
+    for part in painted.split("\x1b[") {
+        // An escape ends with its m; before the first one there is none.
+        let rest = if bare.is_empty() { part } else { part.split_once('m').unwrap().1 };
+        bare.push_str(rest);
+    }
+    assert_eq!(bare, plain);
+    for escape in ["\x1b[38;5;16;48;5;74mF0", "\x1b[38;5;16;48;5;178mR0", "\x1b[0m."] {
+        assert!(painted.contains(escape), "{escape:?} is not in {painted:?}");
+    }
+    for line in painted.lines() {
+        assert!(!line.contains('\x1b') || line.rfind("\x1b[0m") == line.rfind('\x1b'), "{line:?}");
+    }
+}
+
+#[test]
+fn oracle_the_idle_row_counts_devices() {
+    let step = by_hand(&[&[("0F0", 0.0, 5.0)], &[("1F0", 5.0, 10.0)], &[("2F0", 0.0, 10.0)]]);
+    let drawing = panels(&[("x", &step)], Look { width: 31, color: false });
+    let idle = drawing.lines().find(|line| line.contains("idle")).unwrap();
+    assert_eq!(idle, format!("  idle   | {}", "3".repeat(20)));
 }
 
 #[test]
@@ -117,8 +154,9 @@ fn property_any_timeline_and_width_has_a_drawing() {
         for width in [0, 1, 25, 79, usize::MAX] {
             let one = timeline(&any, width);
             assert_eq!(one.lines().count(), any.devices.len() + 2, "{one}");
-            let two = compare(&any, &Timeline::default(), width);
-            assert_eq!(two.lines().count(), any.devices.len() + 4, "{two}");
+            let both = [("any", &any), ("nothing", &Timeline::default())];
+            let two = panels(&both, Look { width, color: case % 2 == 0 });
+            assert_eq!(two.lines().count(), any.devices.len() + 7, "{two}");
             assert!(one.lines().all(|line| line.len() <= 4096 + 20));
         }
     }
