@@ -3,7 +3,9 @@
 //! - [`metrics`]: the records of a run, and `metrics.jsonl`, which holds them
 //! - [`tensorboard`]: the same records as event files
 //! - [`plot`]: the records of one or several runs as one SVG page
-//! - [`trace`]: one step's timeline for chrome://tracing and Perfetto
+//! - [`step_file`]: what a run leaves of one step
+//! - [`picture`]: a step as one SVG or HTML page
+//! - [`trace`]: the same for chrome://tracing and Perfetto
 //!
 //! Not here: tensors, the pipeline, printing. Who trains fills plain records. Drawings of a timeline as
 //! text are in `gpipe_core::draw`.
@@ -17,6 +19,8 @@
 
 mod append;
 pub mod metrics;
+pub mod picture;
 pub mod plot;
+pub mod step_file;
 pub mod tensorboard;
 pub mod trace;

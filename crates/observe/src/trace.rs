@@ -13,21 +13,16 @@ use gpipe_core::{
 };
 use serde_json::{Value, json};
 
-/// Writes a measured step as JSON and, as a second process on the same time scale, a simulated one.
+/// Writes named timelines of a step as JSON, on the same time scale.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(
-    mut out: impl io::Write,
-    measured: &Timeline,
-    simulated: Option<&Timeline>,
-) -> io::Result<()> {
+pub fn write(mut out: impl io::Write, timelines: &[(&str, &Timeline)]) -> io::Result<()> {
     out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
     let mut process = Process { out: &mut out, pid: 0, is_first: true };
-    process.write("measured", measured)?;
-    if let Some(simulated) = simulated {
-        process.pid = 1;
-        process.write("simulated", simulated)?;
+    for (pid, (name, timeline)) in timelines.iter().enumerate() {
+        process.pid = pid;
+        process.write(name, timeline)?;
     }
     out.write_all(b"\n]}\n")?;
     out.flush()

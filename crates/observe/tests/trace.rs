@@ -29,27 +29,27 @@ fn timeline(stages: usize, micro_batches: usize) -> Timeline {
     simulate(&program, &costs, 2).unwrap()
 }
 
-fn text(measured: &Timeline, simulated: Option<&Timeline>) -> String {
+fn text(timelines: &[(&str, &Timeline)]) -> String {
     let mut bytes = Vec::new();
-    trace::write(&mut bytes, measured, simulated).unwrap();
+    trace::write(&mut bytes, timelines).unwrap();
     String::from_utf8(bytes).unwrap()
 }
 
-fn events(measured: &Timeline, simulated: Option<&Timeline>) -> Vec<Value> {
-    let trace: Value = serde_json::from_str(&text(measured, simulated)).unwrap();
+fn events(timelines: &[(&str, &Timeline)]) -> Vec<Value> {
+    let trace: Value = serde_json::from_str(&text(timelines)).unwrap();
     trace["traceEvents"].as_array().unwrap().clone()
 }
 
 #[test]
 fn golden_trace_of_two_stages_and_one_micro_batch() {
-    insta::assert_snapshot!("two_stages", text(&timeline(2, 1), None));
+    insta::assert_snapshot!("two_stages", text(&[("measured", &timeline(2, 1))]));
 }
 
 #[test]
 fn oracle_every_action_of_both_timelines_is_an_event() {
-    let (measured, simulated) = (timeline(3, 5), timeline(3, 4));
-    let events = events(&measured, Some(&simulated));
-    for (pid, timeline) in [&measured, &simulated].into_iter().enumerate() {
+    let (predicted, measured) = (timeline(3, 5), timeline(3, 4));
+    let events = events(&[("predicted", &predicted), ("measured", &measured)]);
+    for (pid, timeline) in [&predicted, &measured].into_iter().enumerate() {
         for (device, actions) in timeline.devices.iter().enumerate() {
             let slices = events
                 .iter()
@@ -66,12 +66,12 @@ fn oracle_every_action_of_both_timelines_is_an_event() {
     }
     let names: Vec<&Value> =
         events.iter().filter(|e| e["name"] == "process_name").map(|e| &e["args"]["name"]).collect();
-    assert_eq!(names, ["measured", "simulated"]);
+    assert_eq!(names, ["predicted", "measured"]);
 }
 
 #[test]
 fn oracle_every_message_is_an_arrow_from_its_send_to_its_receive() {
-    let events = events(&timeline(3, 5), None);
+    let events = events(&[("measured", &timeline(3, 5))]);
     let named = |part: &str| {
         let slices = events.iter().filter(|e| e["ph"] == "X" && e["cat"] == "wait");
         slices.filter(|e| e["name"].as_str().unwrap().contains(part)).count()
@@ -96,5 +96,9 @@ fn oracle_every_message_is_an_arrow_from_its_send_to_its_receive() {
 
 #[test]
 fn oracle_an_empty_timeline_is_a_trace() {
-    assert_eq!(events(&Timeline::default(), None).len(), 2, "the process's name and place");
+    assert_eq!(
+        events(&[("measured", &Timeline::default())]).len(),
+        2,
+        "the process's name and place"
+    );
 }

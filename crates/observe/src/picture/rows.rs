@@ -1,0 +1,253 @@
+//! The SVG: its head, and a row per device of each timeline.
+
+use gpipe_core::{Nanos, Op, StageId, report::device_times};
+
+use super::{
+    Panel, Scene,
+    canvas::{Canvas, num},
+    charts,
+    layout::Layout,
+    spans::{Kind, Span, condensed, is_shared, spans},
+};
+
+/// Most actions that are drawn alone, in all panels: a picture has some hundred bytes for each.
+const ALONE_MAX: usize = 6_000;
+/// Most that are drawn together, as steps of an area.
+const TOGETHER_MAX: usize = 16_000;
+/// Actions shorter than this are drawn together.
+const SHORT: f64 = 1.0;
+/// As far as the whole is no wider than this.
+const WHOLE: f64 = 4.0;
+/// Width of a character, in its size.
+const CHARACTER: f64 = 0.62;
+
+/// The picture as SVG: one file that needs no other, the same text for the same scene; less than 3 MB.
+pub fn svg(scene: &Scene<'_>) -> String {
+    let layout = Layout::new(scene);
+    let rows = Rows::new(scene, &layout);
+    let head = 96.0 + 18.0 * scene.subtitle.len() as f64 + if rows.is_merged { 18.0 } else { 0.0 };
+    let panels = scene.panels.iter().map(|panel| panel_height(panel, &layout)).sum::<f64>();
+    let height = head + panels + charts::height(scene) + 8.0;
+    let mut canvas = Canvas::new(layout.width, height, &scene.title, charts::stages(scene));
+    let mut y = rows.head(&mut canvas, scene, &layout);
+    for (panel, spans) in scene.panels.iter().zip(&rows.panels) {
+        draw_panel(&mut canvas, &layout, panel, spans, y);
+        y += panel_height(panel, &layout);
+    }
+    charts::draw(&mut canvas, &layout, scene, y);
+    canvas.finished()
+}
+
+/// Its name, and its rows.
+fn panel_height(panel: &Panel<'_>, layout: &Layout) -> f64 {
+    30.0 + layout.row * panel.timeline.devices.len() as f64 + 8.0
+}
+
+/// What is drawn in the rows.
+struct Rows {
+    /// By panel and device.
+    panels: Vec<Vec<Vec<Span>>>,
+    /// Actions shorter than this may be drawn together.
+    short: Nanos,
+    /// Whether forwards, recomputations or backwards are.
+    is_merged: bool,
+}
+
+impl Rows {
+    /// As many actions alone as the bounds allow.
+    fn new(scene: &Scene<'_>, layout: &Layout) -> Self {
+        let all: Vec<Vec<Vec<Span>>> =
+            scene.panels.iter().map(|panel| spans(panel.timeline)).collect();
+        let mut short = layout.time_of(SHORT).max(Nanos(1));
+        let mut whole = layout.time_of(WHOLE).max(Nanos(4));
+        loop {
+            let each = |spans: &Vec<Span>| condensed(spans, short, whole);
+            let panels: Vec<Vec<Vec<Span>>> =
+                all.iter().map(|panel| panel.iter().map(each).collect()).collect();
+            let drawn = || panels.iter().flatten().flatten();
+            let alone = drawn().filter(|span| span.count == 1).count();
+            let is_too_many = alone > ALONE_MAX;
+            if !is_too_many && drawn().count() - alone <= TOGETHER_MAX || short > layout.time {
+                let is_merged = drawn().any(|span| {
+                    let micro = |op: Op| op.computes().is_some();
+                    span.count > 1 && (micro(span.first.op) || micro(span.last.op))
+                });
+                return Self { panels, short, is_merged };
+            }
+            if is_too_many {
+                short = short + short;
+            }
+            whole = (whole + whole).max(short);
+        }
+    }
+
+    /// Title, numbers, legend; where the rows begin.
+    fn head(&self, canvas: &mut Canvas, scene: &Scene<'_>, layout: &Layout) -> f64 {
+        canvas.text("title", 16.0, 30.0, &scene.title);
+        canvas.text("", 16.0, 52.0, &scene.summary());
+        let mut y = 52.0;
+        for line in &scene.subtitle {
+            y += 18.0;
+            canvas.text("dim", 16.0, y, line);
+        }
+        y += 24.0;
+        let mut x = 16.0;
+        let spans = || self.panels.iter().flatten().flatten();
+        let is_there = |kind: &Kind| spans().any(|span| span.times[*kind as usize] > Nanos(0));
+        for kind in Kind::ALL.into_iter().filter(is_there) {
+            canvas.rect(kind.class(), [x, y - 11.0, 14.0, 14.0], "");
+            canvas.text("", x + 20.0, y, kind.name());
+            x += 36.0 + 7.0 * kind.name().len() as f64;
+        }
+        canvas.rect("row", [x, y - 11.0, 14.0, 14.0], "");
+        canvas.text("", x + 20.0, y, "waiting");
+        if self.is_merged {
+            y += 18.0;
+            let pixels = layout.length(self.short);
+            let line = format!(
+                "Actions shorter than {} ({} pixels) are drawn together, each colour as high as its share of the time.",
+                self.short,
+                num(pixels)
+            );
+            canvas.text("dim", 16.0, y, &line);
+        }
+        y + 20.0
+    }
+}
+
+fn draw_panel(
+    canvas: &mut Canvas,
+    layout: &Layout,
+    panel: &Panel<'_>,
+    rows: &[Vec<Span>],
+    top: f64,
+) {
+    canvas.heading(16.0, top + 20.0, &panel.name, &panel.note);
+    let rows_end = top + 30.0 + layout.row * rows.len() as f64;
+    charts::grid(canvas, layout, top + 28.0, rows_end);
+    let shared = is_shared(panel.timeline);
+    let times = device_times(panel.timeline);
+    let bar = layout.row - layout.gap;
+    // Every second or fifth name, where rows are low.
+    let every = [(13.0, 1), (11.0, 2)].into_iter().find(|(row, _)| layout.row > *row);
+    let every = every.map_or(4, |(_, every)| every);
+    for (device, spans) in rows.iter().enumerate() {
+        let y = top + 30.0 + layout.row * device as f64;
+        canvas.open(y);
+        let end = layout.length(panel.timeline.makespan);
+        canvas.rect("row", [layout.left, 0.0, end, bar], "");
+        let middle = bar / 2.0 + 4.0;
+        if device % every == 0 {
+            canvas.text("right", layout.left - 10.0, middle, &format!("device {device}"));
+            if let Some(times) = times.get(device) {
+                let share = times.busy().0 as f64 / panel.timeline.makespan.0.max(1) as f64;
+                let busy = format!("busy {:.0}%", 100.0 * share);
+                canvas.text("dim", layout.right() + 10.0, middle, &busy);
+            }
+        }
+        draw_row(canvas, layout, spans, bar, shared);
+        canvas.close();
+    }
+}
+
+fn draw_row(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64, shared: bool) {
+    for span in spans {
+        let Some(kind) = span.kind() else { continue };
+        let (x, width) = (layout.x(span.start), layout.length(span.time()));
+        let drawn = if kind.computes() && width > 2.5 { width - 0.5 } else { width.max(0.3) };
+        let box_ = match kind {
+            Kind::Communication => [x, bar / 4.0, drawn, bar / 2.0],
+            _ => [x, 0.0, drawn, bar],
+        };
+        canvas.rect(kind.class(), box_, &hover(span));
+    }
+    areas(canvas, layout, spans, bar);
+    for span in spans.iter().filter(|_| bar > 9.5) {
+        let room = layout.length(span.time()) - 1.5;
+        let fits =
+            |size: f64| label(span, shared, room / (CHARACTER * size)).map(|text| (size, text));
+        let sizes = if bar > 16.0 { [11.0, 8.5] } else { [9.0, 8.5] };
+        if let Some((size, text)) = sizes.into_iter().find_map(fits) {
+            let middle = layout.x(span.start) + layout.length(span.time()) / 2.0;
+            canvas.label(size, middle, bar / 2.0 + 0.36 * size, &text);
+        }
+    }
+}
+
+/// The name of an action in at most `room` characters.
+fn label(span: &Span, shared: bool, room: f64) -> Option<String> {
+    let kind = span.kind()?;
+    let stage = span.first.stage;
+    let letter = match kind {
+        Kind::Forward => "F",
+        Kind::Recompute => "R",
+        Kind::Backward => "B",
+        Kind::Optimizer => "U",
+        Kind::Communication => return None,
+    };
+    let micro = span.first.op.computes().map(|m| m.to_string()).unwrap_or_default();
+    let mut names = vec![format!("{letter}{micro}")];
+    if shared {
+        names.insert(0, format!("{stage}{letter}{micro}"));
+    } else if !micro.is_empty() {
+        names.push(micro);
+    }
+    names.into_iter().find(|name| name.len() as f64 <= room)
+}
+
+/// What is drawn together: for each kind an area from the bottom to its top, the highest first.
+fn areas(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64) {
+    let together: Vec<&Span> = spans.iter().filter(|span| span.count > 1).collect();
+    let count: usize = together.iter().map(|span| span.count).sum();
+    if count == 0 {
+        return;
+    }
+    let title = format!("{count} actions too short to be drawn alone");
+    for (index, kind) in Kind::ALL.into_iter().enumerate().rev() {
+        let mut path = String::new();
+        let mut at: Option<f64> = None;
+        for span in &together {
+            if span.times[index] == Nanos(0) {
+                continue;
+            }
+            let below: Nanos = span.times[..=index].iter().copied().sum();
+            let height = bar * below.0 as f64 / span.time().0.max(1) as f64;
+            let (from, to) = (layout.x(span.start), layout.x(span.end));
+            let top = num((bar - height).max(0.0));
+            match at {
+                Some(end) if (from - end).abs() < 0.01 => path += &format!("V{top}H{}", num(to)),
+                _ => {
+                    if at.is_some() {
+                        path += &format!("V{}Z", num(bar));
+                    }
+                    path += &format!("M{} {}V{top}H{}", num(from), num(bar), num(to));
+                }
+            }
+            at = Some(to);
+        }
+        if at.is_some() {
+            path += &format!("V{}Z", num(bar));
+            canvas.path(kind.class(), &path, &title);
+        }
+    }
+}
+
+/// What is said under the pointer.
+fn hover(span: &Span) -> String {
+    let (action, stage) = (span.first, span.first.stage);
+    let what = match action.op {
+        Op::Forward(m) => format!("forward of micro-batch {m}"),
+        Op::Rematerialize(m) => format!("re-materialization of micro-batch {m}"),
+        Op::Backward(m) => format!("backward of micro-batch {m}"),
+        Op::Reduce => "sum of tied gradients".to_owned(),
+        Op::Norm => "gradient norm".to_owned(),
+        Op::Decide => "whether to update".to_owned(),
+        Op::Update => "update".to_owned(),
+        Op::Send(transfer) | Op::Receive(transfer) => match transfer.micro_batch {
+            Some(m) => format!("message of micro-batch {m}"),
+            None => "message".to_owned(),
+        },
+    };
+    let StageId(stage) = stage;
+    format!("{action}: stage {stage}, {what}\n{} from {}", span.time(), span.start)
+}

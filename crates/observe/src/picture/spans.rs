@@ -1,0 +1,206 @@
+//! What of a timeline is drawn: each action with the time that it took, or several together that are too short.
+//!
+//! Waiting is left empty. Of a receive, only what comes after its message was sent is communication: before, the device
+//! waits for what another has not done yet.
+
+use std::collections::HashMap;
+
+use gpipe_core::{
+    Action, Nanos, Op, Transfer,
+    simulate::{TimedAction, Timeline},
+};
+
+/// What a device's time goes to; the order of the legend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Forward,
+    Recompute,
+    Backward,
+    Optimizer,
+    Communication,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Forward, Self::Recompute, Self::Backward, Self::Optimizer, Self::Communication];
+
+    pub(super) fn of(op: Op) -> Self {
+        match op {
+            Op::Forward(_) => Self::Forward,
+            Op::Rematerialize(_) => Self::Recompute,
+            Op::Backward(_) => Self::Backward,
+            Op::Reduce | Op::Norm | Op::Decide | Op::Update => Self::Optimizer,
+            Op::Send(_) | Op::Receive(_) => Self::Communication,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Recompute => "recompute",
+            Self::Backward => "backward",
+            Self::Optimizer => "optimizer",
+            Self::Communication => "communication",
+        }
+    }
+
+    /// Its class in the style.
+    pub(super) fn class(self) -> &'static str {
+        match self {
+            Self::Forward => "f",
+            Self::Recompute => "r",
+            Self::Backward => "b",
+            Self::Optimizer => "o",
+            Self::Communication => "c",
+        }
+    }
+
+    /// Whether the device computes: what the bubble counts as busy.
+    pub(super) fn computes(self) -> bool {
+        self != Self::Communication
+    }
+}
+
+/// An action that took time, or several that follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) start: Nanos,
+    pub(super) end: Nanos,
+    pub(super) first: Action,
+    pub(super) last: Action,
+    /// How many actions.
+    pub(super) count: usize,
+    /// Their time by kind.
+    pub(super) times: [Nanos; 5],
+}
+
+impl Span {
+    fn new(action: Action, start: Nanos, end: Nanos) -> Self {
+        let mut times = [Nanos(0); 5];
+        times[Kind::of(action.op) as usize] = end - start;
+        Self { start, end, first: action, last: action, count: 1, times }
+    }
+
+    pub(super) fn time(&self) -> Nanos {
+        self.end - self.start
+    }
+
+    /// In which it computes.
+    pub(super) fn busy(&self) -> Nanos {
+        let computing = Kind::ALL.into_iter().filter(|kind| kind.computes());
+        computing.map(|kind| self.times[kind as usize]).sum()
+    }
+
+    /// Its kind, if it is one action.
+    pub(super) fn kind(&self) -> Option<Kind> {
+        (self.count == 1).then(|| Kind::of(self.first.op))
+    }
+
+    /// Adds an action that follows.
+    fn extend(&mut self, next: &Self) {
+        self.end = self.end.max(next.end);
+        self.last = next.last;
+        self.count += next.count;
+        for (sum, time) in self.times.iter_mut().zip(next.times) {
+            *sum += time;
+        }
+    }
+}
+
+/// The spans of each device of `timeline`, one for each action that took time.
+pub(super) fn spans(timeline: &Timeline) -> Vec<Vec<Span>> {
+    let mut sent: HashMap<Transfer, Nanos> = HashMap::new();
+    for timed in timeline.devices.iter().flatten() {
+        if let Op::Send(transfer) = timed.action.op {
+            sent.insert(transfer, timed.end);
+        }
+    }
+    let span = |timed: &TimedAction| {
+        let start = match timed.action.op {
+            Op::Receive(transfer) => {
+                sent.get(&transfer).map_or(timed.end, |sent| timed.start.max(*sent))
+            }
+            _ => timed.start,
+        };
+        (timed.end > start).then(|| Span::new(timed.action, start, timed.end))
+    };
+    timeline.devices.iter().map(|actions| actions.iter().filter_map(span).collect()).collect()
+}
+
+/// Puts together what is shorter than `short` and follows each other without a gap of that length, as far as the whole is
+/// no longer than `whole`.
+pub(super) fn condensed(spans: &[Span], short: Nanos, whole: Nanos) -> Vec<Span> {
+    let mut out: Vec<Span> = Vec::new();
+    let mut open = false;
+    for span in spans {
+        let is_short = span.time() < short;
+        match out.last_mut() {
+            Some(last) if open && is_short && span.start - last.end < short => {
+                if span.end - last.start <= whole {
+                    last.extend(span);
+                } else {
+                    // What is waited between two of them is part of the first, as what is waited within.
+                    if last.count > 1 {
+                        last.end = last.end.max(span.start);
+                    }
+                    out.push(*span);
+                }
+            }
+            _ => out.push(*span),
+        }
+        open = is_short;
+    }
+    out
+}
+
+/// Whether any device has several stages: then names have their stage.
+pub(super) fn is_shared(timeline: &Timeline) -> bool {
+    timeline.devices.iter().any(|actions| {
+        let first = actions.first().map(|timed| timed.action.stage);
+        actions.iter().any(|timed| Some(timed.action.stage) != first)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timed(name: &str, start: u64, end: u64) -> TimedAction {
+        TimedAction { action: name.parse().unwrap(), start: Nanos(start), end: Nanos(end) }
+    }
+
+    #[test]
+    fn oracle_waiting_is_empty_and_communication_is_what_comes_after_the_send() {
+        let timeline = Timeline {
+            devices: vec![
+                vec![timed("0F0", 0, 10), timed("0SEND_F0@0", 10, 12), timed("0NORM", 12, 12)],
+                vec![timed("1RECV_F0@0", 0, 15), timed("1F0", 15, 20), timed("1RECV_F1@0", 20, 30)],
+            ],
+            makespan: Nanos(30),
+        };
+        let all = spans(&timeline);
+        let drawn = |device: usize| -> Vec<_> {
+            all[device].iter().map(|s| (s.first.to_string(), s.start.0, s.end.0)).collect()
+        };
+        assert_eq!(drawn(0), [("0F0".into(), 0, 10), ("0SEND_F0@0".into(), 10, 12)]);
+        // What nobody sent is waited for.
+        assert_eq!(drawn(1), [("1RECV_F0@0".into(), 12, 15), ("1F0".into(), 15, 20)]);
+    }
+
+    #[test]
+    fn oracle_short_actions_are_put_together_and_lose_no_time() {
+        let mut actions = vec![timed("0F0", 0, 100)];
+        actions.extend((0..10).map(|i| timed("0F1", 100 + 5 * i, 105 + 5 * i)));
+        actions.push(timed("0B0", 200, 205));
+        let all = spans(&Timeline { devices: vec![actions], makespan: Nanos(205) });
+        let merged = condensed(&all[0], Nanos(10), Nanos(20));
+        let parts: Vec<_> = merged.iter().map(|s| (s.start.0, s.end.0, s.count)).collect();
+        assert_eq!(
+            parts,
+            [(0, 100, 1), (100, 120, 4), (120, 140, 4), (140, 150, 2), (200, 205, 1)]
+        );
+        let time = |spans: &[Span]| spans.iter().map(Span::busy).sum::<Nanos>();
+        assert_eq!(time(&merged), time(&all[0]));
+        assert_eq!(condensed(&all[0], Nanos(0), Nanos(20)), all[0]);
+    }
+}
