@@ -35,6 +35,9 @@ pub(crate) enum Command {
     Trace(TraceArguments),
     /// Measure what each layer takes and holds where it really runs: real data, all stages at work. For `gpipe plan`
     Profile(ProfileArguments),
+    /// Say how to run a model before running it: where to cut, how many micro-batches, which schedule, what to re-materialize;
+    /// what a step will take and hold, what limits it, and what else was considered
+    Plan(PlanArguments),
     /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
     Plot(PlotArguments),
     /// Say what a checkpoint, a run or a safetensors file holds, and whether every file is as it was written
@@ -87,6 +90,10 @@ pub(crate) struct PipelineArguments {
 pub(crate) struct TrainArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
+    /// Run a plan of `gpipe plan`; or auto: plan with the profile out/NAME.profile.json, which is measured first if there is none,
+    /// for the configured stages and memory
+    #[arg(long, value_name = "auto|FILE", conflicts_with_all = ["stages", "micro_batches", "schedule", "remat", "balance", "resume"])]
+    pub plan: Option<String>,
     /// Folder for the run's files; it must not hold another run; default: out/NAME of the
     /// config, numbered; with --resume that of the run which goes on
     #[arg(long, value_name = "DIR")]
@@ -377,4 +384,58 @@ pub(crate) struct ProfileArguments {
     /// The file to write [default: out/NAME.profile.json, NAME of the configuration's file]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+}
+
+/// What a plan may use, and what it is made from.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Devices N to plan for, which need not be here; --memory says what each has, --speed how fast it is [default:
+    /// pipeline.stages]
+    #[arg(long, value_name = "N")]
+    pub devices: Option<usize>,
+    /// How many times as fast as the one that was profiled each device is: one number for all, or one for each
+    #[arg(long, value_name = "X,..", value_delimiter = ',')]
+    pub speed: Vec<f64>,
+    /// Numbers of stages K to choose from; stage k is on device k [default: as many as devices]
+    #[arg(long, value_name = "K,..", value_delimiter = ',')]
+    pub stages: Vec<usize>,
+    /// Numbers of micro-batches M to choose from [default: the powers of two that the mini-batch can be cut into, and the
+    /// configuration's]
+    #[arg(long, value_name = "M,..", value_delimiter = ',')]
+    pub micro_batches: Vec<usize>,
+    /// Schedules to choose from [default: gpipe,1f1b]
+    #[arg(long, value_delimiter = ',')]
+    pub schedule: Vec<String>,
+    /// Leaves no choice of what to re-materialize: one policy for all stages, or one for each
+    #[arg(long)]
+    pub remat: Option<String>,
+    /// The profile to plan with [default: out/NAME.profile.json, or analytic costs if there is none]
+    #[arg(long, value_name = "FILE", conflicts_with = "analytic")]
+    pub profile: Option<PathBuf>,
+    /// Plan with costs from shapes alone, for devices of --rate and --bandwidth
+    #[arg(long)]
+    pub analytic: bool,
+    /// Analytic costs: floating-point operations per second of a device
+    #[arg(long, value_name = "FLOPS", default_value_t = 1e11)]
+    pub rate: f64,
+    /// Analytic costs: bytes per second of a device's memory
+    #[arg(long, value_name = "BYTES", default_value_t = 2e10)]
+    pub bandwidth: f64,
+    /// Bytes per second of a link between two devices [default: as profiled; analytic: no limit]
+    #[arg(long, value_name = "BYTES")]
+    pub link_bandwidth: Option<f64>,
+    /// Microseconds that a message takes besides [default: as profiled; analytic: 0]
+    #[arg(long, value_name = "US")]
+    pub link_latency: Option<f64>,
+    /// The plan to write, for gpipe train --plan [default: out/NAME.plan.json]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Draw the planned step
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// Draw it as a page, with what is under the pointer in words
+    #[arg(long, value_name = "FILE.html")]
+    pub html: Option<PathBuf>,
 }

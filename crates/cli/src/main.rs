@@ -4,20 +4,24 @@
 //! - [`config`]: the configuration file and its overrides, one validated struct
 //! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a pipeline
 //! - [`train`], [`verify`], [`eval`], [`generate`], [`predict`], [`trace`], [`plot`]: the commands
+//! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
-//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes; [`output`]: lines
+//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes; [`output`]: lines; [`files`]: whole or not at all
 
 mod args;
 mod config;
 mod eval;
+mod files;
 mod generate;
 mod init;
 mod inspect;
 mod interchange;
 mod metrics;
 mod output;
+mod plan;
+mod plan_file;
 mod plot;
 mod predict;
 mod profile;
@@ -53,6 +57,8 @@ enum CliError {
     ImageModel(#[from] gpipe_models::ImageError),
     #[error(transparent)]
     Pipeline(#[from] gpipe::Error),
+    #[error(transparent)]
+    Plan(#[from] gpipe_core::plan::PlanError),
     #[error(transparent)]
     Weights(#[from] gpipe_checkpoint::weights::WeightsError),
     #[error(transparent)]
@@ -118,6 +124,7 @@ fn main() -> ExitCode {
         args::Command::Predict(arguments) => predict::run(&arguments),
         args::Command::Trace(arguments) => trace::run(&arguments),
         args::Command::Profile(arguments) => profile::run(&arguments),
+        args::Command::Plan(arguments) => plan::run(&arguments),
         args::Command::Plot(arguments) => plot::run(&arguments),
         args::Command::Inspect(arguments) => inspect::run(&arguments),
         args::Command::Export(arguments) => interchange::export(&arguments),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use gpipe::{
-    Bytes, Nanos, PipelineBuilder, Sequence,
+    Bytes, Nanos, Sequence,
     profile::{Profile, Profiling, Subject, profile},
 };
 use gpipe_core::cost::{LayerCost, ModelCosts};
@@ -12,10 +12,10 @@ use crate::{
     CliError,
     args::{ConfigArguments, ProfileArguments},
     config::Config,
-    metrics::io,
+    files::{read_bounded, write_aside},
     output::{complain, say},
     setup,
-    task::{self, Batch},
+    task::{self, Batch, Task},
 };
 
 /// Steps that are measured of each size and policy unless --steps says otherwise.
@@ -32,7 +32,9 @@ pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), CliError> {
         config.set_stages(stages, arguments.config.device.is_some());
     }
     let steps = arguments.config.steps.unwrap_or(STEPS);
-    let found = measure(&config, &arguments.micro_batches, steps)?;
+    let task = task::open(&config, None)?;
+    let model = task::model(&config, task.vocabulary().size())?;
+    let found = measure(&config, task.as_ref(), &model, &arguments.micro_batches, steps)?;
     let path = arguments.out.clone().unwrap_or_else(|| default_path(&arguments.config));
     write(&path, &found)?;
     show(&found, &config);
@@ -43,12 +45,12 @@ pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), CliError> {
 /// Measures what `config` describes, for each M in `micro_batches` (or the usual ones, if there is none).
 pub(crate) fn measure(
     config: &Config,
+    task: &dyn Task,
+    model: &Sequence,
     micro_batches: &[usize],
     steps: u64,
 ) -> Result<Profile, CliError> {
-    let task = task::open(config, None)?;
     let make = task.training(0, 0)?;
-    let model = task::model(config, task.vocabulary().size())?;
     let mut all =
         if micro_batches.is_empty() { MICRO_BATCHES.to_vec() } else { micro_batches.to_vec() };
     all.push(config.pipeline.micro_batches);
@@ -72,17 +74,16 @@ pub(crate) fn measure(
         model.len(),
         config.pipeline.stages
     );
-    Ok(profile(&settings, || Ok(builder(config, &model)), |what| complain!("  {what}"))?)
+    Ok(profile(
+        &settings,
+        || Ok(setup::pipeline(config, model.clone())),
+        |what| complain!("  {what}"),
+    )?)
 }
 
-/// A pipeline without choices that depend on the number of stages, so that any profile can be compared with it.
-fn builder(config: &Config, model: &Sequence) -> PipelineBuilder {
-    setup::pipeline(config, model.clone())
-}
-
-/// What a profile of `config` would be of; reads no data but what the model's size needs.
+/// What a profile of `config` would be of.
 pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliError> {
-    Ok(builder(config, model).subject(&machine())?)
+    Ok(setup::pipeline(config, model.clone()).subject(&machine())?)
 }
 
 /// Where the profile of a configuration's file is kept.
@@ -93,28 +94,13 @@ pub(crate) fn default_path(arguments: &ConfigArguments) -> PathBuf {
 
 /// Writes a profile, whole or not at all.
 pub(crate) fn write(path: &Path, profile: &Profile) -> Result<(), CliError> {
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(io(parent))?;
-    }
-    let aside = path.with_extension("writing");
-    std::fs::write(&aside, profile.to_json()?).map_err(io(&aside))?;
-    std::fs::rename(&aside, path).map_err(io(path))
+    write_aside(path, &profile.to_json()?)
 }
 
 /// Reads a profile.
 pub(crate) fn read(path: &Path) -> Result<Profile, CliError> {
     let text = read_bounded(path, FILE_BYTES_MAX)?;
     Ok(Profile::from_json(&text, &path.display().to_string())?)
-}
-
-/// A text file of at most so many bytes.
-pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {
-    let bytes = std::fs::metadata(path).map_err(io(path))?.len();
-    if bytes > bytes_max {
-        let (path, bytes, most) = (path.display(), Bytes(bytes), Bytes(bytes_max));
-        return Err(CliError::Usage(format!("{path}: it has {bytes}, at most {most} are read")));
-    }
-    std::fs::read_to_string(path).map_err(io(path))
 }
 
 /// The processor and its cores, in words.
@@ -195,12 +181,15 @@ fn show(profile: &Profile, config: &Config) {
         );
     }
     say!("a message between stages: {} after its send", costs.transport.latency);
-    host(costs, config);
+    say!("{}", host_memory(costs));
 }
 
 /// What is held besides the stages' tensors.
-fn host(costs: &ModelCosts, _config: &Config) {
+pub(crate) fn host_memory(costs: &ModelCosts) -> String {
     let state: Bytes = costs.layers.iter().map(|layer| layer.parameters + layer.optimizer).sum();
     let ties: Bytes = costs.ties.iter().map(|tie| tie.parameters + tie.optimizer).sum();
-    say!("besides: {} for a checkpoint while it is written", state + ties);
+    format!(
+        "besides, on the host: {} for a checkpoint while it is written, and the batches made ahead",
+        state + ties
+    )
 }

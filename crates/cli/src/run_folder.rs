@@ -27,6 +27,8 @@ pub(crate) const AVERAGES: &str = "averages.safetensors";
 pub(crate) const EARLIER: &str = "earlier-";
 /// The file of its losses and times.
 pub(crate) const METRICS: &str = "metrics.jsonl";
+/// The plan that it follows, if it follows one.
+pub(crate) const PLAN: &str = "plan.json";
 /// The folder of its checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 

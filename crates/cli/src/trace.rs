@@ -51,7 +51,9 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
     let timelines: Vec<_> = warm.iter().map(|report| &report.timeline).collect();
     let simulated = pipeline.simulate(&timelines)?;
 
-    let drawing = draw::compare(&median.timeline, &simulated, arguments.width);
+    let both = [("measured", &median.timeline), ("simulated", &simulated)];
+    let look = draw::Look { width: arguments.width, color: false };
+    let drawing = draw::panels(&both, look);
     say!("{}", drawing.trim_end());
     let (measured_ms, simulated_ms) = (median.time.as_ms(), simulated.makespan.as_ms());
     say!(
@@ -68,7 +70,7 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
     say!("the measured step takes {:.3} of the simulated one", measured_ms / simulated_ms);
     let path = &arguments.out;
     let file = BufWriter::new(File::create(path).map_err(io(path))?);
-    trace::write(file, &median.timeline, Some(&simulated)).map_err(io(path))?;
+    trace::write(file, &both).map_err(io(path))?;
     say!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
     Ok(())
 }

@@ -101,6 +101,11 @@ pub fn breakdown(program: &Program, timeline: &Timeline, capacity: usize) -> Vec
     times.collect()
 }
 
+/// What each device did, without communication and waiting.
+pub fn device_times(timeline: &Timeline) -> Vec<DeviceTimes> {
+    timeline.devices.iter().map(|actions| busy(actions)).collect()
+}
+
 /// What a device did, without communication and waiting.
 fn busy(actions: &[TimedAction]) -> DeviceTimes {
     let mut times = DeviceTimes::default();

@@ -31,11 +31,13 @@ use crate::{
     args::TrainArguments,
     config::{Config, OnNan},
     eval::{self, Measured},
+    files::write_aside,
     init,
     metrics::{Metrics, Seen, io},
     output::{complain, say},
+    plan,
     progress::Progress,
-    run_folder::{AVERAGES, EARLIER, METRICS, WEIGHTS},
+    run_folder::{AVERAGES, EARLIER, METRICS, PLAN, WEIGHTS},
     setup,
     summary::Summary,
     task::{self, Batch, MakeBatch, Task, Vocabulary, classification::tell_unreadable},
@@ -47,7 +49,6 @@ const NAN_IN_A_ROW: u64 = 10;
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let mut start = Start::find(arguments)?; // before any work
-    let config = start.config.clone();
     let init = arguments.init.as_deref().map(init::open).transpose()?;
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
@@ -59,11 +60,15 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         (false, Some(Vocabulary::Classes(classes))) => (None, Some(classes)),
         (_, given) => (given, None),
     };
-    let task = task::open(&config, fixed)?;
+    let task = task::open(&start.config, fixed)?;
     say!("{}", task.summary());
     let mut position = position(start.checkpoint.as_ref(), task.fingerprint())?;
     let make = task.training(position.batches, position.samples)?;
-    let model = task::model(&config, task.vocabulary().size())?;
+    let model = task::model(&start.config, task.vocabulary().size())?;
+    let wanted = arguments.plan.as_deref();
+    let known = &arguments.pipeline.config;
+    let plan = plan::for_training(wanted, known, &mut start.config, task.as_ref(), &model)?;
+    let config = start.config.clone();
     describe(&config, &model);
     let mut pipeline = setup::pipeline(&config, model).build()?;
     say!("layers per stage: {:?}", pipeline.balance());
@@ -79,6 +84,9 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     start.out.keep();
     let out = start.out.path();
     write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
+    if let Some(plan) = &plan {
+        plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
+    }
     let vocabulary = task.vocabulary();
     write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)?;
     let metrics = metrics(&start, &position, pipeline.steps() + 1)?;
@@ -155,13 +163,6 @@ fn metrics(start: &Start, position: &Position, step: u64) -> Result<Metrics, Cli
             samples < position.samples || samples == position.samples && !again
         }
     })
-}
-
-/// Writes a file that is there whole or not at all.
-fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
-    let aside = path.with_extension("writing");
-    std::fs::write(&aside, text).map_err(io(&aside))?;
-    std::fs::rename(&aside, path).map_err(io(path))
 }
 
 /// Gives a file of an earlier end of the run another name.

@@ -158,12 +158,18 @@ fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<Layer
     Ok(costs.collect())
 }
 
-/// From the end of a send to the end of the receive that waited for it; 0 where the receiver was the first to look at its clock.
+/// A send that takes longer waited for room.
+const FREE: Nanos = Nanos(100_000);
+
+/// From a send to the end of the receive that waited for it. A send's own end is noted by another thread, perhaps after the
+/// receive's: so from its start, of those that did not wait for room.
 fn latencies_of(timeline: &Timeline) -> Vec<u64> {
     let mut sent = HashMap::new();
     for timed in timeline.devices.iter().flatten() {
-        if let Op::Send(transfer) = timed.action.op {
-            sent.insert(transfer, timed.end);
+        if let Op::Send(transfer) = timed.action.op
+            && timed.end - timed.start < FREE
+        {
+            sent.insert(transfer, timed.start);
         }
     }
     let waited = timeline.devices.iter().flatten().filter_map(|timed| {

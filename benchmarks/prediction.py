@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Predicted against measured: `gpipe plan` beside `gpipe train`, in rounds.      (make bench-prediction)
+
+Usage: prediction.py [--workload gpt|amoeba] [--rounds 3] [--out FOLDER]
+       prediction.py --report FOLDER      (the report again, from its raw data)
+
+Each round measures a new profile with two stages, plans every configuration with it, and only then trains each of them
+for a few steps, in an order that is rotated from round to round. So every prediction is on disk before the run that it is about,
+and comes from other runs. What is compared: the median of the steps after the first, and the most bytes that each stage held, with
+the plan's. Ratios are paired within a round (this machine's speed drifts by the hour); the interval is Student's at 95% over the
+rounds. A canary (a fixed product on one thread) beside each run shows how much the machine drifted within it.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GPIPE = ROOT / "target" / "release" / "gpipe"
+MEDIAN = statistics.median
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447}
+MICRO_BATCHES = [2, 4, 8, 16, 32]
+WORKLOADS = {
+    # name: (configuration, its changes, steps of a run)
+    "gpt": ("configs/gpt.toml", [], 5),
+    "amoeba": ("configs/amoebanet-glyphs.toml", [
+        "model.cells=6", "model.filters=128", "model.drop_path=0", "model.auxiliary=0", "images.size=64", "train.mini_batch=32",
+        "train.validate_every=0", "train.label_smoothing=0", "data.variations=1"], 11),
+}
+KEEPING, DISCARDING = "never", "always"
+
+
+def configurations():
+    """(M, schedule, re-materialization)"""
+    return [(m, schedule, remat) for remat in [KEEPING, DISCARDING] for schedule in ["gpipe", "1f1b"]
+            for m in MICRO_BATCHES]
+
+
+def canary():
+    start = time.perf_counter()
+    total = 0
+    for number in range(3_000_000):
+        total += number * number % 7
+    return time.perf_counter() - start
+
+
+def gpipe(*arguments):
+    result = subprocess.run([str(GPIPE), *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, timeout=1800)
+    if result.returncode:
+        sys.exit(f"gpipe {' '.join(map(str, arguments))} failed:\n{result.stderr[-2000:]}")
+    return result.stdout
+
+
+def one_round(workload, rotated, folder):
+    config, changes, steps = WORKLOADS[workload]
+    common = [config, *(f"--set={change}" for change in changes)]
+    profile = folder / "profile.json"
+    start = time.perf_counter()
+    gpipe("profile", *common, "--stages", 2, "--micro-batches", ",".join(map(str, MICRO_BATCHES)), "--steps",
+          3 if workload == "gpt" else 8, "--out", profile)
+    profile_s = time.perf_counter() - start
+    plans = {}
+    for m, schedule, remat in configurations():
+        plan = folder / f"{m}-{schedule}-{remat}.plan.json"
+        gpipe("plan", *common, "--profile", profile, "--devices", 2, "--micro-batches", m, "--schedule", schedule,
+              "--remat", remat, "--out", plan)
+        plans[m, schedule, remat] = plan
+    found = []
+    for m, schedule, remat in rotated:
+        plan = plans[m, schedule, remat]
+        out = folder / f"run-{m}-{schedule}-{remat}"
+        before = canary()
+        gpipe("train", *common, "--plan", plan, "--steps", steps, "--every", "none", "--out", out,
+              "--set=train.validation_tokens=128")
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        lines = [line for line in lines if line["kind"] == "step"]
+        predicted = json.loads(plan.read_text())
+        found.append({
+            "micro_batches": m, "schedule": schedule, "remat": remat, "canary_s": [before, canary()],
+            "balance": predicted["plan"]["balance"],
+            "predicted_ms": predicted["predicted"]["step"] / 1e6,
+            "predicted_peaks": predicted["predicted"]["peaks"],
+            "step_ms": [line["step_ms"] for line in lines],
+            "stages": lines[-1]["stages"],
+            "peaks": [max(line["stages"][k]["peak_bytes"] for line in lines) for k in range(2)],
+        })
+        subprocess.run(["rm", "-r", str(out)], check=True)
+    return {"profile_s": profile_s, "found": found}
+
+
+def interval(ratios):
+    middle = statistics.mean(ratios)
+    if len(ratios) < 2:
+        return f"{middle:.3f}"
+    half = STUDENT[len(ratios) - 1] * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return f"{middle:.3f} ± {half:.3f}"
+
+
+def report(folder, raw):
+    done = len(raw["rounds"])
+    lines = [f"# Predicted against measured: `{raw['workload']}`", "",
+             f"{raw['machine']}; commit {raw['commit']}; {done} rounds; a profile takes "
+             f"{MEDIAN([one['profile_s'] for one in raw['rounds']]):.0f} s.", "",
+             "```sh", f"python3 benchmarks/prediction.py --workload {raw['workload']} --rounds {done}", "```", "",
+             "Step: the plan's over the median measured one (without the first), paired within a round, mean and Student's interval at",
+             "95%. Bytes: the plan's peak over the measured one, the largest and the smallest ratio of both stages.", "",
+             "| M | schedule | re-materialization | layers per stage | measured step, ms | predicted / measured | peak bytes, predicted / measured |",
+             "|---|---|---|---|---|---|---|"]
+    far, far_bytes, total = [], [], 0
+    for key in [(m, schedule, remat) for remat in [KEEPING, DISCARDING] for schedule in ["gpipe", "1f1b"]
+                for m in MICRO_BATCHES]:
+        runs = [run for one in raw["rounds"] for run in one["found"]
+                if (run["micro_batches"], run["schedule"], run["remat"]) == key]
+        measured = [MEDIAN(run["step_ms"][1:]) for run in runs]
+        ratios = [run["predicted_ms"] / step for run, step in zip(runs, measured)]
+        bytes_ratios = [p / m for run in runs for p, m in zip(run["predicted_peaks"], run["peaks"])]
+        total += 1
+        if not 0.95 <= statistics.mean(ratios) <= 1.05:
+            far.append(key)
+        if not all(0.95 <= ratio <= 1.05 for ratio in bytes_ratios):
+            far_bytes.append(key)
+        cuts = sorted({" + ".join(map(str, run["balance"])) for run in runs})
+        lines.append(f"| {key[0]} | {key[1]} | {key[2]} | {' or '.join(cuts)} | {MEDIAN(measured):.0f} "
+                     f"[{min(measured):.0f} .. {max(measured):.0f}] | {interval(ratios)} | "
+                     f"{min(bytes_ratios):.3f} .. {max(bytes_ratios):.3f} |")
+    canaries = [MEDIAN(run["canary_s"]) for one in raw["rounds"] for run in one["found"]]
+    lines += ["", f"The step within 5% in {total - len(far)} of {total} configurations"
+              + (f"; not in {', '.join(map(str, far))}" if far else "") + f". The bytes within 5% in {total - len(far_bytes)} of {total}"
+              + (f"; not in {', '.join(map(str, far_bytes))}" if far_bytes else "") + ".",
+              f"Canary: {MEDIAN(canaries):.3f} s [{min(canaries):.3f} .. {max(canaries):.3f}]."]
+    (folder / "report.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def machine():
+    for line in open("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            return line.split(":")[1].strip() + f", {os.cpu_count()} cores"
+    return f"{os.cpu_count()} cores"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=WORKLOADS, default="gpt")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out")
+    parser.add_argument("--report", metavar="FOLDER")
+    options = parser.parse_args()
+    if options.report:
+        folder = Path(options.report)
+        return report(folder, json.loads((folder / "raw.json").read_text()))
+    subprocess.run(["cargo", "build", "--quiet", "--release", "--locked", "--bin", "gpipe"], cwd=ROOT, check=True)
+    out = Path(options.out or ROOT / "benchmarks" / f"{datetime.date.today()}-prediction-{options.workload}")
+    out.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    raw = {"workload": options.workload, "machine": machine(), "commit": commit.stdout.strip(), "rounds": []}
+    for number in range(options.rounds):
+        jobs = configurations()
+        shift = number * 7 % len(jobs)
+        with tempfile.TemporaryDirectory() as folder:
+            raw["rounds"].append(one_round(options.workload, jobs[shift:] + jobs[:shift], Path(folder)))
+        (out / "raw.json").write_text(json.dumps(raw) + "\n")
+        print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
+        report(out, raw)
+
+
+if __name__ == "__main__":
+    main()

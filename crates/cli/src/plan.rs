@@ -1,0 +1,300 @@
+//! `gpipe plan`, and the plan of `gpipe train --plan`: how to run a model, decided before it runs.
+
+use std::path::{Path, PathBuf};
+
+use gpipe::{
+    Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence,
+    profile::{Profile, Subject},
+};
+use gpipe_core::{
+    cost::ModelCosts,
+    plan::{Found, PlanDevice, Request, explain, search},
+};
+use gpipe_observe::picture::{self, Panel, Scene};
+
+use crate::{
+    CliError,
+    args::{ConfigArguments, PlanArguments},
+    config::{Config, flag},
+    files::write_aside,
+    output::say,
+    plan_file::PlanFile,
+    profile::{self, host_memory},
+    task::{self, Task},
+};
+
+/// Simulated actions that a search may spend: some seconds.
+const BUDGET: u64 = 30_000_000;
+/// Steps of the profile that `--plan auto` measures.
+const STEPS: u64 = 4;
+
+/// Where costs come from.
+struct Source {
+    costs: ModelCosts,
+    /// In words.
+    text: String,
+    subject: Option<Subject>,
+}
+
+/// Plans, explains, and writes what was asked for.
+pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
+    let mut config = Config::load(&arguments.config)?;
+    let devices = arguments.devices.unwrap_or(config.pipeline.stages);
+    let caps = std::mem::take(&mut config.pipeline.memory.0);
+    let devices = placed(devices, &caps, &arguments.speed)?;
+    let balance = fixed_balance(&config, arguments.config.balance.is_some());
+    let source = source(arguments, &config)?;
+    let remat = arguments.remat.as_deref().map(|text| flag("--remat", text)).transpose()?;
+    let schedules = arguments.schedule.iter().map(|text| flag("--schedule", text));
+    let choices = Choices {
+        stages: arguments.stages.clone(),
+        micro_batches: arguments.micro_batches.clone(),
+        schedules: schedules.collect::<Result<_, _>>()?,
+        balance,
+        remat,
+    };
+    let found = find(&source, &devices, &config, choices)?;
+    say!("costs: {}", source.text);
+    say!("{}", explain(&found).trim_end());
+    say!("{}", host_memory(&source.costs));
+    let name = arguments.config.config.as_deref().and_then(Path::file_stem).unwrap_or_default();
+    let default = PathBuf::from("out").join(format!("{}.plan.json", name.to_string_lossy()));
+    let path = arguments.out.clone().unwrap_or(default);
+    file(&source, &devices, &config, &found).write(&path)?;
+    say!("{}: gpipe train --plan runs it", path.display());
+    let drawn = Drawn::new(&found, &name.to_string_lossy());
+    let scene = drawn.scene(&found, &source.text);
+    if let Some(path) = &arguments.svg {
+        write_aside(path, &picture::svg(&scene))?;
+        say!("{}: the planned step", path.display());
+    }
+    if let Some(path) = &arguments.html {
+        write_aside(path, &picture::html(&scene))?;
+        say!("{}: the planned step", path.display());
+    }
+    Ok(())
+}
+
+/// The plan that a training runs, if it was asked for one: from a file, or made here. `config` is then what it says.
+pub(crate) fn for_training(
+    wanted: Option<&str>,
+    arguments: &ConfigArguments,
+    config: &mut Config,
+    task: &dyn Task,
+    model: &Sequence,
+) -> Result<Option<PlanFile>, CliError> {
+    let plan = match wanted {
+        None => return Ok(None),
+        Some("auto") => automatic(arguments, config, task, model)?,
+        Some(path) => {
+            let plan = PlanFile::read(Path::new(path))?;
+            if let Some(subject) = &plan.subject {
+                subject.check(&profile::subject(config, model)?, path)?;
+            }
+            plan
+        }
+    };
+    plan.apply(config, wanted.unwrap_or_default())?;
+    let predicted = &plan.predicted;
+    say!(
+        "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {} per step, bubble {:.1}%, peak {} ({})",
+        plan.plan.balance.len(),
+        plan.plan.micro_batches,
+        plan.plan.schedule,
+        plan.plan.remat,
+        predicted.step,
+        100.0 * predicted.bubble,
+        predicted.peaks.iter().max().copied().unwrap_or_default(),
+        plan.source
+    );
+    Ok(Some(plan))
+}
+
+/// For the configured stages and memory, with the profile that is there, or one that is measured now.
+fn automatic(
+    arguments: &ConfigArguments,
+    config: &Config,
+    task: &dyn Task,
+    model: &Sequence,
+) -> Result<PlanFile, CliError> {
+    let path = profile::default_path(arguments);
+    let subject = profile::subject(config, model)?;
+    let there = match path.exists() {
+        true => Some(profile::read(&path)?).filter(|found| found.subject == subject),
+        false => None,
+    };
+    let found = match there {
+        Some(found) => found,
+        None => {
+            let found = profile::measure(config, task, model, &[], STEPS)?;
+            profile::write(&path, &found)?;
+            found
+        }
+    };
+    let source = measured(found, &path);
+    let pipeline = &config.pipeline;
+    let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
+    let found = find(&source, &devices, config, Choices::default())?;
+    Ok(file(&source, &devices, config, &found))
+}
+
+/// The picture of a plan that was found.
+struct Drawn {
+    bytes: Vec<Vec<(Nanos, Bytes)>>,
+    peaks: Vec<Bytes>,
+    caps: Vec<Option<Bytes>>,
+    title: String,
+    subtitle: Vec<String>,
+}
+
+impl Drawn {
+    fn new(found: &Found, name: &str) -> Self {
+        let Found { plan, prediction, .. } = found;
+        let balance = match plan.balance.len() {
+            0..=16 => format!(", layers {}", Balance::Layers(plan.balance.clone())),
+            _ => String::new(),
+        };
+        Self {
+            bytes: prediction.bytes(),
+            peaks: prediction.stages.iter().map(|stage| stage.peak).collect(),
+            caps: found.devices.iter().map(|device| device.memory).collect(),
+            title: format!("{name}: a planned step"),
+            subtitle: vec![format!(
+                "{} stages, M = {}, {}, re-materialization {}{balance}",
+                plan.balance.len(),
+                plan.micro_batches,
+                plan.schedule,
+                plan.remat
+            )],
+        }
+    }
+
+    fn scene<'a>(&'a self, found: &'a Found, source: &str) -> Scene<'a> {
+        let panel = Panel::new("predicted", source, &found.prediction.timeline);
+        let panel = Panel { bytes: &self.bytes, peaks: &self.peaks, caps: &self.caps, ..panel };
+        Scene { title: self.title.clone(), subtitle: self.subtitle.clone(), panels: vec![panel] }
+    }
+}
+
+/// What the planner may choose from; nothing: everything.
+#[derive(Default)]
+struct Choices {
+    stages: Vec<usize>,
+    micro_batches: Vec<usize>,
+    schedules: Vec<Schedule>,
+    balance: Option<Vec<usize>>,
+    remat: Option<RematPolicies>,
+}
+
+fn find(
+    source: &Source,
+    devices: &[PlanDevice],
+    config: &Config,
+    choices: Choices,
+) -> Result<Found, CliError> {
+    let samples = config.train.mini_batch;
+    let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
+    let mut powers: Vec<usize> = std::iter::successors(Some(1_usize), |m| m.checked_mul(2))
+        .take_while(|&m| m <= samples)
+        .collect();
+    powers.push(config.pipeline.micro_batches.min(samples));
+    powers.sort_unstable();
+    powers.dedup();
+    let layers = source.costs.layers.len();
+    Ok(search(&Request {
+        model: &source.costs,
+        devices,
+        samples,
+        stages: or(choices.stages, vec![devices.len().min(layers)]),
+        micro_batches: or(choices.micro_batches, powers),
+        schedules: or_all(choices.schedules),
+        balance: choices.balance,
+        remat: choices.remat,
+        budget: BUDGET,
+    })?)
+}
+
+fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
+    if schedules.is_empty() { Schedule::TRAINING.to_vec() } else { schedules }
+}
+
+fn file(source: &Source, devices: &[PlanDevice], config: &Config, found: &Found) -> PlanFile {
+    let (text, subject) = (source.text.clone(), source.subject.clone());
+    let samples = config.train.mini_batch;
+    PlanFile::new(text, subject, samples, devices, &found.plan, &found.prediction, &source.costs)
+}
+
+/// Devices with caps and speeds, of which there is one for all or one for each.
+fn placed(count: usize, caps: &[Bytes], speeds: &[f64]) -> Result<Vec<PlanDevice>, CliError> {
+    let fits = |given: usize, what: &str| match given {
+        0 | 1 => Ok(()),
+        _ if given == count => Ok(()),
+        _ => Err(CliError::Usage(format!(
+            "{given} {what} for {count} devices: give one for all, or one for each"
+        ))),
+    };
+    fits(caps.len(), "memory caps")?;
+    fits(speeds.len(), "speeds")?;
+    let device = |index: usize| PlanDevice {
+        speed: speeds.get(index).or(speeds.first()).copied().unwrap_or(1.0),
+        memory: caps.get(index).or(caps.first()).copied(),
+    };
+    Ok((0..count).map(device).collect())
+}
+
+/// The cut, if the command line says which.
+fn fixed_balance(config: &Config, given: bool) -> Option<Vec<usize>> {
+    match &config.pipeline.balance {
+        Balance::Layers(layers) if given => Some(layers.clone()),
+        _ => None,
+    }
+}
+
+fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
+    let path = profile::default_path(&arguments.config);
+    let path = match (&arguments.profile, arguments.analytic) {
+        (Some(path), _) => Some(path.clone()),
+        (None, false) if path.exists() => Some(path),
+        (None, _) => None,
+    };
+    let mut source = match path {
+        Some(path) => {
+            let found = profile::read(&path)?;
+            // The sizes of tokens and classes are those of the data that were profiled: none are read here.
+            let size = usize::try_from(found.subject.classes).unwrap_or(0);
+            let model = task::model(config, size)?;
+            found.subject.check(&profile::subject(config, &model)?, &path.display().to_string())?;
+            measured(found, &path)
+        }
+        None => {
+            return Err(CliError::Usage(format!(
+                "there is no profile of this configuration: gpipe profile makes one"
+            )));
+        }
+    };
+    let transport = &mut source.costs.transport;
+    if let Some(bytes_per_s) = arguments.link_bandwidth {
+        transport.bytes_per_s = positive("--link-bandwidth", bytes_per_s)? as u64;
+    }
+    if let Some(latency_us) = arguments.link_latency {
+        transport.latency = Nanos((latency_us.max(0.0) * 1e3) as u64);
+    }
+    Ok(source)
+}
+
+fn measured(found: Profile, path: &Path) -> Source {
+    let text = format!(
+        "measured on {} with {} stages at work ({})",
+        found.subject.machine,
+        found.stages,
+        path.display()
+    );
+    Source { costs: found.costs, text, subject: Some(found.subject) }
+}
+
+fn positive(name: &str, value: f64) -> Result<f64, CliError> {
+    match value.is_finite() && value > 0.0 {
+        true => Ok(value),
+        false => Err(CliError::Usage(format!("{name} {value}: give a number above 0"))),
+    }
+}
