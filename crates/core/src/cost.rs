@@ -80,6 +80,8 @@ pub struct SkipCost {
     pub pop: usize,
     /// Of one sample.
     pub bytes: Bytes,
+    /// Of one sample: what its gradient holds on the way back; more than `bytes` where it is a part of a larger one.
+    pub gradient: Bytes,
 }
 
 /// A weight that several layers use: each stage has it once.
@@ -255,11 +257,12 @@ impl ModelCosts {
         costs.get(range.start..end).unwrap_or_default()
     }
 
-    /// The bytes of a stage with the layers in `range`, as [`ModelCosts::stage_cost`].
+    /// The bytes of a stage with the layers in `range`, as [`ModelCosts::stage_cost`], in micro-batches of `samples` samples.
     pub fn stage_bytes(
         &self,
         range: Range<usize>,
         costs: &[LayerCost],
+        samples: usize,
         remat: Remat,
     ) -> StageBytes {
         let states = &self.layers[range.clone()];
@@ -271,6 +274,7 @@ impl ModelCosts {
             costs: self.with_loss(&range, costs),
             gradients: &gradients,
             segments: remat.segment_ranges(range.len()),
+            skips: self.skips.iter().map(|skip| self.end_in(skip, &range, samples)).collect(),
         };
         let kept = layers.keeping(0..layers.costs.len());
         let statistics = states.iter().map(|state| state.statistics).sum();
@@ -286,6 +290,18 @@ impl ModelCosts {
             first_backward: layers.backward(true, true),
             first_backward_kept: layers.backward(false, true),
             update: states.iter().map(|state| state.update_peak).max().unwrap_or_default(),
+        }
+    }
+
+    /// What of `skip` a stage with the layers in `range` sees.
+    fn end_in(&self, skip: &SkipCost, range: &Range<usize>, samples: usize) -> SkipEnds {
+        let position = |layer: usize| range.contains(&layer).then(|| layer - range.start);
+        let trained = self.trained_before.get(skip.stash + 1).copied().unwrap_or(true);
+        SkipEnds {
+            stash: position(skip.stash),
+            pop: position(skip.pop),
+            bytes: skip.bytes.times(samples),
+            gradient: if trained { skip.gradient.times(samples) } else { Bytes(0) },
         }
     }
 
@@ -306,9 +322,13 @@ impl ModelCosts {
                 EdgeBytes { forward: cost.inputs, backward: cost.input_gradients }
             }
             Purpose::Skip(index) => {
-                let per_sample = self.skips.get(*index).map_or(0, |skip| skip.bytes.0);
-                let bytes = Bytes(per_sample.saturating_mul(samples as u64));
-                EdgeBytes { forward: bytes, backward: bytes }
+                let times = |bytes: fn(&SkipCost) -> Bytes| {
+                    self.skips.get(*index).map_or(Bytes(0), |skip| bytes(skip).times(samples))
+                };
+                EdgeBytes {
+                    forward: times(|skip| skip.bytes),
+                    backward: times(|skip| skip.gradient),
+                }
             }
             Purpose::Tie | Purpose::Vote => EdgeBytes::default(),
         };
@@ -331,6 +351,15 @@ struct Layers<'a> {
     costs: &'a [LayerCost],
     gradients: &'a [Bytes],
     segments: Vec<Range<usize>>,
+    skips: Vec<SkipEnds>,
+}
+
+/// The ends of a long skip that are in a stage, by the position of their layers, and what it holds.
+struct SkipEnds {
+    stash: Option<usize>,
+    pop: Option<usize>,
+    bytes: Bytes,
+    gradient: Bytes,
 }
 
 impl Layers<'_> {
@@ -345,9 +374,10 @@ impl Layers<'_> {
     }
 
     /// A forward that discards: each layer's inputs go when it is done, but for those that a segment starts from. The
-    /// loss is left to the re-materialization.
+    /// loss is left to the re-materialization. What layers stash stays until the forward ends, and what a later segment pops
+    /// until the backward.
     fn forward_discarding(&self) -> Held {
-        let mut held = Held::default();
+        let (mut held, mut stashed) = (Held::default(), Bytes(0));
         for segment in &self.segments {
             for layer in segment.clone() {
                 let cost = &self.costs[layer];
@@ -357,9 +387,17 @@ impl Layers<'_> {
                     held.after += cost.inputs;
                 }
                 let inputs = if is_start { Bytes(0) } else { cost.inputs };
-                held.peak = held.peak.max(held.after + inputs + cost.forward_peak);
+                held.peak = held.peak.max(held.after + stashed + inputs + cost.forward_peak);
+                let own = self.skips.iter().filter(|skip| skip.stash == Some(layer));
+                stashed += own.map(|skip| skip.bytes).sum();
             }
         }
+        let segment = |layer: usize| self.segments.iter().position(|s| s.contains(&layer));
+        let is_kept = |skip: &&SkipEnds| match (skip.stash, skip.pop) {
+            (Some(stash), Some(pop)) => segment(stash) != segment(pop),
+            _ => false,
+        };
+        held.after += self.skips.iter().filter(is_kept).map(|skip| skip.bytes).sum();
         held
     }
 
@@ -397,9 +435,16 @@ impl Layers<'_> {
                     None => Bytes(0),
                 };
                 let made = if first { made } else { Bytes(0) };
-                let change = signed(cost.input_gradients) + signed(made)
+                let mut change = signed(cost.input_gradients) + signed(made)
                     - signed(cost.kept)
                     - signed(outputs);
+                // A skip's gradient is there from its pop to its stash, or to the end where that is on another stage.
+                for skip in &self.skips {
+                    let gradient = signed(skip.gradient);
+                    let was_here = skip.stash == Some(layer) && skip.pop.is_some();
+                    let comes = if skip.pop == Some(layer) { gradient } else { 0 };
+                    change = change.saturating_add(comes - if was_here { gradient } else { 0 });
+                }
                 now = now.saturating_add(change);
             }
         }

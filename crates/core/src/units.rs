@@ -45,6 +45,13 @@ macro_rules! quantity {
     };
 }
 
+impl Bytes {
+    /// So many times as much.
+    pub fn times(self, count: usize) -> Self {
+        Self(self.0.saturating_mul(count as u64))
+    }
+}
+
 quantity! {
     /// A time or a duration in nanoseconds.
     Nanos

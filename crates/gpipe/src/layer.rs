@@ -33,6 +33,7 @@ use tch::{Kind, Tensor};
 use crate::{
     batch_norm::{BatchStatistics, batch_norm},
     error::LayerError,
+    estimate::{Tape, Var},
     rng::{MaskKey, dropout},
     spec::TensorSpec,
 };
@@ -126,6 +127,13 @@ pub trait Layer: Send + Sync + 'static {
     /// passing over its elements.
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let _ = inputs;
+        None
+    }
+
+    /// The forward once more, in shapes alone, so that [`estimate`](crate::estimate::estimate) knows what it holds; its outputs, or
+    /// `None`: as if autograd kept nothing else.
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let _ = (tape, inputs);
         None
     }
 }

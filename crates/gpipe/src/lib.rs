@@ -17,6 +17,7 @@
 //!
 //! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
+//! - [`estimate`]: what a model will take and hold, from shapes alone
 //! - [`profile`]: what each layer takes and holds, measured; [`plan`]: how to run a model, predicted and chosen from [`cost`]s
 //! - [`state`]: all that a pipeline knows between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
@@ -32,6 +33,7 @@ struct Readme;
 mod batch_norm;
 mod device;
 mod error;
+pub mod estimate;
 pub mod layer;
 pub mod layers;
 mod loss;

@@ -4,7 +4,12 @@
 use gpipe_bridge::loss::cross_entropy_sum;
 use tch::{Kind, Reduction, Tensor};
 
-use crate::{error::LayerError, layer::only, spec::TensorSpec};
+use crate::{
+    error::LayerError,
+    estimate::{Node, Tape, Var},
+    layer::only,
+    spec::TensorSpec,
+};
 
 /// A loss. The mini-batch loss is `sum` over all micro-batches divided by `count` over the whole mini-batch.
 pub trait Loss: Send + Sync + 'static {
@@ -26,6 +31,12 @@ pub trait Loss: Send + Sync + 'static {
     /// # Errors
     /// libtorch's.
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
+
+    /// The sum once more, in shapes alone, as [`crate::Layer::record`]; `None`: as if autograd kept a copy of the outputs.
+    fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
+        let _ = (tape, outputs);
+        None
+    }
 }
 
 /// Cross entropy of class indices, per target: outputs [..., classes], targets [...] int64.
@@ -86,7 +97,23 @@ impl Loss for CrossEntropy {
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
+
+    /// The log-softmax is saved, with an index and a flag for each row; the backward overwrites it, but with smoothing.
+    fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
+        let logits = *outputs.first()?;
+        let spec = tape.spec(logits);
+        let rows = (spec.elements() / spec.last().max(1) as f64) as i64;
+        let (scalar, logs) = (TensorSpec::new([], spec.kind), tape.bytes(logits));
+        let node = Node::new(&[logits], scalar).saving_bytes(logs + INDEX_AND_FLAG * rows);
+        Some(tape.push(match self.label_smoothing == 0.0 {
+            true => node.overwriting_saved(),
+            false => node.backward_bytes(logs),
+        }))
+    }
 }
+
+/// Bytes of a row's int64 target and its flag.
+const INDEX_AND_FLAG: i64 = 9;
 
 /// On a GPU an index out of range leaves the process without it; a CPU's kernel says so itself.
 fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerError> {
@@ -137,6 +164,12 @@ impl<L: Loss> Loss for WithAuxiliary<L> {
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         self.loss.count(targets)
     }
+
+    fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
+        let sums = outputs.iter().map(|&output| self.loss.record(tape, &[output]));
+        let sums: Vec<Var> = sums.collect::<Option<_>>()?;
+        sums.into_iter().reduce(|a, b| tape.add(a, b))
+    }
 }
 
 /// Squared error summed over all elements, divided by the number of elements: outputs and targets of one
@@ -161,5 +194,13 @@ impl Loss for MeanSquaredError {
 
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(only(targets)?.numel() as f64)
+    }
+
+    /// The squares are summed once they are all there.
+    fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
+        let output = *outputs.first()?;
+        let (scalar, squares) = (TensorSpec::new([], tape.spec(output).kind), tape.bytes(output));
+        let node = Node::new(&[output], scalar).saving(&[output]);
+        Some(tape.push(node.saving_bytes(squares).forward_bytes(squares)))
     }
 }

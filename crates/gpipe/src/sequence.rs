@@ -131,7 +131,7 @@ impl Sequence {
             .collect())
     }
 
-    fn error(&self, index: usize, reason: impl ToString) -> Error {
+    pub(crate) fn error(&self, index: usize, reason: impl ToString) -> Error {
         let layer = &self.layers[index];
         Error::Model {
             layer: layer.name.clone(),

@@ -172,10 +172,12 @@ pub fn predict(
     let compute = plan.remat.apply(&plan.schedule.actions(stages, micro_batches));
     let program = lower(&compute, &topology, micro_batches)?;
     let (simulated, edges) = costs_of(model, devices, samples, plan, &ranges, &purposes);
-    let costs = model.at(samples.div_ceil(micro_batches));
+    let larger = samples.div_ceil(micro_batches);
+    let costs = model.at(larger);
     let bytes = ranges.iter().enumerate();
-    let bytes =
-        bytes.map(|(stage, range)| model.stage_bytes(range.clone(), &costs, plan.remat.of(stage)));
+    let bytes = bytes.map(|(stage, range)| {
+        model.stage_bytes(range.clone(), &costs, larger, plan.remat.of(stage))
+    });
     let bytes: Vec<StageBytes> = bytes.collect();
     let (capacity, timeline) = simulate_with_room(&program, &simulated)?;
     let peaks = peaks(&program, capacity, &bytes, &edges);

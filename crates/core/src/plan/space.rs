@@ -249,7 +249,9 @@ impl<'a> Space<'a> {
         let key = (range.start, range.end, policy.segments());
         let (model, costs) = (self.frame.model, &self.costs);
         let bytes = self.bytes.entry(key);
-        let bytes = bytes.or_insert_with(|| model.stage_bytes(range.clone(), costs, policy));
+        let larger = self.frame.samples.div_ceil(self.frame.micro_batches);
+        let bytes =
+            bytes.or_insert_with(|| model.stage_bytes(range.clone(), costs, larger, policy));
         if !self.with_messages {
             return Ok(moments.peak(bytes, &[]));
         }
@@ -344,6 +346,7 @@ impl<'a> Space<'a> {
     pub fn peaks(&mut self, plan: &Plan) -> Result<Vec<Bytes>, PlanError> {
         let costs = self.costs.clone();
         let model = self.frame.model;
+        let larger = self.frame.samples.div_ceil(self.frame.micro_batches);
         self.lowered(plan, |lowered, times, edges| {
             let capacity = match lowered.capacity {
                 Some(capacity) => capacity,
@@ -354,7 +357,8 @@ impl<'a> Space<'a> {
                 lowered.moments.get_or_insert_with(|| Rc::new(moments(&lowered.program, capacity)));
             let ranges = ranges(&plan.balance);
             let stages = all.iter().zip(ranges).enumerate().map(|(stage, (moments, range))| {
-                moments.peak(&model.stage_bytes(range, &costs, plan.remat.of(stage)), edges)
+                let policy = plan.remat.of(stage);
+                moments.peak(&model.stage_bytes(range, &costs, larger, policy), edges)
             });
             Ok((stages.collect(), 1))
         })

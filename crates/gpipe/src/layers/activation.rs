@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, only},
     spec::TensorSpec,
 };
@@ -42,6 +43,14 @@ impl Layer for Activation {
             Activation::Gelu => x.f_gelu("none")?,
             Activation::Relu => x.f_relu()?,
             Activation::Tanh => x.f_tanh()?,
+        }])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let x = *inputs.first()?;
+        Some(vec![match self {
+            Activation::Gelu => tape.elementwise(x),
+            Activation::Relu | Activation::Tanh => tape.elementwise_by_output(x),
         }])
     }
 }

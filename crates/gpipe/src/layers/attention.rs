@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     layers::{
         dropout::check_probability,
@@ -120,6 +121,21 @@ impl Attention {
         Ok(ctx.dropout(&weights, self.attention_dropout)?.f_matmul(v)?)
     }
 
+    /// As [`Attention::apply`].
+    pub(super) fn record_from(&self, tape: &mut Tape, first: usize, x: Var) -> Var {
+        let h = tape.layer_norm(x, first);
+        let qkv = tape.linear(h, first + 2, Some(first + 3));
+        let attended = match self.attention_dropout > 0.0 {
+            true => tape.unfused_attention(qkv, self.heads, self.attention_dropout),
+            false => tape.fused_attention(qkv, self.heads),
+        };
+        let y = tape.linear(attended, first + 4, Some(first + 5));
+        let dropped = tape.dropout(y, self.dropout);
+        let sum = tape.add(x, dropped);
+        [h, qkv, attended, y, dropped].into_iter().for_each(|var| tape.release(var));
+        sum
+    }
+
     /// Floating-point operations of one forward.
     pub(super) fn operations(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let input = inputs.first()?;
@@ -148,5 +164,9 @@ impl Layer for Attention {
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         self.operations(inputs)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![self.record_from(tape, 0, *inputs.first()?)])
     }
 }

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     spec::TensorSpec,
 };
@@ -68,5 +69,9 @@ impl Layer for BatchNorm {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         Ok(vec![ctx.batch_norm(0, self, only(inputs)?)?])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![tape.batch_norm(*inputs.first()?, 0)])
     }
 }

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, ParameterSpec, only},
     layers::{Attention, Mlp},
     spec::TensorSpec,
@@ -42,5 +43,10 @@ impl Layer for Block {
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         Some(self.attention.operations(inputs)? + self.mlp.operations(inputs)?)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let middle = self.attention.record_from(tape, 0, *inputs.first()?);
+        Some(vec![self.mlp.record_from(tape, Attention::PARAMETERS, middle)])
     }
 }

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, only},
     spec::TensorSpec,
 };
@@ -41,5 +42,9 @@ impl Layer for Dropout {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         Ok(vec![ctx.dropout(only(inputs)?, self.p)?])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![tape.dropout(*inputs.first()?, self.p)])
     }
 }

@@ -4,6 +4,7 @@ use tch::{Kind, Tensor};
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     layers::dropout::check_probability,
     spec::TensorSpec,
@@ -73,6 +74,16 @@ impl Layer for Embedding {
             x = x.f_add(&ctx.parameter(1)?.f_narrow(0, 0, length)?)?;
         }
         Ok(vec![ctx.dropout(&x, self.dropout)?])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let mut x = tape.embedding(*inputs.first()?, 0);
+        if self.positions > 0 {
+            let sum = tape.add_rows(x, 1);
+            tape.release(x);
+            x = sum;
+        }
+        Some(vec![tape.dropout(x, self.dropout)])
     }
 }
 

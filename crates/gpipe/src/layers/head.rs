@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     layers::norm::{norm_parameters, normalise},
     spec::TensorSpec,
@@ -46,5 +47,10 @@ impl Layer for Head {
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         Some(2.0 * inputs.first()?.elements() * self.vocabulary as f64)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let h = tape.layer_norm(*inputs.first()?, 0);
+        Some(vec![tape.linear(h, 2, None)])
     }
 }

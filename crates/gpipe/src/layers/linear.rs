@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     spec::TensorSpec,
 };
@@ -50,5 +51,9 @@ impl Layer for Linear {
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         Some(2.0 * inputs.first()?.elements() * self.outputs as f64)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![tape.linear(*inputs.first()?, 0, self.bias.then_some(1))])
     }
 }

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     layers::{
         dropout::check_probability,
@@ -68,6 +69,18 @@ impl Mlp {
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
+    /// As [`Mlp::apply`].
+    pub(super) fn record_from(&self, tape: &mut Tape, first: usize, x: Var) -> Var {
+        let h = tape.layer_norm(x, first);
+        let hidden = tape.linear(h, first + 2, Some(first + 3));
+        let active = tape.elementwise(hidden);
+        let y = tape.linear(active, first + 4, Some(first + 5));
+        let dropped = tape.dropout(y, self.dropout);
+        let sum = tape.add(x, dropped);
+        [h, hidden, active, y, dropped].into_iter().for_each(|var| tape.release(var));
+        sum
+    }
+
     /// Floating-point operations of one forward.
     pub(super) fn operations(&self, inputs: &[TensorSpec]) -> Option<f64> {
         Some(4.0 * inputs.first()?.elements() * self.hidden as f64)
@@ -93,5 +106,9 @@ impl Layer for Mlp {
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         self.operations(inputs)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![self.record_from(tape, 0, *inputs.first()?)])
     }
 }

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     spec::TensorSpec,
 };
@@ -46,5 +47,9 @@ impl Layer for LayerNorm {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         Ok(vec![normalise(ctx, 0, only(inputs)?)?])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![tape.layer_norm(*inputs.first()?, 0)])
     }
 }

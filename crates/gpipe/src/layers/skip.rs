@@ -5,6 +5,7 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
+    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, only},
     spec::TensorSpec,
 };
@@ -53,6 +54,12 @@ impl Layer for Stash {
         ctx.stash(&self.name, x);
         Ok(vec![x.shallow_clone()])
     }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let x = *inputs.first()?;
+        tape.stash(&self.name, x);
+        Some(vec![x])
+    }
 }
 
 impl Layer for Pop {
@@ -74,5 +81,10 @@ impl Layer for Pop {
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let skip = ctx.pop(&self.name)?;
         Ok(vec![only(inputs)?.f_add(&skip)?])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let skip = tape.pop(&self.name)?;
+        Some(vec![tape.add(*inputs.first()?, skip)])
     }
 }

@@ -117,6 +117,7 @@ fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
         stash: skip.stash.index(),
         pop: skip.pop.index(),
         bytes: Bytes(skip.spec.bytes()),
+        gradient: Bytes(skip.spec.bytes()),
     };
     let tie = |group: &crate::sequence::TieGroup| {
         let mut layers: Vec<usize> = group.uses.iter().map(|(layer, _)| layer.index()).collect();

@@ -3,7 +3,10 @@
 //! A cell takes the outputs of the two cells before it. It combines them, and what it has so far, five times: each time two
 //! of these go through an operation each, and are added. Those that no combination used are its output.
 
-use gpipe::{Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec};
+use gpipe::{
+    Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
+    estimate::{Tape, Var},
+};
 use tch::Tensor;
 
 use super::{
@@ -379,6 +382,50 @@ impl Layer for Cell {
         }
         Some(sum)
     }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let (&previous, &earlier) = self.both(inputs).ok()?;
+        let mut values = vec![self.previous.record(tape, 0, previous)?];
+        let mut first = self.previous.count();
+        values.push(self.earlier.record(tape, first, earlier)?);
+        first += self.earlier.count();
+        for pair in self.operations.chunks(2) {
+            let mut sum: Option<Var> = None;
+            for (value, chain) in pair {
+                let output = chain.record(tape, first, values[*value])?;
+                first += chain.count();
+                let own = match self.drop_path > 0.0 && !chain.is_identity() {
+                    true => record_drop_path(tape, output),
+                    false => output,
+                };
+                sum = Some(match sum {
+                    None => own,
+                    Some(other) => {
+                        let both = tape.add(other, own);
+                        let made = [other, own].into_iter().filter(|var| !values.contains(var));
+                        made.for_each(|var| tape.release(var));
+                        both
+                    }
+                });
+            }
+            values.extend(sum);
+        }
+        let joined: Vec<Var> = self.joined.iter().map(|&value| values[value]).collect();
+        let mut spec = tape.spec(*joined.first()?).clone();
+        let channels = |var: &Var| tape.spec(*var).shape.get(1).copied();
+        *spec.shape.get_mut(1)? = joined.iter().map(channels).sum::<Option<i64>>()?;
+        Some(vec![tape.concatenate(&joined, spec), previous])
+    }
+}
+
+/// As [`drop_path`]; `x` is a variable no longer.
+fn record_drop_path(tape: &mut Tape, x: Var) -> Var {
+    let spec = tape.spec(x);
+    let samples = spec.shape.first().copied().unwrap_or(0);
+    let mask = samples * spec.kind.elt_size_in_bytes() as i64;
+    let kept = tape.scaled(x, mask);
+    tape.release(x);
+    kept
 }
 
 /// `x` [samples, ...] with whole samples zeroed with probability `p`, the others scaled up; only in training. Which ones depends

@@ -1,12 +1,16 @@
 //! A second classifier in the middle of a network, for training only: its loss reaches the lower layers on a shorter way
 //! (Szegedy et al. 2015, section 5; in AmoebaNet's published program at two thirds of its depth).
 
-use gpipe::{Forward, Infer, Layer, LayerError, ParameterSpec, TensorSpec};
+use gpipe::{
+    Forward, Infer, Layer, LayerError, ParameterSpec, TensorSpec,
+    estimate::{Tape, Var},
+};
 use tch::Tensor;
 
 use super::{
     affine,
     chain::{Chain, Convolution},
+    mean_of_places,
 };
 
 /// The skip by which its logits reach the classifier.
@@ -89,5 +93,17 @@ impl Layer for AuxiliaryHead {
         let pooled = Self::pooled(inputs.first()?).ok()?;
         let samples = *pooled.shape.first()? as f64;
         Some(self.convolutions.flops(&pooled) + 2.0 * samples * (WIDE * self.classes) as f64)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let active = tape.elementwise_by_output(*inputs.first()?);
+        let pooled = Self::pooled(tape.spec(active)).ok()?;
+        let pooled = tape.average_pool(active, pooled);
+        let features = self.convolutions.record(tape, 0, pooled)?;
+        let means = mean_of_places(tape, features)?;
+        let first = self.convolutions.count();
+        let logits = tape.linear(means, first, Some(first + 1));
+        tape.stash(AUXILIARY, logits);
+        Some(inputs.to_vec())
     }
 }

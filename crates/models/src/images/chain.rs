@@ -1,6 +1,10 @@
 //! Convolution, batch norm and pooling one after the other: a part of a layer.
 
-use gpipe::{Forward, Geometry, Init, LayerError, ParameterSpec, TensorSpec, layers::BatchNorm};
+use gpipe::{
+    Forward, Geometry, Init, LayerError, ParameterSpec, TensorSpec,
+    estimate::{Strides, Tape, Var},
+    layers::BatchNorm,
+};
 use tch::Tensor;
 
 /// Steps in order, with their parameters in order.
@@ -224,6 +228,49 @@ impl Step {
         }
     }
 
+    /// As [`Step::forward`]; `x` stays as it is.
+    pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> Option<Var> {
+        let output = self.infer(tape.spec(x)).ok()?;
+        Some(match self {
+            Self::Relu => tape.elementwise_by_output(x),
+            Self::LeakyRelu => tape.elementwise(x),
+            Self::Convolve(convolution) => {
+                let strided = convolution.stride != [1; 2];
+                let strides = Strides { strided, groups: convolution.groups };
+                let y = tape.convolution(x, first, output, strides);
+                match convolution.after {
+                    After::BatchNorm => normalised(tape, y, first + 1),
+                    After::Nothing => y,
+                }
+            }
+            Self::AveragePool(_) => tape.average_pool(x, output),
+            Self::MaxPool(_) => tape.max_pool(x, output),
+            Self::FactorizedReduce(reduce) => {
+                let half = |channels: i64| {
+                    let mut shape = output.shape.clone();
+                    shape[1] = channels;
+                    TensorSpec::new(shape, output.kind)
+                };
+                let strides = Strides { strided: true, groups: 1 };
+                let (left, right) =
+                    (half(reduce.outputs / 2), half(reduce.outputs - reduce.outputs / 2));
+                let even = tape.convolution(x, first, left, strides);
+                let same = tape.spec(x).clone();
+                let between = tape.resized(x, same);
+                let odd = tape.convolution(between, first + 1, right, strides);
+                let both = tape.concatenate(&[even, odd], output);
+                [even, between, odd].into_iter().for_each(|var| tape.release(var));
+                normalised(tape, both, first + 2)
+            }
+            Self::InstanceNorm => tape.instance_norm(x),
+            Self::ChannelDropout(_) => {
+                let planes: i64 = output.shape.iter().take(2).product();
+                tape.scaled(x, planes * output.kind.elt_size_in_bytes() as i64)
+            }
+            Self::Upsample => tape.resized(x, output),
+        })
+    }
+
     /// Floating-point operations of a forward: multiplications and additions of convolutions, some per element else.
     fn flops(&self, input: &TensorSpec, output: &TensorSpec) -> f64 {
         match self {
@@ -239,6 +286,13 @@ impl Step {
             Self::Upsample => output.elements(),
         }
     }
+}
+
+/// Batch norm of `x`, which is a variable no longer.
+fn normalised(tape: &mut Tape, x: Var, first: usize) -> Var {
+    let y = tape.batch_norm(x, first);
+    tape.release(x);
+    y
 }
 
 /// Added to the variance of instance norm.
@@ -293,6 +347,20 @@ impl Chain {
             first += step.count();
         }
         Ok(value)
+    }
+
+    /// As [`Chain::forward`].
+    pub(super) fn record(&self, tape: &mut Tape, mut first: usize, x: Var) -> Option<Var> {
+        let mut value = x;
+        for step in &self.0 {
+            let next = step.record(tape, first, value)?;
+            if value != x {
+                tape.release(value);
+            }
+            value = next;
+            first += step.count();
+        }
+        Some(value)
     }
 
     pub(super) fn flops(&self, input: &TensorSpec) -> f64 {

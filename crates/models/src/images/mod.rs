@@ -11,7 +11,10 @@ pub mod resnet;
 pub mod unet;
 
 use chain::Chain;
-use gpipe::{Forward, Infer, Init, Layer, LayerError, ParameterSpec, TensorSpec};
+use gpipe::{
+    Forward, Infer, Init, Layer, LayerError, ParameterSpec, TensorSpec,
+    estimate::{Tape, Var},
+};
 use tch::Tensor;
 
 /// Sizes that make no network.
@@ -63,6 +66,10 @@ impl Layer for ChainLayer {
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         Some(self.chain.flops(inputs.first()?))
     }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![self.chain.record(tape, 0, *inputs.first()?)?])
+    }
 }
 
 /// The mean over height and width, then an affine map to the classes: the softmax of the literature, without the
@@ -81,6 +88,13 @@ fn affine(prefix: &str, inputs: i64, outputs: i64) -> [ParameterSpec; 2] {
         ParameterSpec::new(&format!("{prefix}weight"), [outputs, inputs], uniform),
         ParameterSpec::new(&format!("{prefix}bias"), [outputs], uniform),
     ]
+}
+
+/// The mean over height and width.
+fn mean_of_places(tape: &mut Tape, x: Var) -> Option<Var> {
+    let spec = tape.spec(x);
+    let means = TensorSpec::new(spec.shape.get(..2)?, spec.kind);
+    Some(tape.resized(x, means))
 }
 
 impl Layer for Classifier {
@@ -124,5 +138,14 @@ impl Layer for Classifier {
         let input = inputs.first()?;
         let samples = *input.shape.first()? as f64;
         Some(input.elements() + 2.0 * samples * (self.channels * self.classes) as f64)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let means = mean_of_places(tape, *inputs.first()?)?;
+        let mut outputs = vec![tape.linear(means, 0, Some(1))];
+        if let Some(auxiliary) = self.auxiliary {
+            outputs.push(tape.pop(auxiliary)?);
+        }
+        Some(outputs)
     }
 }

@@ -1,7 +1,11 @@
 //! ResNet-50 and -101 (He et al. 2016), each bottleneck as three layers: the first stashes the block's input as a long
 //! skip, the last pops it. So cuts may be within a block, and the input goes straight to the stage that adds it.
 
-use gpipe::{Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec, layer::only};
+use gpipe::{
+    Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
+    estimate::{Tape, Var},
+    layer::only,
+};
 use tch::Tensor;
 
 use super::{
@@ -118,6 +122,12 @@ impl Layer for ResidualIn {
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         Some(self.chain.flops(inputs.first()?))
     }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let x = *inputs.first()?;
+        tape.stash(&self.skip, x);
+        Some(vec![self.chain.record(tape, 0, x)?])
+    }
 }
 
 /// Adds what was stashed, through a projection where the shapes differ.
@@ -157,5 +167,15 @@ impl Layer for ResidualOut {
         // The projection has the input's size or four times as many pixels: as if it were the chain again.
         let shortcut = if self.shortcut.is_identity() { 0.0 } else { self.chain.flops(input) };
         Some(self.chain.flops(input) + shortcut)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let skipped = tape.pop(&self.skip)?;
+        let own = self.chain.record(tape, 0, *inputs.first()?)?;
+        let skipped = self.shortcut.record(tape, self.chain.count(), skipped)?;
+        let sum = tape.add(own, skipped);
+        let output = tape.elementwise_by_output(sum);
+        [own, skipped, sum].into_iter().for_each(|var| tape.release(var));
+        Some(vec![output])
     }
 }

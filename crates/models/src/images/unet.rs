@@ -2,7 +2,9 @@
 //! stacked convolutions down and up, with a long skip at each.
 
 use gpipe::{
-    Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec, layer::only,
+    Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
+    estimate::{Tape, Var},
+    layer::only,
     layers::Stash,
 };
 use tch::Tensor;
@@ -133,5 +135,13 @@ impl Layer for Join {
         let skipped = ctx.pop(&self.skip)?;
         let own = Step::Upsample.forward(ctx, 0, only(inputs)?)?;
         Ok(vec![Tensor::f_cat(&[own, skipped], 1)?])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let skipped = tape.pop(&self.skip)?;
+        let own = Step::Upsample.record(tape, 0, *inputs.first()?)?;
+        let mut joined = tape.spec(own).clone();
+        *joined.shape.get_mut(1)? += tape.spec(skipped).shape.get(1)?;
+        Some(vec![tape.concatenate(&[own, skipped], joined)])
     }
 }

@@ -1,0 +1,353 @@
+//! What a model will take and hold, from shapes alone: nothing is built and nothing runs.
+//!
+//! - here: [`estimate`], times by the roofline and bytes by layer
+//! - [`tape`]: a layer's forward in shapes, and what autograd holds of it
+//! - [`operations`]: what the library's operations save
+//!
+//! ```
+//! use gpipe::{Adam, CrossEntropy, Kernels, Sequence, TensorSpec, estimate::{Rate, Training, estimate}, layers::Linear};
+//! use tch::Kind;
+//! let model = Sequence::new().layer(Linear::new(64, 256)).layer(Linear::new(256, 10));
+//! let training = Training {
+//!     kind: Kind::Float, kernels: Kernels::Aten, loss: &CrossEntropy::default(), optimizer: &Adam::default(), average: false,
+//! };
+//! let one = [TensorSpec::new([1, 64], Kind::Float)];
+//! let costs = estimate(&model, &one, &training, &[8], &Rate::default())?;
+//! assert_eq!(costs.layers[0].parameters.0, 4 * (64 * 256 + 256));
+//! assert_eq!(costs.sizes[&8][1].kept.0, 4 * 8 * 10);
+//! # Ok::<(), gpipe::Error>(())
+//! ```
+
+mod operations;
+mod tape;
+
+use std::collections::{BTreeMap, HashMap};
+
+use gpipe_bridge::linear::Kernels;
+use gpipe_core::{
+    Bytes, Nanos,
+    cost::{LayerCost, LayerState, ModelCosts, SkipCost, TieCost, Transport},
+};
+use tch::Kind;
+
+use self::tape::{Outside, Totals};
+pub use self::{
+    operations::Strides,
+    tape::{Node, Tape, Var, bytes},
+};
+use crate::{
+    error::{Error, Result},
+    layer::{Infer, ParameterSpec},
+    loss::Loss,
+    optim::Optimizer,
+    precision::Precision,
+    sequence::{NamedLayer, Sequence, TieGroup},
+    spec::TensorSpec,
+};
+
+/// What a device does in a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// Floating-point operations per second.
+    pub flops_per_s: f64,
+    /// Bytes per second to and from its memory.
+    pub bytes_per_s: f64,
+    /// Added to each layer's forward, and to its backward.
+    pub latency: Nanos,
+}
+
+impl Default for Rate {
+    /// 10^12 operations and 10^11 bytes per second, without latency: numbers to compare layers by, of no device.
+    fn default() -> Self {
+        Self { flops_per_s: 1e12, bytes_per_s: 1e11, latency: Nanos(0) }
+    }
+}
+
+impl Rate {
+    /// The roofline (Williams et al. 2009): arithmetic and memory at once, the slower of which is waited for.
+    fn time(&self, flops: f64, bytes: f64) -> Nanos {
+        let seconds = (flops / self.flops_per_s).max(bytes / self.bytes_per_s);
+        self.latency + Nanos((seconds * 1e9).round() as u64)
+    }
+
+    fn check(&self) -> Result<()> {
+        let numbers = [("flops_per_s", self.flops_per_s), ("bytes_per_s", self.bytes_per_s)];
+        match numbers.iter().find(|(_, number)| !(number.is_finite() && *number > 0.0)) {
+            None => Ok(()),
+            Some((name, number)) => {
+                Err(Error::Setting(format!("a device's {name} is {number}: it must be above 0")))
+            }
+        }
+    }
+}
+
+/// How a model is trained, as far as costs depend on it.
+#[derive(Clone, Copy)]
+pub struct Training<'a> {
+    /// Dtype of the arithmetic.
+    pub kind: Kind,
+    /// Whose matrix products.
+    pub kernels: Kernels,
+    /// The loss.
+    pub loss: &'a dyn Loss,
+    /// The optimizer.
+    pub optimizer: &'a dyn Optimizer,
+    /// Whether moving averages of the parameters are kept.
+    pub average: bool,
+}
+
+/// The costs of `sequence` on inputs such as `inputs` (of one sample: the first size is 1), for micro-batches of each of `sizes`
+/// samples, on a device of this `rate`. Messages take no time until [`ModelCosts::transport`] says otherwise.
+///
+/// A layer that says nothing through [`crate::Layer::record`] counts as if autograd kept its outputs only, and one that says
+/// nothing through [`crate::Layer::flops`] as if it went once over its elements.
+///
+/// # Errors
+/// [`Error::Model`]: shapes, names or ties that do not fit; [`Error::Setting`]: a dtype that is not supported, no sizes, a rate
+/// that is not above 0.
+pub fn estimate(
+    sequence: &Sequence,
+    inputs: &[TensorSpec],
+    training: &Training,
+    sizes: &[usize],
+    rate: &Rate,
+) -> Result<ModelCosts> {
+    rate.check()?;
+    let precision = Precision::of(training.kind).ok_or_else(|| {
+        let kind = training.kind;
+        Error::Setting(format!(
+            "dtype {kind:?} is not supported: use Float, Double, BFloat16 or Half"
+        ))
+    })?;
+    if sequence.is_empty() || sizes.is_empty() || sizes.contains(&0) {
+        return Err(Error::Setting(
+            "an estimate needs a layer, and sizes of micro-batches of at least 1 sample".into(),
+        ));
+    }
+    let model = Model { sequence, precision, training, rate };
+    let one = model.inputs(inputs, 1);
+    let specs: Vec<TensorSpec> = one.iter().map(|outside| outside.spec.clone()).collect();
+    let inferred = sequence.infer(&specs, training.kind)?;
+    let ties = sequence.ties()?;
+    let single = model.run(one)?;
+    let skips = inferred.skips.iter().map(|skip| {
+        let (stash, pop) = (skip.stash.index(), skip.pop.index());
+        let own = single.skip_gradients.get(&(pop, skip.name.clone()));
+        let bytes = held(bytes(&skip.spec));
+        SkipCost { stash, pop, bytes, gradient: own.map_or(bytes, |own| held(*own)) }
+    });
+    let by_size: BTreeMap<usize, Vec<LayerCost>> = sizes
+        .iter()
+        .map(|&samples| Ok((samples, model.run(model.inputs(inputs, samples))?.costs)))
+        .collect::<Result<_>>()?;
+    let states = sequence.layers.iter().zip(&inferred.specs).zip(&single.statistics);
+    type Pair<'a> = (&'a NamedLayer, &'a Vec<TensorSpec>);
+    let state =
+        |((layer, inputs), statistics): (Pair, &i64)| model.state(layer, inputs, *statistics);
+    Ok(ModelCosts {
+        layers: states.map(state).collect(),
+        sizes: by_size,
+        skips: skips.collect(),
+        ties: ties.iter().map(|group| model.tie(group)).collect(),
+        trained_before: sequence.trained_before(),
+        transport: Transport::default(),
+    })
+}
+
+/// What one size of micro-batches costs.
+#[derive(Default)]
+struct Run {
+    /// By layer; the loss is last.
+    costs: Vec<LayerCost>,
+    /// By layer: what its batch norms leave.
+    statistics: Vec<i64>,
+    /// By the layer that pops, and name.
+    skip_gradients: HashMap<(usize, String), i64>,
+}
+
+struct Model<'a> {
+    sequence: &'a Sequence,
+    precision: Precision,
+    training: &'a Training<'a>,
+    rate: &'a Rate,
+}
+
+impl Model<'_> {
+    /// What the first layer is given: so many samples, in the user's layout.
+    fn inputs(&self, inputs: &[TensorSpec], samples: usize) -> Vec<Outside> {
+        let samples = i64::try_from(samples).unwrap_or(i64::MAX);
+        let outside = |mut spec: TensorSpec| {
+            spec.shape.iter_mut().take(1).for_each(|first| *first = samples);
+            Outside { spec, channels_last: false }
+        };
+        self.precision.fed(inputs).into_iter().map(outside).collect()
+    }
+
+    /// Goes over the layers, and the loss, with these inputs of the first.
+    fn run(&self, inputs: Vec<Outside>) -> Result<Run> {
+        let trained_before = self.sequence.trained_before();
+        let mut ctx = Infer::new(self.training.kind);
+        let mut open: HashMap<String, Outside> = HashMap::new();
+        let (mut values, mut run) = (inputs, Run::default());
+        for (index, layer) in self.sequence.layers.iter().enumerate() {
+            let specs: Vec<TensorSpec> = values.iter().map(|value| value.spec.clone()).collect();
+            let outputs = layer.layer.infer(&mut ctx, &specs);
+            let outputs = outputs.map_err(|error| self.sequence.error(index, error))?;
+            let grads = trained_before[index];
+            let mut tape = self.tape(layer.parameters.clone());
+            let vars: Vec<Var> = values.iter().map(|value| tape.input(value, grads)).collect();
+            for name in ctx.popped.drain(..) {
+                if let Some(skip) = open.remove(&name) {
+                    tape.offer(&name, &skip, grads);
+                }
+            }
+            let recorded = layer.layer.record(&mut tape, &vars);
+            let recorded = recorded.unwrap_or_else(|| unknown(&mut tape, &vars, &outputs));
+            for name in ctx.stashed.drain(..) {
+                let Some((_, spec)) = ctx.open.iter().find(|(own, _)| *own == name) else {
+                    continue;
+                };
+                let known =
+                    tape.stashed().find(|(own, _)| *own == name).map(|(_, outside)| outside);
+                let plain = || Outside { spec: spec.clone(), channels_last: false };
+                open.insert(name, known.unwrap_or_else(plain));
+            }
+            let touched = || specs.iter().chain(&outputs).map(TensorSpec::elements).sum();
+            let flops = layer.layer.flops(&specs).unwrap_or_else(touched);
+            let inputs = specs.iter().map(bytes).sum();
+            values = recorded.iter().map(|&var| tape.outside(var)).collect();
+            let (totals, gradients) = tape.finish(&recorded);
+            run.costs.push(self.cost(inputs, flops, &totals));
+            run.statistics.push(totals.statistics);
+            let gradients = gradients.into_iter();
+            run.skip_gradients.extend(gradients.map(|(name, bytes)| ((index, name), bytes)));
+        }
+        let grads = trained_before.last().copied().unwrap_or(false);
+        run.costs.push(self.loss(&values, grads));
+        Ok(run)
+    }
+
+    fn tape(&self, parameters: Vec<ParameterSpec>) -> Tape {
+        Tape::new(self.precision, self.training.kernels, parameters)
+    }
+
+    /// The loss of these outputs, which it sees in float32 where the arithmetic is in less.
+    fn loss(&self, outputs: &[Outside], grads: bool) -> LayerCost {
+        let mut tape = self.tape(Vec::new());
+        let vars: Vec<Var> = outputs.iter().map(|value| tape.input(value, grads)).collect();
+        let kind = |var: Var, tape: &Tape| tape.spec(var).kind;
+        let seen: Vec<Var> = vars
+            .iter()
+            .map(|&var| match kind(var, &tape) == self.precision.compute {
+                true => tape.cast(var, self.precision.master),
+                false => var,
+            })
+            .collect();
+        let sum = self.training.loss.record(&mut tape, &seen);
+        let sum = sum.unwrap_or_else(|| {
+            let saved: i64 = seen.iter().map(|&var| tape.bytes(var)).sum();
+            let scalar = TensorSpec::new([], self.precision.master);
+            tape.push(Node::new(&seen, scalar).saving_bytes(saved))
+        });
+        let elements: f64 = outputs.iter().map(|outside| outside.spec.elements()).sum();
+        let inputs = outputs.iter().map(|outside| bytes(&outside.spec)).sum();
+        self.cost(inputs, LOSS_FLOPS * elements, &tape.finish(&[sum]).0)
+    }
+
+    fn cost(&self, inputs: i64, flops: f64, totals: &Totals) -> LayerCost {
+        let traffic = totals.traffic as f64;
+        let forward = self.rate.time(flops, traffic);
+        // One product for the input's gradient and one for the weight's; the latter alone where nothing before is trained.
+        let products = if totals.input_gradients > 0 { 2.0 } else { 1.0 };
+        let backward = self.rate.time(products * flops, products * traffic);
+        LayerCost {
+            forward,
+            forward_kept: forward,
+            rematerialize: forward,
+            backward,
+            backward_kept: backward,
+            inputs: held(inputs),
+            input_gradients: held(totals.input_gradients),
+            kept: held(totals.kept),
+            forward_peak: held(totals.forward_peak),
+            backward_peak: held(totals.backward_peak),
+            first_backward_peak: held(totals.first_backward_peak),
+        }
+    }
+
+    fn state(&self, layer: &NamedLayer, inputs: &[TensorSpec], statistics: i64) -> LayerState {
+        let own = layer.parameters.iter().filter(|spec| spec.tie.is_none());
+        let trained = layer.parameters.iter().filter(|spec| spec.trainable);
+        let gradients: Vec<i64> = trained.map(|spec| self.master(&spec.shape)).collect();
+        let parameters: i64 = own.clone().map(|spec| self.parameter(spec)).sum();
+        let optimizer: i64 = own.map(|spec| self.kept_by_optimizer(spec)).sum();
+        let sum: i64 = gradients.iter().sum();
+        let temporaries = self.training.optimizer.temporaries() as i64;
+        let largest = gradients.iter().copied().max().filter(|_| temporaries > 0);
+        let touched = || inputs.iter().map(TensorSpec::elements).sum();
+        LayerState {
+            name: layer.name.clone(),
+            parameters: held(parameters),
+            gradients: held(sum),
+            optimizer: held(optimizer),
+            statistics: held(statistics),
+            norm: self.rate.time(0.0, sum as f64),
+            // Everything is read, and all but the gradients is written.
+            update: self.rate.time(0.0, (sum + 2 * (parameters + optimizer)) as f64),
+            update_peak: held(
+                largest.map_or(0, |bytes| bytes.saturating_mul(temporaries) + SCALARS),
+            ),
+            flops: layer.layer.flops(inputs).unwrap_or_else(touched) as u64,
+        }
+    }
+
+    fn tie(&self, group: &TieGroup) -> TieCost {
+        let mut layers: Vec<usize> = group.uses.iter().map(|(layer, _)| layer.index()).collect();
+        layers.dedup();
+        let used = group.uses.first();
+        let spec = used.map(|(layer, slot)| &self.sequence.layers[layer.index()].parameters[*slot]);
+        let (parameters, optimizer) =
+            spec.map_or((0, 0), |spec| (self.parameter(spec), self.kept_by_optimizer(spec)));
+        TieCost { layers, parameters: held(parameters), optimizer: held(optimizer) }
+    }
+
+    fn master(&self, shape: &[i64]) -> i64 {
+        bytes(&TensorSpec::new(shape, self.precision.master))
+    }
+
+    /// The parameter, and its copy in the dtype of the arithmetic.
+    fn parameter(&self, spec: &ParameterSpec) -> i64 {
+        let copied = self.precision.is_reduced() && !spec.buffer;
+        let copy = TensorSpec::new(spec.shape.clone(), self.precision.compute);
+        self.master(&spec.shape) + if copied { bytes(&copy) } else { 0 }
+    }
+
+    /// The optimizer's state of the parameter, and its average.
+    fn kept_by_optimizer(&self, spec: &ParameterSpec) -> i64 {
+        if !spec.trainable {
+            return 0;
+        }
+        let state = self.training.optimizer.state(&spec.shape);
+        let average = if self.training.average { self.master(&spec.shape) } else { 0 };
+        state.iter().map(|state| self.master(&state.shape)).sum::<i64>() + average
+    }
+}
+
+/// Operations of a loss for each element of what it sees.
+const LOSS_FLOPS: f64 = 8.0;
+/// What an update asks for besides its temporaries.
+const SCALARS: i64 = 1024;
+
+/// A layer that says nothing: its outputs, made of all of its inputs and parameters at once.
+fn unknown(tape: &mut Tape, inputs: &[Var], outputs: &[TensorSpec]) -> Vec<Var> {
+    let one = |(number, spec): (usize, &TensorSpec)| {
+        let node = Node::new(inputs, spec.clone());
+        let parameters = if number == 0 { tape.parameter_count() } else { 0 };
+        tape.push((0..parameters).fold(node, Node::parameter))
+    };
+    outputs.iter().enumerate().map(one).collect()
+}
+
+fn held(bytes: i64) -> Bytes {
+    Bytes(u64::try_from(bytes).unwrap_or(0))
+}

@@ -1,0 +1,271 @@
+//! The operations that layers are made of, as libtorch and the bridge's own kernels compute and save them on a CPU.
+//!
+//! What a kernel needs beside its tensors was measured with the allocator that stages use, once for each operation; the bytes
+//! that oneDNN's reorders and scratch take there are the numbers below.
+
+use gpipe_bridge::linear::Kernels;
+use tch::Kind;
+
+use super::tape::{Node, Tape, Var, bytes};
+use crate::spec::TensorSpec;
+
+/// From so many multiplications on the bridge takes oneDNN's product (`kMultiplicationsMin`).
+const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
+/// What oneDNN's convolutions take beside two copies of the weight.
+const CONVOLUTION_SCRATCH: i64 = 8216;
+/// Bytes of a float32, in which ATen's kernels keep statistics, and of an int64 index.
+const FLOAT: i64 = 4;
+const INDEX: i64 = 8;
+
+/// How a convolution goes over images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strides {
+    /// Whether it leaves pixels out.
+    pub strided: bool,
+    /// Groups of channels.
+    pub groups: i64,
+}
+
+impl Tape {
+    /// [`crate::Forward::linear`] with parameters of these numbers.
+    pub fn linear(&mut self, x: Var, weight: usize, bias: Option<usize>) -> Var {
+        let outputs = self.shape(weight).first().copied().unwrap_or(0);
+        let output = self.spec(x).with_last(outputs);
+        let onednn = self.takes_onednn(x, outputs);
+        let transposed = if onednn { bytes(&output) } else { 0 };
+        let node = Node::new(&[x], output).saving(&[x]).backward_bytes(transposed);
+        let node = match onednn {
+            true => node.parameter(weight),
+            false => node.parameter_transposed(weight),
+        };
+        self.push(bias.into_iter().fold(node, Node::parameter))
+    }
+
+    fn takes_onednn(&self, x: Var, outputs: i64) -> bool {
+        let (spec, onednn) = (self.spec(x), self.kernels() == Kernels::OneDnn);
+        let multiplications = spec.elements() * outputs as f64;
+        onednn && spec.kind == Kind::Float && multiplications >= MULTIPLICATIONS_MIN
+    }
+
+    /// Layer norm of the last axis with parameters `first` and `first + 1`.
+    pub fn layer_norm(&mut self, x: Var, first: usize) -> Var {
+        let spec = self.spec(x).clone();
+        let rows = (spec.elements() / spec.last().max(1) as f64) as i64;
+        let sums = 2 * FLOAT * spec.last();
+        let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(2 * FLOAT * rows);
+        self.push(node.backward_bytes(sums).parameter(first).parameter(first + 1))
+    }
+
+    /// An elementwise function whose backward needs its input, such as gelu.
+    pub fn elementwise(&mut self, x: Var) -> Var {
+        let spec = self.spec(x).clone();
+        self.push(Node::new(&[x], spec).saving(&[x]))
+    }
+
+    /// An elementwise function whose backward needs its output, such as relu, tanh or softmax.
+    pub fn elementwise_by_output(&mut self, x: Var) -> Var {
+        let spec = self.spec(x).clone();
+        self.push(Node::new(&[x], spec).saving_output())
+    }
+
+    /// `x` times a tensor that has no gradient, of so many bytes.
+    pub fn scaled(&mut self, x: Var, factor_bytes: i64) -> Var {
+        let spec = self.spec(x).clone();
+        self.push(Node::new(&[x], spec).saving_bytes(factor_bytes))
+    }
+
+    /// [`crate::Forward::dropout`].
+    pub fn dropout(&mut self, x: Var, p: f64) -> Var {
+        if p <= 0.0 {
+            return x;
+        }
+        let spec = self.spec(x).clone();
+        let mask = bytes(&spec);
+        // In a smaller dtype the mask is drawn in float32, and the scale is applied after it.
+        let reduced = matches!(spec.kind, Kind::BFloat16 | Kind::Half);
+        let drawn = if reduced { mask + FLOAT * spec.elements() as i64 } else { 0 };
+        self.push(Node::new(&[x], spec).saving_bytes(mask).forward_bytes(drawn))
+    }
+
+    /// The sum of two tensors of one shape; both are released as variables by whoever made them.
+    pub fn add(&mut self, a: Var, b: Var) -> Var {
+        let spec = self.spec(a).clone();
+        self.push(Node::new(&[a, b], spec).passing_gradient())
+    }
+
+    /// Causal attention of `qkv` [samples, positions, 3 features] in ATen's fused kernel: [samples, positions, features].
+    pub fn fused_attention(&mut self, qkv: Var, heads: i64) -> Var {
+        let Sizes { samples, length, features } = self.attention_sizes(qkv);
+        let output = self.spec(qkv).with_last(features);
+        // Blocks of queries and keys, as the kernel cuts them.
+        let queries = match length {
+            768.. => 256,
+            192.. => 64,
+            _ => 32,
+        };
+        let (queries, keys, size) = (queries.min(length), length.min(512), features / heads.max(1));
+        let blocks = FLOAT * (queries * keys + 2 * queries + queries * size);
+        let node = Node::new(&[qkv], output).saving(&[qkv]).saving_output();
+        let node = node.saving_bytes(FLOAT * samples * heads * length).forward_bytes(blocks);
+        // The three gradients apart, then stacked.
+        let apart = self.bytes(qkv);
+        self.push(node.backward_bytes(apart))
+    }
+
+    /// The same with dropout of the weights, operation by operation.
+    pub fn unfused_attention(&mut self, qkv: Var, heads: i64, p: f64) -> Var {
+        let Sizes { samples, length, features } = self.attention_sizes(qkv);
+        let output = self.spec(qkv).with_last(features);
+        let part = bytes(&output);
+        let weights = TensorSpec::new([samples, heads, length, length], self.spec(qkv).kind);
+        let (mask, square) = (length * length, bytes(&weights));
+        // q and k^T are copied for the product; scores, scaled and masked scores are variables.
+        let scores = self.push(Node::new(&[qkv], weights.clone()).saving_bytes(2 * part));
+        let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
+        let masked = Node::new(&[scaled], weights).saving_bytes(mask).forward_bytes(mask);
+        self.release(scores);
+        let masked = self.push(masked.backward_bytes(0));
+        self.release(scaled);
+        let weights = self.elementwise_by_output(masked);
+        let dropped = self.dropout(weights, p);
+        let node = Node::new(&[dropped, qkv], output).saving(&[dropped]).saving_bytes(part);
+        let attended = self.push(node.backward_bytes(square.min(part)));
+        [masked, weights, dropped].into_iter().for_each(|var| self.release(var));
+        attended
+    }
+
+    fn attention_sizes(&self, qkv: Var) -> Sizes {
+        let shape = &self.spec(qkv).shape;
+        let size = |axis: usize| shape.get(axis).copied().unwrap_or(0);
+        Sizes { samples: size(0), length: size(1), features: self.spec(qkv).last() / 3 }
+    }
+
+    /// Rows of parameter `table` by the indices in `x`.
+    pub fn embedding(&mut self, x: Var, table: usize) -> Var {
+        let features = self.shape(table).last().copied().unwrap_or(0);
+        let mut shape = self.spec(x).shape.clone();
+        shape.push(features);
+        let output = TensorSpec::new(shape, self.compute_kind());
+        self.push(Node::new(&[x], output).parameter(table))
+    }
+
+    /// Parameter `table` [rows, features], its first rows, added to each sample of `x`.
+    pub fn add_rows(&mut self, x: Var, table: usize) -> Var {
+        let spec = self.spec(x).clone();
+        let samples = spec.shape.first().copied().unwrap_or(1).max(1);
+        let sum = bytes(&spec) / samples;
+        let node = Node::new(&[x], spec).passing_gradient().parameter(table);
+        self.push(node.backward_bytes(sum))
+    }
+
+    /// [`crate::Forward::convolution`] with the parameter of this number, giving `output`.
+    pub fn convolution(
+        &mut self,
+        x: Var,
+        weight: usize,
+        output: TensorSpec,
+        strides: Strides,
+    ) -> Var {
+        let Strides { strided, groups } = strides;
+        let kernel = self.shape(weight).get(2..).unwrap_or_default();
+        let pointwise = kernel.iter().all(|&size| size == 1) && groups == 1;
+        let (input, weights, made) = (self.bytes(x), self.parameter_bytes(weight), bytes(&output));
+        let is_float = self.spec(x).kind == Kind::Float;
+        if self.kernels() != Kernels::OneDnn || !is_float {
+            let node = Node::new(&[x], output).saving(&[x]).parameter(weight);
+            let plain = pointwise && !strided;
+            let forward = if plain { 0 } else { (input + weights).max(made) };
+            let backward = if plain { 0 } else { input + made };
+            return self.push(node.forward_bytes(forward).backward_bytes(backward));
+        }
+        let node = Node::new(&[x], output.clone()).channels_last(true);
+        let plain = !self.is_channels_last(x) && self.layouts_differ(x);
+        if !pointwise {
+            let node = if plain { node.saving_bytes(input) } else { node.saving(&[x]) };
+            let (forward, backward) = match groups {
+                1 => (2 * weights + CONVOLUTION_SCRATCH, 3 * weights),
+                _ => (weights, 2 * weights),
+            };
+            let node = node.parameter(weight).forward_bytes(forward);
+            return self.push(node.backward_bytes(backward));
+        }
+        // The pixels that are used: copied where they are some, or lie otherwise.
+        let (inputs, outputs) = (self.spec(x).shape[1], self.shape(weight)[0]);
+        let used = made / outputs.max(1) * inputs;
+        let node = if strided || plain { node.saving_bytes(used) } else { node.saving(&[x]) };
+        let thinned = if strided { used } else { 0 };
+        let multiplications = used as f64 / FLOAT as f64 * outputs as f64;
+        let node = match multiplications >= MULTIPLICATIONS_MIN {
+            true => node.parameter(weight).forward_bytes(weights).backward_bytes(made.max(thinned)),
+            false => node.parameter_transposed(weight).backward_bytes(thinned),
+        };
+        self.push(node)
+    }
+
+    /// Whether images of this shape lie differently in the two layouts.
+    fn layouts_differ(&self, x: Var) -> bool {
+        match self.spec(x).shape[..] {
+            [_, channels, height, width] => channels > 1 && height * width > 1,
+            _ => false,
+        }
+    }
+
+    /// [`crate::Forward::batch_norm`] with parameters from number `first` on.
+    pub fn batch_norm(&mut self, x: Var, first: usize) -> Var {
+        let spec = self.spec(x).clone();
+        let channels = spec.shape.get(1).copied().unwrap_or(0);
+        let copy = bytes(&spec);
+        let statistics = 2 * FLOAT * channels;
+        self.counted(statistics);
+        let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(statistics);
+        self.push(node.backward_bytes(copy).parameter(first).parameter(first + 1))
+    }
+
+    /// Instance norm without parameters: of images in channels-last layout it makes, and saves, a copy.
+    pub fn instance_norm(&mut self, x: Var) -> Var {
+        let spec = self.spec(x).clone();
+        let planes: i64 = spec.shape.iter().take(2).product();
+        let copy = bytes(&spec);
+        let copied = self.is_channels_last(x) && self.layouts_differ(x);
+        let node = Node::new(&[x], spec).channels_last(false).backward_bytes(copy);
+        let node = node.saving_bytes(2 * FLOAT * planes);
+        self.push(if copied { node.saving_bytes(copy) } else { node.saving(&[x]) })
+    }
+
+    /// Average pooling to `output`.
+    pub fn average_pool(&mut self, x: Var, output: TensorSpec) -> Var {
+        self.push(Node::new(&[x], output).saving(&[x]))
+    }
+
+    /// Max pooling to `output`: the backward needs where the largest were.
+    pub fn max_pool(&mut self, x: Var, output: TensorSpec) -> Var {
+        let indices = INDEX * output.elements() as i64;
+        self.push(Node::new(&[x], output).saving(&[x]).saving_bytes(indices))
+    }
+
+    /// Something that needs neither input nor output for its backward: a mean, an enlargement, a part with a border.
+    pub fn resized(&mut self, x: Var, output: TensorSpec) -> Var {
+        self.push(Node::new(&[x], output))
+    }
+
+    /// Several tensors behind each other.
+    pub fn concatenate(&mut self, parts: &[Var], output: TensorSpec) -> Var {
+        self.push(Node::new(parts, output).passing_gradient())
+    }
+
+    /// `x` in another dtype.
+    pub fn cast(&mut self, x: Var, kind: Kind) -> Var {
+        if self.spec(x).kind == kind {
+            return x;
+        }
+        let output = TensorSpec::new(self.spec(x).shape.clone(), kind);
+        self.push(Node::new(&[x], output))
+    }
+}
+
+/// Of q, k and v together.
+struct Sizes {
+    samples: i64,
+    length: i64,
+    features: i64,
+}
