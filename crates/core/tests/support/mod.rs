@@ -24,6 +24,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         name: format!("block.{layer}"),
         parameters: Bytes(random.below(30) as u64),
         gradients: Bytes(random.below(15) as u64),
+        statistics: Bytes(0),
         optimizer: Bytes(random.below(30) as u64),
         norm: Nanos(random.below(3) as u64),
         update: Nanos(random.below(5) as u64),
@@ -43,7 +44,12 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
     };
     let pairs: Vec<(usize, usize)> = (0..3).map(|_| ends()).filter(|(a, b)| a < b).collect();
     let (skips, ties) = pairs.split_at(pairs.len() / 2);
-    let skip = |&(stash, pop): &(usize, usize)| SkipCost { stash, pop, bytes: Bytes(3) };
+    let skip = |&(stash, pop): &(usize, usize)| SkipCost {
+        stash,
+        pop,
+        bytes: Bytes(3),
+        gradient: Bytes(3),
+    };
     let tie = |&(a, b): &(usize, usize)| TieCost {
         layers: vec![a, b],
         parameters: Bytes(7),
