@@ -137,6 +137,15 @@ impl Moments {
         peaks.max().unwrap_or_default().max(bytes.resident)
     }
 
+    /// The same with no messages at the norm and the update, before which ties may have shown that they are gone.
+    pub fn forget_messages_at_update(&self) -> Self {
+        let mut own = self.clone();
+        for moment in own.moments.iter_mut().filter(|moment| moment.kind == Kind::Update) {
+            moment.messages.fill(0);
+        }
+        own
+    }
+
     fn add(&mut self, moment: Moment) {
         if self.moments.iter().any(|other| moment.is_within(other)) {
             return;

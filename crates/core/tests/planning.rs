@@ -7,7 +7,7 @@ mod support;
 use gpipe_core::{
     Bytes, Nanos,
     cost::ModelCosts,
-    plan::{Plan, PlanDevice, PlanError, Request, advice, explain, predict, search},
+    plan::{Plan, PlanDevice, PlanError, Request, explain, predict, search},
     remat::{Remat, RematPolicies},
     schedule::Schedule,
     splitmix::Stream,

@@ -91,7 +91,7 @@ pub fn advice(
     let (balance, remat) = (None, None);
     let frame = Frame { model, devices, samples, micro_batches, schedule, balance, remat };
     let mut space = Space::new(frame);
-    space.look_at_messages(space.is_plain());
+    space.estimate(false);
     let busy = device_times(&now.timeline).into_iter().map(|times| times.busy()).enumerate();
     let bottleneck = busy.max_by_key(|&(stage, busy)| (busy, std::cmp::Reverse(stage)));
     let step = now.step().0;

@@ -49,7 +49,7 @@ pub(super) fn first_plan(
     below: u64,
     until: u64,
 ) -> Result<Option<(u64, Plan)>, PlanError> {
-    space.look_at_messages(true);
+    space.estimate(true);
     let loose = space.loose_bound();
     let mut limit = loose.saturating_add(loose / 4);
     loop {
@@ -68,7 +68,7 @@ pub(super) fn all_plans(
     below: u64,
     until: u64,
 ) -> Result<Explored, PlanError> {
-    space.look_at_messages(space.is_plain());
+    space.estimate(false);
     let tables = space.tables(below)?;
     explore(space, tables, below, until, false)
 }

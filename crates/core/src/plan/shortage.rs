@@ -101,8 +101,8 @@ pub(super) fn least(frames: &[Frame<'_>]) -> Result<(usize, Plan), PlanError> {
     for (index, &frame) in frames.iter().enumerate() {
         let mut space = Space::new(frame);
         let below = best.as_ref().map_or(NONE, |(load, ..)| *load);
-        for with_messages in if space.is_plain() { vec![true] } else { vec![false, true] } {
-            space.look_at_messages(with_messages);
+        for estimates in if space.is_plain() { vec![true] } else { vec![false, true] } {
+            space.estimate(estimates);
             let Some(lightest) = lightest(&mut space, load, below)? else { continue };
             let plan = space.plan(lightest.balance, lightest.policies);
             let own = match space.is_plain() {
@@ -112,7 +112,7 @@ pub(super) fn least(frames: &[Frame<'_>]) -> Result<(usize, Plan), PlanError> {
                     peaks.map(|(peak, device)| load.of(peak, device.memory)).max().unwrap_or(0)
                 }
             };
-            if space.is_plain() || !with_messages {
+            if space.is_plain() || !estimates {
                 bound = bound.min(lightest.load);
             }
             if best.as_ref().is_none_or(|(least, ..)| own < *least) {

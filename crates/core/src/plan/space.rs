@@ -69,6 +69,28 @@ struct Lowered {
     moments: Option<Rc<Vec<Moments>>>,
 }
 
+/// How stages hang together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// What a stage holds does not depend on other cuts.
+    Plain,
+    /// The same but for ties, which may let a stage hold less at the update.
+    Tied,
+    /// Long skips, or boundaries without gradients.
+    Crossed,
+}
+
+impl Shape {
+    fn of(model: &ModelCosts) -> Self {
+        let trained = model.trained_before.iter().skip(1).all(|&trained| trained);
+        match model.skips.is_empty() && trained {
+            false => Shape::Crossed,
+            true if model.ties.is_empty() => Shape::Plain,
+            true => Shape::Tied,
+        }
+    }
+}
+
 /// Programs that are remembered.
 const PROGRAMS_MAX: usize = 16;
 
@@ -78,14 +100,14 @@ pub(super) struct Space<'a> {
     pub cuts: Cuts,
     /// Actions that were simulated.
     pub spent: u64,
-    /// Whether a stage's memory is looked at with the messages of a plain chain.
-    pub with_messages: bool,
-    plain: bool,
+    /// Whether a stage's peak is that of a plain chain; else what it holds at least, where the two differ.
+    estimates: bool,
+    shape: Shape,
     costs: Vec<LayerCost>,
     sums: [Sums; 2],
     patterns: Vec<Option<Rc<Vec<Pattern>>>>,
     order: Option<Rc<Order>>,
-    moments: HashMap<(usize, Remat), Rc<Moments>>,
+    moments: HashMap<(usize, Remat), Rc<(Moments, Moments)>>,
     bytes: HashMap<(usize, usize, usize), StageBytes>,
     cells: HashMap<(usize, usize, usize), Rc<Cell>>,
     programs: HashMap<(Vec<Edge>, Vec<Remat>), Lowered>,
@@ -100,15 +122,12 @@ impl<'a> Space<'a> {
         let costs = model.at(larger);
         let layers = model.layers.len();
         let edges: Vec<EdgeBytes> = costs[..layers].iter().map(message).collect();
-        let plain = model.skips.is_empty()
-            && model.ties.is_empty()
-            && model.trained_before[1..].iter().all(|&trained| trained);
         Self {
             frame,
             cuts: Cuts::new(model, &model.link_costs(&edges), lists.trains),
             spent: 0,
-            with_messages: true,
-            plain,
+            estimates: true,
+            shape: Shape::of(model),
             sums: [Sums::new(model, &costs), Sums::new(model, &model.at(smaller))],
             costs,
             patterns: vec![None; devices.len()],
@@ -139,19 +158,19 @@ impl<'a> Space<'a> {
 
     /// Whether what a stage holds does not depend on other cuts.
     pub fn is_plain(&self) -> bool {
-        self.plain
+        self.shape == Shape::Plain
     }
 
     pub fn has_caps(&self) -> bool {
         self.frame.devices.iter().any(|device| device.memory.is_some())
     }
 
-    /// Looks at stages with or without the messages of a plain chain from now on.
-    pub fn look_at_messages(&mut self, with_messages: bool) {
-        if self.with_messages != with_messages {
+    /// Takes peaks of a plain chain for the peaks of stages from now on, or what stages hold at least.
+    pub fn estimate(&mut self, estimates: bool) {
+        if self.estimates != estimates && !self.is_plain() {
             self.cells.clear();
-            self.with_messages = with_messages;
         }
+        self.estimates = estimates || self.is_plain();
     }
 
     /// What a stage takes, by size of micro-batches.
@@ -218,14 +237,13 @@ impl<'a> Space<'a> {
                 // Whether it would fit is not looked at.
                 Compared::FasterWithRoom => cell.with_room = true,
                 Compared::Open => {
-                    let fits = match cap {
-                        Some(cap) => self.peak(stage, &range, policy)? <= cap,
-                        None => true,
-                    };
-                    if fits {
+                    if self.may_fit(stage, &range, policy)? {
                         let figures = self.lists.figures(own.0, own.1);
                         cell.choices.push(Choice { policy, figures });
-                        taken.push((pattern, costs));
+                        // Others are left out only for what fits whatever the other cuts are.
+                        if self.certainly_fits(stage, &range, policy)? {
+                            taken.push((pattern, costs));
+                        }
                     }
                 }
             }
@@ -238,23 +256,71 @@ impl<'a> Space<'a> {
         self.sums[0].states[range.end] - self.sums[0].states[range.start]
     }
 
-    /// Most that a stage holds; if the model is no plain chain, less or an estimate.
+    fn may_fit(
+        &mut self,
+        stage: usize,
+        range: &Range<usize>,
+        policy: Remat,
+    ) -> Result<bool, PlanError> {
+        match self.frame.devices[stage].memory {
+            Some(cap) => Ok(self.peak(stage, range, policy)? <= cap),
+            None => Ok(true),
+        }
+    }
+
+    fn certainly_fits(
+        &mut self,
+        stage: usize,
+        range: &Range<usize>,
+        policy: Remat,
+    ) -> Result<bool, PlanError> {
+        let Some(cap) = self.frame.devices[stage].memory else { return Ok(true) };
+        if self.estimates {
+            return Ok(true);
+        }
+        let most = match self.shape {
+            Shape::Plain | Shape::Tied => self.peak_as(stage, range, policy, true)?,
+            // As if no message ever went.
+            Shape::Crossed => {
+                let Frame { model, samples, micro_batches, .. } = self.frame;
+                let ends = [range.start, range.end].map(|layer| message(&self.costs[layer]));
+                let boundaries = ends.map(|bytes| bytes.forward + bytes.backward);
+                let larger = samples.div_ceil(micro_batches) as u64;
+                let skips = model.skips.iter();
+                let skips = skips.filter(|s| range.contains(&s.stash) || range.contains(&s.pop));
+                let skips = skips.map(|skip| Bytes(skip.bytes.0.saturating_mul(larger)));
+                let once: Bytes = boundaries.into_iter().chain(skips).sum();
+                self.peak(stage, range, policy)?
+                    + Bytes(once.0.saturating_mul(micro_batches as u64))
+            }
+        };
+        Ok(most <= cap)
+    }
+
+    /// Most that a stage holds; where that depends on other cuts, an estimate, or no more than that.
     pub fn peak(
         &mut self,
         stage: usize,
         range: &Range<usize>,
         policy: Remat,
     ) -> Result<Bytes, PlanError> {
-        let moments = self.moments(stage, policy)?;
+        self.peak_as(stage, range, policy, self.estimates)
+    }
+
+    fn peak_as(
+        &mut self,
+        stage: usize,
+        range: &Range<usize>,
+        policy: Remat,
+        estimates: bool,
+    ) -> Result<Bytes, PlanError> {
+        let (all, least) = &*self.moments(stage, policy)?;
         let key = (range.start, range.end, policy.segments());
         let (model, costs) = (self.frame.model, &self.costs);
         let bytes = self.bytes.entry(key);
         let larger = self.frame.samples.div_ceil(self.frame.micro_batches);
         let bytes =
             bytes.or_insert_with(|| model.stage_bytes(range.clone(), costs, larger, policy));
-        if !self.with_messages {
-            return Ok(moments.peak(bytes, &[]));
-        }
         // Boundary k is between stages k and k + 1.
         let last = stage + 1 == self.frame.devices.len();
         self.messages[stage] = match last {
@@ -264,10 +330,19 @@ impl<'a> Space<'a> {
         if stage > 0 {
             self.messages[stage - 1] = message(&self.costs[range.start]);
         }
-        Ok(moments.peak(bytes, &self.messages))
+        Ok(match (estimates, self.shape) {
+            (true, _) | (false, Shape::Plain) => all.peak(bytes, &self.messages),
+            (false, Shape::Tied) => least.peak(bytes, &self.messages),
+            (false, Shape::Crossed) => all.peak(bytes, &[]),
+        })
     }
 
-    fn moments(&mut self, stage: usize, policy: Remat) -> Result<Rc<Moments>, PlanError> {
+    /// All, and those without what ties may do away with.
+    fn moments(
+        &mut self,
+        stage: usize,
+        policy: Remat,
+    ) -> Result<Rc<(Moments, Moments)>, PlanError> {
         let policy = whole(policy);
         if let Some(moments) = self.moments.get(&(stage, policy)) {
             return Ok(moments.clone());
@@ -288,7 +363,9 @@ impl<'a> Space<'a> {
         let program = lower(&own, &topology, micro_batches)?;
         let list = &program.devices[stage];
         self.spent += list.len() as u64;
-        let moments = Rc::new(order.moments_of(StageId::from_index(stage), list));
+        let moments = order.moments_of(StageId::from_index(stage), list);
+        let least = moments.forget_messages_at_update();
+        let moments = Rc::new((moments, least));
         self.moments.insert((stage, policy), moments.clone());
         Ok(moments)
     }
@@ -369,7 +446,7 @@ impl<'a> Space<'a> {
         if !self.has_caps() {
             return Ok(true);
         }
-        let peaks = match self.plain && self.with_messages {
+        let peaks = match self.is_plain() {
             true => {
                 let stages = ranges(&plan.balance).into_iter().enumerate();
                 let peak = |(stage, range)| self.peak(stage, &range, plan.remat.of(stage));
