@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use gpipe::{
     Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence,
+    estimate::Rate,
     profile::{Profile, Subject},
 };
 use gpipe_core::{
@@ -20,6 +21,7 @@ use crate::{
     output::say,
     plan_file::PlanFile,
     profile::{self, host_memory},
+    setup,
     task::{self, Task},
 };
 
@@ -194,9 +196,7 @@ fn find(
 ) -> Result<Found, CliError> {
     let samples = config.train.mini_batch;
     let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
-    let mut powers: Vec<usize> = std::iter::successors(Some(1_usize), |m| m.checked_mul(2))
-        .take_while(|&m| m <= samples)
-        .collect();
+    let mut powers: Vec<usize> = powers_of_two(samples).collect();
     powers.push(config.pipeline.micro_batches.min(samples));
     powers.sort_unstable();
     powers.dedup();
@@ -266,11 +266,7 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
             found.subject.check(&profile::subject(config, &model)?, &path.display().to_string())?;
             measured(found, &path)
         }
-        None => {
-            return Err(CliError::Usage(format!(
-                "there is no profile of this configuration: gpipe profile makes one"
-            )));
-        }
+        None => analytic(arguments, config)?,
     };
     let transport = &mut source.costs.transport;
     if let Some(bytes_per_s) = arguments.link_bandwidth {
@@ -280,6 +276,30 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
         transport.latency = Nanos((latency_us.max(0.0) * 1e3) as u64);
     }
     Ok(source)
+}
+
+/// From shapes alone.
+fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
+    let rate = Rate {
+        flops_per_s: positive("--rate", arguments.rate)?,
+        bytes_per_s: positive("--bandwidth", arguments.bandwidth)?,
+        latency: Nanos(0),
+    };
+    let model = task::model(config, task::configured_size(config)?)?;
+    // Between the powers of two costs are on the line through their neighbours.
+    let samples = config.train.mini_batch;
+    let sizes: Vec<usize> = powers_of_two(samples).chain([samples]).collect();
+    let costs = setup::pipeline(config, model).estimate(&sizes, &rate)?;
+    let text = format!(
+        "analytic, of devices with {:.4} TFLOP/s and {:.1} GB/s (there is no profile: gpipe profile measures one)",
+        rate.flops_per_s / 1e12,
+        rate.bytes_per_s / 1e9
+    );
+    Ok(Source { costs, text, subject: None })
+}
+
+fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(1_usize), |m| m.checked_mul(2)).take_while(move |&m| m <= most)
 }
 
 fn measured(found: Profile, path: &Path) -> Source {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use gpipe::{
     Bytes, Nanos, Sequence,
+    estimate::Rate,
     profile::{Profile, Profiling, Subject, profile},
 };
 use gpipe_core::cost::{LayerCost, ModelCosts};
@@ -37,7 +38,9 @@ pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), CliError> {
     let found = measure(&config, task.as_ref(), &model, &arguments.micro_batches, steps)?;
     let path = arguments.out.clone().unwrap_or_else(|| default_path(&arguments.config));
     write(&path, &found)?;
-    show(&found, &config);
+    let sizes: Vec<usize> = found.costs.sizes.keys().copied().collect();
+    let estimated = setup::pipeline(&config, model).estimate(&sizes, &Rate::default())?;
+    show(&found, &estimated, &config);
     say!("{}: gpipe plan and gpipe train --plan auto use it", path.display());
     Ok(())
 }
@@ -113,30 +116,41 @@ pub(crate) fn machine() -> String {
     format!("{model}, {cores} cores")
 }
 
+/// Forward, re-materialization and backward.
+fn time_of(cost: &LayerCost) -> Nanos {
+    cost.forward + cost.rematerialize + cost.backward
+}
+
 fn ms(time: Nanos) -> String {
     format!("{:.2}", time.as_ms())
 }
 
-/// A table of the layers at the configured M, and of the sizes.
-fn show(profile: &Profile, config: &Config) {
+/// A table of the layers at the configured M, measured beside estimated, and one of the sizes.
+fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
     let costs = &profile.costs;
     let samples = config.train.mini_batch.div_ceil(config.pipeline.micro_batches.max(1));
     let (layers, spreads) = (costs.at(samples), profile.spread.get(&samples));
-    say!("layers, in micro-batches of {samples} samples (quartiles in brackets):");
+    let (estimates, flops) =
+        (estimated.at(samples), costs.layers.iter().map(|l| l.flops).sum::<u64>());
+    let all = |layers: &[LayerCost]| layers.iter().map(time_of).sum::<Nanos>().0.max(1) as f64;
+    let (measured_time, estimated_time) = (all(&layers), all(&estimates));
     say!(
-        "{:<24} {:>9} {:>26} {:>26} {:>26} {:>11} {:>11} {:>11} {:>11}",
+        "layers, in micro-batches of {samples} samples (quartiles in brackets; measured | estimated from shapes):"
+    );
+    say!(
+        "{:<22} {:>8} {:>22} {:>22} {:>22} {:>15} {:>21} {:>10} {:>10} {:>10}",
         "layer",
         "GFLOP",
         "forward, ms",
         "recompute, ms",
         "backward, ms",
-        "parameters",
-        "optimizer",
+        "% of the time",
         "activations",
-        "boundary"
+        "boundary",
+        "parameters",
+        "optimizer"
     );
-    let flops: u64 = costs.layers.iter().map(|layer| layer.flops).sum();
-    for (number, cost) in layers.iter().enumerate() {
+    for (number, (cost, estimate)) in layers.iter().zip(&estimates).enumerate() {
         let state = costs.layers.get(number);
         let spread = spreads.and_then(|spreads| spreads.get(number)).copied().unwrap_or_default();
         let time = |time: Nanos, [low, high]: [Nanos; 2]| {
@@ -145,15 +159,19 @@ fn show(profile: &Profile, config: &Config) {
         let name = state.map_or("the loss".to_owned(), |state| format!("{number} {}", state.name));
         let gflop = state.map_or(0, |state| state.flops) as f64 * samples as f64 / 1e9;
         let bytes = |bytes: Option<Bytes>| bytes.unwrap_or_default().to_string();
+        let share = |cost: &LayerCost, all: f64| 100.0 * time_of(cost).0 as f64 / all;
         say!(
-            "{name:<24} {gflop:>9.3} {:>26} {:>26} {:>26} {:>11} {:>11} {:>11} {:>11}",
+            "{name:<22} {gflop:>8.3} {:>22} {:>22} {:>22} {:>7.1} |{:>6.1} {:>10} |{:>9} {:>10} {:>10} {:>10}",
             time(cost.forward, spread.forward),
             time(cost.rematerialize, spread.rematerialize),
             time(cost.backward, spread.backward),
-            bytes(state.map(|state| state.parameters)),
-            bytes(state.map(|state| state.optimizer)),
+            share(cost, measured_time),
+            share(estimate, estimated_time),
             cost.kept.to_string(),
-            cost.inputs.to_string()
+            estimate.kept.to_string(),
+            cost.inputs.to_string(),
+            bytes(state.map(|state| state.parameters)),
+            bytes(state.map(|state| state.optimizer))
         );
     }
     say!("all layers, by size of micro-batches:");

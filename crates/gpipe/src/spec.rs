@@ -39,6 +39,15 @@ impl TensorSpec {
         (self.elements() * self.kind.elt_size_in_bytes() as f64) as u64
     }
 
+    /// The same with so many samples.
+    pub(crate) fn with_samples(&self, samples: usize) -> Self {
+        let mut spec = self.clone();
+        if let Some(first) = spec.shape.first_mut() {
+            *first = samples as i64;
+        }
+        spec
+    }
+
     /// The same with another last size.
     pub fn with_last(&self, size: i64) -> Self {
         let mut shape = self.shape.clone();

@@ -50,45 +50,33 @@ impl From<Vec<TensorSpec>> for Inputs {
     }
 }
 
-/// What of a pipeline's settings its costs depend on.
-pub(crate) struct Seen<'a> {
-    pub sequence: &'a Sequence,
-    pub inputs: &'a [TensorSpec],
-    pub devices: &'a [Device],
-    pub kind: Kind,
-    pub kernels: Kernels,
-    pub threads: usize,
-    pub optimizer: Option<&'a dyn Optimizer>,
-    pub average: bool,
-}
-
 /// Builds a [`Pipeline`]. Unless told otherwise: one stage, one micro-batch, 1F1B, cuts by cost,
 /// re-materialization only where a backward does not directly follow its forward, one thread per stage, seed
 /// 0, float32, the fastest kernels, no cap, no clipping, a constant learning rate, no groups, no averages, a
 /// deadline of five minutes.
 pub struct PipelineBuilder {
-    sequence: Sequence,
-    inputs: Vec<TensorSpec>,
-    devices: Vec<Device>,
+    pub(super) sequence: Sequence,
+    pub(super) inputs: Vec<TensorSpec>,
+    pub(super) devices: Vec<Device>,
     micro_batches: usize,
     schedule: Schedule,
     balance: Balance,
     remat: RematPolicies,
-    threads: usize,
+    pub(super) threads: usize,
     seed: u64,
-    kind: Kind,
-    kernels: Kernels,
+    pub(super) kind: Kind,
+    pub(super) kernels: Kernels,
     caps: Vec<Bytes>,
     max_norm: Option<f64>,
     keep_gradients: bool,
     deadline: Duration,
-    loss: Option<Arc<dyn Loss>>,
+    pub(super) loss: Option<Arc<dyn Loss>>,
     metrics: Vec<Arc<dyn Metric>>,
     training_metrics: bool,
-    optimizer: Option<Arc<dyn Optimizer>>,
+    pub(super) optimizer: Option<Arc<dyn Optimizer>>,
     groups: Vec<Group>,
     rate: LearningRate,
-    average: Option<f64>,
+    pub(super) average: Option<f64>,
     profile: bool,
 }
 
@@ -287,26 +275,6 @@ impl PipelineBuilder {
         self
     }
 
-    /// What costs depend on, with the groups applied.
-    ///
-    /// # Errors
-    /// Settings that do not fit.
-    pub(crate) fn seen(&mut self) -> Result<Seen<'_>> {
-        let precision = self.check_settings()?;
-        self.inputs = precision.fed(&self.inputs);
-        self.apply_groups()?;
-        Ok(Seen {
-            sequence: &self.sequence,
-            inputs: &self.inputs,
-            devices: &self.devices,
-            kind: self.kind,
-            kernels: self.kernels,
-            threads: self.threads,
-            optimizer: self.optimizer.as_deref(),
-            average: self.average.is_some(),
-        })
-    }
-
     /// Measures each layer in each step: [`crate::profile`] does it.
     #[must_use]
     pub(crate) fn profiled(mut self) -> Self {
@@ -381,7 +349,7 @@ impl PipelineBuilder {
         })
     }
 
-    fn check_settings(&self) -> Result<Precision> {
+    pub(super) fn check_settings(&self) -> Result<Precision> {
         let refuse = |reason: String| Err(Error::Setting(reason));
         let stages = self.devices.len();
         if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
@@ -438,7 +406,7 @@ impl PipelineBuilder {
     }
 
     /// Freezes what the groups freeze; the settings of every parameter, by layer.
-    fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
+    pub(super) fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
         let mut owners: HashMap<String, String> = HashMap::new();
         let mut names = Vec::new();
         for layer in &self.sequence.layers {

@@ -5,6 +5,7 @@
 //! - [`parameters`]: parameters, gradients and averages, read and written
 //! - [`state`]: all that it knows between two steps, taken out and put back
 //! - [`topology`]: the edges that a cut of a sequence gives
+//! - [`seen`]: what its costs depend on, and those costs as estimated
 //! - [`report`]: what a step returns
 //! - here: running steps
 
@@ -12,6 +13,7 @@ mod balance;
 mod builder;
 mod parameters;
 mod report;
+mod seen;
 mod state;
 mod topology;
 

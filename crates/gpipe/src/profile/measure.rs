@@ -105,7 +105,7 @@ pub fn profile(
 /// What shapes alone say: names, flops, skips, ties.
 fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
     let seen = builder.seen()?;
-    let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| with_samples(spec, 1)).collect();
+    let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
     let inferred = seen.sequence.infer(&inputs, seen.kind)?;
     let layers = seen.sequence.layers.iter().zip(&inferred.specs);
     let state = |(layer, specs): (&crate::sequence::NamedLayer, &Vec<TensorSpec>)| LayerState {
@@ -133,19 +133,11 @@ fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
     })
 }
 
-fn with_samples(spec: &TensorSpec, samples: usize) -> TensorSpec {
-    let mut spec = spec.clone();
-    if let Some(first) = spec.shape.first_mut() {
-        *first = samples as i64;
-    }
-    spec
-}
-
 /// By layer, and for the loss: what crosses a cut before it.
 fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<LayerCost>> {
     let seen = builder.seen()?;
     let inputs: Vec<TensorSpec> =
-        seen.inputs.iter().map(|spec| with_samples(spec, samples)).collect();
+        seen.inputs.iter().map(|spec| spec.with_samples(samples)).collect();
     let inferred = seen.sequence.infer(&inputs, seen.kind)?;
     let trained_before = seen.sequence.trained_before();
     let bytes = |spec: &TensorSpec| spec.bytes();

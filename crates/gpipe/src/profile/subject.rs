@@ -105,11 +105,7 @@ impl PipelineBuilder {
     /// Settings and shapes that do not fit, as [`PipelineBuilder::build`].
     pub fn subject(&mut self, machine: &str) -> crate::Result<Subject> {
         let seen = self.seen()?;
-        let one_sample = |spec: &TensorSpec| match spec.shape.first() {
-            Some(_) => TensorSpec { shape: [&[1], &spec.shape[1..]].concat(), ..spec.clone() },
-            None => spec.clone(),
-        };
-        let inputs: Vec<TensorSpec> = seen.inputs.iter().map(one_sample).collect();
+        let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
         let inferred = seen.sequence.infer(&inputs, seen.kind)?;
         let texts = |specs: &[TensorSpec]| specs.iter().map(ToString::to_string).collect();
         let layers = seen.sequence.layers.iter().enumerate().map(|(index, layer)| LayerSubject {

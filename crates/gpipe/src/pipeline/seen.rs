@@ -1,0 +1,70 @@
+//! What of a pipeline's settings its costs depend on, and those costs as estimated.
+
+use gpipe_bridge::linear::Kernels;
+use gpipe_core::cost::ModelCosts;
+use tch::Kind;
+
+use super::PipelineBuilder;
+use crate::{
+    device::Device,
+    error::{Error, Result},
+    estimate::{Rate, Training, estimate},
+    loss::Loss,
+    optim::Optimizer,
+    sequence::Sequence,
+    spec::TensorSpec,
+};
+
+/// What of a pipeline's settings its costs depend on.
+pub(crate) struct Seen<'a> {
+    pub sequence: &'a Sequence,
+    pub inputs: &'a [TensorSpec],
+    pub devices: &'a [Device],
+    pub kind: Kind,
+    pub kernels: Kernels,
+    pub threads: usize,
+    pub loss: Option<&'a dyn Loss>,
+    pub optimizer: Option<&'a dyn Optimizer>,
+    pub average: bool,
+}
+
+impl PipelineBuilder {
+    /// What costs depend on, with the groups applied.
+    ///
+    /// # Errors
+    /// Settings that do not fit.
+    pub(crate) fn seen(&mut self) -> Result<Seen<'_>> {
+        let precision = self.check_settings()?;
+        self.inputs = precision.fed(&self.inputs);
+        self.apply_groups()?;
+        Ok(Seen {
+            sequence: &self.sequence,
+            inputs: &self.inputs,
+            devices: &self.devices,
+            kind: self.kind,
+            kernels: self.kernels,
+            threads: self.threads,
+            loss: self.loss.as_deref(),
+            optimizer: self.optimizer.as_deref(),
+            average: self.average.is_some(),
+        })
+    }
+
+    /// The costs of this pipeline's model for micro-batches of each of `sizes` samples, from shapes alone: see
+    /// [`crate::estimate`].
+    ///
+    /// # Errors
+    /// Settings and shapes that do not fit; no loss or no optimizer.
+    pub fn estimate(&mut self, sizes: &[usize], rate: &Rate) -> Result<ModelCosts> {
+        let seen = self.seen()?;
+        let (Some(loss), Some(optimizer)) = (seen.loss, seen.optimizer) else {
+            return Err(Error::Setting(
+                "costs are of training: give the builder a loss and an optimizer".into(),
+            ));
+        };
+        let Seen { kind, kernels, average, .. } = seen;
+        let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
+        let training = Training { kind, kernels, loss, optimizer, average };
+        estimate(seen.sequence, &inputs, &training, sizes, rate)
+    }
+}

@@ -1,0 +1,92 @@
+//! The loss and the metrics of a micro-batch, on the last stage.
+
+use std::sync::Arc;
+
+use gpipe_core::MicroBatch;
+use tch::Tensor;
+
+use super::{
+    Stage, StageResult,
+    feed::Mode,
+    island::{self, Island},
+    recorder::Work,
+};
+use crate::{
+    error::{LayerError, StageError},
+    metric::Metric,
+    precision::Precision,
+};
+
+impl Stage {
+    /// Where the loss stands among the samples: after the last layer.
+    pub(super) fn loss_position(&self) -> usize {
+        self.plan.layers.end
+    }
+
+    /// Runs the loss of `micro_batch` on the stage's outputs and notes its sum; on the last stage, in
+    /// training or evaluation. With `graph`, an island for the backward.
+    pub(super) fn run_loss(
+        &mut self,
+        micro_batch: MicroBatch,
+        outputs: &[Tensor],
+        graph: bool,
+        work: Work,
+    ) -> StageResult<Option<Island>> {
+        if !self.plan.last {
+            return Ok(None);
+        }
+        let begun = self.begin_sample()?;
+        let island = self.compute_loss(micro_batch, outputs, graph)?;
+        self.end_sample(begun, self.loss_position(), work, micro_batch)?;
+        Ok(island)
+    }
+
+    fn compute_loss(
+        &mut self,
+        micro_batch: MicroBatch,
+        outputs: &[Tensor],
+        graph: bool,
+    ) -> StageResult<Option<Island>> {
+        let (Some(loss), Some(targets)) = (&self.plan.loss, self.feed.targets(micro_batch)) else {
+            return Ok(None);
+        };
+        let _no_grad = (!graph).then(tch::no_grad_guard);
+        let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
+        let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
+        let leaves = leaves.map_err(in_loss)?;
+        // Losses and metrics see the outputs in float32 where the arithmetic is in less.
+        let Precision { compute, master } = self.plan.precision;
+        let widen = |tensor: &Tensor| match tensor.kind() == compute {
+            true => Ok(tensor.f_to_kind(master)?),
+            false => Ok(tensor.shallow_clone()),
+        };
+        let seen: Vec<Tensor> =
+            leaves.iter().map(widen).collect::<Result<_, LayerError>>().map_err(in_loss)?;
+        let targets = targets.iter().map(|target| self.device.own(target));
+        let targets: Vec<Tensor> = targets.collect::<Result<_, _>>().map_err(in_loss)?;
+        let sum = island::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
+        let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
+        if !value.is_finite() {
+            let what = format!("the loss ({value})");
+            return Err(StageError::NotFinite { layer: "loss".into(), what });
+        }
+        let sums = self.measure(&seen, &targets)?;
+        self.metric_sums.push((micro_batch, sums));
+        self.loss_sums.push((micro_batch, value));
+        Ok(graph.then(|| Island::of_loss(leaves, sum)))
+    }
+
+    /// The sums of the metrics.
+    fn measure(&self, outputs: &[Tensor], targets: &[Tensor]) -> StageResult<Vec<f64>> {
+        if self.feed.mode == Mode::Train && !self.plan.training_metrics {
+            return Ok(Vec::new());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let measure = |metric: &Arc<dyn Metric>| {
+            let sum = island::catching(|| metric.sum(outputs, targets));
+            let named = |source| StageError::Layer { layer: metric.name().to_owned(), source };
+            sum.map_err(named)
+        };
+        self.plan.metrics.iter().map(measure).collect()
+    }
+}
