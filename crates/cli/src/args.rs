@@ -30,8 +30,11 @@ pub(crate) enum Command {
     /// of a longer text it forgets the beginning. Each token costs a forward of that whole length, for
     /// nothing is kept between tokens.
     Generate(GenerateArguments),
-    /// Train a few steps and draw the timeline of one beside what the simulator makes of its costs: as text, and
-    /// as Chrome trace JSON (chrome://tracing, ui.perfetto.dev)
+    /// Draw one step, measured below predicted, in the terminal, as a picture (SVG, or HTML to zoom in) or as Chrome trace
+    /// JSON (chrome://tracing, ui.perfetto.dev)
+    ///
+    /// `gpipe trace RUN_DIR` draws the latest step that a run left in its folder (step.json: after ten steps, and at its end).
+    /// `gpipe trace CONFIG.toml` trains a few steps and draws one, and writes trace.json.
     Trace(TraceArguments),
     /// Measure what each layer takes and holds where it really runs: real data, all stages at work. For `gpipe plan`
     Profile(ProfileArguments),
@@ -67,7 +70,7 @@ pub(crate) enum Command {
 }
 
 /// What `train` and `trace` can change of the pipeline.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct PipelineArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
@@ -316,12 +319,21 @@ pub(crate) struct GenerateArguments {
 pub(crate) struct TraceArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// The JSON file to write
-    #[arg(long, value_name = "FILE.json", default_value = "trace.json")]
-    pub out: PathBuf,
-    /// Characters of a line of the drawing
-    #[arg(long, value_name = "N", default_value_t = 120)]
-    pub width: usize,
+    /// Write a picture; without a name trace.svg, in the run's folder if there is one
+    #[arg(long, value_name = "FILE.svg", num_args = 0..=1)]
+    pub svg: Option<Option<PathBuf>>,
+    /// Write a page in which one can zoom, and which says what is under the pointer; without a name trace.html
+    #[arg(long, value_name = "FILE.html", num_args = 0..=1)]
+    pub html: Option<Option<PathBuf>>,
+    /// Write a Chrome trace; without a name trace.json. With CONFIG.toml it is always written
+    #[arg(long, value_name = "FILE.json", num_args = 0..=1)]
+    pub chrome: Option<Option<PathBuf>>,
+    /// The same as --chrome FILE.json
+    #[arg(long, value_name = "FILE.json", conflicts_with = "chrome")]
+    pub out: Option<PathBuf>,
+    /// Characters of a line of the drawing [default: the terminal's, or 120]
+    #[arg(long, value_name = "N")]
+    pub width: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -334,7 +346,7 @@ pub(crate) struct PlotArguments {
     pub out: Option<PathBuf>,
 }
 
-#[derive(Debug, Default, Clone, Args)]
+#[derive(Debug, Default, Clone, PartialEq, Args)]
 pub(crate) struct ConfigArguments {
     /// The configuration file
     #[arg(value_name = "CONFIG.toml")]

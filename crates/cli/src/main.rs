@@ -75,6 +75,8 @@ enum CliError {
     Events(#[from] gpipe_observe::tensorboard::EventError),
     #[error(transparent)]
     Plot(#[from] gpipe_observe::plot::PlotError),
+    #[error(transparent)]
+    StepFile(#[from] gpipe_observe::step_file::StepFileError),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
     /// A mini-batch that is no number, where that is to stop the run.

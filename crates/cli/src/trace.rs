@@ -1,35 +1,126 @@
-//! `gpipe trace`: one measured step beside the simulator's.
+//! `gpipe trace`: one measured step below what was predicted of it: in the terminal, as pictures, as Chrome trace JSON.
+//!
+//! The step is what a run left in its folder, or is measured here and now in a few steps of a configuration.
 
-use std::{fs::File, io::BufWriter};
+use std::{
+    fs::{self, File},
+    io::{BufWriter, IsTerminal},
+    path::{Path, PathBuf},
+};
 
 use gpipe::StepReport;
-use gpipe_core::draw;
-use gpipe_observe::trace;
+use gpipe_core::{
+    draw::{self, Look},
+    simulate::Timeline,
+};
+use gpipe_observe::{
+    picture::{self, Scene},
+    step_file::{self, StepFile},
+    trace,
+};
 
 use crate::{
     CliError,
-    args::TraceArguments,
+    args::{ConfigArguments, PipelineArguments, TraceArguments},
     config::Config,
     metrics::io,
     output::say,
     setup,
     task::{self, Batch},
+    train::step_trace,
 };
 
 /// Steps that are trained unless --steps says otherwise: the first ones are warm-up.
 const STEPS: u64 = 5;
 /// Lines shorter or longer than this show nothing.
 const WIDTHS: std::ops::RangeInclusive<usize> = 40..=1000;
+/// Where there is no terminal to ask.
+const WIDTH: usize = 120;
 
-/// Trains, takes the step of median length, simulates it, and shows both.
+/// A step, and where files without a name go.
+struct Traced {
+    title: String,
+    step: StepFile,
+    folder: PathBuf,
+}
+
+/// Draws the step of a run, or one that it trains.
 pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
+    let look = look(arguments.width)?;
+    check_names(arguments)?;
+    let named = arguments.pipeline.config.config.as_deref();
+    match named.filter(|path| path.is_dir()) {
+        Some(folder) => {
+            let traced = stored(folder, &arguments.pipeline)?;
+            draw_in_terminal(&traced.step, look);
+            write_files(&traced, arguments, None)
+        }
+        None => {
+            let traced = trained(arguments, named)?;
+            draw_in_terminal(&traced.step, look);
+            write_files(&traced, arguments, Some("trace.json"))
+        }
+    }
+}
+
+/// Refuses what is no file for a picture, but the run or configuration after a flag that has no file.
+fn check_names(arguments: &TraceArguments) -> Result<(), CliError> {
+    let TraceArguments { svg, html, chrome, .. } = arguments;
+    for (flag, file) in [("--svg", svg), ("--html", html), ("--chrome", chrome)] {
+        let Some(Some(path)) = file else { continue };
+        if path.is_dir() || path.extension().is_some_and(|extension| extension == "toml") {
+            let path = path.display();
+            return Err(CliError::Usage(format!(
+                "{flag} {path}: a file is named after {flag}: write gpipe trace {path} {flag}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// As wide as the terminal, in colours if it is one and nobody said that there be none.
+fn look(width: Option<usize>) -> Result<Look, CliError> {
+    let is_terminal = std::io::stdout().is_terminal();
+    if let Some(width) = width.filter(|width| !WIDTHS.contains(width)) {
+        let (least, most) = (WIDTHS.start(), WIDTHS.end());
+        return Err(CliError::Usage(format!("--width {width}: use {least} to {most}")));
+    }
+    let own = || {
+        let (terminal_size::Width(width), _) = terminal_size::terminal_size()?;
+        is_terminal.then_some(usize::from(width).clamp(*WIDTHS.start(), *WIDTHS.end()))
+    };
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    let color = is_terminal && !is_set("NO_COLOR") && !is_dumb;
+    Ok(Look { width: width.or_else(own).unwrap_or(WIDTH), color })
+}
+
+/// What the run in `folder` left.
+fn stored(folder: &Path, given: &PipelineArguments) -> Result<Traced, CliError> {
+    let config = ConfigArguments { config: given.config.config.clone(), ..Default::default() };
+    let shown = folder.display();
+    if *given != (PipelineArguments { config, ..Default::default() }) {
+        return Err(CliError::Usage(format!(
+            "{shown} is the folder of a run, whose step is as it was: leave out what changes the configuration, or name a configuration, such as {shown}/config.toml"
+        )));
+    }
+    let path = folder.join(step_file::NAME);
+    if !path.exists() {
+        return Err(CliError::Usage(format!(
+            "there is no {}: a run has it after ten steps and at its end; name the folder of a run, as `gpipe train` printed it, or a configuration to measure a step of",
+            path.display()
+        )));
+    }
+    let step = StepFile::read(&path)?;
+    let title = format!("{shown}, step {}", step.step);
+    Ok(Traced { title, step, folder: folder.to_owned() })
+}
+
+/// Trains, and takes the step of median length.
+fn trained(arguments: &TraceArguments, named: Option<&Path>) -> Result<Traced, CliError> {
     let mut config = Config::load_for_training(&arguments.pipeline)?;
     if arguments.pipeline.config.steps.is_none() {
         config.train.steps = STEPS;
-    }
-    if !WIDTHS.contains(&arguments.width) {
-        let (width, least, most) = (arguments.width, WIDTHS.start(), WIDTHS.end());
-        return Err(CliError::Usage(format!("--width {width}: use {least} to {most}")));
     }
     let task = task::open(&config, None)?;
     let make = task.training(0, 0)?;
@@ -42,35 +133,76 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
     }
     // The first step also warms up caches and the allocator.
     let applied = reports.iter().filter(|report| !report.skipped);
-    let warm: Vec<&StepReport> = applied.skip(usize::from(reports.len() > 1)).collect();
-    let mut by_time = warm.clone();
-    by_time.sort_by_key(|report| report.time);
-    let Some(median) = by_time.get(by_time.len() / 2) else {
+    let mut warm: Vec<&StepReport> = applied.skip(usize::from(reports.len() > 1)).collect();
+    warm.sort_by_key(|report| report.time);
+    let Some(&median) = warm.get(warm.len() / 2) else {
         return Err(CliError::Usage("every step was skipped: give more --steps".into()));
     };
-    let timelines: Vec<_> = warm.iter().map(|report| &report.timeline).collect();
-    let simulated = pipeline.simulate(&timelines)?;
+    let timelines: Vec<&Timeline> = warm.iter().map(|report| &report.timeline).collect();
+    let peaks = median.stages.iter().map(|stage| stage.peak).collect();
+    let step = StepFile {
+        step: median.step,
+        measured: median.timeline.clone(),
+        predicted: step_trace::predicted(&mut pipeline, &timelines),
+        memory: step_trace::memory(peaks, config.pipeline.memory.0),
+    };
+    let name = named.map_or("defaults".into(), |path| path.display().to_string());
+    let title = format!("{name}, step {} of {}", median.step, reports.len());
+    Ok(Traced { title, step, folder: PathBuf::new() })
+}
 
-    let both = [("measured", &median.timeline), ("simulated", &simulated)];
-    let look = draw::Look { width: arguments.width, color: false };
-    let drawing = draw::panels(&both, look);
-    say!("{}", drawing.trim_end());
-    let (measured_ms, simulated_ms) = (median.time.as_ms(), simulated.makespan.as_ms());
-    say!(
-        "measured:  {measured_ms:.1} ms, bubble {:.1}% (step {} of {})",
-        100.0 * median.bubble,
-        median.step,
-        reports.len()
-    );
-    say!(
-        "simulated: {simulated_ms:.1} ms, bubble {:.1}%, from the median time of each kind of action on each stage in {} steps",
-        100.0 * simulated.bubble(),
-        warm.len()
-    );
-    say!("the measured step takes {:.3} of the simulated one", measured_ms / simulated_ms);
-    let path = &arguments.out;
-    let file = BufWriter::new(File::create(path).map_err(io(path))?);
-    trace::write(file, &both).map_err(io(path))?;
-    say!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
+/// The timelines by name, in the order in which they are drawn.
+fn timelines(step: &StepFile) -> Vec<(&'static str, &Timeline)> {
+    let predicted = step.predicted.as_ref().map(|predicted| ("predicted", &predicted.timeline));
+    predicted.into_iter().chain([("measured", &step.measured)]).collect()
+}
+
+fn draw_in_terminal(step: &StepFile, look: Look) {
+    say!("{}", draw::panels(&timelines(step), look).trim_end());
+    let line = |timeline: &Timeline| {
+        format!("{:.1} ms, bubble {:.1}%", timeline.makespan.as_ms(), 100.0 * timeline.bubble())
+    };
+    if let Some(predicted) = &step.predicted {
+        say!("predicted: {}, {}", line(&predicted.timeline), predicted.source);
+    }
+    say!("measured:  {} (step {})", line(&step.measured), step.step);
+    if let Some(predicted) = &step.predicted {
+        let ratio = step.measured.makespan.as_ms() / predicted.timeline.makespan.as_ms();
+        say!("the measured step takes {ratio:.3} of the predicted one");
+    }
+}
+
+/// Writes what was asked for, and Chrome's to `chrome_default` if nobody named it.
+fn write_files(
+    traced: &Traced,
+    arguments: &TraceArguments,
+    chrome_default: Option<&str>,
+) -> Result<(), CliError> {
+    let Traced { title, step, folder } = traced;
+    let scene = Scene::of_step(title.as_str(), step);
+    let path = |file: &Option<PathBuf>, name: &str| match file {
+        Some(path) => path.clone(),
+        None => folder.join(name),
+    };
+    if let Some(file) = &arguments.svg {
+        let path = path(file, "trace.svg");
+        fs::write(&path, picture::svg(&scene)).map_err(io(&path))?;
+        say!("{}", path.display());
+    }
+    if let Some(file) = &arguments.html {
+        let path = path(file, "trace.html");
+        fs::write(&path, picture::html(&scene)).map_err(io(&path))?;
+        say!("{}: open it in a browser", path.display());
+    }
+    let chrome = match (&arguments.out, &arguments.chrome) {
+        (Some(out), _) => Some(out.clone()),
+        (None, Some(file)) => Some(path(file, "trace.json")),
+        (None, None) => chrome_default.map(|name| folder.join(name)),
+    };
+    if let Some(path) = chrome {
+        let file = BufWriter::new(File::create(&path).map_err(io(&path))?);
+        trace::write(file, &timelines(step)).map_err(io(&path))?;
+        say!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
+    }
     Ok(())
 }

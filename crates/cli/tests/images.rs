@@ -384,7 +384,7 @@ fn oracle_imported_weights_are_measured_as_the_run_they_are_from() {
 fn oracle_a_step_on_images_is_traced() {
     let folder = with_images();
     let printed = folder.succeeds(&["trace", "resnet.toml", "--width", "80", "--steps", "3"]);
-    for part in ["device 0", "device 1", "measured: ", "simulated: ", "trace.json"] {
+    for part in ["device 0", "device 1", "measured: ", "predicted: ", "trace.json"] {
         assert!(printed.contains(part), "'{part}' is not in: {printed}");
     }
     let trace: Value = serde_json::from_slice(&bytes(&folder.path("trace.json"))).unwrap();

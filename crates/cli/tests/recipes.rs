@@ -1,4 +1,4 @@
-//! Recipes, dtypes, devices and traces through the command. Families: `oracle_`, `transparency_`, `fault_`.
+//! Recipes, dtypes and devices through the command. Families: `oracle_`, `transparency_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -90,26 +90,6 @@ fn oracle_a_recipe_is_recorded_and_its_averages_can_be_evaluated() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let weights = |run: &str| bytes(&folder.path(run).join("weights.safetensors"));
     assert!(weights("run") == weights("again"), "the resolved configuration repeats the run");
-}
-
-#[test]
-fn oracle_a_trace_shows_a_step_beside_the_simulated_one() {
-    let folder = Folder::new();
-    let output = folder.gpipe(&["trace", "tiny.toml", "--text", "text.txt", "--width", "90"]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    for part in ["device 0", "device 1", "measured: ", "simulated: ", "trace.json"] {
-        assert!(text.contains(part), "'{part}' is not in: {text}");
-    }
-    let trace: Value = serde_json::from_slice(&bytes(&folder.path("trace.json"))).unwrap();
-    let events = trace["traceEvents"].as_array().unwrap();
-    for process in [0, 1] {
-        // Two stages, three micro-batches: six forwards, six backwards.
-        for (category, count) in [("forward", 6), ("backward", 6)] {
-            let own = |event: &&Value| event["pid"] == process && event["cat"] == category;
-            assert_eq!(events.iter().filter(own).count(), count, "{process} {category}");
-        }
-    }
 }
 
 #[test]

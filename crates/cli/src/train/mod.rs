@@ -3,11 +3,13 @@
 //! - [`start`]: from nothing, or from a checkpoint; the run's folder
 //! - [`saving`]: when checkpoints are saved
 //! - [`signals`]: Ctrl-C and SIGTERM
+//! - [`step_trace`]: the file of the latest step
 //! - here: the loop, and what goes on beside it
 
 mod saving;
 mod signals;
 mod start;
+pub(crate) mod step_trace;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,6 +27,7 @@ use self::{
     saving::Saving,
     signals::{Stop, name},
     start::Start,
+    step_trace::StepTrace,
 };
 use crate::{
     CliError,
@@ -96,6 +99,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         summary: Summary::new(task::unit(&config)),
         saving: Saving::new(out, &config, vocabulary, &start)?,
         stop: Stop::install()?,
+        trace: StepTrace::new(out, config.pipeline.memory.0),
         nan_in_a_row: 0,
         told: BTreeSet::new(),
         task: task.as_ref(),
@@ -181,6 +185,7 @@ struct Run<'a> {
     summary: Summary,
     saving: Saving,
     stop: Stop,
+    trace: StepTrace,
     nan_in_a_row: u64,
     /// Images that were told to be unreadable.
     told: BTreeSet<String>,
@@ -192,6 +197,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// After the last step: the validation, and what stays of the run.
     fn end(&mut self, pipeline: &mut Pipeline, position: &mut Position) -> Result<(), CliError> {
+        self.trace.write(pipeline);
         let validated = self.validate(pipeline, position);
         self.tell_unreadable();
         if let Err(error) = validated {
@@ -232,6 +238,7 @@ impl Run<'_> {
 
     /// Saves the state before `error` ends the run.
     fn left(&mut self, pipeline: &mut Pipeline, position: &Position, error: CliError) -> CliError {
+        self.trace.write(pipeline);
         match self.saving.leave(pipeline, position, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
@@ -276,6 +283,7 @@ impl Run<'_> {
                         ..seen
                     };
                     self.step(&report, samples, position, waited);
+                    self.trace.step(pipeline, &report);
                 }
                 Err(error) => {
                     self.may_skip(error, position.batches + 1)?;

@@ -1,0 +1,94 @@
+//! `step.json` in the run's folder: the latest step, beside what it was predicted to be. It is written early, so that there is a
+//! picture of a run that has just begun, and at the end.
+
+use std::{
+    collections::VecDeque,
+    path::{Path, PathBuf},
+};
+
+use gpipe::{Bytes, Pipeline, StepReport};
+use gpipe_core::simulate::Timeline;
+use gpipe_observe::step_file::{self, ACTIONS_MAX, Memory, Predicted, StepFile};
+
+use crate::output::complain;
+
+/// After so many steps the file is written for the first time: the first ones are slower.
+const EARLY: u64 = 10;
+/// Most steps whose costs the prediction is made of.
+const STEPS: usize = 8;
+
+/// The latest steps of a run.
+pub(super) struct StepTrace {
+    path: PathBuf,
+    /// Of each stage.
+    cap: Option<Bytes>,
+    applied: u64,
+    latest: VecDeque<Kept>,
+}
+
+/// What is kept of a step.
+struct Kept {
+    step: u64,
+    timeline: Timeline,
+    peaks: Vec<Bytes>,
+}
+
+impl StepTrace {
+    /// For a run in `out`, whose stages have this cap.
+    pub(super) fn new(out: &Path, cap: Option<Bytes>) -> Self {
+        let path = out.join(step_file::NAME);
+        Self { path, cap, applied: 0, latest: VecDeque::new() }
+    }
+
+    /// After a step.
+    pub(super) fn step(&mut self, pipeline: &mut Pipeline, report: &StepReport) {
+        if report.skipped {
+            return;
+        }
+        let timeline = report.timeline.clone();
+        // Of huge steps, no more than would go into one file.
+        let room = ACTIONS_MAX / timeline.actions().count().max(1);
+        self.latest.truncate(room.clamp(1, STEPS) - 1);
+        let peaks = report.stages.iter().map(|stage| stage.peak).collect();
+        self.latest.push_front(Kept { step: report.step, timeline, peaks });
+        self.applied += 1;
+        if self.applied == EARLY {
+            self.write(pipeline);
+        }
+    }
+
+    /// Writes the latest step, if there is one. A file that cannot be written ends no run.
+    pub(super) fn write(&self, pipeline: &mut Pipeline) {
+        let Some(Kept { step, timeline, peaks }) = self.latest.front() else { return };
+        let timelines: Vec<&Timeline> = self.latest.iter().map(|kept| &kept.timeline).collect();
+        let file = StepFile {
+            step: *step,
+            measured: timeline.clone(),
+            predicted: predicted(pipeline, &timelines),
+            memory: memory(peaks.clone(), self.cap),
+        };
+        if let Err(error) = file.write(&self.path) {
+            complain!("gpipe: warning: {error}; the run goes on");
+        }
+    }
+}
+
+/// What stages held, and may hold.
+pub(crate) fn memory(peaks: Vec<Bytes>, cap: Option<Bytes>) -> Memory {
+    let caps = if cap.is_some() { vec![cap; peaks.len()] } else { Vec::new() };
+    Memory { predicted: Vec::new(), peaks, caps }
+}
+
+/// What the first of `timelines` was to be: the simulator's, from the costs measured in all of them. None where it would be another
+/// step's, as that of a mini-batch with fewer samples than M.
+pub(crate) fn predicted(pipeline: &mut Pipeline, timelines: &[&Timeline]) -> Option<Predicted> {
+    let timeline = pipeline.simulate(timelines).ok()?;
+    let is_same = timelines.first().is_some_and(|first| first.actions().eq(timeline.actions()));
+    let steps = match timelines.len() {
+        1 => "1 step".to_owned(),
+        count => format!("{count} steps"),
+    };
+    let source =
+        format!("simulated from the median time of each kind of action on each stage in {steps}");
+    is_same.then_some(Predicted { source, timeline })
+}
