@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
         summary: Summary::new(task::unit(&config)),
         saving: Saving::new(out, &config, vocabulary, &start)?,
         stop: Stop::install()?,
-        trace: StepTrace::new(out, config.pipeline.memory.0),
+        trace: StepTrace::new(out, config.pipeline.memory.0.clone(), plan.as_ref()),
         nan_in_a_row: 0,
         told: BTreeSet::new(),
         task: task.as_ref(),

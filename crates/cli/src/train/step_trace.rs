@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpipe::{Bytes, Pipeline, StepReport};
+use gpipe::{Bytes, Nanos, Pipeline, StepReport};
 use gpipe_core::simulate::Timeline;
 use gpipe_observe::step_file::{self, ACTIONS_MAX, Memory, Predicted, StepFile};
 
-use crate::output::complain;
+use crate::{output::complain, plan_file::PlanFile, run_folder::PLAN};
 
 /// After so many steps the file is written for the first time: the first ones are slower.
 const EARLY: u64 = 10;
@@ -20,10 +20,18 @@ const STEPS: usize = 8;
 /// The latest steps of a run.
 pub(super) struct StepTrace {
     path: PathBuf,
-    /// Of each stage.
-    cap: Option<Bytes>,
+    /// One for all stages, or one for each.
+    caps: Vec<Bytes>,
+    /// What the run's plan predicts.
+    planned: Option<Planned>,
     applied: u64,
     latest: VecDeque<Kept>,
+}
+
+/// A plan's step.
+struct Planned {
+    predicted: Predicted,
+    bytes: Vec<Vec<(Nanos, Bytes)>>,
 }
 
 /// What is kept of a step.
@@ -34,10 +42,16 @@ struct Kept {
 }
 
 impl StepTrace {
-    /// For a run in `out`, whose stages have this cap.
-    pub(super) fn new(out: &Path, cap: Option<Bytes>) -> Self {
+    /// For a run in `out`, whose stages have these caps, and which follows `plan`.
+    pub(super) fn new(out: &Path, caps: Vec<Bytes>, plan: Option<&PlanFile>) -> Self {
         let path = out.join(step_file::NAME);
-        Self { path, cap, applied: 0, latest: VecDeque::new() }
+        let planned = plan.and_then(|plan| {
+            let prediction = plan.prediction().ok()?; // read and checked before
+            let bytes = prediction.bytes();
+            let source = format!("{PLAN}, written before the run: {}", plan.source);
+            Some(Planned { predicted: Predicted { source, timeline: prediction.timeline }, bytes })
+        });
+        Self { path, caps, planned, applied: 0, latest: VecDeque::new() }
     }
 
     /// After a step.
@@ -61,12 +75,15 @@ impl StepTrace {
     pub(super) fn write(&self, pipeline: &mut Pipeline) {
         let Some(Kept { step, timeline, peaks }) = self.latest.front() else { return };
         let timelines: Vec<&Timeline> = self.latest.iter().map(|kept| &kept.timeline).collect();
-        let file = StepFile {
-            step: *step,
-            measured: timeline.clone(),
-            predicted: predicted(pipeline, &timelines),
-            memory: memory(peaks.clone(), self.cap),
+        let mut memory = memory(peaks.clone(), &self.caps);
+        let predicted = match &self.planned {
+            Some(Planned { predicted, bytes }) => {
+                memory.predicted.clone_from(bytes);
+                Some(predicted.clone())
+            }
+            None => predicted(pipeline, &timelines),
         };
+        let file = StepFile { step: *step, measured: timeline.clone(), predicted, memory };
         if let Err(error) = file.write(&self.path) {
             complain!("gpipe: warning: {error}; the run goes on");
         }
@@ -74,8 +91,11 @@ impl StepTrace {
 }
 
 /// What stages held, and may hold.
-pub(crate) fn memory(peaks: Vec<Bytes>, cap: Option<Bytes>) -> Memory {
-    let caps = if cap.is_some() { vec![cap; peaks.len()] } else { Vec::new() };
+pub(crate) fn memory(peaks: Vec<Bytes>, caps: &[Bytes]) -> Memory {
+    let caps = match caps {
+        [one] => vec![Some(*one); peaks.len()],
+        each => each.iter().copied().map(Some).collect(),
+    };
     Memory { predicted: Vec::new(), peaks, caps }
 }
 
