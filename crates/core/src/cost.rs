@@ -128,6 +128,8 @@ pub struct ModelCosts {
     pub ties: Vec<TieCost>,
     /// For each layer, whether anything before it is trained; at the end, whether anything is.
     pub trained_before: Vec<bool>,
+    /// Of one sample: the copies that the first stage makes of its inputs, in a smaller dtype; 0 where it uses them as they are.
+    pub fed: Bytes,
     /// Between any two devices.
     pub transport: Transport,
 }
@@ -278,12 +280,14 @@ impl ModelCosts {
         };
         let kept = layers.keeping(0..layers.costs.len());
         let statistics = states.iter().map(|state| state.statistics).sum();
+        let fed = if range.start == 0 { self.fed.times(samples) } else { Bytes(0) };
+        let with_inputs = |held: Held| Held { peak: held.peak + fed, after: held.after + fed };
         StageBytes {
             resident: own.chain(tied).sum(),
             gradients: gradients.iter().copied().sum(),
             statistics,
-            forward: layers.forward_discarding(),
-            forward_kept: Held { after: kept.after - statistics, ..kept },
+            forward: with_inputs(layers.forward_discarding()),
+            forward_kept: with_inputs(Held { after: kept.after - statistics, ..kept }),
             rematerialize: layers.rematerialize(),
             backward: layers.backward(true, false),
             backward_kept: layers.backward(false, false),

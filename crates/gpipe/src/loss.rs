@@ -102,7 +102,7 @@ impl Loss for CrossEntropy {
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
         let logits = *outputs.first()?;
         let spec = tape.spec(logits);
-        let rows = (spec.elements() / spec.last().max(1) as f64) as i64;
+        let rows = spec.elements() / spec.last().max(1) as f64;
         let (scalar, logs) = (TensorSpec::new([], spec.kind), tape.bytes(logits));
         let node = Node::new(&[logits], scalar).saving_bytes(logs + INDEX_AND_FLAG * rows);
         Some(tape.push(match self.label_smoothing == 0.0 {
@@ -113,7 +113,7 @@ impl Loss for CrossEntropy {
 }
 
 /// Bytes of a row's int64 target and its flag.
-const INDEX_AND_FLAG: i64 = 9;
+const INDEX_AND_FLAG: f64 = 9.0;
 
 /// On a GPU an index out of range leaves the process without it; a CPU's kernel says so itself.
 fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerError> {

@@ -1,15 +1,19 @@
 //! Bytes that are estimated from shapes alone, held to what stages then allocate.
+#![allow(clippy::unwrap_used)] // helpers of tests may panic
 
 use std::fmt::Write;
 
 use gpipe::{
     Adam, Balance, CrossEntropy, Kernels, Loss, MeanSquaredError, Optimizer, Pipeline, Remat,
-    RmsProp, Schedule, Sequence, Sgd, TensorSpec,
+    RmsProp, Schedule, Sequence, Sgd, TensorSpec, WithAuxiliary,
     estimate::{Rate, Training, estimate},
 };
 use gpipe_core::{
+    cost::LayerState,
+    memory::peaks,
     partition::uniform,
-    plan::{Plan, PlanDevice, predict},
+    plan::{Plan, PlanDevice, StagePrediction, predict},
+    simulate::LINK_CAPACITY,
 };
 use gpipe_models::{AmoebaNet, ResNet, Transformer, UNet, Variant};
 use tch::{Device, Kind, Tensor};
@@ -21,12 +25,15 @@ struct Network {
     model: Sequence,
     input: TensorSpec,
     targets: Tensor,
+    /// Bytes of the tied weight's gradient: the owner's copy for another stage may be let go of by that after the owner has
+    /// looked at what it holds.
+    tied: u64,
 }
 
 fn images(model: Sequence, name: &'static str, size: i64) -> Network {
     let input = TensorSpec::new([SAMPLES, 3, size, size], Kind::Float);
     let targets = Tensor::zeros([SAMPLES], (Kind::Int64, Device::Cpu));
-    Network { name, model, input, targets }
+    Network { name, model, input, targets, tied: 0 }
 }
 
 fn gpt(split_blocks: bool, attention_dropout: f64) -> Network {
@@ -44,7 +51,8 @@ fn gpt(split_blocks: bool, attention_dropout: f64) -> Network {
     };
     let input = TensorSpec::new([SAMPLES, 64], Kind::Int64);
     let targets = Tensor::zeros([SAMPLES, 64], (Kind::Int64, Device::Cpu));
-    Network { name: "gpt", model: model.build().unwrap(), input, targets }
+    let tied = (model.vocabulary * model.features * 4) as u64;
+    Network { name: "gpt", model: model.build().unwrap(), input, targets, tied }
 }
 
 fn amoebanet(auxiliary: bool) -> Network {
@@ -58,7 +66,8 @@ fn amoebanet(auxiliary: bool) -> Network {
         drop_path,
         auxiliary,
     };
-    images(model.build().unwrap(), "amoebanet", 64)
+    let name = if auxiliary { "amoebanet with auxiliary" } else { "amoebanet" };
+    images(model.build().unwrap(), name, 64)
 }
 
 fn resnet() -> Network {
@@ -78,95 +87,170 @@ struct Case {
     micro_batches: usize,
     schedule: Schedule,
     remat: Remat,
+    kernels: Kernels,
+    kind: Kind,
 }
 
-/// Measured and predicted bytes of each stage.
+/// What a stage held, and what was predicted.
+struct Held {
+    peak: f64,
+    /// If no message outlives its sender's action, and if each lives until the sender hears of its end.
+    least: f64,
+    most: f64,
+    live: u64,
+    resident: u64,
+}
+
 fn held(
     network: &Network,
     case: &Case,
     loss: impl Loss + Copy,
     optimizer: impl Optimizer + Copy,
-) -> Vec<[u64; 4]> {
-    let Case { stages, micro_batches, schedule, remat } = *case;
+) -> Vec<Held> {
+    let Case { stages, micro_batches, schedule, remat, kernels, kind } = *case;
     let mut pipeline = Pipeline::builder(network.model.clone(), network.input.clone())
         .stages(stages)
         .micro_batches(micro_batches)
         .schedule(schedule)
         .remat(remat)
         .balance(Balance::Uniform)
-        .kernels(Kernels::OneDnn)
+        .kernels(kernels)
+        .kind(kind)
         .loss(loss)
         .optimizer(optimizer)
+        .average(0.9)
         .build()
         .unwrap();
+    let shape = &network.input.shape;
     let inputs = match network.input.kind {
-        Kind::Int64 => Tensor::zeros(&network.input.shape, (Kind::Int64, Device::Cpu)),
-        kind => Tensor::linspace(-1, 1, network.input.elements() as i64, (kind, Device::Cpu))
-            .reshape(&network.input.shape),
+        Kind::Int64 => Tensor::zeros(shape, (Kind::Int64, Device::Cpu)),
+        kind => Tensor::linspace(-1, 1, shape.iter().product::<i64>(), (kind, Device::Cpu))
+            .reshape(shape),
     };
     let reports: Vec<_> =
         (0..2).map(|_| pipeline.train_step(&inputs, &network.targets).unwrap()).collect();
     let mut one = network.input.clone();
     one.shape[0] = 1;
-    let (kind, kernels) = (Kind::Float, Kernels::OneDnn);
-    let training = Training { kind, kernels, loss: &loss, optimizer: &optimizer, average: false };
-    let sizes = [SAMPLES as usize / micro_batches];
+    let training = Training { kind, kernels, loss: &loss, optimizer: &optimizer, average: true };
+    let samples = SAMPLES as usize;
+    let sizes = [samples / micro_batches];
     let costs = estimate(&network.model, &[one], &training, &sizes, &Rate::default()).unwrap();
     let balance = uniform(network.model.len(), stages).unwrap();
     let plan = Plan { balance, micro_batches, schedule, remat: remat.into() };
     let devices = vec![PlanDevice::default(); stages];
-    let prediction = predict(&costs, &devices, SAMPLES as usize, &plan).unwrap();
-    prediction
-        .stages
-        .iter()
-        .enumerate()
-        .map(|(stage, predicted)| {
-            let peak = reports.iter().map(|report| report.stages[stage].peak.0).max().unwrap();
-            let live = reports[1].stages[stage].live.0;
-            [peak, predicted.peak.0, live, predicted.bytes.resident.0]
-        })
-        .collect()
+    let predicted = predict(&costs, &devices, samples, &plan).unwrap();
+    let bytes: Vec<_> = predicted.stages.iter().map(|stage| stage.bytes).collect();
+    let least = peaks(&predicted.program, LINK_CAPACITY, &bytes, &[]);
+    let stage = |(stage, predicted): (usize, &StagePrediction)| Held {
+        peak: reports.iter().map(|report| report.stages[stage].peak.0).max().unwrap() as f64,
+        least: least[stage].0 as f64,
+        most: predicted.peak.0 as f64,
+        live: reports[1].stages[stage].live.0,
+        resident: predicted.bytes.resident.0,
+    };
+    predicted.stages.iter().enumerate().map(stage).collect()
 }
 
-#[test]
-fn oracle_predicted_peaks_are_those_of_stages() {
-    let mut table = String::new();
-    let (mut worst_above, mut worst_below) = (0.0_f64, 0.0_f64);
-    let networks = [gpt(true, 0.0), amoebanet(false), resnet(), unet()];
-    for network in &networks {
-        for stages in [1, 2] {
-            for micro_batches in [1, 4] {
-                for schedule in Schedule::TRAINING {
-                    for remat in [
-                        Remat::Never,
-                        Remat::Always,
-                        Remat::UnlessAdjacent,
-                        Remat::Keep(1),
-                        Remat::Segments(2),
-                    ] {
-                        let case = Case { stages, micro_batches, schedule, remat };
-                        let all = match network.name {
-                            "unet" => held(network, &case, MeanSquaredError, Sgd::new(0.1)),
-                            "gpt" => held(network, &case, CrossEntropy::default(), Adam::default()),
-                            _ => held(network, &case, CrossEntropy::default(), RmsProp::default()),
-                        };
-                        for (stage, [peak, predicted, live, resident]) in all.iter().enumerate() {
-                            let ratio = *predicted as f64 / *peak as f64 - 1.0;
-                            worst_above = worst_above.max(ratio);
-                            worst_below = worst_below.min(ratio);
-                            let name = network.name;
-                            writeln!(
-                                table,
-                                "{name:9} K{stages} M{micro_batches} {schedule:6} {remat:16} stage {stage}: measured {peak:9} predicted {predicted:9} {:+6.2}%  live {live} {:+}",
-                                100.0 * ratio, *resident as i64 - *live as i64
-                            )
-                            .unwrap();
-                        }
-                    }
+/// Compares every case; `above` and `below` are how far a prediction may be from what was held.
+fn compare(networks: &[Network], cases: &[Case], above: f64, below: f64) {
+    let (mut table, mut wrong) = (String::new(), 0);
+    for network in networks {
+        for case in cases {
+            let all = match network.name {
+                "unet" => {
+                    held(network, case, MeanSquaredError, Sgd { momentum: 0.9, ..Sgd::new(0.1) })
                 }
+                "gpt" => held(network, case, CrossEntropy::default(), Adam::default()),
+                "amoebanet with auxiliary" => {
+                    let loss = WithAuxiliary { loss: CrossEntropy::default(), weight: 0.4 };
+                    held(network, case, loss, RmsProp::default())
+                }
+                _ => held(network, case, CrossEntropy::default(), RmsProp::default()),
+            };
+            for (stage, Held { peak, least, most, live, resident }) in all.into_iter().enumerate() {
+                let fits = least <= peak * (1.0 + above) && most >= peak * (1.0 - below);
+                let (least, most) = (100.0 * (least / peak - 1.0), 100.0 * (most / peak - 1.0));
+                let fits = fits && (live == resident || live == resident + network.tied);
+                wrong += usize::from(!fits);
+                let mark = if fits { "" } else { " <--" };
+                let Case { stages, micro_batches, schedule, remat, kernels, kind } = case;
+                writeln!(
+                    table,
+                    "{} K={stages} M={micro_batches} {schedule} {remat} {kernels:?} {kind:?}, stage {stage}: {:.2} MB, predicted {least:+.2}% to {most:+.2}%; after the step {live}, predicted {resident}{mark}",
+                    network.name,
+                    peak / 1e6,
+                )
+                .unwrap();
             }
         }
     }
-    println!("{table}");
-    assert!(worst_above < 0.10 && worst_below > -0.03, "{table}");
+    assert_eq!(wrong, 0, "{table}");
+}
+
+fn cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
+    let remats =
+        [Remat::Never, Remat::Always, Remat::UnlessAdjacent, Remat::Keep(1), Remat::Segments(2)];
+    let mut all = Vec::new();
+    for (stages, micro_batches) in [(1, 1), (1, 4), (2, 4), (3, 4)] {
+        for schedule in Schedule::TRAINING {
+            for remat in remats {
+                all.push(Case { stages, micro_batches, schedule, remat, kernels, kind });
+            }
+        }
+    }
+    all
+}
+
+/// What a stage holds of messages depends on when their receivers are done; between no message and every message that may
+/// still live (which is what a plan counts) a measured peak may be anywhere. Besides, up to 11% too much is predicted: a skip whose
+/// tensor is also where a segment starts counts twice. Up to 3% too little: oneDNN pads small channels.
+#[test]
+fn oracle_predicted_peaks_are_those_of_stages() {
+    let networks = [gpt(true, 0.0), amoebanet(false), resnet(), unet()];
+    compare(&networks, &cases(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
+}
+
+#[test]
+fn oracle_other_kernels_dtypes_and_parts_hold_what_is_predicted() {
+    let some = |kernels, kind| -> Vec<Case> {
+        cases(kernels, kind).into_iter().filter(|case| case.micro_batches == 4).step_by(4).collect()
+    };
+    let networks = [gpt(false, 0.1), amoebanet(true)];
+    compare(&networks, &some(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
+    let networks = [gpt(true, 0.0), amoebanet(false), resnet(), unet()];
+    compare(&networks, &some(Kernels::Aten, Kind::Float), 0.11, 0.03);
+    // What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled.
+    compare(&networks, &some(Kernels::OneDnn, Kind::BFloat16), 0.11, 0.06);
+}
+
+/// AmoebaNet-D(72, 512) would need a hundred gigabytes to run.
+#[test]
+fn property_an_estimate_builds_nothing() {
+    let (variant, drop_path) = (Variant::D, 0.0);
+    let model = AmoebaNet {
+        variant,
+        cells: 72,
+        filters: 512,
+        channels: 3,
+        classes: 1000,
+        drop_path,
+        auxiliary: false,
+    };
+    let model = model.build().unwrap();
+    let training = Training {
+        kind: Kind::Float,
+        kernels: Kernels::OneDnn,
+        loss: &CrossEntropy::default(),
+        optimizer: &RmsProp::default(),
+        average: false,
+    };
+    let one = [TensorSpec::new([1, 3, 224, 224], Kind::Float)];
+    let costs = estimate(&model, &one, &training, &[1, 4, 128], &Rate::default()).unwrap();
+    costs.check().unwrap();
+    let bytes = |of: fn(&LayerState) -> u64| costs.layers.iter().map(of).sum::<u64>();
+    let gradients = bytes(|layer| layer.gradients.0);
+    assert_eq!(gradients, 4 * model.parameter_count());
+    assert!(gradients > 7_000_000_000);
+    // Mean square and momentum.
+    assert_eq!(bytes(|layer| layer.optimizer.0), 2 * gradients);
 }

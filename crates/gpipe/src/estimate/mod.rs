@@ -1,7 +1,7 @@
 //! What a model will take and hold, from shapes alone: nothing is built and nothing runs.
 //!
 //! - here: [`estimate`], times by the roofline and bytes by layer
-//! - [`tape`]: a layer's forward in shapes, and what autograd holds of it
+//! - [`tape`]: a layer's forward in shapes, and what autograd holds of it; [`node`]: one operation
 //! - [`operations`]: what the library's operations save
 //!
 //! ```
@@ -18,6 +18,7 @@
 //! # Ok::<(), gpipe::Error>(())
 //! ```
 
+mod node;
 mod operations;
 mod tape;
 
@@ -32,8 +33,9 @@ use tch::Kind;
 
 use self::tape::{Outside, Totals};
 pub use self::{
+    node::{Node, Var},
     operations::Strides,
-    tape::{Node, Tape, Var, bytes},
+    tape::{Tape, bytes},
 };
 use crate::{
     error::{Error, Result},
@@ -129,6 +131,7 @@ pub fn estimate(
     let specs: Vec<TensorSpec> = one.iter().map(|outside| outside.spec.clone()).collect();
     let inferred = sequence.infer(&specs, training.kind)?;
     let ties = sequence.ties()?;
+    let narrowed = specs.iter().filter(|spec| precision.is_reduced() && spec.kind == training.kind);
     let single = model.run(one)?;
     let skips = inferred.skips.iter().map(|skip| {
         let (stash, pop) = (skip.stash.index(), skip.pop.index());
@@ -143,13 +146,14 @@ pub fn estimate(
     let states = sequence.layers.iter().zip(&inferred.specs).zip(&single.statistics);
     type Pair<'a> = (&'a NamedLayer, &'a Vec<TensorSpec>);
     let state =
-        |((layer, inputs), statistics): (Pair, &i64)| model.state(layer, inputs, *statistics);
+        |((layer, inputs), statistics): (Pair, &f64)| model.state(layer, inputs, *statistics);
     Ok(ModelCosts {
         layers: states.map(state).collect(),
         sizes: by_size,
         skips: skips.collect(),
         ties: ties.iter().map(|group| model.tie(group)).collect(),
         trained_before: sequence.trained_before(),
+        fed: held(narrowed.map(bytes).sum()),
         transport: Transport::default(),
     })
 }
@@ -160,9 +164,9 @@ struct Run {
     /// By layer; the loss is last.
     costs: Vec<LayerCost>,
     /// By layer: what its batch norms leave.
-    statistics: Vec<i64>,
+    statistics: Vec<f64>,
     /// By the layer that pops, and name.
-    skip_gradients: HashMap<(usize, String), i64>,
+    skip_gradients: HashMap<(usize, String), f64>,
 }
 
 struct Model<'a> {
@@ -245,7 +249,7 @@ impl Model<'_> {
             .collect();
         let sum = self.training.loss.record(&mut tape, &seen);
         let sum = sum.unwrap_or_else(|| {
-            let saved: i64 = seen.iter().map(|&var| tape.bytes(var)).sum();
+            let saved: f64 = seen.iter().map(|&var| tape.bytes(var)).sum();
             let scalar = TensorSpec::new([], self.precision.master);
             tape.push(Node::new(&seen, scalar).saving_bytes(saved))
         });
@@ -254,11 +258,11 @@ impl Model<'_> {
         self.cost(inputs, LOSS_FLOPS * elements, &tape.finish(&[sum]).0)
     }
 
-    fn cost(&self, inputs: i64, flops: f64, totals: &Totals) -> LayerCost {
-        let traffic = totals.traffic as f64;
+    fn cost(&self, inputs: f64, flops: f64, totals: &Totals) -> LayerCost {
+        let traffic = totals.traffic;
         let forward = self.rate.time(flops, traffic);
         // One product for the input's gradient and one for the weight's; the latter alone where nothing before is trained.
-        let products = if totals.input_gradients > 0 { 2.0 } else { 1.0 };
+        let products = if totals.input_gradients > 0.0 { 2.0 } else { 1.0 };
         let backward = self.rate.time(products * flops, products * traffic);
         LayerCost {
             forward,
@@ -275,15 +279,15 @@ impl Model<'_> {
         }
     }
 
-    fn state(&self, layer: &NamedLayer, inputs: &[TensorSpec], statistics: i64) -> LayerState {
+    fn state(&self, layer: &NamedLayer, inputs: &[TensorSpec], statistics: f64) -> LayerState {
         let own = layer.parameters.iter().filter(|spec| spec.tie.is_none());
         let trained = layer.parameters.iter().filter(|spec| spec.trainable);
-        let gradients: Vec<i64> = trained.map(|spec| self.master(&spec.shape)).collect();
-        let parameters: i64 = own.clone().map(|spec| self.parameter(spec)).sum();
-        let optimizer: i64 = own.map(|spec| self.kept_by_optimizer(spec)).sum();
-        let sum: i64 = gradients.iter().sum();
-        let temporaries = self.training.optimizer.temporaries() as i64;
-        let largest = gradients.iter().copied().max().filter(|_| temporaries > 0);
+        let gradients: Vec<f64> = trained.map(|spec| self.master(&spec.shape)).collect();
+        let parameters: f64 = own.clone().map(|spec| self.parameter(spec)).sum();
+        let optimizer: f64 = own.map(|spec| self.kept_by_optimizer(spec)).sum();
+        let sum: f64 = gradients.iter().sum();
+        let temporaries = self.training.optimizer.temporaries() as f64;
+        let largest = gradients.iter().copied().reduce(f64::max).filter(|_| temporaries > 0.0);
         let touched = || inputs.iter().map(TensorSpec::elements).sum();
         LayerState {
             name: layer.name.clone(),
@@ -291,12 +295,10 @@ impl Model<'_> {
             gradients: held(sum),
             optimizer: held(optimizer),
             statistics: held(statistics),
-            norm: self.rate.time(0.0, sum as f64),
+            norm: self.rate.time(0.0, sum),
             // Everything is read, and all but the gradients is written.
-            update: self.rate.time(0.0, (sum + 2 * (parameters + optimizer)) as f64),
-            update_peak: held(
-                largest.map_or(0, |bytes| bytes.saturating_mul(temporaries) + SCALARS),
-            ),
+            update: self.rate.time(0.0, sum + 2.0 * (parameters + optimizer)),
+            update_peak: held(largest.map_or(0.0, |bytes| bytes * temporaries + SCALARS)),
             flops: layer.layer.flops(inputs).unwrap_or_else(touched) as u64,
         }
     }
@@ -307,36 +309,36 @@ impl Model<'_> {
         let used = group.uses.first();
         let spec = used.map(|(layer, slot)| &self.sequence.layers[layer.index()].parameters[*slot]);
         let (parameters, optimizer) =
-            spec.map_or((0, 0), |spec| (self.parameter(spec), self.kept_by_optimizer(spec)));
+            spec.map_or((0.0, 0.0), |spec| (self.parameter(spec), self.kept_by_optimizer(spec)));
         TieCost { layers, parameters: held(parameters), optimizer: held(optimizer) }
     }
 
-    fn master(&self, shape: &[i64]) -> i64 {
+    fn master(&self, shape: &[i64]) -> f64 {
         bytes(&TensorSpec::new(shape, self.precision.master))
     }
 
     /// The parameter, and its copy in the dtype of the arithmetic.
-    fn parameter(&self, spec: &ParameterSpec) -> i64 {
+    fn parameter(&self, spec: &ParameterSpec) -> f64 {
         let copied = self.precision.is_reduced() && !spec.buffer;
         let copy = TensorSpec::new(spec.shape.clone(), self.precision.compute);
-        self.master(&spec.shape) + if copied { bytes(&copy) } else { 0 }
+        self.master(&spec.shape) + if copied { bytes(&copy) } else { 0.0 }
     }
 
     /// The optimizer's state of the parameter, and its average.
-    fn kept_by_optimizer(&self, spec: &ParameterSpec) -> i64 {
+    fn kept_by_optimizer(&self, spec: &ParameterSpec) -> f64 {
         if !spec.trainable {
-            return 0;
+            return 0.0;
         }
         let state = self.training.optimizer.state(&spec.shape);
-        let average = if self.training.average { self.master(&spec.shape) } else { 0 };
-        state.iter().map(|state| self.master(&state.shape)).sum::<i64>() + average
+        let average = if self.training.average { self.master(&spec.shape) } else { 0.0 };
+        state.iter().map(|state| self.master(&state.shape)).sum::<f64>() + average
     }
 }
 
 /// Operations of a loss for each element of what it sees.
 const LOSS_FLOPS: f64 = 8.0;
 /// What an update asks for besides its temporaries.
-const SCALARS: i64 = 1024;
+const SCALARS: f64 = 1024.0;
 
 /// A layer that says nothing: its outputs, made of all of its inputs and parameters at once.
 fn unknown(tape: &mut Tape, inputs: &[Var], outputs: &[TensorSpec]) -> Vec<Var> {
@@ -348,6 +350,6 @@ fn unknown(tape: &mut Tape, inputs: &[Var], outputs: &[TensorSpec]) -> Vec<Var> 
     outputs.iter().enumerate().map(one).collect()
 }
 
-fn held(bytes: i64) -> Bytes {
-    Bytes(u64::try_from(bytes).unwrap_or(0))
+fn held(bytes: f64) -> Bytes {
+    Bytes(bytes.max(0.0) as u64)
 }

@@ -6,16 +6,19 @@
 use gpipe_bridge::linear::Kernels;
 use tch::Kind;
 
-use super::tape::{Node, Tape, Var, bytes};
+use super::{
+    node::{Node, Var},
+    tape::{Tape, bytes},
+};
 use crate::spec::TensorSpec;
 
 /// From so many multiplications on the bridge takes oneDNN's product (`kMultiplicationsMin`).
 const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
 /// What oneDNN's convolutions take beside two copies of the weight.
-const CONVOLUTION_SCRATCH: i64 = 8216;
+const CONVOLUTION_SCRATCH: f64 = 8216.0;
 /// Bytes of a float32, in which ATen's kernels keep statistics, and of an int64 index.
-const FLOAT: i64 = 4;
-const INDEX: i64 = 8;
+const FLOAT: f64 = 4.0;
+const INDEX: f64 = 8.0;
 
 /// How a convolution goes over images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +35,7 @@ impl Tape {
         let outputs = self.shape(weight).first().copied().unwrap_or(0);
         let output = self.spec(x).with_last(outputs);
         let onednn = self.takes_onednn(x, outputs);
-        let transposed = if onednn { bytes(&output) } else { 0 };
+        let transposed = if onednn { bytes(&output) } else { 0.0 };
         let node = Node::new(&[x], output).saving(&[x]).backward_bytes(transposed);
         let node = match onednn {
             true => node.parameter(weight),
@@ -50,9 +53,9 @@ impl Tape {
     /// Layer norm of the last axis with parameters `first` and `first + 1`.
     pub fn layer_norm(&mut self, x: Var, first: usize) -> Var {
         let spec = self.spec(x).clone();
-        let rows = (spec.elements() / spec.last().max(1) as f64) as i64;
-        let sums = 2 * FLOAT * spec.last();
-        let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(2 * FLOAT * rows);
+        let rows = spec.elements() / spec.last().max(1) as f64;
+        let sums = 2.0 * FLOAT * spec.last() as f64;
+        let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(2.0 * FLOAT * rows);
         self.push(node.backward_bytes(sums).parameter(first).parameter(first + 1))
     }
 
@@ -69,7 +72,7 @@ impl Tape {
     }
 
     /// `x` times a tensor that has no gradient, of so many bytes.
-    pub fn scaled(&mut self, x: Var, factor_bytes: i64) -> Var {
+    pub fn scaled(&mut self, x: Var, factor_bytes: f64) -> Var {
         let spec = self.spec(x).clone();
         self.push(Node::new(&[x], spec).saving_bytes(factor_bytes))
     }
@@ -83,7 +86,7 @@ impl Tape {
         let mask = bytes(&spec);
         // In a smaller dtype the mask is drawn in float32, and the scale is applied after it.
         let reduced = matches!(spec.kind, Kind::BFloat16 | Kind::Half);
-        let drawn = if reduced { mask + FLOAT * spec.elements() as i64 } else { 0 };
+        let drawn = if reduced { mask + FLOAT * spec.elements() } else { 0.0 };
         self.push(Node::new(&[x], spec).saving_bytes(mask).forward_bytes(drawn))
     }
 
@@ -104,9 +107,11 @@ impl Tape {
             _ => 32,
         };
         let (queries, keys, size) = (queries.min(length), length.min(512), features / heads.max(1));
-        let blocks = FLOAT * (queries * keys + 2 * queries + queries * size);
+        let blocks = FLOAT * queries as f64 * (keys as f64 + 2.0 + size as f64);
         let node = Node::new(&[qkv], output).saving(&[qkv]).saving_output();
-        let node = node.saving_bytes(FLOAT * samples * heads * length).forward_bytes(blocks);
+        let node = node
+            .saving_bytes(FLOAT * samples as f64 * heads as f64 * length as f64)
+            .forward_bytes(blocks);
         // The three gradients apart, then stacked.
         let apart = self.bytes(qkv);
         self.push(node.backward_bytes(apart))
@@ -118,13 +123,13 @@ impl Tape {
         let output = self.spec(qkv).with_last(features);
         let part = bytes(&output);
         let weights = TensorSpec::new([samples, heads, length, length], self.spec(qkv).kind);
-        let (mask, square) = (length * length, bytes(&weights));
+        let (mask, square) = (length as f64 * length as f64, bytes(&weights));
         // q and k^T are copied for the product; scores, scaled and masked scores are variables.
-        let scores = self.push(Node::new(&[qkv], weights.clone()).saving_bytes(2 * part));
+        let scores = self.push(Node::new(&[qkv], weights.clone()).saving_bytes(2.0 * part));
         let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
         let masked = Node::new(&[scaled], weights).saving_bytes(mask).forward_bytes(mask);
         self.release(scores);
-        let masked = self.push(masked.backward_bytes(0));
+        let masked = self.push(masked);
         self.release(scaled);
         let weights = self.elementwise_by_output(masked);
         let dropped = self.dropout(weights, p);
@@ -153,7 +158,7 @@ impl Tape {
     pub fn add_rows(&mut self, x: Var, table: usize) -> Var {
         let spec = self.spec(x).clone();
         let samples = spec.shape.first().copied().unwrap_or(1).max(1);
-        let sum = bytes(&spec) / samples;
+        let sum = bytes(&spec) / samples as f64;
         let node = Node::new(&[x], spec).passing_gradient().parameter(table);
         self.push(node.backward_bytes(sum))
     }
@@ -174,8 +179,8 @@ impl Tape {
         if self.kernels() != Kernels::OneDnn || !is_float {
             let node = Node::new(&[x], output).saving(&[x]).parameter(weight);
             let plain = pointwise && !strided;
-            let forward = if plain { 0 } else { (input + weights).max(made) };
-            let backward = if plain { 0 } else { input + made };
+            let forward = if plain { 0.0 } else { (input + weights).max(made) };
+            let backward = if plain { 0.0 } else { input + made };
             return self.push(node.forward_bytes(forward).backward_bytes(backward));
         }
         let node = Node::new(&[x], output.clone()).channels_last(true);
@@ -183,18 +188,19 @@ impl Tape {
         if !pointwise {
             let node = if plain { node.saving_bytes(input) } else { node.saving(&[x]) };
             let (forward, backward) = match groups {
-                1 => (2 * weights + CONVOLUTION_SCRATCH, 3 * weights),
-                _ => (weights, 2 * weights),
+                1 => (2.0 * weights + CONVOLUTION_SCRATCH, 3.0 * weights),
+                _ => (weights, 2.0 * weights),
             };
             let node = node.parameter(weight).forward_bytes(forward);
             return self.push(node.backward_bytes(backward));
         }
         // The pixels that are used: copied where they are some, or lie otherwise.
-        let (inputs, outputs) = (self.spec(x).shape[1], self.shape(weight)[0]);
-        let used = made / outputs.max(1) * inputs;
+        let channels = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0) as f64;
+        let (inputs, outputs) = (channels(&self.spec(x).shape, 1), channels(self.shape(weight), 0));
+        let used = made / outputs.max(1.0) * inputs;
         let node = if strided || plain { node.saving_bytes(used) } else { node.saving(&[x]) };
-        let thinned = if strided { used } else { 0 };
-        let multiplications = used as f64 / FLOAT as f64 * outputs as f64;
+        let thinned = if strided { used } else { 0.0 };
+        let multiplications = used / FLOAT * outputs;
         let node = match multiplications >= MULTIPLICATIONS_MIN {
             true => node.parameter(weight).forward_bytes(weights).backward_bytes(made.max(thinned)),
             false => node.parameter_transposed(weight).backward_bytes(thinned),
@@ -215,7 +221,7 @@ impl Tape {
         let spec = self.spec(x).clone();
         let channels = spec.shape.get(1).copied().unwrap_or(0);
         let copy = bytes(&spec);
-        let statistics = 2 * FLOAT * channels;
+        let statistics = 2.0 * FLOAT * channels as f64;
         self.counted(statistics);
         let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(statistics);
         self.push(node.backward_bytes(copy).parameter(first).parameter(first + 1))
@@ -224,11 +230,11 @@ impl Tape {
     /// Instance norm without parameters: of images in channels-last layout it makes, and saves, a copy.
     pub fn instance_norm(&mut self, x: Var) -> Var {
         let spec = self.spec(x).clone();
-        let planes: i64 = spec.shape.iter().take(2).product();
+        let planes: f64 = spec.shape.iter().take(2).map(|&size| size as f64).product();
         let copy = bytes(&spec);
         let copied = self.is_channels_last(x) && self.layouts_differ(x);
         let node = Node::new(&[x], spec).channels_last(false).backward_bytes(copy);
-        let node = node.saving_bytes(2 * FLOAT * planes);
+        let node = node.saving_bytes(2.0 * FLOAT * planes);
         self.push(if copied { node.saving_bytes(copy) } else { node.saving(&[x]) })
     }
 
@@ -239,7 +245,7 @@ impl Tape {
 
     /// Max pooling to `output`: the backward needs where the largest were.
     pub fn max_pool(&mut self, x: Var, output: TensorSpec) -> Var {
-        let indices = INDEX * output.elements() as i64;
+        let indices = INDEX * output.elements();
         self.push(Node::new(&[x], output).saving(&[x]).saving_bytes(indices))
     }
 

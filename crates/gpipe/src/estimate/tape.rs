@@ -10,133 +10,8 @@ use std::collections::HashMap;
 use gpipe_bridge::linear::Kernels;
 use tch::Kind;
 
+use super::node::{Gradient, Node, Var};
 use crate::{layer::ParameterSpec, precision::Precision, spec::TensorSpec};
-
-/// A tensor on a [`Tape`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Var(usize);
-
-/// One differentiable operation. Unless told otherwise it makes a new tensor, saves nothing, and makes a new gradient for each
-/// of its inputs. Sizes are in bytes.
-#[derive(Debug, Clone)]
-pub struct Node {
-    inputs: Vec<Var>,
-    output: TensorSpec,
-    view: bool,
-    saved: Vec<Var>,
-    saves_output: bool,
-    saved_bytes: i64,
-    forward_bytes: i64,
-    backward_bytes: i64,
-    /// Numbers, and whether the gradient is laid out so that the first accumulation copies it.
-    parameters: Vec<(usize, bool)>,
-    gradient: Gradient,
-    channels_last: Option<bool>,
-}
-
-/// Where an operation's backward gets the gradients of its inputs from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gradient {
-    New,
-    /// The output's gradient itself, or parts of it.
-    Passed,
-    /// It overwrites what the forward saved in `saved_bytes`.
-    Overwritten,
-}
-
-impl Node {
-    /// An operation on `inputs` that gives a new `output`.
-    pub fn new(inputs: &[Var], output: TensorSpec) -> Self {
-        Self {
-            inputs: inputs.to_vec(),
-            output,
-            view: false,
-            saved: Vec::new(),
-            saves_output: false,
-            saved_bytes: 0,
-            forward_bytes: 0,
-            backward_bytes: 0,
-            parameters: Vec::new(),
-            gradient: Gradient::New,
-            channels_last: None,
-        }
-    }
-
-    /// The same memory in another shape.
-    pub fn view(input: Var, output: TensorSpec) -> Self {
-        Self { view: true, gradient: Gradient::Passed, ..Self::new(&[input], output) }
-    }
-
-    /// The backward needs these tensors.
-    #[must_use]
-    pub fn saving(mut self, tensors: &[Var]) -> Self {
-        self.saved.extend(tensors);
-        self
-    }
-
-    /// The backward needs the output.
-    #[must_use]
-    pub fn saving_output(mut self) -> Self {
-        self.saves_output = true;
-        self
-    }
-
-    /// The backward needs so many bytes more, such as a mask's.
-    #[must_use]
-    pub fn saving_bytes(mut self, bytes: i64) -> Self {
-        self.saved_bytes += bytes;
-        self
-    }
-
-    /// The forward needs so many bytes while it runs.
-    #[must_use]
-    pub fn forward_bytes(mut self, bytes: i64) -> Self {
-        self.forward_bytes += bytes;
-        self
-    }
-
-    /// The backward needs so many bytes while it runs, besides gradients.
-    #[must_use]
-    pub fn backward_bytes(mut self, bytes: i64) -> Self {
-        self.backward_bytes += bytes;
-        self
-    }
-
-    /// It uses this parameter of the layer.
-    #[must_use]
-    pub fn parameter(mut self, number: usize) -> Self {
-        self.parameters.push((number, false));
-        self
-    }
-
-    /// The same; the gradient comes in a layout that the step's first accumulation has to copy (a transposed product's).
-    #[must_use]
-    pub fn parameter_transposed(mut self, number: usize) -> Self {
-        self.parameters.push((number, true));
-        self
-    }
-
-    /// The gradient of each input is the output's, or a part of it.
-    #[must_use]
-    pub fn passing_gradient(mut self) -> Self {
-        self.gradient = Gradient::Passed;
-        self
-    }
-
-    /// The gradient of the input takes the place of what was saved by [`Node::saving_bytes`].
-    #[must_use]
-    pub fn overwriting_saved(mut self) -> Self {
-        self.gradient = Gradient::Overwritten;
-        self
-    }
-
-    /// The layout of its output, if it is images; else that of the first input.
-    #[must_use]
-    pub fn channels_last(mut self, channels_last: bool) -> Self {
-        self.channels_last = Some(channels_last);
-        self
-    }
-}
 
 #[derive(Debug, Clone)]
 struct Value {
@@ -148,27 +23,25 @@ struct Value {
     held: bool,
 }
 
-/// Bytes of `spec`. Far beyond any device it is cut off, so that sums cannot overflow.
-pub fn bytes(spec: &TensorSpec) -> i64 {
-    (spec.elements() * spec.kind.elt_size_in_bytes() as f64).min(BYTES_MAX) as i64
+/// Bytes of `spec`. Sizes are whole numbers; they are in float64 because sums and products of absurd ones must not overflow.
+pub fn bytes(spec: &TensorSpec) -> f64 {
+    spec.elements() * spec.kind.elt_size_in_bytes() as f64
 }
-
-const BYTES_MAX: f64 = (1_i64 << 48) as f64;
 
 /// Memory in use, with who uses it.
 #[derive(Debug, Clone, Default)]
 struct Memory {
-    blocks: Vec<(i64, u32)>,
-    live: i64,
-    peak: i64,
+    blocks: Vec<(f64, u32)>,
+    live: f64,
+    peak: f64,
 }
 
 impl Memory {
     /// A block with one user.
-    fn allocate(&mut self, bytes: i64) -> usize {
+    fn allocate(&mut self, bytes: f64) -> usize {
         self.blocks.push((bytes, 1));
         self.live += bytes;
-        self.look(0);
+        self.look(0.0);
         self.blocks.len() - 1
     }
 
@@ -186,7 +59,7 @@ impl Memory {
     }
 
     /// Notes that so many bytes more are in use for a moment.
-    fn look(&mut self, more: i64) {
+    fn look(&mut self, more: f64) {
         self.peak = self.peak.max(self.live + more);
     }
 }
@@ -213,23 +86,23 @@ pub struct Tape {
     /// Skips that the layer may pop.
     open: HashMap<String, Var>,
     popped: Vec<(String, Var)>,
-    statistics: i64,
+    statistics: f64,
     stashed: Vec<(String, Var)>,
-    traffic: i64,
+    traffic: f64,
 }
 
 /// What a layer's forward and backward hold and move.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
-    pub input_gradients: i64,
+    pub input_gradients: f64,
     /// Batch norms' statistics.
-    pub statistics: i64,
-    pub kept: i64,
-    pub forward_peak: i64,
-    pub backward_peak: i64,
-    pub first_backward_peak: i64,
+    pub statistics: f64,
+    pub kept: f64,
+    pub forward_peak: f64,
+    pub backward_peak: f64,
+    pub first_backward_peak: f64,
     /// Bytes that its operations read and write in a forward.
-    pub traffic: i64,
+    pub traffic: f64,
 }
 
 impl Tape {
@@ -248,9 +121,9 @@ impl Tape {
             inputs: Vec::new(),
             open: HashMap::new(),
             popped: Vec::new(),
-            statistics: 0,
+            statistics: 0.0,
             stashed: Vec::new(),
-            traffic: 0,
+            traffic: 0.0,
         }
     }
 
@@ -262,7 +135,7 @@ impl Tape {
     }
 
     fn given(&mut self, outside: &Outside, grad: bool) -> Var {
-        let memory = self.memory.allocate(0);
+        let memory = self.memory.allocate(0.0);
         let grad = grad && outside.spec.is_float();
         let Outside { spec, channels_last } = outside.clone();
         self.values.push(Value { spec, memory, grad, channels_last, held: true });
@@ -281,7 +154,7 @@ impl Tape {
     }
 
     /// Bytes of `x`.
-    pub fn bytes(&self, x: Var) -> i64 {
+    pub fn bytes(&self, x: Var) -> f64 {
         bytes(self.spec(x))
     }
 
@@ -312,7 +185,7 @@ impl Tape {
     }
 
     /// Bytes of the layer's parameter with this number in the dtype of the arithmetic: those of its gradient.
-    pub fn parameter_bytes(&self, parameter: usize) -> i64 {
+    pub fn parameter_bytes(&self, parameter: usize) -> f64 {
         bytes(&TensorSpec::new(self.shape(parameter), self.precision.compute))
     }
 
@@ -341,9 +214,9 @@ impl Tape {
         let memory = match (node.view, first) {
             (true, Some(input)) => self.memory.share(self.values[input.0].memory),
             _ => {
-                let read: i64 = node.inputs.iter().map(|&input| self.bytes(input)).sum();
+                let read: f64 = node.inputs.iter().map(|&input| self.bytes(input)).sum();
                 let parameters = node.parameters.iter().map(|&(number, _)| number);
-                let weights: i64 = parameters.map(|number| self.parameter_bytes(number)).sum();
+                let weights: f64 = parameters.map(|number| self.parameter_bytes(number)).sum();
                 self.traffic += read + weights + size + node.saved_bytes;
                 self.memory.allocate(size)
             }
@@ -389,7 +262,7 @@ impl Tape {
     }
 
     /// The running statistics want what this operation saved: so many bytes until the norm.
-    pub(super) fn counted(&mut self, bytes: i64) {
+    pub(super) fn counted(&mut self, bytes: f64) {
         self.statistics += bytes;
     }
 
@@ -399,7 +272,7 @@ impl Tape {
     }
 
     /// The layer is done.
-    pub(super) fn finish(mut self, outputs: &[Var]) -> (Totals, Vec<(String, i64)>) {
+    pub(super) fn finish(mut self, outputs: &[Var]) -> (Totals, Vec<(String, f64)>) {
         let stashed: Vec<Var> = self.stashed.iter().map(|(_, var)| *var).collect();
         let outputs: Vec<Var> = outputs.iter().copied().chain(stashed).collect();
         for var in (0..self.values.len()).map(Var) {
@@ -418,20 +291,20 @@ impl Tape {
             first_backward_peak: self.backward(&outputs, true).0,
             traffic: self.traffic,
         };
-        let of = |var: &Var| gradients.get(var).copied().unwrap_or(0);
+        let of = |var: &Var| gradients.get(var).copied().unwrap_or(0.0);
         (totals, self.popped.iter().map(|(name, var)| (name.clone(), of(var))).collect())
     }
 
     /// Most bytes above its start of a backward, and what the gradients hold that it leaves; the `first` of a step makes the
     /// parameters' accumulators.
-    fn backward(&self, outputs: &[Var], first: bool) -> (i64, HashMap<Var, i64>) {
-        let mut memory = Memory { live: 0, peak: 0, ..self.memory.clone() };
+    fn backward(&self, outputs: &[Var], first: bool) -> (f64, HashMap<Var, f64>) {
+        let mut memory = Memory { live: 0.0, peak: 0.0, ..self.memory.clone() };
         let mut grads: HashMap<Var, usize> = HashMap::new();
         let mut found: Vec<(usize, usize, bool)> = Vec::new();
         // Whoever calls the backward holds the outputs' gradients until it is done.
-        let mut given: HashMap<usize, i64> = HashMap::new();
+        let mut given: HashMap<usize, f64> = HashMap::new();
         for &output in outputs.iter().filter(|output| self.values[output.0].grad) {
-            let gradient = memory.allocate(0);
+            let gradient = memory.allocate(0.0);
             given.insert(memory.share(gradient), self.bytes(output));
             self.meet(&mut memory, &mut grads, output, gradient);
         }
@@ -440,7 +313,7 @@ impl Tape {
             let inputs = node.inputs.iter().filter(|input| self.values[input.0].grad);
             let mut made: Vec<(Var, usize)> = Vec::new();
             let overwritten =
-                if node.gradient == Gradient::Overwritten { node.saved_bytes } else { 0 };
+                if node.gradient == Gradient::Overwritten { node.saved_bytes } else { 0.0 };
             memory.live -= overwritten;
             for &input in inputs {
                 let block = match node.gradient {

@@ -421,8 +421,8 @@ impl Layer for Cell {
 /// As [`drop_path`]; `x` is a variable no longer.
 fn record_drop_path(tape: &mut Tape, x: Var) -> Var {
     let spec = tape.spec(x);
-    let samples = spec.shape.first().copied().unwrap_or(0);
-    let mask = samples * spec.kind.elt_size_in_bytes() as i64;
+    let samples = spec.shape.first().copied().unwrap_or(0) as f64;
+    let mask = samples * spec.kind.elt_size_in_bytes() as f64;
     let kept = tape.scaled(x, mask);
     tape.release(x);
     kept

@@ -264,8 +264,8 @@ impl Step {
             }
             Self::InstanceNorm => tape.instance_norm(x),
             Self::ChannelDropout(_) => {
-                let planes: i64 = output.shape.iter().take(2).product();
-                tape.scaled(x, planes * output.kind.elt_size_in_bytes() as i64)
+                let planes: f64 = output.shape.iter().take(2).map(|&size| size as f64).product();
+                tape.scaled(x, planes * output.kind.elt_size_in_bytes() as f64)
             }
             Self::Upsample => tape.resized(x, output),
         })
