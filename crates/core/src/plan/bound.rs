@@ -73,7 +73,8 @@ impl Tables {
         };
         for stage in (0..stages).rev() {
             let rest = stages - 1 - stage;
-            for start in stage..layers - rest {
+            let starts = if stage == 0 { 0..1 } else { stage..layers - rest };
+            for start in starts {
                 let first_end = if rest == 0 { layers } else { start + 1 };
                 for end in first_end..=layers - rest {
                     let figures = match cell(stage, start, end) {

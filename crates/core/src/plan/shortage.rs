@@ -14,6 +14,11 @@ use super::{
 };
 use crate::{remat::Remat, units::Bytes};
 
+/// Where there would be more stages than so many to price, only those are that have up to [`LENGTHS`] times as many layers as
+/// the average.
+const CELLS_MAX: usize = 1 << 20;
+const LENGTHS: usize = 3;
+
 /// How much of a cap is one part, where caps differ.
 const PARTS: u64 = 1 << 20;
 
@@ -21,8 +26,8 @@ const PARTS: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
     "no plan fits: {stage_text} needs {peak} ({resident} of parameters and optimizer, {gradients} of gradients, {activations} of activations), and its device has {cap}: {remedy}",
-    stage_text = format!("with K {}, M {}, {} and {} re-materialized, stage {} (device {})",
-        plan.balance.len(), plan.micro_batches, plan.schedule, plan.remat, stage, stage),
+    stage_text = format!("with K {}, M {}, {}, stage {stage} ({} layers, re-materialized {}) on device {stage}",
+        plan.balance.len(), plan.micro_batches, plan.schedule, plan.balance[*stage], plan.remat.of(*stage)),
     remedy = self.remedy()
 )]
 pub struct Shortage {
@@ -112,7 +117,10 @@ pub(super) fn least(frames: &[Frame<'_>]) -> Result<(usize, Plan), PlanError> {
                     peaks.map(|(peak, device)| load.of(peak, device.memory)).max().unwrap_or(0)
                 }
             };
-            if space.is_plain() || !estimates {
+            let layers = space.layers();
+            if longest(space.stages(), layers) < layers {
+                bound = 0;
+            } else if space.is_plain() || !estimates {
                 bound = bound.min(lightest.load);
             }
             if best.as_ref().is_none_or(|(least, ..)| own < *least) {
@@ -167,6 +175,7 @@ fn shortage(
 /// The cut and policies whose largest load is least, if that is below `below`.
 fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Lightest>, PlanError> {
     let (stages, layers) = (space.stages(), space.layers());
+    let longest = longest(stages, layers);
     let mut table: Vec<Vec<Option<(u64, usize, Remat)>>> = vec![vec![None; layers + 1]; stages];
     for stage in (0..stages).rev() {
         let rest = stages - 1 - stage;
@@ -178,7 +187,8 @@ fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Ligh
                 if !space.allows(stage, start, end) {
                     continue;
                 }
-                if load.of(space.states(&(start..end)), cap) >= best {
+                let too_long = rest > 0 && end - start > longest;
+                if too_long || load.of(space.states(&(start..end)), cap) >= best {
                     break;
                 }
                 let later = match rest {
@@ -203,6 +213,14 @@ fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Ligh
         start = end;
     }
     Ok(Some(found))
+}
+
+/// Most layers of a stage.
+fn longest(stages: usize, layers: usize) -> usize {
+    match stages.saturating_mul(layers).saturating_mul(layers) > CELLS_MAX {
+        true => LENGTHS * layers.div_ceil(stages),
+        false => layers,
+    }
 }
 
 fn lightest_policy(

@@ -9,7 +9,7 @@ use super::{
     Plan, PlanDevice, PlanError,
     bound::{Cell as BoundCell, Cuts, Prefix, Tables},
     costs_of,
-    stages::{Compared, Figures, Lists, Pattern, compare, segments},
+    stages::{Compared, Figures, Lists, Patterns, segments},
 };
 use crate::{
     cost::{LayerCost, ModelCosts},
@@ -105,7 +105,7 @@ pub(super) struct Space<'a> {
     shape: Shape,
     costs: Vec<LayerCost>,
     sums: [Sums; 2],
-    patterns: Vec<Option<Rc<Vec<Pattern>>>>,
+    patterns: Vec<Option<Rc<Patterns>>>,
     order: Option<Rc<Order>>,
     moments: HashMap<(usize, Remat), Rc<(Moments, Moments)>>,
     bytes: HashMap<(usize, usize, usize), StageBytes>,
@@ -186,7 +186,7 @@ impl<'a> Space<'a> {
 
     /// Every policy that may be tried for a stage of so many layers, with its pattern.
     pub fn policies(&mut self, stage: usize, layers: usize) -> Vec<(Remat, usize)> {
-        let patterns = self.patterns(stage);
+        let patterns = &self.patterns(stage).all;
         if self.frame.remat.is_some() {
             return vec![(patterns[0].policy, 0)];
         }
@@ -197,7 +197,7 @@ impl<'a> Space<'a> {
         whole.chain(parts.map(|policy| (policy, last))).collect()
     }
 
-    fn patterns(&mut self, stage: usize) -> Rc<Vec<Pattern>> {
+    fn patterns(&mut self, stage: usize) -> Rc<Patterns> {
         if let Some(patterns) = &self.patterns[stage] {
             return patterns.clone();
         }
@@ -205,7 +205,8 @@ impl<'a> Space<'a> {
             Some(remat) => vec![self.lists.pattern(stage, remat.of(stage))],
             None => self.lists.patterns(stage),
         };
-        self.patterns[stage].insert(Rc::new(patterns)).clone()
+        let patterns = Rc::new(Patterns::new(patterns, &self.lists));
+        self.patterns[stage].insert(patterns).clone()
     }
 
     /// What a stage of layers `start..end` may be.
@@ -228,17 +229,16 @@ impl<'a> Space<'a> {
         let mut taken: Vec<(usize, [StageCost; 2])> = Vec::new();
         for (policy, pattern) in self.policies(stage, range.len()) {
             let costs = self.stage_costs(stage, &range, policy);
-            let own = (&patterns[pattern], &costs);
-            let compared = taken
-                .iter()
-                .map(|(other, costs)| compare((&patterns[*other], costs), own, &self.lists));
+            let own = (pattern, &costs);
+            let compared =
+                taken.iter().map(|(other, costs)| patterns.compare((*other, costs), own));
             match compared.max().unwrap_or(Compared::Open) {
                 Compared::Faster => continue,
                 // Whether it would fit is not looked at.
                 Compared::FasterWithRoom => cell.with_room = true,
                 Compared::Open => {
                     if self.may_fit(stage, &range, policy)? {
-                        let figures = self.lists.figures(own.0, own.1);
+                        let figures = self.lists.figures(&patterns.all[pattern], &costs);
                         cell.choices.push(Choice { policy, figures });
                         // Others are left out only for what fits whatever the other cuts are.
                         if self.certainly_fits(stage, &range, policy)? {
@@ -380,7 +380,7 @@ impl<'a> Space<'a> {
     fn figures(&mut self, stage: usize, range: &Range<usize>, policy: Remat) -> Figures {
         let patterns = self.patterns(stage);
         let costs = self.stage_costs(stage, range, policy);
-        match patterns.iter().find(|pattern| pattern.policy == whole(policy)) {
+        match patterns.all.iter().find(|pattern| pattern.policy == whole(policy)) {
             Some(pattern) => self.lists.figures(pattern, &costs),
             None => self.lists.figures(&self.lists.pattern(stage, policy), &costs),
         }

@@ -218,26 +218,47 @@ pub(super) enum Compared {
     Faster,
 }
 
-/// `own` against `other`: patterns and costs by size of micro-batches.
-pub(super) fn compare(
-    (own, own_costs): (&Pattern, &[StageCost; 2]),
-    (other, other_costs): (&Pattern, &[StageCost; 2]),
-    lists: &Lists,
-) -> Compared {
-    let mut seen = [[[false; 2]; 2]; 2];
-    for (m, (&a, &b)) in own.discards.iter().zip(&other.discards).enumerate() {
-        seen[lists.size(m)][usize::from(a)][usize::from(b)] = true;
+/// Which pairs occur, by size: whether the one recomputes a micro-batch, and whether the other does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Pairs([[[bool; 2]; 2]; 2]);
+
+/// The patterns of a stage, and the pairs of each two of them.
+#[derive(Debug)]
+pub(super) struct Patterns {
+    pub all: Vec<Pattern>,
+    pairs: Vec<Vec<Pairs>>,
+}
+
+impl Patterns {
+    pub fn new(all: Vec<Pattern>, lists: &Lists) -> Self {
+        let pairs = |own: &Pattern, other: &Pattern| {
+            let mut pairs = Pairs::default();
+            for (m, (&a, &b)) in own.discards.iter().zip(&other.discards).enumerate() {
+                pairs.0[lists.size(m)][usize::from(a)][usize::from(b)] = true;
+            }
+            pairs
+        };
+        let row = |own: &Pattern| all.iter().map(|other| pairs(own, other)).collect();
+        Self { pairs: all.iter().map(row).collect(), all }
     }
-    let mut result = Compared::Faster;
-    for (size, seen) in seen.iter().enumerate() {
-        for (a, b) in [(false, false), (false, true), (true, false), (true, true)] {
-            if seen[usize::from(a)][usize::from(b)] {
-                let (own, other) = (times(&own_costs[size], a), times(&other_costs[size], b));
-                result = result.min(compare_times(own, other));
+
+    /// `own` against `other`: a pattern's index, and the costs by size of micro-batches.
+    pub fn compare(
+        &self,
+        (own, own_costs): (usize, &[StageCost; 2]),
+        (other, other_costs): (usize, &[StageCost; 2]),
+    ) -> Compared {
+        let mut result = Compared::Faster;
+        for (size, seen) in self.pairs[own][other].0.iter().enumerate() {
+            for (a, b) in [(false, false), (false, true), (true, false), (true, true)] {
+                if seen[usize::from(a)][usize::from(b)] {
+                    let (own, other) = (times(&own_costs[size], a), times(&other_costs[size], b));
+                    result = result.min(compare_times(own, other));
+                }
             }
         }
+        result
     }
-    result
 }
 
 /// Forward, re-materialization, backward.
