@@ -62,6 +62,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         _ => Transport { latency: Nanos(1), bytes_per_s: 4_000_000_000 },
     };
     ModelCosts {
+        fed: Bytes(0),
         layers: states,
         sizes,
         skips: if crossed { skips.iter().map(skip).collect() } else { Vec::new() },
