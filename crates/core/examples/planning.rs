@@ -48,6 +48,7 @@ fn gpt(layers: usize) -> ModelCosts {
             name: if layer == 0 { "embedding".into() } else { format!("block.{layer}") },
             parameters: Bytes(28 * MIB),
             gradients: Bytes(28 * MIB),
+            statistics: Bytes(0),
             optimizer: Bytes(56 * MIB),
             norm: Nanos(vary(1e5)),
             update: Nanos(vary(1e6)),
@@ -62,6 +63,7 @@ fn gpt(layers: usize) -> ModelCosts {
         optimizer: Bytes(192 * MIB),
     };
     ModelCosts {
+        fed: Bytes(0),
         layers: states,
         sizes: [(1, costs)].into(),
         skips: Vec::new(),
