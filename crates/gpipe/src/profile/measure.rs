@@ -124,7 +124,10 @@ fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
         layers.dedup();
         TieCost { layers, parameters: Bytes(0), optimizer: Bytes(0) }
     };
+    let narrowed = matches!(seen.kind, tch::Kind::BFloat16 | tch::Kind::Half);
+    let floats = inputs.iter().filter(|spec| narrowed && spec.is_float());
     Ok(ModelCosts {
+        fed: Bytes(floats.map(TensorSpec::bytes).sum()),
         layers: layers.map(state).collect(),
         skips: inferred.skips.iter().map(skip).collect(),
         ties: seen.sequence.ties()?.iter().map(tie).collect(),
