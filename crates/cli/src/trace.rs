@@ -15,7 +15,7 @@ use gpipe_core::{
 };
 use gpipe_observe::{
     picture::{self, Scene},
-    step_file::{self, StepFile},
+    step_file::{self, Predicted, StepFile},
     trace,
 };
 
@@ -159,16 +159,12 @@ fn timelines(step: &StepFile) -> Vec<(&'static str, &Timeline)> {
 
 fn draw_in_terminal(step: &StepFile, look: Look) {
     say!("{}", draw::panels(&timelines(step), look).trim_end());
-    let line = |timeline: &Timeline| {
-        format!("{:.1} ms, bubble {:.1}%", timeline.makespan.as_ms(), 100.0 * timeline.bubble())
-    };
-    if let Some(predicted) = &step.predicted {
-        say!("predicted: {}, {}", line(&predicted.timeline), predicted.source);
-    }
-    say!("measured:  {} (step {})", line(&step.measured), step.step);
-    if let Some(predicted) = &step.predicted {
-        let ratio = step.measured.makespan.as_ms() / predicted.timeline.makespan.as_ms();
-        say!("the measured step takes {ratio:.3} of the predicted one");
+    match &step.predicted {
+        Some(Predicted { source, timeline }) => {
+            let ratio = step.measured.makespan.as_ms() / timeline.makespan.as_ms();
+            say!("step {} takes {ratio:.3} of the predicted one, {source}", step.step);
+        }
+        None => say!("step {}; nothing was predicted of it", step.step),
     }
 }
 

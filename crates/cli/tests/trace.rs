@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{Folder, bytes, train};
+use common::{Folder, TRAIN, bytes, process::Process, train};
 use gpipe_observe::step_file::StepFile;
 use serde_json::Value;
 
@@ -51,7 +51,10 @@ fn oracle_a_run_leaves_its_latest_step_and_pictures_are_made_of_it() {
     assert_eq!(step.memory.caps, [Some(gpipe_core::Bytes(64 << 20)); 2]);
 
     let drawn = folder.succeeds(&["trace", "run"]);
-    assert!(drawn.contains("(step 12)") && drawn.contains("of the predicted one"), "{drawn}");
+    assert!(
+        drawn.contains("\nstep 12 takes ") && drawn.contains("of the predicted one, simulated"),
+        "{drawn}"
+    );
     for name in ["trace.svg", "trace.html", "trace.json"] {
         assert!(!folder.path("run").join(name).exists(), "{name} was not asked for");
     }
@@ -75,12 +78,15 @@ fn oracle_a_short_run_leaves_its_last_step_and_a_stopped_one_too() {
     let folder = Folder::new();
     folder.train(&["--out", "short", "--steps", "3"]);
     assert_eq!(StepFile::read(&folder.path("short/step.json")).unwrap().step, 3);
-    // The cap ends this run by an error, after no step at all.
-    folder.refuses(
-        &["train", "tiny.toml", "--text", "text.txt", "--out", "none", "--memory", "40KiB"],
-        &["memory"],
-    );
-    assert!(!folder.path("none/step.json").exists());
+
+    let long = [&TRAIN[..4], &["--steps", "300", "--out", "stopped"], &TRAIN[8..]].concat();
+    let mut process = Process::start(&mut folder.command(&long));
+    process.until("step 1/300");
+    process.signal("TERM");
+    assert_eq!(process.end(), Ok(143), "{}", process.printed);
+    let step = StepFile::read(&folder.path("stopped/step.json")).unwrap().step;
+    let told = format!("the state after step {step} is saved");
+    assert!(process.printed.contains(&told), "{told}: {}", process.printed);
 }
 
 #[test]
