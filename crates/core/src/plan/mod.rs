@@ -11,12 +11,14 @@ mod advice;
 mod bound;
 mod explain;
 mod explore;
+mod holds;
 mod limit;
 mod neighbours;
 mod search;
 mod shortage;
 mod space;
 mod stages;
+mod sums;
 mod text;
 
 pub use advice::{Advice, Move, advice};

@@ -22,6 +22,8 @@ use crate::{
 const REJECTED_MAX: usize = 8;
 /// Of what is left of the budget, one part in so many is for one combination.
 const SHARE: u64 = 2;
+/// Of the budget, one part in so many is for each alternative that was not searched.
+const OTHERS_SHARE: u64 = 64;
 
 /// What to search.
 #[derive(Debug, Clone)]
@@ -84,7 +86,7 @@ pub struct Rejected {
     pub what: String,
     /// Its plan, if one was made.
     pub plan: Option<Plan>,
-    /// Its step; or no less than that, where `why` says so.
+    /// Its step.
     pub step: Option<Nanos>,
     /// Why it lost.
     pub why: String,
@@ -326,14 +328,20 @@ impl<'r> Search<'r, '_> {
         }
         others.sort_unstable();
         others.truncate(REJECTED_MAX - 1);
-        for (bound, key) in others {
+        for (_, key) in others {
             let frame = self.frame(key);
             let tried = self.tried.iter().position(|(tried, _)| *tried == key);
-            let own = match tried {
-                Some(index) => self.tried[index].1.clone(),
-                None => explore::first_plan(&mut Space::new(frame), bound::NONE, step_budget(key))?,
+            let own = match tried.and_then(|index| self.tried[index].1.clone()) {
+                Some(own) => Some(own),
+                None => {
+                    let mut space = Space::new(frame);
+                    let until = self.request.budget / OTHERS_SHARE;
+                    let first = explore::first_plan(&mut space, bound::NONE, until)?;
+                    let below = first.as_ref().map_or(bound::NONE, |(step, _)| *step);
+                    explore::all_plans(&mut space, below, until)?.best.or(first)
+                }
             };
-            rejected.push(Rejected::other(&frame, own, bound, step, tried.is_some()));
+            rejected.push(Rejected::other(&frame, own, step));
         }
         let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
         if self.request.remat.is_none() && never != *plan {
@@ -341,24 +349,13 @@ impl<'r> Search<'r, '_> {
             let prediction = predict(self.request.model, devices, self.request.samples, &never)?;
             rejected.push(Rejected::without_remat(never, &prediction, devices, step));
         }
-        rejected.sort_by_key(|rejected| (rejected.step, rejected.what.clone()));
+        rejected.sort_by_key(|r| (r.step.is_none(), r.step, r.what.clone()));
         Ok(rejected)
     }
 }
 
-/// Enough for a few plans of a combination.
-fn step_budget((stages, micro_batches, _): Key) -> u64 {
-    (32 * stages * micro_batches) as u64
-}
-
 impl Rejected {
-    fn other(
-        frame: &Frame<'_>,
-        own: Option<(u64, Plan)>,
-        bound: u64,
-        step: u64,
-        tried: bool,
-    ) -> Self {
+    fn other(frame: &Frame<'_>, own: Option<(u64, Plan)>, step: u64) -> Self {
         let stages = frame.devices.len();
         let what = format!("K {stages}, M {}, {}", frame.micro_batches, frame.schedule);
         match own {
@@ -368,12 +365,8 @@ impl Rejected {
                 why: format!("{} slower", Percent::more(own, step)),
                 plan: Some(plan),
             },
-            None if tried && bound < step => {
-                Self { what, plan: None, step: None, why: "no plan that fits was found".into() }
-            }
             None => {
-                let why = format!("takes at least {}, and fits with effort only", Nanos(bound));
-                Self { what, plan: None, step: Some(Nanos(bound)), why }
+                Self { what, plan: None, step: None, why: "no plan that fits was found".into() }
             }
         }
     }

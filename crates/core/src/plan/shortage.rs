@@ -188,7 +188,7 @@ fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Ligh
                     continue;
                 }
                 let too_long = rest > 0 && end - start > longest;
-                if too_long || load.of(space.states(&(start..end)), cap) >= best {
+                if too_long || load.of(space.sums[0].states(&(start..end)), cap) >= best {
                     break;
                 }
                 let later = match rest {

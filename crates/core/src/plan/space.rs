@@ -1,7 +1,5 @@
-//! The plans of one K, M and schedule: what a stage of any layers takes and holds under each policy, and what a whole plan takes.
-//!
-//! A stage's memory depends on its own layers and policy alone where stages are a chain; with long skips, ties or a frozen
-//! front it also depends on the other cuts, so that a stage is looked at without its messages first, and whole plans at the end.
+//! The plans of one K, M and schedule: what a stage of any layers takes under each policy that fits, and what a whole plan takes.
+//! What they hold is `holds`' to say.
 
 use std::{collections::HashMap, ops::Range, rc::Rc};
 
@@ -9,18 +7,18 @@ use super::{
     Plan, PlanDevice, PlanError,
     bound::{Cell as BoundCell, Cuts, Prefix, Tables},
     costs_of,
+    holds::Shape,
     stages::{Compared, Figures, Lists, Patterns, segments},
+    sums::Sums,
 };
 use crate::{
     cost::{LayerCost, ModelCosts},
-    ids::StageId,
-    lower::{Edge, Program, Topology, lower},
-    memory::{EdgeBytes, Moments, Order, StageBytes, moments},
+    lower::{Edge, Program, lower},
+    memory::{EdgeBytes, Moments, Order, StageBytes},
     remat::{Remat, RematPolicies},
-    schedule::{ActionLists, Schedule},
+    schedule::Schedule,
     simulate::{Costs, StageCost, simulate, simulate_with_room},
     topology::{of_cut, ranges},
-    units::{Bytes, Nanos},
 };
 
 /// What all plans of a space have in common.
@@ -63,32 +61,10 @@ pub(super) struct Run {
 }
 
 /// A program, for all cuts that make the same edges.
-struct Lowered {
-    program: Program,
-    capacity: Option<usize>,
-    moments: Option<Rc<Vec<Moments>>>,
-}
-
-/// How stages hang together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    /// What a stage holds does not depend on other cuts.
-    Plain,
-    /// The same but for ties, which may let a stage hold less at the update.
-    Tied,
-    /// Long skips, or boundaries without gradients.
-    Crossed,
-}
-
-impl Shape {
-    fn of(model: &ModelCosts) -> Self {
-        let trained = model.trained_before.iter().skip(1).all(|&trained| trained);
-        match model.skips.is_empty() && trained {
-            false => Shape::Crossed,
-            true if model.ties.is_empty() => Shape::Plain,
-            true => Shape::Tied,
-        }
-    }
+pub(super) struct Lowered {
+    pub program: Program,
+    pub capacity: Option<usize>,
+    pub moments: Option<Rc<Vec<Moments>>>,
 }
 
 /// Programs that are remembered.
@@ -101,17 +77,17 @@ pub(super) struct Space<'a> {
     /// Actions that were simulated.
     pub spent: u64,
     /// Whether a stage's peak is that of a plain chain; else what it holds at least, where the two differ.
-    estimates: bool,
-    shape: Shape,
-    costs: Vec<LayerCost>,
-    sums: [Sums; 2],
+    pub(super) estimates: bool,
+    pub(super) shape: Shape,
+    pub(super) costs: Vec<LayerCost>,
+    pub(super) sums: Vec<Sums>,
     patterns: Vec<Option<Rc<Patterns>>>,
-    order: Option<Rc<Order>>,
-    moments: HashMap<(usize, Remat), Rc<(Moments, Moments)>>,
-    bytes: HashMap<(usize, usize, usize), StageBytes>,
+    pub(super) order: Option<Rc<Order>>,
+    pub(super) moments: HashMap<(usize, Remat), Rc<(Moments, Moments)>>,
+    pub(super) bytes: HashMap<(usize, usize, usize), StageBytes>,
     cells: HashMap<(usize, usize, usize), Rc<Cell>>,
     programs: HashMap<(Vec<Edge>, Vec<Remat>), Lowered>,
-    messages: Vec<EdgeBytes>,
+    pub(super) messages: Vec<EdgeBytes>,
 }
 
 impl<'a> Space<'a> {
@@ -122,13 +98,17 @@ impl<'a> Space<'a> {
         let costs = model.at(larger);
         let layers = model.layers.len();
         let edges: Vec<EdgeBytes> = costs[..layers].iter().map(message).collect();
+        let mut sums = vec![Sums::new(model, &costs)];
+        if smaller < larger {
+            sums.push(Sums::new(model, &model.at(smaller)));
+        }
         Self {
             frame,
             cuts: Cuts::new(model, &model.link_costs(&edges), lists.trains),
             spent: 0,
             estimates: true,
             shape: Shape::of(model),
-            sums: [Sums::new(model, &costs), Sums::new(model, &model.at(smaller))],
+            sums,
             costs,
             patterns: vec![None; devices.len()],
             order: None,
@@ -176,7 +156,11 @@ impl<'a> Space<'a> {
     /// What a stage takes, by size of micro-batches.
     fn stage_costs(&self, stage: usize, range: &Range<usize>, policy: Remat) -> [StageCost; 2] {
         let speed = self.frame.devices[stage].speed;
-        [0, 1].map(|size| self.sums[size].stage_cost(range, policy, speed))
+        let larger = self.sums[0].stage_cost(range, policy, speed);
+        match self.sums.get(1) {
+            Some(sums) => [larger, sums.stage_cost(range, policy, speed)],
+            None => [larger; 2],
+        }
     }
 
     /// No more than a stage takes under any policy, memory aside.
@@ -222,7 +206,7 @@ impl<'a> Space<'a> {
     fn make_cell(&mut self, stage: usize, range: Range<usize>) -> Result<Cell, PlanError> {
         let mut cell = Cell::default();
         let cap = self.frame.devices[stage].memory;
-        if cap.is_some_and(|cap| self.states(&range) > cap) {
+        if cap.is_some_and(|cap| self.sums[0].states(&range) > cap) {
             return Ok(cell);
         }
         let patterns = self.patterns(stage);
@@ -249,125 +233,6 @@ impl<'a> Space<'a> {
             }
         }
         Ok(cell)
-    }
-
-    /// Parameters, what the optimizer keeps, and gradients: less than any plan holds there.
-    pub fn states(&self, range: &Range<usize>) -> Bytes {
-        self.sums[0].states[range.end] - self.sums[0].states[range.start]
-    }
-
-    fn may_fit(
-        &mut self,
-        stage: usize,
-        range: &Range<usize>,
-        policy: Remat,
-    ) -> Result<bool, PlanError> {
-        match self.frame.devices[stage].memory {
-            Some(cap) => Ok(self.peak(stage, range, policy)? <= cap),
-            None => Ok(true),
-        }
-    }
-
-    fn certainly_fits(
-        &mut self,
-        stage: usize,
-        range: &Range<usize>,
-        policy: Remat,
-    ) -> Result<bool, PlanError> {
-        let Some(cap) = self.frame.devices[stage].memory else { return Ok(true) };
-        if self.estimates {
-            return Ok(true);
-        }
-        let most = match self.shape {
-            Shape::Plain | Shape::Tied => self.peak_as(stage, range, policy, true)?,
-            // As if no message ever went.
-            Shape::Crossed => {
-                let Frame { model, samples, micro_batches, .. } = self.frame;
-                let ends = [range.start, range.end].map(|layer| message(&self.costs[layer]));
-                let boundaries = ends.map(|bytes| bytes.forward + bytes.backward);
-                let larger = samples.div_ceil(micro_batches) as u64;
-                let skips = model.skips.iter();
-                let skips = skips.filter(|s| range.contains(&s.stash) || range.contains(&s.pop));
-                let skips = skips.map(|skip| Bytes(skip.bytes.0.saturating_mul(larger)));
-                let once: Bytes = boundaries.into_iter().chain(skips).sum();
-                self.peak(stage, range, policy)?
-                    + Bytes(once.0.saturating_mul(micro_batches as u64))
-            }
-        };
-        Ok(most <= cap)
-    }
-
-    /// Most that a stage holds; where that depends on other cuts, an estimate, or no more than that.
-    pub fn peak(
-        &mut self,
-        stage: usize,
-        range: &Range<usize>,
-        policy: Remat,
-    ) -> Result<Bytes, PlanError> {
-        self.peak_as(stage, range, policy, self.estimates)
-    }
-
-    fn peak_as(
-        &mut self,
-        stage: usize,
-        range: &Range<usize>,
-        policy: Remat,
-        estimates: bool,
-    ) -> Result<Bytes, PlanError> {
-        let (all, least) = &*self.moments(stage, policy)?;
-        let key = (range.start, range.end, policy.segments());
-        let (model, costs) = (self.frame.model, &self.costs);
-        let bytes = self.bytes.entry(key);
-        let larger = self.frame.samples.div_ceil(self.frame.micro_batches);
-        let bytes =
-            bytes.or_insert_with(|| model.stage_bytes(range.clone(), costs, larger, policy));
-        // Boundary k is between stages k and k + 1.
-        let last = stage + 1 == self.frame.devices.len();
-        self.messages[stage] = match last {
-            true => EdgeBytes::default(),
-            false => message(&self.costs[range.end]),
-        };
-        if stage > 0 {
-            self.messages[stage - 1] = message(&self.costs[range.start]);
-        }
-        Ok(match (estimates, self.shape) {
-            (true, _) | (false, Shape::Plain) => all.peak(bytes, &self.messages),
-            (false, Shape::Tied) => least.peak(bytes, &self.messages),
-            (false, Shape::Crossed) => all.peak(bytes, &[]),
-        })
-    }
-
-    /// All, and those without what ties may do away with.
-    fn moments(
-        &mut self,
-        stage: usize,
-        policy: Remat,
-    ) -> Result<Rc<(Moments, Moments)>, PlanError> {
-        let policy = whole(policy);
-        if let Some(moments) = self.moments.get(&(stage, policy)) {
-            return Ok(moments.clone());
-        }
-        let topology = Topology::chain(self.stages());
-        let micro_batches = self.frame.micro_batches;
-        let order = match &self.order {
-            Some(order) => order.clone(),
-            None => {
-                let program = lower(&self.lists.lists, &topology, micro_batches)?;
-                let (capacity, timeline) = simulate_with_room(&program, &Costs::default())?;
-                self.spent += timeline.actions().count() as u64;
-                self.order.insert(Rc::new(Order::new(&program, capacity))).clone()
-            }
-        };
-        let mut own: ActionLists = vec![Vec::new(); self.stages()];
-        own[stage] = policy.apply(&vec![self.lists.lists[stage].clone()]).swap_remove(0);
-        let program = lower(&own, &topology, micro_batches)?;
-        let list = &program.devices[stage];
-        self.spent += list.len() as u64;
-        let moments = order.moments_of(StageId::from_index(stage), list);
-        let least = moments.forget_messages_at_update();
-        let moments = Rc::new((moments, least));
-        self.moments.insert((stage, policy), moments.clone());
-        Ok(moments)
     }
 
     /// The plan of a cut and a policy for each stage.
@@ -419,47 +284,8 @@ impl<'a> Space<'a> {
         })
     }
 
-    /// Most that each stage of a plan holds.
-    pub fn peaks(&mut self, plan: &Plan) -> Result<Vec<Bytes>, PlanError> {
-        let costs = self.costs.clone();
-        let model = self.frame.model;
-        let larger = self.frame.samples.div_ceil(self.frame.micro_batches);
-        self.lowered(plan, |lowered, times, edges| {
-            let capacity = match lowered.capacity {
-                Some(capacity) => capacity,
-                None => simulate_with_room(&lowered.program, times)?.0,
-            };
-            lowered.capacity = Some(capacity);
-            let all =
-                lowered.moments.get_or_insert_with(|| Rc::new(moments(&lowered.program, capacity)));
-            let ranges = ranges(&plan.balance);
-            let stages = all.iter().zip(ranges).enumerate().map(|(stage, (moments, range))| {
-                let policy = plan.remat.of(stage);
-                moments.peak(&model.stage_bytes(range, &costs, larger, policy), edges)
-            });
-            Ok((stages.collect(), 1))
-        })
-    }
-
-    /// Whether every stage of a plan fits.
-    pub fn fits(&mut self, plan: &Plan) -> Result<bool, PlanError> {
-        if !self.has_caps() {
-            return Ok(true);
-        }
-        let peaks = match self.is_plain() {
-            true => {
-                let stages = ranges(&plan.balance).into_iter().enumerate();
-                let peak = |(stage, range)| self.peak(stage, &range, plan.remat.of(stage));
-                stages.map(peak).collect::<Result<Vec<Bytes>, _>>()?
-            }
-            false => self.peaks(plan)?,
-        };
-        let mut stages = peaks.iter().zip(self.frame.devices);
-        Ok(stages.all(|(&peak, device)| device.memory.is_none_or(|cap| peak <= cap)))
-    }
-
     /// `use_it` of a plan's program, which says how many times it went through it.
-    fn lowered<T>(
+    pub(super) fn lowered<T>(
         &mut self,
         plan: &Plan,
         use_it: impl FnOnce(&mut Lowered, &Costs, &[EdgeBytes]) -> Result<(T, u64), PlanError>,
@@ -502,7 +328,7 @@ impl<'a> Space<'a> {
                 return BoundCell::NoLonger;
             }
             let cap = self.frame.devices[stage].memory;
-            if cap.is_some_and(|cap| self.states(&(start..end)) > cap) {
+            if cap.is_some_and(|cap| self.sums[0].states(&(start..end)) > cap) {
                 return BoundCell::NoLonger;
             }
             match self.cell(stage, start, end) {
@@ -534,64 +360,11 @@ impl<'a> Space<'a> {
 }
 
 /// Segments recompute what `always` does.
-fn whole(policy: Remat) -> Remat {
+pub(super) fn whole(policy: Remat) -> Remat {
     if matches!(policy, Remat::Segments(_)) { Remat::Always } else { policy }
 }
 
 /// What crosses a cut before a layer.
-fn message(cost: &LayerCost) -> EdgeBytes {
+pub(super) fn message(cost: &LayerCost) -> EdgeBytes {
     EdgeBytes { forward: cost.inputs, backward: cost.input_gradients }
-}
-
-/// Sums over the layers before each one, so that a stage is priced without going through its layers.
-struct Sums {
-    layers: usize,
-    times: Vec<[Nanos; 5]>,
-    ends: Vec<[Nanos; 2]>,
-    states: Vec<Bytes>,
-}
-
-impl Sums {
-    fn new(model: &ModelCosts, costs: &[LayerCost]) -> Self {
-        let (mut times, mut ends) = (vec![[Nanos(0); 5]], vec![[Nanos(0); 2]]);
-        let mut states = vec![Bytes(0)];
-        for cost in costs {
-            let own = [
-                cost.forward,
-                cost.forward_kept,
-                cost.rematerialize,
-                cost.backward,
-                cost.backward_kept,
-            ];
-            let before = times[times.len() - 1];
-            times.push([0, 1, 2, 3, 4].map(|kind| before[kind] + own[kind]));
-        }
-        for state in &model.layers {
-            let before = ends[ends.len() - 1];
-            ends.push([before[0] + state.norm, before[1] + state.update]);
-            let bytes = state.parameters + state.optimizer;
-            states.push(states[states.len() - 1] + bytes);
-        }
-        Self { layers: model.layers.len(), times, ends, states }
-    }
-
-    /// As [`ModelCosts::stage_cost`].
-    fn stage_cost(&self, range: &Range<usize>, policy: Remat, speed: f64) -> StageCost {
-        let segments = policy.segments().min(range.len().max(1));
-        let last = range.start + (segments - 1) * range.len() / segments;
-        let end = if range.end == self.layers { range.end + 1 } else { range.end };
-        let between = |kind: usize, from: usize| self.times[end][kind] - self.times[from][kind];
-        let scale = |time: Nanos| Nanos((time.0 as f64 / speed) as u64);
-        let rest = self.times[last][2] - self.times[range.start][2];
-        let ends = [0, 1].map(|kind| self.ends[range.end][kind] - self.ends[range.start][kind]);
-        StageCost {
-            forward: scale(between(0, range.start)),
-            forward_kept: scale(between(1, range.start)),
-            rematerialize: scale(between(2, last)),
-            backward: scale(rest + between(3, range.start)),
-            backward_kept: scale(between(4, range.start)),
-            norm: scale(ends[0]),
-            update: scale(ends[1]),
-        }
-    }
 }

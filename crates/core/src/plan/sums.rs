@@ -1,0 +1,70 @@
+//! What stages take, from sums over the layers before each one: a stage is priced without going through its layers.
+
+use std::ops::Range;
+
+use crate::{
+    cost::{LayerCost, ModelCosts},
+    remat::Remat,
+    simulate::StageCost,
+    units::{Bytes, Nanos},
+};
+
+/// Sums over the layers before each one, so that a stage is priced without going through its layers.
+#[derive(Debug)]
+pub(super) struct Sums {
+    layers: usize,
+    times: Vec<[Nanos; 5]>,
+    ends: Vec<[Nanos; 2]>,
+    /// Parameters and what the optimizer keeps.
+    states: Vec<Bytes>,
+}
+
+impl Sums {
+    pub fn new(model: &ModelCosts, costs: &[LayerCost]) -> Self {
+        let (mut times, mut ends) = (vec![[Nanos(0); 5]], vec![[Nanos(0); 2]]);
+        let mut states = vec![Bytes(0)];
+        for cost in costs {
+            let own = [
+                cost.forward,
+                cost.forward_kept,
+                cost.rematerialize,
+                cost.backward,
+                cost.backward_kept,
+            ];
+            let before = times[times.len() - 1];
+            times.push([0, 1, 2, 3, 4].map(|kind| before[kind] + own[kind]));
+        }
+        for state in &model.layers {
+            let before = ends[ends.len() - 1];
+            ends.push([before[0] + state.norm, before[1] + state.update]);
+            let bytes = state.parameters + state.optimizer;
+            states.push(states[states.len() - 1] + bytes);
+        }
+        Self { layers: model.layers.len(), times, ends, states }
+    }
+
+    /// As [`ModelCosts::stage_cost`].
+    pub fn stage_cost(&self, range: &Range<usize>, policy: Remat, speed: f64) -> StageCost {
+        let segments = policy.segments().min(range.len().max(1));
+        let last = range.start + (segments - 1) * range.len() / segments;
+        let end = if range.end == self.layers { range.end + 1 } else { range.end };
+        let between = |kind: usize, from: usize| self.times[end][kind] - self.times[from][kind];
+        let scale = |time: Nanos| Nanos((time.0 as f64 / speed) as u64);
+        let rest = self.times[last][2] - self.times[range.start][2];
+        let ends = [0, 1].map(|kind| self.ends[range.end][kind] - self.ends[range.start][kind]);
+        StageCost {
+            forward: scale(between(0, range.start)),
+            forward_kept: scale(between(1, range.start)),
+            rematerialize: scale(between(2, last)),
+            backward: scale(rest + between(3, range.start)),
+            backward_kept: scale(between(4, range.start)),
+            norm: scale(ends[0]),
+            update: scale(ends[1]),
+        }
+    }
+
+    /// Parameters and what the optimizer keeps of the layers in `range`, ties left out: less than any plan holds there.
+    pub fn states(&self, range: &Range<usize>) -> Bytes {
+        self.states[range.end] - self.states[range.start]
+    }
+}

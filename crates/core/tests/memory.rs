@@ -1,0 +1,226 @@
+//! Families: `property_` (what is said to be held at most, against what simulated timelines hold).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+use gpipe_core::{
+    Bytes, Half, Nanos, Op,
+    lower::{Program, Topology, lower},
+    memory::{EdgeBytes, Held, StageBytes, peaks, series},
+    remat::{Remat, RematPolicies},
+    schedule::Schedule,
+    simulate::{Costs, LinkCost, StageCost, TimedAction, Timeline, simulate_with_room},
+    splitmix::Stream,
+    testing::{random_compute, random_topology},
+};
+
+/// What each stage holds at most, from the times of everything: a message until its receiver's backward has ended.
+fn brute_force(
+    program: &Program,
+    timeline: &Timeline,
+    stages: &[StageBytes],
+    edges: &[EdgeBytes],
+) -> Vec<u64> {
+    let again = program.rematerialized();
+    let all: Vec<&TimedAction> = timeline.devices.iter().flatten().collect();
+    let of = |stage: usize| all.iter().filter(move |timed| timed.action.stage.index() == stage);
+    let end_of_backward = |stage, m| {
+        let is_it = |timed: &&&TimedAction| {
+            timed.action.stage == stage && timed.action.op == Op::Backward(m)
+        };
+        all.iter().find(is_it).unwrap().end
+    };
+    let mut most = Vec::new();
+    for (stage, bytes) in stages.iter().enumerate() {
+        let mut peak = bytes.resident.0;
+        // What is held for micro-batches, gradients, and messages with the time at which they go.
+        let (mut held, mut gradients, mut messages) = (0, 0, Vec::new());
+        for timed in of(stage) {
+            let recomputed = |m| again.contains(timed.action.stage, m);
+            messages.retain(|&(gone, _): &(Nanos, u64)| gone > timed.start);
+            let now =
+                bytes.resident.0 + held + gradients + messages.iter().map(|m| m.1).sum::<u64>();
+            let (own, after) = match timed.action.op {
+                Op::Forward(m) => {
+                    let forward = if recomputed(m) { bytes.forward } else { bytes.forward_kept };
+                    (forward.peak.0, held + forward.after.0)
+                }
+                Op::Rematerialize(_) => {
+                    (bytes.rematerialize.peak.0, held + bytes.rematerialize.after.0)
+                }
+                Op::Backward(m) => {
+                    let (peak, gone) = match (recomputed(m), gradients_made(gradients, bytes)) {
+                        (true, true) => {
+                            (bytes.backward, bytes.forward.after + bytes.rematerialize.after)
+                        }
+                        (true, false) => {
+                            (bytes.first_backward, bytes.forward.after + bytes.rematerialize.after)
+                        }
+                        (false, true) => (bytes.backward_kept, bytes.forward_kept.after),
+                        (false, false) => (bytes.first_backward_kept, bytes.forward_kept.after),
+                    };
+                    gradients = bytes.gradients.0;
+                    (peak.0, held - gone.0)
+                }
+                Op::Norm => (bytes.update.0, held),
+                Op::Update => {
+                    gradients = 0;
+                    (bytes.update.0, held)
+                }
+                Op::Send(transfer) => {
+                    let edge = program.topology.edges[transfer.edge.index()];
+                    let forward = transfer.half == Half::Forward;
+                    let receiver = if forward { edge.to } else { edge.from };
+                    let size = edges[transfer.edge.index()].of(transfer.half);
+                    if let Some(m) = transfer.micro_batch
+                        && (!forward || recomputed(m))
+                    {
+                        messages.push((end_of_backward(receiver, m), size.0));
+                        peak = peak.max(now + size.0);
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            peak = peak.max(now + own);
+            held = after;
+        }
+        assert_eq!(held, 0, "stage {stage} has given everything back");
+        most.push(peak);
+    }
+    most
+}
+
+/// Tests give every stage gradients, so that their being there says whether a backward has been.
+fn gradients_made(now: u64, bytes: &StageBytes) -> bool {
+    assert!(bytes.gradients.0 > 0);
+    now > 0
+}
+
+fn random_bytes(random: &mut Stream) -> StageBytes {
+    let mut bytes = |most: usize| Bytes(random.below(most) as u64);
+    let (forward, forward_kept) = (bytes(10), bytes(60));
+    let mut held = |after: Bytes| Held { peak: after + bytes(30), after };
+    StageBytes {
+        forward: held(forward),
+        forward_kept: held(forward_kept),
+        rematerialize: held(forward_kept),
+        resident: bytes(100),
+        gradients: bytes(50) + Bytes(1),
+        backward: bytes(80),
+        backward_kept: bytes(80),
+        first_backward: bytes(110),
+        first_backward_kept: bytes(110),
+        update: bytes(30),
+    }
+}
+
+fn random_costs(random: &mut Stream, stages: usize, edges: usize) -> Costs {
+    let most = [1, 5, 50][random.below(3)];
+    let mut time = || Nanos(random.below(most) as u64);
+    let mut costs = Costs::default();
+    for _ in 0..stages {
+        costs.stages.push(StageCost {
+            forward: time(),
+            forward_kept: time(),
+            rematerialize: time(),
+            backward: time(),
+            backward_kept: time(),
+            norm: time(),
+            update: time(),
+        });
+    }
+    let link = |_| LinkCost { latency: time(), forward: time(), backward: time() };
+    costs.links = (0..edges).map(link).collect();
+    costs
+}
+
+fn random_policy(random: &mut Stream) -> Remat {
+    match random.below(5) {
+        0 => Remat::Never,
+        1 => Remat::Always,
+        2 => Remat::UnlessAdjacent,
+        3 => Remat::Segments(2),
+        _ => Remat::Keep(1 + random.below(4) as u32),
+    }
+}
+
+/// Compares several timings of one program; whether the bound was reached, by stage.
+fn compare(random: &mut Stream, program: &Program) -> Vec<bool> {
+    let (stages, edges) = (program.topology.stages, program.topology.edges.len());
+    let mut bytes: Vec<StageBytes> = (0..stages).map(|_| random_bytes(random)).collect();
+    let mut message = || Bytes(random.below(20) as u64);
+    let messages: Vec<EdgeBytes> =
+        (0..edges).map(|_| EdgeBytes { forward: message(), backward: message() }).collect();
+    // What an action sends is part of its peak.
+    for (edge, sizes) in program.topology.edges.iter().zip(&messages) {
+        bytes[edge.from.index()].forward.peak += sizes.forward;
+        let to = &mut bytes[edge.to.index()];
+        let backwards = [
+            &mut to.backward,
+            &mut to.backward_kept,
+            &mut to.first_backward,
+            &mut to.first_backward_kept,
+        ];
+        for peak in backwards {
+            *peak += sizes.backward;
+        }
+        // The first one makes the gradients.
+        to.first_backward = to.first_backward.max(to.gradients + sizes.backward);
+        to.first_backward_kept = to.first_backward_kept.max(to.gradients + sizes.backward);
+    }
+    let mut reached = vec![false; stages];
+    for _ in 0..6 {
+        let costs = random_costs(random, stages, edges);
+        let (capacity, timeline) = simulate_with_room(program, &costs).unwrap();
+        let bound = peaks(program, capacity, &bytes, &messages);
+        let held = brute_force(program, &timeline, &bytes, &messages);
+        let drawn = series(program, &timeline, &bytes, &messages);
+        for stage in 0..stages {
+            assert!(
+                held[stage] <= bound[stage].0,
+                "stage {stage}: {} {}",
+                held[stage],
+                bound[stage]
+            );
+            reached[stage] |= held[stage] == bound[stage].0;
+            let most = drawn[stage].iter().map(|(_, bytes)| *bytes).max().unwrap();
+            assert!(most <= bound[stage], "stage {stage}: {most} drawn, {}", bound[stage]);
+            assert!(most.0 <= held[stage]);
+        }
+    }
+    reached
+}
+
+#[test]
+fn property_no_timing_holds_more_than_the_peak_and_most_reach_it() {
+    let mut random = Stream::new(11);
+    let (mut reached, mut all) = (0, 0);
+    for round in 0..400 {
+        let (stages, micro_batches) = (1 + random.below(5), 1 + random.below(9));
+        let chain = round % 2 == 0;
+        let topology = match chain {
+            true => Topology::chain(stages),
+            false => random_topology(&mut random, stages),
+        };
+        let policies: Vec<Remat> = (0..stages).map(|_| random_policy(&mut random)).collect();
+        let schedule = Schedule::TRAINING[random.below(2)];
+        let compute =
+            RematPolicies::by_stage(policies).apply(&schedule.actions(stages, micro_batches));
+        let program = lower(&compute, &topology, micro_batches).unwrap();
+        let own = compare(&mut random, &program);
+        reached += own.iter().filter(|&&reached| reached).count();
+        all += own.len();
+    }
+    assert!(reached * 10 >= all * 8, "{reached} of {all} peaks were reached");
+}
+
+#[test]
+fn property_no_timing_of_random_orders_on_shared_devices_holds_more() {
+    let mut random = Stream::new(12);
+    for _ in 0..300 {
+        let (stages, micro_batches) = (1 + random.below(5), 1 + random.below(6));
+        let devices = 1 + random.below(stages);
+        let topology = random_topology(&mut random, stages);
+        let compute = random_compute(&mut random, stages, devices, micro_batches);
+        compare(&mut random, &lower(&compute, &topology, micro_batches).unwrap());
+    }
+}
