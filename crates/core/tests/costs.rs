@@ -1,0 +1,243 @@
+//! Families: `oracle_` (sums over layers against a replay event by event), `property_`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod support;
+
+use std::ops::Range;
+
+use gpipe_core::{
+    Bytes, Nanos, Op,
+    cost::{LayerCost, ModelCosts},
+    memory::Held,
+    remat::{Remat, RematPolicies},
+    schedule::Schedule,
+    splitmix::Stream,
+};
+use support::{Kind, model};
+
+/// What lives while a stage runs, by name, and the most there ever was.
+#[derive(Default)]
+struct Replay {
+    live: Vec<((char, usize), u64)>,
+    most: i64,
+    start: i64,
+}
+
+impl Replay {
+    fn now(&self) -> i64 {
+        self.live.iter().map(|(_, bytes)| *bytes as i64).sum()
+    }
+
+    fn add(&mut self, what: char, layer: usize, bytes: Bytes) {
+        self.live.push(((what, layer), bytes.0));
+    }
+
+    fn drop(&mut self, what: char, layer: usize) {
+        self.live.retain(|(name, _)| *name != (what, layer));
+    }
+
+    /// Something holds so much while it runs.
+    fn peak(&mut self, bytes: Bytes) {
+        self.most = self.most.max(self.now() + bytes.0 as i64);
+    }
+
+    /// Measures from here.
+    fn restart(&mut self) {
+        (self.start, self.most) = (self.now(), self.now());
+    }
+
+    fn above_start(&self) -> u64 {
+        (self.most - self.start).max(0) as u64
+    }
+
+    fn keep(&mut self, costs: &[LayerCost], part: Range<usize>) {
+        for layer in part {
+            self.peak(costs[layer].forward_peak);
+            self.add('k', layer, costs[layer].kept);
+        }
+    }
+}
+
+/// A backward after a re-materialization in `segments`, the last of which is there.
+fn backward(
+    costs: &[LayerCost],
+    gradients: &[Bytes],
+    segments: &[Range<usize>],
+    first: bool,
+) -> u64 {
+    let mut replay = Replay::default();
+    let last = segments.last().unwrap();
+    replay.keep(costs, last.start..costs.len());
+    replay.restart();
+    for (number, segment) in segments.iter().enumerate().rev() {
+        let is_last = number + 1 == segments.len();
+        let end = if is_last { costs.len() } else { segment.end };
+        if !is_last {
+            replay.keep(costs, segment.clone());
+        }
+        for layer in (segment.start..end).rev() {
+            let cost = &costs[layer];
+            replay.peak(if first { cost.first_backward_peak } else { cost.backward_peak });
+            replay.drop('k', layer);
+            replay.drop('g', layer + 1);
+            replay.add('g', layer, cost.input_gradients);
+            if first && layer < gradients.len() {
+                replay.add('p', layer, gradients[layer]);
+            }
+        }
+    }
+    replay.above_start()
+}
+
+fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> Held {
+    let mut replay = Replay::default();
+    for segment in segments {
+        for layer in segment.clone() {
+            // A stage's own inputs are its sender's.
+            if layer > 0 {
+                replay.add('i', layer, costs[layer].inputs);
+            }
+            replay.peak(costs[layer].forward_peak);
+            if layer > segment.start {
+                replay.drop('i', layer);
+            }
+        }
+    }
+    Held { peak: Bytes(replay.most as u64), after: Bytes(replay.now() as u64) }
+}
+
+#[test]
+fn oracle_a_stages_bytes_are_those_of_a_replay() {
+    let mut random = Stream::new(21);
+    for round in 0..300 {
+        let layers = 1 + random.below(9);
+        let kind = [Kind::Plain, Kind::Crossed, Kind::Wild][round % 3];
+        let model = model(&mut random, layers, 2, kind);
+        let start = random.below(layers);
+        let range = start..start + 1 + random.below(layers - start);
+        let segments = 1 + random.below(range.len() + 2) as u32;
+        let remat = if segments == 1 { Remat::Always } else { Remat::Segments(segments) };
+        let costs = model.at(2);
+        let own = model.stage_bytes(range.clone(), &costs, remat);
+        let end = if range.end == layers { layers + 1 } else { range.end };
+        let costs = &costs[range.start..end];
+        let states = &model.layers[range.clone()];
+        let gradients: Vec<Bytes> = states.iter().map(|state| state.gradients).collect();
+        let parts = remat.segment_ranges(range.len());
+        assert_eq!(parts.iter().map(|part| part.len()).sum::<usize>(), range.len());
+        assert!(parts.iter().all(|part| !part.is_empty()));
+        let whole = [0..range.len()];
+        assert_eq!(own.forward, discarding(costs, &parts), "{remat}");
+        assert_eq!(own.backward.0, backward(costs, &gradients, &parts, false), "{remat}");
+        assert_eq!(own.first_backward.0, backward(costs, &gradients, &parts, true), "{remat}");
+        assert_eq!(own.backward_kept.0, backward(costs, &gradients, &whole, false));
+        assert_eq!(own.first_backward_kept.0, backward(costs, &gradients, &whole, true));
+        let mut kept = Replay::default();
+        kept.keep(costs, 0..costs.len());
+        let kept = Held { peak: Bytes(kept.most as u64), after: Bytes(kept.now() as u64) };
+        assert_eq!(own.forward_kept, kept);
+        let tied = model.ties.iter().filter(|tie| tie.layers.iter().any(|l| range.contains(l)));
+        let tied: u64 = tied.map(|tie| tie.parameters.0 + tie.optimizer.0).sum();
+        let states: u64 = states.iter().map(|s| s.parameters.0 + s.optimizer.0).sum();
+        assert_eq!(own.resident.0, states + tied);
+    }
+}
+
+#[test]
+fn property_segments_take_what_always_does_in_other_parts() {
+    let mut random = Stream::new(22);
+    for _ in 0..200 {
+        let layers = 1 + random.below(9);
+        let model = model(&mut random, layers, 1, Kind::Wild);
+        let costs = model.at(1);
+        let stage = |remat| model.stage_cost(0..layers, &costs, remat, 1.0);
+        let always = stage(Remat::Always);
+        for segments in 1..=layers as u32 + 2 {
+            let own = stage(Remat::Segments(segments));
+            assert_eq!(own.rematerialize + own.backward, always.rematerialize + always.backward);
+            assert!(own.rematerialize <= always.rematerialize);
+            assert_eq!((own.forward, own.backward_kept), (always.forward, always.backward_kept));
+        }
+    }
+}
+
+#[test]
+fn oracle_costs_on_a_line_are_those_of_any_size_on_it() {
+    let line = |samples: usize| LayerCost {
+        forward: Nanos(10 + 3 * samples as u64),
+        kept: Bytes(100 * samples as u64),
+        backward_peak: Bytes(7),
+        ..LayerCost::default()
+    };
+    let costs = |sizes: &[usize]| ModelCosts {
+        layers: vec![Default::default()],
+        sizes: sizes.iter().map(|&size| (size, vec![line(size); 2])).collect(),
+        trained_before: vec![false, true],
+        ..ModelCosts::default()
+    };
+    for samples in 1..20 {
+        assert_eq!(costs(&[4, 8]).at(samples), vec![line(samples); 2], "{samples}");
+        assert_eq!(costs(&[2, 4, 8, 16]).at(samples), vec![line(samples); 2], "{samples}");
+    }
+    // A measured size is taken as it is, even off the line.
+    let mut off = costs(&[4, 8]);
+    off.sizes.get_mut(&4).unwrap()[0].forward = Nanos(1000);
+    assert_eq!(off.at(4)[0].forward, Nanos(1000));
+    assert_eq!(off.at(8)[0].forward, line(8).forward);
+    // A falling line does not go below 0.
+    assert_eq!(off.at(16)[0].forward, Nanos(0));
+    // One size only: in proportion.
+    assert_eq!(costs(&[4]).at(8)[0].forward, Nanos(44));
+}
+
+#[test]
+fn property_keep_n_never_keeps_more_than_n_and_one() {
+    let mut random = Stream::new(23);
+    for _ in 0..300 {
+        let (stages, micro_batches) = (1 + random.below(6), 1 + random.below(20));
+        let most = 1 + random.below(8);
+        for schedule in Schedule::TRAINING {
+            let lists = schedule.actions(stages, micro_batches);
+            let again = Remat::Keep(most as u32).apply(&lists);
+            for list in &again {
+                let recomputed: Vec<_> = list
+                    .iter()
+                    .filter_map(|a| if let Op::Rematerialize(m) = a.op { Some(m) } else { None })
+                    .collect();
+                let mut kept = 0_usize;
+                for action in list {
+                    match action.op {
+                        Op::Forward(m) if !recomputed.contains(&m) => kept += 1,
+                        Op::Backward(m) if !recomputed.contains(&m) => kept -= 1,
+                        _ => {}
+                    }
+                    assert!(kept <= most + 1, "{schedule}, keep:{most}: {kept}");
+                }
+                // It does keep that many where there are so many.
+                let forwards = lists[0].iter().take_while(|a| matches!(a.op, Op::Forward(_)));
+                let in_flight = forwards.count().min(most);
+                assert!(recomputed.len() + in_flight <= micro_batches || list != &again[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn property_policies_print_as_they_parse() {
+    for text in ["always", "never,keep:3", "segments:1024,unless-adjacent,keep:65536"] {
+        assert_eq!(text.parse::<RematPolicies>().unwrap().to_string(), text);
+    }
+    for text in
+        ["", "keep:0", "keep:", "keep:-1", "keep:65537", "segments:1025", "always,", "Never"]
+    {
+        let error = text.parse::<RematPolicies>().unwrap_err().to_string();
+        assert!(error.contains("use always, never"), "{error}");
+    }
+    let policies: RematPolicies = " always , never ".parse().unwrap();
+    assert_eq!(
+        (policies.of(0), policies.of(1), policies.of(2)),
+        (Remat::Always, Remat::Never, Remat::default())
+    );
+    assert!(policies.check(2).is_ok() && policies.check(3).is_err());
+    assert_eq!(RematPolicies::by_stage([Remat::Never; 3]), Remat::Never.into());
+}
