@@ -6,12 +6,14 @@ mod support;
 
 use gpipe_core::{
     Bytes, Nanos,
-    cost::ModelCosts,
-    plan::{Plan, PlanDevice, PlanError, Request, explain, predict, search},
+    cost::{LayerCost, LayerState, ModelCosts, Transport},
+    plan::{Limit, Move, Plan, PlanDevice, PlanError, Request, advice, explain, predict, search},
     remat::{Remat, RematPolicies},
     schedule::Schedule,
     splitmix::Stream,
 };
+use proptest::prelude::*;
+use serde_json::Value;
 use support::{Kind, balances, model};
 
 /// All policies that a search may try for a stage of so many layers.
@@ -166,4 +168,305 @@ fn oracle_search_finds_the_best_of_all_plans_with_skips_ties_and_frozen_layers()
 #[test]
 fn oracle_search_believes_costs_that_contradict_themselves() {
     (0..40).for_each(|seed| oracle(seed, Kind::Wild));
+}
+
+/// Layers that take `times` ms forward and twice that backward, and hold one MiB of everything per ms.
+fn regular(times: &[u64]) -> ModelCosts {
+    let mib = |n: u64| Bytes(n << 20);
+    let cost = |&time: &u64| {
+        let forward = Nanos(time * 1_000_000);
+        LayerCost {
+            forward,
+            forward_kept: forward,
+            rematerialize: forward,
+            backward: forward + forward,
+            backward_kept: forward + forward,
+            inputs: mib(1),
+            input_gradients: mib(1),
+            kept: mib(8 * time),
+            forward_peak: mib(9 * time),
+            backward_peak: mib(2 * time),
+            first_backward_peak: mib(3 * time),
+        }
+    };
+    let state = |(layer, &time): (usize, &u64)| LayerState {
+        name: format!("block.{layer}"),
+        parameters: mib(time),
+        gradients: mib(time),
+        optimizer: mib(2 * time),
+        ..LayerState::default()
+    };
+    ModelCosts {
+        layers: times.iter().enumerate().map(state).collect(),
+        sizes: [(1, times.iter().chain([&0]).map(cost).collect())].into(),
+        trained_before: (0..=times.len()).map(|layer| layer > 0).collect(),
+        ..ModelCosts::default()
+    }
+}
+
+fn request<'a>(model: &'a ModelCosts, devices: &'a [PlanDevice]) -> Request<'a> {
+    Request {
+        model,
+        devices,
+        samples: 8,
+        stages: vec![devices.len()],
+        micro_batches: vec![2, 8],
+        schedules: Schedule::TRAINING.to_vec(),
+        balance: None,
+        remat: None,
+        budget: Request::BUDGET,
+    }
+}
+
+fn devices<const K: usize>(mib: Option<u64>) -> [PlanDevice; K] {
+    [PlanDevice { speed: 1.0, memory: mib.map(|mib| Bytes(mib << 20)) }; K]
+}
+
+#[test]
+fn property_the_bound_is_the_step_where_all_layers_are_alike() {
+    for layers in [4, 8, 16] {
+        let model = regular(&vec![1; layers]);
+        let devices = devices::<4>(None);
+        for schedule in Schedule::TRAINING {
+            let request =
+                Request { schedules: vec![schedule], budget: 0, ..request(&model, &devices) };
+            let found = search(&request).unwrap();
+            assert!(found.exact, "{schedule}");
+            assert_eq!(found.plan.balance, vec![layers / 4; 4]);
+            // (M + K - 1) micro-batches of one stage, without recomputing.
+            let cell = 3_000_000 * (layers as u64 / 4);
+            assert_eq!(found.bound, Nanos(11 * cell), "{schedule}");
+        }
+    }
+}
+
+#[test]
+fn property_a_spent_budget_leaves_a_plan_that_fits_and_an_honest_bound() {
+    for seed in 0..60 {
+        let mut case = Case::new(seed, Kind::Crossed);
+        let all = case.all();
+        let loads = all.iter().map(|(_, peaks)| *peaks.iter().max().unwrap());
+        let cap = loads.min().unwrap() + Bytes(20);
+        case.devices.iter_mut().for_each(|device| device.memory = Some(cap));
+        let fitting = all.iter().filter(|(_, peaks)| peaks.iter().all(|peak| *peak <= cap));
+        let best = fitting.map(|(step, _)| *step).min().unwrap();
+        for budget in [0, 100, 1000] {
+            match search(&case.request(budget)) {
+                Ok(found) => {
+                    assert!(found.bound <= best && best <= found.prediction.step());
+                    assert!(found.prediction.stages.iter().all(|stage| stage.peak <= cap));
+                    assert!(!found.exact || found.prediction.step() == best);
+                }
+                Err(PlanError::Memory(shortage)) => assert!(!shortage.exact, "{shortage}"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn snapshot_explanations() {
+    let model = regular(&[2, 3, 3, 3, 1, 4, 2, 5, 1, 2]);
+    let link = Transport { latency: Nanos(20_000), bytes_per_s: 1_000_000_000 };
+    let model = ModelCosts { transport: link, ..model };
+    let free = devices::<3>(None);
+    insta::assert_snapshot!(
+        "plan_without_caps",
+        explain(&search(&request(&model, &free)).unwrap())
+    );
+    let tight = devices::<3>(Some(200));
+    let found = search(&request(&model, &tight)).unwrap();
+    assert!(matches!(
+        found.limits,
+        Limit::Memory { .. } | Limit::Imbalance { .. } | Limit::Bubble { .. }
+    ));
+    insta::assert_snapshot!("plan_with_caps", explain(&found));
+    let hurried = Request { budget: 0, ..request(&model, &tight) };
+    insta::assert_snapshot!("plan_without_budget", explain(&search(&hurried).unwrap()));
+    let never = devices::<3>(Some(50));
+    insta::assert_snapshot!("plan_impossible", search(&request(&model, &never)).unwrap_err());
+}
+
+#[test]
+fn oracle_advice_is_the_best_single_move() {
+    let model = regular(&[2, 2, 2, 2, 2, 2, 2, 2]);
+    let devices = devices::<3>(None);
+    let plan = |balance: Vec<usize>, remat: Remat| {
+        let (micro_batches, schedule) = (8, Schedule::OneFOneB);
+        Plan { balance, micro_batches, schedule, remat: remat.into() }
+    };
+    let skewed = plan(vec![2, 2, 4], Remat::Never);
+    let own = advice(&model, &devices, 8, &skewed).unwrap().unwrap();
+    assert_eq!(own.change, Move::Layer { layer: 4, from: 2, to: 1 });
+    let text = own.to_string();
+    assert!(
+        text.starts_with("stage 2 is the bottleneck: move layer 4 (block.4) to stage 1: -"),
+        "{text}"
+    );
+    let step = |plan: &Plan| predict(&model, &devices, 8, plan).unwrap().step().0 as f64;
+    assert_eq!(step(&own.plan), own.step.0 as f64);
+    assert!((own.gain - (1.0 - step(&own.plan) / step(&skewed))).abs() < 1e-9);
+    // Against all: where every stage recomputes, not to is better than any move of a layer.
+    let always = plan(vec![2, 3, 3], Remat::Always);
+    let moved =
+        [[1, 4, 3], [3, 2, 3], [2, 2, 4], [2, 4, 2]].map(|b| plan(b.to_vec(), Remat::Always));
+    let policies = (0..3).map(|stage| {
+        let mut policies = vec![Remat::Always; 3];
+        policies[stage] = Remat::Never;
+        Plan { remat: RematPolicies::by_stage(policies), ..always.clone() }
+    });
+    let least = moved.into_iter().chain(policies).map(|plan| step(&plan)).fold(f64::MAX, f64::min);
+    let own = advice(&model, &devices, 8, &always).unwrap().unwrap();
+    assert_eq!(own.step.0 as f64, least);
+    assert!(matches!(own.change, Move::Policy { policy: Remat::Never, .. }), "{own}");
+    assert_eq!(advice(&model, &devices, 8, &plan(vec![2, 3, 3], Remat::Never)).unwrap(), None);
+}
+
+#[test]
+fn fault_requests_that_cannot_be_say_why() {
+    let model = regular(&[1, 1, 1]);
+    let four = devices::<4>(None);
+    let error = |request: Request<'_>| search(&request).unwrap_err().to_string();
+    let all = request(&model, &four);
+    assert_eq!(
+        error(all.clone()),
+        "4 stages need at least 4 layers, the model has 3: use at most 3 stages"
+    );
+    let two = Request { devices: &four[..2], stages: vec![3], ..all.clone() };
+    assert!(error(two).contains("3 stages need 3 devices, there are 2"));
+    let none = Request { stages: vec![0], ..all.clone() };
+    assert!(error(none).contains("at least one stage"));
+    let none = Request { micro_batches: vec![0], stages: vec![2], ..all.clone() };
+    assert!(error(none).contains("at least 1"));
+    let none = Request { schedules: vec![], stages: vec![2], ..all.clone() };
+    assert!(error(none).contains("nothing to choose from"));
+    let balance = Request { stages: vec![2], balance: Some(vec![1, 1]), ..all.clone() };
+    assert!(error(balance).contains("covers 2 layers"));
+    let remat = Request {
+        stages: vec![2],
+        remat: Some("always,never,always".parse().unwrap()),
+        ..all.clone()
+    };
+    assert!(error(remat).contains("3 re-materialization policies for 2 stages"));
+    let slow = [PlanDevice { speed: 0.0, memory: None }; 2];
+    assert!(
+        error(Request { devices: &slow, stages: vec![2], ..all.clone() }).contains("speed is 0")
+    );
+    let large =
+        Request { stages: vec![2], micro_batches: vec![1 << 20], samples: 1 << 20, ..all.clone() };
+    assert!(error(large).contains("too many"));
+    let fixed = Request {
+        stages: vec![2],
+        balance: Some(vec![2, 1]),
+        remat: Some("always,never".parse().unwrap()),
+        ..all
+    };
+    let found = search(&fixed).unwrap();
+    assert_eq!(
+        (found.plan.balance, found.plan.remat.to_string()),
+        (vec![2, 1], "always,never".into())
+    );
+}
+
+#[test]
+fn property_plans_are_written_as_on_the_command_line() {
+    let plan = Plan {
+        balance: vec![3, 2],
+        micro_batches: 4,
+        schedule: Schedule::OneFOneB,
+        remat: "keep:2,never".parse().unwrap(),
+    };
+    let text = toml::to_string(&plan).unwrap();
+    assert_eq!(
+        text,
+        "balance = [3, 2]\nmicro_batches = 4\nschedule = \"1f1b\"\nremat = \"keep:2,never\"\n"
+    );
+    assert_eq!(toml::from_str::<Plan>(&text).unwrap(), plan);
+    let json = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+    let error = |from: &str, to: &str| {
+        serde_json::from_str::<Plan>(&json.replace(from, to)).unwrap_err().to_string()
+    };
+    assert!(error("1f1b", "2f2b").contains("there is no schedule '2f2b': use gpipe or 1f1b"));
+    assert!(error("keep:2", "keep:0").contains("keep:N (N from 1"));
+    assert!(error("micro_batches", "micro").contains("micro"));
+    assert!(error("[3,2]", "[-3]").contains("-3"));
+}
+
+/// Replaces what the path leads to; numbers become extremes, and some members go.
+fn mutate(value: &mut Value, path: &[u16], with: u16) {
+    let numbers = [0_u64, 1, 2, 3, 100, u64::MAX, u64::MAX / 2, 1 << 53, 1 << 32];
+    let Some((&step, rest)) = path.split_first() else {
+        *value = match with % 14 {
+            at if usize::from(at) < numbers.len() => numbers[usize::from(at)].into(),
+            9 => Value::Null,
+            10 => "gpipe".into(),
+            11 => Value::Array(Vec::new()),
+            12 => (-1).into(),
+            _ => true.into(),
+        };
+        return;
+    };
+    match value {
+        Value::Array(items) if !items.is_empty() => {
+            let at = usize::from(step) % items.len();
+            match rest.is_empty() && with.is_multiple_of(5) {
+                true => drop(items.remove(at)),
+                false => mutate(&mut items[at], rest, with),
+            }
+        }
+        Value::Object(members) if !members.is_empty() => {
+            let at = usize::from(step) % members.len();
+            let key = members.keys().nth(at).unwrap().clone();
+            match rest.is_empty() && with.is_multiple_of(7) {
+                true => drop(members.remove(&key)),
+                false => mutate(&mut members[&key], rest, with),
+            }
+        }
+        other => mutate(other, &[], with),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 1500, failure_persistence: None, rng_seed: proptest::test_runner::RngSeed::Fixed(6), ..ProptestConfig::default()
+    })]
+    #[test]
+    fn fault_mutated_files_are_refused_or_used(
+        seed in 0_u64..30,
+        costs in prop::collection::vec((prop::collection::vec(any::<u16>(), 0..5), any::<u16>()), 0..4),
+        plans in prop::collection::vec((prop::collection::vec(any::<u16>(), 0..3), any::<u16>()), 0..2),
+        cap in prop_oneof![Just(None), Just(Some(Bytes(u64::MAX))), (0_u64..2000).prop_map(|n| Some(Bytes(n)))],
+        speed in prop_oneof![Just(1.0), Just(1e-300), Just(1e300), Just(0.3)],
+    ) {
+        let mut random = Stream::new(seed);
+        let whole = model(&mut random, 4, 3, [Kind::Wild, Kind::Crossed, Kind::Plain][seed as usize % 3]);
+        let mut value = serde_json::to_value(&whole).unwrap();
+        for (path, with) in &costs {
+            mutate(&mut value, path, *with);
+        }
+        let plan = Plan {
+            balance: vec![3, 1],
+            micro_batches: 3,
+            schedule: Schedule::GPipe,
+            remat: "keep:1,segments:3".parse().unwrap(),
+        };
+        let mut plan = serde_json::to_value(&plan).unwrap();
+        for (path, with) in &plans {
+            mutate(&mut plan, path, *with);
+        }
+        let Ok(read) = serde_json::from_value::<ModelCosts>(value) else { return Ok(()) };
+        let devices = [PlanDevice { speed, memory: cap }; 2];
+        if let Ok(plan) = serde_json::from_value::<Plan>(plan) {
+            if let Ok(own) = predict(&read, &devices, 3, &plan) {
+                own.bytes();
+            }
+            let _ = advice(&read, &devices, 3, &plan);
+        }
+        let found = search(&Request { samples: 3, micro_batches: vec![2], stages: vec![1, 2], budget: 20_000, ..request(&read, &devices) });
+        if let Ok(found) = found {
+            prop_assert!(found.bound <= found.prediction.step());
+            explain(&found);
+        }
+    }
 }

@@ -341,7 +341,7 @@ impl<'r> Search<'r, '_> {
                     explore::all_plans(&mut space, below, until)?.best.or(first)
                 }
             };
-            rejected.push(Rejected::other(&frame, own, step));
+            rejected.push(Rejected::other(frame, own, step)?);
         }
         let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
         if self.request.remat.is_none() && never != *plan {
@@ -355,20 +355,20 @@ impl<'r> Search<'r, '_> {
 }
 
 impl Rejected {
-    fn other(frame: &Frame<'_>, own: Option<(u64, Plan)>, step: u64) -> Self {
+    fn other(frame: Frame<'_>, own: Option<(u64, Plan)>, step: u64) -> Result<Self, PlanError> {
         let stages = frame.devices.len();
         let what = format!("K {stages}, M {}, {}", frame.micro_batches, frame.schedule);
-        match own {
-            Some((own, plan)) => Self {
-                what,
-                step: Some(Nanos(own)),
-                why: format!("{} slower", Percent::more(own, step)),
-                plan: Some(plan),
-            },
-            None => {
-                Self { what, plan: None, step: None, why: "no plan that fits was found".into() }
+        let (plan, step, why) = match own {
+            Some((own, plan)) => {
+                let why = format!("{} slower", Percent::more(own, step));
+                (Some(plan), Some(Nanos(own)), why)
             }
-        }
+            None => {
+                let why = shortage::reason(frame)?;
+                (None, None, why.unwrap_or("no plan that fits was found".into()))
+            }
+        };
+        Ok(Self { what, plan, step, why })
     }
 
     fn without_remat(

@@ -134,6 +134,22 @@ pub(super) fn least(frames: &[Frame<'_>]) -> Result<(usize, Plan), PlanError> {
     shortage(&frames[index], plan, (least, bound), load, &caps).map(|plan| (index, plan))
 }
 
+/// Why no plan of `frame` fits; `None` where one might, or where there are too many to look at.
+pub(super) fn reason(frame: Frame<'_>) -> Result<Option<String>, PlanError> {
+    let layers = frame.model.layers.len();
+    if longest(frame.devices.len(), layers) < layers {
+        return Ok(None);
+    }
+    match least(&[frame]) {
+        Err(PlanError::Memory(missing)) => {
+            let Shortage { peak, stage, cap, exact, .. } = *missing;
+            let least = if exact { "at least " } else { "" };
+            Ok(Some(format!("needs {least}{peak} on device {stage}, which has {cap}")))
+        }
+        other => other.map(|_| None),
+    }
+}
+
 /// The plan if it fits, else what is missing.
 fn shortage(
     frame: &Frame<'_>,
