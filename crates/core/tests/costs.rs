@@ -112,13 +112,14 @@ fn oracle_a_stages_bytes_are_those_of_a_replay() {
     for round in 0..300 {
         let layers = 1 + random.below(9);
         let kind = [Kind::Plain, Kind::Crossed, Kind::Wild][round % 3];
-        let model = model(&mut random, layers, 2, kind);
+        let mut model = model(&mut random, layers, 2, kind);
+        model.skips.clear(); // whose gradients the estimates' tests hold to real stages
         let start = random.below(layers);
         let range = start..start + 1 + random.below(layers - start);
         let segments = 1 + random.below(range.len() + 2) as u32;
         let remat = if segments == 1 { Remat::Always } else { Remat::Segments(segments) };
         let costs = model.at(2);
-        let own = model.stage_bytes(range.clone(), &costs, remat);
+        let own = model.stage_bytes(range.clone(), &costs, 2, remat);
         let end = if range.end == layers { layers + 1 } else { range.end };
         let costs = &costs[range.start..end];
         let states = &model.layers[range.clone()];

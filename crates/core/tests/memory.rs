@@ -41,7 +41,7 @@ fn brute_force(
             let (own, after) = match timed.action.op {
                 Op::Forward(m) => {
                     let forward = if recomputed(m) { bytes.forward } else { bytes.forward_kept };
-                    (forward.peak.0, held + forward.after.0)
+                    (forward.peak.0, held + forward.after.0 + bytes.statistics.0)
                 }
                 Op::Rematerialize(_) => {
                     (bytes.rematerialize.peak.0, held + bytes.rematerialize.after.0)
@@ -63,7 +63,8 @@ fn brute_force(
                 Op::Norm => (bytes.update.0, held),
                 Op::Update => {
                     gradients = 0;
-                    (bytes.update.0, held)
+                    // With the update go the statistics of all forwards.
+                    (bytes.update.0, held - bytes.statistics.0 * program.micro_batches as u64)
                 }
                 Op::Send(transfer) => {
                     let edge = program.topology.edges[transfer.edge.index()];
@@ -104,6 +105,7 @@ fn random_bytes(random: &mut Stream) -> StageBytes {
         forward_kept: held(forward_kept),
         rematerialize: held(forward_kept),
         resident: bytes(100),
+        statistics: bytes(5),
         gradients: bytes(50) + Bytes(1),
         backward: bytes(80),
         backward_kept: bytes(80),

@@ -106,7 +106,9 @@ impl Space<'_> {
         let key = (range.start, range.end, policy.segments());
         let (model, costs) = (self.frame.model, &self.costs);
         let bytes = self.bytes.entry(key);
-        let bytes = bytes.or_insert_with(|| model.stage_bytes(range.clone(), costs, policy));
+        let larger = self.frame.samples.div_ceil(self.frame.micro_batches);
+        let bytes =
+            bytes.or_insert_with(|| model.stage_bytes(range.clone(), costs, larger, policy));
         // Boundary k is between stages k and k + 1.
         let last = stage + 1 == self.frame.devices.len();
         self.messages[stage] = match last {
@@ -160,6 +162,7 @@ impl Space<'_> {
     pub fn peaks(&mut self, plan: &Plan) -> Result<Vec<Bytes>, PlanError> {
         let costs = self.costs.clone();
         let model = self.frame.model;
+        let larger = self.frame.samples.div_ceil(self.frame.micro_batches);
         self.lowered(plan, |lowered, times, edges| {
             let capacity = match lowered.capacity {
                 Some(capacity) => capacity,
@@ -170,7 +173,8 @@ impl Space<'_> {
                 lowered.moments.get_or_insert_with(|| Rc::new(moments(&lowered.program, capacity)));
             let ranges = ranges(&plan.balance);
             let stages = all.iter().zip(ranges).enumerate().map(|(stage, (moments, range))| {
-                moments.peak(&model.stage_bytes(range, &costs, plan.remat.of(stage)), edges)
+                let policy = plan.remat.of(stage);
+                moments.peak(&model.stage_bytes(range, &costs, larger, policy), edges)
             });
             Ok((stages.collect(), 1))
         })
