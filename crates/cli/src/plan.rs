@@ -200,12 +200,11 @@ fn find(
     powers.push(config.pipeline.micro_batches.min(samples));
     powers.sort_unstable();
     powers.dedup();
-    let layers = source.costs.layers.len();
     Ok(search(&Request {
         model: &source.costs,
         devices,
         samples,
-        stages: or(choices.stages, vec![devices.len().min(layers)]),
+        stages: or(choices.stages, vec![devices.len()]),
         micro_batches: or(choices.micro_batches, powers),
         schedules: or_all(choices.schedules),
         balance: choices.balance,

@@ -1,10 +1,13 @@
 //! The tables at the end of a run: where the time went, what the bubble is made of, and what to do about it.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use gpipe::{Bytes, StepReport};
 
-use crate::output::say;
+use crate::{output::say, plan_file::Predicted};
+
+/// Steps of whose times the median is taken.
+const LATEST: usize = 1024;
 
 /// Sums over a run.
 #[derive(Default)]
@@ -15,6 +18,8 @@ pub(crate) struct Summary {
     unit: &'static str,
     targets: f64,
     step_ms: f64,
+    /// The latest steps' times.
+    latest_ms: VecDeque<f64>,
     /// Waiting for batches, between the steps.
     data_wait_ms: f64,
     /// Validating on the way, between the steps.
@@ -57,6 +62,8 @@ impl Summary {
         self.skipped += u64::from(report.skipped);
         self.targets += report.count;
         self.step_ms += report.time.as_ms();
+        self.latest_ms.truncate(LATEST - 1);
+        self.latest_ms.push_front(report.time.as_ms());
         self.data_wait_ms += data_wait.as_secs_f64() * 1e3;
         self.stages.resize(report.stages.len(), StageSums::default());
         for (sums, stage) in self.stages.iter_mut().zip(&report.stages) {
@@ -76,6 +83,25 @@ impl Summary {
             sums.peak = sums.peak.max(stage.peak.0);
             sums.sent += stage.sent.0;
         }
+    }
+
+    /// What the plan said beside what was measured.
+    pub(crate) fn compare(&self, predicted: &Predicted) {
+        // The first step also warms up caches and the allocator.
+        let warm = self
+            .latest_ms
+            .len()
+            .saturating_sub(usize::from(self.steps > 1 && self.steps as usize <= LATEST));
+        let mut times: Vec<f64> = self.latest_ms.iter().take(warm).copied().collect();
+        times.sort_by(f64::total_cmp);
+        let Some(&median) = times.get(times.len() / 2) else { return };
+        let step = predicted.step.as_ms();
+        let peak = predicted.peaks.iter().max().copied().unwrap_or_default();
+        let held = Bytes(self.stages.iter().map(|stage| stage.peak).max().unwrap_or(0));
+        say!(
+            "predicted {step:.1} ms per step, measured {median:.1} ms (the median), {:.3} of it; at most {peak} on a stage, measured {held}",
+            median / step
+        );
     }
 
     pub(crate) fn validated(&mut self, time: Duration) {

@@ -116,6 +116,9 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     run.train(&mut pipeline, make, &mut position)?;
     run.progress.finish();
     run.summary.print(begin.elapsed().as_secs_f64() * 1e3, run.saving.blocked);
+    if let Some(plan) = &plan {
+        run.summary.compare(&plan.predicted);
+    }
     run.end(&mut pipeline, &mut position)
 }
 

@@ -1,0 +1,189 @@
+//! `gpipe profile`, `gpipe plan` and `gpipe train --plan` as their user runs them. Families: `oracle_` (what was planned is what is
+//! run), `fault_` (caps, numbers, and files that cannot be used).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::fs;
+
+use common::{Folder, bytes};
+use gpipe_observe::step_file::StepFile;
+use serde_json::Value;
+
+const PROFILE: &[&str] = &["profile", "tiny.toml", "--text", "text.txt", "--steps", "1"];
+const TRAIN: &[&str] = &[
+    "train",
+    "tiny.toml",
+    "--text",
+    "text.txt",
+    "--steps",
+    "3",
+    "--set",
+    "train.validation_tokens=100",
+];
+
+fn json(folder: &Folder, name: &str) -> Value {
+    serde_json::from_slice(&bytes(&folder.path(name))).unwrap()
+}
+
+fn with<'a>(command: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [command, more].concat()
+}
+
+#[test]
+fn oracle_a_plan_from_a_profile_is_what_is_run() {
+    let folder = Folder::new();
+    let printed = folder.succeeds(PROFILE);
+    for part in [
+        "layers, in micro-batches of 3 samples",
+        "2 0.mlp",
+        "the loss",
+        "a message",
+        "out/tiny.profile.json",
+    ] {
+        assert!(printed.contains(part), "'{part}' is not in {printed}");
+    }
+    let profile = json(&folder, "out/tiny.profile.json");
+    // The mini-batch of 7 in M = 1, 2, 3, 4 parts: 7, 4, 3 and 2 samples.
+    let sizes: Vec<&String> = profile["costs"]["sizes"].as_object().unwrap().keys().collect();
+    assert_eq!(sizes, ["2", "3", "4", "7"]);
+
+    let planned = folder.succeeds(&with(
+        &["plan", "tiny.toml", "--devices", "3", "--memory", "1MiB,2MiB,3MiB"],
+        &["--out", "p.json", "--svg", "p.svg", "--html", "p.html"],
+    ));
+    for part in ["measured on", "K 3, M ", "step ", "checkpoint", "p.json: gpipe train --plan"] {
+        assert!(planned.contains(part), "'{part}' is not in {planned}");
+    }
+    let (svg, page) = (bytes(&folder.path("p.svg")), bytes(&folder.path("p.html")));
+    assert!(svg.starts_with(b"<svg") && page.starts_with(b"<!doctype html>"));
+    let plan = json(&folder, "p.json");
+    let text = folder.succeeds(&with(TRAIN, &["--plan", "p.json", "--out", "run"]));
+    assert!(text.contains("predicted ") && text.contains(" of it; at most "), "{text}");
+    let config = fs::read_to_string(folder.path("run/config.toml")).unwrap();
+    let layers: Vec<String> =
+        plan["plan"]["balance"].as_array().unwrap().iter().map(Value::to_string).collect();
+    for line in [
+        "stages = 3".to_owned(),
+        format!("micro_batches = {}", plan["plan"]["micro_batches"]),
+        format!("schedule = {}", plan["plan"]["schedule"]),
+        format!("balance = \"{}\"", layers.join(",")),
+        format!("remat = {}", plan["plan"]["remat"]),
+        "memory = \"1MiB,2MiB,3MiB\"".to_owned(),
+    ] {
+        assert!(config.contains(&line), "'{line}' is not in {config}");
+    }
+    assert_eq!(json(&folder, "run/plan.json"), plan);
+    let step = StepFile::read(&folder.path("run/step.json")).unwrap();
+    let predicted = step.predicted.unwrap();
+    assert!(predicted.source.starts_with("plan.json, written before the run"));
+    assert_eq!(predicted.timeline.makespan.0, plan["predicted"]["step"].as_u64().unwrap());
+    assert!(predicted.timeline.actions().eq(step.measured.actions()));
+    // What was to be held at most is what was held, or a little more.
+    for (own, most) in step.memory.peaks.iter().zip(plan["predicted"]["peaks"].as_array().unwrap())
+    {
+        let ratio = most.as_f64().unwrap() / own.0 as f64;
+        assert!((0.999..1.05).contains(&ratio), "{ratio}");
+    }
+}
+
+#[test]
+fn oracle_auto_profiles_once_and_stays_within_the_memory() {
+    let folder = Folder::new();
+    let auto = with(TRAIN, &["--plan", "auto", "--memory", "1MiB"]);
+    let first = folder.succeeds(&auto);
+    assert!(first.contains("profiling "), "{first}");
+    let again = folder.succeeds(&auto);
+    assert!(!again.contains("profiling ") && again.contains("plan: 2 stages"), "{again}");
+    // Another model: the old profile is of no use.
+    let other = folder.succeeds(&with(&auto, &["--set", "model.hidden=48"]));
+    assert!(other.contains("profiling "), "{other}");
+    assert!(json(&folder, "out/tiny-2/plan.json")["devices"][0]["memory"] == 1 << 20);
+}
+
+#[test]
+fn oracle_shapes_alone_plan_what_is_not_here() {
+    let folder = Folder::new();
+    let printed = folder.succeeds(&[
+        "plan",
+        "tiny.toml",
+        "--analytic",
+        "--rate",
+        "1e14",
+        "--bandwidth",
+        "1e12",
+        "--devices",
+        "4",
+        "--speed",
+        "1,1,2,2",
+        "--set",
+        "model.blocks=30",
+        "--link-bandwidth",
+        "1e10",
+        "--link-latency",
+        "5",
+        "--out",
+        "p.json",
+    ]);
+    for part in ["analytic, of devices with 100.0000 TFLOP/s", "K 4, "] {
+        assert!(printed.contains(part), "'{part}' is not in {printed}");
+    }
+    let plan = json(&folder, "p.json");
+    assert_eq!(plan["costs"]["transport"]["bytes_per_s"], 10_000_000_000_u64);
+    assert_eq!(plan["plan"]["balance"].as_array().unwrap().len(), 4);
+    assert_eq!(plan["subject"], Value::Null);
+    // Faster devices have more to do.
+    let layers = |stage: usize| plan["plan"]["balance"][stage].as_u64().unwrap();
+    assert!(layers(2) + layers(3) > layers(0) + layers(1), "{plan}");
+}
+
+#[test]
+fn fault_what_cannot_be_planned_is_said_with_the_remedy() {
+    let folder = Folder::new();
+    folder.succeeds(PROFILE);
+    let plan = |more: &[&str], part: &str| {
+        folder.refuses(&with(&["plan", "tiny.toml"], more), &[part]);
+    };
+    for (more, part) in [
+        (&["--memory", "1KiB"][..], "the smallest"),
+        (&["--devices", "40"], "40 stages"),
+        (&["--devices", "0"], "stage"),
+        (&["--speed", "0"], "speed"),
+        (&["--speed", "1,2,3"], "3 speeds for 2 devices: give one for all, or one for each"),
+        (&["--memory", "1MiB,1MiB,1MiB"], "3 memory caps for 2 devices"),
+        (&["--stages", "3"], "3"),
+        (&["--micro-batches", "0"], "micro-batches"),
+        (&["--schedule", "2f2b"], "there is no schedule '2f2b'"),
+        (&["--remat", "sometimes"], "there is no re-materialization 'sometimes'"),
+        (&["--balance", "1,1"], "balance [1, 1]"),
+        (&["--analytic", "--rate", "0"], "--rate 0: give a number above 0"),
+        (&["--set", "model.hidden=48"], "gpipe profile"),
+        (&["--dtype", "bfloat16"], "its dtype is 'Float', here it is 'BFloat16'"),
+        (&["--profile", "nowhere.json"], "nowhere.json"),
+        (&["--profile", "text.txt"], "text.txt: no profile"),
+    ] {
+        plan(more, part);
+    }
+    folder.succeeds(&["plan", "tiny.toml", "--out", "p.json"]);
+    let text = fs::read_to_string(folder.path("p.json")).unwrap();
+    let train = |more: &[&str], part: &str| {
+        folder.refuses(&with(TRAIN, &[&["--plan", "q.json"][..], more].concat()), &[part]);
+    };
+    for (damaged, part) in [
+        (text[..text.len() / 2].to_owned(), "q.json: no plan"),
+        (text.replace("\"format\":1", "\"format\":7"), "format 7, this gpipe reads 1"),
+        (text.replace("\"samples\":7", "\"samples\":9"), "mini-batches of 9 samples"),
+        (text.replacen("\"balance\":[", "\"balance\":[1,", 1), "stages"),
+        (text.replacen("\"speed\":1.0", "\"speed\":-1.0", 1), "speed"),
+    ] {
+        assert_ne!(damaged, text);
+        fs::write(folder.path("q.json"), damaged).unwrap();
+        train(&[], part);
+        assert!(!folder.path("out/tiny").exists(), "nothing was begun");
+    }
+    fs::write(folder.path("q.json"), &text).unwrap();
+    train(&["--set", "model.hidden=48"], "q.json is of something else: its layer ");
+    let both = folder.gpipe(&with(TRAIN, &["--plan", "q.json", "--stages", "2"]));
+    let error = String::from_utf8(both.stderr).unwrap();
+    assert!(error.contains("--plan") && error.contains("--stages"), "{error}");
+}
