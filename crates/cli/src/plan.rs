@@ -9,7 +9,7 @@ use gpipe::{
 };
 use gpipe_core::{
     cost::ModelCosts,
-    plan::{Found, PlanDevice, Request, explain, search},
+    plan::{Found, PlanDevice, Request, advice, explain, search},
 };
 use gpipe_observe::picture::{self, Panel, Scene};
 
@@ -58,6 +58,13 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let found = find(&source, &devices, &config, choices)?;
     say!("costs: {}", source.text);
     say!("{}", explain(&found).trim_end());
+    if found.advice.is_empty() {
+        // Where a choice was taken away, the best plan may not be a good one.
+        let samples = config.train.mini_batch;
+        if let Some(advice) = advice(&source.costs, &found.devices, samples, &found.plan)? {
+            say!("{advice}");
+        }
+    }
     say!("{}", host_memory(&source.costs));
     let name = arguments.config.config.as_deref().and_then(Path::file_stem).unwrap_or_default();
     let default = PathBuf::from("out").join(format!("{}.plan.json", name.to_string_lossy()));
