@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory parity fonts
+.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction parity fonts
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -36,6 +36,10 @@ bench-amoeba-memory: setup ## The largest AmoebaNet-D under a cap, plain and re-
 	python3 benchmarks/amoeba_memory.py --few --rounds 1
 	python3 benchmarks/amoeba_memory.py --filters 68 --samples 64 --few --rounds 5
 	python3 benchmarks/amoeba_memory.py --filters 48 --samples 64
+
+bench-prediction: build ## Predicted against measured steps and bytes, of two workloads (40 minutes on two cores; make fonts first)
+	python3 benchmarks/prediction.py --workload gpt
+	python3 benchmarks/prediction.py --workload amoeba
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
