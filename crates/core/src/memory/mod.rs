@@ -12,13 +12,17 @@
 //!
 //! The counts depend on the program alone ([`moments`]); the sizes on the cut ([`StageBytes`]). A planner therefore asks
 //! for the moments once, and prices many cuts with them.
+//!
+//! - [`order`]: what may live when
+//! - here: moments, their price, and the bytes over a timeline
 
-use std::collections::HashMap;
-
+mod order;
+pub use self::order::Order;
+use self::order::Places;
 use crate::{
-    action::{Action, Half, Op, Transfer},
-    ids::{EdgeId, MicroBatch, StageId},
-    lower::{Program, Recomputed, Topology},
+    action::{Action, Half, Op},
+    ids::EdgeId,
+    lower::{Program, Recomputed},
     simulate::Timeline,
     units::{Bytes, Nanos},
 };
@@ -146,6 +150,14 @@ impl Moments {
         own
     }
 
+    /// Counts the messages of these links, in this order; links are only ever added at the end.
+    fn watch(&mut self, links: impl Iterator<Item = (EdgeId, Half)>) {
+        for link in links.skip(self.edges.len()) {
+            self.edges.push(link);
+            self.moments.iter_mut().for_each(|moment| moment.messages.push(0));
+        }
+    }
+
     fn add(&mut self, moment: Moment) {
         if self.moments.iter().any(|other| moment.is_within(other)) {
             return;
@@ -244,157 +256,6 @@ pub fn moments(program: &Program, capacity: usize) -> Vec<Moments> {
         order.add_moments(device, list, &mut all);
     }
     all
-}
-
-/// The order of a program, as its devices know it of each other. What one device recomputes changes nothing in it, so a
-/// planner asks one order for the moments of many policies.
-#[derive(Debug)]
-pub struct Order {
-    topology: Topology,
-    places: Places,
-    capacity: usize,
-}
-
-impl Order {
-    /// That of a training program whose links hold `capacity` messages.
-    pub fn new(program: &Program, capacity: usize) -> Self {
-        Self { topology: program.topology.clone(), places: Places::new(program), capacity }
-    }
-
-    /// The moments of `stage`, alone on the device with its number, if that device had this list, which differs from the
-    /// program's in re-materializations only.
-    pub fn moments_of(&self, stage: StageId, list: &[Action]) -> Moments {
-        let mut all = vec![Moments::default(); self.topology.stages];
-        if stage.index() < all.len().min(self.places.devices) {
-            self.add_moments(stage.index(), list, &mut all);
-            return all.swap_remove(stage.index());
-        }
-        Moments::default()
-    }
-
-    fn add_moments(&self, device: usize, list: &[Action], all: &mut [Moments]) {
-        let Self { topology, places, capacity } = self;
-        let recomputed = Recomputed::of(list.iter());
-        // How far each device is known to be: all positions before this are done.
-        let mut known = vec![0; places.devices];
-        let mut counts: HashMap<StageId, Counts> = HashMap::new();
-        let mut living: HashMap<StageId, Vec<Living>> = HashMap::new();
-        let mut sent: HashMap<(EdgeId, Half), usize> = HashMap::new();
-        for (position, &action) in list.iter().enumerate() {
-            known[device] = position;
-            let stage = action.stage;
-            let own = living.entry(stage).or_default();
-            own.retain(|message| known[message.device] <= message.consumed);
-            let count = counts.entry(stage).or_default();
-            if let Some((kind, after)) = count.act(action, &recomputed) {
-                let moments = &mut all[stage.index()];
-                for message in own.iter() {
-                    if !moments.edges.contains(&message.link) {
-                        moments.edges.push(message.link);
-                    }
-                }
-                let edges = moments.edges.iter();
-                let messages =
-                    edges.map(|link| own.iter().filter(|m| m.link == *link).count() as u32);
-                let messages: Vec<u32> = messages.collect();
-                for moment in &mut moments.moments {
-                    moment.messages.resize(messages.len(), 0);
-                }
-                moments.add(count.moment(kind, messages));
-                *count = after;
-            }
-            match action.op {
-                Op::Send(transfer) => {
-                    own.extend(places.living(topology, stage, transfer, &recomputed));
-                    let link = (transfer.edge, transfer.half);
-                    let number = sent.entry(link).or_default();
-                    *number += 1;
-                    // There was room: the receiver has taken the message that was in its place.
-                    let taken = number
-                        .checked_sub(capacity + 1)
-                        .and_then(|before| places.receives.get(&link)?.get(before));
-                    hear(&mut known, taken);
-                }
-                Op::Receive(transfer) => hear(&mut known, places.sends.get(&transfer)),
-                _ => {}
-            }
-        }
-    }
-}
-
-/// Device and position: everything up to it is done.
-fn hear(known: &mut [usize], place: Option<&(usize, usize)>) {
-    if let Some(&(device, position)) = place {
-        known[device] = known[device].max(position + 1);
-    }
-}
-
-/// A message that was sent, until it is known that its receiver's backward is done.
-struct Living {
-    link: (EdgeId, Half),
-    device: usize,
-    consumed: usize,
-}
-
-/// Where (device, position) things happen.
-#[derive(Debug)]
-struct Places {
-    devices: usize,
-    sends: HashMap<Transfer, (usize, usize)>,
-    /// By link, in order.
-    receives: HashMap<(EdgeId, Half), Vec<(usize, usize)>>,
-    backwards: HashMap<(StageId, MicroBatch), (usize, usize)>,
-}
-
-impl Places {
-    fn new(program: &Program) -> Self {
-        let mut places = Self {
-            devices: program.devices.len(),
-            sends: HashMap::new(),
-            receives: HashMap::new(),
-            backwards: HashMap::new(),
-        };
-        for (device, list) in program.devices.iter().enumerate() {
-            for (position, action) in list.iter().enumerate() {
-                let place = (device, position);
-                match action.op {
-                    Op::Send(transfer) => {
-                        places.sends.insert(transfer, place);
-                    }
-                    Op::Receive(Transfer { edge, half, .. }) => {
-                        places.receives.entry((edge, half)).or_default().push(place);
-                    }
-                    Op::Backward(m) => {
-                        places.backwards.insert((action.stage, m), place);
-                    }
-                    _ => {}
-                }
-            }
-        }
-        places
-    }
-
-    /// The message that `stage` sends, unless it is part of what the stage keeps anyway: the output of a forward that
-    /// keeps, which lives until the stage's own backward, and that is after the receiver's.
-    fn living(
-        &self,
-        topology: &Topology,
-        stage: StageId,
-        transfer: Transfer,
-        recomputed: &Recomputed,
-    ) -> Option<Living> {
-        let m = transfer.micro_batch?;
-        if transfer.half == Half::Forward && !recomputed.contains(stage, m) {
-            return None;
-        }
-        let (device, consumed) = *self.backwards.get(&(receiver(topology, transfer)?, m))?;
-        Some(Living { link: (transfer.edge, transfer.half), device, consumed })
-    }
-}
-
-fn receiver(topology: &Topology, transfer: Transfer) -> Option<StageId> {
-    let edge = topology.edges.get(transfer.edge.index())?;
-    Some(if transfer.half == Half::Forward { edge.to } else { edge.from })
 }
 
 /// Most that each stage can hold, whatever the timing.

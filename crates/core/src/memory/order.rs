@@ -1,0 +1,202 @@
+//! What may live when, as the order of a program says: each device knows of the others what it hears.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
+
+use super::{Counts, Moments};
+use crate::{
+    action::{Action, Half, Op, Transfer},
+    ids::{EdgeId, StageId},
+    lower::{Program, Recomputed, Topology},
+};
+
+/// The order of a program, as its devices know it of each other. What one device recomputes changes nothing in it, so a
+/// planner asks one order for the moments of many policies.
+#[derive(Debug)]
+pub struct Order {
+    topology: Topology,
+    places: Places,
+    capacity: usize,
+}
+
+impl Order {
+    /// That of a training program whose links hold `capacity` messages.
+    pub fn new(program: &Program, capacity: usize) -> Self {
+        Self { topology: program.topology.clone(), places: Places::new(program), capacity }
+    }
+
+    /// The moments of `stage`, alone on the device with its number, if that device had this list, which differs from the
+    /// program's in re-materializations only.
+    pub fn moments_of(&self, stage: StageId, list: &[Action]) -> Moments {
+        let mut all = vec![Moments::default(); self.topology.stages];
+        if stage.index() < all.len().min(self.places.devices) {
+            self.add_moments(stage.index(), list, &mut all);
+            return all.swap_remove(stage.index());
+        }
+        Moments::default()
+    }
+
+    pub(super) fn add_moments(&self, device: usize, list: &[Action], all: &mut [Moments]) {
+        let Self { topology, places, capacity } = self;
+        let recomputed = Recomputed::of(list.iter());
+        // How far each device is known to be: all positions before this are done.
+        let mut known = vec![0; places.devices];
+        let mut counts: HashMap<StageId, Counts> = HashMap::new();
+        let mut living: HashMap<StageId, Sent> = HashMap::new();
+        let mut done: HashMap<(EdgeId, Half, bool), usize> = HashMap::new();
+        for (position, &action) in list.iter().enumerate() {
+            known[device] = position;
+            let stage = action.stage;
+            let sent = living.entry(stage).or_default();
+            let count = counts.entry(stage).or_default();
+            if let Some((kind, after)) = count.act(action, &recomputed) {
+                let moments = &mut all[stage.index()];
+                moments.watch(sent.links());
+                moments.add(count.moment(kind, sent.counts(&known)));
+                *count = after;
+            }
+            let mut turn = |edge: EdgeId, half: Half, sends: bool| {
+                let turn = done.entry((edge, half, sends)).or_default();
+                *turn += 1;
+                *turn - 1
+            };
+            match action.op {
+                Op::Send(transfer) => {
+                    let Transfer { edge, half, .. } = transfer;
+                    sent.extend(places.living(topology, stage, transfer, &recomputed));
+                    // There was room: the receiver has taken the message that was in its place.
+                    let before = turn(edge, half, true).checked_sub(*capacity);
+                    let taken = before.and_then(|before| places.link(edge, half)?.1.get(before));
+                    hear(&mut known, taken);
+                }
+                Op::Receive(Transfer { edge, half, .. }) => {
+                    let number = turn(edge, half, false);
+                    hear(&mut known, places.link(edge, half).and_then(|(s, _)| s.get(number)));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Everything up to `place` is done.
+fn hear(known: &mut [usize], place: Option<&Place>) {
+    if let Some(&(device, position)) = place {
+        known[device] = known[device].max(position + 1);
+    }
+}
+
+/// A message that was sent, until it is known that its receiver's backward is done.
+pub(super) struct Living {
+    pub(super) link: (EdgeId, Half),
+    /// The receiver's.
+    pub(super) device: usize,
+    /// The position of the backward.
+    pub(super) consumed: usize,
+}
+
+/// The messages of one stage that may live, by link.
+#[derive(Default)]
+struct Sent(Vec<SentOnLink>);
+
+struct SentOnLink {
+    link: (EdgeId, Half),
+    device: usize,
+    /// The positions of the backwards that they are for, the first on top.
+    consumed: BinaryHeap<Reverse<usize>>,
+}
+
+impl Sent {
+    /// In the order in which they were first used: new ones come at the end.
+    fn links(&self) -> impl Iterator<Item = (EdgeId, Half)> {
+        self.0.iter().map(|own| own.link)
+    }
+
+    fn extend(&mut self, message: Option<Living>) {
+        let Some(Living { link, device, consumed }) = message else { return };
+        let at = self.0.iter().position(|own| own.link == link).unwrap_or_else(|| {
+            self.0.push(SentOnLink { link, device, consumed: BinaryHeap::new() });
+            self.0.len() - 1
+        });
+        self.0[at].consumed.push(Reverse(consumed));
+    }
+
+    /// How many of each link may live where devices are `known` to be so far.
+    fn counts(&mut self, known: &[usize]) -> Vec<u32> {
+        let count = |SentOnLink { device, consumed, .. }: &mut SentOnLink| {
+            while consumed.peek().is_some_and(|Reverse(at)| known[*device] > *at) {
+                consumed.pop();
+            }
+            consumed.len() as u32
+        };
+        self.0.iter_mut().map(count).collect()
+    }
+}
+
+/// A device, and a position in its list.
+type Place = (usize, usize);
+
+/// Where things happen.
+#[derive(Debug)]
+pub(super) struct Places {
+    devices: usize,
+    /// Both halves of each edge: its sends and its receives, in order. The first received is the first sent.
+    links: Vec<[(Vec<Place>, Vec<Place>); 2]>,
+    /// By stage and micro-batch.
+    backwards: Vec<Vec<Option<Place>>>,
+}
+
+impl Places {
+    pub(super) fn new(program: &Program) -> Self {
+        let links = program.topology.edges.iter().map(|_| Default::default()).collect();
+        let backwards = vec![vec![None; program.micro_batches]; program.topology.stages];
+        let mut places = Self { devices: program.devices.len(), links, backwards };
+        for (device, list) in program.devices.iter().enumerate() {
+            for (position, action) in list.iter().enumerate() {
+                let place = (device, position);
+                match action.op {
+                    Op::Send(Transfer { edge, half, .. }) => {
+                        let link = places.links.get_mut(edge.index());
+                        link.into_iter().for_each(|link| link[half as usize].0.push(place));
+                    }
+                    Op::Receive(Transfer { edge, half, .. }) => {
+                        let link = places.links.get_mut(edge.index());
+                        link.into_iter().for_each(|link| link[half as usize].1.push(place));
+                    }
+                    Op::Backward(m) => {
+                        let stage = places.backwards.get_mut(action.stage.index());
+                        let slot = stage.and_then(|stage| stage.get_mut(m.index()));
+                        slot.into_iter().for_each(|slot| *slot = Some(place));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        places
+    }
+
+    fn link(&self, edge: EdgeId, half: Half) -> Option<&(Vec<Place>, Vec<Place>)> {
+        Some(&self.links.get(edge.index())?[half as usize])
+    }
+
+    /// The message that `stage` sends, unless it is part of what the stage keeps anyway: the output of a forward that
+    /// keeps, which lives until the stage's own backward, and that is after the receiver's.
+    pub(super) fn living(
+        &self,
+        topology: &Topology,
+        stage: StageId,
+        transfer: Transfer,
+        recomputed: &Recomputed,
+    ) -> Option<Living> {
+        let m = transfer.micro_batch?;
+        if transfer.half == Half::Forward && !recomputed.contains(stage, m) {
+            return None;
+        }
+        let edge = topology.edges.get(transfer.edge.index())?;
+        let receiver = if transfer.half == Half::Forward { edge.to } else { edge.from };
+        let (device, consumed) = (*self.backwards.get(receiver.index())?.get(m.index())?)?;
+        Some(Living { link: (transfer.edge, transfer.half), device, consumed })
+    }
+}
