@@ -82,7 +82,7 @@ fn transformer(blocks: usize) -> Result<Sequence, Failure> {
         blocks,
         dropout: 0.0,
         attention_dropout: 0.0,
-        tied: true,
+        tied: false,
         split_blocks: false,
     };
     Ok(model.build()?)
@@ -122,7 +122,8 @@ fn costs(
     let Accelerator { flops_per_s, bytes_per_s, .. } = *device;
     let rate = Rate { flops_per_s, bytes_per_s, latency: Nanos(0) };
     let sizes = [work.samples.div_ceil(micro_batches), (work.samples / micro_batches).max(1)];
-    let mut costs = estimate(&work.model, &[work.input.clone()], &training, &sizes, &rate)?;
+    let mut costs =
+        estimate(&work.model, std::slice::from_ref(&work.input), &training, &sizes, &rate)?;
     costs.transport = Transport { latency: Nanos(0), bytes_per_s: device.link_bytes_per_s };
     Ok(costs)
 }
