@@ -26,7 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GPIPE = ROOT / "target" / "release" / "gpipe"
 MEDIAN = statistics.median
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447}
+# Student's t at 97.5% by degrees of freedom; above nine a normal distribution will do.
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 MICRO_BATCHES = [2, 4, 8, 16, 32]
 WORKLOADS = {
     # name: (configuration, its changes, steps of a run)
@@ -36,12 +37,14 @@ WORKLOADS = {
         "train.validate_every=0", "train.label_smoothing=0", "data.variations=1"], 11),
 }
 KEEPING, DISCARDING = "never", "always"
+# The planner's own choice of everything.
+FREE = ("any", "any", "any")
 
 
 def configurations():
     """(M, schedule, re-materialization)"""
     return [(m, schedule, remat) for remat in [KEEPING, DISCARDING] for schedule in ["gpipe", "1f1b"]
-            for m in MICRO_BATCHES]
+            for m in MICRO_BATCHES] + [FREE]
 
 
 def canary():
@@ -70,8 +73,9 @@ def one_round(workload, rotated, folder):
     plans = {}
     for m, schedule, remat in configurations():
         plan = folder / f"{m}-{schedule}-{remat}.plan.json"
-        gpipe("plan", *common, "--profile", profile, "--devices", 2, "--micro-batches", m, "--schedule", schedule,
-              "--remat", remat, "--out", plan)
+        choices = [("--micro-batches", m), ("--schedule", schedule), ("--remat", remat)]
+        chosen = [str(part) for name, value in choices if value != "any" for part in (name, value)]
+        gpipe("plan", *common, "--profile", profile, "--devices", 2, *chosen, "--out", plan)
         plans[m, schedule, remat] = plan
     found = []
     for m, schedule, remat in rotated:
@@ -86,6 +90,7 @@ def one_round(workload, rotated, folder):
         found.append({
             "micro_batches": m, "schedule": schedule, "remat": remat, "canary_s": [before, canary()],
             "balance": predicted["plan"]["balance"],
+            "plan": [predicted["plan"][key] for key in ["micro_batches", "schedule", "remat"]],
             "predicted_ms": predicted["predicted"]["step"] / 1e6,
             "predicted_peaks": predicted["predicted"]["peaks"],
             "step_ms": [line["step_ms"] for line in lines],
@@ -100,7 +105,7 @@ def interval(ratios):
     middle = statistics.mean(ratios)
     if len(ratios) < 2:
         return f"{middle:.3f}"
-    half = STUDENT[len(ratios) - 1] * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    half = STUDENT.get(len(ratios) - 1, 1.96) * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return f"{middle:.3f} ± {half:.3f}"
 
 
@@ -115,13 +120,14 @@ def report(folder, raw):
              "| M | schedule | re-materialization | layers per stage | measured step, ms | predicted / measured | peak bytes, predicted / measured |",
              "|---|---|---|---|---|---|---|"]
     far, far_bytes, total = [], [], 0
-    for key in [(m, schedule, remat) for remat in [KEEPING, DISCARDING] for schedule in ["gpipe", "1f1b"]
-                for m in MICRO_BATCHES]:
+    for key in configurations():
         runs = [run for one in raw["rounds"] for run in one["found"]
                 if (run["micro_batches"], run["schedule"], run["remat"]) == key]
         measured = [MEDIAN(run["step_ms"][1:]) for run in runs]
         ratios = [run["predicted_ms"] / step for run, step in zip(runs, measured)]
         bytes_ratios = [p / m for run in runs for p, m in zip(run["predicted_peaks"], run["peaks"])]
+        if not runs:
+            continue
         total += 1
         if not 0.95 <= statistics.mean(ratios) <= 1.05:
             far.append(key)
@@ -131,6 +137,9 @@ def report(folder, raw):
         lines.append(f"| {key[0]} | {key[1]} | {key[2]} | {' or '.join(cuts)} | {MEDIAN(measured):.0f} "
                      f"[{min(measured):.0f} .. {max(measured):.0f}] | {interval(ratios)} | "
                      f"{min(bytes_ratios):.3f} .. {max(bytes_ratios):.3f} |")
+    free = {f"M = {run['plan'][0]}, {run['plan'][1]}, {run['plan'][2]}" for one in raw["rounds"] for run in one["found"]
+            if run["micro_batches"] == FREE[0]}
+    lines += ["", f"`any`: the planner's own choice: {'; '.join(sorted(free))}."] if free else []
     canaries = [MEDIAN(run["canary_s"]) for one in raw["rounds"] for run in one["found"]]
     lines += ["", f"The step within 5% in {total - len(far)} of {total} configurations"
               + (f"; not in {', '.join(map(str, far))}" if far else "") + f". The bytes within 5% in {total - len(far_bytes)} of {total}"

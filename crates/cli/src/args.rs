@@ -429,12 +429,12 @@ pub(crate) struct PlanArguments {
     /// Plan with costs from shapes alone, for devices of --rate and --bandwidth
     #[arg(long)]
     pub analytic: bool,
-    /// Analytic costs: floating-point operations per second of a device
-    #[arg(long, value_name = "FLOPS", default_value_t = 1e11)]
-    pub rate: f64,
-    /// Analytic costs: bytes per second of a device's memory
-    #[arg(long, value_name = "BYTES", default_value_t = 2e10)]
-    pub bandwidth: f64,
+    /// Analytic costs: floating-point operations per second of a device [default: 1e11]
+    #[arg(long, value_name = "FLOPS")]
+    pub rate: Option<f64>,
+    /// Analytic costs: bytes per second of a device's memory [default: 2e10]
+    #[arg(long, value_name = "BYTES")]
+    pub bandwidth: Option<f64>,
     /// Bytes per second of a link between two devices [default: as profiled; analytic: no limit]
     #[arg(long, value_name = "BYTES")]
     pub link_bandwidth: Option<f64>,

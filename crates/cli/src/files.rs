@@ -1,6 +1,6 @@
 //! Small text files, read with a bound and written whole or not at all.
 
-use std::path::Path;
+use std::{io::Read, path::Path};
 
 use gpipe::Bytes;
 
@@ -8,12 +8,14 @@ use crate::{CliError, metrics::io};
 
 /// A text file of at most so many bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {
-    let bytes = std::fs::metadata(path).map_err(io(path))?.len();
-    if bytes > bytes_max {
-        let (path, bytes, most) = (path.display(), Bytes(bytes), Bytes(bytes_max));
-        return Err(CliError::Usage(format!("{path}: it has {bytes}, at most {most} are read")));
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(io(path))?;
+    file.take(bytes_max + 1).read_to_string(&mut text).map_err(io(path))?;
+    if text.len() as u64 > bytes_max {
+        let (path, most) = (path.display(), Bytes(bytes_max));
+        return Err(CliError::Usage(format!("{path}: it is too long, at most {most} are read")));
     }
-    std::fs::read_to_string(path).map_err(io(path))
+    Ok(text)
 }
 
 /// Writes a file that is there whole or not at all, and the folder that it is in.

@@ -3,14 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use gpipe::{
-    Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence,
-    estimate::Rate,
-    profile::{Profile, Subject},
+    Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence, estimate::Rate, profile::Profile,
 };
-use gpipe_core::{
-    cost::ModelCosts,
-    plan::{Found, PlanDevice, Request, advice, explain, search},
-};
+use gpipe_core::plan::{Found, PlanDevice, Request, advice, explain, search};
 use gpipe_observe::picture::{self, Panel, Scene};
 
 use crate::{
@@ -19,7 +14,7 @@ use crate::{
     config::{Config, flag},
     files::write_aside,
     output::say,
-    plan_file::PlanFile,
+    plan_file::{PlanFile, Source},
     profile::{self, host_memory},
     setup,
     task::{self, Task},
@@ -27,16 +22,13 @@ use crate::{
 
 /// Simulated actions that a search may spend: some seconds.
 const BUDGET: u64 = 30_000_000;
+/// Floating-point operations and bytes per second of a device, where nobody says more.
+const RATE: f64 = 1e11;
+const BANDWIDTH: f64 = 2e10;
+/// Most devices of a plan.
+const DEVICES_MAX: usize = 4096;
 /// Steps of the profile that `--plan auto` measures.
 const STEPS: u64 = 4;
-
-/// Where costs come from.
-struct Source {
-    costs: ModelCosts,
-    /// In words.
-    text: String,
-    subject: Option<Subject>,
-}
 
 /// Plans, explains, and writes what was asked for.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
@@ -97,9 +89,14 @@ pub(crate) fn for_training(
         Some("auto") => automatic(arguments, config, task, model)?,
         Some(path) => {
             let plan = PlanFile::read(Path::new(path))?;
-            if let Some(subject) = &plan.subject {
-                subject.check(&profile::subject(config, model)?, path)?;
+            if arguments.memory.is_some() {
+                return Err(CliError::Usage(format!(
+                    "--memory: the caps of {path} hold; leave it out, or plan again with it"
+                )));
             }
+            let own = profile::subject(config, model)?;
+            let own = if plan.analytic { own.of_shapes() } else { own };
+            plan.subject.check(&own, path)?;
             plan
         }
     };
@@ -129,7 +126,13 @@ fn automatic(
     let path = profile::default_path(arguments);
     let subject = profile::subject(config, model)?;
     let there = match path.exists() {
-        true => Some(profile::read(&path)?).filter(|found| found.subject == subject),
+        true => match profile::read(&path) {
+            Ok(found) => Some(found).filter(|found| found.subject == subject),
+            Err(error) => {
+                say!("{error}: it is measured anew");
+                None
+            }
+        },
         false => None,
     };
     let found = match there {
@@ -143,7 +146,12 @@ fn automatic(
     let source = measured(found, &path);
     let pipeline = &config.pipeline;
     let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
-    let found = find(&source, &devices, config, Choices::default())?;
+    let mut choices = Choices::default();
+    if source.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
+        // Batch norms would see micro-batches of another size.
+        choices.micro_batches = vec![pipeline.micro_batches];
+    }
+    let found = find(&source, &devices, config, choices)?;
     Ok(file(&source, &devices, config, &found))
 }
 
@@ -205,6 +213,22 @@ fn find(
     let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
     let mut powers: Vec<usize> = powers_of_two(samples).collect();
     powers.push(config.pipeline.micro_batches.min(samples));
+    // Of its own accord it plans with sizes of micro-batches that were measured.
+    powers.retain(|&m| source.analytic || source.costs.has_size(samples.div_ceil(m)));
+    for &m in &choices.micro_batches {
+        let size = samples.div_ceil(m.clamp(1, samples));
+        if !source.costs.has_size(size) {
+            say!(
+                "M = {m}: micro-batches of {size} samples were not measured; their costs are on a line through the nearest sizes"
+            );
+        }
+    }
+    if let Some(stages) = choices.stages.iter().find(|&&stages| stages > devices.len()) {
+        let devices = devices.len();
+        return Err(CliError::Usage(format!(
+            "--stages {stages}: there are {devices} devices; --devices says how many"
+        )));
+    }
     powers.sort_unstable();
     powers.dedup();
     Ok(search(&Request {
@@ -225,9 +249,7 @@ fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
 }
 
 fn file(source: &Source, devices: &[PlanDevice], config: &Config, found: &Found) -> PlanFile {
-    let (text, subject) = (source.text.clone(), source.subject.clone());
-    let samples = config.train.mini_batch;
-    PlanFile::new(text, subject, samples, devices, &found.plan, &found.prediction, &source.costs)
+    PlanFile::new(source, config.train.mini_batch, devices, &found.plan, &found.prediction)
 }
 
 /// Devices with caps and speeds, of which there is one for all or one for each.
@@ -239,6 +261,9 @@ fn placed(count: usize, caps: &[Bytes], speeds: &[f64]) -> Result<Vec<PlanDevice
             "{given} {what} for {count} devices: give one for all, or one for each"
         ))),
     };
+    if count > DEVICES_MAX {
+        return Err(CliError::Usage(format!("{count} devices: use at most {DEVICES_MAX}")));
+    }
     fits(caps.len(), "memory caps")?;
     fits(speeds.len(), "speeds")?;
     let device = |index: usize| PlanDevice {
@@ -274,12 +299,22 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
         }
         None => analytic(arguments, config)?,
     };
+    if !source.analytic && (arguments.rate.is_some() || arguments.bandwidth.is_some()) {
+        return Err(CliError::Usage(
+            "--rate and --bandwidth are of analytic costs, and these are measured: give --analytic, too".into(),
+        ));
+    }
     let transport = &mut source.costs.transport;
     if let Some(bytes_per_s) = arguments.link_bandwidth {
-        transport.bytes_per_s = positive("--link-bandwidth", bytes_per_s)? as u64;
+        transport.bytes_per_s = positive("--link-bandwidth", bytes_per_s)?.max(1.0) as u64;
     }
     if let Some(latency_us) = arguments.link_latency {
-        transport.latency = Nanos((latency_us.max(0.0) * 1e3) as u64);
+        if !(0.0..1e12).contains(&latency_us) {
+            return Err(CliError::Usage(format!(
+                "--link-latency {latency_us}: give microseconds, 0 or more"
+            )));
+        }
+        transport.latency = Nanos((latency_us * 1e3) as u64);
     }
     Ok(source)
 }
@@ -287,21 +322,28 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
 /// From shapes alone.
 fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
     let rate = Rate {
-        flops_per_s: positive("--rate", arguments.rate)?,
-        bytes_per_s: positive("--bandwidth", arguments.bandwidth)?,
+        flops_per_s: positive("--rate", arguments.rate.unwrap_or(RATE))?,
+        bytes_per_s: positive("--bandwidth", arguments.bandwidth.unwrap_or(BANDWIDTH))?,
         latency: Nanos(0),
     };
-    let model = task::model(config, task::configured_size(config)?)?;
+    // Nothing of it need be here: the bytes are those of a CPU's kernels.
+    let mut config = config.clone();
+    config.pipeline.devices.0 = vec![gpipe::Device::Cpu];
+    let model = task::model(&config, task::configured_size(&config)?)?;
+    let subject = profile::subject(&config, &model)?.of_shapes();
     // Between the powers of two costs are on the line through their neighbours.
     let samples = config.train.mini_batch;
     let sizes: Vec<usize> = powers_of_two(samples).chain([samples]).collect();
-    let costs = setup::pipeline(config, model).estimate(&sizes, &rate)?;
+    config.pipeline.memory.0.clear();
+    let costs = setup::pipeline(&config, model).estimate(&sizes, &rate)?;
+    let why =
+        if arguments.analytic { "" } else { " (there is no profile: gpipe profile measures one)" };
     let text = format!(
-        "analytic, of devices with {:.4} TFLOP/s and {:.1} GB/s (there is no profile: gpipe profile measures one)",
+        "analytic, of devices with {:.4} TFLOP/s and {:.1} GB/s{why}",
         rate.flops_per_s / 1e12,
         rate.bytes_per_s / 1e9
     );
-    Ok(Source { costs, text, subject: None })
+    Ok(Source { costs, text, subject, analytic: true })
 }
 
 fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
@@ -315,7 +357,7 @@ fn measured(found: Profile, path: &Path) -> Source {
         found.stages,
         path.display()
     );
-    Source { costs: found.costs, text, subject: Some(found.subject) }
+    Source { costs: found.costs, text, subject: found.subject, analytic: false }
 }
 
 fn positive(name: &str, value: f64) -> Result<f64, CliError> {

@@ -21,6 +21,17 @@ const FORMAT: u32 = 1;
 /// Largest file.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
+/// Where costs come from.
+pub(crate) struct Source {
+    pub costs: ModelCosts,
+    /// In words.
+    pub text: String,
+    /// What they are of.
+    pub subject: Subject,
+    /// From shapes alone: the subject says nothing of devices.
+    pub analytic: bool,
+}
+
 /// The file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,8 +39,9 @@ pub(crate) struct PlanFile {
     format: u32,
     /// Where the costs come from, in words.
     pub source: String,
-    /// What they are of; none of analytic ones, which are of shapes alone.
-    pub subject: Option<Subject>,
+    /// What they are of; analytic ones are of shapes alone.
+    pub subject: Subject,
+    pub analytic: bool,
     /// Samples of a mini-batch.
     pub samples: usize,
     pub plan: Plan,
@@ -62,20 +74,19 @@ pub(crate) struct Predicted {
 impl PlanFile {
     /// Of a plan for `devices`.
     pub(crate) fn new(
-        source: String,
-        subject: Option<Subject>,
+        source: &Source,
         samples: usize,
         devices: &[PlanDevice],
         plan: &Plan,
         prediction: &Prediction,
-        costs: &ModelCosts,
     ) -> Self {
         let placed = |device: &PlanDevice| Placed { speed: device.speed, memory: device.memory };
         let stages = plan.balance.len();
         Self {
             format: FORMAT,
-            source,
-            subject,
+            source: source.text.clone(),
+            subject: source.subject.clone(),
+            analytic: source.analytic,
             samples,
             plan: plan.clone(),
             devices: devices.iter().take(stages).map(placed).collect(),
@@ -84,7 +95,7 @@ impl PlanFile {
                 bubble: prediction.bubble(),
                 peaks: prediction.stages.iter().map(|stage| stage.peak).collect(),
             },
-            costs: costs.clone(),
+            costs: source.costs.clone(),
         }
     }
 
@@ -118,6 +129,12 @@ impl PlanFile {
         predict(&self.costs, &devices, self.samples, &self.plan)
     }
 
+    /// Whether `config` runs as planned.
+    pub(crate) fn is_followed(&self, config: &Config) -> bool {
+        let mut planned = config.clone();
+        self.apply(&mut planned, "").is_ok() && planned.pipeline == config.pipeline
+    }
+
     /// Runs `config` as planned.
     pub(crate) fn apply(&self, config: &mut Config, origin: &str) -> Result<(), CliError> {
         let mini_batch = config.train.mini_batch;
@@ -128,7 +145,14 @@ impl PlanFile {
             )));
         }
         let Plan { balance, micro_batches, schedule, remat } = &self.plan;
-        config.set_stages(balance.len(), false);
+        let devices = config.pipeline.devices.0.len();
+        if devices > 1 && devices != balance.len() {
+            let stages = balance.len();
+            return Err(CliError::Usage(format!(
+                "{origin} is a plan for {stages} stages, {devices} devices are configured: name one for all, or one for each stage with --device"
+            )));
+        }
+        config.set_stages(balance.len(), true);
         let pipeline = &mut config.pipeline;
         pipeline.balance = gpipe::Balance::Layers(balance.clone());
         pipeline.micro_batches = *micro_batches;
@@ -138,6 +162,81 @@ impl PlanFile {
         if let Some(caps) = caps {
             pipeline.memory.0 = caps;
         }
-        Ok(())
+        Ok(config.check()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use gpipe::{
+        Adam, MeanSquaredError, Pipeline, RematPolicies, Schedule, Sequence, TensorSpec,
+        layers::Linear,
+    };
+    use gpipe_core::{
+        cost::{LayerCost, LayerState},
+        splitmix::Stream,
+    };
+
+    use super::*;
+
+    fn file() -> PlanFile {
+        let model = Sequence::new().layer(Linear::new(2, 2));
+        let mut builder = Pipeline::builder(model, TensorSpec::new([8, 2], tch::Kind::Float))
+            .loss(MeanSquaredError)
+            .optimizer(Adam::default());
+        let state = |name: &str| LayerState { name: name.into(), ..LayerState::default() };
+        let cost = LayerCost { forward: Nanos(5), backward: Nanos(9), ..LayerCost::default() };
+        let costs = ModelCosts {
+            layers: vec![state("a"), state("b"), state("c")],
+            sizes: BTreeMap::from([(2, vec![cost; 4])]),
+            trained_before: vec![false, true, true, true],
+            ..ModelCosts::default()
+        };
+        let plan = Plan {
+            balance: vec![1, 2],
+            micro_batches: 4,
+            schedule: Schedule::OneFOneB,
+            remat: RematPolicies::default(),
+        };
+        let devices = [PlanDevice { speed: 1.0, memory: Some(Bytes(1 << 30)) }; 2];
+        let prediction = predict(&costs, &devices, 8, &plan).unwrap();
+        let subject = builder.subject("here").unwrap();
+        let source = Source { costs, text: "a test".into(), subject, analytic: false };
+        PlanFile::new(&source, 8, &devices, &plan, &prediction)
+    }
+
+    #[test]
+    fn property_a_file_is_read_as_it_was_written_and_a_changed_one_never_panics() {
+        let file = file();
+        let text = serde_json::to_string(&file).unwrap();
+        assert_eq!(PlanFile::from_json(&text).unwrap(), file);
+        let pieces = ["99999999999999999999", "-1", "1e308", "null", "[", "0", "\"x\""];
+        let mut random = Stream::new(6);
+        let mut refused = 0;
+        for _ in 0..4000 {
+            let mut bytes = text.clone().into_bytes();
+            for _ in 0..1 + random.below(3) {
+                let at = random.below(bytes.len());
+                match random.below(4) {
+                    0 => bytes.truncate(at),
+                    1 => drop(bytes.drain(at..(at + 1 + random.below(20)).min(bytes.len()))),
+                    2 => drop(bytes.splice(at..at, pieces[random.below(pieces.len())].bytes())),
+                    _ => bytes[at] = b"0123456789,:{}[]\"-e."[random.below(20)],
+                }
+                if bytes.is_empty() {
+                    bytes.push(b'{');
+                }
+            }
+            match PlanFile::from_json(&String::from_utf8_lossy(&bytes)) {
+                Ok(read) => drop(read.prediction().unwrap()),
+                Err(reason) => {
+                    assert!(!reason.is_empty());
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 2000, "{refused}");
     }
 }

@@ -23,6 +23,8 @@ use crate::{
 const STEPS: u64 = 4;
 /// M for which is measured unless --micro-batches says otherwise.
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Mini-batches that are made for it, and used in turn.
+const BATCHES_MAX: u64 = 8;
 /// Largest profile.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -32,6 +34,7 @@ pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), CliError> {
     if let Some(stages) = arguments.stages {
         config.set_stages(stages, arguments.config.device.is_some());
     }
+    config.check()?;
     let steps = arguments.config.steps.unwrap_or(STEPS);
     let task = task::open(&config, None)?;
     let model = task::model(&config, task.vocabulary().size())?;
@@ -56,16 +59,24 @@ pub(crate) fn measure(
     let make = task.training(0, 0)?;
     let mut all =
         if micro_batches.is_empty() { MICRO_BATCHES.to_vec() } else { micro_batches.to_vec() };
+    if all.contains(&0) {
+        return Err(CliError::Usage("--micro-batches 0: use 1 or more".into()));
+    }
     all.push(config.pipeline.micro_batches);
-    all.retain(|&m| (1..=config.train.mini_batch).contains(&m));
+    // More than there are samples are as many as there are.
+    all.iter_mut().for_each(|m| *m = (*m).min(config.train.mini_batch));
     all.sort_unstable();
     all.dedup();
     let mut batches = Vec::new();
-    for number in 0..=steps {
+    for number in 0..(steps + 1).min(BATCHES_MAX) {
         let Batch { inputs, targets, .. } = task::made(&make, number)?;
         batches.push((vec![inputs], vec![targets]));
     }
     let machine = machine();
+    // What does not fit a cap as configured may fit it as planned.
+    let mut uncapped = config.clone();
+    uncapped.pipeline.memory.0.clear();
+    let config = &uncapped;
     let settings = Profiling {
         micro_batches: &all,
         steps: steps as usize,
@@ -86,7 +97,9 @@ pub(crate) fn measure(
 
 /// What a profile of `config` would be of.
 pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliError> {
-    Ok(setup::pipeline(config, model.clone()).subject(&machine())?)
+    let mut uncapped = config.clone();
+    uncapped.pipeline.memory.0.clear();
+    Ok(setup::pipeline(&uncapped, model.clone()).subject(&machine())?)
 }
 
 /// Where the profile of a configuration's file is kept.

@@ -3,7 +3,7 @@
 //! The step is what a run left in its folder, or is measured here and now in a few steps of a configuration.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{BufWriter, IsTerminal},
     path::{Path, PathBuf},
 };
@@ -23,6 +23,7 @@ use crate::{
     CliError,
     args::{ConfigArguments, PipelineArguments, TraceArguments},
     config::Config,
+    files::write_aside,
     metrics::io,
     output::say,
     setup,
@@ -182,12 +183,12 @@ fn write_files(
     };
     if let Some(file) = &arguments.svg {
         let path = path(file, "trace.svg");
-        fs::write(&path, picture::svg(&scene)).map_err(io(&path))?;
+        write_aside(&path, &picture::svg(&scene))?;
         say!("{}", path.display());
     }
     if let Some(file) = &arguments.html {
         let path = path(file, "trace.html");
-        fs::write(&path, picture::html(&scene)).map_err(io(&path))?;
+        write_aside(&path, &picture::html(&scene))?;
         say!("{}: open it in a browser", path.display());
     }
     let chrome = match (&arguments.out, &arguments.chrome) {

@@ -6,7 +6,14 @@
 //! ```text
 //! schedule  ->  remat  ->  lower  ->  Program  ->  validate   is it correct, can it deadlock, what is held
 //! (F and B)    (adds R)   (adds the rest)      ->  simulate   a timeline from costs: bubble, peak bytes
+//!                                              ->  memory     what each stage holds at most
 //!                                              ->  (gpipe-runtime executes the very same list)
+//! ```
+//!
+//! Before it, [`cost`] has what layers take and hold, and [`plan`] predicts cuts of them and searches the best one:
+//!
+//! ```text
+//! cost  ->  plan  ->  balance, M, schedule, re-materialization
 //! ```
 //!
 //! ```

@@ -89,7 +89,7 @@ impl Costs {
     }
 
     /// The `typical` time of each kind of action on each stage of `timelines` of the same program, such as
-    /// [`median`] or [`mean`]; messages take no time. What was not done costs nothing.
+    /// [`median`]; messages take no time. What was not done costs nothing.
     pub fn measured(timelines: &[&Timeline], typical: fn(&mut [u64]) -> Nanos) -> Self {
         type Times = [Vec<u64>; 7];
         let mut times: Vec<Times> = Vec::new();
@@ -163,12 +163,6 @@ impl Costs {
 pub fn median(times: &mut [u64]) -> Nanos {
     times.sort_unstable();
     Nanos(times.get(times.len() / 2).copied().unwrap_or(0))
-}
-
-/// The mean; 0 of nothing.
-pub fn mean(times: &mut [u64]) -> Nanos {
-    let sum: u128 = times.iter().map(|&time| u128::from(time)).sum();
-    Nanos(u64::try_from(sum / times.len().max(1) as u128).unwrap_or(u64::MAX))
 }
 
 /// An action with its time on its device.

@@ -1,4 +1,5 @@
-//! Families: `oracle_` (what a profile of one training predicts of another: bytes), `fault_` (profiles of something else).
+//! Families: `oracle_` (what a profile of one training predicts of another: bytes), `fault_` (profiles of something else), `property_` (changed
+//! files).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe::{
@@ -7,6 +8,7 @@ use gpipe::{
     plan::{Plan, PlanDevice, predict},
     profile::{Profile, Profiling, profile},
 };
+use gpipe_core::splitmix::Stream;
 use gpipe_models::{AmoebaNet, Transformer, Variant};
 use tch::{Device, Kind, Tensor};
 
@@ -112,6 +114,62 @@ fn fault_a_profile_of_something_else_is_refused() {
         let error = Profile::from_json(text, "p.json").unwrap_err().to_string();
         assert!(error.starts_with("p.json: ") && error.contains(part), "{error}");
     }
+}
+
+#[test]
+fn property_a_changed_profile_never_panics() {
+    let subject = transformer();
+    let settings = Profiling {
+        micro_batches: &[8],
+        steps: 1,
+        batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
+        machine: "here",
+    };
+    let text = profile(&settings, || Ok(subject.builder()), |_| {}).unwrap().to_json().unwrap();
+    let costs = text.find("\"costs\"").unwrap();
+    let pieces = ["9999999999999999999", "00", "-", "18446744073709551615", "[0],"];
+    let mut random = Stream::new(7);
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..3000 {
+        let mut bytes = text.clone().into_bytes();
+        // Mostly where the numbers are.
+        let from = if random.below(4) == 0 { 0 } else { costs };
+        let at = from + random.below(bytes.len() - from);
+        match random.below(3) {
+            0 => drop(bytes.drain(at..(at + 1 + random.below(9)).min(bytes.len()))),
+            1 => drop(bytes.splice(at..at, pieces[random.below(pieces.len())].bytes())),
+            _ => bytes[at] = b"0123456789,:{}[]\"-e."[random.below(20)],
+        }
+        let Ok(found) = Profile::from_json(&String::from_utf8_lossy(&bytes), "p.json") else {
+            refused += 1;
+            continue;
+        };
+        read += 1;
+        let layers = found.costs.layers.len();
+        let plan = Plan {
+            balance: vec![layers / 2, layers - layers / 2],
+            micro_batches: 1 + random.below(16),
+            schedule: Schedule::TRAINING[random.below(2)],
+            remat: ["never", "always", "keep:1,segments:3"][random.below(3)].parse().unwrap(),
+        };
+        // Absurd numbers may give an absurd prediction, or none.
+        let _ = predict(&found.costs, &[PlanDevice::default(); 2], 16, &plan);
+    }
+    assert!(read > 300 && refused > 300, "{read} read, {refused} refused");
+}
+
+#[test]
+fn oracle_a_stage_that_is_not_trained_costs_what_it_does() {
+    let mut subject = transformer();
+    subject.model =
+        subject.model.freeze(|name| !name.starts_with("3.") && !name.starts_with("head"));
+    let costs = subject.profile().costs;
+    let layers = &costs.sizes[&4];
+    for (number, cost) in layers[..layers.len() - 1].iter().enumerate() {
+        assert!(cost.forward.0 > 0 && cost.forward_kept.0 > 0, "layer {number}: {cost:?}");
+        assert!(cost.kept.0 > 0 && cost.forward_peak.0 > 0, "layer {number}: {cost:?}");
+    }
+    assert!(layers[0].backward.0 == 0 && layers[layers.len() - 2].backward.0 > 0);
 }
 
 /// Profiled with an even cut under 1F1B; predicts other cuts, schedules, sizes and policies.

@@ -39,6 +39,7 @@ use crate::{
     metrics::{Metrics, Seen, io},
     output::{complain, say},
     plan,
+    plan_file::PlanFile,
     progress::Progress,
     run_folder::{AVERAGES, EARLIER, METRICS, PLAN, WEIGHTS},
     setup,
@@ -71,6 +72,14 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let wanted = arguments.plan.as_deref();
     let known = &arguments.pipeline.config;
     let plan = plan::for_training(wanted, known, &mut start.config, task.as_ref(), &model)?;
+    let plan = match plan {
+        // A run that goes on follows its plan, unless it was told to go on in another way.
+        None if start.checkpoint.is_some() && start.out.path().join(PLAN).exists() => {
+            let own = PlanFile::read(&start.out.path().join(PLAN)).ok();
+            own.filter(|plan| plan.is_followed(&start.config))
+        }
+        plan => plan,
+    };
     let config = start.config.clone();
     describe(&config, &model);
     let mut pipeline = setup::pipeline(&config, model).build()?;

@@ -14,7 +14,7 @@ pub fn explain(found: &Found) -> String {
     let step = prediction.step();
     let peak = prediction.stages.iter().map(|stage| stage.peak).max().unwrap_or_default();
     let exact = if found.exact {
-        "no plan that was asked for takes less".to_owned()
+        "no plan that was asked for takes less, of the policies that are tried".to_owned()
     } else {
         let over = Percent::more(step.0, found.bound.0);
         format!("at most {over} above the best possible ({})", found.bound)

@@ -76,7 +76,8 @@ impl Space<'_> {
                 let larger = samples.div_ceil(micro_batches) as u64;
                 let skips = model.skips.iter();
                 let skips = skips.filter(|s| range.contains(&s.stash) || range.contains(&s.pop));
-                let skips = skips.map(|skip| Bytes(skip.bytes.0.saturating_mul(larger)));
+                let skips =
+                    skips.map(|skip| Bytes(skip.bytes.max(skip.gradient).0.saturating_mul(larger)));
                 let once: Bytes = boundaries.into_iter().chain(skips).sum();
                 self.peak(stage, range, policy)?
                     + Bytes(once.0.saturating_mul(micro_batches as u64))

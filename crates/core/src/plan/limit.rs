@@ -39,6 +39,8 @@ pub enum Limit {
         /// Of the step.
         share: f64,
     },
+    /// The work itself.
+    Work,
     /// Messages take their time.
     Links {
         /// What links that take no time would save.
@@ -54,6 +56,7 @@ impl Limit {
             | Limit::Imbalance { share, .. }
             | Limit::Bubble { share }
             | Limit::Links { share } => *share,
+            Limit::Work => 0.0,
         }
     }
 }
@@ -80,6 +83,7 @@ impl fmt::Display for Limit {
                     "filling and draining: {percent:.1}% of the step; more micro-batches or fewer stages lessen it"
                 )
             }
+            Limit::Work => f.write_str("the work itself: no device waits"),
             Limit::Links { .. } => write!(f, "links: -{percent:.1}% if messages took no time"),
         }
     }
@@ -127,6 +131,6 @@ pub(super) fn limit(
             limits.push(Limit::Memory { device, needed, share: share(never.step()) });
         }
     }
-    let most = limits.into_iter().max_by(|a, b| a.share().total_cmp(&b.share()));
-    Ok(most.unwrap_or(Limit::Bubble { share: 0.0 }))
+    limits.sort_by(|a, b| b.share().total_cmp(&a.share()));
+    Ok(limits.into_iter().find(|limit| limit.share() > 0.0).unwrap_or(Limit::Work))
 }

@@ -183,17 +183,22 @@ fn keys(request: &Request<'_>) -> Result<Vec<Key>, PlanError> {
             devices.len()
         )));
     }
-    let mut keys = Vec::new();
+    let (mut keys, mut too_long) = (Vec::new(), None);
     for &stages in &stages {
         for micro_batches in request.micro_batches.iter().map(|m| (*m).min(samples)) {
-            let edges = model.skips.len().saturating_add(5 * stages);
-            if edges.saturating_mul(4 * micro_batches) > super::ACTIONS_MAX {
-                return Err(PlanError::Setting(format!(
-                    "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer of either"
-                )));
+            // As `predict` counts, with all edges that a cut can have.
+            let edges = 2 * stages + model.skips.len() + model.ties.len();
+            if (3 * stages + 4 * edges).saturating_mul(micro_batches) > super::ACTIONS_MAX {
+                too_long = Some((stages, micro_batches));
+                continue;
             }
             keys.extend((0..request.schedules.len()).map(|s| (stages, micro_batches, s)));
         }
+    }
+    if let (Some((stages, micro_batches)), true) = (too_long, keys.is_empty()) {
+        return Err(PlanError::Setting(format!(
+            "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer of either"
+        )));
     }
     keys.sort_unstable();
     keys.dedup();

@@ -58,7 +58,11 @@ impl Shortage {
         let smallest = if self.exact { "the smallest that works" } else { "enough" };
         match self.smallest {
             Some(cap) => format!("{} bytes ({cap}) per device is {smallest}", cap.0),
-            None => format!("caps {:.3} times as large are {smallest}", self.factor),
+            // Rounded up: with what is printed it has to work.
+            None => {
+                let factor = (self.factor * 1000.0).ceil() / 1000.0;
+                format!("caps {factor:.3} times as large are {smallest}")
+            }
         }
     }
 }

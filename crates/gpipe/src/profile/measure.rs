@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use gpipe_core::{
     Action, Bytes, LayerId, MicroBatch, Nanos, Op,
-    cost::{LayerCost, LayerState, ModelCosts, SkipCost, TieCost},
+    cost::{LayerCost, LayerState, ModelCosts, TieCost},
     lower::Recomputed,
     remat::Remat,
     simulate::{Timeline, median},
@@ -15,8 +15,8 @@ use tch::Tensor;
 use super::{FORMAT, LayerSpread, Profile};
 use crate::{
     error::{Error, Result},
+    estimate::Rate,
     pipeline::{Pipeline, PipelineBuilder},
-    spec::TensorSpec,
     stage::recorder::{LayerBytes, Sample, Work},
 };
 
@@ -56,7 +56,7 @@ pub fn profile(
     let subject = builder.subject(settings.machine)?;
     let mut costs = shapes(&mut builder)?;
     let mut spread = BTreeMap::new();
-    let (mut stages, mut latencies) = (1, Vec::new());
+    let (mut stages, mut latencies, mut full) = (1, Vec::new(), None);
     for &micro_batches in settings.micro_batches {
         let micro_batches = micro_batches.clamp(1, mini_batch);
         let samples = mini_batch.div_ceil(micro_batches);
@@ -75,7 +75,15 @@ pub fn profile(
             stages = pipeline.balance().len();
             Observed::train(&mut pipeline, settings, of_that_size)
         };
-        let discarding = observe(Remat::Always)?;
+        let discarding = match observe(Remat::Always) {
+            Ok(discarding) => discarding,
+            // A device that is full: smaller micro-batches may fit.
+            Err(error) if error.is_out_of_memory() => {
+                full = Some(error);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let keeping = match observe(Remat::Never) {
             Ok(keeping) => Some(keeping),
             Err(error) if error.is_out_of_memory() => None,
@@ -85,6 +93,7 @@ pub fn profile(
             latencies.extend(observed.timelines.iter().flat_map(latencies_of));
         }
         let mut measured = boundaries(&mut builder, samples)?;
+        let outputs: Vec<Bytes> = measured.iter().map(|cost| cost.inputs).collect();
         for (layer, cost) in measured.iter_mut().enumerate() {
             discarding.fill(layer, cost);
             match &keeping {
@@ -93,65 +102,50 @@ pub fn profile(
                     (cost.forward_kept, cost.backward_kept) = (cost.rematerialize, cost.backward)
                 }
             }
+            if cost.kept == Bytes(0) {
+                // Its stage is not trained, and keeps nothing. In another one it may have to keep its outputs, and to be
+                // recomputed.
+                (cost.forward_kept, cost.rematerialize) = (cost.forward, cost.forward);
+                cost.kept = outputs.get(layer + 1).copied().unwrap_or_default();
+            }
         }
         spread.insert(samples, (0..measured.len()).map(|layer| discarding.spread(layer)).collect());
         costs.sizes.insert(samples, measured);
         discarding.fill_states(&mut costs);
     }
+    if let (Some(error), true) = (full, costs.sizes.is_empty()) {
+        return Err(error);
+    }
     costs.transport.latency = median(&mut latencies);
     Ok(Profile { format: FORMAT, subject, stages, steps: settings.steps, costs, spread })
 }
 
-/// What shapes alone say: names, flops, skips, ties.
+/// What shapes alone say: names, flops, skips, ties; nothing of what is measured.
 fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
-    let seen = builder.seen()?;
-    let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
-    let inferred = seen.sequence.infer(&inputs, seen.kind)?;
-    let layers = seen.sequence.layers.iter().zip(&inferred.specs);
-    let state = |(layer, specs): (&crate::sequence::NamedLayer, &Vec<TensorSpec>)| LayerState {
-        name: layer.name.clone(),
-        flops: layer.layer.flops(specs).unwrap_or(0.0) as u64,
+    let estimated = builder.estimate(&[1], &Rate::default())?;
+    let state = |layer: LayerState| LayerState {
+        name: layer.name,
+        flops: layer.flops,
         ..LayerState::default()
     };
-    let skip = |skip: &crate::sequence::Skip| SkipCost {
-        stash: skip.stash.index(),
-        pop: skip.pop.index(),
-        bytes: Bytes(skip.spec.bytes()),
-        gradient: Bytes(skip.spec.bytes()),
-    };
-    let tie = |group: &crate::sequence::TieGroup| {
-        let mut layers: Vec<usize> = group.uses.iter().map(|(layer, _)| layer.index()).collect();
-        layers.dedup();
-        TieCost { layers, parameters: Bytes(0), optimizer: Bytes(0) }
-    };
-    let narrowed = matches!(seen.kind, tch::Kind::BFloat16 | tch::Kind::Half);
-    let floats = inputs.iter().filter(|spec| narrowed && spec.is_float());
+    let tie = |tie: TieCost| TieCost { parameters: Bytes(0), optimizer: Bytes(0), ..tie };
     Ok(ModelCosts {
-        fed: Bytes(floats.map(TensorSpec::bytes).sum()),
-        layers: layers.map(state).collect(),
-        skips: inferred.skips.iter().map(skip).collect(),
-        ties: seen.sequence.ties()?.iter().map(tie).collect(),
-        trained_before: seen.sequence.trained_before(),
-        ..ModelCosts::default()
+        layers: estimated.layers.into_iter().map(state).collect(),
+        ties: estimated.ties.into_iter().map(tie).collect(),
+        sizes: BTreeMap::new(),
+        ..estimated
     })
 }
 
 /// By layer, and for the loss: what crosses a cut before it.
 fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<LayerCost>> {
-    let seen = builder.seen()?;
-    let inputs: Vec<TensorSpec> =
-        seen.inputs.iter().map(|spec| spec.with_samples(samples)).collect();
-    let inferred = seen.sequence.infer(&inputs, seen.kind)?;
-    let trained_before = seen.sequence.trained_before();
-    let bytes = |spec: &TensorSpec| spec.bytes();
-    let costs = inferred.specs.iter().zip(trained_before).map(|(specs, trained)| LayerCost {
-        inputs: Bytes(specs.iter().map(bytes).sum()),
-        input_gradients: Bytes(
-            specs.iter().filter(|spec| trained && spec.is_float()).map(bytes).sum(),
-        ),
+    let estimated = builder.estimate(&[samples], &Rate::default())?.at(samples);
+    let crossing = |cost: LayerCost| LayerCost {
+        inputs: cost.inputs,
+        input_gradients: cost.input_gradients,
         ..LayerCost::default()
-    });
-    Ok(costs.collect())
+    };
+    Ok(estimated.into_iter().map(crossing).collect())
 }
 
 /// A send that takes longer waited for room.
@@ -196,13 +190,22 @@ impl Observed {
     ) -> Result<Self> {
         let (mut timelines, mut all) = (Vec::new(), Vec::new());
         let mut bytes = Vec::new();
-        for (step, (inputs, targets)) in
-            settings.batches.iter().cycle().take(settings.steps.max(1) + 1).enumerate()
-        {
+        // Skipped ones, which look for a loss scale, do not count.
+        let attempts = 4 * (settings.steps.max(1) + 1) + 16;
+        let mut step = 0;
+        for (inputs, targets) in settings.batches.iter().cycle().take(attempts) {
+            if step > settings.steps.max(1) {
+                break;
+            }
             let report = pipeline.train_step(&inputs[..], &targets[..])?;
+            if report.skipped {
+                drop(pipeline.take_profiles());
+                continue;
+            }
+            step += 1;
             let profiles = pipeline.take_profiles();
             bytes = profiles.iter().flat_map(|stage| &stage.layers).copied().collect();
-            if step > 0 {
+            if step > 1 {
                 // The first one warms caches and allocators, and makes the optimizer's state.
                 timelines.push(report.timeline);
                 all.extend(profiles.into_iter().flat_map(|stage| stage.samples));
@@ -265,9 +268,11 @@ impl Observed {
         set(&mut cost.backward, Work::Backward { kept: false });
         set(&mut cost.backward_kept, Work::Backward { kept: true });
         // What other stages give back meanwhile makes less of a sample, never more.
-        for work in [Work::ForwardKept, Work::Rematerialize] {
+        for work in [Work::ForwardKept, Work::Rematerialize, Work::Forward] {
             for sample in self.of(layer, work) {
-                cost.kept = cost.kept.max(sample.after - sample.before);
+                let kept =
+                    if work == Work::Forward { Bytes(0) } else { sample.after - sample.before };
+                cost.kept = cost.kept.max(kept);
                 cost.forward_peak = cost.forward_peak.max(sample.peak - sample.before);
             }
         }

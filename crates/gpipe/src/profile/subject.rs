@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{pipeline::PipelineBuilder, spec::TensorSpec};
+use crate::{estimate::Rate, pipeline::PipelineBuilder, spec::TensorSpec};
 
 /// What costs depend on. Settings that a planner chooses (cuts, M, schedule, re-materialization) are not in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,8 +24,10 @@ pub struct Subject {
     pub threads_per_stage: usize,
     /// Whose kernels.
     pub kernels: String,
-    /// The optimizer.
+    /// The optimizer, and how much it keeps.
     pub optimizer: String,
+    /// Bytes that the loss keeps for its backward of one sample, as estimated.
+    pub loss_kept: u64,
     /// Whether averages of the parameters are kept.
     pub averages: bool,
 }
@@ -44,9 +46,18 @@ pub struct LayerSubject {
     pub outputs: Vec<String>,
     /// Floating-point operations of its forward of one sample, as estimated.
     pub flops: u64,
+    /// Bytes that it keeps for its backward of one sample, as estimated: dropout, say, is to be seen in it.
+    pub kept: u64,
 }
 
 impl Subject {
+    /// Without what analytic costs do not depend on.
+    #[must_use]
+    pub fn of_shapes(self) -> Self {
+        let none = String::new;
+        Self { devices: none(), machine: none(), kernels: none(), threads_per_stage: 0, ..self }
+    }
+
     /// Checks that it is `other`.
     ///
     /// # Errors
@@ -75,6 +86,7 @@ impl Subject {
                 ("optimizer", text(&own.optimizer)),
                 ("number of threads per stage", text(&own.threads_per_stage)),
                 ("keeping of averages", text(&own.averages)),
+                ("loss's bytes", text(&own.loss_kept)),
             ]
         };
         let layers = self.layers.iter().zip(&other.layers).enumerate();
@@ -92,9 +104,9 @@ impl Subject {
 
 impl std::fmt::Display for LayerSubject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, kind, parameters, outputs, flops } = self;
+        let Self { name, kind, parameters, outputs, flops, kept } = self;
         let (parameters, outputs) = (parameters.join(", "), outputs.join(", "));
-        write!(f, "'{name}' ({kind}: {parameters} -> {outputs}, {flops} FLOP)")
+        write!(f, "'{name}' ({kind}: {parameters} -> {outputs}, {flops} FLOP, {kept} bytes kept)")
     }
 }
 
@@ -104,6 +116,8 @@ impl PipelineBuilder {
     /// # Errors
     /// Settings and shapes that do not fit, as [`PipelineBuilder::build`].
     pub fn subject(&mut self, machine: &str) -> crate::Result<Subject> {
+        let estimated = self.estimate(&[1], &Rate::default())?;
+        let kept: Vec<u64> = estimated.at(1).iter().map(|cost| cost.kept.0).collect();
         let seen = self.seen()?;
         let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
         let inferred = seen.sequence.infer(&inputs, seen.kind)?;
@@ -121,6 +135,7 @@ impl PipelineBuilder {
                 .collect(),
             outputs: texts(&inferred.specs[index + 1]),
             flops: layer.layer.flops(&inferred.specs[index]).unwrap_or(0.0) as u64,
+            kept: kept.get(index).copied().unwrap_or(0),
         });
         let mut devices: Vec<String> = seen
             .devices
@@ -142,7 +157,11 @@ impl PipelineBuilder {
             machine: machine.to_owned(),
             threads_per_stage: seen.threads,
             kernels: format!("{:?}", seen.kernels),
-            optimizer: seen.optimizer.map_or("none", |optimizer| optimizer.name()).to_owned(),
+            optimizer: seen.optimizer.map_or("none".to_owned(), |optimizer| {
+                let states = optimizer.state(&[1]).len();
+                format!("{}, {states} numbers a parameter", optimizer.name())
+            }),
+            loss_kept: kept.last().copied().unwrap_or(0),
             averages: seen.average,
         })
     }
