@@ -104,8 +104,9 @@ def one_round(workload, rotated, folder):
 
 def interval(ratios):
     middle = statistics.mean(ratios)
-    if len(ratios) < 2:
-        return f"{middle:.3f}"
+    if len(ratios) < 3:
+        # Of two Student's interval says nothing.
+        return f"{middle:.3f} [{min(ratios):.3f} .. {max(ratios):.3f}]"
     half = STUDENT.get(len(ratios) - 1, 1.96) * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return f"{middle:.3f} ± {half:.3f}"
 
@@ -116,8 +117,8 @@ def report(folder, raw):
              f"{raw['machine']}; commit {raw['commit']}; {done} rounds; a profile takes "
              f"{MEDIAN([one['profile_s'] for one in raw['rounds']]):.0f} s.", "",
              "```sh", f"python3 benchmarks/prediction.py --workload {raw['workload']} --rounds {done}", "```", "",
-             "Step: the plan's over the median measured one (without the first), paired within a round, mean and Student's interval at",
-             "95%. Bytes: the plan's peak over the measured one, the largest and the smallest ratio of both stages.", "",
+             "Step: the plan's over the median measured one (without the first), paired within a round: the mean, and Student's interval at",
+             "95% (of fewer than three rounds: least and most). Bytes: the plan's peak over the measured one, the largest and the smallest ratio of both stages.", "",
              "| M | schedule | re-materialization | layers per stage | measured step, ms | predicted / measured | peak bytes, predicted / measured |",
              "|---|---|---|---|---|---|---|"]
     far, far_bytes, total = [], [], 0
@@ -163,6 +164,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out")
     parser.add_argument("--report", metavar="FOLDER")
+    parser.add_argument("--more", action="store_true", help="add rounds to those that are in --out")
     options = parser.parse_args()
     if options.report:
         folder = Path(options.report)
@@ -172,13 +174,15 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     raw = {"workload": options.workload, "machine": machine(), "commit": commit.stdout.strip(), "rounds": []}
-    for number in range(options.rounds):
+    if options.more:
+        raw = json.loads((out / "raw.json").read_text())
+    for number in range(len(raw["rounds"]), len(raw["rounds"]) + options.rounds):
         jobs = configurations(options.workload)
         shift = number * 7 % len(jobs)
         with tempfile.TemporaryDirectory() as folder:
             raw["rounds"].append(one_round(options.workload, jobs[shift:] + jobs[:shift], Path(folder)))
         (out / "raw.json").write_text(json.dumps(raw) + "\n")
-        print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
+        print(f"round {number + 1} done", file=sys.stderr, flush=True)
         report(out, raw)
 
 

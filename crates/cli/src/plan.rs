@@ -20,8 +20,6 @@ use crate::{
     task::{self, Task},
 };
 
-/// Simulated actions that a search may spend: some seconds.
-const BUDGET: u64 = 30_000_000;
 /// Floating-point operations and bytes per second of a device, where nobody says more.
 const RATE: f64 = 1e11;
 const BANDWIDTH: f64 = 2e10;
@@ -240,7 +238,7 @@ fn find(
         schedules: or_all(choices.schedules),
         balance: choices.balance,
         remat: choices.remat,
-        budget: BUDGET,
+        budget: Request::BUDGET,
     })?)
 }
 
