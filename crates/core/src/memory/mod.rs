@@ -13,7 +13,7 @@
 //! The counts depend on the program alone ([`moments`]); the sizes on the cut ([`StageBytes`]). A planner therefore asks
 //! for the moments once, and prices many cuts with them.
 //!
-//! - [`order`]: what may live when
+//! - `order`: what may live when
 //! - here: moments, their price, and the bytes over a timeline
 
 mod order;

@@ -1,8 +1,8 @@
 //! The search for the plan of least predicted step: branch and bound over cuts and policies, for each K, M and schedule.
 //!
-//! [1] Combinations of K, M and schedule are bounded without looking at memory, and tried from the least bound up; one whose bound
-//!     is no less than the best step is left out. [2] In one, stages are chosen from the first on, depth first and the
-//!     least bound first, under bounds of the layers that are left. [3] A budget of simulated actions ends this; then single moves
+//! (1) Combinations of K, M and schedule are bounded without looking at memory, and tried from the least bound up; one whose bound
+//!     is no less than the best step is left out. (2) In one, stages are chosen from the first on, depth first and the
+//!     least bound first, under bounds of the layers that are left. (3) A budget of simulated actions ends this; then single moves
 //!     improve the best plan, and what is not ruled out says how much better a plan might be.
 
 use super::{
@@ -60,7 +60,7 @@ pub struct Found {
     pub plan: Plan,
     /// What it will take and hold.
     pub prediction: Prediction,
-    /// The model's layers by name, and the devices of the plan's stages: what [`super::explain`] names.
+    /// The model's layers by name, and the devices of the plan's stages: what [`super::explain()`] names.
     pub layers: Vec<String>,
     /// One for each stage.
     pub devices: Vec<PlanDevice>,

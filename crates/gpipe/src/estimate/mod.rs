@@ -1,8 +1,8 @@
 //! What a model will take and hold, from shapes alone: nothing is built and nothing runs.
 //!
 //! - here: [`estimate`], times by the roofline and bytes by layer
-//! - [`tape`]: a layer's forward in shapes, and what autograd holds of it; [`node`]: one operation
-//! - [`operations`]: what the library's operations save
+//! - `tape`: a layer's forward in shapes, and what autograd holds of it; `node`: one operation
+//! - `operations`: what the library's operations save
 //!
 //! ```
 //! use gpipe::{Adam, CrossEntropy, Kernels, Sequence, TensorSpec, estimate::{Rate, Training, estimate}, layers::Linear};

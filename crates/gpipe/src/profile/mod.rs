@@ -1,8 +1,8 @@
 //! Profiles: what each layer of a model takes and holds where it really runs, and what that was measured on, so that
 //! nobody plans with the costs of another model.
 //!
-//! - [`measure`]: trains a few steps of each size of micro-batches, with every layer measured
-//! - [`subject`]: what was measured
+//! - `measure`: trains a few steps of each size of micro-batches, with every layer measured
+//! - `subject`: what was measured
 //! - here: the profile itself
 
 mod measure;
