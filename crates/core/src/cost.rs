@@ -271,6 +271,15 @@ impl ModelCosts {
         let uses = |tie: &&TieCost| tie.layers.iter().any(|layer| range.contains(layer));
         let tied = self.ties.iter().filter(uses).map(|tie| tie.parameters + tie.optimizer);
         let own = states.iter().map(|state| state.parameters + state.optimizer);
+        // Who owns a tied weight makes a copy of the gradients' sum for every other stage that uses it: at most one for each
+        // use elsewhere.
+        let owned =
+            self.ties.iter().filter(|tie| tie.layers.first().is_some_and(|l| range.contains(l)));
+        let sums = owned.map(|tie| {
+            let elsewhere = tie.layers.iter().filter(|layer| !range.contains(layer)).count();
+            tie.parameters.times(elsewhere)
+        });
+        let update = states.iter().map(|state| state.update_peak).max().unwrap_or_default();
         let gradients: Vec<Bytes> = states.iter().map(|state| state.gradients).collect();
         let layers = Layers {
             costs: self.with_loss(&range, costs),
@@ -293,7 +302,7 @@ impl ModelCosts {
             backward_kept: layers.backward(false, false),
             first_backward: layers.backward(true, true),
             first_backward_kept: layers.backward(false, true),
-            update: states.iter().map(|state| state.update_peak).max().unwrap_or_default(),
+            update: update + sums.sum(),
         }
     }
 
