@@ -33,6 +33,11 @@ fn with<'a>(command: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn oracle_a_plan_from_a_profile_is_what_is_run() {
     let folder = Folder::new();
+    // Whether the copy of a tied gradient's sum still lives at the peak is the timing's choice, and it would be a tenth of so
+    // small a model: the bytes of tied models are held in the tests of the models.
+    let config = fs::read_to_string(folder.path("tiny.toml")).unwrap();
+    fs::write(folder.path("tiny.toml"), config.replace("blocks = 2", "blocks = 2\ntied = false"))
+        .unwrap();
     let printed = folder.succeeds(PROFILE);
     for part in [
         "layers, in micro-batches of 3 samples",
@@ -79,12 +84,11 @@ fn oracle_a_plan_from_a_profile_is_what_is_run() {
     assert!(predicted.source.starts_with("plan.json, written before the run"));
     assert_eq!(predicted.timeline.makespan.0, plan["predicted"]["step"].as_u64().unwrap());
     assert!(predicted.timeline.actions().eq(step.measured.actions()));
-    // What was to be held at most is what was held, or a little more: in a model of this size the copies of a tied gradient's
-    // sum, and messages that may still be queued, are a tenth of it.
+    // What was to be held at most is what was held, or a little more.
     for (own, most) in step.memory.peaks.iter().zip(plan["predicted"]["peaks"].as_array().unwrap())
     {
         let ratio = most.as_f64().unwrap() / own.0 as f64;
-        assert!((0.999..1.15).contains(&ratio), "{ratio}");
+        assert!((0.999..1.05).contains(&ratio), "{ratio}");
     }
 }
 
