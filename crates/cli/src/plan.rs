@@ -74,19 +74,38 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The plan that a training was asked for.
+pub(crate) enum Wanted {
+    Automatic,
+    /// From a file of this name.
+    Given(String, Box<PlanFile>),
+}
+
+/// What `--plan` says; a file is read now, before any work.
+pub(crate) fn wanted(argument: Option<&str>) -> Result<Option<Wanted>, CliError> {
+    Ok(match argument {
+        None => None,
+        Some("auto") => Some(Wanted::Automatic),
+        Some(path) => {
+            Some(Wanted::Given(path.to_owned(), Box::new(PlanFile::read(Path::new(path))?)))
+        }
+    })
+}
+
 /// The plan that a training runs, if it was asked for one: from a file, or made here. `config` is then what it says.
 pub(crate) fn for_training(
-    wanted: Option<&str>,
+    wanted: Option<Wanted>,
     arguments: &ConfigArguments,
     config: &mut Config,
     task: &dyn Task,
     model: &Sequence,
 ) -> Result<Option<PlanFile>, CliError> {
-    let plan = match wanted {
+    let (plan, origin) = match wanted {
         None => return Ok(None),
-        Some("auto") => automatic(arguments, config, task, model)?,
-        Some(path) => {
-            let plan = PlanFile::read(Path::new(path))?;
+        Some(Wanted::Automatic) => {
+            (automatic(arguments, config, task, model)?, "--plan auto".to_owned())
+        }
+        Some(Wanted::Given(path, plan)) => {
             if arguments.memory.is_some() {
                 return Err(CliError::Usage(format!(
                     "--memory: the caps of {path} hold; leave it out, or plan again with it"
@@ -94,11 +113,11 @@ pub(crate) fn for_training(
             }
             let own = profile::subject(config, model)?;
             let own = if plan.analytic { own.of_shapes() } else { own };
-            plan.subject.check(&own, path)?;
-            plan
+            plan.subject.check(&own, &path)?;
+            (*plan, path)
         }
     };
-    plan.apply(config, wanted.unwrap_or_default())?;
+    plan.apply(config, &origin)?;
     let predicted = &plan.predicted;
     say!(
         "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {} per step, bubble {:.1}%, peak {} ({})",

@@ -101,10 +101,9 @@ impl PlanFile {
 
     /// Reads and checks a file.
     pub(crate) fn read(path: &Path) -> Result<Self, CliError> {
-        let text = read_bounded(path, FILE_BYTES_MAX)?;
-        Self::from_json(&text).map_err(|reason| {
-            CliError::Usage(format!("{}: {reason}; make another with gpipe plan", path.display()))
-        })
+        let bad = |reason: String| CliError::Usage(format!("{reason}; make one with gpipe plan"));
+        let text = read_bounded(path, FILE_BYTES_MAX).map_err(|error| bad(error.to_string()))?;
+        Self::from_json(&text).map_err(|reason| bad(format!("{}: {reason}", path.display())))
     }
 
     fn from_json(text: &str) -> Result<Self, String> {

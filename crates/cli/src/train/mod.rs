@@ -52,7 +52,8 @@ const NAN_IN_A_ROW: u64 = 10;
 
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
-    let mut start = Start::find(arguments)?; // before any work
+    let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
+    let mut start = Start::find(arguments)?;
     let init = arguments.init.as_deref().map(init::open).transpose()?;
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
@@ -69,7 +70,6 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     let mut position = position(start.checkpoint.as_ref(), task.fingerprint())?;
     let make = task.training(position.batches, position.samples)?;
     let model = task::model(&start.config, task.vocabulary().size())?;
-    let wanted = arguments.plan.as_deref();
     let known = &arguments.pipeline.config;
     let plan = plan::for_training(wanted, known, &mut start.config, task.as_ref(), &model)?;
     let plan = match plan {
