@@ -4,9 +4,9 @@
 Usage: prediction.py [--workload gpt|amoeba] [--rounds 3] [--out FOLDER]
        prediction.py --report FOLDER      (the report again, from its raw data)
 
-Each round measures a new profile with two stages, plans every configuration with it, and only then trains each of them
-for a few steps, in an order that is rotated from round to round. So every prediction is on disk before the run that it is about,
-and comes from other runs. What is compared: the median of the steps after the first, and the most bytes that each stage held, with
+A round goes M by M, from another one each time: it measures a new profile of that M with two stages, plans every configuration
+with it, and only then trains each of them for a few steps. So every prediction is on disk before the run that it is about, and
+comes from other runs, which are minutes old at most. The planner's own choice has a profile of all M of its own. What is compared: the median of the steps after the first, and the most bytes that each stage held, with
 the plan's. Ratios are paired within a round (this machine's speed drifts by the hour); the interval is Student's at 95% over the
 rounds. A canary (a fixed product on one thread) beside each run shows how much the machine drifted within it.
 """
@@ -30,11 +30,11 @@ MEDIAN = statistics.median
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 MICRO_BATCHES = [2, 4, 8, 16, 32]
 WORKLOADS = {
-    # name: (configuration, its changes, steps of a run)
-    "gpt": ("configs/gpt.toml", [], 5),
+    # name: (configuration, its changes, steps of a run, of a profile, and of the one of all M)
+    "gpt": ("configs/gpt.toml", [], 5, 2, 1),
     "amoeba": ("configs/amoebanet-glyphs.toml", [
         "model.cells=6", "model.filters=128", "model.drop_path=0", "model.auxiliary=0", "images.size=64", "train.mini_batch=32",
-        "train.validate_every=0", "train.label_smoothing=0", "data.variations=1"], 11),
+        "train.validate_every=0", "train.label_smoothing=0", "data.variations=1"], 11, 8, 4),
 }
 KEEPING, DISCARDING = "never", "always"
 # The planner's own choice of everything.
@@ -63,43 +63,54 @@ def gpipe(*arguments):
     return result.stdout
 
 
-def one_round(workload, rotated, folder):
-    config, changes, steps = WORKLOADS[workload]
+def one_round(workload, groups, folder):
+    config, changes, steps, of_profile, of_all = WORKLOADS[workload]
     common = [config, *(f"--set={change}" for change in changes)]
-    profile = folder / "profile.json"
-    start = time.perf_counter()
-    gpipe("profile", *common, "--stages", 2, "--micro-batches", ",".join(map(str, MICRO_BATCHES)), "--steps",
-          3 if workload == "gpt" else 8, "--out", profile)
-    profile_s = time.perf_counter() - start
-    plans = {}
-    for m, schedule, remat in configurations(workload):
-        plan = folder / f"{m}-{schedule}-{remat}.plan.json"
-        choices = [("--micro-batches", m), ("--schedule", schedule), ("--remat", remat)]
-        chosen = [str(part) for name, value in choices if value != "any" for part in (name, value)]
-        gpipe("plan", *common, "--profile", profile, "--devices", 2, *chosen, "--out", plan)
-        plans[m, schedule, remat] = plan
-    found = []
-    for m, schedule, remat in rotated:
-        plan = plans[m, schedule, remat]
-        out = folder / f"run-{m}-{schedule}-{remat}"
-        before = canary()
-        gpipe("train", *common, "--plan", plan, "--steps", steps, "--every", "none", "--out", out,
-              "--set=train.validation_tokens=128")
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        lines = [line for line in lines if line["kind"] == "step"]
-        predicted = json.loads(plan.read_text())
-        found.append({
-            "micro_batches": m, "schedule": schedule, "remat": remat, "canary_s": [before, canary()],
-            "balance": predicted["plan"]["balance"],
-            "plan": [predicted["plan"][key] for key in ["micro_batches", "schedule", "remat"]],
-            "predicted_ms": predicted["predicted"]["step"] / 1e6,
-            "predicted_peaks": predicted["predicted"]["peaks"],
-            "step_ms": [line["step_ms"] for line in lines],
-            "stages": lines[-1]["stages"],
-            "peaks": [max(line["stages"][k]["peak_bytes"] for line in lines) for k in range(2)],
-        })
-        subprocess.run(["rm", "-r", str(out)], check=True)
+    profile_s, found = {}, []
+    for sizes, group in groups:
+        profile = folder / f"{'-'.join(map(str, sizes))}.profile.json"
+        start = time.perf_counter()
+        gpipe("profile", *common, f"--set=pipeline.micro_batches={sizes[0]}", "--stages", 2, "--micro-batches",
+              ",".join(map(str, sizes)), "--steps", of_profile if len(sizes) == 1 else of_all, "--out", profile)
+        profile_s[",".join(map(str, sizes))] = time.perf_counter() - start
+        plans = []
+        for m, schedule, remat in group:
+            plan = folder / f"{m}-{schedule}-{remat}.plan.json"
+            choices = [("--micro-batches", m), ("--schedule", schedule), ("--remat", remat)]
+            chosen = [str(part) for name, value in choices if value != "any" for part in (name, value)]
+            gpipe("plan", *common, "--profile", profile, "--devices", 2, *chosen, "--out", plan)
+            plans.append(plan)
+        found += [run([*common, "--steps", steps], key, plan, folder) for key, plan in zip(group, plans)]
     return {"profile_s": profile_s, "found": found}
+
+
+def run(common, key, plan, folder):
+    m, schedule, remat = key
+    out = folder / f"run-{m}-{schedule}-{remat}"
+    before = canary()
+    gpipe("train", *common, "--plan", plan, "--every", "none", "--out", out, "--set=train.validation_tokens=128")
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["kind"] == "step"]
+    subprocess.run(["rm", "-r", str(out)], check=True)
+    predicted = json.loads(plan.read_text())
+    return {
+        "micro_batches": m, "schedule": schedule, "remat": remat, "canary_s": [before, canary()],
+        "balance": predicted["plan"]["balance"],
+        "plan": [predicted["plan"][key] for key in ["micro_batches", "schedule", "remat"]],
+        "predicted_ms": predicted["predicted"]["step"] / 1e6,
+        "predicted_peaks": predicted["predicted"]["peaks"],
+        "step_ms": [line["step_ms"] for line in lines],
+        "stages": lines[-1]["stages"],
+        "peaks": [max(line["stages"][k]["peak_bytes"] for line in lines) for k in range(2)],
+    }
+
+
+def groups(workload, number):
+    """(sizes to profile, configurations that are planned with it), in the order of round `number`."""
+    all = configurations(workload)
+    own = [([m], [key for key in all if key[0] == m]) for m in MICRO_BATCHES] + [(MICRO_BATCHES, [FREE])]
+    shift = number * 2 % len(own)
+    return own[shift:] + own[:shift]
 
 
 def interval(ratios):
@@ -115,7 +126,8 @@ def report(folder, raw):
     done = len(raw["rounds"])
     lines = [f"# Predicted against measured: `{raw['workload']}`", "",
              f"{raw['machine']}; commit {raw['commit']}; {done} rounds; a profile takes "
-             f"{MEDIAN([one['profile_s'] for one in raw['rounds']]):.0f} s.", "",
+             f"{MEDIAN([own for one in raw['rounds'] for size, own in one['profile_s'].items() if ',' not in size]):.0f} s "
+             "(of one M, under both schedules).", "",
              "```sh", f"python3 benchmarks/prediction.py --workload {raw['workload']} --rounds {done}", "```", "",
              "Step: the plan's over the median measured one (without the first), paired within a round: the mean, and Student's interval at",
              "95% (of fewer than three rounds: least and most). Bytes: the plan's peak over the measured one, the largest and the smallest ratio of both stages.", "",
@@ -177,10 +189,8 @@ def main():
     if options.more:
         raw = json.loads((out / "raw.json").read_text())
     for number in range(len(raw["rounds"]), len(raw["rounds"]) + options.rounds):
-        jobs = configurations(options.workload)
-        shift = number * 7 % len(jobs)
         with tempfile.TemporaryDirectory() as folder:
-            raw["rounds"].append(one_round(options.workload, jobs[shift:] + jobs[:shift], Path(folder)))
+            raw["rounds"].append(one_round(options.workload, groups(options.workload, number), Path(folder)))
         (out / "raw.json").write_text(json.dumps(raw) + "\n")
         print(f"round {number + 1} done", file=sys.stderr, flush=True)
         report(out, raw)

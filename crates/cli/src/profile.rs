@@ -7,7 +7,10 @@ use gpipe::{
     estimate::Rate,
     profile::{Profile, Profiling, Subject, profile},
 };
-use gpipe_core::cost::{LayerCost, ModelCosts};
+use gpipe_core::{
+    cost::{LayerCost, ModelCosts},
+    schedule::Schedule,
+};
 
 use crate::{
     CliError,
@@ -73,12 +76,16 @@ pub(crate) fn measure(
         batches.push((vec![inputs], vec![targets]));
     }
     let machine = machine();
+    // The configured one first: its costs are shown.
+    let mut schedules = Schedule::TRAINING.to_vec();
+    schedules.sort_by_key(|&schedule| schedule != config.pipeline.schedule);
     // What does not fit a cap as configured may fit it as planned.
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
     let config = &uncapped;
     let settings = Profiling {
         micro_batches: &all,
+        schedules: &schedules,
         steps: steps as usize,
         batches: &batches,
         machine: &machine,
@@ -140,15 +147,15 @@ fn ms(time: Nanos) -> String {
 
 /// A table of the layers at the configured M, measured beside estimated, and one of the sizes.
 fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
-    let costs = &profile.costs;
+    let (costs, schedule) = (&profile.costs, config.pipeline.schedule);
     let samples = config.train.mini_batch.div_ceil(config.pipeline.micro_batches.max(1));
-    let (layers, spreads) = (costs.at(samples), profile.spread.get(&samples));
+    let (layers, spreads) = (costs.at(samples, schedule), profile.spread.get(&samples));
     let (estimates, flops) =
-        (estimated.at(samples), costs.layers.iter().map(|l| l.flops).sum::<u64>());
+        (estimated.at(samples, schedule), costs.layers.iter().map(|l| l.flops).sum::<u64>());
     let all = |layers: &[LayerCost]| layers.iter().map(time_of).sum::<Nanos>().0.max(1) as f64;
     let (measured_time, estimated_time) = (all(&layers), all(&estimates));
     say!(
-        "layers, in micro-batches of {samples} samples (quartiles in brackets; measured | estimated from shapes):"
+        "layers, in micro-batches of {samples} samples under {schedule} (quartiles in brackets; measured | estimated from shapes):"
     );
     say!(
         "{:<22} {:>8} {:>22} {:>22} {:>22} {:>15} {:>21} {:>10} {:>10} {:>10}",

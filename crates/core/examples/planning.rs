@@ -66,6 +66,7 @@ fn gpt(layers: usize) -> ModelCosts {
         fed: Bytes(0),
         layers: states,
         sizes: [(1, costs)].into(),
+        under: Default::default(),
         skips: Vec::new(),
         ties: vec![tie],
         trained_before: (0..=layers).map(|layer| layer > 0).collect(),

@@ -9,6 +9,7 @@ use crate::{
     ids::LayerId,
     memory::{EdgeBytes, Held, StageBytes},
     remat::Remat,
+    schedule::Schedule,
     simulate::{LinkCost, StageCost},
     topology::{Across, Purpose},
     units::{Bytes, Nanos},
@@ -122,6 +123,10 @@ pub struct ModelCosts {
     pub layers: Vec<LayerState>,
     /// By samples of a micro-batch: one for each layer, and one for the loss, which is with the last layer.
     pub sizes: BTreeMap<usize, Vec<LayerCost>>,
+    /// The same under schedules other than the one that `sizes` were measured under, by name: how many micro-batches are in flight
+    /// decides what is still in a cache, and which work runs beside which.
+    #[serde(default)]
+    pub under: BTreeMap<String, BTreeMap<usize, Vec<LayerCost>>>,
     /// Long skips.
     pub skips: Vec<SkipCost>,
     /// Tied weights.
@@ -150,16 +155,18 @@ impl ModelCosts {
         if layers == 0 || layers > LAYERS_MAX {
             return bad(format!("there are {layers} layers: use 1 to {LAYERS_MAX}"));
         }
-        if self.sizes.is_empty() || self.sizes.contains_key(&0) {
-            return bad("there is no size of micro-batches, or one of 0 samples".into());
-        }
-        if let Some((samples, costs)) =
-            self.sizes.iter().find(|(_, costs)| costs.len() != layers + 1)
-        {
-            return bad(format!(
-                "there are {} costs for micro-batches of {samples} samples, but {layers} layers and a loss",
-                costs.len()
-            ));
+        for sizes in [&self.sizes].into_iter().chain(self.under.values()) {
+            if sizes.is_empty() || sizes.contains_key(&0) {
+                return bad("there is no size of micro-batches, or one of 0 samples".into());
+            }
+            if let Some((samples, costs)) =
+                sizes.iter().find(|(_, costs)| costs.len() != layers + 1)
+            {
+                return bad(format!(
+                    "there are {} costs for micro-batches of {samples} samples, but {layers} layers and a loss",
+                    costs.len()
+                ));
+            }
         }
         if self.trained_before.len() != layers + 1 {
             return bad("trained_before has another length than the layers".into());
@@ -183,18 +190,19 @@ impl ModelCosts {
         self.sizes.contains_key(&samples)
     }
 
-    /// The costs for micro-batches of `samples` samples: those of that size, or on the line through the two nearest sizes;
-    /// of one size only, in proportion. The loss is last.
-    pub fn at(&self, samples: usize) -> Vec<LayerCost> {
-        if let Some(own) = self.sizes.get(&samples) {
+    /// The costs for micro-batches of `samples` samples under `schedule`: those of that size under it, or under the one that
+    /// was measured first; else on the line through the two nearest sizes; of one size only, in proportion. The loss is last.
+    pub fn at(&self, samples: usize, schedule: Schedule) -> Vec<LayerCost> {
+        let sizes = self.under.get(schedule.name()).unwrap_or(&self.sizes);
+        if let Some(own) = sizes.get(&samples).or_else(|| self.sizes.get(&samples)) {
             return own.clone();
         }
-        let below: Vec<usize> = self.sizes.range(..samples).rev().take(2).map(|s| *s.0).collect();
-        let above: Vec<usize> = self.sizes.range(samples..).take(2).map(|size| *size.0).collect();
+        let below: Vec<usize> = sizes.range(..samples).rev().take(2).map(|size| *size.0).collect();
+        let above: Vec<usize> = sizes.range(samples..).take(2).map(|size| *size.0).collect();
         let (a, b) = match (&below[..], &above[..]) {
             ([a, ..], [b, ..]) | ([b, a, ..], []) | ([], [a, b, ..]) => (*a, *b),
             ([only], []) | ([], [only]) => {
-                let costs = &self.sizes[only];
+                let costs = &sizes[only];
                 let ratio = samples as f64 / *only as f64;
                 return costs.iter().map(|cost| cost.map(|x| x as f64 * ratio)).collect();
             }
@@ -204,7 +212,7 @@ impl ModelCosts {
         let line = |(a, b): (&LayerCost, &LayerCost)| {
             a.zip(b, |a, b| a as f64 + share * (b as f64 - a as f64))
         };
-        self.sizes[&a].iter().zip(&self.sizes[&b]).map(line).collect()
+        sizes[&a].iter().zip(&sizes[&b]).map(line).collect()
     }
 
     /// What makes edges where the model is cut.

@@ -140,7 +140,7 @@ enum Cut {
 }
 
 fn cut(costs: &ModelCosts, samples: usize, stages: usize, cut: Cut) -> Result<Vec<usize>, Failure> {
-    let layers = costs.at(samples);
+    let layers = costs.at(samples, Schedule::GPipe);
     let of_layers = layers.iter().zip(&costs.layers);
     let time = || of_layers.clone().map(|(c, _)| (c.forward + c.rematerialize + c.backward).0);
     Ok(match cut {

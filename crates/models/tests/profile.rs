@@ -68,6 +68,7 @@ impl Subject {
         let (inputs, targets) = (&self.batch.0, &self.batch.1);
         let settings = Profiling {
             micro_batches: &[1, 2, 4, 8],
+            schedules: &Schedule::TRAINING,
             steps: 2,
             batches: &[(vec![inputs.shallow_clone()], vec![targets.shallow_clone()])],
             machine: "here",
@@ -81,6 +82,7 @@ fn fault_a_profile_of_something_else_is_refused() {
     let subject = transformer();
     let settings = Profiling {
         micro_batches: &[8],
+        schedules: &[],
         steps: 1,
         batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
         machine: "here",
@@ -121,6 +123,7 @@ fn property_a_changed_profile_never_panics() {
     let subject = transformer();
     let settings = Profiling {
         micro_batches: &[8],
+        schedules: &[],
         steps: 1,
         batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
         machine: "here",

@@ -105,7 +105,8 @@ pub(super) fn limit(
     let sum = busy.iter().map(|busy| u128::from(busy.0)).sum::<u128>();
     let mean = Nanos(u64::try_from(sum / busy.len().max(1) as u128).unwrap_or(u64::MAX));
     let stage = busy.iter().position(|&busy| busy == most).unwrap_or_default();
-    let costs = model.at(samples.div_ceil(plan.micro_batches.min(samples).max(1)));
+    let larger = samples.div_ceil(plan.micro_batches.min(samples).max(1));
+    let costs = model.at(larger, plan.schedule);
     let range = ranges(&plan.balance).into_iter().nth(stage).unwrap_or_default();
     let weight = |layer: &usize| costs[*layer].forward_kept + costs[*layer].backward_kept;
     let layer = range.max_by_key(weight).unwrap_or_default();

@@ -175,7 +175,7 @@ pub fn predict(
     let program = lower(&compute, &topology, micro_batches)?;
     let (simulated, edges) = costs_of(model, devices, samples, plan, &ranges, &purposes);
     let larger = samples.div_ceil(micro_batches);
-    let costs = model.at(larger);
+    let costs = model.at(larger, plan.schedule);
     let bytes = ranges.iter().enumerate();
     let bytes = bytes.map(|(stage, range)| {
         model.stage_bytes(range.clone(), &costs, larger, plan.remat.of(stage))
@@ -247,7 +247,7 @@ fn costs_of(
 ) -> (Costs, Vec<EdgeBytes>) {
     let micro_batches = plan.micro_batches.min(samples).max(1);
     let (larger, smaller) = (samples.div_ceil(micro_batches), samples / micro_batches);
-    let costs = model.at(larger);
+    let costs = model.at(larger, plan.schedule);
     let at = |costs: &[_]| -> Vec<StageCost> {
         let stage = |(stage, (range, device)): (usize, (&Range<usize>, &PlanDevice))| {
             model.stage_cost(range.clone(), costs, plan.remat.of(stage), device.speed)
@@ -257,7 +257,7 @@ fn costs_of(
     let edges = model.edge_bytes(ranges, &costs, larger, purposes);
     let simulated = Costs {
         stages: at(&costs),
-        smaller: if smaller < larger { at(&model.at(smaller)) } else { Vec::new() },
+        smaller: if smaller < larger { at(&model.at(smaller, plan.schedule)) } else { Vec::new() },
         smaller_from: (smaller < larger).then(|| MicroBatch::from_index(samples % micro_batches)),
         links: model.link_costs(&edges),
     };

@@ -92,15 +92,15 @@ pub(super) struct Space<'a> {
 
 impl<'a> Space<'a> {
     pub fn new(frame: Frame<'a>) -> Self {
-        let Frame { model, devices, samples, micro_batches, .. } = frame;
-        let lists = Lists::new(frame.schedule, devices.len(), micro_batches, samples);
+        let Frame { model, devices, samples, micro_batches, schedule, .. } = frame;
+        let lists = Lists::new(schedule, devices.len(), micro_batches, samples);
         let (larger, smaller) = (samples.div_ceil(micro_batches), samples / micro_batches);
-        let costs = model.at(larger);
+        let costs = model.at(larger, schedule);
         let layers = model.layers.len();
         let edges: Vec<EdgeBytes> = costs[..layers].iter().map(message).collect();
         let mut sums = vec![Sums::new(model, &costs)];
         if smaller < larger {
-            sums.push(Sums::new(model, &model.at(smaller)));
+            sums.push(Sums::new(model, &model.at(smaller, schedule)));
         }
         Self {
             frame,

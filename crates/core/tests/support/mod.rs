@@ -1,6 +1,8 @@
 //! Random models for the tests of costs, memory and plans: the same seed always gives the same one.
 #![allow(dead_code)] // each test uses its part
 
+use std::collections::BTreeMap;
+
 use gpipe_core::{
     Bytes, Nanos,
     cost::{LayerCost, LayerState, ModelCosts, SkipCost, TieCost, Transport},
@@ -32,11 +34,15 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         flops: 1,
     };
     let states = (0..layers).map(|layer| state(layer, random)).collect();
-    let mut sizes = std::collections::BTreeMap::new();
-    for samples in 1..=samples {
-        let costs = (0..=layers).map(|_| cost(random, samples, kind));
-        sizes.insert(samples, costs.collect());
-    }
+    let mut measured = || -> BTreeMap<usize, Vec<LayerCost>> {
+        let mut of = |samples| (0..=layers).map(|_| cost(random, samples, kind)).collect();
+        (1..=samples).map(|samples| (samples, of(samples))).collect()
+    };
+    let sizes = measured();
+    let under = match kind {
+        Kind::Wild => [("gpipe".to_owned(), measured())].into(),
+        _ => BTreeMap::new(),
+    };
     let mut ends = || {
         let a = random.below(layers);
         let b = random.below(layers);
@@ -65,6 +71,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         fed: Bytes(0),
         layers: states,
         sizes,
+        under,
         skips: if crossed { skips.iter().map(skip).collect() } else { Vec::new() },
         ties: if crossed { ties.iter().map(tie).collect() } else { Vec::new() },
         trained_before: (0..=layers).map(|layer| layer > frozen).collect(),

@@ -150,6 +150,7 @@ pub fn estimate(
     Ok(ModelCosts {
         layers: states.map(state).collect(),
         sizes: by_size,
+        under: BTreeMap::new(),
         skips: skips.collect(),
         ties: ties.iter().map(|group| model.tie(group)).collect(),
         trained_before: sequence.trained_before(),

@@ -150,6 +150,11 @@ impl PipelineBuilder {
         self
     }
 
+    /// The order that it has so far.
+    pub(crate) fn scheduled(&self) -> Schedule {
+        self.schedule
+    }
+
     /// Where to cut.
     #[must_use]
     pub fn balance(mut self, balance: Balance) -> Self {

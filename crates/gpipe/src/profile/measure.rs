@@ -1,5 +1,5 @@
-//! Measuring a profile: a few steps of the real pipeline for each size of micro-batches, all its stages at work, once
-//! with all forwards discarding and once with all keeping.
+//! Measuring a profile: a few steps of the real pipeline for each size of micro-batches and each schedule, all its stages at work,
+//! once with all forwards discarding and once with all keeping.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,6 +8,7 @@ use gpipe_core::{
     cost::{LayerCost, LayerState, ModelCosts, TieCost},
     lower::Recomputed,
     remat::Remat,
+    schedule::Schedule,
     simulate::{Timeline, median},
 };
 use tch::Tensor;
@@ -25,6 +26,8 @@ use crate::{
 pub struct Profiling<'a> {
     /// M for which a mini-batch is cut and measured.
     pub micro_batches: &'a [usize],
+    /// The schedules that each size is measured under, the first for all that are not here; none: the builder's.
+    pub schedules: &'a [Schedule],
     /// Steps that are measured of each, after one that is not.
     pub steps: usize,
     /// Mini-batches, used in turn: inputs and targets, all with the same number of samples.
@@ -33,8 +36,9 @@ pub struct Profiling<'a> {
     pub machine: &'a str,
 }
 
-/// Measures a profile of the pipeline that `build` gives, each time anew. Each size of micro-batches is measured with all
-/// forwards discarding and, unless that goes over a memory cap, with all keeping. `tell` hears what is being measured.
+/// Measures a profile of the pipeline that `build` gives, each time anew. Each size of micro-batches is measured under each
+/// schedule, with all forwards discarding and, unless that goes over a memory cap, with all keeping. `tell` hears what is being
+/// measured.
 ///
 /// # Errors
 /// Those of `build` and of the steps; no mini-batches.
@@ -54,70 +58,101 @@ pub fn profile(
     };
     let mut builder = build()?;
     let subject = builder.subject(settings.machine)?;
+    let configured = [builder.scheduled()];
+    let schedules = if settings.schedules.is_empty() { &configured } else { settings.schedules };
     let mut costs = shapes(&mut builder)?;
     let mut spread = BTreeMap::new();
     let (mut stages, mut latencies, mut full) = (1, Vec::new(), None);
-    for &micro_batches in settings.micro_batches {
-        let micro_batches = micro_batches.clamp(1, mini_batch);
-        let samples = mini_batch.div_ceil(micro_batches);
-        if costs.sizes.contains_key(&samples) {
-            continue;
+    for (number, &schedule) in schedules.iter().enumerate() {
+        let mut sizes = BTreeMap::new();
+        for &micro_batches in settings.micro_batches {
+            let cut = Cut::of(mini_batch, micro_batches);
+            if sizes.contains_key(&cut.samples) {
+                continue;
+            }
+            let mut observe = |remat: Remat| {
+                let Cut { samples, micro_batches, .. } = cut;
+                tell(&format!(
+                    "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
+                ));
+                let builder = build()?.micro_batches(micro_batches).schedule(schedule).remat(remat);
+                let mut pipeline = builder.profiled().build()?;
+                stages = pipeline.balance().len();
+                Observed::train(&mut pipeline, settings, cut.of_that_size)
+            };
+            let discarding = match observe(Remat::Always) {
+                Ok(discarding) => discarding,
+                // A device that is full: smaller micro-batches may fit.
+                Err(error) if error.is_out_of_memory() => {
+                    full = Some(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let keeping = match observe(Remat::Never) {
+                Ok(keeping) => Some(keeping),
+                Err(error) if error.is_out_of_memory() => None,
+                Err(error) => return Err(error),
+            };
+            for observed in [Some(&discarding), keeping.as_ref()].into_iter().flatten() {
+                latencies.extend(observed.timelines.iter().flat_map(latencies_of));
+            }
+            let mut measured = boundaries(&mut builder, cut.samples)?;
+            fill(&mut measured, &discarding, keeping.as_ref());
+            if number == 0 {
+                let all = (0..measured.len()).map(|layer| discarding.spread(layer)).collect();
+                spread.insert(cut.samples, all);
+                discarding.fill_states(&mut costs);
+            }
+            sizes.insert(cut.samples, measured);
         }
-        // Smaller ones at the end of the mini-batch are left out.
+        match (number, full.take()) {
+            (0, Some(error)) if sizes.is_empty() => return Err(error),
+            (0, _) => costs.sizes = sizes,
+            _ if sizes.is_empty() => {}
+            _ => drop(costs.under.insert(schedule.name().to_owned(), sizes)),
+        }
+    }
+    costs.transport.latency = median(&mut latencies);
+    Ok(Profile { format: FORMAT, subject, stages, steps: settings.steps, costs, spread })
+}
+
+/// How a mini-batch is cut to be measured.
+struct Cut {
+    /// M, at most one for each sample.
+    micro_batches: usize,
+    /// Of the larger micro-batches.
+    samples: usize,
+    /// The larger micro-batches: smaller ones at the end of the mini-batch are left out.
+    of_that_size: usize,
+}
+
+impl Cut {
+    fn of(mini_batch: usize, micro_batches: usize) -> Self {
+        let micro_batches = micro_batches.clamp(1, mini_batch);
         let of_that_size = match mini_batch % micro_batches {
             0 => micro_batches,
             larger => larger,
         };
-        let mut observe = |remat: Remat| {
-            tell(&format!("micro-batches of {samples} samples (M = {micro_batches}), {remat}"));
-            let builder = build()?.micro_batches(micro_batches).remat(remat).profiled();
-            let mut pipeline = builder.build()?;
-            stages = pipeline.balance().len();
-            Observed::train(&mut pipeline, settings, of_that_size)
-        };
-        let discarding = match observe(Remat::Always) {
-            Ok(discarding) => discarding,
-            // A device that is full: smaller micro-batches may fit.
-            Err(error) if error.is_out_of_memory() => {
-                full = Some(error);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        let keeping = match observe(Remat::Never) {
-            Ok(keeping) => Some(keeping),
-            Err(error) if error.is_out_of_memory() => None,
-            Err(error) => return Err(error),
-        };
-        for observed in [Some(&discarding), keeping.as_ref()].into_iter().flatten() {
-            latencies.extend(observed.timelines.iter().flat_map(latencies_of));
-        }
-        let mut measured = boundaries(&mut builder, samples)?;
-        let outputs: Vec<Bytes> = measured.iter().map(|cost| cost.inputs).collect();
-        for (layer, cost) in measured.iter_mut().enumerate() {
-            discarding.fill(layer, cost);
-            match &keeping {
-                Some(keeping) => keeping.fill(layer, cost),
-                None => {
-                    (cost.forward_kept, cost.backward_kept) = (cost.rematerialize, cost.backward)
-                }
-            }
-            if cost.kept == Bytes(0) {
-                // Its stage is not trained, and keeps nothing. In another one it may have to keep its outputs, and to be
-                // recomputed.
-                (cost.forward_kept, cost.rematerialize) = (cost.forward, cost.forward);
-                cost.kept = outputs.get(layer + 1).copied().unwrap_or_default();
-            }
-        }
-        spread.insert(samples, (0..measured.len()).map(|layer| discarding.spread(layer)).collect());
-        costs.sizes.insert(samples, measured);
-        discarding.fill_states(&mut costs);
+        Self { micro_batches, samples: mini_batch.div_ceil(micro_batches), of_that_size }
     }
-    if let (Some(error), true) = (full, costs.sizes.is_empty()) {
-        return Err(error);
+}
+
+/// What the trainings of one size showed, by layer.
+fn fill(measured: &mut [LayerCost], discarding: &Observed, keeping: Option<&Observed>) {
+    let outputs: Vec<Bytes> = measured.iter().map(|cost| cost.inputs).collect();
+    for (layer, cost) in measured.iter_mut().enumerate() {
+        discarding.fill(layer, cost);
+        match keeping {
+            Some(keeping) => keeping.fill(layer, cost),
+            None => (cost.forward_kept, cost.backward_kept) = (cost.rematerialize, cost.backward),
+        }
+        if cost.kept == Bytes(0) {
+            // Its stage is not trained, and keeps nothing. In another one it may have to keep its outputs, and to be recomputed.
+            (cost.forward_kept, cost.rematerialize) = (cost.forward, cost.forward);
+            cost.kept = outputs.get(layer + 1).copied().unwrap_or_default();
+        }
     }
-    costs.transport.latency = median(&mut latencies);
-    Ok(Profile { format: FORMAT, subject, stages, steps: settings.steps, costs, spread })
 }
 
 /// What shapes alone say: names, flops, skips, ties; nothing of what is measured.
@@ -139,7 +174,7 @@ fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
 
 /// By layer, and for the loss: what crosses a cut before it.
 fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<LayerCost>> {
-    let estimated = builder.estimate(&[samples], &Rate::default())?.at(samples);
+    let estimated = builder.estimate(&[samples], &Rate::default())?.at(samples, Schedule::OneFOneB);
     let crossing = |cost: LayerCost| LayerCost {
         inputs: cost.inputs,
         input_gradients: cost.input_gradients,

@@ -117,7 +117,7 @@ impl PipelineBuilder {
     /// Settings and shapes that do not fit, as [`PipelineBuilder::build`].
     pub fn subject(&mut self, machine: &str) -> crate::Result<Subject> {
         let estimated = self.estimate(&[1], &Rate::default())?;
-        let kept: Vec<u64> = estimated.at(1).iter().map(|cost| cost.kept.0).collect();
+        let kept: Vec<u64> = estimated.sizes.values().flatten().map(|cost| cost.kept.0).collect();
         let seen = self.seen()?;
         let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
         let inferred = seen.sequence.infer(&inputs, seen.kind)?;
