@@ -31,10 +31,10 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 MICRO_BATCHES = [2, 4, 8, 16, 32]
 WORKLOADS = {
     # name: (configuration, its changes, steps of a run, of a profile, and of the one of all M)
-    "gpt": ("configs/gpt.toml", [], 5, 2, 1),
+    "gpt": ("configs/gpt.toml", [], 6, 3, 1),
     "amoeba": ("configs/amoebanet-glyphs.toml", [
         "model.cells=6", "model.filters=128", "model.drop_path=0", "model.auxiliary=0", "images.size=64", "train.mini_batch=32",
-        "train.validate_every=0", "train.label_smoothing=0", "data.variations=1"], 11, 8, 4),
+        "train.validate_every=0", "train.label_smoothing=0", "data.variations=1"], 26, 12, 6),
 }
 KEEPING, DISCARDING = "never", "always"
 # The planner's own choice of everything.

@@ -155,7 +155,7 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
     let all = |layers: &[LayerCost]| layers.iter().map(time_of).sum::<Nanos>().0.max(1) as f64;
     let (measured_time, estimated_time) = (all(&layers), all(&estimates));
     say!(
-        "layers, in micro-batches of {samples} samples under {schedule} (quartiles in brackets; measured | estimated from shapes):"
+        "layers, in micro-batches of {samples} samples under {schedule} (medians, quartiles in brackets; measured | estimated from shapes):"
     );
     say!(
         "{:<22} {:>8} {:>22} {:>22} {:>22} {:>15} {:>21} {:>10} {:>10} {:>10}",
@@ -173,8 +173,8 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
     for (number, (cost, estimate)) in layers.iter().zip(&estimates).enumerate() {
         let state = costs.layers.get(number);
         let spread = spreads.and_then(|spreads| spreads.get(number)).copied().unwrap_or_default();
-        let time = |time: Nanos, [low, high]: [Nanos; 2]| {
-            format!("{} [{} .. {}]", ms(time), ms(low), ms(high))
+        let time = |[low, median, high]: [Nanos; 3]| {
+            format!("{} [{} .. {}]", ms(median), ms(low), ms(high))
         };
         let name = state.map_or("the loss".to_owned(), |state| format!("{number} {}", state.name));
         let gflop = state.map_or(0, |state| state.flops) as f64 * samples as f64 / 1e9;
@@ -182,9 +182,9 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
         let share = |cost: &LayerCost, all: f64| 100.0 * time_of(cost).0 as f64 / all;
         say!(
             "{name:<22} {gflop:>8.3} {:>22} {:>22} {:>22} {:>7.1} |{:>6.1} {:>10} |{:>9} {:>10} {:>10} {:>10}",
-            time(cost.forward, spread.forward),
-            time(cost.rematerialize, spread.rematerialize),
-            time(cost.backward, spread.backward),
+            time(spread.forward),
+            time(spread.rematerialize),
+            time(spread.backward),
             share(cost, measured_time),
             share(estimate, estimated_time),
             cost.kept.to_string(),

@@ -209,6 +209,8 @@ fn latencies_of(timeline: &Timeline) -> Vec<u64> {
 struct Observed {
     timelines: Vec<Timeline>,
     samples: HashMap<(usize, Work), Vec<Sample>>,
+    /// The mean of a layer's times in each step.
+    means: HashMap<(usize, Work), Vec<f64>>,
     /// By layer.
     bytes: Vec<LayerBytes>,
     /// The first layer of each stage.
@@ -224,6 +226,7 @@ impl Observed {
         micro_batches: usize,
     ) -> Result<Self> {
         let (mut timelines, mut all) = (Vec::new(), Vec::new());
+        let mut means: HashMap<_, Vec<f64>> = HashMap::new();
         let mut bytes = Vec::new();
         // Skipped ones, which look for a loss scale, do not count.
         let attempts = 4 * (settings.steps.max(1) + 1) + 16;
@@ -243,20 +246,31 @@ impl Observed {
             if step > 1 {
                 // The first one warms caches and allocators, and makes the optimizer's state.
                 timelines.push(report.timeline);
-                all.extend(profiles.into_iter().flat_map(|stage| stage.samples));
+                let samples = profiles.into_iter().flat_map(|stage| stage.samples);
+                let samples: Vec<Sample> =
+                    samples.filter(|own| own.micro_batch.index() < micro_batches).collect();
+                let mut sums: HashMap<_, (f64, f64)> = HashMap::new();
+                for sample in &samples {
+                    let (sum, count) = sums.entry((sample.layer, sample.work)).or_default();
+                    (*sum, *count) = (*sum + sample.time.0 as f64, *count + 1.0);
+                }
+                for (key, (sum, count)) in sums {
+                    means.entry(key).or_default().push(sum / count);
+                }
+                all.extend(samples);
             }
         }
         let starts: Vec<usize> = gpipe_core::topology::ranges(pipeline.balance())
             .into_iter()
             .map(|range| range.start)
             .collect();
-        all.retain(|sample| sample.micro_batch.index() < micro_batches);
         let overhead = overhead(&timelines, &all, &starts, micro_batches);
         let mut samples: HashMap<_, Vec<Sample>> = HashMap::new();
         for sample in all {
             samples.entry((sample.layer, sample.work)).or_default().push(sample);
         }
-        Ok(Self { timelines, samples, bytes, starts, overhead })
+        means.values_mut().for_each(|means| means.sort_unstable_by(f64::total_cmp));
+        Ok(Self { timelines, samples, means, bytes, starts, overhead })
     }
 
     fn stage_of(&self, layer: usize) -> usize {
@@ -273,16 +287,27 @@ impl Observed {
         times.sort_unstable();
         let at = (times.len() as f64 * quantile) as usize;
         let time = times.get(at.min(times.len().saturating_sub(1))).copied().unwrap_or(0);
-        let overhead = self.overhead.get(&(self.stage_of(layer), work)).copied().unwrap_or(1.0);
-        Nanos((time as f64 * overhead) as u64)
+        self.with_overhead(layer, work, time as f64)
     }
 
-    fn median(&self, layer: usize, work: Work) -> Nanos {
-        self.time(layer, work, 0.5)
+    fn with_overhead(&self, layer: usize, work: Work, time: f64) -> Nanos {
+        let overhead = self.overhead.get(&(self.stage_of(layer), work)).copied().unwrap_or(1.0);
+        Nanos((time * overhead) as u64)
+    }
+
+    /// What a layer takes in a step like most: the median over the steps of its mean in each. A step is a sum, and the sum of
+    /// medians is less than it where some of the layers' runs are disturbed in every step.
+    fn typical(&self, layer: usize, work: Work) -> Nanos {
+        let means = self.means.get(&(layer, work)).map_or(&[][..], Vec::as_slice);
+        let time = match means.len() {
+            0 => 0.0,
+            count => (means[(count - 1) / 2] + means[count / 2]) / 2.0,
+        };
+        self.with_overhead(layer, work, time)
     }
 
     fn spread(&self, layer: usize) -> LayerSpread {
-        let quartiles = |work| [0.25, 0.75].map(|quantile| self.time(layer, work, quantile));
+        let quartiles = |work| [0.25, 0.5, 0.75].map(|quantile| self.time(layer, work, quantile));
         LayerSpread {
             forward: quartiles(Work::Forward),
             rematerialize: quartiles(Work::Rematerialize),
@@ -294,7 +319,7 @@ impl Observed {
     fn fill(&self, layer: usize, cost: &mut LayerCost) {
         let set = |time: &mut Nanos, work| {
             if !self.of(layer, work).is_empty() {
-                *time = self.median(layer, work);
+                *time = self.typical(layer, work);
             }
         };
         set(&mut cost.forward, Work::Forward);
@@ -347,8 +372,8 @@ impl Observed {
             state.gradients = Bytes(bytes.gradients);
             state.optimizer = Bytes(bytes.optimizer);
             state.statistics = Bytes(bytes.statistics);
-            state.norm = part(self.median(start, Work::Norm));
-            state.update = part(self.median(start, Work::Update));
+            state.norm = part(self.typical(start, Work::Norm));
+            state.update = part(self.typical(start, Work::Update));
             state.update_peak = Bytes((peak as f64 * share(most)) as u64);
         }
         for tie in &mut costs.ties {

@@ -20,7 +20,7 @@ pub use self::{
 use crate::error::{Error, Result};
 
 /// The format that [`Profile::to_json`] writes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Most layers and sizes of a profile.
 const LAYERS_MAX: usize = 1 << 16;
 const SIZES_MAX: usize = 1 << 10;
@@ -36,22 +36,22 @@ pub struct Profile {
     pub stages: usize,
     /// Steps that were measured of each size and policy.
     pub steps: usize,
-    /// Medians of times, most of bytes.
+    /// What layers take in a step like most (the median over the steps of the mean in each), and the most bytes.
     pub costs: ModelCosts,
     /// How far the times are spread, by samples of a micro-batch, then by layer, the loss last.
     pub spread: BTreeMap<usize, Vec<LayerSpread>>,
 }
 
-/// The lower and upper quartile of a layer's times.
+/// The lower quartile, the median and the upper quartile of a layer's times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerSpread {
     /// Of a forward that discards.
-    pub forward: [Nanos; 2],
+    pub forward: [Nanos; 3],
     /// Of a re-materialization.
-    pub rematerialize: [Nanos; 2],
+    pub rematerialize: [Nanos; 3],
     /// Of a backward after it.
-    pub backward: [Nanos; 2],
+    pub backward: [Nanos; 3],
 }
 
 impl Profile {
