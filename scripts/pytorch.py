@@ -25,10 +25,11 @@ from pathlib import Path
 
 VERSION = "2.11.0"
 TORCHVISION = "0.26.0"
+PROGRAM = Path(sys.argv[0]).stem  # or the script that installs another package this way
 
 
 def fail(message):
-    sys.exit(f"pytorch: {message}")
+    sys.exit(f"{PROGRAM}: {message}")
 
 
 def version_in(path, module="torch"):
@@ -41,10 +42,10 @@ def version_in(path, module="torch"):
 def install(home, destination, *packages):
     aside = Path(tempfile.mkdtemp(prefix=destination.name + ".", dir=home))
     try:
-        print(f"pytorch: installing {packages[-1]} into {destination}", file=sys.stderr, flush=True)
+        print(f"{PROGRAM}: installing {packages[-1]} into {destination}", file=sys.stderr, flush=True)
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(aside), *packages]
         if subprocess.run(pip, stdout=sys.stderr, env=dict(os.environ, PIP_ROOT_USER_ACTION="ignore")).returncode:
-            fail("pip failed: see its message above; it needs a reachable package index and about 8 GB of disk")
+            fail("pip failed: see its message above; it needs a reachable package index and disk (about 8 GB for PyTorch)")
         aside.chmod(0o755)
         aside.rename(destination)
     finally:
