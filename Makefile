@@ -43,7 +43,8 @@ bench-prediction: build ## Predicted against measured steps and bytes, of two wo
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
-		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && python3 scripts/interchange.py
+		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && \
+		python3 scripts/translation_parity.py && python3 scripts/interchange.py
 	python3 scripts/score_parity.py
 
 fonts: ## Fetch free fonts to draw images of characters from (Debian and Ubuntu; no root)

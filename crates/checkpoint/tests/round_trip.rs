@@ -33,6 +33,8 @@ fn language_model() -> Sequence {
     let attention = Attention {
         features: FEATURES,
         heads: 2,
+        head_size: FEATURES / 2,
+        causal: true,
         attention_dropout: dropout,
         dropout,
         std,
@@ -54,7 +56,10 @@ fn language_model() -> Sequence {
         .push("0.mlp", Mlp { features: FEATURES, hidden: 16, dropout, std, output_std })
         .push("1.attention", attention)
         .push("drop", Dropout { p: dropout })
-        .push("head", Head { features: FEATURES, vocabulary: VOCABULARY, std, tie })
+        .push(
+            "head",
+            Head { features: FEATURES, vocabulary: VOCABULARY, std, logit_clip: 0.0, tie },
+        )
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -57,6 +57,11 @@ impl TensorSpec {
         Self { shape, kind: self.kind }
     }
 
+    /// The same in another dtype.
+    pub fn with_kind(&self, kind: Kind) -> Self {
+        Self { kind, ..self.clone() }
+    }
+
     /// Whether a layer may pass it on: floats, whose gradients flow, and integers and booleans, which have
     /// none. Complex numbers would have one, and it would be lost.
     pub(crate) fn is_supported(&self) -> bool {

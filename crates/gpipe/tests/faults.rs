@@ -261,7 +261,7 @@ fn tokens_model(vocabulary: [i64; 2]) -> Sequence {
         tie: tie.clone(),
     };
     let mlp = Mlp { features: 4, hidden: 8, dropout: 0.0, std: 0.1, output_std: 0.1 };
-    let head = Head { features: 4, vocabulary: vocabulary[1], std: 0.1, tie };
+    let head = Head { features: 4, vocabulary: vocabulary[1], std: 0.1, logit_clip: 0.0, tie };
     Sequence::new().push("embedding", embedding).push("mlp", mlp).push("head", head)
 }
 

@@ -19,7 +19,8 @@ use common::{Named, bits, uniform};
 use gpipe::{
     Balance, CrossEntropy, Layer, MeanSquaredError, Pipeline, Remat, Sequence, Sgd, TensorSpec,
     layers::{
-        Activation, Attention, Block, Dropout, Embedding, Head, LayerNorm, Linear, Mlp, Pop, Stash,
+        Activation, Attention, Block, CrossAttention, DecoderBlock, Dropout, Embedding, Head,
+        LayerNorm, Linear, Mlp, Pop, SourceEmbedding, Stash, TargetEmbedding, TokenEmbedding,
     },
 };
 use gpipe_core::splitmix::Stream;
@@ -46,7 +47,7 @@ fn move_away(pipeline: &mut Pipeline) -> Named {
 /// A model with a mini-batch and the parameters at which it is looked at.
 struct Case {
     model: Sequence,
-    inputs: Tensor,
+    inputs: Vec<Tensor>,
     targets: Tensor,
     /// Whether masks are drawn: then a loss is one of step 0, which only a new pipeline has.
     masks: bool,
@@ -59,8 +60,8 @@ impl Case {
     }
 
     fn shaped(model: Sequence, shape: &[i64]) -> Self {
-        let (inputs, targets) = (uniform(shape, 1, Kind::Double), uniform(shape, 2, Kind::Double));
-        Self { model, inputs, targets, masks: false }
+        let (input, targets) = (uniform(shape, 1, Kind::Double), uniform(shape, 2, Kind::Double));
+        Self { model, inputs: vec![input], targets, masks: false }
     }
 
     /// A linear layer, then the layer under test.
@@ -75,8 +76,8 @@ impl Case {
     /// Losses and gradients are looked at with learning rate 0: a step changes nothing. Everything is
     /// recomputed: the loss comes from the first forward, the gradient from the second.
     fn pipeline(&self) -> Pipeline {
-        let spec = TensorSpec::of(&self.inputs);
-        let builder = Pipeline::builder(self.model.clone(), spec)
+        let specs: Vec<_> = self.inputs.iter().map(TensorSpec::of).collect();
+        let builder = Pipeline::builder(self.model.clone(), specs)
             .stages(self.model.len().min(2))
             .balance(Balance::Uniform)
             .micro_batches(2)
@@ -95,17 +96,17 @@ impl Case {
     fn loss(&self, pipeline: &mut Pipeline, values: &Named) -> f64 {
         if !self.masks {
             pipeline.set_parameters(values).unwrap();
-            return pipeline.evaluate(&self.inputs, &self.targets).unwrap().loss;
+            return pipeline.evaluate(&self.inputs[..], &self.targets).unwrap().loss;
         }
         let mut fresh = self.pipeline();
         fresh.set_parameters(values).unwrap();
-        fresh.train_step(&self.inputs, &self.targets).unwrap().loss
+        fresh.train_step(&self.inputs[..], &self.targets).unwrap().loss
     }
 
     fn check(&self) {
         let mut pipeline = self.pipeline();
         let values = move_away(&mut pipeline);
-        let report = pipeline.train_step(&self.inputs, &self.targets).unwrap();
+        let report = pipeline.train_step(&self.inputs[..], &self.targets).unwrap();
         assert!(report.loss.abs() < 4.0, "the tolerance is for losses below 4: {}", report.loss);
         assert_eq!(self.loss(&mut pipeline, &values), report.loss, "the same loss both ways");
         let grads = pipeline.gradients().unwrap();
@@ -150,7 +151,16 @@ impl Case {
 }
 
 fn attention(attention_dropout: f64, dropout: f64) -> Attention {
-    Attention { features: D, heads: 2, attention_dropout, dropout, std: 0.3, output_std: 0.3 }
+    Attention {
+        features: D,
+        heads: 2,
+        head_size: 3,
+        causal: true,
+        attention_dropout,
+        dropout,
+        std: 0.3,
+        output_std: 0.3,
+    }
 }
 
 fn mlp(dropout: f64) -> Mlp {
@@ -169,7 +179,7 @@ fn tokens() -> Tensor {
 
 /// A token embedding, perhaps followed by other layers that keep its shape.
 fn of_tokens(model: Sequence) -> Case {
-    Case { inputs: tokens(), ..Case::new(model) }
+    Case { inputs: vec![tokens()], ..Case::new(model) }
 }
 
 #[test]
@@ -195,7 +205,7 @@ fn oracle_gradient_relu() {
     let linear = Case::new(Sequence::new().push("before", Linear::new(D, D)));
     let mut pipeline = linear.pipeline();
     move_away(&mut pipeline);
-    let before = pipeline.predict(&case.inputs).unwrap().remove(0);
+    let before = pipeline.predict(&case.inputs[..]).unwrap().remove(0);
     assert!(before.abs().min().double_value(&[]) > 10.0 * H);
     assert!(
         before.lt(0.0).any().int64_value(&[]) == 1 && before.gt(0.0).any().int64_value(&[]) == 1
@@ -221,7 +231,7 @@ impl Case {
     fn check_with_unused_positions(&self) {
         self.check();
         let mut pipeline = self.pipeline();
-        pipeline.train_step(&self.inputs, &self.targets).unwrap();
+        pipeline.train_step(&self.inputs[..], &self.targets).unwrap();
         let grads = pipeline.gradients().unwrap();
         let (name, positions) = &grads[1];
         assert_eq!(name, "embedding.positions");
@@ -253,7 +263,7 @@ fn oracle_gradient_block() {
 }
 
 fn head(tie: Option<&str>) -> Head {
-    Head { features: D, vocabulary: 7, std: 0.3, tie: tie.map(Into::into) }
+    Head { features: D, vocabulary: 7, std: 0.3, logit_clip: 0.0, tie: tie.map(Into::into) }
 }
 
 /// Targets of which some do not count.
@@ -275,7 +285,76 @@ fn oracle_gradient_tied_embedding_and_head() {
         .push("embedding", embedding(0.0, 3, tie))
         .push("mlp", mlp(0.0))
         .push("head", head(tie));
-    Case { inputs: tokens(), targets: classes(), ..Case::new(model) }.check();
+    Case { inputs: vec![tokens()], targets: classes(), ..Case::new(model) }.check();
+}
+
+const PAD: i64 = 6;
+
+/// Sources of 4 tokens, all but the first filled up with padding; targets of 3.
+fn sentences() -> Vec<Tensor> {
+    let source = [0_i64, 1, 1, 2, 3, 4, 5, 6, 0, 6, 6, 6, 2, 5, 6, 6, 4, 0, 1, 6];
+    vec![Tensor::from_slice(&source).reshape([SAMPLES, 4]), tokens()]
+}
+
+/// An encoder of one layer and a decoder of one, whose attention is wider than the model, with every tie that there is.
+fn encoder_decoder(whole: bool, attention_dropout: f64, dropout: f64) -> Case {
+    let tie = Some("tokens".to_owned());
+    let tokens = TokenEmbedding { vocabulary: 7, features: D, dropout, tie: tie.clone() };
+    let (heads, head_size, std, output_std) = (2, 4, 0.3, 0.3);
+    let own = Attention { head_size, ..attention(attention_dropout, dropout) };
+    let seen = Attention { causal: false, ..own };
+    let cross = CrossAttention {
+        features: D,
+        heads,
+        head_size,
+        attention_dropout,
+        dropout,
+        std,
+        output_std,
+    };
+    let mlp = mlp(dropout);
+    let source = SourceEmbedding { tokens: tokens.clone(), pad: PAD };
+    let mut model = Sequence::new().push("source", source);
+    model = match whole {
+        true => model.push("encoder", Block { attention: seen, mlp }),
+        false => model.push("encoder.attention", seen).push("encoder.mlp", mlp),
+    };
+    model = model.push("target", TargetEmbedding { tokens });
+    model = match whole {
+        true => {
+            let (self_attention, cross_attention) = (own, cross);
+            model.push("decoder", DecoderBlock { self_attention, cross_attention, mlp })
+        }
+        false => model
+            .push("decoder.self_attention", own)
+            .push("decoder.cross_attention", cross)
+            .push("decoder.mlp", mlp),
+    };
+    // Some logits are beyond 2, and some are not.
+    model = model.push("softmax", Head { logit_clip: 2.0, ..head(tie.as_deref()) });
+    Case { inputs: sentences(), targets: classes(), ..Case::new(model) }
+}
+
+#[test]
+fn oracle_gradient_encoder_decoder() {
+    encoder_decoder(false, 0.0, 0.0).check();
+    encoder_decoder(true, 0.0, 0.0).check();
+}
+
+#[test]
+fn oracle_gradient_encoder_decoder_with_dropout() {
+    encoder_decoder(false, 0.3, 0.1).masked().check();
+    encoder_decoder(true, 0.2, 0.2).masked().check();
+}
+
+#[test]
+fn oracle_gradient_some_logits_are_clipped_in_these_cases() {
+    let case = encoder_decoder(false, 0.0, 0.0);
+    let mut pipeline = case.pipeline();
+    move_away(&mut pipeline);
+    let logits = pipeline.predict(&case.inputs[..]).unwrap().remove(0).abs();
+    let clipped = logits.eq(2.0).sum(Kind::Int64).int64_value(&[]);
+    assert!((3..logits.numel() as i64 / 2).contains(&clipped), "{clipped} of {}", logits.numel());
 }
 
 #[test]
@@ -307,7 +386,8 @@ fn oracle_gradient_masks_are_of_the_step() {
     ] {
         let case = Case::new(model);
         let losses = |mut pipeline: Pipeline| {
-            let step = |_| pipeline.train_step(&case.inputs, &case.targets).unwrap().loss.to_bits();
+            let step =
+                |_| pipeline.train_step(&case.inputs[..], &case.targets).unwrap().loss.to_bits();
             (0..4).map(step).collect::<Vec<_>>()
         };
         let mut first = losses(case.pipeline());
@@ -323,7 +403,7 @@ fn oracle_gradient_a_step_with_learning_rate_0_changes_nothing() {
     let case = Case::of(Block { attention: attention(0.2, 0.1), mlp: mlp(0.2) });
     let mut pipeline = case.pipeline();
     let before = pipeline.parameters().unwrap();
-    pipeline.train_step(&case.inputs, &case.targets).unwrap();
+    pipeline.train_step(&case.inputs[..], &case.targets).unwrap();
     for ((name, a), (_, b)) in before.iter().zip(&pipeline.parameters().unwrap()) {
         assert!(bits(a) == bits(b), "{name}");
     }

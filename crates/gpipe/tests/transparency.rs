@@ -9,7 +9,9 @@
 mod common;
 
 use common::{
-    Features, Recipe, Run, assert_close, assert_same_bits, batch, matrix::Subject, model,
+    Features, Recipe, Run, assert_close, assert_same_bits, batch,
+    matrix::{Subject, one},
+    model,
 };
 use gpipe::TensorSpec;
 use tch::Kind;
@@ -18,8 +20,8 @@ use tch::Kind;
 fn matrix(features: Features) {
     let subject = Subject {
         model: &|| model(features),
-        input: TensorSpec::new([4, common::LENGTH], Kind::Int64),
-        batch: &batch,
+        inputs: vec![TensorSpec::new([4, common::LENGTH], Kind::Int64)],
+        batch: &one(batch),
         build: &|builder| features.build(builder.clip_norm(1.0)),
         may_skip: features.kind == Kind::Half,
         what: format!("{features:?}"),

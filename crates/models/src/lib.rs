@@ -2,6 +2,7 @@
 
 pub mod images;
 pub mod transformer;
+pub mod translation;
 
 pub use images::{
     ImageError,
@@ -10,3 +11,4 @@ pub use images::{
     unet::UNet,
 };
 pub use transformer::{Transformer, TransformerError};
+pub use translation::{Translation, TranslationError};

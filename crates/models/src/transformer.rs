@@ -55,6 +55,8 @@ impl Transformer {
         let attention = Attention {
             features: self.features,
             heads: self.heads,
+            head_size: self.features / self.heads,
+            causal: true,
             attention_dropout: self.attention_dropout,
             dropout: self.dropout,
             std: STD,
@@ -86,7 +88,8 @@ impl Transformer {
             };
         }
         let (features, vocabulary) = (self.features, self.vocabulary);
-        Ok(sequence.push("head", Head { features, vocabulary, std: STD, tie }))
+        let logit_clip = 0.0;
+        Ok(sequence.push("head", Head { features, vocabulary, std: STD, logit_clip, tie }))
     }
 
     fn check(&self) -> Result<(), TransformerError> {

@@ -5,7 +5,7 @@
 #[path = "../../gpipe/tests/common/mod.rs"]
 mod common;
 
-use common::matrix::{Subject, images};
+use common::matrix::{Subject, images, one};
 use gpipe::{
     CrossEntropy, Kernels, MeanSquaredError, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec,
     TopK, WithAuxiliary,
@@ -96,11 +96,11 @@ fn recipe(builder: PipelineBuilder) -> PipelineBuilder {
 }
 
 fn matrix(name: &str, model: &dyn Fn() -> Sequence, kernels: Kernels) {
-    let input = TensorSpec::new([2, 3, 32, 32], Kind::Float);
+    let inputs = vec![TensorSpec::new([2, 3, 32, 32], Kind::Float)];
     let build: &dyn Fn(PipelineBuilder) -> PipelineBuilder =
         &|builder| recipe(builder).kernels(kernels);
-    let (batch, what) = (&classified, name.to_owned());
-    Subject { model, input, batch, build, may_skip: false, what }.matrix(&[(vec![7, 6], 3)]);
+    let (batch, what) = (&one(classified), name.to_owned());
+    Subject { model, inputs, batch, build, may_skip: false, what }.matrix(&[(vec![7, 6], 3)]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn transparency_of_a_small_resnet() {
 /// Whose long skips span every boundary between stages.
 #[test]
 fn transparency_of_a_small_unet() {
-    let input = TensorSpec::new([2, 3, 16, 16], Kind::Float);
+    let inputs = vec![TensorSpec::new([2, 3, 16, 16], Kind::Float)];
     let masks = |samples, seed| {
         let x = images(samples, 3, 16, seed);
         let mask = x.mean_dim(&[1_i64][..], true, None).gt(0.0).to_kind(Kind::Float);
@@ -131,8 +131,8 @@ fn transparency_of_a_small_unet() {
     };
     Subject {
         model: &|| UNet { depth: 2, ..UNet::new(2, 4) }.build().unwrap(),
-        input,
-        batch: &masks,
+        inputs,
+        batch: &one(masks),
         build: &|builder| {
             let builder = builder.loss(MeanSquaredError).optimizer(Sgd::new(0.05));
             builder.kernels(Kernels::OneDnn)

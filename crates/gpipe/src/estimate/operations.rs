@@ -96,53 +96,76 @@ impl Tape {
         self.push(Node::new(&[a, b], spec).passing_gradient())
     }
 
-    /// Causal attention of `qkv` [samples, positions, 3 features] in ATen's fused kernel: [samples, positions, features].
-    pub fn fused_attention(&mut self, qkv: Var, heads: i64) -> Var {
-        let Sizes { samples, length, features } = self.attention_sizes(qkv);
-        let output = self.spec(qkv).with_last(features);
+    /// Attention in ATen's fused kernel, causal where there is no `mask` of the keys: [samples, queries, features]. Of self-attention
+    /// `queries` and `keys` are the one tensor that has both, and the values: [samples, positions, 3 features]; else `queries` are
+    /// [samples, queries, features], and `keys` with their values [samples, keys, 2 features].
+    pub fn fused_attention(
+        &mut self,
+        queries: Var,
+        keys: Var,
+        heads: i64,
+        mask: Option<Var>,
+    ) -> Var {
+        let Attended { inputs, samples, length, seen, output } = self.attended(queries, keys);
         // Blocks of queries and keys, as the kernel cuts them.
-        let queries = match length {
+        let block = match length {
             768.. => 256,
             192.. => 64,
             _ => 32,
         };
-        let (queries, keys, size) = (queries.min(length), length.min(512), features / heads.max(1));
-        let blocks = FLOAT * queries as f64 * (keys as f64 + 2.0 + size as f64);
-        let node = Node::new(&[qkv], output).saving(&[qkv]).saving_output();
+        let (block, size) = (block.min(length), output.last() / heads.max(1));
+        let blocks = FLOAT * block as f64 * (seen.min(512) as f64 + 2.0 + size as f64);
+        // The mask as numbers to be added.
+        let added = mask.map_or(0.0, |mask| bytes(&self.spec(mask).with_kind(output.kind)));
+        let node = Node::new(&inputs, output).saving(&inputs).saving_output();
         let node = node
-            .saving_bytes(FLOAT * samples as f64 * heads as f64 * length as f64)
+            .saving_bytes(FLOAT * samples as f64 * heads as f64 * length as f64 + added)
             .forward_bytes(blocks);
-        // The three gradients apart, then stacked.
-        let apart = self.bytes(qkv);
+        // Gradients apart, then stacked.
+        let apart = self.bytes(keys);
         self.push(node.backward_bytes(apart))
     }
 
     /// The same with dropout of the weights, operation by operation.
-    pub fn unfused_attention(&mut self, qkv: Var, heads: i64, p: f64) -> Var {
-        let Sizes { samples, length, features } = self.attention_sizes(qkv);
-        let output = self.spec(qkv).with_last(features);
-        let part = bytes(&output);
-        let weights = TensorSpec::new([samples, heads, length, length], self.spec(qkv).kind);
-        let (mask, square) = (length as f64 * length as f64, bytes(&weights));
+    pub fn unfused_attention(
+        &mut self,
+        queries: Var,
+        keys: Var,
+        heads: i64,
+        mask: Option<Var>,
+        p: f64,
+    ) -> Var {
+        let Attended { inputs, samples, length, seen, output } = self.attended(queries, keys);
+        let (query, key) = (bytes(&output), bytes(&output) / length.max(1) as f64 * seen as f64);
+        let weights = TensorSpec::new([samples, heads, length, seen], output.kind);
+        let square = bytes(&weights);
+        let hidden = mask.map_or(length as f64 * length as f64, |mask| self.bytes(mask));
         // q and k^T are copied for the product; scores, scaled and masked scores are variables.
-        let scores = self.push(Node::new(&[qkv], weights.clone()).saving_bytes(2.0 * part));
+        let scores = self.push(Node::new(&inputs, weights.clone()).saving_bytes(query + key));
         let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
-        let masked = Node::new(&[scaled], weights).saving_bytes(mask).forward_bytes(mask);
+        let masked = Node::new(&[scaled], weights).saving_bytes(hidden).forward_bytes(hidden);
         self.release(scores);
         let masked = self.push(masked);
         self.release(scaled);
         let weights = self.elementwise_by_output(masked);
         let dropped = self.dropout(weights, p);
-        let node = Node::new(&[dropped, qkv], output).saving(&[dropped]).saving_bytes(part);
-        let attended = self.push(node.backward_bytes(square.min(part)));
+        let node = Node::new(&[dropped, keys], output).saving(&[dropped]).saving_bytes(key);
+        let attended = self.push(node.backward_bytes(square.min(key)));
         [masked, weights, dropped].into_iter().for_each(|var| self.release(var));
         attended
     }
 
-    fn attention_sizes(&self, qkv: Var) -> Sizes {
-        let shape = &self.spec(qkv).shape;
-        let size = |axis: usize| shape.get(axis).copied().unwrap_or(0);
-        Sizes { samples: size(0), length: size(1), features: self.spec(qkv).last() / 3 }
+    fn attended(&self, queries: Var, keys: Var) -> Attended {
+        let size = |of: Var, axis: usize| self.spec(of).shape.get(axis).copied().unwrap_or(0);
+        let own = queries == keys;
+        let features = self.spec(queries).last() / if own { 3 } else { 1 };
+        Attended {
+            inputs: if own { vec![queries] } else { vec![queries, keys] },
+            samples: size(queries, 0),
+            length: size(queries, 1),
+            seen: size(keys, 1),
+            output: self.spec(queries).with_last(features),
+        }
     }
 
     /// Rows of parameter `table` by the indices in `x`.
@@ -269,9 +292,13 @@ impl Tape {
     }
 }
 
-/// Of q, k and v together.
-struct Sizes {
+/// What attention is of, and gives.
+struct Attended {
+    inputs: Vec<Var>,
     samples: i64,
+    /// Queries of a sample.
     length: i64,
-    features: i64,
+    /// Keys of a sample.
+    seen: i64,
+    output: TensorSpec,
 }

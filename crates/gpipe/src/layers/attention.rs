@@ -1,26 +1,34 @@
-//! Pre-LN causal self-attention with its residual connection, one layer of a decoder.
+//! Pre-LN self-attention with its residual connection, one layer of a decoder or an encoder.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use crate::{
     error::LayerError,
     estimate::{Tape, Var},
-    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    layer::{Forward, Infer, Init, Layer, ParameterSpec},
     layers::{
         dropout::check_probability,
+        first_and_rest,
+        heads::{Heads, Visible, check_mask},
         norm::{norm_parameters, normalise},
+        passing_on,
     },
     spec::TensorSpec,
 };
 
-/// x + dropout(attention(norm(x))) with a causal mask (Vaswani et al. 2017, section 3.2; pre-LN: Xiong et
-/// al. 2020): [samples, positions, features] -> the same.
+/// x + dropout(attention(norm(x))) (Vaswani et al. 2017, section 3.2; pre-LN: Xiong et al. 2020): [samples, positions, features] ->
+/// the same. Further inputs are passed on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
-    /// Size of the model; a multiple of `heads`.
+    /// Size of the model.
     pub features: i64,
     /// Number of heads.
     pub heads: i64,
+    /// Size of a head. The attention is `heads * head_size` wide, which need not be the model's size.
+    pub head_size: i64,
+    /// Whether a position sees those up to its own, as in a decoder. Else it sees those of which the second input says that they are
+    /// there: bool [samples, positions], at least one of each sample.
+    pub causal: bool,
     /// Dropout of the attention weights; above 0 training takes the unfused path.
     pub attention_dropout: f64,
     /// Dropout of the output, before it is added.
@@ -35,16 +43,20 @@ impl Attention {
     /// How many parameters it has, for layers made of several parts.
     pub(super) const PARAMETERS: usize = 6;
 
+    fn heads(&self) -> Heads {
+        Heads { count: self.heads, size: self.head_size, dropout: self.attention_dropout }
+    }
+
     pub(super) fn parameters_named(&self, prefix: &str) -> Vec<ParameterSpec> {
-        let d = self.features;
+        let (d, width) = (self.features, self.heads().width());
         let name = |part: &str| format!("{prefix}{part}");
         let weight = Init::Normal { std: self.std };
         let output = Init::Normal { std: self.output_std };
         let mut parameters: Vec<_> = norm_parameters(&name("norm."), d).into();
         parameters.extend([
-            ParameterSpec::new(&name("qkv.weight"), [3 * d, d], weight),
-            ParameterSpec::new(&name("qkv.bias"), [3 * d], Init::Zeros),
-            ParameterSpec::new(&name("output.weight"), [d, d], output),
+            ParameterSpec::new(&name("qkv.weight"), [3 * width, d], weight),
+            ParameterSpec::new(&name("qkv.bias"), [3 * width], Init::Zeros),
+            ParameterSpec::new(&name("output.weight"), [d, width], output),
             ParameterSpec::new(&name("output.bias"), [d], Init::Zeros),
         ]);
         parameters
@@ -56,92 +68,74 @@ impl Attention {
         inputs: &[TensorSpec],
     ) -> Result<TensorSpec, LayerError> {
         check_probability("dropout", self.dropout)?;
-        check_probability("attention_dropout", self.attention_dropout)?;
-        if self.heads <= 0 || self.features % self.heads != 0 {
-            return Err(LayerError::Shape(format!(
-                "{} features do not divide into {} heads",
-                self.features, self.heads
-            )));
+        self.heads().check()?;
+        let (x, rest) = first_and_rest(inputs)?;
+        super::positions(ctx, x, self.features)?;
+        if !self.causal {
+            check_mask(x, rest.first())?;
         }
-        let input = super::features(ctx, inputs, self.features)?;
-        if input.shape.len() != 3 {
-            return Err(LayerError::Shape(format!(
-                "it takes [samples, positions, {}], it got {input}",
-                self.features
-            )));
-        }
-        Ok(input.clone())
+        Ok(x.clone())
     }
 
-    /// The layer with its parameters from number `first`.
+    /// Which keys are seen, given the inputs behind the first.
+    fn visible<'a>(&self, rest: &'a [Tensor]) -> Result<Visible<'a>, LayerError> {
+        match (self.causal, rest.first()) {
+            (true, _) => Ok(Visible::Earlier),
+            (false, Some(mask)) => Ok(Visible::Unmasked(mask)),
+            (false, None) => Err(LayerError::Shape("it takes a mask, it got none".into())),
+        }
+    }
+
+    /// The layer with its parameters from number `first`; `rest` are the inputs behind `x`.
     pub(super) fn apply(
         &self,
         ctx: &mut Forward,
         first: usize,
         x: &Tensor,
+        rest: &[Tensor],
     ) -> Result<Tensor, LayerError> {
-        let h = normalise(ctx, first, x)?;
-        let qkv = ctx.linear(&h, ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
-        let [samples, length] = [0, 1].map(|axis| x.size()[axis]);
-        let qkv = qkv
-            .f_reshape([samples, length, 3, self.heads, self.features / self.heads])?
-            .f_permute([2, 0, 3, 1, 4])?;
-        // Not three selects: each one's backward would fill and add a tensor of all three.
-        let parts = qkv.f_unbind(0)?;
-        let [q, k, v] = &parts[..] else {
-            return Err(LayerError::Shape("qkv has not three parts".into()));
-        };
-        let attended = self.attend(ctx, q, k, v)?;
-        let joined = attended.f_transpose(1, 2)?.f_reshape([samples, length, self.features])?;
+        let [q, k, v] = self.queries_keys_values(ctx, first, &normalise(ctx, first, x)?)?;
+        let attended = self.heads().attend(ctx, &q, &k, &v, self.visible(rest)?)?;
+        let joined = self.heads().joined(&attended)?;
         let y = ctx.linear(&joined, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
-    /// q, k, v: [samples, heads, positions, features / heads].
-    fn attend(
+    /// Of normalised `h`, each [samples, heads, positions, head_size].
+    fn queries_keys_values(
         &self,
-        ctx: &mut Forward,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-    ) -> Result<Tensor, LayerError> {
-        if !ctx.training() || self.attention_dropout == 0.0 {
-            let no_mask = None::<Tensor>;
-            let fused =
-                Tensor::f_scaled_dot_product_attention(q, k, v, no_mask, 0.0, true, None, false)?;
-            return Ok(fused);
-        }
-        let (length, size) = (q.size()[2], q.size()[3]);
-        let later = Tensor::f_ones([length, length], (Kind::Bool, Device::Cpu))?.f_triu(1)?;
-        let scores = q
-            .f_matmul(&k.f_transpose(2, 3)?)?
-            .f_mul_scalar(1.0 / (size as f64).sqrt())?
-            .f_masked_fill(&later.f_to(q.device())?, f64::NEG_INFINITY)?;
-        let weights = scores.f_softmax(-1, None)?;
-        Ok(ctx.dropout(&weights, self.attention_dropout)?.f_matmul(v)?)
+        ctx: &Forward,
+        first: usize,
+        h: &Tensor,
+    ) -> Result<[Tensor; 3], LayerError> {
+        let qkv = ctx.linear(h, ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
+        self.heads().parts(&qkv)
     }
 
     /// As [`Attention::apply`].
-    pub(super) fn record_from(&self, tape: &mut Tape, first: usize, x: Var) -> Var {
+    pub(super) fn record_from(
+        &self,
+        tape: &mut Tape,
+        first: usize,
+        x: Var,
+        rest: &[Var],
+    ) -> Option<Var> {
+        let mask = if self.causal { None } else { Some(*rest.first()?) };
         let h = tape.layer_norm(x, first);
         let qkv = tape.linear(h, first + 2, Some(first + 3));
-        let attended = match self.attention_dropout > 0.0 {
-            true => tape.unfused_attention(qkv, self.heads, self.attention_dropout),
-            false => tape.fused_attention(qkv, self.heads),
-        };
+        let attended = self.heads().record(tape, qkv, qkv, mask);
         let y = tape.linear(attended, first + 4, Some(first + 5));
         let dropped = tape.dropout(y, self.dropout);
         let sum = tape.add(x, dropped);
         [h, qkv, attended, y, dropped].into_iter().for_each(|var| tape.release(var));
-        sum
+        Some(sum)
     }
 
     /// Floating-point operations of one forward.
     pub(super) fn operations(&self, inputs: &[TensorSpec]) -> Option<f64> {
-        let input = inputs.first()?;
-        let (elements, d) = (input.elements(), self.features as f64);
-        let length = input.shape.get(1).copied()? as f64;
-        Some(elements * (8.0 * d + 4.0 * length))
+        let [samples, length, features] = inputs.first()?.shape[..] else { return None };
+        let (length, d) = (length as f64, features as f64);
+        Some(samples as f64 * length * self.heads().width() as f64 * (8.0 * d + 4.0 * length))
     }
 }
 
@@ -155,11 +149,13 @@ impl Layer for Attention {
     }
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![self.check(ctx, inputs)?])
+        let (_, rest) = first_and_rest(inputs)?;
+        Ok(passing_on(self.check(ctx, inputs)?, rest, Clone::clone))
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
-        Ok(vec![self.apply(ctx, 0, only(inputs)?)?])
+        let (x, rest) = first_and_rest(inputs)?;
+        Ok(passing_on(self.apply(ctx, 0, x, rest)?, rest, Tensor::shallow_clone))
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
@@ -167,6 +163,7 @@ impl Layer for Attention {
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
-        Some(vec![self.record_from(tape, 0, *inputs.first()?)])
+        let (x, rest) = inputs.split_first()?;
+        Some(passing_on(self.record_from(tape, 0, *x, rest)?, rest, |var| *var))
     }
 }

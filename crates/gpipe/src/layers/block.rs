@@ -1,12 +1,12 @@
-//! A whole transformer block as one layer: fewer, larger pieces for the partitioner.
+//! A whole block of a decoder-only transformer or of an encoder as one layer: fewer, larger pieces for the partitioner.
 
 use tch::Tensor;
 
 use crate::{
     error::LayerError,
     estimate::{Tape, Var},
-    layer::{Forward, Infer, Layer, ParameterSpec, only},
-    layers::{Attention, Mlp},
+    layer::{Forward, Infer, Layer, ParameterSpec},
+    layers::{Attention, Mlp, first_and_rest, passing_on},
     spec::TensorSpec,
 };
 
@@ -32,13 +32,16 @@ impl Layer for Block {
     }
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let (_, rest) = first_and_rest(inputs)?;
         let middle = self.attention.check(ctx, inputs)?;
-        Ok(vec![self.mlp.check(ctx, &[middle])?])
+        Ok(passing_on(self.mlp.check(ctx, &middle)?, rest, Clone::clone))
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
-        let middle = self.attention.apply(ctx, 0, only(inputs)?)?;
-        Ok(vec![self.mlp.apply(ctx, Attention::PARAMETERS, &middle)?])
+        let (x, rest) = first_and_rest(inputs)?;
+        let middle = self.attention.apply(ctx, 0, x, rest)?;
+        let y = self.mlp.apply(ctx, Attention::PARAMETERS, &middle)?;
+        Ok(passing_on(y, rest, Tensor::shallow_clone))
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
@@ -46,7 +49,9 @@ impl Layer for Block {
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
-        let middle = self.attention.record_from(tape, 0, *inputs.first()?);
-        Some(vec![self.mlp.record_from(tape, Attention::PARAMETERS, middle)])
+        let (x, rest) = inputs.split_first()?;
+        let middle = self.attention.record_from(tape, 0, *x, rest)?;
+        let y = self.mlp.record_from(tape, Attention::PARAMETERS, middle);
+        Some(passing_on(y, rest, |var| *var))
     }
 }

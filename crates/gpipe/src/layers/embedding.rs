@@ -89,7 +89,7 @@ impl Layer for Embedding {
 
 /// libtorch's own message names neither the token nor the vocabulary, and on a GPU an index out of range leaves the
 /// process without it.
-fn check_range(tokens: &Tensor, vocabulary: i64) -> Result<(), LayerError> {
+pub(super) fn check_range(tokens: &Tensor, vocabulary: i64) -> Result<(), LayerError> {
     if tokens.numel() == 0 {
         return Ok(());
     }

@@ -1,16 +1,19 @@
-//! The output layer of a language model.
+//! The output layer of a language or translation model.
 
 use tch::Tensor;
 
 use crate::{
     error::LayerError,
     estimate::{Tape, Var},
-    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
-    layers::norm::{norm_parameters, normalise},
+    layer::{Forward, Infer, Init, Layer, ParameterSpec},
+    layers::{
+        first_and_rest,
+        norm::{norm_parameters, normalise},
+    },
     spec::TensorSpec,
 };
 
-/// Layer norm, then the projection to logits: [samples, positions, features] -> [.., vocabulary].
+/// Layer norm, then the projection to logits: [samples, positions, features] -> [.., vocabulary]. Further inputs end here.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     /// Size of the model.
@@ -19,6 +22,8 @@ pub struct Head {
     pub vocabulary: i64,
     /// Standard deviation of the initial projection (where it is not tied).
     pub std: f64,
+    /// Logits end at this size, and beyond it they have no gradient (Huang et al. 2019, section 5); 0: nowhere.
+    pub logit_clip: f64,
     /// Ties the projection with the other weights of this name (Press & Wolf 2017).
     pub tie: Option<String>,
 }
@@ -37,12 +42,24 @@ impl Layer for Head {
     }
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![super::features(ctx, inputs, self.features)?.with_last(self.vocabulary)])
+        if !(self.logit_clip.is_finite() && self.logit_clip >= 0.0) {
+            return Err(LayerError::Value(format!(
+                "logit_clip is {}: it must be a number above 0, or 0 for none",
+                self.logit_clip
+            )));
+        }
+        let (x, _) = first_and_rest(inputs)?;
+        let x = super::features(ctx, std::slice::from_ref(x), self.features)?;
+        Ok(vec![x.with_last(self.vocabulary)])
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
-        let h = normalise(ctx, 0, only(inputs)?)?;
-        Ok(vec![ctx.linear(&h, ctx.parameter(2)?, None)?])
+        let (x, _) = first_and_rest(inputs)?;
+        let logits = ctx.linear(&normalise(ctx, 0, x)?, ctx.parameter(2)?, None)?;
+        Ok(vec![match self.logit_clip > 0.0 {
+            true => logits.f_clamp(-self.logit_clip, self.logit_clip)?,
+            false => logits,
+        }])
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
@@ -51,6 +68,13 @@ impl Layer for Head {
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let h = tape.layer_norm(*inputs.first()?, 0);
-        Some(vec![tape.linear(h, 2, None)])
+        let logits = tape.linear(h, 2, None);
+        if self.logit_clip == 0.0 {
+            return Some(vec![logits]);
+        }
+        tape.release(h);
+        let clipped = tape.elementwise(logits);
+        tape.release(logits);
+        Some(vec![clipped])
     }
 }

@@ -5,15 +5,18 @@ use tch::Tensor;
 use crate::{
     error::LayerError,
     estimate::{Tape, Var},
-    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    layer::{Forward, Infer, Init, Layer, ParameterSpec},
     layers::{
         dropout::check_probability,
+        first_and_rest,
         norm::{norm_parameters, normalise},
+        passing_on,
     },
     spec::TensorSpec,
 };
 
 /// x + dropout(W2 gelu(W1 norm(x))) (Vaswani et al. 2017, section 3.3): [samples, ..., features] -> the same.
+/// Further inputs are passed on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mlp {
     /// Size of the model.
@@ -46,13 +49,9 @@ impl Mlp {
         parameters
     }
 
-    pub(super) fn check(
-        &self,
-        ctx: &Infer,
-        inputs: &[TensorSpec],
-    ) -> Result<TensorSpec, LayerError> {
+    pub(super) fn check(&self, ctx: &Infer, x: &TensorSpec) -> Result<TensorSpec, LayerError> {
         check_probability("dropout", self.dropout)?;
-        Ok(super::features(ctx, inputs, self.features)?.clone())
+        Ok(super::features(ctx, std::slice::from_ref(x), self.features)?.clone())
     }
 
     /// The layer with its parameters from number `first`.
@@ -97,11 +96,13 @@ impl Layer for Mlp {
     }
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![self.check(ctx, inputs)?])
+        let (x, rest) = first_and_rest(inputs)?;
+        Ok(passing_on(self.check(ctx, x)?, rest, Clone::clone))
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
-        Ok(vec![self.apply(ctx, 0, only(inputs)?)?])
+        let (x, rest) = first_and_rest(inputs)?;
+        Ok(passing_on(self.apply(ctx, 0, x)?, rest, Tensor::shallow_clone))
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
@@ -109,6 +110,7 @@ impl Layer for Mlp {
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
-        Some(vec![self.record_from(tape, 0, *inputs.first()?)])
+        let (x, rest) = inputs.split_first()?;
+        Some(passing_on(self.record_from(tape, 0, *x), rest, |var| *var))
     }
 }

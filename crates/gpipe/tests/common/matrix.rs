@@ -9,10 +9,10 @@ use super::{Named, Run, assert_same_bits, flat, restore};
 /// What is trained.
 pub struct Subject<'a> {
     pub model: &'a dyn Fn() -> Sequence,
-    /// Its input, for a micro-batch.
-    pub input: TensorSpec,
+    /// Its inputs, for a micro-batch.
+    pub inputs: Vec<TensorSpec>,
     /// Inputs and targets of so many samples: a function of the second number.
-    pub batch: &'a dyn Fn(i64, u64) -> (Tensor, Tensor),
+    pub batch: &'a dyn Fn(i64, u64) -> (Vec<Tensor>, Tensor),
     /// What else the builder is told.
     pub build: &'a dyn Fn(PipelineBuilder) -> PipelineBuilder,
     /// Whether a step of few samples may overflow, in the widened matrix.
@@ -36,7 +36,7 @@ const STEPS: usize = 5;
 
 impl Subject<'_> {
     fn pipeline(&self, run: &Run, micro_batches: usize) -> Pipeline {
-        let builder = run.builder_of((self.model)(), self.input.clone(), micro_batches);
+        let builder = run.builder_of((self.model)(), self.inputs.clone(), micro_batches);
         (self.build)(builder.loss(CrossEntropy::default())).build().unwrap()
     }
 
@@ -57,7 +57,7 @@ impl Subject<'_> {
                 restore(&mut pipeline, state);
             }
             let (inputs, targets) = (self.batch)(samples[step % samples.len()], step as u64);
-            let report = pipeline.train_step(&inputs, &targets).unwrap();
+            let report = pipeline.train_step(inputs, &targets).unwrap();
             let numbers = &mut computed.numbers;
             numbers.extend([
                 report.loss.to_bits(),
@@ -112,6 +112,16 @@ impl Subject<'_> {
                 }
             }
         }
+    }
+}
+
+/// The batches of a model with one input.
+pub fn one(
+    batch: impl Fn(i64, u64) -> (Tensor, Tensor),
+) -> impl Fn(i64, u64) -> (Vec<Tensor>, Tensor) {
+    move |samples, seed| {
+        let (input, targets) = batch(samples, seed);
+        (vec![input], targets)
     }
 }
 

@@ -72,6 +72,8 @@ pub fn model(features: Features) -> Sequence {
     let attention = Attention {
         features: FEATURES,
         heads: 2,
+        head_size: FEATURES / 2,
+        causal: true,
         attention_dropout: dropout,
         dropout,
         std,
@@ -86,7 +88,7 @@ pub fn model(features: Features) -> Sequence {
         dropout,
         tie: tie.clone(),
     };
-    let head = Head { features: FEATURES, vocabulary: VOCABULARY, std, tie };
+    let head = Head { features: FEATURES, vocabulary: VOCABULARY, std, logit_clip: 0.0, tie };
     let mut model = Sequence::new().push("embedding", embedding);
     if skip {
         model = model.push("stash", Stash::new("long"));
@@ -143,16 +145,16 @@ impl Run {
     }
 
     pub fn builder(&self, model: Sequence, micro_batches: usize) -> PipelineBuilder {
-        self.builder_of(model, TensorSpec::new([4, LENGTH], Kind::Int64), micro_batches)
+        self.builder_of(model, vec![TensorSpec::new([4, LENGTH], Kind::Int64)], micro_batches)
     }
 
     pub fn builder_of(
         &self,
         model: Sequence,
-        input: TensorSpec,
+        inputs: Vec<TensorSpec>,
         micro_batches: usize,
     ) -> PipelineBuilder {
-        Pipeline::builder(model, input)
+        Pipeline::builder(model, inputs)
             .stages(self.stages)
             .schedule(self.schedule)
             .remat(self.remat)

@@ -1,0 +1,67 @@
+//! A whole block of a decoder that attends to an encoder, as one layer.
+
+use tch::Tensor;
+
+use crate::{
+    error::LayerError,
+    estimate::{Tape, Var},
+    layer::{Forward, Infer, Layer, ParameterSpec},
+    layers::{Attention, CrossAttention, Mlp, first_and_rest, passing_on},
+    spec::TensorSpec,
+};
+
+/// Causal [`Attention`], [`CrossAttention`], [`Mlp`]: the same arithmetic as the three layers one after the other, with the inputs of the
+/// second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DecoderBlock {
+    /// The first part; causal.
+    pub self_attention: Attention,
+    /// The second part.
+    pub cross_attention: CrossAttention,
+    /// The third part.
+    pub mlp: Mlp,
+}
+
+const CROSS_ATTENTION: usize = Attention::PARAMETERS;
+const MLP: usize = CROSS_ATTENTION + CrossAttention::PARAMETERS;
+
+impl Layer for DecoderBlock {
+    fn kind(&self) -> &'static str {
+        "decoder block"
+    }
+
+    /// Those of the parts, named `self_attention.*`, `cross_attention.*` and `mlp.*`.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let mut parameters = self.self_attention.parameters_named("self_attention.");
+        parameters.extend(self.cross_attention.parameters_named("cross_attention."));
+        parameters.extend(self.mlp.parameters_named("mlp."));
+        parameters
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let (_, rest) = first_and_rest(inputs)?;
+        let x = self.self_attention.check(ctx, inputs)?;
+        let x = self.cross_attention.check(ctx, &x, rest)?;
+        Ok(passing_on(self.mlp.check(ctx, &x)?, rest, Clone::clone))
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let (x, rest) = first_and_rest(inputs)?;
+        let x = self.self_attention.apply(ctx, 0, x, rest)?;
+        let x = self.cross_attention.apply(ctx, CROSS_ATTENTION, &x, rest)?;
+        let x = self.mlp.apply(ctx, MLP, &x)?;
+        Ok(passing_on(x, rest, Tensor::shallow_clone))
+    }
+
+    fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
+        let attention = self.self_attention.operations(inputs)?;
+        Some(attention + self.cross_attention.operations(inputs)? + self.mlp.operations(inputs)?)
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let (x, rest) = inputs.split_first()?;
+        let x = self.self_attention.record_from(tape, 0, *x, rest)?;
+        let x = self.cross_attention.record_from(tape, CROSS_ATTENTION, x, rest)?;
+        Some(passing_on(self.mlp.record_from(tape, MLP, x), rest, |var| *var))
+    }
+}

@@ -1,0 +1,233 @@
+//! Attention by heads, between its projections (Vaswani et al. 2017, section 3.2): what self-attention and cross-attention share.
+
+use tch::{Device, Kind, Tensor};
+
+use crate::{
+    error::LayerError,
+    estimate::{Tape, Var},
+    layer::Forward,
+    layers::dropout::check_probability,
+    spec::TensorSpec,
+};
+
+/// Which keys a query sees.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Visible<'a> {
+    /// Those up to its own position.
+    Earlier,
+    /// For every query those that are true here: bool [samples, keys]. Each sample needs one: a softmax over none is NaN.
+    Unmasked(&'a Tensor),
+}
+
+impl Visible<'_> {
+    /// What a query does not see, to be broadcast to [samples, heads, queries, keys].
+    fn hidden(self, queries: i64, device: Device) -> Result<Tensor, LayerError> {
+        Ok(match self {
+            Visible::Earlier => Tensor::f_ones([queries, queries], (Kind::Bool, Device::Cpu))?
+                .f_triu(1)?
+                .f_to(device)?,
+            Visible::Unmasked(mask) => by_key(mask)?.f_logical_not()?,
+        })
+    }
+}
+
+/// [samples, keys] -> [samples, 1, 1, keys].
+fn by_key(mask: &Tensor) -> Result<Tensor, LayerError> {
+    Ok(mask.f_unsqueeze(1)?.f_unsqueeze(1)?)
+}
+
+/// How attention is divided. Its width, `count * size`, need not be the model's size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Heads {
+    pub count: i64,
+    pub size: i64,
+    /// Dropout of the weights; above 0 training takes the unfused path.
+    pub dropout: f64,
+}
+
+impl Heads {
+    pub fn width(&self) -> i64 {
+        self.count * self.size
+    }
+
+    pub fn check(&self) -> Result<(), LayerError> {
+        check_probability("attention_dropout", self.dropout)?;
+        let Self { count, size, .. } = self;
+        if *count > 0 && *size > 0 {
+            return Ok(());
+        }
+        Err(LayerError::Shape(format!("{count} heads of size {size}: both start at 1")))
+    }
+
+    /// [samples, positions, width] -> [samples, heads, positions, size].
+    pub fn apart(&self, x: &Tensor) -> Result<Tensor, LayerError> {
+        let (samples, length, _) = x.size3()?;
+        Ok(x.f_reshape([samples, length, self.count, self.size])?.f_transpose(1, 2)?)
+    }
+
+    /// [samples, positions, N * width] -> N times [samples, heads, positions, size].
+    pub fn parts<const N: usize>(&self, x: &Tensor) -> Result<[Tensor; N], LayerError> {
+        let (samples, length, _) = x.size3()?;
+        let x = x.f_reshape([samples, length, N as i64, self.count, self.size])?;
+        // Not N selects: each one's backward would fill and add a tensor of all of them.
+        let parts = x.f_permute([2, 0, 3, 1, 4])?.f_unbind(0)?;
+        parts.try_into().map_err(|_| LayerError::Shape(format!("it has not {N} parts")))
+    }
+
+    /// [samples, heads, positions, size] -> [samples, positions, width].
+    pub fn joined(&self, x: &Tensor) -> Result<Tensor, LayerError> {
+        let (samples, _, length, _) = x.size4()?;
+        Ok(x.f_transpose(1, 2)?.f_reshape([samples, length, self.width()])?)
+    }
+
+    /// softmax(q k^T / sqrt(size)) v: each [samples, heads, positions, size]. What is not visible has a weight of exactly 0.
+    pub fn attend(
+        &self,
+        ctx: &mut Forward,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        visible: Visible,
+    ) -> Result<Tensor, LayerError> {
+        if !ctx.training() || self.dropout == 0.0 {
+            // A CPU's fused kernel takes both forms (`kernels` below holds it to that).
+            let (mask, causal) = match visible {
+                Visible::Earlier => (None, true),
+                Visible::Unmasked(mask) => (Some(by_key(mask)?), false),
+            };
+            let fused =
+                Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, causal, None, false)?;
+            return Ok(fused);
+        }
+        let (_, _, queries, size) = q.size4()?;
+        let scores = q
+            .f_matmul(&k.f_transpose(2, 3)?)?
+            .f_mul_scalar(1.0 / (size as f64).sqrt())?
+            .f_masked_fill(&visible.hidden(queries, q.device())?, f64::NEG_INFINITY)?;
+        let weights = scores.f_softmax(-1, None)?;
+        Ok(ctx.dropout(&weights, self.dropout)?.f_matmul(v)?)
+    }
+
+    /// As [`Heads::attend`] in training; see [`Tape::fused_attention`] for what `queries` and `keys` are.
+    pub fn record(&self, tape: &mut Tape, queries: Var, keys: Var, mask: Option<Var>) -> Var {
+        match self.dropout > 0.0 {
+            true => tape.unfused_attention(queries, keys, self.count, mask, self.dropout),
+            false => tape.fused_attention(queries, keys, self.count, mask),
+        }
+    }
+}
+
+/// The mask for keys [samples, positions, ...] among a layer's inputs.
+pub(super) fn check_mask<'a>(
+    keys: &TensorSpec,
+    mask: Option<&'a TensorSpec>,
+) -> Result<&'a TensorSpec, LayerError> {
+    let wanted = TensorSpec::new(keys.shape.get(..2).unwrap_or_default(), Kind::Bool);
+    let found = || mask.map_or("none".to_owned(), ToString::to_string);
+    mask.filter(|mask| **mask == wanted).ok_or_else(|| {
+        LayerError::Shape(format!("it takes a mask {wanted} after {keys}, it got {}", found()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use gpipe_bridge::linear::Kernels;
+
+    use super::*;
+    use crate::rng::MaskKey;
+
+    const HEADS: Heads = Heads { count: 3, size: 8, dropout: 0.0 };
+    /// ATen's number of its fused kernel for CPUs.
+    const FUSED: i64 = 1;
+
+    fn training() -> Forward<'static> {
+        Forward {
+            parameters: &[],
+            kernels: Kernels::Aten,
+            training: true,
+            mask: MaskKey { seed: 1, layer: 2, step: 3, site: 0, first_sample: 0 },
+            samples: 2,
+            pops: Vec::new(),
+            stashed: Vec::new(),
+            statistics: Vec::new(),
+        }
+    }
+
+    fn leaf(length: i64, seed: i64, kind: Kind) -> Tensor {
+        let shape = [2, HEADS.count, length, HEADS.size];
+        let position = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
+        let values = ((position + seed as f64) * 12.9898).sin() * 2.0;
+        values.reshape(shape).to_kind(kind).set_requires_grad(true)
+    }
+
+    /// Of the first sample all five keys are seen, of the second three.
+    fn mask() -> Tensor {
+        let seen = [true, true, true, true, true, true, true, true, false, false];
+        Tensor::from_slice(&seen).reshape([2, 5])
+    }
+
+    /// The output and the gradients of q, k and v, of 4 queries and 5 keys (or 4, if they are causal).
+    fn attended(heads: Heads, visible: Visible, kind: Kind) -> [Tensor; 4] {
+        let keys = if let Visible::Earlier = visible { 4 } else { 5 };
+        let [q, k, v] = [leaf(4, 1, kind), leaf(keys, 1001, kind), leaf(keys, 2001, kind)];
+        let y = heads.attend(&mut training(), &q, &k, &v, visible).unwrap();
+        (&y * y.detach().cos()).sum(kind).backward();
+        [y.detach(), q.grad(), k.grad(), v.grad()]
+    }
+
+    #[test]
+    fn oracle_the_fused_kernel_takes_both_forms() {
+        for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
+            let (q, k) = (leaf(4, 1, kind), leaf(5, 2, kind));
+            let choose = |k: &Tensor, mask: Option<Tensor>, causal| {
+                Tensor::f_internal_fused_sdp_choice(&q, k, k, mask, 0.0, causal, None, false)
+            };
+            assert_eq!(choose(&k, Some(by_key(&mask()).unwrap()), false).unwrap(), FUSED);
+            assert_eq!(choose(&q, None, true).unwrap(), FUSED);
+        }
+    }
+
+    #[test]
+    fn oracle_fused_and_unfused_attention_agree() {
+        // A probability that rounds to none takes the unfused path and drops nothing.
+        let unfused = Heads { dropout: 1e-9, ..HEADS };
+        for (kind, tolerance) in [(Kind::Double, 1e-13), (Kind::Float, 1e-5)] {
+            for visible in [Visible::Earlier, Visible::Unmasked(&mask())] {
+                let found = attended(HEADS, visible, kind);
+                for (a, b) in found.iter().zip(attended(unfused, visible, kind)) {
+                    let apart = (a - &b).abs().max().double_value(&[]);
+                    assert!(apart <= tolerance * b.abs().max().double_value(&[]), "{apart:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn oracle_what_is_masked_has_no_weight_and_no_gradient() {
+        for (dropout, kind) in [(0.0, Kind::Float), (0.3, Kind::Float), (0.0, Kind::BFloat16)] {
+            let heads = Heads { dropout, ..HEADS };
+            let [_, _, k, v] = attended(heads, Visible::Unmasked(&mask()), kind);
+            for gradient in [k, v] {
+                let largest = |first, count| {
+                    let part = gradient.narrow(0, 1, 1).narrow(2, first, count).abs().max();
+                    part.double_value(&[])
+                };
+                assert!(largest(0, 3) > 0.0);
+                assert_eq!(largest(3, 2), 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn property_parts_lie_behind_each_other_and_are_joined_again() {
+        let x = Tensor::arange(2 * 5 * 72, (Kind::Float, Device::Cpu)).reshape([2, 5, 72]);
+        let parts: [Tensor; 3] = HEADS.parts(&x).unwrap();
+        for (number, part) in parts.iter().enumerate() {
+            let own = x.narrow(2, 24 * number as i64, 24);
+            assert_eq!(part.size(), [2, 3, 5, 8]);
+            assert_eq!(HEADS.joined(part).unwrap(), own);
+            assert_eq!(HEADS.apart(&own).unwrap(), *part);
+        }
+        assert!(HEADS.parts::<2>(&x).is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! Where sentences enter an encoder-decoder: the source before the encoder, the target between it and the decoder.
+
+use tch::{Kind, Tensor};
+
+use crate::{
+    error::LayerError,
+    estimate::{Node, Tape, Var},
+    layer::{Forward, Infer, Init, Layer, ParameterSpec},
+    layers::{
+        dropout::check_probability,
+        embedding::check_range,
+        norm::{norm_parameters, normalise},
+        sinusoids::{TEMPORARY, sinusoids},
+    },
+    spec::TensorSpec,
+};
+
+/// sqrt(features) times a token's vector, plus the position's sines and cosines, then dropout (Vaswani et al. 2017, sections
+/// 3.4 and 3.5): int64 [samples, positions] -> [samples, positions, features].
+///
+/// Initial vectors have the variance 1 / features. So elements enter the network with a variance of 1, beside 1/2 of the positions'.
+/// Where the output projection is the same weight, logits have a variance of 1, too, but for that of the token that went in: its vector
+/// is still in the states, and so it is what is predicted in the beginning.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenEmbedding {
+    /// Tokens are 0 .. vocabulary.
+    pub vocabulary: i64,
+    /// Size of a token's vector: even, because sines and cosines come in pairs.
+    pub features: i64,
+    /// Dropout of the sum.
+    pub dropout: f64,
+    /// Ties the vectors with the other weights of this name.
+    pub tie: Option<String>,
+}
+
+impl TokenEmbedding {
+    /// `tokens` [vocabulary, features].
+    fn parameter(&self) -> ParameterSpec {
+        let init = Init::Normal { std: (self.features.max(1) as f64).powf(-0.5) };
+        let tokens = ParameterSpec::new("tokens", [self.vocabulary, self.features], init);
+        tokens.tied(self.tie.as_deref())
+    }
+
+    fn check(&self, ctx: &Infer, tokens: &TensorSpec) -> Result<TensorSpec, LayerError> {
+        check_probability("dropout", self.dropout)?;
+        if self.features % 2 != 0 {
+            let reason = format!("{} features: positions need an even number", self.features);
+            return Err(LayerError::Shape(reason));
+        }
+        match (&tokens.shape[..], tokens.kind) {
+            (&[samples, length], Kind::Int64) => {
+                Ok(TensorSpec::new([samples, length, self.features], ctx.parameter_kind()))
+            }
+            _ => Err(LayerError::Shape(format!(
+                "it takes int64 tokens [samples, positions], it got {tokens}"
+            ))),
+        }
+    }
+
+    /// With the vectors in parameter number `table`.
+    fn apply(
+        &self,
+        ctx: &mut Forward,
+        table: usize,
+        tokens: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        let x = self.sum(ctx.parameter(table)?, tokens)?;
+        ctx.dropout(&x, self.dropout)
+    }
+
+    /// Scaled vectors plus positions.
+    fn sum(&self, vectors: &Tensor, tokens: &Tensor) -> Result<Tensor, LayerError> {
+        check_range(tokens, self.vocabulary)?;
+        let (_, length) = tokens.size2()?;
+        let (kind, device) = (vectors.kind(), vectors.device());
+        let positions = sinusoids(0..length, self.features, kind, device)?;
+        let x = Tensor::f_embedding(vectors, tokens, -1, false, false)?;
+        let scale = Tensor::f_from_slice(&[(self.features as f64).sqrt()])?;
+        // One operation, not two: nothing but the sum is made.
+        Ok(positions.f_addcmul(&x, &scale.f_to_device(device)?.f_to_kind(kind)?)?)
+    }
+
+    /// As [`TokenEmbedding::apply`].
+    fn record(&self, tape: &mut Tape, table: usize, tokens: Var) -> Option<Var> {
+        let length = *tape.spec(tokens).shape.get(1)?;
+        let spec = TensorSpec::new([length, self.features], tape.compute_kind());
+        let temporary = TEMPORARY * spec.elements();
+        let positions = tape.push(Node::new(&[], spec).forward_bytes(temporary));
+        let x = tape.embedding(tokens, table);
+        let sum = tape.scaled(x, 0.0);
+        [positions, x].into_iter().for_each(|var| tape.release(var));
+        Some(tape.dropout(sum, self.dropout))
+    }
+}
+
+/// The encoder's first layer. From source and target, int64 [samples, positions], each of its own length: the source's states [samples, positions,
+/// features]; which of its tokens are no padding, bool [samples, positions]; and the target as it is.
+///
+/// Each sample needs a token that is no padding: attention to none has no value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SourceEmbedding {
+    /// Of the source.
+    pub tokens: TokenEmbedding,
+    /// The token that fills rows up. What is there changes nothing, and gets no gradient.
+    pub pad: i64,
+}
+
+/// Of `inputs` the two.
+fn source_and_target<T>(inputs: &[T]) -> Result<(&T, &T), LayerError> {
+    match inputs {
+        [source, target] => Ok((source, target)),
+        _ => {
+            let found = inputs.len();
+            Err(LayerError::Shape(format!(
+                "it takes a source and a target, it got {found} tensors"
+            )))
+        }
+    }
+}
+
+impl SourceEmbedding {
+    /// Which tokens are no padding.
+    fn mask(&self, ctx: &Forward, source: &Tensor) -> Result<Tensor, LayerError> {
+        let mask = source.f_ne(self.pad)?;
+        let without = mask.f_any_dim(1, false)?.f_logical_not()?;
+        if without.f_any()?.f_int64_value(&[])? == 0 {
+            return Ok(mask);
+        }
+        let sample = without.f_to_kind(Kind::Int64)?.f_argmax(0, false)?.f_int64_value(&[])?;
+        let sample = ctx.mask.first_sample as i64 + sample;
+        let pad = self.pad;
+        Err(LayerError::Value(format!(
+            "the source of sample {sample} of the mini-batch is all padding (token {pad}): leave it out, or give it a token"
+        )))
+    }
+}
+
+impl Layer for SourceEmbedding {
+    fn kind(&self) -> &'static str {
+        "source embedding"
+    }
+
+    /// `tokens` [vocabulary, features].
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        vec![self.tokens.parameter()]
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let (source, target) = source_and_target(inputs)?;
+        let states = self.tokens.check(ctx, source)?;
+        self.tokens.check(ctx, target)?;
+        if source.shape.first() != target.shape.first() {
+            let reason = format!("the source {source} and the target {target} differ in samples");
+            return Err(LayerError::Shape(reason));
+        }
+        let mask = TensorSpec::new(source.shape.clone(), Kind::Bool);
+        Ok(vec![states, mask, target.clone()])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let (source, target) = source_and_target(inputs)?;
+        let mask = self.mask(ctx, source)?;
+        Ok(vec![self.tokens.apply(ctx, 0, source)?, mask, target.shallow_clone()])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let (source, target) = source_and_target(inputs).ok()?;
+        let mask = TensorSpec::new(tape.spec(*source).shape.clone(), Kind::Bool);
+        let mask = tape.push(Node::new(&[*source], mask));
+        Some(vec![self.tokens.record(tape, 0, *source)?, mask, *target])
+    }
+}
+
+/// Between encoder and decoder. From the encoder's states, the source's mask and the target: the target's states [samples, positions, features], the
+/// memory (the encoder's states, normalised), and the mask.
+///
+/// Padding of the target needs no mask. It comes after the sentence, so no earlier position sees it, and its own outputs are ignored by
+/// the loss.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TargetEmbedding {
+    /// Of the target.
+    pub tokens: TokenEmbedding,
+}
+
+/// The position of `tokens` among the parameters.
+const TABLE: usize = 2;
+
+/// Of `inputs` the three.
+fn states_mask_and_target<T>(inputs: &[T]) -> Result<(&T, &T, &T), LayerError> {
+    match inputs {
+        [states, mask, target] => Ok((states, mask, target)),
+        _ => {
+            let found = inputs.len();
+            Err(LayerError::Shape(format!(
+                "it takes states, their mask and a target, it got {found} tensors"
+            )))
+        }
+    }
+}
+
+impl Layer for TargetEmbedding {
+    fn kind(&self) -> &'static str {
+        "target embedding"
+    }
+
+    /// `norm.weight`, `norm.bias` `[features]` of the encoder's states, and `tokens` [vocabulary, features].
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let [weight, bias] = norm_parameters("norm.", self.tokens.features);
+        vec![weight, bias, self.tokens.parameter()]
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        let (memory, mask, target) = states_mask_and_target(inputs)?;
+        super::positions(ctx, memory, self.tokens.features)?;
+        super::heads::check_mask(memory, Some(mask))?;
+        Ok(vec![self.tokens.check(ctx, target)?, memory.clone(), mask.clone()])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let (states, mask, target) = states_mask_and_target(inputs)?;
+        let memory = normalise(ctx, 0, states)?;
+        Ok(vec![self.tokens.apply(ctx, TABLE, target)?, memory, mask.shallow_clone()])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        let (states, mask, target) = states_mask_and_target(inputs).ok()?;
+        let memory = tape.layer_norm(*states, 0);
+        Some(vec![self.tokens.record(tape, TABLE, *target)?, memory, *mask])
+    }
+}

@@ -1,0 +1,564 @@
+//! The encoder-decoder transformer: its sizes against the paper's, from shapes alone; that it is the same to the bit at every K,
+//! wherever it is cut; that padding changes nothing; and that it learns from the source.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+#[path = "../../gpipe/tests/common/mod.rs"]
+mod common;
+
+use common::{Named, assert_close, assert_same_bits, bits, matrix::Subject};
+use gpipe::{
+    Adam, Balance, CrossEntropy, Pipeline, PipelineBuilder, Remat, Schedule, Sequence, Sgd,
+    TensorSpec,
+};
+use gpipe_core::splitmix::Stream;
+use gpipe_models::Translation;
+use tch::{Kind, Tensor};
+
+const PAD: i64 = 0;
+const BEGIN: i64 = 1;
+const END: i64 = 2;
+/// The first token that is a word.
+const WORD: i64 = 3;
+const IGNORED: i64 = -100;
+/// Tokens of a source, and of a target.
+const LENGTHS: [i64; 2] = [6, 5];
+
+/// Two layers each; attention that is narrower than the model.
+fn small() -> Translation {
+    Translation {
+        source_vocabulary: 29,
+        target_vocabulary: 23,
+        pad: PAD,
+        features: 16,
+        heads: 2,
+        head_size: 6,
+        hidden: 24,
+        encoder_layers: 2,
+        decoder_layers: 2,
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        logit_clip: 0.0,
+        tied: true,
+        shared: false,
+        split_blocks: true,
+    }
+}
+
+fn specs(lengths: [i64; 2]) -> Vec<TensorSpec> {
+    lengths.map(|length| TensorSpec::new([4, length], Kind::Int64)).into()
+}
+
+/// Rows of tokens, each filled up to `length` with `fill`.
+fn rows(rows: &[Vec<i64>], length: i64, fill: i64) -> Tensor {
+    let filled = |row: &Vec<i64>| {
+        let mut row = row.clone();
+        row.resize(length as usize, fill);
+        row
+    };
+    let all: Vec<i64> = rows.iter().flat_map(filled).collect();
+    Tensor::from_slice(&all).reshape([rows.len() as i64, length])
+}
+
+/// Source, target, and the loss's targets of these pairs of sentences, at these lengths.
+fn tensors(pairs: &[(Vec<i64>, Vec<i64>)], lengths: [i64; 2]) -> (Vec<Tensor>, Tensor) {
+    let sources: Vec<Vec<i64>> = pairs.iter().map(|(source, _)| source.clone()).collect();
+    let with = |first: &[i64], sentence: &[i64], last: &[i64]| [first, sentence, last].concat();
+    let inputs: Vec<_> = pairs.iter().map(|(_, target)| with(&[BEGIN], target, &[])).collect();
+    let outputs: Vec<_> = pairs.iter().map(|(_, target)| with(&[], target, &[END])).collect();
+    let given = vec![rows(&sources, lengths[0], PAD), rows(&inputs, lengths[1], PAD)];
+    (given, rows(&outputs, lengths[1], IGNORED))
+}
+
+/// Pairs of sentences of all lengths: a function of `seed`.
+fn pairs(samples: i64, seed: u64) -> Vec<(Vec<i64>, Vec<i64>)> {
+    let mut random = Stream::new(seed);
+    let mut sentence = |most: i64, vocabulary: i64, fewest: usize| -> Vec<i64> {
+        let length = fewest + random.below(most as usize - fewest + 1);
+        (0..length).map(|_| WORD + random.below((vocabulary - WORD) as usize) as i64).collect()
+    };
+    (0..samples).map(|_| (sentence(LENGTHS[0], 29, 1), sentence(LENGTHS[1] - 1, 23, 0))).collect()
+}
+
+fn batch(samples: i64, seed: u64) -> (Vec<Tensor>, Tensor) {
+    tensors(&pairs(samples, seed), LENGTHS)
+}
+
+fn builder(model: &Translation) -> PipelineBuilder {
+    Pipeline::builder(model.build().unwrap(), specs(LENGTHS))
+        .seed(5)
+        .keep_gradients()
+        .loss(CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() })
+        .optimizer(Adam { lr: 1e-2, ..Adam::default() })
+}
+
+/// The loss and the gradients of one step of all samples at once, in float64.
+fn step(model: &Translation, (inputs, targets): &(Vec<Tensor>, Tensor)) -> (f64, Named) {
+    let mut pipeline = builder(model).kind(Kind::Double).build().unwrap();
+    let loss = pipeline.train_step(&inputs[..], targets).unwrap().loss;
+    (loss, pipeline.gradients().unwrap())
+}
+
+fn largest(tensor: &Tensor) -> f64 {
+    tensor.abs().max().double_value(&[])
+}
+
+#[test]
+fn oracle_parameter_counts_are_the_papers() {
+    // Huang et al. 2019, section 5: T(L, H, A).
+    let table = [
+        (6, 8192, 16, 0.4),
+        (24, 8192, 16, 1.3),
+        (12, 16384, 32, 1.3),
+        (32, 16384, 32, 3.0),
+        (64, 16384, 32, 6.0),
+    ];
+    for (layers, hidden, heads, billions) in table {
+        for split_blocks in [true, false] {
+            let model = Translation {
+                source_vocabulary: 64_000,
+                target_vocabulary: 64_000,
+                features: 1024,
+                heads,
+                head_size: 64,
+                hidden,
+                encoder_layers: layers,
+                decoder_layers: layers,
+                split_blocks,
+                ..small()
+            };
+            let found = model.build().unwrap().parameter_count() as f64 / 1e9;
+            let ratio = found / billions;
+            assert!((ratio - 1.0).abs() <= 0.06, "T({layers}, {hidden}, {heads}): {found} billion");
+        }
+    }
+}
+
+#[test]
+fn oracle_parameters_and_operations_by_hand() {
+    let names = |model: &Translation| -> Vec<String> {
+        let mut pipeline = builder(model).build().unwrap();
+        let parameters = pipeline.parameters().unwrap();
+        parameters.into_iter().map(|(name, t)| format!("{name} {:?}", t.size())).collect()
+    };
+    let one = Translation { encoder_layers: 1, decoder_layers: 1, ..small() };
+    let norm = |layer: &str| ["weight", "bias"].map(|part| format!("{layer}.norm.{part} [16]"));
+    let affine = |name: &str, outputs: i64, inputs: i64| {
+        [format!("{name}.weight [{outputs}, {inputs}]"), format!("{name}.bias [{outputs}]")]
+    };
+    let own = |layer: &str| {
+        let parts = [norm(layer), affine(&format!("{layer}.qkv"), 36, 16)];
+        [parts.concat(), affine(&format!("{layer}.output"), 16, 12).into()].concat()
+    };
+    let cross = |layer: &str| {
+        let parts = [norm(layer), affine(&format!("{layer}.q"), 12, 16)];
+        let more =
+            [affine(&format!("{layer}.kv"), 24, 16), affine(&format!("{layer}.output"), 16, 12)];
+        [parts.concat(), more.concat()].concat()
+    };
+    let mlp = |layer: &str| {
+        let parts = [
+            affine(&format!("{layer}.hidden"), 24, 16),
+            affine(&format!("{layer}.output"), 16, 24),
+        ];
+        [norm(layer).into(), parts.concat()].concat()
+    };
+    let expected = [
+        vec!["source_embedding.tokens [29, 16]".to_owned()],
+        own("encoder.0.attention"),
+        mlp("encoder.0.mlp"),
+        norm("target_embedding").into(),
+        vec!["target_embedding.tokens [23, 16]".to_owned()],
+        own("decoder.0.self_attention"),
+        cross("decoder.0.cross_attention"),
+        mlp("decoder.0.mlp"),
+        norm("softmax").into(),
+    ];
+    assert_eq!(names(&one), expected.concat());
+    let blocks = Translation { split_blocks: false, ..one.clone() };
+    let unsplit = |name: String| {
+        let parts = ["encoder.0.", "decoder.0."];
+        parts.iter().fold(name, |name, part| name.replacen(part, &format!("{part}block."), 1))
+    };
+    let expected: Vec<String> = expected.concat().into_iter().map(unsplit).collect();
+    assert_eq!(names(&blocks), expected);
+
+    // Two operations for each multiplication: N = 4, S = 6, T = 5, D = 16, attention 12, feed-forward 24.
+    let (n, s, t, d, w, h) = (4, 6, 5, 16, 12, 24);
+    let own = |length: u64| 2 * n * (4 * length * d * w + 2 * length * length * w);
+    let cross = 2 * n * (2 * t * d * w + 2 * s * d * w + 2 * t * s * w);
+    let mlp = |length: u64| 2 * n * 2 * length * d * h;
+    let costs =
+        |model: &Translation| model.build().unwrap().costs(&specs(LENGTHS), Kind::Float).unwrap();
+    let found = costs(&one);
+    assert_eq!(found[1..3], [own(s), mlp(s)]);
+    assert_eq!(found[4..7], [own(t), cross, mlp(t)]);
+    assert_eq!(found[7], 2 * n * t * d * 23);
+    let found = costs(&blocks);
+    assert_eq!([found[1], found[3]], [own(s) + mlp(s), own(t) + cross + mlp(t)]);
+}
+
+#[test]
+fn oracle_ties_are_those_that_are_asked_for() {
+    let count = |tied, shared| {
+        let model = Translation { tied, shared, source_vocabulary: 23, ..small() };
+        model.build().unwrap().parameter_count()
+    };
+    let table = 23 * 16;
+    assert_eq!(count(true, false), count(true, true) + table);
+    assert_eq!(count(false, false), count(true, false) + table);
+    assert_eq!(count(false, true), count(true, false));
+}
+
+#[test]
+fn fault_sizes_that_make_no_model() {
+    let refused = |model: Translation| model.build().err().unwrap().to_string();
+    let says = |model: Translation, text: &str| {
+        let error = refused(model);
+        assert!(error.contains(text), "{error}");
+    };
+    says(Translation { source_vocabulary: 0, ..small() }, "source_vocabulary is 0");
+    says(Translation { hidden: i64::MAX, ..small() }, "hidden is 9223372036854775807");
+    says(Translation { features: 15, ..small() }, "even number");
+    says(Translation { encoder_layers: 0, ..small() }, "encoder_layers is 0");
+    says(Translation { decoder_layers: usize::MAX, ..small() }, "decoder_layers is");
+    let wide = Translation { heads: 1 << 20, head_size: 1 << 20, ..small() };
+    says(wide, "1048576 heads of size 1048576");
+    says(Translation { pad: 23, ..small() }, "a token of both vocabularies, of 29 and 23");
+    says(Translation { pad: -1, ..small() }, "pad is -1");
+    says(Translation { shared: true, ..small() }, "29 and 23 cannot share");
+    says(Translation { dropout: 1.5, ..small() }, "dropout is 1.5");
+    says(Translation { attention_dropout: f64::NAN, ..small() }, "attention_dropout is NaN");
+    says(Translation { logit_clip: -1.0, ..small() }, "logit_clip is -1");
+}
+
+fn matrix(model: Translation, may_skip: bool, build: &dyn Fn(PipelineBuilder) -> PipelineBuilder) {
+    let smoothed = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+    let what = format!("{model:?}");
+    Subject {
+        model: &|| model.build().unwrap(),
+        inputs: specs(LENGTHS),
+        batch: &batch,
+        build: &|builder| build(builder.loss(smoothed).clip_norm(1.0)),
+        may_skip,
+        what,
+    }
+    .matrix(&[(vec![7, 5], 3)]);
+}
+
+#[test]
+fn transparency_of_a_translation_model() {
+    let model = Translation { dropout: 0.1, attention_dropout: 0.1, logit_clip: 1.0, ..small() };
+    matrix(model, false, &|builder| builder);
+}
+
+#[test]
+fn transparency_of_whole_blocks_with_one_embedding_for_all() {
+    let (shared, split_blocks) = (true, false);
+    let model = Translation {
+        source_vocabulary: 29,
+        target_vocabulary: 29,
+        shared,
+        split_blocks,
+        ..small()
+    };
+    matrix(Translation { dropout: 0.2, ..model }, false, &|builder| builder);
+}
+
+/// Cuts of the 13 layers that are not uniform: between an encoder layer's halves, before the target comes in, and on both sides of
+/// cross-attention.
+#[test]
+fn transparency_up_to_five_stages_and_of_evaluation() {
+    let cuts: [&[usize]; 5] = [&[13], &[7, 6], &[3, 5, 5], &[2, 3, 2, 3, 3], &[5, 1, 1, 1, 5]];
+    let model = Translation { dropout: 0.1, attention_dropout: 0.1, ..small() };
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let mut expected: Option<(Vec<u64>, Named)> = None;
+        for cut in cuts {
+            for schedule in Schedule::TRAINING {
+                for remat in [Remat::Always, Remat::Never, Remat::Segments(2)] {
+                    let builder = builder(&model).kind(kind).stages(cut.len()).micro_batches(3);
+                    let builder = builder.balance(Balance::Layers(cut.into()));
+                    let mut pipeline = builder.schedule(schedule).remat(remat).build().unwrap();
+                    let (mut numbers, mut tensors) = (Vec::new(), Named::new());
+                    for step in 0..3 {
+                        let (inputs, targets) = batch(7, step);
+                        let report = pipeline.train_step(&inputs[..], &targets).unwrap();
+                        let evaluated = pipeline.evaluate(&inputs[..], &targets).unwrap();
+                        numbers.extend([report.loss.to_bits(), evaluated.loss.to_bits()]);
+                        tensors.extend(pipeline.gradients().unwrap());
+                        let logits = pipeline.predict(&inputs[..]).unwrap().remove(0);
+                        tensors.push(("logits".into(), logits));
+                    }
+                    let what = format!("{cut:?} {schedule} {remat} {kind:?}");
+                    let (losses, all) =
+                        expected.get_or_insert_with(|| (numbers.clone(), copies(&tensors)));
+                    assert_eq!(numbers, *losses, "{what}");
+                    assert_same_bits(&tensors, all, &what);
+                }
+            }
+        }
+    }
+}
+
+fn copies(named: &Named) -> Named {
+    named.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect()
+}
+
+#[test]
+fn property_more_padding_changes_nothing() {
+    let pairs = pairs(9, 3);
+    for (model, dropout) in [(small(), 0.0), (Translation { split_blocks: false, ..small() }, 1e-9)]
+    {
+        // A probability that rounds to none takes the unfused path and drops nothing.
+        let model = Translation { attention_dropout: dropout, ..model };
+        let (loss, gradients) = step(&model, &tensors(&pairs, LENGTHS));
+        for lengths in [[LENGTHS[0] + 1, LENGTHS[1]], [LENGTHS[0], LENGTHS[1] + 3], [40, 20]] {
+            let (found, others) = step(&model, &tensors(&pairs, lengths));
+            assert!((found - loss).abs() <= 1e-13 * loss, "{lengths:?}: {found} {loss}");
+            assert_close(&others, &gradients, 1e-11, &format!("{lengths:?}"));
+        }
+    }
+}
+
+#[test]
+fn property_the_paddings_vector_is_without_effect_and_gradient() {
+    for attention_dropout in [0.0, 0.2] {
+        let model = Translation { tied: false, attention_dropout, ..small() };
+        let (inputs, targets) = batch(9, 4);
+        assert_eq!(inputs[0].eq(PAD).any().int64_value(&[]), 1);
+        let train = |offset: f64| {
+            let mut pipeline = builder(&model).build().unwrap();
+            let mut moved = Named::new();
+            for (name, value) in pipeline.parameters().unwrap() {
+                if name.ends_with("embedding.tokens") {
+                    let _ = value.narrow(0, PAD, 1).g_add_scalar_(offset);
+                }
+                moved.push((name, value));
+            }
+            pipeline.set_parameters(&moved).unwrap();
+            let loss = pipeline.train_step(&inputs[..], &targets).unwrap().loss;
+            (loss.to_bits(), pipeline.gradients().unwrap())
+        };
+        let (loss, gradients) = train(0.0);
+        for offset in [1.0, -1e3] {
+            let (found, others) = train(offset);
+            assert_eq!(found, loss);
+            assert_same_bits(&others, &gradients, &format!("{offset}"));
+        }
+        for name in ["source_embedding.tokens", "target_embedding.tokens"] {
+            let (_, gradient) = gradients.iter().find(|(own, _)| own == name).unwrap();
+            assert_eq!(largest(&gradient.narrow(0, PAD, 1)), 0.0, "{name}");
+            assert!(largest(&gradient.narrow(0, WORD, 1)) > 0.0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn property_each_sentence_is_for_itself_and_sees_its_source_and_what_was_said() {
+    let mut pipeline = builder(&small()).stages(2).build().unwrap();
+    let (inputs, _) = batch(6, 8);
+    let inputs = [inputs[0].clamp_min(WORD), inputs[1].clamp_min(WORD)];
+    let mut logits = |source: &Tensor, target: &Tensor| {
+        pipeline.predict(&[source.shallow_clone(), target.shallow_clone()][..]).unwrap().remove(0)
+    };
+    let other = |tokens: &Tensor, at: [i64; 2]| {
+        let changed = tokens.copy();
+        let mut place = changed.narrow(0, at[0], 1).narrow(1, at[1], 1);
+        let _ = place.fill_(WORD + (place.int64_value(&[0, 0]) + 1 - WORD) % 20);
+        changed
+    };
+    let before = logits(&inputs[0], &inputs[1]);
+    // Of the fourth sentence alone, all of it.
+    let after = logits(&other(&inputs[0], [3, LENGTHS[0] - 1]), &inputs[1]);
+    for sample in 0..6 {
+        for position in 0..LENGTHS[1] {
+            let at = |t: &Tensor| bits(&t.get(sample).get(position));
+            assert_eq!(at(&after) == at(&before), sample != 3, "{sample}, {position}");
+        }
+    }
+    // Of the second sentence alone, from there on.
+    let after = logits(&inputs[0], &other(&inputs[1], [1, 2]));
+    for sample in 0..6 {
+        for position in 0..LENGTHS[1] {
+            let at = |t: &Tensor| bits(&t.get(sample).get(position));
+            let same = sample != 1 || position < 2;
+            assert_eq!(at(&after) == at(&before), same, "{sample}, {position}");
+        }
+    }
+    // The order of words counts.
+    let flipped = logits(&inputs[0].flip([1]), &inputs[1]);
+    assert!(largest(&(flipped - before)) > 1e-3);
+}
+
+#[test]
+fn oracle_clipped_logits() {
+    let clipped = |logit_clip: f64| {
+        let model = Translation { logit_clip, ..small() };
+        let (inputs, targets) = batch(9, 2);
+        let mut pipeline = builder(&model).build().unwrap();
+        let logits = pipeline.predict(&inputs[..]).unwrap().remove(0);
+        let loss = pipeline.train_step(&inputs[..], &targets).unwrap().loss;
+        (logits, loss, pipeline.gradients().unwrap())
+    };
+    let (free, loss, gradients) = clipped(0.0);
+    let (logits, found, others) = clipped(1e3);
+    assert!(bits(&logits) == bits(&free) && found == loss);
+    assert_same_bits(&others, &gradients, "a clip that is never reached");
+    let (logits, ..) = clipped(0.5);
+    assert!(bits(&logits) == bits(&free.clamp(-0.5, 0.5)) && largest(&free) > 1.0);
+    // All are beyond: nothing is left to learn from.
+    let (_, loss, gradients) = clipped(1e-9);
+    assert!((loss - 23_f64.ln()).abs() < 1e-6, "{loss}");
+    assert!(gradients.iter().all(|(_, gradient)| largest(gradient) == 0.0));
+}
+
+#[test]
+fn fault_a_source_of_padding_alone_and_tokens_of_no_vocabulary() {
+    let mut pipeline = builder(&small()).stages(2).micro_batches(2).build().unwrap();
+    let (inputs, targets) = batch(5, 1);
+    let mut told = |source: &Tensor, target: &Tensor| {
+        let inputs = [source.shallow_clone(), target.shallow_clone()];
+        pipeline.train_step(&inputs[..], &targets).unwrap_err().to_string()
+    };
+    let says = |error: String, texts: &[&str]| {
+        assert!(texts.iter().all(|text| error.contains(text)), "{error}");
+    };
+    let empty = inputs[0].copy();
+    let _ = empty.narrow(0, 4, 1).fill_(PAD);
+    says(
+        told(&empty, &inputs[1]),
+        &["layer 'source_embedding'", "sample 4 of the mini-batch", "all padding (token 0)"],
+    );
+    let foreign = inputs[0].copy();
+    let _ = foreign.narrow(0, 2, 1).fill_(29);
+    says(told(&foreign, &inputs[1]), &["'source_embedding'", "token 29", "vocabulary 0..29"]);
+    let foreign = inputs[1].copy();
+    let _ = foreign.narrow(0, 2, 1).fill_(23);
+    says(told(&inputs[0], &foreign), &["'target_embedding'", "token 23", "vocabulary 0..23"]);
+    // After all that it goes on.
+    pipeline.train_step(&inputs[..], &targets).unwrap();
+}
+
+#[test]
+fn fault_inputs_that_are_no_source_and_target() {
+    let built = |inputs: Vec<TensorSpec>| {
+        let builder = Pipeline::builder(small().build().unwrap(), inputs).stages(2);
+        let builder = builder.loss(CrossEntropy::default()).optimizer(Sgd::new(0.1));
+        builder.build().err().unwrap().to_string()
+    };
+    let tokens = |shape: &[i64]| TensorSpec::new(shape, Kind::Int64);
+    let says = |error: String, text: &str| assert!(error.contains(text), "{error}");
+    says(built(vec![tokens(&[4, 6])]), "a source and a target, it got 1 tensors");
+    says(built(vec![tokens(&[4, 6]), tokens(&[4])]), "int64 tokens [samples, positions]");
+    let floats = TensorSpec::new([4, 6], Kind::Float);
+    says(built(vec![floats, tokens(&[4, 5])]), "it got Float [4, 6]");
+    says(built(vec![tokens(&[4, 6]), tokens(&[3, 5])]), "differ in samples");
+}
+
+/// One over the root of a weight's inputs; of output projections, and of the branches of their stack.
+#[test]
+fn oracle_initial_values_and_what_they_give() {
+    for layers in [1, 6] {
+        let (heads, head_size, features, hidden) = (4, 24, 64, 160);
+        let (encoder_layers, decoder_layers) = (layers, layers);
+        let sizes = Translation { heads, head_size, features, hidden, tied: false, ..small() };
+        let model = Translation { encoder_layers, decoder_layers, ..sizes };
+        let mut pipeline = builder(&model).build().unwrap();
+        for (name, value) in pipeline.parameters().unwrap() {
+            let branches = if name.starts_with("encoder") { 2.0 } else { 3.0 } * layers as f64;
+            let part = name.rsplit_once('.').unwrap();
+            let expected = match (part.0, part.1) {
+                (layer, "weight") if layer.ends_with("norm") => {
+                    assert!(bits(&value) == bits(&value.ones_like()), "{name}");
+                    continue;
+                }
+                (_, "bias") => 0.0,
+                (layer, _) if layer.ends_with("output") => {
+                    (value.size()[1] as f64 * branches).powf(-0.5)
+                }
+                _ => (features as f64).powf(-0.5),
+            };
+            let found = value.std(false).double_value(&[]);
+            // Five standard errors of a standard deviation.
+            let error = 5.0 * expected / (2.0 * value.numel() as f64).sqrt();
+            assert!((found - expected).abs() <= error, "{name}: {found} instead of {expected}");
+        }
+        // Normalised states times a weight of the variance 1 / features.
+        let logits = pipeline.predict(&batch(20, 6).0[..]).unwrap().remove(0);
+        let deviation = logits.std(false).double_value(&[]);
+        assert!((0.8..1.25).contains(&deviation), "{layers} layers: logits deviate by {deviation}");
+    }
+}
+
+/// Sentences of 10 words, and the target is the source backwards.
+fn reversed(samples: i64, seed: u64) -> Vec<(Vec<i64>, Vec<i64>)> {
+    let mut random = Stream::new(seed);
+    let mut one = || {
+        let length = 1 + random.below(4);
+        let source: Vec<i64> = (0..length).map(|_| WORD + random.below(10) as i64).collect();
+        let target = source.iter().rev().copied().collect();
+        (source, target)
+    };
+    (0..samples).map(|_| one()).collect()
+}
+
+#[test]
+fn oracle_it_learns_to_reverse_its_source() {
+    let model = Translation { features: 32, head_size: 16, hidden: 64, ..small() };
+    let builder = builder(&model).stages(2).micro_batches(2);
+    let builder = builder.optimizer(Adam { lr: 3e-3, ..Adam::default() });
+    let mut pipeline = builder.loss(CrossEntropy::default()).build().unwrap();
+    for step in 0..400 {
+        let (inputs, targets) = tensors(&reversed(32, 1000 + step), LENGTHS);
+        pipeline.train_step(&inputs[..], &targets).unwrap();
+    }
+    let unseen = reversed(200, 1);
+    let (inputs, targets) = tensors(&unseen, LENGTHS);
+    let loss = pipeline.evaluate(&inputs[..], &targets).unwrap().loss;
+    // Each with the next one's source.
+    let sources = unseen.iter().cycle().skip(1);
+    let shuffled: Vec<_> = unseen
+        .iter()
+        .zip(sources)
+        .map(|((_, target), (s, _))| (s.clone(), target.clone()))
+        .collect();
+    let (inputs, targets) = tensors(&shuffled, LENGTHS);
+    let blind = pipeline.evaluate(&inputs[..], &targets).unwrap().loss;
+    assert!(loss < 0.2 && blind > 2.0, "{loss} with its source, {blind} with another");
+}
+
+#[test]
+fn property_a_model_of_six_billion_parameters_is_only_described() {
+    let paper = Translation {
+        source_vocabulary: 64_000,
+        target_vocabulary: 64_000,
+        features: 1024,
+        heads: 32,
+        head_size: 64,
+        hidden: 16384,
+        encoder_layers: 64,
+        decoder_layers: 64,
+        ..small()
+    };
+    let model: Sequence = paper.build().unwrap();
+    assert_eq!(model.len(), 3 + 64 * 5);
+    let costs = model.costs(&specs([100, 80]), Kind::BFloat16).unwrap();
+    assert!(costs.iter().all(|&cost| cost > 1));
+}
+
+/// Wherever it is cut, floats, booleans and integers go over the edge.
+#[test]
+fn transparency_of_every_cut() {
+    let model = Translation { dropout: 0.1, ..small() };
+    let (inputs, targets) = batch(5, 0);
+    let gradients = |cut: Option<usize>| {
+        let balance = cut.map_or(vec![13], |cut| vec![cut, 13 - cut]);
+        let builder = builder(&model).kind(Kind::BFloat16).stages(balance.len()).micro_batches(2);
+        let mut pipeline = builder.balance(Balance::Layers(balance)).build().unwrap();
+        pipeline.train_step(&inputs[..], &targets).unwrap();
+        pipeline.gradients().unwrap()
+    };
+    let expected = gradients(None);
+    for cut in 1..13 {
+        assert_same_bits(&gradients(Some(cut)), &expected, &format!("cut after {cut} layers"));
+    }
+}
