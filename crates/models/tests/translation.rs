@@ -9,6 +9,7 @@ use common::{Named, assert_close, assert_same_bits, bits, matrix::Subject};
 use gpipe::{
     Adam, Balance, CrossEntropy, Pipeline, PipelineBuilder, Remat, Schedule, Sequence, Sgd,
     TensorSpec,
+    layers::{Attention, SourceEmbedding, TokenEmbedding},
 };
 use gpipe_core::splitmix::Stream;
 use gpipe_models::Translation;
@@ -387,6 +388,46 @@ fn property_each_sentence_is_for_itself_and_sees_its_source_and_what_was_said() 
     // The order of words counts.
     let flipped = logits(&inputs[0].flip([1]), &inputs[1]);
     assert!(largest(&(flipped - before)) > 1e-3);
+}
+
+/// The first output of an encoder layer: what of it changes with the fourth of six tokens, of which the last is padding.
+#[test]
+fn property_the_encoder_sees_both_ways_and_no_padding() {
+    let states = |causal: bool, changed: usize| -> Vec<Vec<u64>> {
+        let tokens = TokenEmbedding { vocabulary: 29, features: 16, dropout: 0.0, tie: None };
+        let attention = Attention {
+            features: 16,
+            heads: 2,
+            head_size: 6,
+            causal,
+            attention_dropout: 0.0,
+            dropout: 0.0,
+            std: 0.3,
+            output_std: 0.3,
+        };
+        let model = Sequence::new()
+            .push("embedding", SourceEmbedding { tokens, pad: PAD })
+            .push("attention", attention);
+        let mut source = vec![3, 4, 5, 6, 7, PAD];
+        if source[changed] != PAD {
+            source[changed] = 8;
+        }
+        let given = [rows(&[source], 6, PAD), rows(&[vec![BEGIN]], 1, PAD)];
+        let specs: Vec<_> = given.iter().map(TensorSpec::of).collect();
+        let mut outputs =
+            Pipeline::builder(model, specs).build().unwrap().predict(&given[..]).unwrap();
+        assert_eq!(
+            outputs.iter().map(Tensor::kind).collect::<Vec<_>>(),
+            [Kind::Float, Kind::Bool, Kind::Int64]
+        );
+        let states = outputs.swap_remove(0);
+        (0..6).map(|position| bits(&states.get(0).get(position))).collect()
+    };
+    for (causal, reached) in [(false, [true; 6]), (true, [false, false, false, true, true, true])] {
+        let (before, after) = (states(causal, 5), states(causal, 3));
+        let changed: Vec<bool> = before.iter().zip(&after).map(|(a, b)| a != b).collect();
+        assert_eq!(changed, reached, "causal: {causal}");
+    }
 }
 
 #[test]
