@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction parity fonts
+.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction parity fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -49,3 +49,6 @@ parity: setup ## Compare losses, gradients, parameters and exchanged weights wit
 
 fonts: ## Fetch free fonts to draw images of characters from (Debian and Ubuntu; no root)
 	@python3 scripts/fonts.py
+
+catalogues: ## Fetch translated messages of free programs to learn translating from (Debian and Ubuntu; no root)
+	@python3 scripts/catalogues.py

@@ -1,6 +1,6 @@
 """Files out of Debian packages, fetched by the system's own apt and unpacked without root: nothing is installed.
 
-Used by fonts.py. Works on Debian and what descends from it (Ubuntu, Mint), with apt's mirrors and settings; apt checks
+Used by fonts.py and catalogues.py. Works on Debian and what descends from it (Ubuntu, Mint), with apt's mirrors and settings; apt checks
 every package against the signed lists that `apt-get update` leaves. Only the standard library is needed.
 """
 

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::parallel::ParallelError;
+
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -385,6 +387,10 @@ pub enum Error {
         /// What it may be.
         allowed: String,
     },
+
+    /// Parallel text that cannot be used.
+    #[error(transparent)]
+    Parallel(#[from] ParallelError),
 }
 
 impl Error {

@@ -48,6 +48,11 @@ pub(crate) fn mix(value: u64) -> u64 {
     gpipe_core::splitmix::mix(value.wrapping_add(GOLDEN_GAMMA))
 }
 
+/// Random bits as a number in 0 to 1, without 1.
+pub(crate) fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

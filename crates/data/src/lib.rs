@@ -1,6 +1,7 @@
-//! Data for training, from files to batches: text for language models, and images for classifiers.
+//! Data for training, from files to batches: text for language models, images for classifiers, and parallel text for
+//! translation.
 //!
-//! Images have a module of their own, [`images`]. Text takes this way:
+//! Images and parallel text have modules of their own, [`images`] and [`parallel`]. Text takes this way:
 //!
 //! ```text
 //!  files ──► Corpus ──► Tokenizer ──► TokenSet ──► TrainBatches / ValidationBatches ──► Loader
@@ -50,6 +51,7 @@ mod hash;
 pub mod images;
 mod loader;
 mod order;
+pub mod parallel;
 mod permutation;
 mod tokenizer;
 mod tokens;

@@ -11,7 +11,7 @@ mod cargo;
 mod generated;
 mod lock;
 mod paths;
-mod read;
+pub(crate) mod read;
 mod split;
 
 use std::path::{Path, PathBuf};

@@ -52,7 +52,7 @@ pub(super) fn size_bytes(path: &Path) -> Result<u64> {
 }
 
 /// The bytes of a file no larger than [`FILE_BYTES_MAX`].
-pub(super) fn bytes(path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>> {
     let too_large = |bytes| Error::FileTooLarge { path: path.to_path_buf(), bytes };
     let size = size_bytes(path)?;
     if size > FILE_BYTES_MAX {

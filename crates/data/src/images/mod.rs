@@ -47,6 +47,8 @@ pub mod glyphs;
 
 use std::fmt::Debug;
 
+use crate::hash::unit;
+
 pub use batches::{
     EvaluationImages, IMAGE_BATCH_VALUES_MAX, IMAGE_THREADS_MAX, ImageBatch, TrainImages,
 };
@@ -55,11 +57,6 @@ pub use decode::{IMAGE_FILE_BYTES_MAX, IMAGE_PIXELS_MAX, decode};
 pub use folder::ImageFolder;
 pub use transform::{Crop, IMAGE_SIZE_MAX, Transform};
 pub use unreadable::{OnUnreadable, UNREADABLE_MAX};
-
-/// Random bits as a number in 0 to 1, without 1.
-fn unit(bits: u64) -> f64 {
-    (bits >> 11) as f64 / (1u64 << 53) as f64
-}
 
 /// An 8-bit RGB image: rows from the top, red, green and blue of each pixel in turn.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,162 @@
+//! What was read and kept, and what was left out and why.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+/// No more errors of single catalogues than this are remembered; the rest is counted.
+pub const CATALOGUE_ERRORS_MAX: usize = 100;
+
+/// Why a pair was left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The translators marked the translation as doubtful.
+    Fuzzy,
+    /// One side has nothing but white space.
+    Empty,
+    /// A plural form whose English text is not known: see [`Catalogue::plural_forms`](super::Catalogue::plural_forms).
+    PluralForm,
+    /// The translators' names.
+    Credits,
+    /// A control character, or one that stands for a lost one.
+    ControlCharacters,
+    /// No letter outside of directives and tags on one side.
+    NoWords,
+    /// Both sides are the same.
+    Identical,
+    /// The directives (`%s`) are not the same.
+    Directives,
+    /// The tags (`<b>`) are not the same.
+    Tags,
+    /// More bytes than [`ParallelOptions::bytes_max`](super::ParallelOptions::bytes_max).
+    TooLong,
+    /// One side is longer than [`ParallelOptions::ratio_max`](super::ParallelOptions::ratio_max) times the other.
+    Ratio,
+    /// The same pair was there before.
+    Duplicate,
+    /// The language has [`ParallelOptions::most_pairs`](super::ParallelOptions::most_pairs) without it.
+    OverMost,
+}
+
+impl Reason {
+    /// In words, for a table.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Fuzzy => "marked fuzzy",
+            Self::Empty => "empty",
+            Self::PluralForm => "plural form without an English one",
+            Self::Credits => "translators' credits",
+            Self::ControlCharacters => "control characters",
+            Self::NoWords => "without words",
+            Self::Identical => "identical sides",
+            Self::Directives => "other directives",
+            Self::Tags => "other tags",
+            Self::TooLong => "too long",
+            Self::Ratio => "length ratio",
+            Self::Duplicate => "duplicates",
+            Self::OverMost => "over the most pairs",
+        }
+    }
+}
+
+/// What became of a language's pairs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LanguageReport {
+    /// Pairs to train on.
+    pub train: usize,
+    /// Pairs to validate on.
+    pub validation: usize,
+    /// Pairs left out, by reason.
+    pub left_out: BTreeMap<Reason, usize>,
+}
+
+impl LanguageReport {
+    /// Pairs that were kept.
+    pub fn kept(&self) -> usize {
+        self.train + self.validation
+    }
+
+    pub(super) fn leave_out(&mut self, reason: Reason, pairs: usize) {
+        if pairs > 0 {
+            *self.left_out.entry(reason).or_default() += pairs;
+        }
+    }
+}
+
+/// A catalogue that could not be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileError {
+    /// The catalogue.
+    pub path: PathBuf,
+    /// What is wrong with it, and where in it.
+    pub reason: String,
+}
+
+/// What was read and kept, and what was left out and why.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Of each language of the corpus.
+    pub languages: BTreeMap<String, LanguageReport>,
+    /// Of each language that was left out because it has too few pairs; `train` and `validation` are what it has.
+    pub too_few: BTreeMap<String, LanguageReport>,
+    /// Files that pairs were taken from.
+    pub files: usize,
+    /// Catalogues that are English, in no known language, or in one that was not asked for.
+    pub files_passed_over: usize,
+    /// Catalogues that could not be used, the first [`CATALOGUE_ERRORS_MAX`] of them.
+    pub errors: Vec<FileError>,
+    /// How many could not be used.
+    pub errors_count: usize,
+}
+
+impl Report {
+    /// Pairs kept, of all languages of the corpus.
+    pub fn kept(&self) -> usize {
+        self.languages.values().map(LanguageReport::kept).sum()
+    }
+
+    /// Pairs left out by reason, of all languages of the corpus.
+    pub fn left_out(&self) -> BTreeMap<Reason, usize> {
+        let mut all = BTreeMap::new();
+        for (reason, pairs) in self.languages.values().flat_map(|language| &language.left_out) {
+            *all.entry(*reason).or_default() += pairs;
+        }
+        all
+    }
+
+    pub(super) fn error(&mut self, path: PathBuf, reason: String) {
+        self.errors_count += 1;
+        if self.errors.len() < CATALOGUE_ERRORS_MAX {
+            self.errors.push(FileError { path, reason });
+        }
+    }
+}
+
+/// A summary of some lines.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let validation: usize = self.languages.values().map(|language| language.validation).sum();
+        write!(
+            f,
+            "{} pairs in {} languages, {validation} of them to validate on, from {} files",
+            self.kept(),
+            self.languages.len(),
+            self.files,
+        )?;
+        for (reason, pairs) in self.left_out() {
+            write!(f, "\n  left out: {pairs} {}", reason.words())?;
+        }
+        if !self.too_few.is_empty() {
+            let names: Vec<&str> = self.too_few.keys().map(String::as_str).collect();
+            write!(f, "\n  too few pairs: {}", names.join(", "))?;
+        }
+        if self.errors_count > 0 {
+            write!(f, "\n  {} files could not be used", self.errors_count)?;
+        }
+        for error in self.errors.iter().take(3) {
+            write!(f, "\n    `{}`: {}", error.path.display(), error.reason)?;
+        }
+        Ok(())
+    }
+}
