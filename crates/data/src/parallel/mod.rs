@@ -7,8 +7,20 @@
 //! - `catalogue`: readers of `.mo` and `.po`, and the catalogues below a folder;
 //! - `lines`: TSV files and aligned files, plain or gzip;
 //! - `clean`: which pairs are worth learning from;
-//! - `corpus`: duplicates, split and order ([`ParallelCorpus::read`]);
+//! - `corpus`: sources, options and what comes out ([`ParallelCorpus::read`]);
+//! - `gather`: duplicates, split and order;
 //! - `report`: what was left out, and why.
+//!
+//! ```no_run
+//! use gpipe_data::parallel::{ParallelCorpus, ParallelOptions, Source};
+//!
+//! # fn main() -> gpipe_data::Result<()> {
+//! let sources = [Source::Catalogues { folder: "/usr/share/locale".into() }];
+//! let (corpus, report) = ParallelCorpus::read(&sources, &ParallelOptions::default())?;
+//! assert_eq!(report.kept(), corpus.languages.iter().map(|l| l.train.len() + l.validation.len()).sum());
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! Absent: a guess at the language of a text. A catalogue's language is where it lies.
 
@@ -16,6 +28,7 @@ mod catalogue;
 mod clean;
 mod corpus;
 mod error;
+mod gather;
 mod lines;
 mod report;
 

@@ -1,0 +1,226 @@
+//! Pairs of all sources, without duplicates, split and in an order of their own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+
+use super::catalogue::{Catalogue, Message, Number, Plurals, folder};
+use super::corpus::check_code;
+use super::{
+    Language, LanguageReport, PAIRS_MAX, Pair, ParallelCorpus, ParallelError, ParallelOptions,
+    Reason, Report, Source, clean, lines,
+};
+use crate::hash::{StableHasher, unit};
+use crate::{Error, Result};
+
+/// Pairs of the languages so far.
+pub(super) struct Gathering<'a> {
+    options: &'a ParallelOptions,
+    /// Every language met, asked for or not.
+    known: BTreeSet<String>,
+    pairs: BTreeMap<String, (Vec<Pair>, LanguageReport)>,
+    count: usize,
+    report: Report,
+}
+
+impl<'a> Gathering<'a> {
+    pub(super) fn new(options: &'a ParallelOptions) -> Self {
+        let (known, pairs, report) = Default::default();
+        Self { options, known, pairs, count: 0, report }
+    }
+
+    pub(super) fn read(&mut self, source: &Source) -> Result<()> {
+        match source {
+            Source::Catalogues { folder } => self.catalogues(folder),
+            Source::Tsv { language, path } => {
+                self.files(language, 1, |pair| lines::read_tsv(path, pair))
+            }
+            Source::Lines { language, source, target } => {
+                self.files(language, 2, |pair| lines::read_aligned(source, target, pair))
+            }
+        }
+    }
+
+    fn files(
+        &mut self,
+        language: &str,
+        files: usize,
+        read: impl FnOnce(&mut dyn FnMut(&str, &str) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        check_code(language)?;
+        if !self.is_wanted(language) {
+            self.report.files_passed_over += files;
+            return Ok(());
+        }
+        let options = self.options;
+        let cleaned = if options.clean { clean::cleaned } else { clean::as_it_is };
+        read(&mut |source, target| self.add(language, cleaned(source, target, options)))?;
+        self.report.files += files;
+        Ok(())
+    }
+
+    fn catalogues(&mut self, folder: &Path) -> Result<()> {
+        let found = folder::find(folder).map_err(|error| missing(folder, error))?;
+        if found.files.is_empty() {
+            return Err(ParallelError::NoCatalogues { folder: folder.to_path_buf() }.into());
+        }
+        self.report.files_passed_over += found.passed_over;
+        for (path, reason) in found.unreadable {
+            self.report.error(path, reason);
+        }
+        for file in found.files {
+            // Where the path says the language, files of others need not be opened.
+            if file.code.as_ref().is_some_and(|code| !self.is_wanted(code)) {
+                self.report.files_passed_over += 1;
+                continue;
+            }
+            let catalogue = match Catalogue::open(&file.path) {
+                Ok(catalogue) => catalogue,
+                Err(reason) => {
+                    self.report.error(file.path, reason);
+                    continue;
+                }
+            };
+            match file.language(&catalogue) {
+                Some(code) if self.is_wanted(&code) => {
+                    self.catalogue(&code, &catalogue)?;
+                    self.report.files += 1;
+                }
+                _ => self.report.files_passed_over += 1,
+            }
+        }
+        Ok(())
+    }
+
+    fn catalogue(&mut self, code: &str, catalogue: &Catalogue) -> Result<()> {
+        let plurals = Plurals::parse(catalogue.plural_forms.as_deref());
+        for _ in 0..catalogue.fuzzy {
+            self.add(code, Err(Reason::Fuzzy))?;
+        }
+        for message in &catalogue.messages {
+            for (form, translation) in message.strings.iter().enumerate() {
+                let pair = target(message, form, plurals.as_ref()).and_then(|target| {
+                    if clean::is_credits(message.context.as_deref(), &message.id, translation) {
+                        return Err(Reason::Credits);
+                    }
+                    clean::cleaned(translation, target, self.options)
+                });
+                self.add(code, pair)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a language is asked for; it is known from now on.
+    fn is_wanted(&mut self, code: &str) -> bool {
+        if !self.known.contains(code) {
+            self.known.insert(code.to_owned());
+        }
+        self.options.languages.is_empty()
+            || self.options.languages.iter().any(|asked| asked == code)
+    }
+
+    fn add(&mut self, code: &str, pair: Result<Pair, Reason>) -> Result<()> {
+        if !self.pairs.contains_key(code) {
+            self.pairs.insert(code.to_owned(), Default::default());
+        }
+        let Some((pairs, report)) = self.pairs.get_mut(code) else { return Ok(()) };
+        match pair {
+            Ok(_) if self.count == PAIRS_MAX => return Err(ParallelError::TooManyPairs.into()),
+            Ok(pair) => {
+                self.count += 1;
+                pairs.push(pair);
+            }
+            Err(reason) => report.leave_out(reason, 1),
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Result<(ParallelCorpus, Report)> {
+        let Self { options, known, pairs, mut report, .. } = self;
+        if let Some(unknown) = options.languages.iter().find(|asked| !known.contains(*asked)) {
+            return Err(unknown_language(unknown, &known));
+        }
+        let mut languages = Vec::new();
+        for (code, (pairs, mut counts)) in pairs {
+            let pairs = ordered(pairs, options.most_pairs, &mut counts);
+            let (validation, train): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| {
+                unit(clean::sentence_key(&pair.target)) < options.validation_share
+            });
+            (counts.train, counts.validation) = (train.len(), validation.len());
+            if counts.kept() < options.fewest_pairs || train.is_empty() {
+                report.too_few.insert(code, counts);
+            } else {
+                report.languages.insert(code.clone(), counts);
+                languages.push(Language { code, train, validation });
+            }
+        }
+        let fewest = options.fewest_pairs;
+        let is_left = |code: &&String| report.languages.contains_key(*code);
+        if let Some(code) = options.languages.iter().find(|code| !is_left(code)) {
+            let counts = report.too_few.get(code).cloned().unwrap_or_default();
+            let LanguageReport { train, validation, .. } = counts;
+            return Err(ParallelError::TooFewPairs {
+                language: code.clone(),
+                train,
+                validation,
+                fewest,
+            }
+            .into());
+        }
+        if languages.is_empty() {
+            return Err(ParallelError::NoPairs { fewest, report: report.to_string() }.into());
+        }
+        Ok((ParallelCorpus { languages }, report))
+    }
+}
+
+/// The English text of a translation, if it is known.
+fn target<'a>(
+    message: &'a Message,
+    form: usize,
+    plurals: Option<&Plurals>,
+) -> Result<&'a str, Reason> {
+    let Some(plural) = &message.plural else { return Ok(&message.id) };
+    match plurals.and_then(|plurals| plurals.number(form, message.strings.len())) {
+        Some(Number::One) => Ok(&message.id),
+        Some(Number::Several) => Ok(plural),
+        None => Err(Reason::PluralForm),
+    }
+}
+
+/// The pairs in the order of their hashes, each once, and at most `most` unless that is 0.
+fn ordered(pairs: Vec<Pair>, most: usize, counts: &mut LanguageReport) -> Vec<Pair> {
+    let hash = |pair: &Pair| {
+        let mut hasher = StableHasher::new();
+        hasher.field(pair.source.as_bytes());
+        hasher.field(pair.target.as_bytes());
+        hasher.finish()
+    };
+    let all = pairs.len();
+    let mut hashed: Vec<(u64, Pair)> = pairs.into_iter().map(|pair| (hash(&pair), pair)).collect();
+    hashed.sort_unstable();
+    hashed.dedup();
+    counts.leave_out(Reason::Duplicate, all - hashed.len());
+    if most > 0 {
+        counts.leave_out(Reason::OverMost, hashed.len().saturating_sub(most));
+        hashed.truncate(most);
+    }
+    hashed.into_iter().map(|(_, pair)| pair).collect()
+}
+
+/// A folder that is not there, by its own error.
+fn missing(folder: &Path, error: Error) -> Error {
+    match error {
+        Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            Error::MissingPath { path: folder.to_path_buf() }
+        }
+        other => other,
+    }
+}
+
+fn unknown_language(asked: &str, known: &BTreeSet<String>) -> Error {
+    let mut known: Vec<String> = known.iter().cloned().collect();
+    known.sort_by(|a, b| strsim::jaro_winkler(b, asked).total_cmp(&strsim::jaro_winkler(a, asked)));
+    ParallelError::UnknownLanguage { language: asked.to_owned(), known }.into()
+}
