@@ -17,7 +17,8 @@
 //! # fn main() -> gpipe_data::Result<()> {
 //! let sources = [Source::Catalogues { folder: "/usr/share/locale".into() }];
 //! let (corpus, report) = ParallelCorpus::read(&sources, &ParallelOptions::default())?;
-//! assert_eq!(report.kept(), corpus.languages.iter().map(|l| l.train.len() + l.validation.len()).sum());
+//! println!("{report}"); // 3381779 pairs in 141 languages, ...
+//! assert!(corpus.languages.iter().all(|language| !language.train.is_empty()));
 //! # Ok(())
 //! # }
 //! ```
