@@ -10,8 +10,9 @@ pub(super) fn removed(source: &str, target: &str) -> (String, String) {
     if !source.contains(MARKS) && !target.contains(MARKS) {
         return (source.to_owned(), target.to_owned());
     }
-    let without = |text: &str, other: &str| match text.contains("/_") {
-        // A path of menus, each with a mark: /_File/_Open.
+    // A path of menus, each with a mark: /_File/_Open.
+    let is_path = source.contains("/_") || target.contains("/_");
+    let without = |text: &str, other: &str| match is_path {
         true => text.split('/').map(|menu| unmarked(menu, other)).collect::<Vec<_>>().join("/"),
         false => unmarked(text, other),
     };
@@ -105,7 +106,7 @@ mod tests {
             ("_Stop", "_Stop", ("Stop", "Stop")),
             ("Audio stumm", "Silence Audi&o", ("Audio stumm", "Silence Audio")),
             ("/_Datei/_Neu", "/_File/_New", ("/Datei/Neu", "/File/New")),
-            ("/文件/导入(_I)...", "/_File/_Import...", ("/文件/导入...", "/File/Import...")),
+            ("/文件(_F)/导入(_I)...", "/_File/_Import...", ("/文件/导入...", "/File/Import...")),
         ] {
             let (source, target) = removed(source, target);
             assert_eq!((source.as_str(), target.as_str()), expected);
