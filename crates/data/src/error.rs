@@ -119,13 +119,23 @@ pub enum Error {
 
     /// A vocabulary that cannot be.
     #[error(
-        "a vocabulary of {asked} tokens is out of range; ask for {} (256 bytes and the end of a document) to {}",
-        crate::VOCABULARY_MIN,
+        "a vocabulary of {asked} tokens is out of range; ask for {least} (256 bytes and the special tokens) to {}",
         crate::VOCABULARY_MAX
     )]
     Vocabulary {
         /// The size asked for.
         asked: usize,
+        /// The least size with the same special tokens.
+        least: usize,
+    },
+
+    /// A special token that could be mistaken for text or for another.
+    #[error("the special token `{special}` {reason}; name it otherwise")]
+    SpecialToken {
+        /// Its text.
+        special: String,
+        /// What is wrong with it.
+        reason: String,
     },
 
     /// The dependency that encodes and decodes failed.
@@ -179,6 +189,10 @@ pub enum Error {
         /// Tokens per sample.
         sequence: usize,
     },
+
+    /// Pairs of sentences could not be encoded or put into batches.
+    #[error(transparent)]
+    Pairs(#[from] crate::parallel::PairError),
 
     /// A queue that holds nothing, or too much.
     #[error("a loader of depth {depth} is out of range; use 1 to {}", crate::LOADER_DEPTH_MAX)]

@@ -148,9 +148,52 @@ fn regression_small_corpora_give_small_vocabularies() {
 fn fault_vocabularies_out_of_range() {
     for asked in [0, 256, usize::MAX] {
         let error = Tokenizer::train(&documents(), asked).unwrap_err();
-        assert!(matches!(error, Error::Vocabulary { asked: a } if a == asked));
+        assert!(matches!(error, Error::Vocabulary { asked: a, least: 257 } if a == asked));
         assert!(error.to_string().contains("257"), "{error}");
     }
+}
+
+#[test]
+fn oracle_special_tokens_are_first_and_decode_as_they_are_asked_to() {
+    let specials = ["<pad>", "<sr@latin>"].map(String::from);
+    let tokenizer = Tokenizer::train_with(&documents(), 400, &specials).unwrap();
+    assert!(tokenizer.specials().eq([END_OF_DOCUMENT, "<pad>", "<sr@latin>"]));
+    let ids = [END_OF_DOCUMENT, "<pad>", "<sr@latin>", "pad"].map(|text| tokenizer.special(text));
+    assert_eq!(ids, [Some(0), Some(1), Some(2), None]);
+    assert_eq!(tokenizer.end_of_document(), 0);
+    let text = "a <pad> and a <sr@latin> of text";
+    let mut tokens = tokenizer.encode(text).unwrap();
+    assert!(tokens.iter().all(|token| *token > 2), "{tokens:?}");
+    tokens.extend([1, 2, 0]);
+    assert_eq!(tokenizer.decode_text(&tokens).unwrap(), text);
+    assert_eq!(
+        tokenizer.decode(&tokens).unwrap(),
+        format!("{text}<pad><sr@latin>{END_OF_DOCUMENT}")
+    );
+    assert!(tokenizer.decode_text(&[400]).is_err());
+    let plain = Tokenizer::train(&[], 257).unwrap();
+    assert!(plain.specials().eq([END_OF_DOCUMENT]));
+    assert_eq!(plain.special("<pad>"), None);
+}
+
+#[test]
+fn fault_special_tokens_that_text_could_become() {
+    let long = format!("<{}>", "a".repeat(63));
+    let names = ["", "pad", "<>", "<->", "a", "< pad>", "<é>", "<pad", END_OF_DOCUMENT, &long];
+    for name in names {
+        let error = Tokenizer::train_with(&[], 300, &[name.to_owned()]).unwrap_err();
+        assert!(
+            matches!(&error, Error::SpecialToken { special, .. } if special == name),
+            "{error}"
+        );
+    }
+    let twice = ["<a>", "<b>", "<a>"].map(String::from);
+    let error = Tokenizer::train_with(&[], 300, &twice).unwrap_err().to_string();
+    assert_eq!(error, "the special token `<a>` is there twice; name it otherwise");
+    let one = ["<a>".to_owned()];
+    let error = Tokenizer::train_with(&[], 257, &one).unwrap_err().to_string();
+    assert!(error.contains("ask for 258 (256 bytes and the special tokens)"), "{error}");
+    assert_eq!(Tokenizer::train_with(&[], 258, &one).unwrap().vocabulary(), 258);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 use serde_json::Value;
 
 use super::merges::{Learned, Pair};
-use super::{END_OF_DOCUMENT, VOCABULARY_MAX, VOCABULARY_MIN, alphabet};
+use super::{END_OF_DOCUMENT, VOCABULARY_MAX, VOCABULARY_MIN, alphabet, specials};
 
 /// The vocabulary and merges of a tokenizer's JSON, or what is wrong with it.
 pub(super) fn parse(json: &str) -> Result<Learned, String> {
@@ -17,8 +17,9 @@ pub(super) fn parse(json: &str) -> Result<Learned, String> {
     check_kind(&root)?;
     let tokens = tokens(&root)?;
     check_tokens(&tokens)?;
-    let merges = merges(&root, &tokens)?;
-    Ok(Learned { tokens, merges })
+    let specials = specials(&root, &tokens)?;
+    let merges = merges(&root, &tokens, &specials)?;
+    Ok(Learned { tokens, merges, specials })
 }
 
 /// Everything that [`super::Tokenizer::assemble`] sets must be set so in the file: else it would read as one tokenizer
@@ -45,11 +46,46 @@ fn check_kind(root: &Value) -> Result<(), String> {
             return Err(format!("{pointer} is {found} and must be {value}"));
         }
     }
+    Ok(())
+}
+
+/// The special tokens: all that were added to the vocabulary.
+fn specials(root: &Value, tokens: &[String]) -> Result<Vec<String>, String> {
     let added = root.get("added_tokens").and_then(Value::as_array);
-    match added.map(Vec::as_slice) {
-        Some([token]) if token.get("content") == Some(&Value::from(END_OF_DOCUMENT)) => Ok(()),
-        _ => Err(format!("its one added token must be {END_OF_DOCUMENT}")),
+    let specials: Vec<String> = added
+        .into_iter()
+        .flatten()
+        .map(|token| special(token, tokens))
+        .collect::<Result<_, _>>()?;
+    if !specials.iter().any(|special| special == END_OF_DOCUMENT) {
+        return Err(format!("its added tokens lack {END_OF_DOCUMENT}"));
     }
+    specials::check(&specials)
+        .map_err(|(special, reason)| format!("its added token {special} {reason}"))?;
+    Ok(specials)
+}
+
+/// The text of an added token, which must be set as [`super::Tokenizer::assemble`] sets it.
+fn special(token: &Value, tokens: &[String]) -> Result<String, String> {
+    let content = token.get("content").and_then(Value::as_str);
+    let content = content.ok_or("one of its added tokens has no text")?;
+    let expected = [
+        ("special", true),
+        ("single_word", false),
+        ("lstrip", false),
+        ("rstrip", false),
+        ("normalized", false),
+    ];
+    for (key, value) in expected {
+        if token.get(key) != Some(&Value::from(value)) {
+            return Err(format!("{key} of its added token {content} must be {value}"));
+        }
+    }
+    let id = token.get("id").and_then(Value::as_u64).and_then(|id| usize::try_from(id).ok());
+    if id.and_then(|id| tokens.get(id)).is_none_or(|text| text != content) {
+        return Err(format!("the id of its added token {content} is not that of its vocabulary"));
+    }
+    Ok(content.to_owned())
 }
 
 /// The tokens by id. The ids are a model's rows: they must run from 0 without a gap.
@@ -81,7 +117,7 @@ fn check_tokens(tokens: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-fn merges(root: &Value, tokens: &[String]) -> Result<Vec<Pair>, String> {
+fn merges(root: &Value, tokens: &[String], specials: &[String]) -> Result<Vec<Pair>, String> {
     let merges = root.pointer("/model/merges").and_then(Value::as_array);
     let ids: BTreeMap<&str, u32> = tokens.iter().map(String::as_str).zip(0..).collect();
     let id = |text: &str| ids.get(text).copied();
@@ -89,9 +125,9 @@ fn merges(root: &Value, tokens: &[String]) -> Result<Vec<Pair>, String> {
     for merge in merges.ok_or("it has no merges")? {
         let (a, b) = halves(merge).ok_or_else(|| format!("{merge} is not a merge"))?;
         let joined = format!("{a}{b}");
-        // A text that contains the special token's characters must not become the special token.
+        // A text that contains a special token's characters must not become the special token.
         match (id(a), id(b), id(&joined)) {
-            (Some(a), Some(b), Some(_)) if joined != END_OF_DOCUMENT => pairs.push((a, b)),
+            (Some(a), Some(b), Some(_)) if !specials.contains(&joined) => pairs.push((a, b)),
             _ => return Err(format!("the merge {merge} does not fit its vocabulary")),
         }
     }

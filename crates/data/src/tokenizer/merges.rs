@@ -31,12 +31,14 @@ pub(super) struct Learned {
     pub(super) tokens: Vec<String>,
     /// Pairs in the order in which an encoder merges them.
     pub(super) merges: Vec<Pair>,
+    /// Those of the tokens that stand for no text.
+    pub(super) specials: Vec<String>,
 }
 
 /// Learns up to `vocabulary` tokens from counted words; fewer where the words run out of repeated pairs.
-/// The first token is `special`, which no word contains; then the bytes, by character; then the merges, by rank.
-pub(super) fn learn(words: &[(&str, u64)], vocabulary: usize, special: &str) -> Learned {
-    let mut tokens = Vocabulary::new(special);
+/// The first tokens are `specials`, which no word contains; then the bytes, by character; then the merges, by rank.
+pub(super) fn learn(words: &[(&str, u64)], vocabulary: usize, specials: Vec<String>) -> Learned {
+    let mut tokens = Vocabulary::new(&specials);
     let mut words: Vec<Word> = words.iter().map(|word| tokens.spell(word)).collect();
     let mut pairs = Pairs::default();
     for (index, word) in words.iter().enumerate() {
@@ -63,7 +65,7 @@ pub(super) fn learn(words: &[(&str, u64)], vocabulary: usize, special: &str) -> 
         }
         pairs.enqueue_touched();
     }
-    Learned { tokens: tokens.texts, merges }
+    Learned { tokens: tokens.texts, merges, specials }
 }
 
 /// Tokens by id and by text.
@@ -75,12 +77,12 @@ struct Vocabulary {
 }
 
 impl Vocabulary {
-    fn new(special: &str) -> Self {
+    fn new(specials: &[String]) -> Self {
         let chars = alphabet::byte_chars();
         let mut sorted = chars;
         sorted.sort_unstable();
         let mut vocabulary =
-            Self { texts: vec![special.to_owned()], ids: HashMap::new(), bytes: [0; 256] };
+            Self { texts: specials.to_vec(), ids: HashMap::new(), bytes: [0; 256] };
         for char in sorted {
             vocabulary.id(char.to_string());
         }

@@ -3,6 +3,7 @@
 //! - `alphabet`: the characters that stand for bytes;
 //! - `words`: what merges never cross, counted;
 //! - `merges`: learning them;
+//! - `specials`: tokens that stand for no text;
 //! - `pieces`: long texts cut for encoding;
 //! - `file`: reading a saved tokenizer.
 //!
@@ -13,6 +14,7 @@ mod alphabet;
 mod file;
 mod merges;
 mod pieces;
+mod specials;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -32,7 +34,7 @@ pub use words::TRAINING_BYTES_MAX;
 /// as ordinary text.
 pub const END_OF_DOCUMENT: &str = "<|end|>";
 
-/// The least vocabulary: 256 bytes and the end of a document.
+/// The least vocabulary: 256 bytes and the end of a document. Each further special token is one more.
 pub const VOCABULARY_MIN: usize = 257;
 
 /// The greatest vocabulary: 2^20 tokens, several times what large models use.
@@ -46,6 +48,8 @@ pub struct Tokenizer {
     inner: Inner,
     vocabulary: usize,
     end_of_document: u32,
+    /// Special tokens with their ids, by id.
+    specials: Vec<(String, u32)>,
 }
 
 impl Tokenizer {
@@ -58,19 +62,41 @@ impl Tokenizer {
     /// # Errors
     /// `vocabulary` is not in [`VOCABULARY_MIN`]`..=`[`VOCABULARY_MAX`].
     pub fn train(documents: &[Document], vocabulary: usize) -> Result<Tokenizer> {
-        if !(VOCABULARY_MIN..=VOCABULARY_MAX).contains(&vocabulary) {
-            return Err(Error::Vocabulary { asked: vocabulary });
-        }
-        let words = words::count(documents)?;
-        Self::assemble(merges::learn(&words, vocabulary, END_OF_DOCUMENT))
+        Self::train_with(documents, vocabulary, &[])
     }
 
-    /// Builds the dependency's tokenizer around a vocabulary that contains [`END_OF_DOCUMENT`].
+    /// As [`Tokenizer::train`], with further special tokens, which stand for no text: `<pad>`, say. They count among the
+    /// `vocabulary` and have the ids from 1, behind the end of a document. No text is ever encoded as one of them.
+    ///
+    /// # Errors
+    /// A special token is not ASCII between `<` and `>` with a letter or digit, at most 64 bytes, or occurs twice.
+    /// `vocabulary` is less than [`VOCABULARY_MIN`] and the special tokens, or more than [`VOCABULARY_MAX`].
+    pub fn train_with(
+        documents: &[Document],
+        vocabulary: usize,
+        specials: &[String],
+    ) -> Result<Tokenizer> {
+        let least = VOCABULARY_MIN.saturating_add(specials.len());
+        if !(least..=VOCABULARY_MAX).contains(&vocabulary) {
+            return Err(Error::Vocabulary { asked: vocabulary, least });
+        }
+        let end = std::iter::once(END_OF_DOCUMENT.to_owned());
+        let specials: Vec<String> = end.chain(specials.iter().cloned()).collect();
+        specials::check(&specials)
+            .map_err(|(special, reason)| Error::SpecialToken { special, reason })?;
+        let words = words::count(documents)?;
+        Self::assemble(merges::learn(&words, vocabulary, specials))
+    }
+
+    /// Builds the dependency's tokenizer around a vocabulary that contains the special tokens.
     fn assemble(learned: Learned) -> Result<Tokenizer> {
-        let Learned { tokens, merges } = learned;
+        let Learned { tokens, merges, specials } = learned;
         let text = |id: u32| tokens.get(id as usize).cloned().unwrap_or_default();
         let merges = merges.iter().map(|&(a, b)| (text(a), text(b))).collect();
         let ids: Vocab = tokens.iter().cloned().zip(0..).collect();
+        let id = |text: String| ids.get(&text).map(|&id| (text, id));
+        let mut specials: Vec<(String, u32)> = specials.into_iter().filter_map(id).collect();
+        specials.sort_unstable_by_key(|(_, id)| *id);
         let end_of_document = ids.get(END_OF_DOCUMENT).copied().unwrap_or_default();
         let model = BPE::builder()
             .vocab_and_merges(ids, merges)
@@ -82,11 +108,11 @@ impl Tokenizer {
         inner.with_pre_tokenizer(Some(bytes));
         inner.with_decoder(Some(bytes));
         inner
-            .add_special_tokens([AddedToken::from(END_OF_DOCUMENT, true)])
-            .map_err(Error::tokenizer("add the end of a document"))?;
+            .add_special_tokens(specials.iter().map(|(text, _)| AddedToken::from(text, true)))
+            .map_err(Error::tokenizer("add the special tokens"))?;
         // A document about tokenizers may contain "<|end|>": that is text, not the end of the document.
         inner.set_encode_special_tokens(true);
-        Ok(Tokenizer { inner, vocabulary: tokens.len(), end_of_document })
+        Ok(Tokenizer { inner, vocabulary: tokens.len(), end_of_document, specials })
     }
 
     /// Reads a tokenizer that [`Tokenizer::save`] wrote.
@@ -148,22 +174,34 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The text of tokens. The end of a document reads [`END_OF_DOCUMENT`]. Tokens that were cut within a character
-    /// read U+FFFD there; what [`Tokenizer::encode`] gave reads as it was.
+    /// The text of tokens. Special tokens read as they are written: [`END_OF_DOCUMENT`]. Tokens that were cut within a
+    /// character read U+FFFD there; what [`Tokenizer::encode`] gave reads as it was.
     ///
     /// # Errors
     /// A token is outside of the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        self.decode_with(tokens, false)
+    }
+
+    /// As [`Tokenizer::decode`], where special tokens read as nothing.
+    ///
+    /// # Errors
+    /// A token is outside of the vocabulary.
+    pub fn decode_text(&self, tokens: &[u32]) -> Result<String> {
+        self.decode_with(tokens, true)
+    }
+
+    fn decode_with(&self, tokens: &[u32], leave_out_specials: bool) -> Result<String> {
         // The dependency passes unknown tokens over in silence.
         let unknown = |token: &&u32| **token as usize >= self.vocabulary;
         if let Some(&token) = tokens.iter().find(unknown) {
             return Err(Error::UnknownToken { token, vocabulary: self.vocabulary });
         }
-        self.inner.decode(tokens, false).map_err(Error::tokenizer("decode tokens"))
+        self.inner.decode(tokens, leave_out_specials).map_err(Error::tokenizer("decode tokens"))
     }
 
     /// The bytes that a token stands for: part of a character, maybe. For who shows tokens as they come, and holds back
-    /// what is no whole character yet; the bytes of [`END_OF_DOCUMENT`] are that name's.
+    /// what is no whole character yet; the bytes of a special token are its name's.
     ///
     /// # Errors
     /// The token is outside of the vocabulary.
@@ -176,6 +214,16 @@ impl Tokenizer {
     /// The token that follows each document in a [`TokenSet`](crate::TokenSet).
     pub fn end_of_document(&self) -> u32 {
         self.end_of_document
+    }
+
+    /// The id of a special token, or none where this tokenizer has no such special token.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        self.specials.iter().find_map(|(special, id)| (special == text).then_some(*id))
+    }
+
+    /// The special tokens by id: [`END_OF_DOCUMENT`] and those that [`Tokenizer::train_with`] was given.
+    pub fn specials(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.specials.iter().map(|(special, _)| special.as_str())
     }
 
     /// How many tokens there are; all ids are less. At most what was asked for in training.

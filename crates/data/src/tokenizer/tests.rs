@@ -141,3 +141,53 @@ fn fault_files_of_another_kind_are_refused() {
     assert!(file::parse(&good[..good.len() / 2]).is_err());
     assert!(file::parse("[]").is_err());
 }
+
+#[test]
+fn oracle_special_tokens_change_nothing_but_ids() {
+    // Merges are chosen by counts, then by ids, and special tokens move all of these alike.
+    let documents = documents();
+    let specials = ["<pad>", "</s>"].map(String::from);
+    let without = Tokenizer::train(&documents, 500).unwrap();
+    let with = Tokenizer::train_with(&documents, 502, &specials).unwrap();
+    for document in documents {
+        let expected: Vec<u32> =
+            without.encode(&document.text).unwrap().into_iter().map(|token| token + 2).collect();
+        assert_eq!(with.encode(&document.text).unwrap(), expected);
+    }
+}
+
+#[test]
+fn fault_files_with_other_special_tokens_are_refused() {
+    let specials = ["<pad>", "<de>"].map(String::from);
+    let good = Tokenizer::train_with(&documents(), 400, &specials).unwrap().to_json().unwrap();
+    assert_eq!(file::parse(&good).unwrap().specials, ["<|end|>", "<pad>", "<de>"]);
+    let refused = |from: &str, to: &str| {
+        let bad = good.replacen(from, to, 1);
+        assert_ne!(bad, good, "{from} is not in the file");
+        file::parse(&bad).err().expect(from)
+    };
+    let added = |id: u32, content: &str, special: bool| {
+        format!(
+            "{{\"id\":{id},\"content\":\"{content}\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":{special}}}"
+        )
+    };
+    let tag = added(2, "<de>", true);
+    assert!(refused(&tag, &added(3, "<de>", true)).contains("the id of its added token <de>"));
+    assert!(refused(&tag, &added(2, "<fr>", true)).contains("the id of its added token <fr>"));
+    assert!(refused(&tag, &added(2, "<de>", false)).contains("special of its added token <de>"));
+    assert!(refused(&tag, &added(1, "<pad>", true)).contains("<pad> is there twice"));
+    assert!(refused(&tag, &added(3, "!", true)).contains("its added token ! is not ASCII"));
+    let strips = tag.replace("\"lstrip\":false", "\"lstrip\":true");
+    assert!(refused(&tag, &strips).contains("lstrip of its added token <de> must be false"));
+    let end = format!("{},", added(0, "<|end|>", true));
+    assert!(refused(&end, "").contains("added tokens lack <|end|>"));
+    // A merge that would make a special token of text.
+    let forged = "\"merges\":[[\"<d\",\"e>\"],";
+    assert!(refused("\"merges\":[", forged).contains("does not fit its vocabulary"));
+    let mut forged: serde_json::Value = serde_json::from_str(&good).unwrap();
+    for (half, id) in [("<d", 400), ("e>", 401)] {
+        forged["model"]["vocab"][half] = id.into();
+    }
+    forged["model"]["merges"].as_array_mut().unwrap().push(serde_json::json!(["<d", "e>"]));
+    assert!(file::parse(&forged.to_string()).err().unwrap().contains("does not fit"));
+}

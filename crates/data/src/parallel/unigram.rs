@@ -1,0 +1,75 @@
+//! What a model has to beat: one that knows how common each token is, and nothing else.
+
+use super::{PairError, PairSet};
+use crate::Result;
+
+/// A unigram model's loss on the targets of held-out pairs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unigram {
+    /// By number of language.
+    pub languages: Vec<LanguageEntropy>,
+}
+
+/// The loss on one language's targets.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LanguageEntropy {
+    /// The language's code.
+    pub code: String,
+    /// How many tokens its targets have, ends included.
+    pub target_tokens: usize,
+    /// Mean loss in nats per target token; none where there are no targets.
+    pub nats: Option<f64>,
+}
+
+impl LanguageEntropy {
+    /// The perplexity: as many tokens to choose from, all alike, are as hard to guess.
+    pub fn perplexity(&self) -> Option<f64> {
+        self.nats.map(f64::exp)
+    }
+}
+
+impl Unigram {
+    /// The perplexity of the mean loss over the languages that have targets, each weighing the same: the geometric mean
+    /// of their perplexities.
+    pub fn average_perplexity(&self) -> f64 {
+        let nats: Vec<f64> = self.languages.iter().filter_map(|language| language.nats).collect();
+        (nats.iter().sum::<f64>() / nats.len() as f64).exp()
+    }
+}
+
+/// Fits a unigram model to all training targets - one model, as all of them are English - and measures it on held-out ones.
+/// Ends of sentences are tokens like others, as they are for a decoder. Every token of the vocabulary is counted once more
+/// than it occurs, so that none is impossible.
+///
+/// # Errors
+/// A set has no pairs; the two have vocabularies of different sizes.
+pub fn unigram(train: &PairSet, validation: &PairSet) -> Result<Unigram> {
+    let (first, second) = (train.vocabulary(), validation.vocabulary());
+    if first != second {
+        return Err(PairError::Vocabularies { first, second }.into());
+    }
+    if train.is_empty() {
+        return Err(train.no_pairs("train on").into());
+    }
+    if validation.is_empty() {
+        return Err(validation.no_pairs("validate on").into());
+    }
+    let mut counts = vec![1u64; first];
+    for token in (0..train.languages().len()).flat_map(|language| train.targets(language)) {
+        if let Some(count) = counts.get_mut(*token as usize) {
+            *count += 1;
+        }
+    }
+    let all = counts.iter().sum::<u64>() as f64;
+    let nats = |token: &u32| {
+        let count = counts.get(*token as usize).copied().unwrap_or(1);
+        (all / count as f64).ln()
+    };
+    let entropy = |(language, code): (usize, &str)| {
+        let targets = validation.targets(language);
+        let sum: f64 = targets.iter().map(nats).sum();
+        let nats = (!targets.is_empty()).then(|| sum / targets.len() as f64);
+        LanguageEntropy { code: code.to_owned(), target_tokens: targets.len(), nats }
+    };
+    Ok(Unigram { languages: validation.languages().enumerate().map(entropy).collect() })
+}
