@@ -150,14 +150,16 @@ proptest! {
             let of = |pair| counts.get(&(language, pair)).copied().unwrap_or(0);
             let all: usize = (0..pairs).map(of).sum();
             prop_assert!((all as f64 - drawn as f64 * share).abs() < 1.0, "{} of {}", all, drawn);
-            if pairs > 0 {
-                // All of them as often, but those that the epoch under way has not come to.
-                let (epochs, begun) = (all / pairs, all % pairs);
-                prop_assert!((0..pairs).all(|pair| [epochs, epochs + 1].contains(&of(pair))));
-                prop_assert_eq!((0..pairs).filter(|pair| of(*pair) > epochs).count(), begun);
-                let counted = batches.epochs(pools * 32)[language];
-                prop_assert!((counted - all as f64 / pairs as f64).abs() < 1e-9);
+            if pairs == 0 {
+                prop_assert_eq!((all, batches.epochs(pools * 32)[language]), (0, 0.0));
+                continue;
             }
+            // All of them as often, but those that the epoch under way has not come to.
+            let (epochs, begun) = (all / pairs, all % pairs);
+            prop_assert!((0..pairs).all(|pair| [epochs, epochs + 1].contains(&of(pair))));
+            prop_assert_eq!((0..pairs).filter(|pair| of(*pair) > epochs).count(), begun);
+            let counted = batches.epochs(pools * 32)[language];
+            prop_assert!((counted - all as f64 / pairs as f64).abs() < 1e-9);
         }
     }
 
@@ -260,7 +262,15 @@ fn property_mini_batches_have_the_target_tokens_asked_for() {
 
 #[test]
 fn property_there_is_little_padding() {
-    let set = set(&[sentences(4000, 1), sentences(700, 2), vec![], sentences(90, 3)]);
+    // Sources of one target's length differ by a half, as those of many languages do.
+    let apart = |(at, (source, target)): (usize, (usize, usize))| match at % 3 {
+        0 => (source * 2 / 3, target),
+        1 => (source * 3 / 2, target),
+        _ => (source, target),
+    };
+    let set = [(4000, 1), (700, 2), (0, 0), (90, 3)]
+        .map(|(pairs, seed)| sentences(pairs, seed).into_iter().enumerate().map(apart).collect());
+    let set = self::set(&set);
     let batches = TrainPairs::new(&set, &options(2000, 5.0, 7)).unwrap();
     let (mut tokens, mut of_batches, mut of_parts) = (0, 0, 0);
     for number in 0..64 {
@@ -280,8 +290,8 @@ fn property_there_is_little_padding() {
     }
     let of_batches = of_batches as f64 / tokens as f64;
     let of_parts = of_parts as f64 / tokens as f64;
-    assert!(of_batches < 1.15, "mini-batches are {of_batches} of their tokens");
-    assert!(of_parts < 1.07, "quarters of mini-batches are {of_parts} of their tokens");
+    assert!(of_batches < 1.22, "mini-batches are {of_batches} of their tokens");
+    assert!(of_parts < 1.12, "quarters of mini-batches are {of_parts} of their tokens");
 }
 
 #[test]

@@ -13,8 +13,9 @@ use crate::{BATCH_TOKENS_MAX, IGNORE, Result};
 /// What the seed's use for the order of a pool's mini-batches is told apart by.
 const MINI_BATCHES_STREAM: u64 = 6;
 
-/// Mini-batches of a pool. Lengths differ by about a thirtieth of the pool's pairs within one, which leaves little padding;
-/// a pool is still a small part of an epoch, and is made anew for each mini-batch in less time than a step by far.
+/// Mini-batches of a pool. With lengths like sentences' (log-normal) 16 of them have a quarter more tokens for padding, 32 a
+/// fifth, 64 a sixth; and the more, the longer a pool takes, which is made anew for each mini-batch: with 32 about 3 ms for
+/// 2,000 target tokens, less than a hundredth of a step that learns from them.
 const POOL_BATCHES: u64 = 32;
 
 /// Pairs in rows, filled up to the longest.
