@@ -32,6 +32,7 @@ use tch::{Kind, Tensor};
 
 use crate::{
     batch_norm::{BatchStatistics, batch_norm},
+    cache::Cache,
     error::LayerError,
     estimate::{Tape, Var},
     rng::{MaskKey, dropout},
@@ -207,6 +208,8 @@ pub struct Forward<'a> {
     pub(crate) stashed: Vec<(String, Tensor)>,
     /// What its batch norms saw.
     pub(crate) statistics: Vec<BatchStatistics>,
+    /// In a decoding.
+    pub(crate) cache: Option<Cache>,
 }
 
 impl Forward<'_> {
@@ -294,6 +297,17 @@ impl Forward<'_> {
         let (y, statistics) = batch_norm(self, first, norm, x)?;
         self.statistics.extend(statistics);
         Ok(y)
+    }
+
+    /// In a decoding, where outputs are made one position after the other: what this layer kept of the earlier ones. Its inputs
+    /// have only the new positions then.
+    pub fn cache(&mut self) -> Option<&mut Cache> {
+        self.cache.as_mut()
+    }
+
+    /// Positions of a decoding that came before those in the inputs; 0 outside of one.
+    pub fn past(&self) -> i64 {
+        self.cache.as_ref().map_or(0, Cache::past)
     }
 
     /// Sends `x` over a long skip to the layer that pops `name`.

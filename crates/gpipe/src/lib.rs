@@ -31,6 +31,8 @@
 struct Readme;
 
 mod batch_norm;
+mod cache;
+pub mod decode;
 mod device;
 mod error;
 pub mod estimate;
@@ -49,6 +51,7 @@ mod stage;
 pub mod state;
 mod value;
 
+pub use cache::Cache;
 pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};
 pub use gpipe_bridge::{convolution::Geometry, linear::Kernels, memory::keep_freed_memory};
@@ -64,7 +67,9 @@ pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,
     Update, name_matches,
 };
-pub use pipeline::{Balance, Evaluation, Pipeline, PipelineBuilder, Plan, StageReport, StepReport};
+pub use pipeline::{
+    Balance, Evaluation, Padding, Pipeline, PipelineBuilder, Plan, StageReport, StepReport,
+};
 pub use sequence::Sequence;
 pub use spec::TensorSpec;
 pub use value::{IntoTensors, Value, tensor_bytes};

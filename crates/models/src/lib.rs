@@ -3,6 +3,7 @@
 pub mod images;
 pub mod transformer;
 pub mod translation;
+mod translator;
 
 pub use images::{
     ImageError,
@@ -12,3 +13,4 @@ pub use images::{
 };
 pub use transformer::{Transformer, TransformerError};
 pub use translation::{Translation, TranslationError};
+pub use translator::{CachedLogits, RecomputedLogits};

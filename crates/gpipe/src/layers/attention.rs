@@ -94,8 +94,26 @@ impl Attention {
         x: &Tensor,
         rest: &[Tensor],
     ) -> Result<Tensor, LayerError> {
+        if !self.causal && ctx.past() > 0 {
+            // A decoding's encoder has done its work in the first step.
+            return Ok(x.shallow_clone());
+        }
         let [q, k, v] = self.queries_keys_values(ctx, first, &normalise(ctx, first, x)?)?;
-        let attended = self.heads().attend(ctx, &q, &k, &v, self.visible(rest)?)?;
+        let (k, v, visible) = match ctx.cache().filter(|_| self.causal) {
+            Some(cache) => {
+                let visible = match (cache.past(), q.size().get(2)) {
+                    (0, _) => Visible::Earlier,
+                    (_, Some(1)) => Visible::All,
+                    _ => {
+                        let reason = "after its first step a decoding makes one position at a time";
+                        return Err(LayerError::Value(reason.into()));
+                    }
+                };
+                (cache.append(first, &k, 2)?, cache.append(first + 1, &v, 2)?, visible)
+            }
+            None => (k, v, self.visible(rest)?),
+        };
+        let attended = self.heads().attend(ctx, &q, &k, &v, visible)?;
         let joined = self.heads().joined(&attended)?;
         let y = ctx.linear(&joined, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)

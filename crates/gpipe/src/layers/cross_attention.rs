@@ -105,8 +105,8 @@ impl CrossAttention {
     ) -> Result<Tensor, LayerError> {
         let (memory, mask) = memory_and_mask(rest)?;
         let q = self.queries(ctx, first, &normalise(ctx, first, x)?)?;
-        let [k, v] = self.keys_values(ctx, first, memory)?;
-        let attended = self.heads().attend(ctx, &q, &k, &v, Visible::Unmasked(mask))?;
+        let [k, v, mask] = self.keys_values_mask(ctx, first, memory, mask)?;
+        let attended = self.heads().attend(ctx, &q, &k, &v, Visible::Unmasked(&mask))?;
         let joined = self.heads().joined(&attended)?;
         let y = ctx.linear(&joined, ctx.parameter(first + 6)?, Some(ctx.parameter(first + 7)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
@@ -127,6 +127,27 @@ impl CrossAttention {
     ) -> Result<[Tensor; 2], LayerError> {
         let kv = ctx.linear(memory, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
         self.heads().parts(&kv)
+    }
+
+    /// Keys, values and mask of the memory; in a decoding those of its first step, which had the memory.
+    fn keys_values_mask(
+        &self,
+        ctx: &mut Forward,
+        first: usize,
+        memory: &Tensor,
+        mask: &Tensor,
+    ) -> Result<[Tensor; 3], LayerError> {
+        if ctx.past() > 0
+            && let Some(cache) = ctx.cache()
+        {
+            return Ok([cache.kept(first)?, cache.kept(first + 1)?, cache.kept(first + 2)?]);
+        }
+        let [k, v] = self.keys_values(ctx, first, memory)?;
+        let all = [k, v, mask.shallow_clone()];
+        if let Some(cache) = ctx.cache() {
+            all.iter().enumerate().for_each(|(slot, own)| cache.keep(first + slot, own));
+        }
+        Ok(all)
     }
 
     /// As [`CrossAttention::apply`].

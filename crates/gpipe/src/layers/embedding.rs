@@ -71,7 +71,15 @@ impl Layer for Embedding {
         let mut x = Tensor::f_embedding(ctx.parameter(0)?, tokens, -1, false, false)?;
         if self.positions > 0 {
             let length = tokens.size().get(1).copied().unwrap_or(0);
-            x = x.f_add(&ctx.parameter(1)?.f_narrow(0, 0, length)?)?;
+            let past = ctx.past();
+            if past + length > self.positions {
+                return Err(LayerError::Value(format!(
+                    "it has {} positions, the decoding is at {}",
+                    self.positions,
+                    past + length
+                )));
+            }
+            x = x.f_add(&ctx.parameter(1)?.f_narrow(0, past, length)?)?;
         }
         Ok(vec![ctx.dropout(&x, self.dropout)?])
     }

@@ -13,6 +13,8 @@ use crate::{
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Visible<'a> {
+    /// All: a decoding's new position sees itself and the earlier ones, and there are no later ones.
+    All,
     /// Those up to its own position.
     Earlier,
     /// For every query those that are true here: bool [samples, keys]. Each sample needs one: a softmax over none is NaN.
@@ -23,6 +25,7 @@ impl Visible<'_> {
     /// What a query does not see, to be broadcast to [samples, heads, queries, keys].
     fn hidden(self, queries: i64, device: Device) -> Result<Tensor, LayerError> {
         Ok(match self {
+            Visible::All => Tensor::f_zeros([1, 1], (Kind::Bool, device))?,
             Visible::Earlier => Tensor::f_ones([queries, queries], (Kind::Bool, Device::Cpu))?
                 .f_triu(1)?
                 .f_to(device)?,
@@ -92,6 +95,7 @@ impl Heads {
         if !ctx.training() || self.dropout == 0.0 {
             // A CPU's fused kernel takes both forms (`kernels` below holds it to that).
             let (mask, causal) = match visible {
+                Visible::All => (None, false),
                 Visible::Earlier => (None, true),
                 Visible::Unmasked(mask) => (Some(by_key(mask)?), false),
             };
@@ -150,6 +154,7 @@ mod tests {
             pops: Vec::new(),
             stashed: Vec::new(),
             statistics: Vec::new(),
+            cache: None,
         }
     }
 

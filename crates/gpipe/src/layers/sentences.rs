@@ -64,16 +64,16 @@ impl TokenEmbedding {
         table: usize,
         tokens: &Tensor,
     ) -> Result<Tensor, LayerError> {
-        let x = self.sum(ctx.parameter(table)?, tokens)?;
+        let x = self.sum(ctx.parameter(table)?, tokens, ctx.past())?;
         ctx.dropout(&x, self.dropout)
     }
 
-    /// Scaled vectors plus positions.
-    fn sum(&self, vectors: &Tensor, tokens: &Tensor) -> Result<Tensor, LayerError> {
+    /// Scaled vectors plus positions, of which so many came before.
+    fn sum(&self, vectors: &Tensor, tokens: &Tensor, past: i64) -> Result<Tensor, LayerError> {
         check_range(tokens, self.vocabulary)?;
         let (_, length) = tokens.size2()?;
         let (kind, device) = (vectors.kind(), vectors.device());
-        let positions = sinusoids(0..length, self.features, kind, device)?;
+        let positions = sinusoids(past..past + length, self.features, kind, device)?;
         let x = Tensor::f_embedding(vectors, tokens, -1, false, false)?;
         let scale = Tensor::f_from_slice(&[(self.features as f64).sqrt()])?;
         // One operation, not two: nothing but the sum is made.
@@ -122,6 +122,10 @@ impl SourceEmbedding {
     /// Which tokens are no padding.
     fn mask(&self, ctx: &Forward, source: &Tensor) -> Result<Tensor, LayerError> {
         let mask = source.f_ne(self.pad)?;
+        if ctx.past() > 0 {
+            // A decoding has the source in its first step only.
+            return Ok(mask);
+        }
         let without = mask.f_any_dim(1, false)?.f_logical_not()?;
         if without.f_any()?.f_int64_value(&[])? == 0 {
             return Ok(mask);

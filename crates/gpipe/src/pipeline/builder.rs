@@ -15,7 +15,7 @@ use gpipe_runtime::{Crew, Settings, crew::BuildDevice};
 use tch::Kind;
 
 use super::{
-    Pipeline,
+    Padding, Pipeline,
     balance::{Balance, stage_weights},
     parameters::Averages,
     topology,
@@ -78,6 +78,7 @@ pub struct PipelineBuilder {
     rate: LearningRate,
     pub(super) average: Option<f64>,
     profile: bool,
+    padding: Option<Padding>,
 }
 
 impl PipelineBuilder {
@@ -106,6 +107,7 @@ impl PipelineBuilder {
             rate: LearningRate::default(),
             average: None,
             profile: false,
+            padding: None,
         }
     }
 
@@ -147,6 +149,13 @@ impl PipelineBuilder {
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
+        self
+    }
+
+    /// Cuts the padding off each micro-batch of tokens; unless it is told, mini-batches are used as they are.
+    #[must_use]
+    pub fn padding(mut self, padding: Padding) -> Self {
+        self.padding = Some(padding);
         self
     }
 
@@ -349,6 +358,7 @@ impl PipelineBuilder {
             programs: HashMap::new(),
             shapes: Vec::new(),
             link_capacity,
+            padding: self.padding,
             profiled: Vec::new(),
             sequence: self.sequence,
         })

@@ -1,6 +1,8 @@
 //! The pipeline as its user sees it: built once, then `train_step`, `evaluate` and `predict` in any order.
 //!
 //! - [`builder`]: settings, checked; stages placed on devices
+//! - [`padding`]: columns of a micro-batch that are only padding, cut off
+//! - [`decoding`]: outputs of new positions, where layers keep what they need of earlier ones
 //! - [`balance`]: where a sequence is cut
 //! - [`parameters`]: parameters, gradients and averages, read and written
 //! - [`state`]: all that it knows between two steps, taken out and put back
@@ -11,6 +13,8 @@
 
 mod balance;
 mod builder;
+mod decoding;
+mod padding;
 mod parameters;
 mod report;
 mod seen;
@@ -21,6 +25,7 @@ use std::{collections::HashMap, sync::Arc};
 
 pub use balance::Balance;
 pub use builder::PipelineBuilder;
+pub use decoding::{Decoding, GroupStep};
 use gpipe_core::{
     StageId,
     lower::{Program, Topology, lower},
@@ -30,6 +35,7 @@ use gpipe_core::{
     validate::{Held, Invalid, validate},
 };
 use gpipe_runtime::{Crew, Ran, StepError};
+pub use padding::Padding;
 use parameters::Averages;
 pub use report::{Evaluation, StageReport, StepReport};
 pub use state::Plan;
@@ -45,7 +51,7 @@ use crate::{
     spec::TensorSpec,
     stage::{
         Stage, catching,
-        feed::{Feed, Mode, Outcome, Slice, split},
+        feed::{Feed, Group, Mode, Outcome, Slice, split},
         recorder::StageProfile,
     },
     value::IntoTensors,
@@ -96,14 +102,19 @@ pub struct Pipeline {
     programs: HashMap<(bool, usize), Arc<Program>>,
     shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
     link_capacity: usize,
+    padding: Option<Padding>,
     profiled: Vec<StageProfile>,
 }
 
-/// A mini-batch, checked and cut into slices.
+/// A mini-batch, checked and cut into micro-batches.
+#[derive(Default)]
 struct MiniBatch {
-    inputs: Vec<Tensor>,
-    targets: Vec<Tensor>,
+    /// By micro-batch.
+    inputs: Vec<Vec<Tensor>>,
+    targets: Vec<Vec<Tensor>>,
     slices: Vec<Slice>,
+    /// In a decoding.
+    groups: Vec<Group>,
 }
 
 impl Pipeline {
@@ -137,10 +148,11 @@ impl Pipeline {
             )));
         }
         self.needs_own_parameters("train")?;
-        let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
-        let denominator = self.denominator(&batch.targets)?;
+        let targets = targets.into_tensors();
+        let batch = self.check(inputs.into_tensors(), Some(&targets))?;
+        let denominator = self.denominator(&targets)?;
         let counts = match self.training_metrics {
-            true => self.metric_counts(&batch.targets)?,
+            true => self.metric_counts(&targets)?,
             false => Vec::new(),
         };
         let (lr, scale) = (self.learning_rate(), self.loss_scale.scale);
@@ -184,9 +196,10 @@ impl Pipeline {
                 "this pipeline cannot evaluate: give the builder a loss".into(),
             ));
         }
-        let batch = self.check(inputs.into_tensors(), Some(targets.into_tensors()))?;
-        let denominator = self.denominator(&batch.targets)?;
-        let counts = self.metric_counts(&batch.targets)?;
+        let targets = targets.into_tensors();
+        let batch = self.check(inputs.into_tensors(), Some(&targets))?;
+        let denominator = self.denominator(&targets)?;
+        let counts = self.metric_counts(&targets)?;
         let ran = match self.run(Mode::Evaluate, &batch, denominator, false) {
             Ok(ran) => ran,
             Err(error) => {
@@ -226,32 +239,34 @@ impl Pipeline {
     pub fn predict(&mut self, inputs: impl IntoTensors) -> Result<Vec<Tensor>> {
         let batch = self.check(inputs.into_tensors(), None)?;
         let ran = self.run(Mode::Predict, &batch, 1.0, false)?;
-        let outputs = ran.outcomes.into_iter().next_back().map(|outcome| outcome.outputs);
         let mut columns: Vec<Vec<Tensor>> = Vec::new();
-        for tensors in outputs.unwrap_or_default() {
+        for tensors in outputs(ran) {
             columns.resize_with(tensors.len(), Vec::new);
             for (column, tensor) in columns.iter_mut().zip(tensors) {
                 column.push(tensor);
             }
         }
+        columns.iter().map(|parts| self.given(&Tensor::f_cat(parts, 0)?)).collect()
+    }
+
+    /// An output as users get it: on the CPU, and in no smaller dtype than float32.
+    fn given(&self, output: &Tensor) -> Result<Tensor> {
         let Precision { compute, master } = self.precision;
-        let join = |parts: &Vec<Tensor>| {
-            let whole = Tensor::f_cat(parts, 0)?.f_to(tch::Device::Cpu)?;
-            Ok(if whole.kind() == compute { whole.f_to_kind(master)? } else { whole })
-        };
-        columns.iter().map(join).collect()
+        let output = output.f_to(tch::Device::Cpu)?;
+        Ok(if output.kind() == compute { output.f_to_kind(master)? } else { output })
     }
 
     /// Checks a mini-batch and cuts it.
-    fn check(&mut self, inputs: Vec<Tensor>, targets: Option<Vec<Tensor>>) -> Result<MiniBatch> {
-        if targets.as_ref().is_some_and(Vec::is_empty) {
+    fn check(&mut self, inputs: Vec<Tensor>, targets: Option<&[Tensor]>) -> Result<MiniBatch> {
+        if targets.is_some_and(<[Tensor]>::is_empty) {
             return Err(Error::Input("there is no target tensor: give at least one".into()));
         }
         // A GPU's tensors may still be in the making on a stream that no stage knows.
-        let here = |tensors: Vec<Tensor>| -> Result<Vec<Tensor>> {
+        let here = |tensors: &[Tensor]| -> Result<Vec<Tensor>> {
             tensors.iter().map(|tensor| Ok(tensor.f_to(tch::Device::Cpu)?)).collect()
         };
-        let (inputs, targets) = (here(inputs)?, here(targets.unwrap_or_default())?);
+        let trims = targets.is_some();
+        let (inputs, targets) = (here(&inputs)?, here(targets.unwrap_or_default())?);
         let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
         let Some(count) = inputs.first().map(samples) else {
             return Err(Error::Input("there is no input tensor: give at least one".into()));
@@ -276,8 +291,18 @@ impl Pipeline {
             }
             self.shapes.push(shapes);
         }
-        let slices = split(count as usize, self.micro_batches);
-        Ok(MiniBatch { inputs, targets, slices })
+        let mut batch =
+            MiniBatch { slices: split(count as usize, self.micro_batches), ..MiniBatch::default() };
+        for slice in &batch.slices {
+            let (mut inputs, mut targets) = (narrow(&inputs, *slice)?, narrow(&targets, *slice)?);
+            // Outputs to be joined must be of one length.
+            if let Some(padding) = self.padding.as_ref().filter(|_| trims) {
+                padding.trim(&mut inputs, &mut targets)?;
+            }
+            batch.inputs.push(inputs);
+            batch.targets.push(targets);
+        }
+        Ok(batch)
     }
 
     fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
@@ -327,24 +352,24 @@ impl Pipeline {
         let stages = self.topology.stages;
         let feeds = (0..stages)
             .map(|stage| {
-                let cut = |tensors: &[Tensor], here: bool| {
-                    let slices = batch.slices.iter().take(if here { usize::MAX } else { 0 });
-                    slices.map(|slice| narrow(tensors, *slice)).collect::<Result<Vec<_>>>()
+                let fed = |all: &[Vec<Tensor>], here: bool| -> Vec<Vec<Tensor>> {
+                    let all = all.iter().take(if here { usize::MAX } else { 0 });
+                    all.map(|tensors| tensors.iter().map(Tensor::shallow_clone).collect()).collect()
                 };
-                let targets = stage + 1 == stages && mode != Mode::Predict;
-                Ok(vec![Feed {
+                vec![Feed {
                     mode,
                     step: self.step,
                     slices: batch.slices.clone(),
-                    inputs: cut(&batch.inputs, stage == 0)?,
-                    targets: cut(&batch.targets, targets)?,
+                    inputs: fed(&batch.inputs, stage == 0),
+                    targets: fed(&batch.targets, stage + 1 == stages),
                     denominator,
                     lr: self.learning_rate(),
                     loss_scale: self.loss_scale.scale,
                     check_finite,
-                }])
+                    groups: batch.groups.clone(),
+                }]
             })
-            .collect::<Result<_>>()?;
+            .collect();
         let mut ran = self.crew.run(&program, feeds)?;
         self.profiled = ran.outcomes.iter_mut().filter_map(|own| own.profile.take()).collect();
         Ok(ran)
@@ -416,6 +441,11 @@ impl Pipeline {
         let program = self.program(true, self.micro_batches)?;
         Ok(validate(&program, self.link_capacity)?)
     }
+}
+
+/// The last stage's outputs, by micro-batch.
+fn outputs(ran: Ran<Stage>) -> Vec<Vec<Tensor>> {
+    ran.outcomes.into_iter().next_back().map(|outcome| outcome.outputs).unwrap_or_default()
 }
 
 fn narrow(tensors: &[Tensor], slice: Slice) -> Result<Vec<Tensor>> {

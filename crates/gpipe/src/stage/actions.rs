@@ -63,6 +63,9 @@ impl StageExecutor for Stage {
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
         self.forget_step();
         self.device.reset_peak(self.plan.first_on_device).map_err(own("memory"))?;
+        if feed.mode != Mode::Decode {
+            self.caches.get_mut().clear();
+        }
         self.feed = feed;
         Ok(())
     }
@@ -92,7 +95,7 @@ impl StageExecutor for Stage {
         } else {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
         };
-        if self.feed.mode == Mode::Predict && self.plan.last {
+        if matches!(self.feed.mode, Mode::Predict | Mode::Decode) && self.plan.last {
             self.outputs.push((micro_batch, outputs));
             return self.finished(Vec::new());
         }
@@ -244,6 +247,7 @@ impl StageExecutor for Stage {
     }
 
     fn abort(&mut self) {
+        self.caches.get_mut().clear();
         self.forget_step();
         self.parameters.forget_last_grads();
     }

@@ -17,6 +17,24 @@ pub(crate) enum Mode {
     Evaluate,
     /// The outputs, nothing else.
     Predict,
+    /// The outputs of new positions: layers keep what they need of earlier ones.
+    Decode,
+}
+
+/// A group of samples in a decoding's step: which micro-batch it is may change from step to step.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub id: usize,
+    /// Positions that came before.
+    pub past: i64,
+    /// Which of the samples before each of the new ones goes on from; `None`: they are the same.
+    pub rows: Option<Tensor>,
+}
+
+impl Clone for Group {
+    fn clone(&self) -> Self {
+        Self { rows: self.rows.as_ref().map(Tensor::shallow_clone), ..*self }
+    }
 }
 
 /// The samples of one micro-batch within the mini-batch.
@@ -57,6 +75,8 @@ pub(crate) struct Feed {
     pub loss_scale: f64,
     /// Look at every value: after a failure, to name the layer.
     pub check_finite: bool,
+    /// By micro-batch, in a decoding.
+    pub groups: Vec<Group>,
 }
 
 impl Feed {
@@ -66,6 +86,10 @@ impl Feed {
 
     pub(crate) fn targets(&self, micro_batch: MicroBatch) -> Option<&[Tensor]> {
         self.targets.get(micro_batch.index()).map(Vec::as_slice)
+    }
+
+    pub(crate) fn group(&self, micro_batch: MicroBatch) -> Option<&Group> {
+        self.groups.get(micro_batch.index())
     }
 
     pub(crate) fn slice(&self, micro_batch: MicroBatch) -> Slice {

@@ -18,6 +18,7 @@ use tch::{Kind, Tensor};
 use super::{differentiable, feed::Slice};
 use crate::{
     batch_norm::BatchStatistics,
+    cache::Cache,
     error::{LayerError, StageError},
     layer::{Forward, Infer},
     rng::MaskKey,
@@ -100,6 +101,8 @@ pub(super) struct Ran {
     pub island: Option<Island>,
     /// What its batch norms saw.
     pub statistics: Vec<BatchStatistics>,
+    /// What it keeps in a decoding.
+    pub cache: Option<Cache>,
 }
 
 impl LayerRun<'_> {
@@ -108,13 +111,14 @@ impl LayerRun<'_> {
         &self,
         inputs: Vec<Tensor>,
         pops: Vec<(usize, String, Tensor)>,
+        cache: Option<Cache>,
         graph: bool,
     ) -> Result<Ran, StageError> {
         if self.check_finite {
             check_finite(&self.layer.name, "its input", &inputs)?;
         }
         let ran = self
-            .run(inputs, pops, graph)
+            .run(inputs, pops, cache, graph)
             .map_err(|source| StageError::Layer { layer: self.layer.name.clone(), source })?;
         if self.check_finite {
             check_finite(&self.layer.name, "its output", &ran.outputs)?;
@@ -126,6 +130,7 @@ impl LayerRun<'_> {
         &self,
         inputs: Vec<Tensor>,
         pops: Vec<(usize, String, Tensor)>,
+        cache: Option<Cache>,
         graph: bool,
     ) -> Result<Ran, LayerError> {
         let grads = graph && self.input_grads;
@@ -149,15 +154,15 @@ impl LayerRun<'_> {
             pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
             stashed: Vec::new(),
             statistics: Vec::new(),
+            cache,
         };
         let versions = versions(&inputs)?;
         let outputs = catching(|| self.layer.layer.forward(&mut ctx, &inputs))?;
-        let (stashed, statistics) =
-            (std::mem::take(&mut ctx.stashed), std::mem::take(&mut ctx.statistics));
+        let (stashed, statistics, cache) = (ctx.stashed, ctx.statistics, ctx.cache);
         self.check_outputs(&inputs, &pops, &outputs, &stashed)?;
         check_untouched(&inputs, &versions)?;
         if !graph {
-            return Ok(Ran { outputs, stashed, island: None, statistics });
+            return Ok(Ran { outputs, stashed, island: None, statistics, cache });
         }
         let outside = leaves(&outputs, false)?;
         let stashed_outside: Vec<_> = stashed
@@ -172,7 +177,8 @@ impl LayerRun<'_> {
             stashed,
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
         };
-        Ok(Ran { outputs: outside, stashed: stashed_outside, island: Some(island), statistics })
+        let (outputs, stashed) = (outside, stashed_outside);
+        Ok(Ran { outputs, stashed, island: Some(island), statistics, cache })
     }
 }
 

@@ -25,6 +25,7 @@ mod state;
 mod update;
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, HashMap},
     ops::Range,
     sync::Arc,
@@ -46,6 +47,7 @@ use self::{
 };
 use crate::{
     batch_norm::BatchStatistics,
+    cache::Cache,
     device::Device,
     error::{LayerError, StageError},
     loss::Loss,
@@ -129,6 +131,8 @@ pub(crate) struct Stage {
     norm: Option<Verdict>,
     /// What the step's batch norms saw, by the place of their first parameter.
     statistics: Statistics,
+    /// What layers keep in a decoding, by group and position; until something else is run.
+    caches: RefCell<HashMap<(usize, usize), Cache>>,
     recorder: Option<Recorder>,
     /// Last, so that its memory is given back after everything that was allocated in it.
     device: StageDevice,
@@ -185,6 +189,7 @@ impl Stage {
             outputs: Vec::new(),
             norm: None,
             statistics: Statistics::default(),
+            caches: RefCell::default(),
             recorder,
         })
     }
@@ -229,7 +234,9 @@ impl Stage {
             });
             let graph = how != Run::Plain;
             let (pops, begun) = (pops.collect(), self.begin_sample()?);
-            let ran = run.forward(values, pops, graph)?;
+            let cache = self.take_cache(position, micro_batch)?;
+            let ran = run.forward(values, pops, cache, graph)?;
+            self.put_cache(position, micro_batch, ran.cache);
             for (name, tensor) in ran.stashed {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));
@@ -240,6 +247,24 @@ impl Stage {
             values = ran.outputs;
         }
         Ok(RanLayers { outputs: values, islands, statistics })
+    }
+
+    /// What the layer kept in the decoding so far.
+    fn take_cache(&self, position: usize, micro_batch: MicroBatch) -> StageResult<Option<Cache>> {
+        let Some(group) = self.feed.group(micro_batch) else { return Ok(None) };
+        let cache = match group.past {
+            0 => Cache::default(),
+            _ => self.caches.borrow_mut().remove(&(group.id, position)).unwrap_or_default(),
+        };
+        let rows = group.rows.as_ref().map(|rows| self.device.own(rows)).transpose();
+        let cache = rows.and_then(|rows| cache.before(group.past, rows.as_ref()));
+        cache.map(Some).map_err(own("the cache"))
+    }
+
+    fn put_cache(&self, position: usize, micro_batch: MicroBatch, cache: Option<Cache>) {
+        if let (Some(group), Some(cache)) = (self.feed.group(micro_batch), cache) {
+            self.caches.borrow_mut().insert((group.id, position), cache);
+        }
     }
 
     fn begin_sample(&self) -> StageResult<Option<Begun>> {

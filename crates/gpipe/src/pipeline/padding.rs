@@ -1,0 +1,60 @@
+//! Padding of token batches: sentences differ in length, and a micro-batch needs to be no longer than its longest.
+
+use tch::{Kind, Tensor};
+
+use crate::error::{Error, Result};
+
+/// What pads the ends of rows in int64 inputs and targets [samples, length]; `None` for tensors that are not padded. Training and
+/// evaluation cut off the columns of a micro-batch that are padding in all tensors of that length, so that micro-batches may
+/// differ in length; prediction does not, because its outputs are joined.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Padding {
+    /// By input.
+    pub inputs: Vec<Option<i64>>,
+    /// By target.
+    pub targets: Vec<Option<i64>>,
+}
+
+impl Padding {
+    /// Cuts off what is padding. At least one column is left.
+    pub(super) fn trim(&self, inputs: &mut [Tensor], targets: &mut [Tensor]) -> Result<()> {
+        let inputs = inputs.iter_mut().zip(&self.inputs);
+        let padded = inputs.chain(targets.iter_mut().zip(&self.targets));
+        let mut padded: Vec<(&mut Tensor, i64)> =
+            padded.filter_map(|(tensor, pad)| Some((tensor, (*pad)?))).collect();
+        let mut lengths: Vec<(i64, i64)> = Vec::new();
+        for (tensor, pad) in &padded {
+            let (length, used) = (length(tensor)?, used(tensor, *pad)?);
+            match lengths.iter_mut().find(|(other, _)| *other == length) {
+                Some((_, most)) => *most = used.max(*most),
+                None => lengths.push((length, used)),
+            }
+        }
+        for (tensor, _) in &mut padded {
+            let length = length(tensor)?;
+            let used = lengths.iter().find(|(other, _)| *other == length);
+            if let Some(&(_, used)) = used.filter(|(_, used)| *used < length) {
+                **tensor = tensor.f_narrow(1, 0, used.max(1))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn length(tensor: &Tensor) -> Result<i64> {
+    match (tensor.size()[..].len(), tensor.size().get(1), tensor.kind()) {
+        (2, Some(&length), Kind::Int64) => Ok(length),
+        _ => Err(Error::Input(format!(
+            "padding is set for a tensor {:?} of {:?}: it must be int64 [samples, length]",
+            tensor.size(),
+            tensor.kind()
+        ))),
+    }
+}
+
+/// Columns up to the last that is not all padding.
+fn used(tensor: &Tensor, pad: i64) -> Result<i64> {
+    let any = tensor.f_ne(pad)?.f_any_dim(0, false)?;
+    let any: Vec<bool> = Vec::try_from(any)?;
+    Ok(any.iter().rposition(|&any| any).map_or(0, |last| last as i64 + 1))
+}
