@@ -7,9 +7,11 @@
 //! ```
 //!
 //! `panel` draws one of the four, `series` makes curves of records: smoothed, thinned, with gaps where a
-//! value is not finite. Colours are those of Okabe and Ito, which the colour-blind can tell apart.
+//! value is not finite. [`Scatter`] is a page of labelled points.
+//! Colours are those of Okabe and Ito, which the colour-blind can tell apart.
 
 mod panel;
+mod scatter;
 mod series;
 
 use gpipe_core::Bytes;
@@ -22,6 +24,7 @@ use plotters::{
 
 use crate::metrics::{Run, Step};
 use panel::{Curve, Key, Panel};
+pub use scatter::{Point, Scatter};
 use series::Series;
 
 /// Most runs on one page: one colour each.
