@@ -30,6 +30,10 @@ pub(crate) enum Command {
     /// of a longer text it forgets the beginning. Each token costs a forward of that whole length, for
     /// nothing is kept between tokens.
     Generate(GenerateArguments),
+    /// Translate sentences into English, a line for each line, as they come
+    ///
+    /// An empty line stays empty. A sentence of more than data.length tokens is translated up to there, with a warning.
+    Translate(TranslateArguments),
     /// Draw one step, measured below predicted, in the terminal, as a picture (SVG, or HTML to zoom in) or as Chrome trace
     /// JSON (chrome://tracing, ui.perfetto.dev)
     ///
@@ -254,6 +258,17 @@ pub(crate) struct EvalArguments {
     /// Write how often which class was taken for which, as tab-separated values: a row per true class
     #[arg(long, value_name = "FILE.tsv")]
     pub confusion: Option<PathBuf>,
+    /// Of a translation: so many held-out sentences of each language are translated, for BLEU and chrF; 0: none
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub translate: usize,
+    #[command(flatten)]
+    pub search: SearchArguments,
+    /// Of a translation: write the table of languages as tab-separated values
+    #[arg(long, value_name = "FILE.tsv")]
+    pub table: Option<PathBuf>,
+    /// Of a translation: draw the size of each language's data against its BLEU and chrF
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
     /// Micro-batches M per mini-batch (pipeline.micro_batches)
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<usize>,
@@ -313,6 +328,31 @@ pub(crate) struct GenerateArguments {
     /// Seed of the choices: the same seed gives the same text, for every K
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+}
+
+/// How translations are searched.
+#[derive(Debug, Args)]
+pub(crate) struct SearchArguments {
+    /// Hypotheses that are kept of each sentence; 1: the likeliest token each time
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub beam: usize,
+    /// 0: short translations are preferred; larger: longer ones
+    #[arg(long, value_name = "ALPHA", default_value_t = 0.6, allow_negative_numbers = true)]
+    pub length_penalty: f64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TranslateArguments {
+    #[command(flatten)]
+    pub run: RunArguments,
+    /// The language of the sentences, such as de or pt_BR; a wrong one is answered with those that the model knows
+    #[arg(long, value_name = "LANGUAGE")]
+    pub from: String,
+    #[command(flatten)]
+    pub search: SearchArguments,
+    /// Most lines that are translated together
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub batch: usize,
 }
 
 #[derive(Debug, Args)]

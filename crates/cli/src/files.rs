@@ -1,10 +1,24 @@
-//! Small text files, read with a bound and written whole or not at all.
+//! Small text files, read with a bound and written whole or not at all; where what was fetched lies.
 
-use std::{io::Read, path::Path};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 use gpipe::Bytes;
 
 use crate::{CliError, metrics::io};
+
+/// The user's folder.
+pub(crate) fn home() -> PathBuf {
+    std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default()
+}
+
+/// Where `make` puts what it fetches: GPIPE_HOME, or ~/.cache/gpipe.
+pub(crate) fn gpipe_home() -> PathBuf {
+    let own = std::env::var_os("GPIPE_HOME").map(PathBuf::from);
+    own.unwrap_or_else(|| home().join(".cache").join("gpipe"))
+}
 
 /// A text file of at most so many bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {

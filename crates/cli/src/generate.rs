@@ -24,6 +24,7 @@ use tch::{Kind, Tensor};
 use crate::{
     CliError,
     args::GenerateArguments,
+    config::Data,
     metrics::io,
     output::complain,
     run_folder::{RunFolder, logits},
@@ -47,6 +48,11 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
         )));
     }
     let mut run = RunFolder::open(&arguments.run)?;
+    if matches!(run.config.data, Data::Parallel(_)) {
+        return Err(CliError::Usage(
+            "the model translates, and does not continue a text: use gpipe translate".into(),
+        ));
+    }
     run.config.train.mini_batch = 1; // Cuts by cost are for the one sample that there is.
     let mut pipeline = run.pipeline()?;
     let tokenizer = run.vocabulary.tokenizer()?;

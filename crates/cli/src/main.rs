@@ -3,7 +3,7 @@
 //! - [`args`]: the command line
 //! - [`config`]: the configuration file and its overrides, one validated struct
 //! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a pipeline
-//! - [`train`], [`verify`], [`eval`], [`generate`], [`predict`], [`trace`], [`plot`]: the commands
+//! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`], [`plot`]: the commands
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`run_folder`]: a trained model, as `train` wrote it
@@ -33,6 +33,7 @@ mod summary;
 mod task;
 mod trace;
 mod train;
+mod translate;
 mod utf8_stream;
 mod verify;
 
@@ -54,6 +55,8 @@ enum CliError {
     #[error(transparent)]
     Model(#[from] gpipe_models::TransformerError),
     #[error(transparent)]
+    Translation(#[from] gpipe_models::TranslationError),
+    #[error(transparent)]
     ImageModel(#[from] gpipe_models::ImageError),
     #[error(transparent)]
     Pipeline(#[from] gpipe::Error),
@@ -67,6 +70,8 @@ enum CliError {
     Names(#[from] gpipe_checkpoint::names::NamesError),
     #[error(transparent)]
     RunFolder(#[from] run_folder::RunFolderError),
+    #[error(transparent)]
+    Score(#[from] gpipe_score::Error),
     #[error(transparent)]
     Sampling(#[from] sampling::SamplingError),
     #[error(transparent)]
@@ -124,6 +129,7 @@ fn main() -> ExitCode {
         args::Command::Eval(arguments) => eval::run(&arguments),
         args::Command::Generate(arguments) => generate::run(&arguments),
         args::Command::Predict(arguments) => predict::run(&arguments),
+        args::Command::Translate(arguments) => translate::run(&arguments),
         args::Command::Trace(arguments) => trace::run(&arguments),
         args::Command::Profile(arguments) => profile::run(&arguments),
         args::Command::Plan(arguments) => plan::run(&arguments),

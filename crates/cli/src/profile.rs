@@ -11,6 +11,7 @@ use gpipe_core::{
     cost::{LayerCost, ModelCosts},
     schedule::Schedule,
 };
+use tch::Tensor;
 
 use crate::{
     CliError,
@@ -73,8 +74,9 @@ pub(crate) fn measure(
     let mut batches = Vec::new();
     for number in 0..(steps + 1).min(BATCHES_MAX) {
         let Batch { inputs, targets, .. } = task::made(&make, number)?;
-        batches.push((vec![inputs], vec![targets]));
+        batches.push((inputs, vec![targets]));
     }
+    same_samples(&mut batches, config.train.mini_batch)?;
     let machine = machine();
     // The configured one first: its costs are shown.
     let mut schedules = Schedule::TRAINING.to_vec();
@@ -100,6 +102,27 @@ pub(crate) fn measure(
         || Ok(setup::pipeline(config, model.clone())),
         |what| complain!("  {what}"),
     )?)
+}
+
+/// Mini-batches of sentences have as many as their tokens allow. Of each so many are taken as all have, evenly, and no more than
+/// `most`, which plans count with.
+fn same_samples(batches: &mut [(Vec<Tensor>, Vec<Tensor>)], most: usize) -> Result<(), CliError> {
+    let samples =
+        |inputs: &[Tensor]| inputs.first().map_or(0, |t| t.size().first().copied().unwrap_or(0));
+    let fewest = batches.iter().map(|(inputs, _)| samples(inputs)).min().unwrap_or(0);
+    let count = fewest.min(most as i64);
+    for (inputs, targets) in batches {
+        let own = samples(inputs);
+        if own == count {
+            continue;
+        }
+        let rows: Vec<i64> = (0..count).map(|row| row * own / count).collect();
+        let rows = Tensor::f_from_slice(&rows)?;
+        for tensor in inputs.iter_mut().chain(targets) {
+            *tensor = tensor.f_index_select(0, &rows)?;
+        }
+    }
+    Ok(())
 }
 
 /// What a profile of `config` would be of.

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpipe::Pipeline;
+use gpipe::{IntoTensors, Pipeline};
 use gpipe_checkpoint::{Checkpoint, folder, manifest};
 use tch::Tensor;
 
@@ -204,7 +204,10 @@ impl Source {
 
 /// The model's outputs, without dropout: for int64 tokens [samples, positions] [samples, positions, vocabulary], for images
 /// [samples, channels, height, width] [samples, classes].
-pub(crate) fn logits(pipeline: &mut Pipeline, inputs: Tensor) -> Result<Tensor, CliError> {
+pub(crate) fn logits(
+    pipeline: &mut Pipeline,
+    inputs: impl IntoTensors,
+) -> Result<Tensor, CliError> {
     let first = pipeline.predict(inputs)?.into_iter().next();
     first.ok_or_else(|| CliError::Usage("the model has no output".into()))
 }

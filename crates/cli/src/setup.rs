@@ -17,7 +17,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
     let (pipeline, optimizer) = (&config.pipeline, &config.optimizer);
     // Cuts by cost are for the micro-batches that the stages will see.
     let samples = config.train.mini_batch.div_ceil(pipeline.micro_batches.max(1)).max(1);
-    let builder = Pipeline::builder(model, task::input(config, samples));
+    let builder = Pipeline::builder(model, task::inputs(config, samples));
     let mut builder = task::with_measures(builder, config)
         .devices(match &pipeline.devices.0[..] {
             [device] => vec![*device; pipeline.stages],

@@ -49,11 +49,13 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
     let task = task::open(&config, None)?;
     let task = task.as_ref();
     say!("{}", task.summary());
+    let shown = task::inputs(&config, config.train.mini_batch);
+    let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
     say!(
         "{} steps of {} samples {}, {} thread(s) per stage",
         config.train.steps,
         config.train.mini_batch,
-        task::input(&config, config.train.mini_batch),
+        shown.join(" and "),
         config.pipeline.threads_per_stage
     );
     let mut reference = None;

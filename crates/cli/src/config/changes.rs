@@ -81,6 +81,11 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
         "data.validation" | "data.validation_bytes" | "train.validation_tokens" => {
             Effect::Evaluations
         }
+        "data.validation_pairs" => Effect::Evaluations,
+        "data.length" | "data.temperature" => {
+            Effect::Refused("the position in the data is counted in a mixture made with it")
+        }
+        "data.batch_tokens" => Effect::FromHereOn,
         _ if key.starts_with("data.") => Effect::Text,
         "images.validation_images" => Effect::Evaluations,
         "images.threads" => Effect::Nothing,

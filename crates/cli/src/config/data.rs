@@ -15,6 +15,7 @@ use super::{
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum Data {
     Text(TextConfig),
+    Parallel(ParallelConfig),
     ImageFolder(ImageFolderConfig),
     Cifar10(CifarConfig),
     Cifar100(CifarConfig),
@@ -37,6 +38,58 @@ pub(crate) struct TextConfig {
     pub validation_bytes: Bytes,
     #[serde(with = "as_text")]
     pub crate_bytes: Bytes,
+}
+
+/// Sentences and their English translations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ParallelConfig {
+    /// Folders with gettext catalogues; none, and nothing in `tsv` and `lines`: those that `make catalogues` fetched, and the
+    /// system's.
+    pub catalogues: Vec<PathBuf>,
+    /// Files of `sentence<TAB>translation`, plain or gzip.
+    pub tsv: Vec<TsvConfig>,
+    /// Pairs of files with a sentence a line, plain or gzip.
+    pub lines: Vec<LinesConfig>,
+    /// The only languages; none: all.
+    pub languages: Vec<String>,
+    /// Whether files of `tsv` and `lines` are cleaned as catalogues are, and not only of pairs that cannot be right.
+    pub clean: bool,
+    /// Share of the English sentences that are only validated on.
+    pub validation_share: f64,
+    /// Most validation pairs of a language that a validation measures; 0: all.
+    pub validation_pairs: usize,
+    /// Most pairs of a language; 0: all.
+    pub most_pairs: usize,
+    /// A language with fewer is left out.
+    pub fewest_pairs: usize,
+    /// Most bytes of a sentence.
+    pub sentence_bytes: usize,
+    /// Most times that one side may be as long as the other.
+    pub ratio: f64,
+    /// Most tokens of a sentence.
+    pub length: usize,
+    /// Target tokens of a mini-batch, about.
+    pub batch_tokens: usize,
+    /// Languages are drawn in proportion to the 1/temperature-th power of their pairs: 1: as they are; 5: small ones more often.
+    pub temperature: f64,
+}
+
+/// A file of pairs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TsvConfig {
+    pub language: String,
+    pub path: PathBuf,
+}
+
+/// A file of sentences, and one of their translations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LinesConfig {
+    pub language: String,
+    pub source: PathBuf,
+    pub target: PathBuf,
 }
 
 /// A folder for each class, in it its JPEG and PNG files.
@@ -103,6 +156,7 @@ impl<'de> Deserialize<'de> for Data {
         let (kind, rest) = with_kind(deserializer, "text")?;
         match kind.as_str() {
             "text" => rest.try_into().map(Self::Text),
+            "parallel" => rest.try_into().map(Self::Parallel),
             "image-folder" => rest.try_into().map(Self::ImageFolder),
             "cifar10" => rest.try_into().map(Self::Cifar10),
             "cifar100" => rest.try_into().map(Self::Cifar100),
@@ -131,6 +185,27 @@ impl Default for TextConfig {
             train_bytes: Bytes(16 << 20),
             validation_bytes: Bytes(1 << 20),
             crate_bytes: Bytes(2 << 20),
+        }
+    }
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        Self {
+            catalogues: Vec::new(),
+            tsv: Vec::new(),
+            lines: Vec::new(),
+            languages: Vec::new(),
+            clean: true,
+            validation_share: 0.02,
+            validation_pairs: 300,
+            most_pairs: 0,
+            fewest_pairs: 1000,
+            sentence_bytes: 300,
+            ratio: 3.0,
+            length: 64,
+            batch_tokens: 4096,
+            temperature: 5.0,
         }
     }
 }

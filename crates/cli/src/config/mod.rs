@@ -20,7 +20,9 @@ use std::{
 };
 
 pub(crate) use changes::{Effect, changes};
-pub(crate) use data::{Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, TextConfig};
+pub(crate) use data::{
+    Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig,
+};
 use gpipe::{Balance, Kernels, RematPolicies};
 use keys::{check_keys, defaults, set};
 pub(crate) use model::Model;
@@ -132,7 +134,8 @@ impl Config {
             match &mut self.data {
                 Data::Text(data) => data.text.clone_from(&arguments.text),
                 _ => {
-                    let reason = "the configuration learns from images: leave --text out";
+                    let reason =
+                        "the configuration does not learn from plain text: leave --text out";
                     let value = format!("{:?}", arguments.text);
                     return Err(ConfigError::Value { key: "--text", value, reason: reason.into() });
                 }
@@ -221,8 +224,13 @@ impl Config {
             let value = self.train.batches_ahead.to_string();
             return refuse("train.batches_ahead", value, "use 1 to 64");
         }
-        if matches!(self.model, Model::Transformer(_)) != matches!(self.data, Data::Text(_)) {
-            let reason = "a transformer learns from text (data.kind = text), an image network from image-folder, cifar10, cifar100 or glyphs";
+        let fit = match self.model {
+            Model::Transformer(_) => matches!(self.data, Data::Text(_)),
+            Model::Translation(_) => matches!(self.data, Data::Parallel(_)),
+            _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
+        };
+        if !fit {
+            let reason = "a transformer learns from text (data.kind = text), a translation from parallel, an image network from image-folder, cifar10, cifar100 or glyphs";
             return refuse("model.kind and data.kind", "these two".into(), reason);
         }
         if let Model::AmoebaNet(model) = &self.model
@@ -323,8 +331,8 @@ mod tests {
             let arguments = ConfigArguments { config: Some(path.clone()), ..Default::default() };
             let config = Config::load(&arguments).unwrap_or_else(|error| panic!("{error}"));
             let model = task::model(&config, 1000).unwrap();
-            let input = task::input(&config, 2);
-            let costs = model.costs(&[input], task::kind(&config)).unwrap();
+            let inputs = task::inputs(&config, 2);
+            let costs = model.costs(&inputs, task::kind(&config)).unwrap();
             assert!(costs.len() >= config.pipeline.stages, "{}", path.display());
             // What is written is what was read.
             let text = config.to_toml().unwrap();

@@ -12,6 +12,7 @@ use super::{
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub(crate) enum Model {
     Transformer(TransformerConfig),
+    Translation(TranslationConfig),
     AmoebaNet(AmoebaNetConfig),
     ResNet(ResNetConfig),
 }
@@ -28,6 +29,30 @@ pub(crate) struct TransformerConfig {
     pub dropout: f64,
     pub attention_dropout: f64,
     pub tied: bool,
+    pub split_blocks: bool,
+}
+
+/// The encoder-decoder transformer, for parallel text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct TranslationConfig {
+    /// Tokens of all languages together.
+    pub vocabulary: usize,
+    pub features: i64,
+    pub heads: i64,
+    /// The attention is heads x head_size wide.
+    pub head_size: i64,
+    pub hidden: i64,
+    pub encoder_layers: usize,
+    pub decoder_layers: usize,
+    pub dropout: f64,
+    pub attention_dropout: f64,
+    /// Logits are clipped to this magnitude; 0: they are not.
+    pub logit_clip: f64,
+    /// Whether the softmax is the target's embedding.
+    pub tied: bool,
+    /// Whether source and target have one embedding.
+    pub shared: bool,
     pub split_blocks: bool,
 }
 
@@ -64,6 +89,7 @@ impl<'de> Deserialize<'de> for Model {
         let (kind, rest) = with_kind(deserializer, "transformer")?;
         match kind.as_str() {
             "transformer" => rest.try_into().map(Self::Transformer),
+            "translation" => rest.try_into().map(Self::Translation),
             "amoebanet" => rest.try_into().map(Self::AmoebaNet),
             "resnet" => rest.try_into().map(Self::ResNet),
             _ => {
@@ -91,6 +117,27 @@ impl Default for TransformerConfig {
             dropout: 0.0,
             attention_dropout: 0.0,
             tied: true,
+            split_blocks: true,
+        }
+    }
+}
+
+impl Default for TranslationConfig {
+    /// Small enough to learn on a laptop; two embeddings and a tied softmax as in the paper.
+    fn default() -> Self {
+        Self {
+            vocabulary: 8192,
+            features: 256,
+            heads: 4,
+            head_size: 64,
+            hidden: 1024,
+            encoder_layers: 3,
+            decoder_layers: 3,
+            dropout: 0.1,
+            attention_dropout: 0.0,
+            logit_clip: 0.0,
+            tied: true,
+            shared: false,
             split_blocks: true,
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     config::{Config, Data},
     output::say,
     run_folder::RunFolder,
-    task::language,
+    task::{Part, language},
 };
 
 pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliError> {
@@ -32,7 +32,8 @@ pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliE
     let (documents, what) = documents(arguments, &run.config)?;
     let tokens = TokenSet::encode(tokenizer, &documents)?;
     let batches = language::batches(&tokens, &run.config, tokens_max)?;
-    let Some(Measured { loss, metrics, count }) = measure(&mut pipeline, batches, &|| false)?
+    let Some(Measured { loss, metrics, count, .. }) =
+        measure(&mut pipeline, Part::all(batches), &|| false)?
     else {
         return Ok(());
     };

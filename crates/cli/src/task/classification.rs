@@ -17,12 +17,13 @@ use gpipe_data::{
 };
 use tch::{Kind, Tensor};
 
-use super::{Batch, Batches, MakeBatch, Task, Vocabulary};
+use super::{Batch, MakeBatch, Part, Task, Vocabulary};
 use crate::{
     CliError,
     config::{
         Config, CropChoice, Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, OnUnreadableChoice,
     },
+    files::{gpipe_home, home},
     output::complain,
     run_folder,
 };
@@ -121,9 +122,9 @@ impl Task for Classification {
         Ok(Box::new(move |number| Ok(tensors(all.batch(number)?, kind)?)))
     }
 
-    fn validation(&self) -> Result<Batches<'_>, CliError> {
+    fn validation(&self) -> Result<Vec<Part<'_>>, CliError> {
         let batches = readable(&self.validation, &self.config)?;
-        Ok(Box::new(batches.map(|batch| Ok(tensors(batch?, self.kind)?))))
+        Ok(Part::all(Box::new(batches.map(|batch| Ok(tensors(batch?, self.kind)?)))))
     }
 
     fn unreadable(&self) -> Vec<(String, String)> {
@@ -179,14 +180,14 @@ pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchEr
     let (samples, size) = (batch.samples as i64, batch.size as i64);
     let inputs = Tensor::f_from_slice(&batch.pixels)?.f_reshape([samples, 3, size, size])?;
     let targets = Tensor::f_from_slice(&batch.classes)?;
-    Ok(Batch { inputs: inputs.f_to_kind(kind)?, targets, samples: batch.samples as u64 })
+    Ok(Batch { inputs: vec![inputs.f_to_kind(kind)?], targets, samples: batch.samples as u64 })
 }
 
 /// The network's outputs for images [samples, channels, height, width]: float64 [samples, classes].
 ///
 /// # Errors
 /// Outputs that are no numbers: there is no likeliest class.
-pub(crate) fn logits(pipeline: &mut Pipeline, images: Tensor) -> Result<Tensor, CliError> {
+pub(crate) fn logits(pipeline: &mut Pipeline, images: Vec<Tensor>) -> Result<Tensor, CliError> {
     let logits = run_folder::logits(pipeline, images)?.f_to_kind(Kind::Double)?;
     if logits.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0 {
         return Ok(logits);
@@ -222,7 +223,7 @@ fn on_unreadable(images: &ImagesConfig) -> OnUnreadable {
 
 fn sides(config: &Config) -> Result<Sides, CliError> {
     match &config.data {
-        Data::Text(_) => Err(CliError::Usage("the data are text".into())),
+        Data::Text(_) | Data::Parallel(_) => Err(CliError::Usage("the data are text".into())),
         Data::ImageFolder(data) => folder(data, config.seed),
         Data::Cifar10(data) => cifar(&data.folder, CifarKind::Cifar10),
         Data::Cifar100(data) => cifar(&data.folder, CifarKind::Cifar100),
@@ -277,11 +278,9 @@ fn glyphs(data: &GlyphsConfig, config: &Config) -> Result<Sides, CliError> {
 
 /// Where `make fonts` puts fonts, and where systems keep theirs; those that are there.
 fn font_folders() -> Vec<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let home = variable("HOME").unwrap_or_default();
-    let own = variable("GPIPE_HOME").unwrap_or_else(|| home.join(".cache").join("gpipe"));
+    let home = home();
     let all = [
-        own.join("fonts"),
+        gpipe_home().join("fonts"),
         "/usr/share/fonts".into(),
         "/usr/local/share/fonts".into(),
         home.join(".local").join("share").join("fonts"),

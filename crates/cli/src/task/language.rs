@@ -6,7 +6,7 @@ use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::{Corpus, Document, Limits, TokenSet, Tokenizer, TrainBatches, ValidationBatches};
 use tch::Tensor;
 
-use super::{Batch, Batches, MakeBatch, Task, Vocabulary};
+use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary};
 use crate::{
     CliError,
     config::{Config, Model, TextConfig},
@@ -85,8 +85,9 @@ impl Task for Language {
         Ok(Box::new(move |number| Ok(tensors(&all.batch(number))?)))
     }
 
-    fn validation(&self) -> Result<Batches<'_>, CliError> {
-        batches(&self.validation, &self.config, self.config.train.validation_tokens)
+    fn validation(&self) -> Result<Vec<Part<'_>>, CliError> {
+        let most = self.config.train.validation_tokens;
+        Ok(Part::all(batches(&self.validation, &self.config, most)?))
     }
 
     fn bits_per_byte(&self, nats: f64) -> Option<f64> {
@@ -110,7 +111,7 @@ fn tensors(batch: &gpipe_data::Batch) -> Result<Batch, tch::TchError> {
     let shape = [batch.samples as i64, batch.sequence as i64];
     let tensor = |values: &[i64]| Tensor::f_from_slice(values)?.f_reshape(shape);
     let (inputs, targets) = (tensor(&batch.inputs)?, tensor(&batch.targets)?);
-    Ok(Batch { inputs, targets, samples: batch.samples as u64 })
+    Ok(Batch { inputs: vec![inputs], targets, samples: batch.samples as u64 })
 }
 
 /// The held-out part of the configured text, and what it is.

@@ -1,23 +1,29 @@
 //! What a model is trained for: the data, what its numbers mean, and what is measured.
 //!
 //! - [`language`]: the next token of a text
+//! - [`translation`]: the English of sentences in many languages
 //! - [`classification`]: the class of an image
 //! - [`vocabulary`]: what a trained model's numbers mean: its tokens, or its classes
 //! - here: what both have in common, and the choice between them
 
 pub(crate) mod classification;
 pub(crate) mod language;
+pub(crate) mod translation;
 mod vocabulary;
 
 use gpipe::{
-    Accuracy, CrossEntropy, LayerError, Loss, Metric, PipelineBuilder, Sequence, TensorSpec, TopK,
-    WithAuxiliary,
+    Accuracy, CrossEntropy, LayerError, Loss, Metric, Padding, PipelineBuilder, Sequence,
+    TensorSpec, TopK, WithAuxiliary,
 };
 use gpipe_models::{AmoebaNet, ResNet, Transformer, Variant};
 use tch::{Kind, Tensor};
 
 pub(crate) use self::vocabulary::Vocabulary;
-use self::{classification::Classification, language::Language};
+use self::{
+    classification::Classification,
+    language::Language,
+    translation::{PAD, Translation},
+};
 use crate::{
     CliError,
     config::{Config, Data, Dtype, Model, VariantName},
@@ -25,7 +31,7 @@ use crate::{
 
 /// A mini-batch.
 pub(crate) struct Batch {
-    pub inputs: Tensor,
+    pub inputs: Vec<Tensor>,
     pub targets: Tensor,
     pub samples: u64,
 }
@@ -36,6 +42,20 @@ pub(crate) type BatchError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) type MakeBatch = Box<dyn Fn(u64) -> Result<Batch, BatchError> + Send>;
 /// Mini-batches in order.
 pub(crate) type Batches<'a> = Box<dyn Iterator<Item = Result<Batch, CliError>> + 'a>;
+
+/// Held-out data that are measured on their own.
+pub(crate) struct Part<'a> {
+    /// What it is called, where there are several.
+    pub name: Option<String>,
+    pub batches: Batches<'a>,
+}
+
+impl<'a> Part<'a> {
+    /// The only one.
+    pub(crate) fn all(batches: Batches<'a>) -> Vec<Self> {
+        vec![Self { name: None, batches }]
+    }
+}
 
 /// Data to train on and to measure with.
 pub(crate) trait Task {
@@ -52,7 +72,7 @@ pub(crate) trait Task {
     fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError>;
 
     /// What is held out, in order, as much of it as the configuration says.
-    fn validation(&self) -> Result<Batches<'_>, CliError>;
+    fn validation(&self) -> Result<Vec<Part<'_>>, CliError>;
 
     /// The loss in bits per byte of the data held out, where they are bytes.
     fn bits_per_byte(&self, _nats: f64) -> Option<f64> {
@@ -69,6 +89,7 @@ pub(crate) trait Task {
 pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn Task>, CliError> {
     Ok(match &config.data {
         Data::Text(data) => Box::new(Language::open(config, data, given)?),
+        Data::Parallel(data) => Box::new(Translation::open(config, data, given)?),
         _ => Box::new(Classification::open(config, given)?),
     })
 }
@@ -81,7 +102,7 @@ pub(crate) fn made(make: &MakeBatch, number: u64) -> Result<Batch, CliError> {
 /// What one target is called.
 pub(crate) fn unit(config: &Config) -> &'static str {
     match config.data {
-        Data::Text(_) => "token",
+        Data::Text(_) | Data::Parallel(_) => "token",
         _ => "image",
     }
 }
@@ -101,6 +122,24 @@ pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> 
             dropout: model.dropout,
             attention_dropout: model.attention_dropout,
             tied: model.tied,
+            split_blocks: model.split_blocks,
+        }
+        .build()?,
+        Model::Translation(model) => gpipe_models::Translation {
+            source_vocabulary: count(size),
+            target_vocabulary: count(size),
+            pad: PAD,
+            features: model.features,
+            heads: model.heads,
+            head_size: model.head_size,
+            hidden: model.hidden,
+            encoder_layers: model.encoder_layers,
+            decoder_layers: model.decoder_layers,
+            dropout: model.dropout,
+            attention_dropout: model.attention_dropout,
+            logit_clip: model.logit_clip,
+            tied: model.tied,
+            shared: model.shared,
             split_blocks: model.split_blocks,
         }
         .build()?,
@@ -141,6 +180,7 @@ fn classes(configured: usize, found: usize) -> Result<usize, CliError> {
 pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     let classes = match &config.model {
         Model::Transformer(model) => return Ok(model.vocabulary),
+        Model::Translation(model) => return Ok(model.vocabulary),
         Model::AmoebaNet(model) => model.classes,
         Model::ResNet(model) => model.classes,
     };
@@ -158,14 +198,16 @@ pub(crate) fn sequence(config: &Config) -> usize {
     }
 }
 
-/// One input of the network, of so many samples.
-pub(crate) fn input(config: &Config, samples: usize) -> TensorSpec {
+/// The inputs of the network, of so many samples; of sentences the longest.
+pub(crate) fn inputs(config: &Config, samples: usize) -> Vec<TensorSpec> {
     let samples = samples as i64;
+    let tokens = |length: usize| TensorSpec::new([samples, length as i64], Kind::Int64);
     match &config.data {
-        Data::Text(data) => TensorSpec::new([samples, data.sequence as i64], Kind::Int64),
+        Data::Text(data) => vec![tokens(data.sequence)],
+        Data::Parallel(data) => vec![tokens(data.length); 2],
         _ => {
             let size = config.images.size as i64;
-            TensorSpec::new([samples, 3, size, size], kind(config))
+            vec![TensorSpec::new([samples, 3, size, size], kind(config))]
         }
     }
 }
@@ -193,6 +235,11 @@ pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> Pipeli
     let builder = builder.metric(Nats);
     match config.data {
         Data::Text(_) => builder.metric(Accuracy::default()),
+        Data::Parallel(_) => {
+            let ignore = Some(CrossEntropy::default().ignore);
+            let padding = Padding { inputs: vec![Some(PAD); 2], targets: vec![ignore] };
+            builder.padding(padding).metric(Accuracy::default())
+        }
         _ => builder.metric(TopK::new(1)).metric(TopK::new(5)),
     }
 }

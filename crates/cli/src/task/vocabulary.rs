@@ -54,7 +54,7 @@ impl Vocabulary {
     /// The file's name for the model of a configuration.
     pub(crate) fn file_of(config: &Config) -> &'static str {
         match config.model {
-            Model::Transformer(_) => TOKENIZER,
+            Model::Transformer(_) | Model::Translation(_) => TOKENIZER,
             _ => CLASSES,
         }
     }

@@ -12,7 +12,7 @@ mod start;
 pub(crate) mod step_trace;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io::ErrorKind,
     path::Path,
     time::{Duration, Instant},
@@ -366,6 +366,7 @@ impl Run<'_> {
         let start = Instant::now();
         let Some(own) = self.measure(pipeline, position, "validation")? else { return Ok(()) };
         let mut metrics = own.metrics;
+        metrics.extend(own.parts.into_iter().map(|(name, loss)| (format!("loss.{name}"), loss)));
         if self.config.optimizer.average > 0.0 {
             let measured = pipeline.with_averages(|averaged| {
                 Ok(self.measure(averaged, position, "averaged weights"))
@@ -402,12 +403,11 @@ impl Run<'_> {
             // What is learned is not lost by what cannot be measured.
             Err(CliError::Pipeline(error)) if error.is_not_finite() => {
                 self.progress.warn(&format!("the {what} is not a number: {error}"));
-                let metrics = BTreeMap::new();
-                return Ok(Some(Measured { loss: f64::NAN, metrics, count: 0.0 }));
+                return Ok(Some(Measured::none()));
             }
             measured => measured?,
         };
-        let Some(Measured { loss, metrics, count }) = &measured else { return Ok(None) };
+        let Some(Measured { loss, metrics, count, parts }) = &measured else { return Ok(None) };
         let unit = task::unit(self.config);
         let mut line = format!("step {}: {what} loss {loss:.4} nats/{unit}", position.batches);
         if let Some(bits) = self.task.bits_per_byte(*loss) {
@@ -417,6 +417,10 @@ impl Run<'_> {
             line += &format!(", {name} {:.1}%", 100.0 * value);
         }
         self.progress.say(&format!("{line} over {count} {unit}s"));
+        if !parts.is_empty() {
+            let all = parts.iter().map(|(name, loss)| format!("{name} {loss:.3}"));
+            self.progress.say(&format!("  by language: {}", all.collect::<Vec<_>>().join(", ")));
+        }
         Ok(measured)
     }
 }

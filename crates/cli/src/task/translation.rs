@@ -1,0 +1,212 @@
+//! Sentences of many languages and their English translations: reading, encoding, mini-batches.
+
+use std::{path::PathBuf, sync::Arc};
+
+use gpipe_checkpoint::manifest::sha256;
+use gpipe_data::parallel::{
+    PairBatch, PairSet, ParallelCorpus, ParallelOptions, Report, Side, Source, TrainPairs,
+    TrainPairsOptions, TranslationVocabulary, ValidationPairs, VocabularyOptions,
+};
+use tch::Tensor;
+
+use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary};
+use crate::{
+    CliError,
+    config::{Config, Model, ParallelConfig},
+    files::gpipe_home,
+    output::complain,
+};
+
+/// The token that fills rows: the same in every vocabulary of ours.
+pub(crate) const PAD: i64 = 1;
+/// Files that could not be read of which each is told.
+const FILES_TOLD: usize = 5;
+
+/// Pairs as tokens.
+pub(crate) struct Translation {
+    vocabulary: Vocabulary,
+    train: Arc<PairSet>,
+    validation: PairSet,
+    summary: String,
+    fingerprint: String,
+    config: Config,
+    data: ParallelConfig,
+}
+
+impl Translation {
+    /// Reads the pairs and encodes both sides with `given`; without one, with a vocabulary learned from the training pairs.
+    pub(crate) fn open(
+        config: &Config,
+        data: &ParallelConfig,
+        given: Option<Vocabulary>,
+    ) -> Result<Self, CliError> {
+        let (corpus, what) = corpus(data)?;
+        let own = match (given, &config.model) {
+            (Some(given), _) => TranslationVocabulary::from_tokenizer(given.tokenizer()?.clone())?,
+            (None, Model::Translation(model)) => {
+                let options = VocabularyOptions {
+                    tokens: model.vocabulary,
+                    temperature: data.temperature,
+                    seed: config.seed,
+                    ..VocabularyOptions::default()
+                };
+                TranslationVocabulary::train(&corpus, &options)?
+            }
+            (None, _) => {
+                return Err(CliError::Usage("parallel text needs a translation model".into()));
+            }
+        };
+        check_pad(&own)?;
+        let train = PairSet::encode(&own, &corpus, Side::Train, data.length)?;
+        let validation = PairSet::encode(&own, &corpus, Side::Validation, data.length)?;
+        let languages = corpus.languages.len();
+        let summary = format!(
+            "{what}: {languages} languages, {} pairs to train on, {} to validate on, vocabulary {}",
+            train.len(),
+            validation.len(),
+            own.tokenizer().vocabulary()
+        );
+        let vocabulary = Vocabulary::Tokens(Box::new(own.tokenizer().clone()));
+        // What is held out may change; the training may not.
+        let fingerprint = sha256(corpus.fingerprint().as_bytes());
+        let (config, data) = (config.clone(), data.clone());
+        let train = Arc::new(train);
+        Ok(Self { vocabulary, train, validation, summary, fingerprint, config, data })
+    }
+
+    /// What is held out, as tokens, with what was trained on.
+    pub(crate) fn sets(&self) -> (&PairSet, &PairSet) {
+        (&self.train, &self.validation)
+    }
+}
+
+impl Task for Translation {
+    fn summary(&self) -> &str {
+        &self.summary
+    }
+
+    fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    /// Samples are counted as [`TrainPairs::pairs_seen`] does, so that their number says where in the order a run is.
+    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError> {
+        let options = TrainPairsOptions {
+            target_tokens: self.data.batch_tokens,
+            temperature: self.data.temperature,
+            seed: self.config.seed,
+        };
+        let all = TrainPairs::new(Arc::clone(&self.train), &options)?;
+        let all = all.starting_at(batches, samples);
+        Ok(Box::new(move |number| {
+            let samples = all.pairs_per_batch();
+            Ok(Batch { samples, ..tensors(&all.batch(number)?)? })
+        }))
+    }
+
+    fn validation(&self) -> Result<Vec<Part<'_>>, CliError> {
+        parts(&self.validation, &self.data)
+    }
+}
+
+/// Each language's pairs, as many as the configuration says.
+pub(crate) fn parts<'a>(
+    set: &'a PairSet,
+    data: &ParallelConfig,
+) -> Result<Vec<Part<'a>>, CliError> {
+    let most = Some(data.validation_pairs).filter(|&most| most > 0);
+    let languages = set.languages().enumerate().filter(|(language, _)| set.pairs(*language) > 0);
+    let part = |(language, code): (usize, &str)| {
+        let all = ValidationPairs::new(set, language, data.batch_tokens, most)?;
+        let batches: Batches<'a> = Box::new(all.map(|batch| Ok(tensors(&batch)?)));
+        Ok(Part { name: Some(code.to_owned()), batches })
+    };
+    languages.map(part).collect()
+}
+
+/// Sources and the targets' beginnings, and the targets: int64 [samples, length].
+fn tensors(batch: &PairBatch) -> Result<Batch, tch::TchError> {
+    let rows = |values: &[i64], length: usize| {
+        Tensor::f_from_slice(values)?.f_reshape([batch.samples as i64, length as i64])
+    };
+    let sources = rows(&batch.sources, batch.source_length)?;
+    let inputs = rows(&batch.inputs, batch.target_length)?;
+    let targets = rows(&batch.targets, batch.target_length)?;
+    Ok(Batch { inputs: vec![sources, inputs], targets, samples: batch.samples as u64 })
+}
+
+/// The network's mask and the batches must mean the same token.
+pub(crate) fn check_pad(vocabulary: &TranslationVocabulary) -> Result<(), CliError> {
+    if i64::from(vocabulary.pad()) == PAD {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "the tokenizer pads with token {}, and not with {PAD}: it is of another model",
+        vocabulary.pad()
+    )))
+}
+
+/// Reads the configured pairs; with them, what they are.
+fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, String), CliError> {
+    let sources = sources(data);
+    if sources.is_empty() {
+        return Err(CliError::Usage(
+            "there are no catalogues here: fetch some with `make catalogues`, or name pairs in [[data.tsv]] or [[data.lines]]"
+                .into(),
+        ));
+    }
+    let options = ParallelOptions {
+        languages: data.languages.clone(),
+        validation_share: data.validation_share,
+        most_pairs: data.most_pairs,
+        bytes_max: data.sentence_bytes,
+        ratio_max: data.ratio,
+        fewest_pairs: data.fewest_pairs,
+        clean: data.clean,
+    };
+    let (corpus, report) = ParallelCorpus::read(&sources, &options)?;
+    tell(&report);
+    let what = match sources.iter().all(|source| matches!(source, Source::Catalogues { .. })) {
+        true => "gettext catalogues",
+        false => "parallel text",
+    };
+    Ok((corpus, what.to_owned()))
+}
+
+/// Where pairs come from.
+fn sources(data: &ParallelConfig) -> Vec<Source> {
+    let tsv = data
+        .tsv
+        .iter()
+        .map(|file| Source::Tsv { language: file.language.clone(), path: file.path.clone() });
+    let lines = data.lines.iter().map(|files| Source::Lines {
+        language: files.language.clone(),
+        source: files.source.clone(),
+        target: files.target.clone(),
+    });
+    let mut sources: Vec<Source> = tsv.chain(lines).collect();
+    let named = data.catalogues.clone();
+    let folders = if named.is_empty() && sources.is_empty() { catalogue_folders() } else { named };
+    sources.extend(folders.into_iter().map(|folder| Source::Catalogues { folder }));
+    sources
+}
+
+/// Where `make catalogues` puts them, and where systems keep theirs; those that are there.
+fn catalogue_folders() -> Vec<PathBuf> {
+    let all = [gpipe_home().join("catalogues"), "/usr/share/locale".into()];
+    all.into_iter().filter(|folder| folder.is_dir()).collect()
+}
+
+/// Tells of files that could not be read; the others are used.
+fn tell(report: &Report) {
+    for error in report.errors.iter().take(FILES_TOLD) {
+        complain!("gpipe: left out: {}: {}", error.path.display(), error.reason);
+    }
+    if let Some(more) = report.errors.len().checked_sub(FILES_TOLD + 1) {
+        complain!("gpipe: and {} more files", more + 1);
+    }
+}

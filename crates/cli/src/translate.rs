@@ -1,0 +1,305 @@
+//! `gpipe translate`: sentences into English, a line for each line.
+
+use std::{
+    io::{BufRead, ErrorKind, Write},
+    path::Path,
+    sync::mpsc::{Receiver, sync_channel},
+    thread,
+};
+
+use gpipe::{
+    Pipeline,
+    decode::{BeamSearch, Hypothesis, Sentence},
+};
+use gpipe_data::parallel::TranslationVocabulary;
+use gpipe_models::CachedLogits;
+use tch::Tensor;
+
+use crate::{
+    CliError,
+    args::TranslateArguments,
+    config::{Config, Data},
+    metrics::io,
+    output::complain,
+    run_folder::RunFolder,
+    task::translation::{PAD, check_pad},
+};
+
+/// Longest line that is read whole; the rest of a longer one is passed over.
+const LINE_BYTES_MAX: usize = 1 << 20;
+/// Most lines that are translated together.
+const BATCH_MAX: usize = 4096;
+/// An output may have so many tokens more than its source, which may be three times as long.
+const TOKENS_MORE: usize = 20;
+
+/// How lines are translated.
+pub(crate) struct Translator<'a> {
+    pub vocabulary: &'a TranslationVocabulary,
+    pub search: BeamSearch,
+    /// Groups of sentences that go through the stages side by side.
+    pub groups: usize,
+    /// Most tokens of a source, tag and end included.
+    pub length: usize,
+}
+
+/// A line as it was read.
+struct Line {
+    text: Vec<u8>,
+    /// Whether its end was passed over.
+    cut: bool,
+}
+
+impl<'a> Translator<'a> {
+    /// As the configuration has it.
+    pub(crate) fn new(
+        config: &Config,
+        vocabulary: &'a TranslationVocabulary,
+        beam: usize,
+        length_penalty: f64,
+    ) -> Result<Self, CliError> {
+        let Data::Parallel(data) = &config.data else {
+            return Err(CliError::Usage(
+                "the model does not translate: name the run of a translation".into(),
+            ));
+        };
+        check_pad(vocabulary)?;
+        // A tag is no part of a sentence.
+        let tags = vocabulary.languages().map(|language| vocabulary.tag(language));
+        let tags = tags.collect::<Result<Vec<u32>, _>>()?;
+        let specials =
+            [vocabulary.tokenizer().end_of_document(), vocabulary.pad(), vocabulary.begin()];
+        let never = specials.into_iter().chain(tags).map(i64::from).collect();
+        let search = BeamSearch { beam, length_penalty, end: i64::from(vocabulary.end()), never };
+        let groups = config.pipeline.stages.max(1);
+        Ok(Self { vocabulary, search, groups, length: data.length })
+    }
+
+    /// The best translation of each source, given as tokens: tag, sentence, end.
+    pub(crate) fn best(
+        &self,
+        pipeline: &mut Pipeline,
+        sources: &[Vec<u32>],
+    ) -> Result<Vec<Option<Hypothesis>>, CliError> {
+        // Sentences of like length side by side: less padding.
+        let mut order: Vec<usize> = (0..sources.len()).collect();
+        order.sort_by_key(|&index| sources[index].len());
+        let size = order.len().div_ceil(self.groups).max(1);
+        let groups: Vec<&[usize]> = order.chunks(size).collect();
+        let begin = vec![i64::from(self.vocabulary.begin())];
+        let sentence = |&index: &usize| Sentence {
+            begin: begin.clone(),
+            most: (3 * sources[index].len() + TOKENS_MORE).min(4 * self.length),
+        };
+        let sentences: Vec<Vec<Sentence>> =
+            groups.iter().map(|group| group.iter().map(sentence).collect()).collect();
+        let tensors = groups.iter().map(|group| padded(group, sources));
+        let tensors = tensors.collect::<Result<_, tch::TchError>>()?;
+        let found = self.search.run(&sentences, &mut CachedLogits::new(pipeline, tensors))?;
+        let mut best: Vec<Option<Hypothesis>> = vec![None; sources.len()];
+        for (&index, hypotheses) in order.iter().zip(found.into_iter().flatten()) {
+            best[index] = hypotheses.into_iter().next();
+        }
+        Ok(best)
+    }
+
+    /// Translations of sentences of one language, in their order. An empty one has none.
+    pub(crate) fn translate(
+        &self,
+        pipeline: &mut Pipeline,
+        language: &str,
+        sentences: &[&str],
+    ) -> Result<Vec<String>, CliError> {
+        let mut sources = Vec::new();
+        let mut places = Vec::new();
+        for (place, sentence) in sentences.iter().enumerate() {
+            if sentence.trim().is_empty() {
+                continue;
+            }
+            let mut tokens = self.vocabulary.encode_source(language, sentence.trim())?;
+            if tokens.len() > self.length {
+                complain!(
+                    "gpipe: warning: a sentence of {} tokens is translated up to its {}th: cut it into shorter ones",
+                    tokens.len(),
+                    self.length
+                );
+                tokens.truncate(self.length - 1);
+                tokens.push(self.vocabulary.end());
+            }
+            sources.push(tokens);
+            places.push(place);
+        }
+        let mut texts = vec![String::new(); sentences.len()];
+        for (place, found) in places.into_iter().zip(self.best(pipeline, &sources)?) {
+            let tokens: Vec<u32> =
+                found.iter().flat_map(|found| &found.tokens).map(|&token| token as u32).collect();
+            // A line stays a line.
+            texts[place] = self.vocabulary.decode(&tokens)?.replace(['\n', '\r'], " ");
+        }
+        Ok(texts)
+    }
+}
+
+/// Sources of a group, padded at their ends: int64 [sentences, length].
+fn padded(group: &[usize], sources: &[Vec<u32>]) -> Result<Tensor, tch::TchError> {
+    let longest = group.iter().map(|&index| sources[index].len()).max().unwrap_or(0);
+    let row = |&index: &usize| {
+        let own = sources[index].iter().map(|&token| i64::from(token));
+        own.chain(std::iter::repeat(PAD)).take(longest)
+    };
+    let tokens: Vec<i64> = group.iter().flat_map(row).collect();
+    Tensor::f_from_slice(&tokens)?.f_reshape([group.len() as i64, longest as i64])
+}
+
+/// Translates the standard input, line by line, as lines come.
+pub(crate) fn run(arguments: &TranslateArguments) -> Result<(), CliError> {
+    if !(1..=BATCH_MAX).contains(&arguments.batch) {
+        let batch = arguments.batch;
+        return Err(CliError::Usage(format!("--batch {batch}: use 1 to {BATCH_MAX}")));
+    }
+    let run = RunFolder::open(&arguments.run)?;
+    let vocabulary = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
+    vocabulary.tag(&arguments.from)?; // before the weights are read
+    let translator = Translator::new(
+        &run.config,
+        &vocabulary,
+        arguments.search.beam,
+        arguments.search.length_penalty,
+    )?;
+    let mut pipeline = run.pipeline()?;
+    let (lines, mut number) = (lines(arguments.batch), 0_u64);
+    while let Ok(first) = lines.recv() {
+        // What is there already goes with it; what is yet to come does not hold it up.
+        let rest = std::iter::from_fn(|| lines.try_recv().ok()).take(arguments.batch - 1);
+        let mut texts = Vec::new();
+        let mut failed = None;
+        for line in std::iter::once(first).chain(rest) {
+            number += 1;
+            match text(line, number) {
+                Ok(text) => texts.push(text),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        let sentences: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let translated = translator.translate(&mut pipeline, &arguments.from, &sentences)?;
+        if !show(&translated)? {
+            return Ok(());
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// A line as text.
+fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliError> {
+    let Line { mut text, cut } = line.map_err(io(Path::new("the standard input")))?;
+    if cut {
+        complain!(
+            "gpipe: warning: line {number} has more than {LINE_BYTES_MAX} bytes; the rest of it is passed over"
+        );
+        // It may end within a character.
+        while text.last().is_some_and(|byte| byte & 0xC0 == 0x80) {
+            text.pop();
+        }
+        if text.last().is_some_and(|byte| *byte >= 0x80) {
+            text.pop();
+        }
+    }
+    String::from_utf8(text).map_err(|error| {
+        let byte = error.utf8_error().valid_up_to() + 1;
+        CliError::Usage(format!(
+            "the standard input, line {number}: no UTF-8 at byte {byte}: convert it, for example with `iconv -t UTF-8`"
+        ))
+    })
+}
+
+/// The lines of the standard input, read on a thread of their own and at most `ahead` of them in advance.
+fn lines(ahead: usize) -> Receiver<Result<Line, std::io::Error>> {
+    let (sender, receiver) = sync_channel(ahead);
+    thread::spawn(move || {
+        let mut input = std::io::stdin().lock();
+        loop {
+            let line = read_line(&mut input).transpose();
+            let Some(line) = line else { return };
+            let is_error = line.is_err();
+            if sender.send(line).is_err() || is_error {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// The next line without its end; none at the end of the input.
+fn read_line(input: &mut impl BufRead) -> std::io::Result<Option<Line>> {
+    let (mut text, mut cut, mut any) = (Vec::new(), false, false);
+    loop {
+        let part = match input.fill_buf() {
+            Ok(part) => part,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        if part.is_empty() {
+            return Ok(any.then_some(Line { text, cut }));
+        }
+        any = true;
+        let end = part.iter().position(|&byte| byte == b'\n');
+        let own = &part[..end.unwrap_or(part.len())];
+        let room = LINE_BYTES_MAX - text.len();
+        cut |= own.len() > room;
+        text.extend_from_slice(&own[..own.len().min(room)]);
+        let used = end.map_or(part.len(), |end| end + 1);
+        input.consume(used);
+        if end.is_some() {
+            return Ok(Some(Line { text, cut }));
+        }
+    }
+}
+
+/// Prints lines; false where nobody reads any more.
+fn show(lines: &[String]) -> Result<bool, CliError> {
+    let mut stdout = std::io::stdout().lock();
+    let written =
+        lines.iter().try_for_each(|line| writeln!(stdout, "{line}")).and_then(|()| stdout.flush());
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(io(Path::new("the standard output"))(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_lines_are_read_as_they_are_and_no_longer_than_the_bound() {
+        let long = "x".repeat(LINE_BYTES_MAX + 5);
+        let text = format!("a\n\nb\r\n{long}\nlast");
+        let mut input = std::io::BufReader::with_capacity(7, text.as_bytes());
+        let mut lines = Vec::new();
+        while let Some(line) = read_line(&mut input).unwrap() {
+            lines.push((line.text, line.cut));
+        }
+        assert_eq!(lines.len(), 5);
+        assert_eq!(lines[0], (b"a".to_vec(), false));
+        assert_eq!(lines[1], (Vec::new(), false));
+        assert_eq!(lines[2], (b"b\r".to_vec(), false));
+        assert_eq!((lines[3].0.len(), lines[3].1), (LINE_BYTES_MAX, true));
+        assert_eq!(lines[4], (b"last".to_vec(), false));
+    }
+
+    #[test]
+    fn fault_a_line_in_another_charset_is_named() {
+        let line = |text: &[u8], cut| Ok(Line { text: text.to_vec(), cut });
+        let error = text(line(b"caf\xe9", false), 7).unwrap_err().to_string();
+        assert!(error.contains("line 7") && error.contains("byte 4"), "{error}");
+        assert_eq!(text(line("caf\u{e9}".as_bytes(), false), 1).unwrap(), "caf\u{e9}");
+        // Cut within a character: that is left out, and nothing else.
+        assert_eq!(text(line(b"caf\xc3", true), 1).unwrap(), "caf");
+    }
+}
