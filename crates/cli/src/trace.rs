@@ -145,7 +145,7 @@ fn trained(arguments: &TraceArguments, named: Option<&Path>) -> Result<Traced, C
         step: median.step,
         measured: median.timeline.clone(),
         predicted: step_trace::predicted(&mut pipeline, &timelines),
-        memory: step_trace::memory(peaks, &config.pipeline.memory.0),
+        memory: step_trace::memory(peaks, median.bytes.clone(), &config.pipeline.memory.0),
     };
     let name = named.map_or("defaults".into(), |path| path.display().to_string());
     let title = format!("{name}, step {} of {}", median.step, reports.len());

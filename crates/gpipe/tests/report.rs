@@ -111,3 +111,25 @@ fn oracle_the_step_is_the_wall_clock_around_it() {
     let least = outside.iter().copied().fold(f64::INFINITY, f64::min);
     assert!((0.0..0.01).contains(&least), "{outside:?}");
 }
+
+#[test]
+fn property_bytes_over_time_go_up_to_the_peak_and_end_with_what_is_left() {
+    for remat in [Remat::Always, Remat::Never] {
+        let mut pipeline = pipeline(&[4, 4], Schedule::GPipe, remat, 64);
+        let x = uniform(&[64, WIDTH], 1, Kind::Float);
+        for _ in 0..2 {
+            let report = pipeline.train_step(&x, &x).unwrap();
+            assert_eq!(report.bytes.len(), 2);
+            for (stage, series) in report.stages.iter().zip(&report.bytes) {
+                let own = |k: usize| report.timeline.devices[k].len();
+                assert!(series.len() == own(0) + 1 || series.len() == own(1) + 1);
+                assert!(series.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+                let most = series.iter().map(|point| point.1).max().unwrap();
+                assert!(most <= stage.peak && series.iter().all(|point| point.1.0 > 0));
+                assert_eq!(series.last().unwrap(), &(report.time, stage.live));
+                // Parameters are there throughout, and what micro-batches leave goes up and down again.
+                assert!(most > series[0].1, "{remat}");
+            }
+        }
+    }
+}

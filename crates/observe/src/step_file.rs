@@ -71,6 +71,9 @@ pub struct Predicted {
 pub struct Memory {
     /// What each was to hold over the time of the prediction: from each time on, until the next one.
     pub predicted: Vec<Vec<(Nanos, Bytes)>>,
+    /// What each held over the time of the step, in the same way.
+    #[serde(default)]
+    pub measured: Vec<Vec<(Nanos, Bytes)>>,
     /// The most that each held.
     pub peaks: Vec<Bytes>,
     /// The most that each may hold.
@@ -237,11 +240,11 @@ fn check_timeline(timeline: &Timeline) -> Result<(), String> {
 }
 
 fn check_memory(memory: &Memory) -> Result<(), String> {
-    let Memory { predicted, peaks, caps } = memory;
-    if predicted.len().max(peaks.len()).max(caps.len()) > STAGES_MAX {
+    let Memory { predicted, measured, peaks, caps } = memory;
+    if predicted.len().max(measured.len()).max(peaks.len()).max(caps.len()) > STAGES_MAX {
         return Err(format!("it has more than {STAGES_MAX} stages"));
     }
-    let points: usize = predicted.iter().map(Vec::len).sum();
+    let points: usize = predicted.iter().chain(measured).map(Vec::len).sum();
     if points > POINTS_MAX {
         return Err(format!("it has {points} points, and the most is {POINTS_MAX}"));
     }
@@ -249,7 +252,8 @@ fn check_memory(memory: &Memory) -> Result<(), String> {
     if peaks.iter().chain(caps.iter().flatten()).any(is_too_much) {
         return Err(format!("a peak or cap is more than {BYTES_MAX}"));
     }
-    for (stage, series) in predicted.iter().enumerate() {
+    let named = predicted.iter().enumerate().chain(measured.iter().enumerate());
+    for (stage, series) in named {
         let mut now = Nanos(0);
         for (position, (time, bytes)) in series.iter().enumerate() {
             if *time < now || *time > TIME_MAX || is_too_much(bytes) {

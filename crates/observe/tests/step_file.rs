@@ -57,6 +57,7 @@ fn step() -> StepFile {
         predicted: Some(Predicted { source, timeline: predicted }),
         memory: Memory {
             predicted: vec![vec![(Nanos(0), Bytes(4096)), (Nanos(2000), Bytes(9000))], vec![]],
+            measured: vec![vec![(Nanos(0), Bytes(4097)), (Nanos(2100), Bytes(8100))], vec![]],
             peaks: vec![Bytes(9100), Bytes(5000)],
             caps: vec![None, Some(Bytes(10_000))],
         },
@@ -144,6 +145,7 @@ fn fault_what_is_wrong_is_said_with_its_place() {
         (with("\"makespan\":9900", "\"makespan\":1e3"), "line 5"),
         (with("\"makespan\":9900", "\"makespan\":2000000000000000"), "predicted, makespan"),
         (with("[0,4096]", "[2001,4096]"), "memory, stage 0, point 1"),
+        (with("[0,4097]", "[2101,4097]"), "memory, stage 0, point 1"),
         (with("9100", "1152921504606846977"), "memory, a peak or cap is more than"),
         (
             with("before\"", &format!("{}\"", "x".repeat(1000))),

@@ -39,6 +39,7 @@ struct Kept {
     step: u64,
     timeline: Timeline,
     peaks: Vec<Bytes>,
+    bytes: Vec<Vec<(Nanos, Bytes)>>,
 }
 
 impl StepTrace {
@@ -64,7 +65,8 @@ impl StepTrace {
         let room = ACTIONS_MAX / timeline.actions().count().max(1);
         self.latest.truncate(room.clamp(1, STEPS) - 1);
         let peaks = report.stages.iter().map(|stage| stage.peak).collect();
-        self.latest.push_front(Kept { step: report.step, timeline, peaks });
+        let bytes = report.bytes.clone();
+        self.latest.push_front(Kept { step: report.step, timeline, peaks, bytes });
         self.applied += 1;
         if self.applied == EARLY {
             self.write(pipeline);
@@ -73,9 +75,9 @@ impl StepTrace {
 
     /// Writes the latest step, if there is one. A file that cannot be written ends no run.
     pub(super) fn write(&self, pipeline: &mut Pipeline) {
-        let Some(Kept { step, timeline, peaks }) = self.latest.front() else { return };
+        let Some(Kept { step, timeline, peaks, bytes }) = self.latest.front() else { return };
         let timelines: Vec<&Timeline> = self.latest.iter().map(|kept| &kept.timeline).collect();
-        let mut memory = memory(peaks.clone(), &self.caps);
+        let mut memory = memory(peaks.clone(), bytes.clone(), &self.caps);
         let predicted = match &self.planned {
             Some(Planned { predicted, bytes }) => {
                 memory.predicted.clone_from(bytes);
@@ -91,12 +93,16 @@ impl StepTrace {
 }
 
 /// What stages held, and may hold.
-pub(crate) fn memory(peaks: Vec<Bytes>, caps: &[Bytes]) -> Memory {
+pub(crate) fn memory(
+    peaks: Vec<Bytes>,
+    measured: Vec<Vec<(Nanos, Bytes)>>,
+    caps: &[Bytes],
+) -> Memory {
     let caps = match caps {
         [one] => vec![Some(*one); peaks.len()],
         each => each.iter().copied().map(Some).collect(),
     };
-    Memory { predicted: Vec::new(), peaks, caps }
+    Memory { predicted: Vec::new(), measured, peaks, caps }
 }
 
 /// What the first of `timelines` was to be: the simulator's, from the costs measured in all of them. None where it would be another

@@ -43,6 +43,9 @@ pub struct StepReport {
     pub overlap: Nanos,
     /// By stage.
     pub stages: Vec<StageReport>,
+    /// What each stage held over the time of the step: from each time, the start of an action, until the next one. Within an
+    /// action it may hold more for a while ([`StageReport::peak`]).
+    pub bytes: Vec<Vec<(Nanos, Bytes)>>,
     /// Every action with its times, per device.
     pub timeline: Timeline,
 }
@@ -138,11 +141,23 @@ impl StepReport {
             clip_scale: verdict.map_or(1.0, |verdict| verdict.scale * loss_scale),
             time: ran.timeline.makespan,
             bubble: ran.timeline.bubble(),
+            bytes: bytes(&ran),
             overlap: overlap(&ran.timeline),
             stages: stages.collect(),
             timeline: ran.timeline,
         }
     }
+}
+
+/// What each stage held from the start of each of its actions on, and at the end of the step.
+fn bytes(ran: &Ran<Stage>) -> Vec<Vec<(Nanos, Bytes)>> {
+    let series = |(stage, outcome): (usize, &Outcome)| {
+        let own = ran.timeline.devices.iter().flatten();
+        let own = own.filter(|timed| timed.action.stage.index() == stage);
+        let points = own.zip(&outcome.levels).map(|(timed, &live)| (timed.start, Bytes(live)));
+        points.chain([(ran.timeline.makespan, Bytes(outcome.memory.live))]).collect()
+    };
+    ran.outcomes.iter().enumerate().map(series).collect()
 }
 
 /// An evaluation of one mini-batch. Over several, sum `sum` and `count` and divide once.

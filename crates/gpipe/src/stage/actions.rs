@@ -57,7 +57,9 @@ impl StageExecutor for Stage {
     fn before(&mut self, _: Action) -> StageResult<()> {
         // A refusal that a layer has handled itself must not explain a later error.
         let _ = memory::take_refusal();
-        self.device.charge_stage().map_err(own("memory"))
+        self.device.charge_stage().map_err(own("memory"))?;
+        self.levels.push(self.device.memory().map_err(own("memory"))?.live);
+        Ok(())
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
@@ -242,6 +244,7 @@ impl StageExecutor for Stage {
             outputs: in_order(std::mem::take(&mut self.outputs)),
             verdict: self.norm.take(),
             memory,
+            levels: std::mem::take(&mut self.levels),
             profile,
         })
     }

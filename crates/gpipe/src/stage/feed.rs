@@ -110,6 +110,8 @@ pub(crate) struct Outcome {
     pub verdict: Option<Verdict>,
     /// Its memory: live now, and the peak of the step.
     pub memory: Stats,
+    /// What was live before each of its actions.
+    pub levels: Vec<u64>,
     /// Its layers, if they are measured.
     pub profile: Option<StageProfile>,
 }

@@ -134,6 +134,8 @@ pub(crate) struct Stage {
     /// What layers keep in a decoding, by group and position; until something else is run.
     caches: RefCell<HashMap<(usize, usize), Cache>>,
     recorder: Option<Recorder>,
+    /// What was live before each action of the step.
+    levels: Vec<u64>,
     /// Last, so that its memory is given back after everything that was allocated in it.
     device: StageDevice,
 }
@@ -190,6 +192,7 @@ impl Stage {
             norm: None,
             statistics: Statistics::default(),
             caches: RefCell::default(),
+            levels: Vec::new(),
             recorder,
         })
     }
@@ -208,6 +211,7 @@ impl Stage {
         self.metric_sums.clear();
         self.norm = None;
         self.statistics.clear();
+        self.levels.clear();
         self.feed = Feed::default();
         self.parameters.forget_grads();
     }

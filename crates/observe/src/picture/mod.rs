@@ -81,6 +81,7 @@ impl<'a> Scene<'a> {
         });
         let note = format!("step {}", step.step);
         let measured = Panel {
+            bytes: &memory.measured,
             peaks: &memory.peaks,
             caps: &memory.caps,
             ..Panel::new("measured", note, &step.measured)
