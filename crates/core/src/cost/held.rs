@@ -1,0 +1,112 @@
+//! What the layers of a stage hold together, while their forwards, re-materializations and backwards run.
+
+use std::ops::Range;
+
+use super::LayerCost;
+use crate::{memory::Held, remat::Remat, units::Bytes};
+
+/// The layers of a stage, the loss last where it has it, and how they are segmented.
+pub(super) struct Layers<'a> {
+    pub costs: &'a [LayerCost],
+    pub gradients: &'a [Bytes],
+    pub segments: Vec<Range<usize>>,
+    pub skips: Vec<SkipEnds>,
+}
+
+/// The ends of a long skip that are in a stage, by the position of their layers, and what it holds.
+pub(super) struct SkipEnds {
+    pub stash: Option<usize>,
+    pub pop: Option<usize>,
+    pub bytes: Bytes,
+    pub gradient: Bytes,
+}
+
+impl Layers<'_> {
+    /// Forwards that keep: each layer adds what it keeps.
+    pub fn keeping(&self, part: Range<usize>) -> Held {
+        let mut held = Held::default();
+        for cost in self.costs.get(part).unwrap_or_default() {
+            held.peak = held.peak.max(held.after + cost.forward_peak);
+            held.after += cost.kept;
+        }
+        held
+    }
+
+    /// A forward that discards: each layer's inputs go when it is done, but for those that a segment starts from. The
+    /// loss is left to the re-materialization. What layers stash stays until the forward ends, and what a later segment pops
+    /// until the backward.
+    pub fn forward_discarding(&self) -> Held {
+        let (mut held, mut stashed) = (Held::default(), Bytes(0));
+        for segment in &self.segments {
+            for layer in segment.clone() {
+                let cost = &self.costs[layer];
+                // The stage's own inputs are charged to whoever sent them.
+                let is_start = layer == segment.start;
+                if is_start && layer > 0 {
+                    held.after += cost.inputs;
+                }
+                let inputs = if is_start { Bytes(0) } else { cost.inputs };
+                held.peak = held.peak.max(held.after + stashed + inputs + cost.forward_peak);
+                let own = self.skips.iter().filter(|skip| skip.stash == Some(layer));
+                stashed += own.map(|skip| skip.bytes).sum();
+            }
+        }
+        let segment = |layer: usize| self.segments.iter().position(|s| s.contains(&layer));
+        let is_kept = |skip: &&SkipEnds| match (skip.stash, skip.pop) {
+            (Some(stash), Some(pop)) => segment(stash) != segment(pop),
+            _ => false,
+        };
+        held.after += self.skips.iter().filter(is_kept).map(|skip| skip.bytes).sum();
+        held
+    }
+
+    /// The last segment, and the loss.
+    pub fn rematerialize(&self) -> Held {
+        let start = self.segments.last().map_or(0, |segment| segment.start);
+        self.keeping(start..self.costs.len())
+    }
+
+    /// Most above the start of a backward: layer by layer from the last, each of which gives back what it kept; segments that are
+    /// not there yet are recomputed on the way. `first`: it also makes the gradients.
+    pub fn backward(&self, segmented: bool, first: bool) -> Bytes {
+        let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX).min(i64::MAX / 4);
+        let segments = match segmented {
+            true => self.segments.clone(),
+            false => Remat::Never.segment_ranges(self.gradients.len()),
+        };
+        let (mut now, mut most) = (0_i64, 0_i64);
+        for (number, segment) in segments.iter().enumerate().rev() {
+            let last = number + 1 == segments.len();
+            let end = if last { self.costs.len() } else { segment.end };
+            if !last {
+                let again = self.keeping(segment.start..end);
+                most = most.max(now.saturating_add(signed(again.peak)));
+                now = now.saturating_add(signed(again.after));
+            }
+            for layer in (segment.start..end).rev() {
+                let cost = &self.costs[layer];
+                let made = self.gradients.get(layer).copied().unwrap_or_default();
+                let peak = if first { cost.first_backward_peak } else { cost.backward_peak };
+                most = most.max(now.saturating_add(signed(peak)));
+                // The gradient of its outputs goes, too, but where it came from another stage.
+                let outputs = match self.costs.get(layer + 1) {
+                    Some(next) => next.input_gradients,
+                    None => Bytes(0),
+                };
+                let made = if first { made } else { Bytes(0) };
+                let mut change = signed(cost.input_gradients) + signed(made)
+                    - signed(cost.kept)
+                    - signed(outputs);
+                // A skip's gradient is there from its pop to its stash, or to the end where that is on another stage.
+                for skip in &self.skips {
+                    let gradient = signed(skip.gradient);
+                    let was_here = skip.stash == Some(layer) && skip.pop.is_some();
+                    let comes = if skip.pop == Some(layer) { gradient } else { 0 };
+                    change = change.saturating_add(comes - if was_here { gradient } else { 0 });
+                }
+                now = now.saturating_add(change);
+            }
+        }
+        Bytes(u64::try_from(most).unwrap_or(0))
+    }
+}
