@@ -14,7 +14,7 @@
 //! 3. [`PairSet`]: the pairs as tokens; those too long are left out.
 //! 4. [`TrainPairs`]: mini-batches by number, from a mixture of the languages; [`ValidationPairs`]: each pair once.
 //!
-//! [`unigram`] is what a model of translations has to beat.
+//! [`unigram()`] is what a model of translations has to beat.
 //!
 //! As everywhere in this crate, all is a pure function of (files, options, seed). Absent: a guess at the language of a text. A
 //! catalogue's language is where it lies.

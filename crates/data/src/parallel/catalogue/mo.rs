@@ -1,15 +1,15 @@
 //! Compiled catalogues (`.mo`), laid out as GNU gettext's manual says in "The Format of GNU MO Files":
 //!
 //! ```text
-//!  0  magic number 0x950412de, in the byte order of the file     [1]
-//!  4  revision: major in the high half, minor in the low one; 1.x differs from 0.x in system-dependent strings  [2]
+//!  0  magic number 0x950412de, in the byte order of the file
+//!  4  revision: major in the high half, minor in the low one; 1.x differs from 0.x in system-dependent strings
 //!  8  N, the number of messages
-//! 12  where the table of originals is                            [3]
+//! 12  where the table of originals is
 //! 16  where the table of translations is
 //! ```
 //!
-//! A table is N pairs (length, offset) of strings, each with a NUL after it [4]. In a string, EOT ends the context and NUL
-//! parts the singular from the plural, and the forms of a translation [5]. The message without text is the header.
+//! A table is N pairs (length, offset) of strings, each with a NUL after it. In a string, EOT ends the context and NUL
+//! parts the singular from the plural, and the forms of a translation. The message without text is the header.
 
 use std::borrow::Cow;
 
@@ -50,7 +50,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Catalogue, CatalogueError> {
     Ok(catalogue)
 }
 
-/// A message out of its two strings [5], if it has a translation.
+/// A message out of its two strings, if it has a translation.
 fn message(id: &str, translation: &str) -> Option<Message> {
     let (context, id) = match id.split_once(EOT) {
         Some((context, id)) => (Some(context.to_owned()), id),
@@ -91,13 +91,13 @@ struct File<'a> {
 impl<'a> File<'a> {
     fn new(bytes: &'a [u8]) -> Result<Self, CatalogueError> {
         let little = File { bytes, word: u32::from_le_bytes };
-        let magic = little.u32_at(0)?; // [1]
+        let magic = little.u32_at(0)?; //
         let file = match magic {
             MAGIC => little,
             _ if magic.swap_bytes() == MAGIC => File { bytes, word: u32::from_be_bytes },
             _ => return Err(error(Place::Byte(0), "this is no compiled catalogue (.mo)")),
         };
-        let revision = file.u32_at(AT_REVISION)?; // [2]
+        let revision = file.u32_at(AT_REVISION)?; //
         if revision >> 16 > 1 {
             let reason = format!("revision {}.{} is beyond 1.x", revision >> 16, revision & 0xffff);
             return Err(error(Place::Byte(AT_REVISION), reason));
@@ -129,7 +129,7 @@ impl<'a> File<'a> {
         Ok(strings)
     }
 
-    /// The string of a table's row [4], if no more than `left` bytes of strings are before it.
+    /// The string of a table's row, if no more than `left` bytes of strings are before it.
     fn string(&self, row: usize, left: &mut usize) -> Result<Text<'a>, CatalogueError> {
         let (length, at) = (self.usize_at(row)?, self.usize_at(row + 4)?);
         let wrong = |reason: String| error(Place::Byte(row), reason);
