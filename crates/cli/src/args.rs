@@ -32,7 +32,8 @@ pub(crate) enum Command {
     Generate(GenerateArguments),
     /// Translate sentences into English, a line for each line, as they come
     ///
-    /// An empty line stays empty. A sentence of more than data.length tokens is translated up to there, with a warning.
+    /// An empty line stays empty. A sentence of more than data.length tokens is translated up to there, with a warning. A line
+    /// that is not UTF-8 ends it, after the lines before.
     Translate(TranslateArguments),
     /// Draw one step, measured below predicted, in the terminal, as a picture (SVG, or HTML to zoom in) or as Chrome trace
     /// JSON (chrome://tracing, ui.perfetto.dev)

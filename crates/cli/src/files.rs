@@ -32,6 +32,15 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliErr
     Ok(text)
 }
 
+/// Sees that a file can be written later, and leaves what is there as it is.
+pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(io(parent))?;
+    }
+    let aside = path.with_extension("writing");
+    std::fs::write(&aside, "").and_then(|()| std::fs::remove_file(&aside)).map_err(io(&aside))
+}
+
 /// Writes a file that is there whole or not at all, and the folder that it is in.
 pub(crate) fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
     if let Some(parent) = path.parent() {

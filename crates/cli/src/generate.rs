@@ -9,9 +9,8 @@
 //! see     b c d e f  ->  g   the window slides
 //! ```
 //!
-//! The window is always of the full length, so the pipeline sees one shape, and K changes no bit. There is no cache of
-//! keys and values: each token costs a forward of the whole window. Such a cache would be state in the attention layers,
-//! which are pure functions here, and generating is for looking at a model, not for serving it.
+//! The window is always of the full length, so the pipeline sees one shape, and K changes no bit. Keys and values are not kept
+//! between tokens, as in a translation: positions are learned, so all of them change when the window slides.
 
 use std::{
     io::{ErrorKind, IsTerminal, Read, Write},

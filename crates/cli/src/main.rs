@@ -96,7 +96,7 @@ enum CliError {
     #[error("stopped by {signal_name} after step {step}")]
     Interrupted { signal: i32, signal_name: String, step: u64 },
     /// Every image is left out.
-    #[error("there is nothing to measure on: not one image can be read; check the folder")]
+    #[error("there is nothing to measure on: nothing that is held out can be read; check the data")]
     NothingMeasured,
     /// `verify` found a difference; it has already been printed.
     #[error("results differ")]

@@ -104,19 +104,19 @@ pub(crate) fn measure(
     )?)
 }
 
-/// Mini-batches of sentences have as many as their tokens allow. Of each so many are taken as all have, evenly, and no more than
-/// `most`, which plans count with.
-fn same_samples(batches: &mut [(Vec<Tensor>, Vec<Tensor>)], most: usize) -> Result<(), CliError> {
-    let samples =
-        |inputs: &[Tensor]| inputs.first().map_or(0, |t| t.size().first().copied().unwrap_or(0));
-    let fewest = batches.iter().map(|(inputs, _)| samples(inputs)).min().unwrap_or(0);
-    let count = fewest.min(most as i64);
+/// Mini-batches of sentences have as many as their tokens allow. Of each so many are taken as plans count with, evenly; where there are
+/// fewer, some twice.
+fn same_samples(
+    batches: &mut [(Vec<Tensor>, Vec<Tensor>)],
+    samples: usize,
+) -> Result<(), CliError> {
+    let samples = samples as i64;
     for (inputs, targets) in batches {
-        let own = samples(inputs);
-        if own == count {
+        let own = inputs.first().and_then(|input| input.size().first().copied()).unwrap_or(0);
+        if own == samples {
             continue;
         }
-        let rows: Vec<i64> = (0..count).map(|row| row * own / count).collect();
+        let rows: Vec<i64> = (0..samples).map(|row| row * own / samples).collect();
         let rows = Tensor::f_from_slice(&rows)?;
         for tensor in inputs.iter_mut().chain(targets) {
             *tensor = tensor.f_index_select(0, &rows)?;

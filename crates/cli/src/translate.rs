@@ -26,9 +26,13 @@ use crate::{
 };
 
 /// Longest line that is read whole; the rest of a longer one is passed over.
-const LINE_BYTES_MAX: usize = 1 << 20;
+const LINE_BYTES_MAX: usize = 64 << 10;
 /// Most lines that are translated together.
 const BATCH_MAX: usize = 4096;
+/// Of a sentence so many bytes are encoded for each token that the model takes: no token of text is that long.
+const BYTES_PER_TOKEN: usize = 64;
+/// Most logits of a step: beyond it they take gigabytes.
+const LOGITS_MAX: usize = 1 << 25;
 /// An output may have so many tokens more than its source, which may be three times as long.
 const TOKENS_MORE: usize = 20;
 
@@ -102,12 +106,20 @@ impl<'a> Translator<'a> {
         Ok(best)
     }
 
-    /// Translations of sentences of one language, in their order. An empty one has none.
-    pub(crate) fn translate(
+    /// What was found, as text in one line.
+    pub(crate) fn text(&self, found: Option<Hypothesis>) -> Result<String, CliError> {
+        let tokens = found.iter().flat_map(|found| &found.tokens);
+        let tokens: Vec<u32> = tokens.map(|&token| token as u32).collect();
+        Ok(self.vocabulary.decode(&tokens)?.replace(['\n', '\r'], " "))
+    }
+
+    /// Translations of lines of one language, in their order, of which the first has this number. An empty one has none.
+    fn translate(
         &self,
         pipeline: &mut Pipeline,
         language: &str,
         sentences: &[&str],
+        number: u64,
     ) -> Result<Vec<String>, CliError> {
         let mut sources = Vec::new();
         let mut places = Vec::new();
@@ -115,12 +127,14 @@ impl<'a> Translator<'a> {
             if sentence.trim().is_empty() {
                 continue;
             }
-            let mut tokens = self.vocabulary.encode_source(language, sentence.trim())?;
-            if tokens.len() > self.length {
+            let sentence = sentence.trim();
+            let seen = sentence.floor_char_boundary(self.length * BYTES_PER_TOKEN);
+            let mut tokens = self.vocabulary.encode_source(language, &sentence[..seen])?;
+            if tokens.len() > self.length || seen < sentence.len() {
                 complain!(
-                    "gpipe: warning: a sentence of {} tokens is translated up to its {}th: cut it into shorter ones",
-                    tokens.len(),
-                    self.length
+                    "gpipe: warning: line {} is longer than the {} tokens that the model takes, and translated up to there: cut it into shorter ones",
+                    number + place as u64,
+                    self.length - 2 // tag and end
                 );
                 tokens.truncate(self.length - 1);
                 tokens.push(self.vocabulary.end());
@@ -130,10 +144,7 @@ impl<'a> Translator<'a> {
         }
         let mut texts = vec![String::new(); sentences.len()];
         for (place, found) in places.into_iter().zip(self.best(pipeline, &sources)?) {
-            let tokens: Vec<u32> =
-                found.iter().flat_map(|found| &found.tokens).map(|&token| token as u32).collect();
-            // A line stays a line.
-            texts[place] = self.vocabulary.decode(&tokens)?.replace(['\n', '\r'], " ");
+            texts[place] = self.text(found)?;
         }
         Ok(texts)
     }
@@ -165,6 +176,16 @@ pub(crate) fn run(arguments: &TranslateArguments) -> Result<(), CliError> {
         arguments.search.beam,
         arguments.search.length_penalty,
     )?;
+    let logits = arguments.batch.saturating_mul(arguments.search.beam);
+    let logits = logits.saturating_mul(vocabulary.tokenizer().vocabulary());
+    if logits > LOGITS_MAX {
+        return Err(CliError::Usage(format!(
+            "--batch {} with --beam {} and a vocabulary of {} are {logits} logits in each step, at most {LOGITS_MAX} are computed: use less of the first two",
+            arguments.batch,
+            arguments.search.beam,
+            vocabulary.tokenizer().vocabulary()
+        )));
+    }
     let mut pipeline = run.pipeline()?;
     let (lines, mut number) = (lines(arguments.batch), 0_u64);
     while let Ok(first) = lines.recv() {
@@ -183,7 +204,8 @@ pub(crate) fn run(arguments: &TranslateArguments) -> Result<(), CliError> {
             }
         }
         let sentences: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let translated = translator.translate(&mut pipeline, &arguments.from, &sentences)?;
+        let first = number - texts.len() as u64 - u64::from(failed.is_some()) + 1;
+        let translated = translator.translate(&mut pipeline, &arguments.from, &sentences, first)?;
         if !show(&translated)? {
             return Ok(());
         }

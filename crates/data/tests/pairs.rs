@@ -401,7 +401,7 @@ fn oracle_a_unigram_model_by_hand() {
     let set = |targets| PairSet::encode(vocabulary, &corpus(targets), Side::Train, 100).unwrap();
     // a 3 times, b once, the end twice; and once more each of 264.
     let train = set([&["aab"], &["a"]]);
-    let found = unigram(&train, &set([&["ab", "c"], &[]])).unwrap();
+    let found = unigram(&train, &set([&["ab", "c"], &[]]), None).unwrap();
     let p = |count: f64| (count / (6.0 + 264.0)).ln();
     let nats = -(p(4.0) + p(2.0) + p(1.0) + 2.0 * p(3.0)) / 5.0;
     assert_eq!(found.languages.len(), 2);
@@ -410,7 +410,10 @@ fn oracle_a_unigram_model_by_hand() {
     assert_eq!((found.languages[1].target_tokens, found.languages[1].perplexity()), (0, None));
     assert!((found.average_perplexity() - nats.exp()).abs() < 1e-9);
     // Each language weighs the same, however many tokens it has.
-    let both = unigram(&train, &set([&["ab", "c"], &["a"]])).unwrap();
+    let both = unigram(&train, &set([&["ab", "c"], &["a"]]), None).unwrap();
+    let first = unigram(&train, &set([&["ab", "c"], &["a"]]), Some(1)).unwrap();
+    let only = unigram(&train, &set([&["ab"], &["a"]]), None).unwrap();
+    assert_eq!(first, only, "the first pair of each language");
     let other = -(p(4.0) + p(3.0)) / 2.0;
     assert!((both.average_perplexity() - ((nats + other) / 2.0).exp()).abs() < 1e-9);
 }
@@ -424,13 +427,13 @@ fn fault_sets_without_pairs() {
     for error in [
         ValidationPairs::new(&some, 1, 100, None).unwrap_err(),
         ValidationPairs::new(&some, 0, 100, Some(0)).unwrap_err(),
-        unigram(&some, &empty).unwrap_err(),
+        unigram(&some, &empty, None).unwrap_err(),
     ] {
         assert!(error.to_string().contains("no pairs to validate on"), "{error}");
     }
     let error = ValidationPairs::new(&some, 4, 100, None).unwrap_err();
     assert!(matches!(error, Error::Pairs(PairError::NoSuchLanguage { language: 4, languages: 4 })));
-    assert!(unigram(&empty, &some).unwrap_err().to_string().contains("no pairs to train on"));
+    assert!(unigram(&empty, &some, None).unwrap_err().to_string().contains("no pairs to train on"));
     let cut = PairSet::encode(vocabulary(), &corpus(&[vec![(4, 5)]]), Side::Train, 4).unwrap();
     let error = TrainPairs::new(&cut, &options(100, 5.0, 0)).unwrap_err().to_string();
     assert!(error.contains("and 1 were left out as too long"), "{error}");
@@ -458,6 +461,6 @@ fn fault_sets_of_two_vocabularies() {
     let other = TranslationVocabulary::train(&corpus, &options).unwrap();
     let first = PairSet::encode(vocabulary(), &corpus, Side::Train, 100).unwrap();
     let second = PairSet::encode(&other, &corpus, Side::Validation, 100).unwrap();
-    let error = unigram(&first, &second).unwrap_err().to_string();
+    let error = unigram(&first, &second, None).unwrap_err().to_string();
     assert!(error.contains("encode both with the same"), "{error}");
 }

@@ -50,11 +50,11 @@ impl Cache {
     /// Appends `x` along `axis` to what `slot` has, keeps that, and gives it; in a decoding's first step that is `x` itself.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// Shapes that do not fit; after the first step nothing to append to.
     pub fn append(&mut self, slot: usize, x: &Tensor, axis: i64) -> Result<Tensor, LayerError> {
-        let whole = match self.slots.get(&slot) {
-            Some(before) => Tensor::f_cat(&[before, x], axis)?,
-            None => x.shallow_clone(),
+        let whole = match self.past {
+            0 => x.shallow_clone(),
+            _ => Tensor::f_cat(&[&self.kept(slot)?, x], axis)?,
         };
         self.keep(slot, &whole);
         Ok(whole)

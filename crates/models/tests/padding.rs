@@ -113,3 +113,12 @@ fn fault_padding_of_what_is_no_token_batch_is_refused() {
     let error = pipeline.train_step(inputs, targets).unwrap_err().to_string();
     assert!(error.contains("[7]"), "{error}");
 }
+
+#[test]
+fn fault_padding_of_another_number_of_tensors_is_refused() {
+    let mut pipeline = pipeline(&[8], Schedule::GPipe, "never", true);
+    let (inputs, targets) = batch(9);
+    let more = vec![targets.shallow_clone(), targets];
+    let error = pipeline.train_step(inputs, more).unwrap_err().to_string();
+    assert!(error.contains("1 targets") || error.contains("takes"), "{error}");
+}

@@ -12,12 +12,12 @@ use crate::{
     CliError,
     args::EvalArguments,
     config::ParallelConfig,
-    files::write_aside,
-    output::say,
+    files::{check_writable, write_aside},
+    output::{complain, say},
     run_folder::RunFolder,
     task::{
         Task,
-        translation::{Translation, parts},
+        translation::{Translation, parts, validation_pairs},
     },
     translate::Translator,
 };
@@ -60,7 +60,7 @@ pub(super) fn run(
         ));
     }
     for path in [&arguments.table, &arguments.svg].into_iter().flatten() {
-        write_aside(path, "")?; // before any work
+        check_writable(path)?; // before any work
     }
     let task = Translation::open(&run.config, data, Some(run.vocabulary.clone()))?;
     let own = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
@@ -119,11 +119,22 @@ fn measured(
     data: &ParallelConfig,
 ) -> Result<Vec<Row>, CliError> {
     let (train, validation) = task.sets();
-    let none = || Measured::none();
-    let own = measure(pipeline, parts(validation, data)?, &|| false)?.unwrap_or_else(none);
+    let of = |pipeline: &mut Pipeline, set: &PairSet| -> Result<Measured, CliError> {
+        measure(pipeline, parts(set, data)?, &|| false)?.ok_or(CliError::NothingMeasured)
+    };
+    let own = of(pipeline, validation)?;
     let exchanged = validation.with_shuffled_sources(SHUFFLE_SEED);
-    let shuffled = measure(pipeline, parts(&exchanged, data)?, &|| false)?.unwrap_or_else(none);
-    let baseline = unigram(train, validation)?;
+    let shuffled = of(pipeline, &exchanged)?;
+    let baseline = unigram(train, validation, validation_pairs(data))?;
+    let without: Vec<&str> = baseline
+        .languages
+        .iter()
+        .filter(|language| language.nats.is_none())
+        .map(|language| language.code.as_str())
+        .collect();
+    if !without.is_empty() {
+        complain!("gpipe: no pair is held out of {}", without.join(", "));
+    }
     let rows = baseline.languages.into_iter().filter_map(|language| {
         let pairs = train.languages().position(|code| code == language.code);
         Some(Row {
@@ -163,9 +174,7 @@ fn scored(
         let sources: Vec<Vec<u32>> =
             some.iter().map(|&pair| of.set.source(of.language, pair).to_vec()).collect();
         for (&pair, found) in some.iter().zip(translator.best(pipeline, &sources)?) {
-            let tokens = found.map(|found| found.tokens).unwrap_or_default();
-            let tokens: Vec<u32> = tokens.iter().map(|&token| token as u32).collect();
-            let hypothesis = vocabulary.decode(&tokens)?;
+            let hypothesis = translator.text(found)?;
             let reference = vocabulary.decode(of.set.target(of.language, pair))?;
             bleu.add(&hypothesis, &[&reference])?;
             chrf.add(&hypothesis, &[&reference])?;

@@ -1,6 +1,9 @@
 //! Sentences of many languages and their English translations: reading, encoding, mini-batches.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::parallel::{
@@ -59,16 +62,26 @@ impl Translation {
         check_pad(&own)?;
         let train = PairSet::encode(&own, &corpus, Side::Train, data.length)?;
         let validation = PairSet::encode(&own, &corpus, Side::Validation, data.length)?;
+        if validation.is_empty() {
+            return Err(CliError::Usage(format!(
+                "{what}: no pair is held out to validate on: raise data.validation_share, which is {}",
+                data.validation_share
+            )));
+        }
         let languages = corpus.languages.len();
+        let longer: usize = [&train, &validation]
+            .iter()
+            .flat_map(|set| (0..languages).map(|l| set.left_out(l)))
+            .sum();
         let summary = format!(
-            "{what}: {languages} languages, {} pairs to train on, {} to validate on, vocabulary {}",
+            "{what}: {languages} languages, {} pairs to train on, {} to validate on ({longer} of more than {} tokens are left out), vocabulary {}",
             train.len(),
             validation.len(),
+            data.length,
             own.tokenizer().vocabulary()
         );
         let vocabulary = Vocabulary::Tokens(Box::new(own.tokenizer().clone()));
-        // What is held out may change; the training may not.
-        let fingerprint = sha256(corpus.fingerprint().as_bytes());
+        let fingerprint = fingerprint(&train);
         let (config, data) = (config.clone(), data.clone());
         let train = Arc::new(train);
         Ok(Self { vocabulary, train, validation, summary, fingerprint, config, data })
@@ -113,12 +126,17 @@ impl Task for Translation {
     }
 }
 
+/// Most pairs of a language that a validation measures.
+pub(crate) fn validation_pairs(data: &ParallelConfig) -> Option<usize> {
+    Some(data.validation_pairs).filter(|&most| most > 0)
+}
+
 /// Each language's pairs, as many as the configuration says.
 pub(crate) fn parts<'a>(
     set: &'a PairSet,
     data: &ParallelConfig,
 ) -> Result<Vec<Part<'a>>, CliError> {
-    let most = Some(data.validation_pairs).filter(|&most| most > 0);
+    let most = validation_pairs(data);
     let languages = set.languages().enumerate().filter(|(language, _)| set.pairs(*language) > 0);
     let part = |(language, code): (usize, &str)| {
         let all = ValidationPairs::new(set, language, data.batch_tokens, most)?;
@@ -148,6 +166,17 @@ pub(crate) fn check_pad(vocabulary: &TranslationVocabulary) -> Result<(), CliErr
         "the tokenizer pads with token {}, and not with {PAD}: it is of another model",
         vocabulary.pad()
     )))
+}
+
+/// The SHA-256 of the SHA-256 of each language's training pairs as tokens: what is held out may change.
+fn fingerprint(train: &PairSet) -> String {
+    let language = |language: usize| {
+        let sides = (0..train.pairs(language))
+            .flat_map(|pair| [train.source(language, pair), train.target(language, pair)]);
+        let bytes: Vec<u8> = sides.flatten().flat_map(|token| token.to_le_bytes()).collect();
+        sha256(&bytes)
+    };
+    sha256((0..train.languages().len()).map(language).collect::<String>().as_bytes())
 }
 
 /// Reads the configured pairs; with them, what they are.
@@ -195,10 +224,20 @@ fn sources(data: &ParallelConfig) -> Vec<Source> {
     sources
 }
 
-/// Where `make catalogues` puts them, and where systems keep theirs; those that are there.
+/// Where `make catalogues` puts them, and where systems keep theirs; those that are there. Slim systems have the folder
+/// without catalogues.
 fn catalogue_folders() -> Vec<PathBuf> {
-    let all = [gpipe_home().join("catalogues"), "/usr/share/locale".into()];
-    all.into_iter().filter(|folder| folder.is_dir()).collect()
+    let system = PathBuf::from("/usr/share/locale");
+    let is_catalogue = |path: &Path| path.extension().is_some_and(|extension| extension == "mo");
+    let has_some = |language: &Path| {
+        let messages = std::fs::read_dir(language.join("LC_MESSAGES"));
+        messages.is_ok_and(|files| files.flatten().any(|file| is_catalogue(&file.path())))
+    };
+    let languages = std::fs::read_dir(&system);
+    let is_used =
+        languages.is_ok_and(|all| all.flatten().any(|language| has_some(&language.path())));
+    let own = Some(gpipe_home().join("catalogues")).filter(|folder| folder.is_dir());
+    own.into_iter().chain(is_used.then_some(system)).collect()
 }
 
 /// Tells of files that could not be read; the others are used.

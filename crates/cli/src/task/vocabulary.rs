@@ -132,7 +132,8 @@ impl Vocabulary {
         match self {
             Self::Classes(classes) => Ok(classes),
             Self::Tokens(_) => Err(CliError::Usage(
-                "the model is of text, and has no classes: use gpipe generate".into(),
+                "the model is of text, and has no classes: use gpipe generate or gpipe translate"
+                    .into(),
             )),
         }
     }

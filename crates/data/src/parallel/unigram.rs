@@ -39,11 +39,12 @@ impl Unigram {
 
 /// Fits a unigram model to all training targets - one model, as all of them are English - and measures it on held-out ones.
 /// Ends of sentences are tokens like others, as they are for a decoder. Every token of the vocabulary is counted once more
-/// than it occurs, so that none is impossible.
+/// than it occurs, so that none is impossible. With `pairs_max` it is measured on the first so many pairs of each language, as
+/// [`ValidationPairs`](super::ValidationPairs) are.
 ///
 /// # Errors
 /// A set has no pairs; the two have vocabularies of different sizes.
-pub fn unigram(train: &PairSet, validation: &PairSet) -> Result<Unigram> {
+pub fn unigram(train: &PairSet, validation: &PairSet, pairs_max: Option<usize>) -> Result<Unigram> {
     let (first, second) = (train.vocabulary(), validation.vocabulary());
     if first != second {
         return Err(PairError::Vocabularies { first, second }.into());
@@ -66,10 +67,12 @@ pub fn unigram(train: &PairSet, validation: &PairSet) -> Result<Unigram> {
         (all / count as f64).ln()
     };
     let entropy = |(language, code): (usize, &str)| {
-        let targets = validation.targets(language);
-        let sum: f64 = targets.iter().map(nats).sum();
-        let nats = (!targets.is_empty()).then(|| sum / targets.len() as f64);
-        LanguageEntropy { code: code.to_owned(), target_tokens: targets.len(), nats }
+        let pairs = validation.pairs(language).min(pairs_max.unwrap_or(usize::MAX));
+        let targets = (0..pairs).flat_map(|pair| validation.target(language, pair));
+        let (sum, count) =
+            targets.fold((0.0, 0_usize), |(sum, count), token| (sum + nats(token), count + 1));
+        let nats = (count > 0).then(|| sum / count as f64);
+        LanguageEntropy { code: code.to_owned(), target_tokens: count, nats }
     };
     Ok(Unigram { languages: validation.languages().enumerate().map(entropy).collect() })
 }

@@ -95,8 +95,13 @@ impl Attention {
         rest: &[Tensor],
     ) -> Result<Tensor, LayerError> {
         if !self.causal && ctx.past() > 0 {
-            // A decoding's encoder has done its work in the first step.
-            return Ok(x.shallow_clone());
+            if x.numel() == 0 {
+                // A decoding's encoder has done its work in the first step.
+                return Ok(x.shallow_clone());
+            }
+            let reason =
+                "after its first step a decoding has no new positions for attention to all";
+            return Err(LayerError::Value(reason.into()));
         }
         let [q, k, v] = self.queries_keys_values(ctx, first, &normalise(ctx, first, x)?)?;
         let (k, v, visible) = match ctx.cache().filter(|_| self.causal) {

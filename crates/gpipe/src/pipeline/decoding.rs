@@ -11,7 +11,8 @@ use crate::{
     stage::feed::{Group, Mode, Slice},
 };
 
-/// A pipeline that decodes. What its layers keep is let go of when the pipeline is used for something else, or fails.
+/// A pipeline that decodes. What its layers keep is let go of when another decoding begins, the pipeline is used for something else, or
+/// fails.
 pub struct Decoding<'p> {
     pipeline: &'p mut Pipeline,
     /// By group: positions so far, and samples in the last step.
@@ -33,7 +34,8 @@ pub struct GroupStep {
 const GROUPS_MAX: usize = 1 << 12;
 
 impl Pipeline {
-    /// Begins a decoding, without dropout, with the parameters as they are.
+    /// Begins a decoding, without dropout, with the parameters as they are. Layers that mix positions must keep what they need in
+    /// [`Forward::cache`](crate::Forward::cache), as [`layers`](crate::layers) do: another one would see the new position alone.
     pub fn decoding(&mut self) -> Decoding<'_> {
         Decoding { pipeline: self, groups: Vec::new() }
     }
@@ -46,7 +48,8 @@ impl Decoding<'_> {
     /// # Errors
     /// [`Error::Input`] where inputs, rows and groups do not fit; else as [`Pipeline::predict`].
     pub fn step(&mut self, steps: Vec<GroupStep>) -> Result<Vec<Vec<Tensor>>> {
-        let mut batch = MiniBatch::default();
+        let begins = self.groups.is_empty();
+        let mut batch = MiniBatch { begins, ..MiniBatch::default() };
         let mut first = 0;
         for step in steps {
             let past = self.check(&step)?;
@@ -80,13 +83,6 @@ impl Decoding<'_> {
             tensors.iter().map(|tensor| self.pipeline.given(tensor)).collect::<Result<_>>()
         };
         outputs(ran).into_iter().map(given).collect()
-    }
-
-    /// Forgets a group, so that its number may begin anew.
-    pub fn end(&mut self, group: usize) {
-        if let Some(own) = self.groups.get_mut(group) {
-            *own = (0, 0);
-        }
     }
 
     /// Positions that came before this step of a group.

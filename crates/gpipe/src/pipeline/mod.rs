@@ -115,6 +115,7 @@ struct MiniBatch {
     slices: Vec<Slice>,
     /// In a decoding.
     groups: Vec<Group>,
+    begins: bool,
 }
 
 impl Pipeline {
@@ -367,6 +368,7 @@ impl Pipeline {
                     loss_scale: self.loss_scale.scale,
                     check_finite,
                     groups: batch.groups.clone(),
+                    begins: batch.begins,
                 }]
             })
             .collect();

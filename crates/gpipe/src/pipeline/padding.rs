@@ -18,6 +18,13 @@ pub struct Padding {
 impl Padding {
     /// Cuts off what is padding. At least one column is left.
     pub(super) fn trim(&self, inputs: &mut [Tensor], targets: &mut [Tensor]) -> Result<()> {
+        let (given, own) = ((inputs.len(), targets.len()), (self.inputs.len(), self.targets.len()));
+        if given != own {
+            return Err(Error::Input(format!(
+                "padding is set for {} inputs and {} targets, the mini-batch has {} and {}: name what pads each of them, or None",
+                own.0, own.1, given.0, given.1
+            )));
+        }
         let inputs = inputs.iter_mut().zip(&self.inputs);
         let padded = inputs.chain(targets.iter_mut().zip(&self.targets));
         let mut padded: Vec<(&mut Tensor, i64)> =

@@ -65,7 +65,7 @@ impl StageExecutor for Stage {
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
         self.forget_step();
         self.device.reset_peak(self.plan.first_on_device).map_err(own("memory"))?;
-        if feed.mode != Mode::Decode {
+        if feed.mode != Mode::Decode || feed.begins {
             self.caches.get_mut().clear();
         }
         self.feed = feed;

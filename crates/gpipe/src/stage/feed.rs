@@ -77,6 +77,8 @@ pub(crate) struct Feed {
     pub check_finite: bool,
     /// By micro-batch, in a decoding.
     pub groups: Vec<Group>,
+    /// Whether a decoding begins: what layers kept in an earlier one is let go of.
+    pub begins: bool,
 }
 
 impl Feed {
