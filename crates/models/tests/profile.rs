@@ -109,7 +109,7 @@ fn fault_a_profile_of_something_else_is_refused() {
     for (text, part) in [
         ("", "no profile"),
         ("{}", "no profile"),
-        (&json.replace("\"format\":1", "\"format\":9"), "format 9, this gpipe reads 1"),
+        (&json.replace("\"format\":2", "\"format\":9"), "format 9, this gpipe reads 2"),
         (&json.replacen("\"trained_before\":[false,", "\"trained_before\":[", 1), "trained_before"),
         (&json[..json.len() / 2], "no profile"),
     ] {

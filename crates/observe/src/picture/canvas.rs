@@ -12,7 +12,7 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-se
 .l{text-anchor:middle;fill:#111;pointer-events:none}
 .f{fill:#56b4e9}.r{fill:#e69f00}.b{fill:#12a97f}.o{fill:#cc79a7}.c{fill:#9aa1ab}
 .area{fill:#aab4c0;fill-opacity:.45}.line{fill:none;stroke:#d55e00;stroke-width:1.5}
-.series{fill:none;stroke-width:1.5}.thin{fill:none;stroke-width:.7}.cap{fill:none;stroke-width:1.5;stroke-dasharray:7 4}.peak{fill:none;stroke-width:1.5;stroke-dasharray:1.5 2.5}
+.series{fill:none;stroke-width:1.5}.thin{fill:none;stroke-width:.7}.pale{stroke-opacity:.4}.cap{fill:none;stroke-width:1.5;stroke-dasharray:7 4}.peak{fill:none;stroke-width:1.5;stroke-dasharray:1.5 2.5}
 .caps{stroke:#24292f}
 @media (prefers-color-scheme:dark){
 text{fill:#e6e9ed}.ground{fill:#15181c}.row{fill:#1f242a}.dim{fill:#9ba5b0}.l{fill:#111}

@@ -155,7 +155,8 @@ fn bytes(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top: f64) {
     }
     let stages = stages(scene);
     let points_max = POINTS_MAX / stages.max(1);
-    for panel in &scene.panels {
+    for (number, panel) in scene.panels.iter().enumerate() {
+        let pale = if is_pale(scene, number) { " pale" } else { "" };
         for (stage, all) in panel.bytes.iter().enumerate() {
             let mut path = String::new();
             for (time, bytes) in series::thinned(all, points_max.max(20)) {
@@ -165,7 +166,8 @@ fn bytes(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top: f64) {
             if !path.is_empty() {
                 path += &format!("H{}", num(layout.x(panel.timeline.makespan)));
                 let weight = if stages > NAMED_MAX { "thin" } else { "series" };
-                canvas.path(&format!("{weight} s{stage}"), &path, &format!("stage {stage}"));
+                let class = format!("{weight} s{stage}{pale}");
+                canvas.path(&class, &path, &format!("stage {stage}, {}", panel.name));
             }
         }
         for (stage, peak) in panel.peaks.iter().enumerate() {
@@ -185,12 +187,18 @@ fn bytes(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top: f64) {
     names(canvas, layout, scene, stages, &y);
 }
 
+/// Whether a panel's bytes are behind those of a later one.
+fn is_pale(scene: &Scene<'_>, number: usize) -> bool {
+    scene.panels.iter().skip(number + 1).any(|later| !later.bytes.is_empty())
+}
+
 /// What the lines are, and caps that are far above.
 fn heading(canvas: &mut Canvas, scene: &Scene<'_>, caps: &[Option<Bytes>], held: u64, top: f64) {
     let mut parts = Vec::new();
-    for panel in &scene.panels {
+    for (number, panel) in scene.panels.iter().enumerate() {
         if !panel.bytes.is_empty() {
-            parts.push(format!("solid: {} over time", panel.name));
+            let line = if is_pale(scene, number) { "pale" } else { "solid" };
+            parts.push(format!("{line}: {} over time", panel.name));
         }
         if !panel.peaks.is_empty() {
             parts.push(format!("dotted: most that was held, {}", panel.name));
