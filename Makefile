@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction parity fonts catalogues
+.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-full parity fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -40,6 +40,9 @@ bench-amoeba-memory: setup ## The largest AmoebaNet-D under a cap, plain and re-
 bench-prediction: build ## Predicted against measured steps and bytes, of two workloads (40 minutes on two cores; make fonts first)
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
+
+bench-full: build ## One model of many languages beside models of one each (an hour and a half on two cores; make catalogues first)
+	python3 benchmarks/bilingual.py
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
