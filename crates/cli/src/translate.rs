@@ -17,7 +17,7 @@ use tch::Tensor;
 
 use crate::{
     CliError,
-    args::TranslateArguments,
+    args::{SearchArguments, TranslateArguments},
     config::{Config, Data},
     metrics::io,
     output::complain,
@@ -54,12 +54,12 @@ struct Line {
 }
 
 impl<'a> Translator<'a> {
-    /// As the configuration has it.
+    /// As the configuration has it, for at most `batch` sentences at once.
     pub(crate) fn new(
         config: &Config,
         vocabulary: &'a TranslationVocabulary,
-        beam: usize,
-        length_penalty: f64,
+        search: &SearchArguments,
+        batch: usize,
     ) -> Result<Self, CliError> {
         let Data::Parallel(data) = &config.data else {
             return Err(CliError::Usage(
@@ -67,6 +67,14 @@ impl<'a> Translator<'a> {
             ));
         };
         check_pad(vocabulary)?;
+        let SearchArguments { beam, length_penalty } = *search;
+        let size = vocabulary.tokenizer().vocabulary();
+        let logits = batch.saturating_mul(beam).saturating_mul(size);
+        if logits > LOGITS_MAX {
+            return Err(CliError::Usage(format!(
+                "{batch} sentences at once with --beam {beam} and a vocabulary of {size} are {logits} logits in each step, at most {LOGITS_MAX} are computed: use less of the first two"
+            )));
+        }
         // A tag is no part of a sentence.
         let tags = vocabulary.languages().map(|language| vocabulary.tag(language));
         let tags = tags.collect::<Result<Vec<u32>, _>>()?;
@@ -74,6 +82,7 @@ impl<'a> Translator<'a> {
             [vocabulary.tokenizer().end_of_document(), vocabulary.pad(), vocabulary.begin()];
         let never = specials.into_iter().chain(tags).map(i64::from).collect();
         let search = BeamSearch { beam, length_penalty, end: i64::from(vocabulary.end()), never };
+        search.check().map_err(|error| CliError::Usage(error.to_string()))?;
         let groups = config.pipeline.stages.max(1);
         Ok(Self { vocabulary, search, groups, length: data.length })
     }
@@ -170,22 +179,7 @@ pub(crate) fn run(arguments: &TranslateArguments) -> Result<(), CliError> {
     let run = RunFolder::open(&arguments.run)?;
     let vocabulary = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
     vocabulary.tag(&arguments.from)?; // before the weights are read
-    let translator = Translator::new(
-        &run.config,
-        &vocabulary,
-        arguments.search.beam,
-        arguments.search.length_penalty,
-    )?;
-    let logits = arguments.batch.saturating_mul(arguments.search.beam);
-    let logits = logits.saturating_mul(vocabulary.tokenizer().vocabulary());
-    if logits > LOGITS_MAX {
-        return Err(CliError::Usage(format!(
-            "--batch {} with --beam {} and a vocabulary of {} are {logits} logits in each step, at most {LOGITS_MAX} are computed: use less of the first two",
-            arguments.batch,
-            arguments.search.beam,
-            vocabulary.tokenizer().vocabulary()
-        )));
-    }
+    let translator = Translator::new(&run.config, &vocabulary, &arguments.search, arguments.batch)?;
     let mut pipeline = run.pipeline()?;
     let (lines, mut number) = (lines(arguments.batch), 0_u64);
     while let Ok(first) = lines.recv() {

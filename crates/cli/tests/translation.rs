@@ -159,6 +159,14 @@ fn oracle_a_run_trains_resumes_evaluates_and_translates_the_same_on_every_k() {
     assert_eq!(line["languages"].as_array().unwrap().len(), 2);
     assert!(line["scores"].is_null() && line["perplexity"].as_f64().unwrap() > 1.0);
 
+    // Settings are looked at before any work.
+    for command in [&["translate", "run", "--from", "xx"][..], &["eval", "run"]] {
+        let with = |more: &[&'static str]| [command, more].concat();
+        folder.refuses(&with(&["--beam", "0"]), &["the beam is 0", "1 to 256"]);
+        folder.refuses(&with(&["--beam", "1000000"]), &["logits in each step"]);
+        folder.refuses(&with(&["--length-penalty", "-1"]), &["the length penalty is -1"]);
+    }
+
     // Nothing else takes it for its own.
     folder.refuses(&["generate", "run", "--prompt", "a"], &["translate"]);
     folder.refuses(&["translate", "run", "--from", "zz"], &["zz", "xx", "yy"]);

@@ -64,10 +64,9 @@ pub(super) fn run(
     }
     let task = Translation::open(&run.config, data, Some(run.vocabulary.clone()))?;
     let own = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
+    let translator = Translator::new(&run.config, &own, &arguments.search, TRANSLATED)?;
     let mut pipeline = run.pipeline()?;
     let mut rows = measured(&mut pipeline, &task, data)?;
-    let search = &arguments.search;
-    let translator = Translator::new(&run.config, &own, search.beam, search.length_penalty)?;
     let (mut bleu, mut chrf) = accumulators()?;
     if arguments.translate > 0 {
         let (_, set) = task.sets();

@@ -105,7 +105,11 @@ impl BeamSearch {
         groups: &[Vec<Sentence>],
         next: &mut N,
     ) -> Result<Vec<Vec<Vec<Hypothesis>>>, N::Error> {
-        self.check(groups)?;
+        self.check()?;
+        if groups.iter().flatten().any(|one| one.begin.is_empty() || one.most == 0) {
+            let reason = "a sentence begins with nothing, or may have no token";
+            return Err(LayerError::Value(reason.into()).into());
+        }
         let mut all: Vec<Group<'_>> = groups.iter().enumerate().map(Group::begin).collect();
         while all.iter().any(|group| !group.prefixes.is_empty()) {
             let active: Vec<usize> =
@@ -124,7 +128,11 @@ impl BeamSearch {
         Ok(all.into_iter().map(|group| group.done).collect())
     }
 
-    fn check(&self, groups: &[Vec<Sentence>]) -> Result<(), LayerError> {
+    /// Whether the settings are of use, before any work.
+    ///
+    /// # Errors
+    /// Which one is not, and what it must be.
+    pub fn check(&self) -> Result<(), LayerError> {
         let bad = |reason: String| Err(LayerError::Value(reason));
         if !(1..=BEAM_MAX).contains(&self.beam) {
             return bad(format!("the beam is {}: use 1 to {BEAM_MAX}", self.beam));
@@ -135,9 +143,6 @@ impl BeamSearch {
         }
         if self.never.contains(&self.end) {
             return bad("the end is among the tokens that are never chosen".into());
-        }
-        if groups.iter().flatten().any(|one| one.begin.is_empty() || one.most == 0) {
-            return bad("a sentence begins with nothing, or may have no token".into());
         }
         Ok(())
     }
