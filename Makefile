@@ -37,11 +37,12 @@ bench-amoeba-memory: setup ## The largest AmoebaNet-D under a cap, plain and re-
 	python3 benchmarks/amoeba_memory.py --filters 68 --samples 64 --few --rounds 5
 	python3 benchmarks/amoeba_memory.py --filters 48 --samples 64
 
-bench-prediction: build ## Predicted against measured steps and bytes, of two workloads (40 minutes on two cores; make fonts first)
+bench-prediction: build ## Predicted against measured steps and bytes, of two workloads (an hour and a half on two cores; make fonts first)
+	python3 benchmarks/prediction.py --in-turn --workload amoeba
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
 
-bench-full: build ## One model of many languages beside models of one each (an hour and a half on two cores; make catalogues first)
+bench-full: build ## One model of many languages beside models of one each (an hour on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's
