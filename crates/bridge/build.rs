@@ -22,8 +22,11 @@ fn main() {
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")
         .file("cpp/optim.cc")
+        .file("cpp/c10d.cc")
         .file("cpp/product.cc")
         .includes([torch.join("include"), PathBuf::from("cpp")])
+        // c10d's headers need one of these.
+        .include(torch.join("include/torch/csrc/api/include"))
         .std("c++17")
         .flag("-D_GLIBCXX_USE_CXX11_ABI=1")
         .flag_if_supported("-Wno-unused-parameter")

@@ -30,6 +30,7 @@ pub(crate) mod bridged {
 
     unsafe extern "C++" {
         include!("bridge.h");
+        include!("c10d.h");
 
         unsafe fn vjp(
             outputs: &[usize],
@@ -78,8 +79,8 @@ pub(crate) mod bridged {
         ) -> Result<()>;
 
         type DeviceEvent;
-        fn block(&self, stream: DeviceStream) -> Result<()>;
-        fn synchronize(&self) -> Result<()>;
+        fn block(self: &DeviceEvent, stream: DeviceStream) -> Result<()>;
+        fn synchronize(self: &DeviceEvent) -> Result<()>;
         fn has_cuda() -> bool;
         fn gpu_count() -> Result<i32>;
         fn new_stream(device: i32) -> Result<DeviceStream>;
@@ -100,5 +101,64 @@ pub(crate) mod bridged {
         fn close_arena(arena: u32) -> Result<()>;
         fn take_refusal() -> Result<Refusal>;
         fn keep_freed_memory() -> bool;
+
+        type TcpStore;
+        fn tcp_store(
+            host: &str,
+            port: u16,
+            listener: i32,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<TcpStore>>;
+        fn another(self: &TcpStore) -> Result<UniquePtr<TcpStore>>;
+        fn prefixed(self: &TcpStore, prefix: &str) -> Result<UniquePtr<TcpStore>>;
+        fn port(self: &TcpStore) -> u16;
+        fn set(self: &TcpStore, key: &str, value: &[u8]) -> Result<()>;
+        fn get(self: &TcpStore, key: &str, timeout_ms: i64) -> Result<Vec<u8>>;
+        fn check(self: &TcpStore, key: &str) -> Result<bool>;
+        fn add(self: &TcpStore, key: &str, amount: i64) -> Result<i64>;
+        fn compare_set(
+            self: &TcpStore,
+            key: &str,
+            expected: &[u8],
+            desired: &[u8],
+        ) -> Result<Vec<u8>>;
+        fn remove(self: &TcpStore, key: &str) -> Result<bool>;
+
+        type GroupWork;
+        fn wait(self: &GroupWork, timeout_ms: i64) -> Result<bool>;
+        fn abort(self: &GroupWork) -> Result<()>;
+
+        type ProcessGroup;
+        fn gloo_group(
+            store: &TcpStore,
+            rank: i32,
+            size: i32,
+            address: &str,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<ProcessGroup>>;
+        unsafe fn send(
+            self: &ProcessGroup,
+            tensor: usize,
+            to: i32,
+            tag: i32,
+        ) -> Result<UniquePtr<GroupWork>>;
+        unsafe fn receive(
+            self: &ProcessGroup,
+            tensor: usize,
+            from: i32,
+            tag: i32,
+        ) -> Result<UniquePtr<GroupWork>>;
+        unsafe fn all_reduce(self: &ProcessGroup, tensor: usize) -> Result<UniquePtr<GroupWork>>;
+        unsafe fn broadcast(
+            self: &ProcessGroup,
+            tensor: usize,
+            root: i32,
+        ) -> Result<UniquePtr<GroupWork>>;
+        unsafe fn all_gather(
+            self: &ProcessGroup,
+            outputs: &[usize],
+            input: usize,
+        ) -> Result<UniquePtr<GroupWork>>;
+        fn barrier(self: &ProcessGroup) -> Result<UniquePtr<GroupWork>>;
     }
 }

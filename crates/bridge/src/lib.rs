@@ -7,6 +7,7 @@
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
 //! - [`loss`]: cross entropy with a backward in place
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
+//! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
 //!
 //! Signatures are safe and thin. Tensors cross as the addresses of `at::Tensor`, which is what tch
@@ -15,6 +16,7 @@
 //!
 //! Linking this crate installs the counting allocator for the whole process, before `main`.
 
+pub mod c10d;
 pub mod convolution;
 pub mod device;
 mod ffi;

@@ -1,0 +1,170 @@
+// PyTorch's own engine for several processes: TCPStore and ProcessGroupGloo of libtorch's c10d.
+//
+// Gloo's tensors must be contiguous and on the CPU, and a receive must be as large as what is sent: a smaller one
+// ends the receiving process. Whoever calls this agrees on sizes first.
+#include "gpipe-bridge/src/ffi.rs.h"
+#include "c10d.h"
+#define USE_C10D
+#define USE_C10D_GLOO // libtorch is built with it; its headers ask
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace gpipe {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+std::vector<uint8_t> bytes(rust::Slice<const uint8_t> slice) { return {slice.begin(), slice.end()}; }
+
+rust::Vec<uint8_t> bytes(const std::vector<uint8_t> &vector) {
+  rust::Vec<uint8_t> copy;
+  copy.reserve(vector.size());
+  for (uint8_t byte : vector)
+    copy.push_back(byte);
+  return copy;
+}
+
+std::string text(rust::Str str) { return std::string(str); }
+
+} // namespace
+
+struct TcpStore::Impl {
+  c10::intrusive_ptr<c10d::Store> store;
+  uint16_t port;
+};
+TcpStore::TcpStore() = default;
+TcpStore::~TcpStore() = default;
+
+namespace {
+
+std::unique_ptr<TcpStore> own(c10::intrusive_ptr<c10d::Store> store, uint16_t port) {
+  auto owned = std::make_unique<TcpStore>();
+  owned->impl = std::make_unique<TcpStore::Impl>(TcpStore::Impl{std::move(store), port});
+  return owned;
+}
+
+} // namespace
+
+// A client, and the server too where `listener` is a bound and listening socket (else -1): c10d would listen on all
+// interfaces by itself. The socket is the store's from now on.
+std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = listener >= 0;
+  options.waitWorkers = false;
+  options.timeout = milliseconds(timeout_ms);
+  if (listener >= 0)
+    options.masterListenFd = static_cast<std::size_t>(listener);
+  auto store = c10::make_intrusive<c10d::TCPStore>(text(host), options);
+  const uint16_t bound = store->getPort();
+  return own(std::move(store), bound);
+}
+
+// A connection of its own: a wait holds its connection for as long as it lasts.
+std::unique_ptr<TcpStore> TcpStore::another() const { return own(impl->store->clone(), impl->port); }
+
+std::unique_ptr<TcpStore> TcpStore::prefixed(rust::Str prefix) const {
+  return own(c10::make_intrusive<c10d::PrefixStore>(text(prefix), impl->store), impl->port);
+}
+
+uint16_t TcpStore::port() const { return impl->port; }
+
+void TcpStore::set(rust::Str key, rust::Slice<const uint8_t> value) const {
+  impl->store->set(text(key), bytes(value));
+}
+
+rust::Vec<uint8_t> TcpStore::get(rust::Str key, int64_t timeout_ms) const {
+  impl->store->wait({text(key)}, milliseconds(timeout_ms));
+  return bytes(impl->store->get(text(key)));
+}
+
+bool TcpStore::check(rust::Str key) const { return impl->store->check({text(key)}); }
+
+int64_t TcpStore::add(rust::Str key, int64_t amount) const { return impl->store->add(text(key), amount); }
+
+rust::Vec<uint8_t> TcpStore::compare_set(rust::Str key, rust::Slice<const uint8_t> expected,
+                                         rust::Slice<const uint8_t> desired) const {
+  return bytes(impl->store->compareSet(text(key), bytes(expected), bytes(desired)));
+}
+
+bool TcpStore::remove(rust::Str key) const { return impl->store->deleteKey(text(key)); }
+
+struct GroupWork::Impl {
+  c10::intrusive_ptr<c10d::Work> work;
+  // A Gloo collective reads and writes through references to these.
+  std::vector<at::Tensor> tensors;
+  std::vector<std::vector<at::Tensor>> lists;
+};
+GroupWork::GroupWork() : impl(std::make_unique<Impl>()) {}
+GroupWork::~GroupWork() = default;
+
+// False: it was aborted.
+bool GroupWork::wait(int64_t timeout_ms) const { return impl->work->wait(milliseconds(timeout_ms)); }
+
+void GroupWork::abort() const { impl->work->abort(); }
+
+struct ProcessGroup::Impl {
+  c10::intrusive_ptr<c10d::Backend> backend;
+};
+ProcessGroup::ProcessGroup() : impl(std::make_unique<Impl>()) {}
+ProcessGroup::~ProcessGroup() = default;
+
+std::unique_ptr<GroupWork> ProcessGroup::send(Address tensor, int32_t to, int32_t tag) const {
+  auto work = std::make_unique<GroupWork>();
+  work->impl->tensors = {borrow(tensor)};
+  work->impl->work = impl->backend->send(work->impl->tensors, to, tag);
+  return work;
+}
+
+std::unique_ptr<GroupWork> ProcessGroup::receive(Address tensor, int32_t from, int32_t tag) const {
+  auto work = std::make_unique<GroupWork>();
+  work->impl->tensors = {borrow(tensor)};
+  work->impl->work = impl->backend->recv(work->impl->tensors, from, tag);
+  return work;
+}
+
+std::unique_ptr<GroupWork> ProcessGroup::all_reduce(Address tensor) const {
+  auto work = std::make_unique<GroupWork>();
+  work->impl->tensors = {borrow(tensor)};
+  work->impl->work = impl->backend->allreduce(work->impl->tensors);
+  return work;
+}
+
+std::unique_ptr<GroupWork> ProcessGroup::broadcast(Address tensor, int32_t root) const {
+  auto work = std::make_unique<GroupWork>();
+  work->impl->tensors = {borrow(tensor)};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  work->impl->work = impl->backend->broadcast(work->impl->tensors, options);
+  return work;
+}
+
+std::unique_ptr<GroupWork> ProcessGroup::all_gather(rust::Slice<const Address> outputs, Address input) const {
+  auto work = std::make_unique<GroupWork>();
+  work->impl->tensors = {borrow(input)};
+  work->impl->lists.emplace_back();
+  for (Address output : outputs)
+    work->impl->lists.front().push_back(borrow(output));
+  work->impl->work = impl->backend->allgather(work->impl->lists, work->impl->tensors);
+  return work;
+}
+
+std::unique_ptr<GroupWork> ProcessGroup::barrier() const {
+  auto work = std::make_unique<GroupWork>();
+  work->impl->work = impl->backend->barrier();
+  return work;
+}
+
+// `address`: where this process listens for its peers.
+std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size, rust::Str address,
+                                         int64_t timeout_ms) {
+  auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(text(address)));
+  auto group = std::make_unique<ProcessGroup>();
+  group->impl->backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store.impl->store, rank, size, options);
+  return group;
+}
+
+} // namespace gpipe

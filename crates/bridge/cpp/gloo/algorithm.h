@@ -1,0 +1,2 @@
+// See README.md: nothing of it is used.
+#pragma once
