@@ -13,6 +13,8 @@ use gpipe_core::{
     lower::{EdgeKind, Program},
 };
 
+use crate::peers::Elsewhere;
+
 /// Why a step failed. Parameters and optimizer state are as before it, unless it says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError<E> {
@@ -82,6 +84,9 @@ pub enum StepError<E> {
         /// What is wrong.
         reason: String,
     },
+    /// Another process of the pipeline failed, or cannot be reached any more.
+    #[error(transparent)]
+    Elsewhere(#[from] Elsewhere),
     /// The update was applied by some stages only.
     #[error(
         "the update was applied by stages {applied:?} only, the parameters are no longer of one step: restore a checkpoint; cause: {cause}"
@@ -114,12 +119,14 @@ impl<E> Default for Failure<E> {
 }
 
 impl<E> Failure<E> {
-    /// Records `error` if it is the first. The caller wakes the links.
-    pub fn raise(&self, error: StepError<E>) {
+    /// Records `error` if it is the first, and says whether it is. The caller wakes the links.
+    pub fn raise(&self, error: StepError<E>) -> bool {
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.raised.swap(true, Ordering::SeqCst) {
+        let is_first = !self.raised.swap(true, Ordering::SeqCst);
+        if is_first {
             *first = Some(error);
         }
+        is_first
     }
 
     /// Whether someone failed.

@@ -10,6 +10,8 @@
 //! - [`stage`]: [`stage::StageExecutor`], the only seam; tensors are behind it
 //! - [`link`]: the queues between stages
 //! - [`worker`]: interprets actions; it knows no schedule's name
+//! - [`peers`]: the seam to the crew's other processes; the transport is behind it
+//! - `carrier`: threads that move the messages of links that cross to them
 //! - [`crew`]: spawns the workers, runs programs on them, watches
 //! - [`failure`]: the first error wins, and wakes everyone who waits
 //! - [`pulse`]: signs of life, from which every deadline counts
@@ -18,11 +20,13 @@
 //!
 //! What does not live here: tensors, and any decision about what to run.
 
+mod carrier;
 pub mod clock;
 pub mod crew;
 pub mod failure;
 pub mod link;
 mod mailbox;
+pub mod peers;
 pub mod pulse;
 pub mod stage;
 pub mod testing;
@@ -30,5 +34,6 @@ pub mod worker;
 
 pub use crew::{Crew, Ran, Settings};
 pub use failure::StepError;
+pub use peers::{Elsewhere, Peers};
 pub use stage::{Keep, Payload, StageExecutor, Verdict, Vote};
 pub use worker::panic_message;

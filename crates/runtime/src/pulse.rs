@@ -51,6 +51,14 @@ impl Pulses {
         }
     }
 
+    /// `device`, which is in another process, was alive so long ago.
+    pub fn beat_before(&self, device: usize, ago: Duration) {
+        if let Some(pulse) = self.devices.get(device) {
+            let ago = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+            pulse.beat.store(self.now().saturating_sub(ago), Ordering::Relaxed);
+        }
+    }
+
     /// `device` came to `position` of its list (`None`: it left the list), which is also a beat.
     pub fn advance(&self, device: usize, position: Option<usize>) {
         if let Some(pulse) = self.devices.get(device) {

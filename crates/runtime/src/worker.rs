@@ -18,6 +18,7 @@ use crate::{
     failure::{Failure, StepError, describe_wait, peer},
     link::{Link, Links, Message, WaitEnd},
     mailbox::Mailbox,
+    peers::{Elsewhere, Peers},
     pulse::Pulses,
     stage::{Keep, Payload, StageExecutor},
 };
@@ -42,13 +43,31 @@ pub struct Step<E: StageExecutor> {
     pub deadline: Duration,
     /// Stages that have begun to apply the update; shared, because a stuck worker reports nothing.
     pub applied: Mutex<Vec<StageId>>,
+    /// The other processes, if there are any.
+    pub peers: Option<Arc<dyn Peers<E>>>,
 }
 
 impl<E: StageExecutor> Step<E> {
-    /// Records a failure and ends everyone's waits.
+    /// Records a failure and ends everyone's waits, also in other processes.
     pub fn fail(&self, error: StepError<E::Error>) {
-        self.failure.raise(error);
+        let elsewhere = match (&self.peers, &error) {
+            (None, _) => None,
+            (Some(_), StepError::Elsewhere(known)) => Some(known.clone()),
+            (Some(peers), own) => {
+                Some(Elsewhere { process: Some(peers.here()), reason: own.to_string() })
+            }
+        };
+        let first = self.failure.raise(error);
         self.links.poison();
+        if let (true, Some(peers), Some(why)) = (first, &self.peers, elsewhere) {
+            peers.fail(&why);
+        }
+    }
+
+    /// Of which process a device is, for a message: " of rank 1".
+    pub(crate) fn process(&self, device: usize) -> String {
+        let Some(peers) = &self.peers else { return String::new() };
+        format!(", on rank {}", peers.process_of(DeviceId::from_index(device)))
     }
 }
 
@@ -326,7 +345,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
                 what: describe_wait(program, action),
                 peer: peer_stage,
                 silence: self.step.pulses.silence(device),
-                doing: doing(self.step, device),
+                doing: doing(self.step, device) + &self.step.process(device),
             });
         }
         Stop

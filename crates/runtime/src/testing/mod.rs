@@ -3,6 +3,8 @@
 //! Sums are replaced by a hash that does not commute, so that any change of an order (of micro-batches, of
 //! edges, of tied gradients) changes the result, as rounding would with real tensors.
 
+pub mod peers;
+
 use std::{
     collections::HashMap,
     sync::{Arc, Condvar, Mutex, PoisonError},

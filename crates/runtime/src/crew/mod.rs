@@ -1,5 +1,7 @@
 //! The driver's side: spawns one worker per device, runs programs on them, and watches their pulses.
 
+mod crossings;
+
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError, mpsc},
@@ -17,6 +19,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, StepError, describe_wait},
     link::Links,
+    peers::{Peers, Share},
     pulse::Pulses,
     stage::StageExecutor,
     worker::{Command, Report, Step, doing, panic_message, serve},
@@ -64,10 +67,13 @@ struct Worker<E: StageExecutor> {
     ended: mpsc::Receiver<()>,
 }
 
-/// One worker per device.
+/// One worker per device of this process.
 pub struct Crew<E: StageExecutor> {
-    workers: Vec<Worker<E>>,
+    /// By device; `None`: it is another process's.
+    workers: Vec<Option<Worker<E>>>,
     settings: Settings,
+    /// The other processes, if there are any.
+    peers: Option<Arc<dyn Peers<E>>>,
     pulses: Arc<Pulses>,
     /// Why nothing can run any more.
     unusable: Option<String>,
@@ -82,10 +88,31 @@ impl<E: StageExecutor> Crew<E> {
         devices: Vec<BuildDevice<E>>,
         settings: Settings,
     ) -> Result<Self, StepError<E::Error>> {
+        Self::spawn_among(devices, settings, None)
+    }
+
+    /// The same in one of several processes: only the devices that `peers` places here have workers here. After a failed run such a crew
+    /// runs no more: what is under way between processes is lost.
+    ///
+    /// # Errors
+    /// As [`Crew::spawn`].
+    pub fn spawn_among(
+        devices: Vec<BuildDevice<E>>,
+        settings: Settings,
+        peers: Option<Arc<dyn Peers<E>>>,
+    ) -> Result<Self, StepError<E::Error>> {
         let pulses = Arc::new(Pulses::new(devices.len()));
         let mut workers = Vec::with_capacity(devices.len());
         let mut built = Vec::with_capacity(devices.len());
+        let is_here = |device: usize| {
+            let process = |p: &Arc<dyn Peers<E>>| p.process_of(DeviceId::from_index(device));
+            peers.as_ref().is_none_or(|peers| process(peers) == peers.here())
+        };
         for (device, build) in devices.into_iter().enumerate() {
+            if !is_here(device) {
+                workers.push(None);
+                continue;
+            }
             let (commands, receive) = mpsc::channel();
             let (done, ready) = mpsc::channel();
             let (ending, ended) = mpsc::channel::<()>();
@@ -106,14 +133,28 @@ impl<E: StageExecutor> Crew<E> {
             let thread = thread.map_err(|error| StepError::Unusable {
                 reason: format!("no thread for device {device}: {error}"),
             })?;
-            workers.push(Worker { commands, thread: Some(thread), ended });
-            built.push(ready);
+            workers.push(Some(Worker { commands, thread: Some(thread), ended }));
+            built.push((device, ready));
         }
-        let mut crew = Self { workers, settings, pulses, unusable: None };
-        for (device, ready) in built.into_iter().enumerate() {
+        let mut crew = Self { workers, settings, peers, pulses, unusable: None };
+        for (device, ready) in built {
             crew.await_build(device, &ready)?;
         }
         Ok(crew)
+    }
+
+    /// The devices that have workers here.
+    pub fn here(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        let here = self.workers.iter().enumerate().filter(|(_, worker)| worker.is_some());
+        here.map(|(device, _)| DeviceId::from_index(device))
+    }
+
+    fn worker(&self, device: usize) -> Option<&Worker<E>> {
+        self.workers.get(device)?.as_ref()
+    }
+
+    fn worker_mut(&mut self, device: usize) -> Option<&mut Worker<E>> {
+        self.workers.get_mut(device)?.as_mut()
     }
 
     fn await_build(
@@ -141,7 +182,7 @@ impl<E: StageExecutor> Crew<E> {
 
     /// The error for a worker whose thread has ended.
     fn lost(&mut self, device: usize) -> StepError<E::Error> {
-        let thread = self.workers.get_mut(device).and_then(|worker| worker.thread.take());
+        let thread = self.worker_mut(device).and_then(|worker| worker.thread.take());
         let panic = thread.and_then(|thread| thread.join().err());
         let why = panic.map_or_else(|| "it ended".into(), |p| panic_message(p.as_ref()));
         let reason = format!("the thread of device {device} is gone: {why}");
@@ -151,18 +192,19 @@ impl<E: StageExecutor> Crew<E> {
 
     /// Gives up a thread that does not answer: it is neither used nor joined again.
     fn abandon(&mut self, device: usize) {
-        if let Some(worker) = self.workers.get_mut(device) {
+        if let Some(worker) = self.worker_mut(device) {
             worker.thread = None;
         }
         self.unusable =
             Some(format!("device {device} did not answer and its thread was abandoned"));
     }
 
-    /// Runs `program` once. `feeds` has, for each device, one feed per stage, in the device's order.
+    /// Runs `program` once. `feeds` has, for each device, one feed per stage, in the device's order; those of other processes' devices
+    /// are not looked at. What it returns is of all devices, in every process.
     ///
     /// # Errors
     /// The first failure of any worker. After it, every worker has stopped, and the crew can run again unless
-    /// a thread had to be abandoned or the update was torn.
+    /// a thread had to be abandoned, the update was torn, or there are other processes.
     pub fn run(
         &mut self,
         program: &Arc<Program>,
@@ -179,8 +221,11 @@ impl<E: StageExecutor> Crew<E> {
             pulses: Arc::clone(&self.pulses),
             deadline: self.settings.deadline,
             applied: Mutex::default(),
+            peers: self.peers.clone(),
         });
+        let started = self.peers.as_ref().map(|peers| peers.now()).unwrap_or_default();
         let origin = Instant::now();
+        let carrying = self.begin_crossings(&step, &Clock::Real(origin));
         let mut replies = Vec::with_capacity(self.workers.len());
         for (device, feeds) in feeds.into_iter().enumerate() {
             let clock = match &self.settings.virtual_costs {
@@ -188,17 +233,22 @@ impl<E: StageExecutor> Crew<E> {
                 Some(costs) => Clock::Virtual { now: Nanos(0), costs: Arc::clone(costs) },
             };
             let (reply, receive) = mpsc::channel();
+            if self.worker(device).is_none() {
+                continue;
+            }
             self.pulses.advance(device, None);
             let command = Command::Run { step: Arc::clone(&step), feeds, clock, reply };
-            let sent = self.workers.get(device).is_some_and(|w| w.commands.send(command).is_ok());
+            let sent = self.worker(device).is_some_and(|w| w.commands.send(command).is_ok());
             if !sent {
                 let lost = self.lost(device);
                 step.fail(lost);
             }
-            replies.push(receive);
+            replies.push((device, receive));
         }
         let reports = self.collect(&step, &replies);
-        self.conclude(&step, reports)
+        self.end_crossings(&step, &carrying);
+        let shares = self.share(&step, Share { origin: started, reports });
+        self.conclude(&step, shares)
     }
 
     fn check_usable(
@@ -227,11 +277,11 @@ impl<E: StageExecutor> Crew<E> {
     fn collect(
         &mut self,
         step: &Step<E>,
-        replies: &[mpsc::Receiver<Report<E>>],
-    ) -> Vec<Option<Report<E>>> {
+        replies: &[(usize, mpsc::Receiver<Report<E>>)],
+    ) -> Vec<(DeviceId, Report<E>)> {
         let slice = (step.deadline / 4).clamp(Duration::from_millis(1), Duration::from_millis(100));
         let mut reports = Vec::with_capacity(replies.len());
-        for (device, reply) in replies.iter().enumerate() {
+        for &(device, ref reply) in replies {
             let report = loop {
                 match reply.recv_timeout(slice) {
                     Ok(report) => break Some(report),
@@ -251,7 +301,7 @@ impl<E: StageExecutor> Crew<E> {
                     }
                 }
             };
-            reports.push(report);
+            reports.extend(report.map(|report| (DeviceId::from_index(device), report)));
         }
         reports
     }
@@ -265,8 +315,13 @@ impl<E: StageExecutor> Crew<E> {
         let running = |device: &usize| self.pulses.position(*device).is_some();
         // A little later than the deadline: a worker that waits for it is the better witness.
         let patience = step.deadline.saturating_add(slice * 8);
-        let silent =
-            devices.clone().filter(running).find(|&device| self.pulses.silence(device) > patience);
+        // Of other processes their own drivers and the transport say so.
+        let here = |device: &usize| self.worker(*device).is_some();
+        let silent = devices
+            .clone()
+            .filter(here)
+            .filter(running)
+            .find(|&device| self.pulses.silence(device) > patience);
         if let Some(device) = silent {
             step.fail(StepError::Stuck {
                 device: DeviceId::from_index(device),
@@ -289,12 +344,14 @@ impl<E: StageExecutor> Crew<E> {
     fn conclude(
         &mut self,
         step: &Step<E>,
-        reports: Vec<Option<Report<E>>>,
+        shares: Vec<Share<E>>,
     ) -> Result<Ran<E>, StepError<E::Error>> {
-        let reports: Vec<_> = reports.into_iter().flatten().collect();
         if let Some(cause) = step.failure.take() {
             let applied =
                 std::mem::take(&mut *step.applied.lock().unwrap_or_else(PoisonError::into_inner));
+            if self.peers.is_some() {
+                self.unusable = Some(cause.to_string());
+            }
             if applied.is_empty() {
                 return Err(cause);
             }
@@ -302,11 +359,23 @@ impl<E: StageExecutor> Crew<E> {
             self.unusable = Some(error.to_string());
             return Err(error);
         }
-        let sent = reports.iter().map(|report| report.sent).collect();
+        let first = shares.iter().map(|share| share.origin).min().unwrap_or_default();
+        let mut reports: Vec<(DeviceId, Nanos, Report<E>)> = Vec::new();
+        for Share { origin, reports: own } in shares {
+            // Every process counts from its own beginning.
+            let late = Nanos(origin.0.saturating_sub(first.0));
+            reports.extend(own.into_iter().map(|(device, report)| (device, late, report)));
+        }
+        reports.sort_by_key(|(device, ..)| *device);
+        let sent = reports.iter().map(|(.., report)| report.sent).collect();
         let mut outcomes = HashMap::new();
         let mut timeline = Timeline::default();
-        for report in reports {
-            timeline.devices.push(report.actions);
+        for (_, late, report) in reports {
+            let mut actions = report.actions;
+            for timed in &mut actions {
+                (timed.start, timed.end) = (timed.start + late, timed.end + late);
+            }
+            timeline.devices.push(actions);
             outcomes.extend(report.outcomes);
         }
         let ends = timeline.devices.iter().filter_map(|actions| actions.last());
@@ -329,7 +398,7 @@ impl<E: StageExecutor> Crew<E> {
         self.await_answer(device, &answer)
     }
 
-    /// Calls a visitor with the stages of each device, in their threads, all at once; the answers by device.
+    /// Calls a visitor with the stages of each device of this process, in their threads, all at once; the answers by device.
     ///
     /// # Errors
     /// As [`Crew::visit`], of the first device that fails.
@@ -340,9 +409,10 @@ impl<E: StageExecutor> Crew<E> {
     where
         F: FnOnce(&mut [E]) -> T + Send + 'static,
     {
-        let devices = || (0..self.workers.len()).map(DeviceId::from_index);
-        let answers: Vec<_> =
-            devices().map(|device| (device, self.send_visitor(device, visitor(device)))).collect();
+        let answers: Vec<_> = self
+            .here()
+            .map(|device| (device, self.send_visitor(device, visitor(device))))
+            .collect();
         answers.into_iter().map(|(device, answer)| self.await_answer(device, &answer?)).collect()
     }
 
@@ -360,7 +430,7 @@ impl<E: StageExecutor> Crew<E> {
         let visitor = Box::new(move |stages: &mut [E]| {
             let _ = reply.send(visit(stages));
         });
-        let worker = self.workers.get(device.index());
+        let worker = self.worker(device.index());
         let alive = worker.is_some_and(|worker| worker.thread.is_some());
         let sent =
             alive && worker.is_some_and(|w| w.commands.send(Command::Visit(visitor)).is_ok());
@@ -387,7 +457,7 @@ impl<E: StageExecutor> Crew<E> {
 
 impl<E: StageExecutor> Drop for Crew<E> {
     fn drop(&mut self) {
-        for worker in self.workers.drain(..) {
+        for worker in self.workers.drain(..).flatten() {
             drop(worker.commands); // ends the worker's loop
             let Some(thread) = worker.thread else { continue };
             let wait = worker.ended.recv_timeout(self.settings.deadline);

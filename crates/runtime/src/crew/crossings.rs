@@ -1,0 +1,93 @@
+//! What a crew does about the links to other processes, around a run of its own workers.
+
+use std::{
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use super::Crew;
+use crate::{
+    carrier::carriers,
+    clock::Clock,
+    failure::StepError,
+    peers::{Run, Share},
+    stage::StageExecutor,
+    worker::Step,
+};
+
+impl<E: StageExecutor> Crew<E> {
+    /// Starts what moves messages between processes.
+    pub(super) fn begin_crossings(
+        &self,
+        step: &Arc<Step<E>>,
+        clock: &Clock,
+    ) -> Vec<mpsc::Receiver<()>> {
+        let Some(peers) = &self.peers else { return Vec::new() };
+        let alarm = {
+            // Weak: the transport keeps the alarm until the next run.
+            let step = Arc::downgrade(step);
+            Arc::new(move |error| {
+                if let Some(step) = step.upgrade() {
+                    step.fail(StepError::Elsewhere(error));
+                }
+            })
+        };
+        let (program, pulses) = (Arc::clone(&step.program), Arc::clone(&self.pulses));
+        if let Err(error) = peers.begin(Run { program, pulses, alarm }) {
+            step.fail(StepError::Elsewhere(error));
+            return Vec::new();
+        }
+        let carriers = carriers(&step.program, peers.here(), |device| peers.process_of(device));
+        let carry = carriers.into_iter().map(|carrier| {
+            let (done, ended) = mpsc::channel();
+            let (step, peers, clock) = (Arc::clone(step), Arc::clone(peers), clock.clone());
+            let thread = std::thread::Builder::new().name("gpipe-carrier".into());
+            let failing = Arc::clone(&step);
+            let spawned = thread.spawn(move || {
+                let _done = done; // dropped with the thread, also by a panic
+                carrier.run(&step, &peers, &clock);
+            });
+            if let Err(error) = spawned {
+                let reason = format!("no thread for a link to another process: {error}");
+                failing.fail(StepError::Unusable { reason });
+            }
+            ended
+        });
+        carry.collect()
+    }
+
+    /// Waits for what moves messages: it ends when all have moved, or when the step has failed.
+    pub(super) fn end_crossings(&mut self, step: &Step<E>, carrying: &[mpsc::Receiver<()>]) {
+        for ended in carrying {
+            let mut patience = Instant::now() + step.deadline;
+            while let Err(mpsc::RecvTimeoutError::Timeout) =
+                ended.recv_timeout(Duration::from_millis(100))
+            {
+                if Instant::now() < patience {
+                    continue;
+                }
+                if step.failure.is_raised() {
+                    // It does not answer to the failure: it is left behind.
+                    self.unusable = Some("a link to another process did not end".into());
+                    return;
+                }
+                step.fail(StepError::Unusable {
+                    reason: "a message to another process did not leave within the deadline".into(),
+                });
+                patience = Instant::now() + step.deadline;
+            }
+        }
+    }
+
+    /// All processes' parts; nothing if the step failed.
+    pub(super) fn share(&self, step: &Step<E>, own: Share<E>) -> Vec<Share<E>> {
+        let Some(peers) = &self.peers else { return vec![own] };
+        if step.failure.is_raised() {
+            return Vec::new();
+        }
+        peers.share(own).unwrap_or_else(|error| {
+            step.fail(StepError::Elsewhere(error));
+            Vec::new()
+        })
+    }
+}

@@ -1,0 +1,183 @@
+//! Processes that are threads, with an in-memory network between them.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use gpipe_core::{DeviceId, Nanos};
+
+use crate::{
+    peers::{Alarm, Crossing, Elsewhere, Inbound, Outbound, Parcel, Peers, Run, Share},
+    stage::StageExecutor,
+    worker::Report,
+};
+
+/// What all processes of a test share.
+pub struct Network<E: StageExecutor> {
+    state: Mutex<State<E>>,
+    changed: Condvar,
+    start: Instant,
+    /// The process of each device.
+    placement: Vec<usize>,
+}
+
+struct State<E: StageExecutor> {
+    queues: HashMap<Crossing, VecDeque<Parcel<E::Value>>>,
+    /// By process; how to tell it, and whether its run was ended.
+    alarms: Vec<Option<Alarm>>,
+    /// By run.
+    shares: Vec<Vec<Share<E>>>,
+    failed: Option<Elsewhere>,
+}
+
+impl<E: StageExecutor> Network<E> {
+    /// A network of `processes`, where `placement` says the process of each device.
+    pub fn new(processes: usize, placement: Vec<usize>) -> Arc<Self> {
+        let state = State {
+            queues: HashMap::new(),
+            alarms: vec![None; processes],
+            shares: Vec::new(),
+            failed: None,
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            start: Instant::now(),
+            placement,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ready` gives something, or someone has failed.
+    fn wait<T>(&self, mut ready: impl FnMut(&mut State<E>) -> Option<T>) -> Result<T, Elsewhere> {
+        let mut state = self.lock();
+        loop {
+            if let Some(failed) = &state.failed {
+                return Err(failed.clone());
+            }
+            if let Some(value) = ready(&mut state) {
+                return Ok(value);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// One process's view of a [`Network`].
+pub struct MockPeers<E: StageExecutor> {
+    network: Arc<Network<E>>,
+    here: usize,
+    /// How many runs it has shared.
+    runs: AtomicUsize,
+}
+
+impl<E: StageExecutor> MockPeers<E> {
+    /// Process number `here`.
+    pub fn new(network: &Arc<Network<E>>, here: usize) -> Arc<Self> {
+        Arc::new(Self { network: Arc::clone(network), here, runs: AtomicUsize::new(0) })
+    }
+}
+
+struct End<E: StageExecutor> {
+    network: Arc<Network<E>>,
+    crossing: Crossing,
+}
+
+impl<E: StageExecutor> Outbound<E::Value> for End<E> {
+    fn send(&mut self, parcel: Parcel<E::Value>) -> Result<(), Elsewhere> {
+        self.network.lock().queues.entry(self.crossing).or_default().push_back(parcel);
+        self.network.changed.notify_all();
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Elsewhere> {
+        Ok(())
+    }
+}
+
+impl<E: StageExecutor> Inbound<E::Value> for End<E> {
+    fn receive(&mut self) -> Result<Parcel<E::Value>, Elsewhere> {
+        self.network.wait(|state| state.queues.get_mut(&self.crossing)?.pop_front())
+    }
+}
+
+fn copy<E: StageExecutor<Outcome: Clone>>(share: &Share<E>) -> Share<E> {
+    let report = |(device, report): &(DeviceId, Report<E>)| {
+        let Report { actions, outcomes, sent } = report;
+        let report = Report { actions: actions.clone(), outcomes: outcomes.clone(), sent: *sent };
+        (*device, report)
+    };
+    Share { origin: share.origin, reports: share.reports.iter().map(report).collect() }
+}
+
+impl<E: StageExecutor<Outcome: Clone>> Peers<E> for MockPeers<E> {
+    fn here(&self) -> usize {
+        self.here
+    }
+
+    fn process_of(&self, device: DeviceId) -> usize {
+        self.network.placement.get(device.index()).copied().unwrap_or_default()
+    }
+
+    fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+        let mut state = self.network.lock();
+        if let Some(failed) = &state.failed {
+            return Err(failed.clone());
+        }
+        if let Some(own) = state.alarms.get_mut(self.here) {
+            *own = Some(run.alarm);
+        }
+        Ok(())
+    }
+
+    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<E::Value>>, Elsewhere> {
+        Ok(Box::new(End { network: Arc::clone(&self.network), crossing }))
+    }
+
+    fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<E::Value>>, Elsewhere> {
+        Ok(Box::new(End { network: Arc::clone(&self.network), crossing }))
+    }
+
+    fn fail(&self, why: &Elsewhere) {
+        let alarms = {
+            let mut state = self.network.lock();
+            if state.failed.is_some() {
+                return;
+            }
+            state.failed = Some(why.clone());
+            std::mem::take(&mut state.alarms)
+        };
+        self.network.changed.notify_all();
+        for alarm in alarms.into_iter().flatten() {
+            alarm(why.clone());
+        }
+    }
+
+    fn share(&self, own: Share<E>) -> Result<Vec<Share<E>>, Elsewhere> {
+        let run = self.runs.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut state = self.network.lock();
+            if state.shares.len() <= run {
+                state.shares.resize_with(run + 1, Vec::new);
+            }
+            state.shares[run].push(own);
+        }
+        self.network.changed.notify_all();
+        self.network.wait(|state| {
+            let shares = &state.shares[run];
+            (shares.len() == state.alarms.len()).then(|| shares.iter().map(copy).collect())
+        })
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.network.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}

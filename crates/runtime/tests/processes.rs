@@ -1,0 +1,142 @@
+//! One crew in several processes (here: threads with a network in memory). Families: `oracle_` (the unpipelined answer),
+//! `fault_` (whatever fails wherever, every process ends with the one error).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+use std::{sync::Arc, time::Duration};
+
+use gpipe_core::{
+    DeviceId, StageId,
+    lower::{Program, lower},
+    splitmix::Stream,
+    testing::{random_compute, random_topology},
+    validate::validate,
+};
+use gpipe_runtime::{
+    Crew, Peers, Settings,
+    testing::{
+        Fault, FaultKind, MockStage, mock_devices,
+        peers::{MockPeers, Network},
+        unpipelined,
+    },
+};
+
+/// How many random cases: 50 times as many under `make soak`.
+fn cases(count: u64) -> u64 {
+    if std::env::var_os("GPIPE_SOAK").is_some() { 50 * count } else { count }
+}
+
+/// A program with its link capacity, and the process of each device.
+struct Case {
+    program: Arc<Program>,
+    capacity: usize,
+    placement: Vec<usize>,
+    processes: usize,
+}
+
+fn random_case(random: &mut Stream) -> Case {
+    let stages = 1 + random.below(6);
+    let devices = 1 + random.below(stages);
+    let micro_batches = 1 + random.below(5);
+    let compute = random_compute(random, stages, devices, micro_batches);
+    let program = lower(&compute, &random_topology(random, stages), micro_batches).unwrap();
+    let capacity = (1..).find(|&capacity| validate(&program, capacity).is_ok()).unwrap();
+    let processes = 1 + random.below(devices);
+    // Every process has one device at least; the others are anywhere.
+    let placement = (0..devices).map(|d| if d < processes { d } else { random.below(processes) });
+    Case { program: Arc::new(program), capacity, placement: placement.collect(), processes }
+}
+
+/// Calls `process` for each process of `case`, all at once.
+fn in_processes<T: Send>(
+    case: &Case,
+    fault: Option<&Fault>,
+    process: impl Fn(usize, Crew<MockStage>) -> T + Sync,
+) -> Vec<T> {
+    let network = Network::new(case.processes, case.placement.clone());
+    let topology = Arc::new(case.program.topology.clone());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..case.processes)
+            .map(|here| {
+                let (network, topology, process) = (&network, &topology, &process);
+                scope.spawn(move || {
+                    let devices = mock_devices(topology, case.program.devices.len(), fault);
+                    let deadline = Duration::from_secs(60);
+                    let settings =
+                        Settings { link_capacity: case.capacity, deadline, virtual_costs: None };
+                    let peers: Arc<dyn Peers<MockStage>> = MockPeers::new(network, here);
+                    process(here, Crew::spawn_among(devices, settings, Some(peers)).unwrap())
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn feeds(program: &Program, feed: u64) -> Vec<Vec<u64>> {
+    let devices = program.devices.len();
+    let stages = |d| (d..program.topology.stages).step_by(devices).count();
+    (0..devices).map(|d| vec![feed; stages(d)]).collect()
+}
+
+#[test]
+fn oracle_random_programs_in_processes_equal_the_unpipelined_step() {
+    for seed in 0..cases(150) {
+        let case = random_case(&mut Stream::new(70_000 + seed));
+        let program = &case.program;
+        let topology = Arc::new(program.topology.clone());
+        let (outputs, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
+        let found = in_processes(&case, None, |here, mut crew| {
+            let ran = crew.run(program, feeds(program, seed)).unwrap();
+            // Every process knows all of the run.
+            assert_eq!(ran.outcomes, outputs, "seed {seed} process {here}");
+            for (list, timed) in program.devices.iter().zip(&ran.timeline.devices) {
+                assert!(list.iter().eq(timed.iter().map(|timed| &timed.action)), "seed {seed}");
+            }
+            let own = crew.visit_all(|_| {
+                |stages: &mut [MockStage]| -> Vec<(StageId, u64)> {
+                    let own = |stage: &MockStage| {
+                        (gpipe_runtime::StageExecutor::stage(stage), stage.parameter())
+                    };
+                    stages.iter().map(own).collect()
+                }
+            });
+            let here: Vec<DeviceId> = crew.here().collect();
+            assert!(here.iter().all(|device| case.placement[device.index()] < case.processes));
+            crew.run(program, feeds(program, seed + 1)).unwrap();
+            own.unwrap().into_iter().flatten().collect::<Vec<_>>()
+        });
+        let mut found: Vec<(StageId, u64)> = found.into_iter().flatten().collect();
+        found.sort_unstable();
+        let found: Vec<u64> = found.into_iter().map(|(_, parameter)| parameter).collect();
+        assert_eq!(found, expected, "seed {seed}");
+    }
+}
+
+#[test]
+fn fault_any_failure_anywhere_ends_every_process_with_the_one_error() {
+    let mut crossed = 0;
+    for seed in 0..cases(150) {
+        let mut random = Stream::new(80_000 + seed);
+        let case = random_case(&mut random);
+        let program = &case.program;
+        let device = random.below(program.devices.len());
+        let list = &program.devices[device];
+        let at = list[random.below(list.len())];
+        let kind = if random.below(2) == 0 { FaultKind::Error } else { FaultKind::Panic };
+        let errors = in_processes(&case, Some(&Fault { at, kind }), |_, mut crew| {
+            let error = crew.run(program, feeds(program, seed)).unwrap_err().to_string();
+            let again = crew.run(program, feeds(program, seed)).unwrap_err().to_string();
+            (error, again)
+        });
+        let rank = case.placement[device];
+        for (process, (error, again)) in errors.into_iter().enumerate() {
+            assert!(error.contains(&at.to_string()), "seed {seed}: process {process}: {error}");
+            if process != rank {
+                crossed += 1;
+                assert!(error.contains(&format!("rank {rank}: ")), "seed {seed}: {error}");
+            }
+            assert!(again.contains("cannot go on"), "seed {seed}: {again}");
+        }
+    }
+    assert!(crossed > 50, "only {crossed} errors crossed");
+}
