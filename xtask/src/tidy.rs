@@ -24,6 +24,7 @@ const BORDERS: &[(&str, &[&str])] = &[
     ("gpipe", &["gpipe-core", "gpipe-runtime", "gpipe-bridge"]),
     ("checkpoint", &["gpipe", "gpipe-bridge"]),
     ("models", &["gpipe", "gpipe-bridge"]),
+    ("distributed", &["gpipe", "gpipe-bridge", "gpipe-core"]),
 ];
 
 /// All problems of the tree at `root`.

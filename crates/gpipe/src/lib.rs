@@ -43,6 +43,7 @@ mod metric;
 mod optim;
 mod pipeline;
 mod precision;
+pub mod processes;
 pub mod profile;
 mod rng;
 mod sequence;

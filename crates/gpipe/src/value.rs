@@ -26,7 +26,7 @@ impl Value {
     }
 
     /// The tensors, and what to wait for before they are used.
-    pub(crate) fn into_parts(self) -> (Vec<Option<Tensor>>, Option<Event>) {
+    pub fn into_parts(self) -> (Vec<Option<Tensor>>, Option<Event>) {
         (self.tensors, self.ready)
     }
 }

@@ -47,6 +47,7 @@ use crate::{
     metric::{Measured, Metric},
     optim::{LearningRate, Optimizer},
     precision::{LossScale, Precision},
+    processes::Joined,
     sequence::Sequence,
     spec::TensorSpec,
     stage::{
@@ -77,6 +78,8 @@ struct OwnedParameter {
 /// All calls may come in any order. After a failed step, parameters and optimizer state are as before it.
 pub struct Pipeline {
     crew: Crew<Stage>,
+    /// The other processes, if there are any.
+    joined: Option<Arc<Joined>>,
     sequence: Sequence,
     topology: Topology,
     schedule: Schedule,
@@ -391,7 +394,8 @@ impl Pipeline {
         batch: &MiniBatch,
         denominator: f64,
     ) -> Error {
-        if !error.is_not_finite() {
+        // Among processes a step that fails on purpose would be the last one.
+        if !error.is_not_finite() || self.joined.is_some() {
             return error;
         }
         match self.run(mode, batch, denominator, true) {

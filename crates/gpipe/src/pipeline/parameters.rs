@@ -27,8 +27,8 @@ type Copy = fn(
 ) -> std::result::Result<Vec<(String, Tensor)>, LayerError>;
 
 impl Pipeline {
-    /// Copies of all parameters with their full names (`layer.parameter`), in layer order; a tied weight
-    /// once, under its first use.
+    /// Copies of all parameters (in one of several processes: of its stages) with their full names (`layer.parameter`), in layer
+    /// order; a tied weight once, under its first use.
     ///
     /// # Errors
     /// A device that does not answer.
@@ -52,7 +52,7 @@ impl Pipeline {
     fn copies(&mut self, copy: Copy) -> Result<Vec<(String, Tensor)>> {
         self.needs_whole_state()?;
         let mut all = Vec::with_capacity(self.owned.len());
-        for device in 0..self.topology.stages {
+        for device in self.here() {
             let owned = self.owned.iter().map(|parameter| (&parameter.name, parameter.uses[0]));
             let own = owned.filter(|(_, (stage, _))| stage.index() == device);
             let places: Vec<_> = own.map(|(name, (_, place))| (name.clone(), place)).collect();
@@ -118,7 +118,7 @@ impl Pipeline {
     }
 
     fn swap_averages(&mut self) -> Result<()> {
-        for device in 0..self.topology.stages {
+        for device in self.here() {
             self.visit(device, |stage| stage.visit_parameters()?.swap_averages())??;
         }
         Ok(())
@@ -131,7 +131,7 @@ impl Pipeline {
     /// A device that does not answer.
     pub fn gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
-        for device in 0..self.topology.stages {
+        for device in self.here() {
             all.extend(self.visit(device, |stage| stage.visit_parameters()?.last_grads())??);
         }
         Ok(all)
@@ -163,15 +163,24 @@ impl Pipeline {
                 )));
             }
         }
+        let here = self.here();
         for (name, value) in values {
             let owned = self.owned.iter().find(|parameter| parameter.name == *name);
-            for (stage, place) in owned.map(|owned| owned.uses.clone()).unwrap_or_default() {
+            let uses = owned.map(|owned| owned.uses.clone()).unwrap_or_default();
+            for (stage, place) in
+                uses.into_iter().filter(|(stage, _)| here.contains(&stage.index()))
+            {
                 let value = value.f_to(tch::Device::Cpu)?.f_detach_copy()?;
                 let set = move |stage: &mut Stage| stage.visit_parameters()?.set(place, &value);
                 self.visit(stage.index(), set)??;
             }
         }
         Ok(())
+    }
+
+    /// The devices whose stages are in this process.
+    pub(super) fn here(&self) -> Vec<usize> {
+        self.crew.here().map(DeviceId::index).collect()
     }
 
     pub(super) fn visit<T: Send + 'static>(
@@ -184,7 +193,7 @@ impl Pipeline {
         answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage")))
     }
 
-    /// Calls a visitor on every stage, all at once; the answers in stage order.
+    /// Calls a visitor on every stage of this process, all at once; the answers in stage order.
     pub(super) fn visit_all<T: Send + 'static, F>(
         &mut self,
         mut visitor: impl FnMut(usize) -> F,

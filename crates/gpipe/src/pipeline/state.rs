@@ -28,8 +28,8 @@ pub struct Plan {
 }
 
 impl Pipeline {
-    /// Copies of all that the next steps depend on, on the CPU, made by all stages at once: parameters,
-    /// optimizer state, moving averages, counters. They need as much memory again, outside of every cap.
+    /// Copies of all that the next steps depend on, on the CPU, made by all stages at once (in one of several processes: by its
+    /// own): parameters, optimizer state, moving averages, counters. They need as much memory again, outside of every cap.
     ///
     /// # Errors
     /// No memory for the copies; a device that does not answer; the averages are in the parameters' place.
@@ -40,6 +40,7 @@ impl Pipeline {
             let own = owned.iter().filter(|parameter| parameter.uses[0].0.index() == device);
             own.map(|parameter| (self.parameter_name(parameter), parameter.uses[0].1)).collect()
         };
+        let here = self.here();
         let mut places: Vec<_> = (0..self.topology.stages).map(places).collect();
         let copies = self.visit_all(|device| {
             let places = std::mem::take(&mut places[device]);
@@ -47,7 +48,7 @@ impl Pipeline {
         })?;
         let mut stages = Vec::with_capacity(copies.len());
         let mut averaged = 0;
-        for (device, copies) in copies.into_iter().enumerate() {
+        for (device, copies) in here.into_iter().zip(copies) {
             let (parameters, updates) = copies?;
             averaged = updates;
             stages.push(self.by_layer(device, parameters));
@@ -131,6 +132,7 @@ impl Pipeline {
     }
 
     fn put_layer(&mut self, layer: &LayerState) -> Result<()> {
+        let here = self.here();
         for state in &layer.parameters {
             let owned = self.owned.iter().find(|owned| {
                 self.sequence.layers[owned.layer].name == layer.layer
@@ -143,7 +145,9 @@ impl Pipeline {
                     None => by_stage.push((stage, vec![place])),
                 }
             }
-            for (stage, places) in by_stage {
+            for (stage, places) in
+                by_stage.into_iter().filter(|(stage, _)| here.contains(&stage.index()))
+            {
                 // The same storage: the stage makes its own copies.
                 let shared = state.shallow_clone();
                 self.visit(stage.index(), move |stage| stage.put_state(&places, &shared))??;

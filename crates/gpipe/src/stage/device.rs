@@ -55,6 +55,11 @@ impl StageDevice {
         Ok(memory::enter(self.arena.id())?)
     }
 
+    /// Where its memory is counted.
+    pub(super) fn arena(&self) -> u32 {
+        self.arena.id()
+    }
+
     /// Takes the stage's cap away, for work that must not fail.
     pub(super) fn lift_cap(&self) -> Result<(), LayerError> {
         Ok(memory::set_cap(self.arena.id(), None)?)

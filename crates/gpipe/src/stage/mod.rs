@@ -203,6 +203,11 @@ impl Stage {
         Ok(&mut self.parameters)
     }
 
+    /// Where its memory is counted.
+    pub(crate) fn arena(&self) -> u32 {
+        self.device.arena()
+    }
+
     /// Lets go of everything that belongs to one step.
     fn forget_step(&mut self) {
         self.held.clear();

@@ -4,12 +4,13 @@
 use std::{cell::RefCell, time::Instant};
 
 use gpipe_core::{Bytes, MicroBatch, Nanos};
+use serde::{Deserialize, Serialize};
 
 use super::{Statistics, device::StageDevice};
 use crate::error::LayerError;
 
 /// What was run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Work {
     /// A forward that discards.
     Forward,
@@ -26,7 +27,7 @@ pub(crate) enum Work {
 }
 
 /// One layer, run once.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Its position in the sequence; after the last one comes the loss.
     pub layer: usize,
@@ -43,7 +44,7 @@ pub(crate) struct Sample {
 }
 
 /// What a layer of a stage holds between steps; what is tied, at its first use on the stage only.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct LayerBytes {
     pub parameters: u64,
     /// Gradients are not there between steps: this is what they will be.
@@ -58,7 +59,7 @@ pub(crate) struct LayerBytes {
 }
 
 /// A step of a stage that is being profiled.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct StageProfile {
     pub samples: Vec<Sample>,
     /// By layer of the stage.

@@ -1,301 +1,31 @@
-//! Settings of a pipeline, checked when it is built.
+//! From settings to a pipeline: all that can be checked is checked before anything is built.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
-use gpipe_bridge::linear::Kernels;
 use gpipe_core::{
-    Bytes, EdgeId, StageId,
+    EdgeId, StageId,
     lower::{Topology, lower},
-    remat::RematPolicies,
     schedule::{ActionLists, Schedule},
     simulate::{Costs, simulate_with_room},
     validate::{Invalid, validate},
 };
-use gpipe_runtime::{Crew, Settings, crew::BuildDevice};
-use tch::Kind;
+use gpipe_runtime::{Crew, Peers, Settings, crew::BuildDevice};
 
-use super::{
-    Padding, Pipeline,
-    balance::{Balance, stage_weights},
-    parameters::Averages,
-    topology,
-};
+use super::PipelineBuilder;
 use crate::{
     device::Device,
     error::{Error, Result},
-    loss::Loss,
-    metric::Metric,
-    optim::{Group, LearningRate, Optimizer, ParameterSettings, settings},
+    optim::{ParameterSettings, settings},
+    pipeline::{Pipeline, balance::stage_weights, parameters::Averages, topology},
     precision::{LossScale, Precision},
-    sequence::Sequence,
-    spec::TensorSpec,
+    processes::{Joined, process_of},
     stage::{Stage, StagePlan},
 };
 
 /// Most micro-batches of a mini-batch.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
 
-/// What a mini-batch's inputs look like.
-pub struct Inputs(pub(crate) Vec<TensorSpec>);
-
-impl From<TensorSpec> for Inputs {
-    fn from(spec: TensorSpec) -> Self {
-        Self(vec![spec])
-    }
-}
-
-impl From<Vec<TensorSpec>> for Inputs {
-    fn from(specs: Vec<TensorSpec>) -> Self {
-        Self(specs)
-    }
-}
-
-/// Builds a [`Pipeline`]. Unless told otherwise: one stage, one micro-batch, 1F1B, cuts by cost,
-/// re-materialization only where a backward does not directly follow its forward, one thread per stage, seed
-/// 0, float32, the fastest kernels, no cap, no clipping, a constant learning rate, no groups, no averages, a
-/// deadline of five minutes.
-pub struct PipelineBuilder {
-    pub(super) sequence: Sequence,
-    pub(super) inputs: Vec<TensorSpec>,
-    pub(super) devices: Vec<Device>,
-    micro_batches: usize,
-    schedule: Schedule,
-    balance: Balance,
-    remat: RematPolicies,
-    pub(super) threads: usize,
-    seed: u64,
-    pub(super) kind: Kind,
-    pub(super) kernels: Kernels,
-    caps: Vec<Bytes>,
-    max_norm: Option<f64>,
-    keep_gradients: bool,
-    deadline: Duration,
-    pub(super) loss: Option<Arc<dyn Loss>>,
-    metrics: Vec<Arc<dyn Metric>>,
-    training_metrics: bool,
-    pub(super) optimizer: Option<Arc<dyn Optimizer>>,
-    groups: Vec<Group>,
-    rate: LearningRate,
-    pub(super) average: Option<f64>,
-    profile: bool,
-    padding: Option<Padding>,
-}
-
 impl PipelineBuilder {
-    pub(super) fn new(sequence: Sequence, inputs: Inputs) -> Self {
-        Self {
-            sequence,
-            inputs: inputs.0,
-            devices: vec![Device::Cpu],
-            micro_batches: 1,
-            schedule: Schedule::OneFOneB,
-            balance: Balance::default(),
-            remat: RematPolicies::default(),
-            threads: 1,
-            seed: 0,
-            kind: Kind::Float,
-            kernels: Kernels::fastest(),
-            caps: Vec::new(),
-            max_norm: None,
-            keep_gradients: false,
-            deadline: Settings::default().deadline,
-            loss: None,
-            metrics: Vec::new(),
-            training_metrics: false,
-            optimizer: None,
-            groups: Vec::new(),
-            rate: LearningRate::default(),
-            average: None,
-            profile: false,
-            padding: None,
-        }
-    }
-
-    /// One stage (K) on each device, in order; CPU and GPU may be mixed.
-    #[must_use]
-    pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
-        self.devices = devices.into();
-        self
-    }
-
-    /// So many stages (K), each on a CPU device of its own.
-    #[must_use]
-    pub fn stages(self, stages: usize) -> Self {
-        self.devices(vec![Device::Cpu; stages])
-    }
-
-    /// Micro-batches (M) of a mini-batch. A mini-batch of fewer samples has fewer.
-    #[must_use]
-    pub fn micro_batches(mut self, micro_batches: usize) -> Self {
-        self.micro_batches = micro_batches;
-        self
-    }
-
-    /// Runs as planned: cuts, M, schedule and re-materialization, with a stage for each entry of the plan's balance; on CPUs unless so
-    /// many devices were named.
-    #[must_use]
-    pub fn planned(mut self, plan: &gpipe_core::plan::Plan) -> Self {
-        let stages = plan.balance.len();
-        if self.devices.len() != stages {
-            self = self.stages(stages);
-        }
-        self.balance(Balance::Layers(plan.balance.clone()))
-            .micro_batches(plan.micro_batches)
-            .schedule(plan.schedule)
-            .remat(plan.remat.clone())
-    }
-
-    /// The order of forwards and backwards.
-    #[must_use]
-    pub fn schedule(mut self, schedule: Schedule) -> Self {
-        self.schedule = schedule;
-        self
-    }
-
-    /// Cuts the padding off each micro-batch of tokens; unless it is told, mini-batches are used as they are.
-    #[must_use]
-    pub fn padding(mut self, padding: Padding) -> Self {
-        self.padding = Some(padding);
-        self
-    }
-
-    /// The order that it has so far.
-    pub(crate) fn scheduled(&self) -> Schedule {
-        self.schedule
-    }
-
-    /// Where to cut.
-    #[must_use]
-    pub fn balance(mut self, balance: Balance) -> Self {
-        self.balance = balance;
-        self
-    }
-
-    /// What is discarded and recomputed: one policy for all stages, or one for each.
-    #[must_use]
-    pub fn remat(mut self, remat: impl Into<RematPolicies>) -> Self {
-        self.remat = remat.into();
-        self
-    }
-
-    /// CPU threads of each stage. Another number changes results in the last bits.
-    #[must_use]
-    pub fn threads_per_stage(mut self, threads: usize) -> Self {
-        self.threads = threads;
-        self
-    }
-
-    /// What initial values and dropout are drawn from.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Dtype of the arithmetic: `Kind::Float`, `Double`, `BFloat16` or `Half`. In the last two parameters are
-    /// kept, gradients summed, and losses and updates computed in float32 (layers see copies); with `Half`
-    /// the loss is scaled dynamically, and a step whose gradients overflow is skipped.
-    #[must_use]
-    pub fn kind(mut self, kind: Kind) -> Self {
-        self.kind = kind;
-        self
-    }
-
-    /// Whose matrix products the float32 arithmetic on CPUs uses; another choice changes results in the
-    /// last bits.
-    #[must_use]
-    pub fn kernels(mut self, kernels: Kernels) -> Self {
-        self.kernels = kernels;
-        self
-    }
-
-    /// Most bytes of tensors that a stage may hold: one cap for all, or one per stage. On a CPU enforced by
-    /// the allocator; on a GPU an action after which the GPU has held more fails.
-    #[must_use]
-    pub fn memory_cap(mut self, caps: impl Into<Vec<Bytes>>) -> Self {
-        self.caps = caps.into();
-        self
-    }
-
-    /// Scales the gradients down where their global norm, over all stages, exceeds `max_norm`.
-    #[must_use]
-    pub fn clip_norm(mut self, max_norm: f64) -> Self {
-        self.max_norm = Some(max_norm);
-        self
-    }
-
-    /// Keeps a copy of each step's gradients for [`Pipeline::gradients`].
-    #[must_use]
-    pub fn keep_gradients(mut self) -> Self {
-        self.keep_gradients = true;
-        self
-    }
-
-    /// Longest silence of a stage before a step fails; longer than the longest forward or backward of one
-    /// micro-batch.
-    #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// The loss; needed to train and to evaluate.
-    #[must_use]
-    pub fn loss(mut self, loss: impl Loss) -> Self {
-        self.loss = Some(Arc::new(loss));
-        self
-    }
-
-    /// Another metric, for [`Pipeline::evaluate`].
-    #[must_use]
-    pub fn metric(mut self, metric: impl Metric) -> Self {
-        self.metrics.push(Arc::new(metric));
-        self
-    }
-
-    /// Takes the metrics in training steps, too.
-    #[must_use]
-    pub fn training_metrics(mut self) -> Self {
-        self.training_metrics = true;
-        self
-    }
-
-    /// The optimizer; needed to train.
-    #[must_use]
-    pub fn optimizer(mut self, optimizer: impl Optimizer) -> Self {
-        self.optimizer = Some(Arc::new(optimizer));
-        self
-    }
-
-    /// The learning rate over the steps, as a factor of the optimizer's own.
-    #[must_use]
-    pub fn learning_rate(mut self, rate: LearningRate) -> Self {
-        self.rate = rate;
-        self
-    }
-
-    /// Another group of parameters with settings of their own; the first that matches a parameter holds.
-    #[must_use]
-    pub fn group(mut self, group: Group) -> Self {
-        self.groups.push(group);
-        self
-    }
-
-    /// Keeps exponential moving averages of the parameters (Polyak & Juditsky 1992) with `decay`, such as
-    /// 0.999, for [`Pipeline::with_averages`].
-    #[must_use]
-    pub fn average(mut self, decay: f64) -> Self {
-        self.average = Some(decay);
-        self
-    }
-
-    /// Measures each layer in each step: [`crate::profile`] does it.
-    #[must_use]
-    pub(crate) fn profiled(mut self) -> Self {
-        self.profile = true;
-        self
-    }
-
     /// Checks everything that can be checked without running, and builds each stage in its own thread.
     ///
     /// # Errors
@@ -333,9 +63,20 @@ impl PipelineBuilder {
             build
         });
         let settings = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
-        let crew = Crew::spawn(builds.collect(), settings)?;
+        let builds = builds.collect();
+        let (crew, joined) = match &self.transport {
+            None => (Crew::spawn(builds, settings)?, None),
+            Some(transport) => {
+                let joined = Joined::new(transport, topology.stages, &self.facts(&balance))?;
+                let peers: Arc<dyn Peers<Stage>> = Arc::clone(&joined) as _;
+                let mut crew = Crew::spawn_among(builds, settings, Some(peers))?;
+                joined.charge(&mut crew)?;
+                (crew, Some(joined))
+            }
+        };
         Ok(Pipeline {
             crew,
+            joined,
             topology,
             schedule: self.schedule,
             remat: self.remat,
@@ -364,7 +105,7 @@ impl PipelineBuilder {
         })
     }
 
-    pub(super) fn check_settings(&self) -> Result<Precision> {
+    pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
         let refuse = |reason: String| Err(Error::Setting(reason));
         let stages = self.devices.len();
         if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
@@ -415,13 +156,47 @@ impl PipelineBuilder {
         })
     }
 
+    /// What all processes of the pipeline must have alike, by name.
+    fn facts(&self, balance: &[usize]) -> Vec<(String, String)> {
+        let mut facts: Vec<(String, String)> = [
+            ("stages", self.devices.len().to_string()),
+            ("layers per stage", format!("{balance:?}")),
+            ("micro-batches", self.micro_batches.to_string()),
+            ("schedule", self.schedule.to_string()),
+            ("re-materialization", self.remat.to_string()),
+            ("threads per stage", self.threads.to_string()),
+            ("seed", self.seed.to_string()),
+            ("dtype", format!("{:?}", self.kind)),
+            ("kernels", format!("{:?}", self.kernels)),
+            ("largest gradient norm", format!("{:?}", self.max_norm)),
+            (
+                "optimizer",
+                format!("{:?}", self.optimizer.as_ref().map(|own| (own.name(), own.lr()))),
+            ),
+            ("learning rate", format!("{:?}", self.rate)),
+            ("averages", format!("{:?}", self.average)),
+            ("inputs", format!("{:?}", self.inputs)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        for layer in &self.sequence.layers {
+            let shapes: Vec<String> = layer
+                .parameters
+                .iter()
+                .map(|own| format!("{} {:?} {}", own.name, own.shape, own.trainable))
+                .collect();
+            facts.push((format!("layer '{}'", layer.name), shapes.join(", ")));
+        }
+        facts
+    }
+
     fn compute_actions(&self) -> ActionLists {
         let actions = self.schedule.actions(self.devices.len(), self.micro_batches);
         self.remat.apply(&actions)
     }
 
     /// Freezes what the groups freeze; the settings of every parameter, by layer.
-    pub(super) fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
+    pub(in crate::pipeline) fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
         let mut owners: HashMap<String, String> = HashMap::new();
         let mut names = Vec::new();
         for layer in &self.sequence.layers {
@@ -447,6 +222,12 @@ impl PipelineBuilder {
         Ok(all)
     }
 
+    /// The process of a stage.
+    fn process(&self, stage: usize) -> usize {
+        let processes = self.transport.as_ref().map_or(1, |transport| transport.size());
+        process_of(stage, self.devices.len(), processes)
+    }
+
     /// The device at the other end of each of a stage's edges.
     fn peers(&self, stage: usize, topology: &Topology) -> HashMap<EdgeId, Device> {
         let edges = topology.edges.iter().enumerate();
@@ -454,7 +235,13 @@ impl PipelineBuilder {
             let (from, to) = (edge.from.index(), edge.to.index());
             let other = if from == stage { to } else { from };
             let own = from == stage || to == stage;
-            own.then(|| (EdgeId::from_index(index), self.devices[other]))
+            // Between processes values go through the CPU.
+            let device = if self.process(other) == self.process(stage) {
+                self.devices[other]
+            } else {
+                Device::Cpu
+            };
+            own.then(|| (EdgeId::from_index(index), device))
         };
         edges.filter_map(peer).collect()
     }

@@ -1,0 +1,402 @@
+//! The processes of a pipeline, joined: they meet in a store, see that they belong together, and connect to each other.
+
+use std::{
+    collections::HashMap,
+    net::TcpListener,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use gpipe::{
+    Value,
+    processes::{Crossing, Elsewhere, Inbound, Outbound, Run, Transport, process_of},
+};
+use gpipe_bridge::c10d::{self, Group, TcpStore};
+use gpipe_core::{DeviceId, Nanos};
+use tch::{Kind, Tensor};
+
+use crate::{
+    facts::{self, Facts},
+    interrupt::Interrupt,
+    link::{Posted, Receiver, Sender},
+    watch::{Watch, Watcher},
+    wire::{bytes_tensor, tensor_bytes},
+};
+
+/// Most processes.
+pub const PROCESSES_MAX: usize = 4096;
+/// Bytes that a gathering sends at once, without asking how many there are: a step's outcome, mostly.
+const BLOCK_BYTES: usize = 8192;
+/// Most bytes of a process in a gathering.
+const GATHERED_BYTES_MAX: u64 = 1 << 36;
+/// Tags of the cluster's own messages; links' come after them.
+const BLOCK_TAG: usize = 1;
+const REST_TAG: usize = 2;
+const CLOCK_TAG: usize = 3;
+/// How often clocks are compared; the answer that took least is the truest.
+const CLOCK_ROUNDS: usize = 8;
+
+/// Who serves the store.
+#[derive(Debug)]
+pub enum Store {
+    /// This process, at this listener.
+    Serve(TcpListener),
+    /// Another process, or a launcher.
+    At {
+        /// Its host.
+        host: String,
+        /// And port.
+        port: u16,
+    },
+}
+
+/// How a process finds the others.
+#[derive(Debug)]
+pub struct Meeting {
+    /// The number of this process, from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// Where they meet.
+    pub store: Store,
+    /// What is served there for this run: a later try must not meet an earlier one.
+    pub name: String,
+    /// The host name or address of this machine that the others connect to.
+    pub address: String,
+    /// Longest wait for another process to come, and longest silence of one that has.
+    pub deadline: Duration,
+    /// What all processes must have alike: versions, configuration.
+    pub facts: Vec<(String, String)>,
+}
+
+/// Why processes do not come together.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Numbers that do not fit.
+    #[error("{0}")]
+    Setting(String),
+    /// The store or a connection.
+    #[error("{what}: {source}")]
+    Connect {
+        /// What was tried, and the remedy.
+        what: String,
+        /// What c10d says.
+        source: c10d::Error,
+    },
+    /// They do not belong together.
+    #[error("{0}")]
+    Differs(Elsewhere),
+}
+
+/// What the ends of links share.
+pub(crate) struct Shared {
+    rank: usize,
+    pub(crate) group: Group,
+    pub(crate) interrupt: Arc<Interrupt>,
+    /// The runtime's deadlines end waits; this is for the case that they do not.
+    pub(crate) longest_wait: Duration,
+    watch: Arc<Watch>,
+}
+
+impl Shared {
+    /// An error of this process.
+    pub(crate) fn own(&self, reason: String) -> Elsewhere {
+        Elsewhere { process: Some(self.rank), reason }
+    }
+
+    /// The connection to a process failed: tells the others, and returns what all of them know.
+    pub(crate) fn lost(&self, rank: usize, error: &c10d::Error) -> Elsewhere {
+        match self.watch.failed() {
+            Some(known) => known,
+            None => self.watch.fail(&self.watch.lost(rank, &error.to_string())),
+        }
+    }
+}
+
+/// This process among the others.
+pub struct Cluster {
+    shared: Arc<Shared>,
+    /// Receives that were posted ahead.
+    posted: Mutex<HashMap<Crossing, Posted>>,
+    gathers: Mutex<()>,
+    clock: Clock,
+    /// Before the store: it says goodbye there.
+    watcher: Option<Watcher>,
+    store: TcpStore,
+    serves: bool,
+}
+
+impl Cluster {
+    /// Meets the other processes: waits for them, compares facts, and connects.
+    ///
+    /// # Errors
+    /// [`JoinError`]: numbers that do not fit, a process that does not come, another one with other facts.
+    pub fn join(meeting: Meeting) -> Result<Arc<Self>, JoinError> {
+        let Meeting { rank, size, store, name, address, deadline, facts } = meeting;
+        if size == 0 || size > PROCESSES_MAX || rank >= size {
+            return Err(JoinError::Setting(format!(
+                "rank {rank} of {size} processes: there are 1 to {PROCESSES_MAX}, ranks count from 0"
+            )));
+        }
+        let connect = |what: String| move |source| JoinError::Connect { what, source };
+        let serves = matches!(store, Store::Serve(_));
+        let store = match store {
+            Store::Serve(listener) => TcpStore::serve(listener, deadline)
+                .map_err(connect("the store cannot be served".into()))?,
+            Store::At { host, port } => {
+                let what =
+                    format!("no store at {host}:{port}: start rank 0, or look at its address");
+                TcpStore::connect(&host, port, deadline).map_err(connect(what))?
+            }
+        };
+        let meeting = store.prefixed(&name).map_err(connect("the store".into()))?;
+        let arrived = meeting.add(&format!("arrived/{rank}"), 1);
+        if arrived.map_err(connect("the store".into()))? > 1 {
+            return Err(JoinError::Setting(format!(
+                "two processes are rank {rank}: every process needs a rank of its own"
+            )));
+        }
+        meet(&meeting, rank, size, deadline, facts)?;
+        let gloo = meeting.prefixed("gloo").map_err(connect("the store".into()))?;
+        let what = format!("the processes cannot reach each other (this one is at {address})");
+        let group = Group::gloo(&gloo, rank, size, &address, deadline).map_err(connect(what))?;
+        let interrupt = Arc::new(Interrupt::default());
+        let speaks = meeting.another().map_err(connect("the store".into()))?;
+        let watcher = Watcher::start(speaks, rank, size, deadline, &interrupt)
+            .map_err(|error| JoinError::Setting(format!("no thread: {error}")))?;
+        let watch = Arc::clone(&watcher.watch);
+        let longest_wait = deadline.saturating_mul(4);
+        let shared = Arc::new(Shared { rank, group, interrupt, longest_wait, watch });
+        let clock = Clock::agree(&shared).map_err(JoinError::Differs)?;
+        Ok(Arc::new(Self {
+            shared,
+            posted: Mutex::default(),
+            gathers: Mutex::new(()),
+            clock,
+            watcher: Some(watcher),
+            store: meeting,
+            serves,
+        }))
+    }
+
+    /// One process's bytes to every other, and theirs.
+    fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Elsewhere> {
+        let shared = &*self.shared;
+        let (first, rest) = own.split_at(own.len().min(BLOCK_BYTES - 8));
+        let mut block = (own.len() as u64).to_le_bytes().to_vec();
+        block.extend(first);
+        block.resize(BLOCK_BYTES, 0);
+        let failed = |reason: String| shared.own(reason);
+        let block = bytes_tensor(&block).map_err(failed)?;
+        let others: Vec<usize> = (0..shared.group.size()).filter(|r| *r != shared.rank).collect();
+        let blocks = self.swap(&others, &block, BLOCK_TAG, |_| BLOCK_BYTES)?;
+        let mut all = vec![Vec::new(); shared.group.size()];
+        let mut sizes = vec![0; shared.group.size()];
+        for (&rank, block) in others.iter().zip(&blocks) {
+            let bytes = tensor_bytes(block).map_err(failed)?;
+            let (length, first) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+            let length = u64::from_le_bytes(*length);
+            if length > GATHERED_BYTES_MAX {
+                let reason =
+                    format!("it gave {length} bytes: {GATHERED_BYTES_MAX} can be gathered");
+                return Err(Elsewhere { process: Some(rank), reason });
+            }
+            sizes[rank] = (length as usize).saturating_sub(BLOCK_BYTES - 8);
+            all[rank] = first[..first.len().min(length as usize)].to_vec();
+        }
+        // What did not fit; nothing is sent where everything did.
+        let rest = bytes_tensor(rest).map_err(failed)?;
+        let rests = self.swap(&others, &rest, REST_TAG, |rank| sizes[rank])?;
+        for (&rank, rest) in others.iter().zip(&rests) {
+            all[rank].extend(tensor_bytes(rest).map_err(failed)?);
+        }
+        all[shared.rank] = own.to_vec();
+        Ok(all)
+    }
+
+    /// Sends `own` to each of `others`, and receives from each so many bytes.
+    fn swap(
+        &self,
+        others: &[usize],
+        own: &Tensor,
+        tag: usize,
+        bytes: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Tensor>, Elsewhere> {
+        let shared = &*self.shared;
+        let mut works = Vec::new();
+        let mut received = Vec::new();
+        for &rank in others {
+            let into = Tensor::f_zeros([bytes(rank) as i64], (Kind::Uint8, tch::Device::Cpu))
+                .map_err(|error| shared.own(error.to_string()))?;
+            if bytes(rank) > 0 {
+                works.push((rank, shared.group.receive(&into, rank, tag)));
+            }
+            if own.numel() > 0 {
+                works.push((rank, shared.group.send(own, rank, tag)));
+            }
+            received.push(into);
+        }
+        for (rank, work) in works {
+            let done = work.and_then(|work| shared.interrupt.wait(work, shared.longest_wait));
+            done.map_err(|error| shared.lost(rank, &error))?;
+        }
+        Ok(received)
+    }
+}
+
+/// Waits for everyone, and compares what they must have alike.
+fn meet(
+    store: &TcpStore,
+    rank: usize,
+    size: usize,
+    deadline: Duration,
+    mut own: Facts,
+) -> Result<(), JoinError> {
+    own.insert(0, ("number of processes".into(), size.to_string()));
+    let told = store.set(&format!("facts/{rank}"), &facts::encode(&own));
+    told.map_err(|source| JoinError::Connect { what: "the store".into(), source })?;
+    let end = Instant::now() + deadline;
+    let mut all = Vec::with_capacity(size);
+    for other in 0..size {
+        let left = end.saturating_duration_since(Instant::now());
+        let found = store.get(&format!("facts/{other}"), left).map_err(|source| {
+            let what = format!(
+                "rank {other} of {size} did not come within {deadline:.0?}: start it, or raise the deadline"
+            );
+            JoinError::Connect { what, source }
+        })?;
+        all.push(facts::decode(&found));
+    }
+    facts::compare(&all).map_err(JoinError::Differs)
+}
+
+impl Transport for Cluster {
+    fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    fn size(&self) -> usize {
+        self.shared.group.size()
+    }
+
+    fn agree(&self, own: &[(String, String)]) -> Result<(), Elsewhere> {
+        let all = self.gather(facts::encode(own))?;
+        facts::compare(&all.iter().map(|bytes| facts::decode(bytes)).collect::<Vec<_>>())
+    }
+
+    fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+        let (devices, size) = (run.program.devices.len(), self.size());
+        let mut placed = vec![Vec::new(); size];
+        for device in 0..devices {
+            placed[process_of(device, devices, size)].push(DeviceId::from_index(device));
+        }
+        self.shared.watch.place(placed);
+        self.shared.watch.begin(run)
+    }
+
+    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<Value>>, Elsewhere> {
+        Ok(Box::new(Sender::new(&self.shared, crossing)))
+    }
+
+    fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
+        let mut posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner);
+        let posted = Arc::clone(posted.entry(crossing).or_default());
+        Ok(Box::new(Receiver::new(&self.shared, crossing, posted)))
+    }
+
+    fn fail(&self, why: &Elsewhere) {
+        self.shared.watch.fail(why);
+    }
+
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
+        let _one = self.gathers.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.shared.watch.failed() {
+            Some(failed) => Err(failed),
+            None => self.exchange(&own),
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+}
+
+impl Drop for Cluster {
+    /// Says goodbye. Who serves the store waits for the others to do so, as long as a little while.
+    fn drop(&mut self) {
+        self.shared.interrupt.interrupt();
+        self.posted.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        drop(self.watcher.take());
+        let failed = self.shared.watch.failed().is_some();
+        let size = self.shared.group.size() as i64;
+        if self.store.add("goodbye", 1).is_err() || !self.serves {
+            return;
+        }
+        let patience = Instant::now() + Duration::from_secs(if failed { 2 } else { 10 });
+        while Instant::now() < patience
+            && self.store.add("goodbye", 0).is_ok_and(|gone| gone < size)
+        {
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A clock that all processes share: rank 0's.
+struct Clock {
+    start: Instant,
+    /// What rank 0's clock says at `start`.
+    origin: i128,
+}
+
+impl Clock {
+    /// Compares this process's clock with that of rank 0, which answers one process after the other.
+    fn agree(shared: &Shared) -> Result<Self, Elsewhere> {
+        let start = Instant::now();
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let own = Self { start, origin: unix.as_nanos() as i128 };
+        if shared.rank == 0 {
+            for rank in 1..shared.group.size() {
+                for _ in 0..CLOCK_ROUNDS {
+                    receive_number(shared, rank)?;
+                    send_number(shared, rank, own.now().0)?;
+                }
+            }
+            return Ok(own);
+        }
+        let mut best: Option<(u64, i128)> = None;
+        for _ in 0..CLOCK_ROUNDS {
+            let before = own.now().0;
+            send_number(shared, 0, before)?;
+            let theirs = receive_number(shared, 0)?;
+            let took = own.now().0.saturating_sub(before);
+            // Their answer was made half-way.
+            let ahead = i128::from(theirs) - i128::from(before + took / 2);
+            if best.is_none_or(|(least, _)| took < least) {
+                best = Some((took, ahead));
+            }
+        }
+        let ahead = best.map_or(0, |(_, ahead)| ahead);
+        Ok(Self { origin: own.origin + ahead, ..own })
+    }
+
+    fn now(&self) -> Nanos {
+        let now = self.origin + self.start.elapsed().as_nanos() as i128;
+        Nanos(u64::try_from(now).unwrap_or_default())
+    }
+}
+
+fn send_number(shared: &Shared, to: usize, number: u64) -> Result<(), Elsewhere> {
+    let tensor = bytes_tensor(&number.to_le_bytes()).map_err(|reason| shared.own(reason))?;
+    let sent = shared.group.send(&tensor, to, CLOCK_TAG);
+    let sent = sent.and_then(|work| shared.interrupt.wait(work, shared.longest_wait));
+    sent.map_err(|error| shared.lost(to, &error))
+}
+
+fn receive_number(shared: &Shared, from: usize) -> Result<u64, Elsewhere> {
+    let tensor = bytes_tensor(&[0; 8]).map_err(|reason| shared.own(reason))?;
+    let came = shared.group.receive(&tensor, from, CLOCK_TAG);
+    let came = came.and_then(|work| shared.interrupt.wait(work, shared.longest_wait));
+    came.map_err(|error| shared.lost(from, &error))?;
+    let bytes = tensor_bytes(&tensor).map_err(|reason| shared.own(reason))?;
+    Ok(u64::from_le_bytes(bytes.try_into().unwrap_or_default()))
+}

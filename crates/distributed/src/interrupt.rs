@@ -1,0 +1,68 @@
+//! Waits for c10d that end when the run has failed: from another thread, every wait is aborted at once.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpipe_bridge::c10d::{Error, Work};
+
+/// All waits of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Interrupt {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    interrupted: bool,
+    next: u64,
+    waiting: HashMap<u64, Arc<Work>>,
+}
+
+impl Interrupt {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for `work`, at most so long.
+    pub(crate) fn wait(&self, work: Work, longest: Duration) -> Result<(), Error> {
+        let work = Arc::new(work);
+        let number = {
+            let mut state = self.lock();
+            if state.interrupted {
+                // Let go of without a wait: its buffer must not be written to any more.
+                let _ = work.abort();
+                return Err(interrupted());
+            }
+            state.next += 1;
+            let number = state.next;
+            state.waiting.insert(number, Arc::clone(&work));
+            number
+        };
+        let done = work.wait(longest);
+        self.lock().waiting.remove(&number);
+        done
+    }
+
+    /// Ends all waits, now and later.
+    pub(crate) fn interrupt(&self) {
+        let waiting: Vec<Arc<Work>> = {
+            let mut state = self.lock();
+            state.interrupted = true;
+            state.waiting.values().map(Arc::clone).collect()
+        };
+        for work in waiting {
+            let _ = work.abort();
+        }
+    }
+}
+
+fn interrupted() -> Error {
+    Error {
+        operation: "waiting for another process".into(),
+        peer: None,
+        message: "the run has failed".into(),
+    }
+}

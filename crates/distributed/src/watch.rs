@@ -1,0 +1,363 @@
+//! Signs of life, and failures, through the store: a thread tells the other processes where this one's devices are, and hears
+//! where theirs are. A killed process is also noticed by a connection that ends; a stopped one, or one behind a cut link, only here.
+//!
+//! The store's calls wait for its server for as long as that takes, so a second thread, which calls nobody, watches the first.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use gpipe::processes::{Alarm, Elsewhere, Pulses, Run};
+use gpipe_bridge::c10d::TcpStore;
+use gpipe_core::{DeviceId, lower::Program};
+
+use crate::interrupt::Interrupt;
+
+/// Key of the first failure.
+const FAILED: &str = "failed";
+/// Longest text of a failure.
+const REASON_BYTES_MAX: usize = 4096;
+/// In the place of a position: the device is between runs.
+const IDLE: u32 = u32::MAX;
+
+fn beat_key(rank: usize) -> String {
+    format!("beat/{rank}")
+}
+
+fn left_key(rank: usize) -> String {
+    format!("left/{rank}")
+}
+
+/// What is known of all processes. Shared by the threads here, and by whoever waits for a process.
+pub(crate) struct Watch {
+    rank: usize,
+    deadline: Duration,
+    /// How often a sign of life is given.
+    interval: Duration,
+    state: Mutex<State>,
+    interrupt: Arc<Interrupt>,
+    /// To the thread that speaks with the store: tell the others of a failure, and say when it is told.
+    tell: mpsc::Sender<(Elsewhere, mpsc::Sender<Elsewhere>)>,
+    ends: AtomicBool,
+}
+
+struct State {
+    /// Of every process.
+    heard: Vec<Heard>,
+    /// When the store last answered.
+    answered: Instant,
+    run: Option<(Arc<Program>, Arc<Pulses>, Alarm)>,
+    /// The devices of every process.
+    devices: Vec<Vec<DeviceId>>,
+    failed: Option<Elsewhere>,
+}
+
+/// When a process last gave a sign of life, and what it said.
+#[derive(Clone)]
+struct Heard {
+    at: Instant,
+    number: u64,
+    /// By device: its position in its list.
+    positions: HashMap<usize, u32>,
+    left: bool,
+}
+
+/// The threads; they end with it.
+pub(crate) struct Watcher {
+    pub watch: Arc<Watch>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Starts to give signs of life through `store`, and to look for those of the other processes.
+    pub(crate) fn start(
+        store: TcpStore,
+        rank: usize,
+        size: usize,
+        deadline: Duration,
+        interrupt: &Arc<Interrupt>,
+    ) -> std::io::Result<Self> {
+        let (tell, told) = mpsc::channel();
+        let now = Instant::now();
+        let heard = Heard { at: now, number: 0, positions: HashMap::new(), left: false };
+        let watch = Arc::new(Watch {
+            rank,
+            deadline,
+            interval: (deadline / 10).clamp(Duration::from_millis(20), Duration::from_secs(1)),
+            state: Mutex::new(State {
+                heard: vec![heard; size],
+                answered: now,
+                run: None,
+                devices: vec![Vec::new(); size],
+                failed: None,
+            }),
+            interrupt: Arc::clone(interrupt),
+            tell,
+            ends: AtomicBool::new(false),
+        });
+        let (speaks, looks) = (Arc::clone(&watch), Arc::clone(&watch));
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        let threads = vec![
+            thread("gpipe-beat").spawn(move || speaks.speak(&store, &told))?,
+            thread("gpipe-watch").spawn(move || looks.look())?,
+        ];
+        Ok(Self { watch, threads })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.watch.ends.store(true, Ordering::SeqCst);
+        let patience = Instant::now() + Duration::from_secs(2);
+        for thread in self.threads.drain(..) {
+            // A store that does not answer holds its thread: it is left behind.
+            while !thread.is_finished() && Instant::now() < patience {
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Watch {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The devices of every process, from now on.
+    pub(crate) fn place(&self, devices: Vec<Vec<DeviceId>>) {
+        self.lock().devices = devices;
+    }
+
+    /// A run begins.
+    pub(crate) fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+        let mut state = self.lock();
+        if let Some(failed) = &state.failed {
+            return Err(failed.clone());
+        }
+        state.run = Some((run.program, run.pulses, run.alarm));
+        Ok(())
+    }
+
+    /// The failure that is known, if there is one.
+    pub(crate) fn failed(&self) -> Option<Elsewhere> {
+        self.lock().failed.clone()
+    }
+
+    /// Something failed: every wait here ends, and the others are told, unless they knew of something else before. Returns what all of
+    /// them know.
+    pub(crate) fn fail(&self, why: &Elsewhere) -> Elsewhere {
+        if let Some(known) = self.failed() {
+            return known;
+        }
+        let (answer, answered) = mpsc::channel();
+        let told = self.tell.send((why.clone(), answer)).is_ok();
+        let longest = (2 * self.interval).max(Duration::from_secs(2));
+        let first = told.then(|| answered.recv_timeout(longest).ok()).flatten();
+        self.conclude(first.unwrap_or_else(|| why.clone()))
+    }
+
+    /// Remembers the first failure, ends all waits, and raises the alarm.
+    fn conclude(&self, why: Elsewhere) -> Elsewhere {
+        let (known, alarm) = {
+            let mut state = self.lock();
+            let is_new = state.failed.is_none();
+            let known = state.failed.get_or_insert(why).clone();
+            let alarm = state.run.as_ref().map(|(.., alarm)| Arc::clone(alarm));
+            (known, alarm.filter(|_| is_new))
+        };
+        self.interrupt.interrupt();
+        if let Some(alarm) = alarm {
+            alarm(known.clone());
+        }
+        known
+    }
+
+    /// What is known of a process that cannot be reached any more.
+    pub(crate) fn lost(&self, rank: usize, why: &str) -> Elsewhere {
+        let known = {
+            let state = self.lock();
+            let last = state.heard.get(rank).map(|heard| {
+                let left = if heard.left { ", it had left" } else { "" };
+                let ago = heard.at.elapsed();
+                format!("; last sign of life {ago:.1?} ago{left}{}", state.doing(rank))
+            });
+            last.unwrap_or_default()
+        };
+        Elsewhere {
+            process: Some(rank),
+            reason: format!("it cannot be reached any more ({why}){known}"),
+        }
+    }
+
+    /// The thread that speaks with the store.
+    fn speak(&self, store: &TcpStore, told: &mpsc::Receiver<(Elsewhere, mpsc::Sender<Elsewhere>)>) {
+        let mut number = 0;
+        loop {
+            let ends = self.ends.load(Ordering::SeqCst);
+            number += 1;
+            let spoke = self.round(store, number);
+            if ends {
+                let _ = store.set(&left_key(self.rank), b"1");
+                return;
+            }
+            if let Err(error) = spoke {
+                let reason = format!("the store does not answer any more ({})", error.message);
+                self.conclude(Elsewhere { process: None, reason });
+                return;
+            }
+            // A failure is told at once.
+            let next = Instant::now() + self.interval;
+            while let Some(rest) = next.checked_duration_since(Instant::now()) {
+                let slice = rest.min(Duration::from_millis(20));
+                if let Ok((why, answer)) = told.recv_timeout(slice) {
+                    let _ = answer.send(tell(store, &why).unwrap_or(why));
+                }
+                if self.ends.load(Ordering::SeqCst) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Says where this process is, and hears where the others are.
+    fn round(&self, store: &TcpStore, number: u64) -> gpipe_bridge::c10d::Result<()> {
+        let own = self.lock().own_beat(self.rank, number);
+        store.set(&beat_key(self.rank), &own)?;
+        if store.check(FAILED)? {
+            let why = read_failure(&store.get(FAILED, self.deadline)?);
+            self.conclude(why);
+        }
+        let size = self.lock().heard.len();
+        for rank in (0..size).filter(|rank| *rank != self.rank) {
+            let key = beat_key(rank);
+            if store.check(&key)? {
+                let beat = store.get(&key, self.deadline)?;
+                let left = store.check(&left_key(rank))?;
+                self.lock().hear(rank, &beat, left);
+            }
+        }
+        self.lock().answered = Instant::now();
+        Ok(())
+    }
+
+    /// The thread that looks for silence.
+    fn look(&self) {
+        let slice = (self.interval / 2).min(Duration::from_millis(100));
+        while !self.ends.load(Ordering::SeqCst) {
+            std::thread::park_timeout(slice);
+            let silent = {
+                let state = self.lock();
+                if state.failed.is_some() {
+                    continue;
+                }
+                state.silent(self.rank, self.deadline)
+            };
+            if let Some(why) = silent {
+                self.fail(&why);
+            }
+        }
+    }
+}
+
+impl State {
+    /// This process's sign of life.
+    fn own_beat(&self, rank: usize, number: u64) -> Vec<u8> {
+        let mut beat = number.to_le_bytes().to_vec();
+        let devices = self.devices.get(rank).map_or(&[][..], Vec::as_slice);
+        for device in devices {
+            let pulses = self.run.as_ref().map(|(_, pulses, _)| pulses);
+            let position = pulses.and_then(|pulses| pulses.position(device.index()));
+            let silence = pulses.filter(|_| position.is_some()).map(|p| p.silence(device.index()));
+            let silence_ms = u32::try_from(silence.unwrap_or_default().as_millis());
+            let position = position.and_then(|at| u32::try_from(at).ok()).unwrap_or(IDLE);
+            beat.extend(device.0.to_le_bytes());
+            beat.extend(position.to_le_bytes());
+            beat.extend(silence_ms.unwrap_or(u32::MAX).to_le_bytes());
+        }
+        beat
+    }
+
+    /// Another process's sign of life: its devices beat here as they do there.
+    fn hear(&mut self, rank: usize, beat: &[u8], left: bool) {
+        let Some(heard) = self.heard.get_mut(rank) else { return };
+        heard.left = left;
+        let Some((number, devices)) = beat.split_first_chunk::<8>() else { return };
+        let number = u64::from_le_bytes(*number);
+        if number == heard.number {
+            return;
+        }
+        (heard.number, heard.at) = (number, Instant::now());
+        let pulses = self.run.as_ref().map(|(_, pulses, _)| pulses);
+        for device in devices.chunks_exact(12) {
+            let word = |at: usize| {
+                let word = device.get(at..at + 4).and_then(|word| word.try_into().ok());
+                u32::from_le_bytes(word.unwrap_or_default())
+            };
+            let (own, position, silence) = (word(0) as usize, word(4), word(8));
+            let before = heard.positions.insert(own, position);
+            let Some(pulses) = pulses else { continue };
+            if before != Some(position) {
+                pulses.advance(own, (position != IDLE).then_some(position as usize));
+            }
+            pulses.beat_before(own, Duration::from_millis(u64::from(silence)));
+        }
+    }
+
+    /// A process that gave no sign of life for as long as `deadline`, or a store that did not answer.
+    fn silent(&self, own: usize, deadline: Duration) -> Option<Elsewhere> {
+        if self.answered.elapsed() > deadline {
+            // Who serves the store is silent, or everything is.
+            let reason = format!("the store has not answered for {:.1?}", self.answered.elapsed());
+            return Some(Elsewhere { process: None, reason });
+        }
+        let others = self.heard.iter().enumerate().filter(|(rank, _)| *rank != own);
+        let mut silent = others.filter(|(_, heard)| !heard.left && heard.at.elapsed() > deadline);
+        let (rank, heard) = silent.next()?;
+        let reason = format!(
+            "no sign of life for {:.1?}{}: it was stopped, or the network is cut",
+            heard.at.elapsed(),
+            self.doing(rank)
+        );
+        Some(Elsewhere { process: Some(rank), reason })
+    }
+
+    /// ", in 1F3" for each device of a process that was last heard of in an action.
+    fn doing(&self, rank: usize) -> String {
+        let Some((program, ..)) = &self.run else { return String::new() };
+        let devices = self.devices.get(rank).map_or(&[][..], Vec::as_slice);
+        let action = |device: &DeviceId| {
+            let position = *self.heard.get(rank)?.positions.get(&device.index())?;
+            program.devices.get(device.index())?.get(position as usize)
+        };
+        let actions: Vec<String> =
+            devices.iter().filter_map(action).map(ToString::to_string).collect();
+        if actions.is_empty() { String::new() } else { format!(", in {}", actions.join(" and ")) }
+    }
+}
+
+/// Tells of a failure, if it is the first; returns the first.
+fn tell(store: &TcpStore, why: &Elsewhere) -> Option<Elsewhere> {
+    let mut text = why.process.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
+    text.push(' ');
+    text.push_str(&why.reason);
+    let end = (0..=REASON_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or_default());
+    let first = store.compare_set(FAILED, b"", text.as_bytes()).ok()?;
+    Some(read_failure(&first))
+}
+
+fn read_failure(bytes: &[u8]) -> Elsewhere {
+    let text = String::from_utf8_lossy(bytes);
+    let (rank, reason) = text.split_once(' ').unwrap_or(("-", &text));
+    Elsewhere { process: rank.parse().ok(), reason: reason.to_owned() }
+}

@@ -1,0 +1,365 @@
+//! Messages as Gloo takes them: a header of a fixed size, so that its receive can be posted before anything is known of what
+//! comes, and then the elements of each tensor, contiguous. Tensors arrive with the strides that they had: a layer's kernels,
+//! and so its bits, may depend on them.
+
+use gpipe::Value;
+use gpipe::processes::{Message, Parcel, Verdict, Vote, dtype};
+use gpipe_core::{LayerId, MicroBatch};
+use tch::{Kind, Tensor};
+
+/// Bytes of a header.
+pub(crate) const HEADER_BYTES: usize = 1024;
+/// Of the part before the tensors.
+const START_BYTES: usize = 32;
+/// Of a tensor: dtype, dimensions, sizes and strides.
+const TENSOR_BYTES: usize = 2 + 16 * DIMENSIONS_MAX;
+/// Most dimensions of a tensor.
+const DIMENSIONS_MAX: usize = 8;
+/// Most tensors of a header; a message of more has more headers.
+pub(crate) const TENSORS_MAX: usize = (HEADER_BYTES - START_BYTES) / TENSOR_BYTES;
+/// Most tensors of a message.
+const MESSAGE_TENSORS_MAX: usize = 1 << 12;
+/// Most bytes of a tensor: what a damaged header may ask for at most.
+const BYTES_MAX: u64 = 1 << 40;
+/// What every header begins with.
+const MAGIC: u32 = u32::from_le_bytes(*b"gpw1");
+/// In the place of a dtype: there is no tensor.
+const ABSENT: u8 = u8::MAX;
+/// In the place of a micro-batch: it is once per step.
+const NO_MICRO_BATCH: u32 = u32::MAX;
+
+/// What a message is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Value = 0,
+    Vote = 1,
+    Verdict = 2,
+}
+
+/// A header, and the contiguous tensors that follow it.
+pub(crate) struct Part {
+    pub header: Vec<u8>,
+    pub payload: Vec<Tensor>,
+}
+
+/// How a tensor lies in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub kind: Kind,
+    pub sizes: Vec<i64>,
+    pub strides: Vec<i64>,
+}
+
+/// What a header says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    content: u8,
+    pub micro_batch: Option<MicroBatch>,
+    /// Tensors of the whole message, and how many came with earlier headers.
+    pub total: usize,
+    pub before: usize,
+    pub tensors: Vec<Option<Layout>>,
+}
+
+type Result<T> = std::result::Result<T, String>;
+
+fn torch(error: tch::TchError) -> String {
+    error.to_string()
+}
+
+/// A message as parts, to be sent in order. Dense tensors are not copied.
+pub(crate) fn encode(parcel: Parcel<Value>) -> Result<Vec<Part>> {
+    let (content, tensors) = match parcel.message {
+        Message::Value(value) => {
+            let (tensors, ready) = value.into_parts();
+            if let Some(ready) = ready {
+                ready.synchronize().map_err(|error| error.to_string())?;
+            }
+            (Content::Value, tensors)
+        }
+        Message::Vote(vote) => (Content::Vote, vec![Some(bytes_tensor(&vote_bytes(&vote))?)]),
+        Message::Verdict(verdict) => {
+            (Content::Verdict, vec![Some(bytes_tensor(&verdict_bytes(verdict))?)])
+        }
+    };
+    if tensors.len() > MESSAGE_TENSORS_MAX {
+        return Err(format!(
+            "a value of {} tensors: {MESSAGE_TENSORS_MAX} can be sent",
+            tensors.len()
+        ));
+    }
+    let total = tensors.len();
+    let mut parts = Vec::new();
+    let mut before = 0;
+    let mut rest = tensors.into_iter().peekable();
+    // A value without tensors is one header.
+    while parts.is_empty() || rest.peek().is_some() {
+        let mut header = start(content, parcel.micro_batch, total, before);
+        let mut payload = Vec::new();
+        for tensor in rest.by_ref().take(TENSORS_MAX) {
+            before += 1;
+            let layout = tensor.as_ref().map(Layout::of);
+            put_layout(&mut header, layout.as_ref())?;
+            let Some((tensor, layout)) = tensor.as_ref().zip(layout) else { continue };
+            if tensor.numel() > 0 {
+                payload.push(layout.flat(tensor)?);
+            }
+        }
+        header.resize(HEADER_BYTES, 0);
+        parts.push(Part { header, payload });
+    }
+    Ok(parts)
+}
+
+fn start(
+    content: Content,
+    micro_batch: Option<MicroBatch>,
+    total: usize,
+    before: usize,
+) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    header.extend(MAGIC.to_le_bytes());
+    header.extend([content as u8, 0, 0, 0]);
+    header.extend(micro_batch.map_or(NO_MICRO_BATCH, |m| m.0).to_le_bytes());
+    header.extend((total as u32).to_le_bytes());
+    header.extend((before as u32).to_le_bytes());
+    header.resize(START_BYTES, 0);
+    header
+}
+
+fn put_layout(header: &mut Vec<u8>, layout: Option<&Layout>) -> Result<()> {
+    let end = header.len() + TENSOR_BYTES;
+    match layout {
+        None => header.push(ABSENT),
+        Some(Layout { kind, sizes, strides }) => {
+            let dtype = dtype::code(*kind).ok_or_else(|| format!("{kind:?} cannot be sent"))?;
+            if sizes.len() > DIMENSIONS_MAX {
+                return Err(format!(
+                    "a tensor of {} dimensions: {DIMENSIONS_MAX} can be sent",
+                    sizes.len()
+                ));
+            }
+            header.extend([dtype, sizes.len() as u8]);
+            header.extend(sizes.iter().chain(strides).flat_map(|number| number.to_le_bytes()));
+        }
+    }
+    header.resize(end, 0);
+    Ok(())
+}
+
+impl Header {
+    /// Reads a header. What it says is bounded, whatever it was.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        let bad = |what: &str| format!("a damaged header: {what}");
+        let word = |at: usize| -> Result<u32> {
+            let word = bytes.get(at..at + 4).and_then(|word| word.try_into().ok());
+            word.map(u32::from_le_bytes).ok_or_else(|| bad("it is too short"))
+        };
+        if bytes.len() != HEADER_BYTES || word(0)? != MAGIC {
+            return Err(bad("it does not begin as one"));
+        }
+        let content = bytes.get(4).copied().unwrap_or(u8::MAX);
+        let micro_batch = Some(word(8)?).filter(|m| *m != NO_MICRO_BATCH).map(MicroBatch);
+        let (total, before) = (word(12)? as usize, word(16)? as usize);
+        if content > Content::Verdict as u8 || total > MESSAGE_TENSORS_MAX || before > total {
+            return Err(bad("its counts"));
+        }
+        let here = (total - before).min(TENSORS_MAX);
+        let rest = bytes.get(START_BYTES..).unwrap_or_default().chunks(TENSOR_BYTES).take(here);
+        let tensors = rest.map(Layout::decode).collect::<Option<Vec<_>>>();
+        let tensors = tensors.ok_or_else(|| bad("a tensor's layout"))?;
+        Ok(Self { content, micro_batch, total, before, tensors })
+    }
+
+    /// The message of all tensors that came with its headers.
+    pub(crate) fn message(&self, tensors: Vec<Option<Tensor>>) -> Result<Message<Value>> {
+        if self.content == Content::Value as u8 {
+            return Ok(Message::Value(Value::new(tensors)));
+        }
+        let bytes = tensors.into_iter().flatten().next().map(|tensor| tensor_bytes(&tensor));
+        let bytes = bytes.transpose()?.unwrap_or_default();
+        let message = if self.content == Content::Vote as u8 {
+            read_vote(&bytes).map(Message::Vote)
+        } else {
+            read_verdict(&bytes).map(Message::Verdict)
+        };
+        message.ok_or_else(|| "a damaged part of the norm, or verdict".to_owned())
+    }
+}
+
+impl Layout {
+    fn of(tensor: &Tensor) -> Self {
+        let (sizes, strides) = (tensor.size(), tensor.stride());
+        let own = Self { kind: tensor.kind(), strides, sizes };
+        // What overlaps in a way that no expanding gives is sent as new memory.
+        if own.is_expanded() { own } else { own.contiguous() }
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Option<Self>> {
+        let (&code, rest) = bytes.split_first()?;
+        if code == ABSENT {
+            return Some(None);
+        }
+        let kind = dtype::kind(code)?;
+        let (&dimensions, rest) = rest.split_first()?;
+        let dimensions = usize::from(dimensions);
+        let numbers = rest.get(..16 * dimensions)?.chunks_exact(8);
+        let numbers: Vec<i64> =
+            numbers.filter_map(|n| n.try_into().ok().map(i64::from_le_bytes)).collect();
+        let (sizes, strides) = numbers.split_at_checked(dimensions)?;
+        let layout = Self { kind, sizes: sizes.to_vec(), strides: strides.to_vec() };
+        let fits = layout.extent()?.checked_mul(kind.elt_size_in_bytes() as u64)? <= BYTES_MAX;
+        (dimensions <= DIMENSIONS_MAX && fits && layout.is_expanded()).then_some(Some(layout))
+    }
+
+    /// How many elements of memory it spans; `None`: too many, or negative ones.
+    fn extent(&self) -> Option<u64> {
+        let mut extent = 1_u64;
+        for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
+            let (size, stride) = (u64::try_from(size).ok()?, u64::try_from(stride).ok()?);
+            if size == 0 {
+                return Some(0);
+            }
+            extent = extent.checked_add(stride.checked_mul(size - 1)?)?;
+        }
+        Some(extent)
+    }
+
+    /// Sizes and strides of the dimensions that count, from the innermost.
+    fn inner(&self) -> Vec<(i64, i64)> {
+        let mut inner: Vec<(i64, i64)> = self
+            .sizes
+            .iter()
+            .zip(&self.strides)
+            .filter(|&(&size, &stride)| size > 1 && stride != 0)
+            .map(|(&size, &stride)| (stride, size))
+            .collect();
+        inner.sort_unstable();
+        inner.into_iter().map(|(stride, size)| (size, stride)).collect()
+    }
+
+    /// Whether it is a tensor of distinct elements, some of whose dimensions may be expanded.
+    fn is_expanded(&self) -> bool {
+        let mut span = 1_i64;
+        self.inner().into_iter().all(|(size, stride)| {
+            let apart = stride >= span;
+            span = stride.saturating_mul(size - 1).saturating_add(span);
+            apart
+        })
+    }
+
+    /// Whether its elements are all of a piece of memory, each once.
+    fn is_dense(&self) -> bool {
+        let mut next = 1_i64;
+        let inner = self.inner().into_iter().all(|(size, stride)| {
+            let follows = stride == next;
+            next = next.saturating_mul(size);
+            follows
+        });
+        inner && self.compact() == self.sizes
+    }
+
+    /// The sizes without the expanded dimensions.
+    fn compact(&self) -> Vec<i64> {
+        let sizes = self.sizes.iter().zip(&self.strides);
+        sizes.map(|(&size, &stride)| if stride == 0 { size.min(1) } else { size }).collect()
+    }
+
+    fn contiguous(self) -> Self {
+        let mut next = 1;
+        let mut strides: Vec<i64> = self
+            .sizes
+            .iter()
+            .rev()
+            .map(|&size| {
+                let stride = next;
+                next *= size.max(1);
+                stride
+            })
+            .collect();
+        strides.reverse();
+        Self { strides, ..self }
+    }
+
+    /// The elements of `tensor` in one contiguous dimension.
+    fn flat(&self, tensor: &Tensor) -> Result<Tensor> {
+        let tensor = tensor.f_detach().map_err(torch)?;
+        if self.is_dense() && tensor.stride() == self.strides {
+            let count = tensor.numel() as i64;
+            return tensor.f_as_strided([count], [1], None).map_err(torch);
+        }
+        let mut compact = tensor;
+        for (dimension, (&size, &kept)) in self.sizes.iter().zip(&self.compact()).enumerate() {
+            if size != kept {
+                compact = compact.f_narrow(dimension as i64, 0, kept).map_err(torch)?;
+            }
+        }
+        compact.f_contiguous().and_then(|tensor| tensor.f_flatten(0, -1)).map_err(torch)
+    }
+
+    /// Memory to receive its elements in; `None`: it has none.
+    pub(crate) fn receiver(&self) -> Result<Option<Tensor>> {
+        let count: i64 = self.compact().iter().product();
+        let options = (self.kind, tch::Device::Cpu);
+        (count > 0).then(|| Tensor::f_empty([count], options).map_err(torch)).transpose()
+    }
+
+    /// The tensor whose elements were received.
+    pub(crate) fn tensor(&self, received: Option<Tensor>) -> Result<Tensor> {
+        let options = (self.kind, tch::Device::Cpu);
+        let Some(flat) = received else {
+            return Tensor::f_empty_strided(&self.sizes, &self.strides, options).map_err(torch);
+        };
+        if self.is_dense() {
+            return flat.f_as_strided(&self.sizes, &self.strides, None).map_err(torch);
+        }
+        let compact = self.compact();
+        let mut own = Tensor::f_empty_strided(&compact, &self.strides, options).map_err(torch)?;
+        let values = flat.f_view(&compact[..]).map_err(torch)?;
+        own.f_copy_(&values).map_err(torch)?;
+        own.f_expand(&self.sizes[..], false).map_err(torch)
+    }
+}
+
+/// Bytes as a tensor.
+pub(crate) fn bytes_tensor(bytes: &[u8]) -> Result<Tensor> {
+    Tensor::f_from_slice(bytes).map_err(torch)
+}
+
+/// The bytes of a tensor of bytes.
+pub(crate) fn tensor_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; tensor.numel()];
+    tensor.f_copy_data_u8(&mut bytes, tensor.numel()).map_err(torch)?;
+    Ok(bytes)
+}
+
+fn vote_bytes(vote: &Vote) -> Vec<u8> {
+    let square = |(layer, square): &(LayerId, f64)| {
+        layer.0.to_le_bytes().into_iter().chain(square.to_le_bytes())
+    };
+    vote.squares.iter().flat_map(square).collect()
+}
+
+fn read_vote(bytes: &[u8]) -> Option<Vote> {
+    let squares = bytes.chunks(12).map(|pair| {
+        let (layer, square) = pair.split_at_checked(4)?;
+        let layer = LayerId(u32::from_le_bytes(layer.try_into().ok()?));
+        Some((layer, f64::from_le_bytes(square.try_into().ok()?)))
+    });
+    Some(Vote { squares: squares.collect::<Option<_>>()? })
+}
+
+fn verdict_bytes(verdict: Verdict) -> Vec<u8> {
+    let numbers = [verdict.norm, verdict.scale].into_iter().flat_map(f64::to_le_bytes);
+    [u8::from(verdict.apply)].into_iter().chain(numbers).collect()
+}
+
+fn read_verdict(bytes: &[u8]) -> Option<Verdict> {
+    let (&apply, rest) = bytes.split_first()?;
+    let (norm, scale) = rest.split_at_checked(8)?;
+    let number = |bytes: &[u8]| Some(f64::from_le_bytes(bytes.try_into().ok()?));
+    Some(Verdict { apply: apply == 1, norm: number(norm)?, scale: number(scale)? })
+}
+
+#[cfg(test)]
+mod tests;

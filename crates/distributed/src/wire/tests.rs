@@ -1,0 +1,155 @@
+//! Messages through their parts and back, and damaged headers.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // tests may panic
+
+use gpipe_core::splitmix::Stream;
+use tch::Device;
+
+use super::*;
+
+/// Sends a message as its parts say, and reads it again.
+fn through(parcel: Parcel<Value>) -> (Option<MicroBatch>, Message<Value>) {
+    let parts = encode(parcel).unwrap();
+    let mut tensors = Vec::new();
+    let mut last = None;
+    for part in parts {
+        let header = Header::decode(&part.header).unwrap();
+        assert_eq!(header.before, tensors.len());
+        let mut payload = part.payload.into_iter();
+        for layout in &header.tensors {
+            let tensor = layout.as_ref().map(|layout| {
+                let received = layout.receiver().unwrap().map(|mut into| {
+                    let sent = payload.next().unwrap();
+                    assert!(sent.is_contiguous() && sent.size() == into.size());
+                    into.copy_(&sent);
+                    into
+                });
+                layout.tensor(received).unwrap()
+            });
+            tensors.push(tensor);
+        }
+        assert!(payload.next().is_none());
+        last = Some(header);
+    }
+    let header = last.unwrap();
+    assert_eq!(header.total, tensors.len());
+    (header.micro_batch, header.message(tensors).unwrap())
+}
+
+fn value(tensors: &[Option<Tensor>]) -> Parcel<Value> {
+    let tensors = tensors.iter().map(|own| own.as_ref().map(Tensor::shallow_clone)).collect();
+    Parcel { micro_batch: Some(MicroBatch(7)), message: Message::Value(Value::new(tensors)) }
+}
+
+fn random(sizes: &[i64], kind: Kind) -> Tensor {
+    Tensor::randn(sizes, (Kind::Float, Device::Cpu)).to_kind(kind)
+}
+
+#[track_caller]
+fn assert_arrives(tensors: &[Option<Tensor>]) {
+    let (micro_batch, message) = through(value(tensors));
+    assert_eq!(micro_batch, Some(MicroBatch(7)));
+    let Message::Value(found) = message else { panic!("not a value") };
+    let found = found.into_parts().0;
+    assert_eq!(found.len(), tensors.len());
+    for (found, own) in found.iter().zip(tensors) {
+        assert_eq!(found.is_some(), own.is_some());
+        let Some((found, own)) = found.as_ref().zip(own.as_ref()) else { continue };
+        assert_eq!((found.kind(), found.size()), (own.kind(), own.size()));
+        assert_eq!(found.stride(), own.stride(), "{:?}", own.size());
+        assert!(found.equal(own) || own.numel() == 0);
+    }
+}
+
+#[test]
+fn oracle_tensors_arrive_with_their_strides() {
+    let images = random(&[2, 3, 5, 4], Kind::Float);
+    let last = images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
+    let rows = random(&[6, 10], Kind::BFloat16);
+    assert_arrives(&[
+        Some(images.shallow_clone()),
+        Some(last),
+        None,
+        Some(rows.narrow(1, 2, 3)),      // with gaps
+        Some(rows.narrow(0, 3, 1).tr()), // an offset, a dimension of one
+        Some(random(&[1, 7], Kind::Half).expand([4, 7], false)),
+        Some(random(&[3, 1, 2], Kind::Double).expand([3, 5, 2], false).narrow(2, 1, 1)),
+        Some(Tensor::from(3.5)), // no dimension
+        Some(Tensor::zeros([0, 4], (Kind::Int64, Device::Cpu))),
+        Some(Tensor::from_slice(&[true, false])),
+        Some(random(&[1, 1, 1, 1, 1, 2, 1, 2], Kind::Int)),
+    ]);
+    assert_arrives(&[]);
+    assert_arrives(&[None]);
+    for count in [TENSORS_MAX - 1, TENSORS_MAX, TENSORS_MAX + 1, 3 * TENSORS_MAX + 2] {
+        let many: Vec<_> =
+            (0..count as i64).map(|i| Some(random(&[i % 3 + 1], Kind::Float))).collect();
+        assert_arrives(&many);
+    }
+}
+
+#[test]
+fn oracle_votes_and_verdicts_arrive_to_the_bit() {
+    let vote =
+        Vote { squares: vec![(LayerId(3), f64::NAN), (LayerId(9), -0.0), (LayerId(0), 1.0 / 3.0)] };
+    let (micro_batch, message) =
+        through(Parcel { micro_batch: None, message: Message::Vote(vote.clone()) });
+    assert_eq!(micro_batch, None);
+    let Message::Vote(found) = message else { panic!("no vote") };
+    let bits = |vote: &Vote| -> Vec<(LayerId, u64)> {
+        vote.squares.iter().map(|(layer, square)| (*layer, square.to_bits())).collect()
+    };
+    assert_eq!(bits(&found), bits(&vote));
+    let verdict = Verdict { apply: true, norm: 0.1, scale: f64::MIN_POSITIVE };
+    let (_, message) = through(Parcel { micro_batch: None, message: Message::Verdict(verdict) });
+    let Message::Verdict(found) = message else { panic!("no verdict") };
+    assert_eq!(found, verdict);
+}
+
+/// What overlaps has no memory of its own to arrive in: its elements arrive, in new memory.
+#[test]
+fn oracle_overlapping_tensors_arrive_contiguous() {
+    let windows = random(&[9], Kind::Float).unfold(0, 3, 1);
+    let (_, message) = through(value(&[Some(windows.shallow_clone())]));
+    let Message::Value(found) = message else { panic!("not a value") };
+    let found = found.into_parts().0.remove(0).unwrap();
+    assert_eq!(found.stride(), [3, 1]);
+    assert_eq!(found, windows);
+}
+
+#[test]
+fn fault_what_cannot_be_sent_is_an_error() {
+    let nine = random(&[1; 9], Kind::Float);
+    assert!(encode(value(&[Some(nine)])).is_err_and(|error| error.contains("9 dimensions")));
+    let complex = Tensor::zeros([2], (Kind::ComplexFloat, Device::Cpu));
+    assert!(encode(value(&[Some(complex)])).is_err_and(|error| error.contains("ComplexFloat")));
+}
+
+/// No damaged header is more than an error, and none asks for more memory than it may.
+#[test]
+fn fault_damaged_headers_are_errors_or_harmless() {
+    let parcel = value(&[Some(random(&[2, 3], Kind::Float)), None, Some(random(&[4], Kind::Half))]);
+    let header = encode(parcel).unwrap().remove(0).header;
+    assert!(Header::decode(&header).is_ok());
+    assert!(Header::decode(&header[..HEADER_BYTES - 1]).is_err());
+    let (mut stream, mut refused) = (Stream::new(11), 0);
+    for _ in 0..20_000 {
+        let mut damaged = header.clone();
+        for _ in 0..=stream.below(4) {
+            let at =
+                if stream.below(2) == 0 { stream.below(80) } else { stream.below(HEADER_BYTES) };
+            damaged[at] = stream.below(256) as u8;
+        }
+        match Header::decode(&damaged) {
+            Err(_) => refused += 1,
+            Ok(header) => {
+                let layouts = header.tensors.iter().flatten();
+                for layout in layouts {
+                    let bytes = layout.extent().unwrap() * layout.kind.elt_size_in_bytes() as u64;
+                    assert!(bytes <= BYTES_MAX && layout.is_expanded());
+                }
+            }
+        }
+    }
+    assert!(refused > 5_000, "{refused}");
+}

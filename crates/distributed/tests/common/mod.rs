@@ -1,0 +1,59 @@
+//! Ranks as threads of one process: each has its own connections, over c10d on loopback, and its own pipeline.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+#[path = "../../../gpipe/tests/common/mod.rs"]
+pub mod model;
+
+use std::{net::TcpListener, sync::Arc, time::Duration};
+
+use gpipe_distributed::{Cluster, JoinError, Meeting, Store};
+
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How rank `rank` of `size` meets the others, at the store that rank 0 serves.
+pub fn meeting(rank: usize, size: usize, listener: &TcpListener, deadline: Duration) -> Meeting {
+    let port = listener.local_addr().unwrap().port();
+    let store = match rank {
+        0 => Store::Serve(listener.try_clone().unwrap()),
+        _ => Store::At { host: "127.0.0.1".into(), port },
+    };
+    Meeting {
+        rank,
+        size,
+        store,
+        name: "test".into(),
+        address: "127.0.0.1".into(),
+        deadline,
+        facts: vec![("version".into(), "1".into())],
+    }
+}
+
+/// Calls `process` for each of `size` ranks that have met, all at once.
+pub fn in_processes<T: Send>(
+    size: usize,
+    deadline: Duration,
+    process: impl Fn(Arc<Cluster>) -> T + Sync,
+) -> Vec<T> {
+    joined(size, deadline, |meeting| meeting, |cluster| process(cluster.unwrap()))
+}
+
+/// The same, where ranks meet as `change` says, and may not come together.
+pub fn joined<T: Send>(
+    size: usize,
+    deadline: Duration,
+    change: impl Fn(Meeting) -> Meeting + Sync,
+    process: impl Fn(Result<Arc<Cluster>, JoinError>) -> T + Sync,
+) -> Vec<T> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..size)
+            .map(|rank| {
+                let (listener, change, process) = (&listener, &change, &process);
+                scope.spawn(move || {
+                    process(Cluster::join(change(meeting(rank, size, listener, deadline))))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

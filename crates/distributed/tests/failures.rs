@@ -1,0 +1,121 @@
+//! Family `fault_`: whatever fails wherever, every process ends in time with the one error, which names the rank.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{
+    DEADLINE, in_processes, joined,
+    model::{Features, Run, batch, model},
+};
+use gpipe::processes::Transport;
+use gpipe_distributed::Meeting;
+
+fn builder(stages: usize) -> gpipe::PipelineBuilder {
+    Run { stages, ..Run::plain() }.builder(model(Features::plain()), 3)
+}
+
+#[test]
+fn fault_processes_that_do_not_belong_together_are_refused_by_all() {
+    let change = |mut meeting: Meeting| {
+        if meeting.rank == 2 {
+            meeting.facts[0].1 = "2".into();
+        }
+        meeting
+    };
+    let errors = joined(3, DEADLINE, change, |joined| joined.err().unwrap().to_string());
+    for error in errors {
+        assert_eq!(error, "rank 2: it has another version than rank 0: 2, not 1");
+    }
+}
+
+#[test]
+fn fault_another_pipeline_is_refused_by_all_with_the_difference() {
+    let errors = in_processes(2, DEADLINE, |cluster| {
+        let seed = 11 + cluster.rank() as u64;
+        let built = builder(2).seed(seed).processes(cluster).build();
+        built.err().unwrap().to_string()
+    });
+    for error in errors {
+        assert_eq!(error, "rank 1: it has another seed than rank 0: 12, not 11");
+    }
+}
+
+#[test]
+fn fault_more_processes_than_stages_are_refused() {
+    let errors = in_processes(3, DEADLINE, |cluster| {
+        builder(2).processes(cluster).build().err().unwrap().to_string()
+    });
+    for error in errors {
+        assert!(error.starts_with("3 processes for 2 stages"), "{error}");
+    }
+}
+
+#[test]
+fn fault_a_rank_that_does_not_come_is_named() {
+    let change = |mut meeting: Meeting| {
+        meeting.size = 3;
+        meeting
+    };
+    let start = Instant::now();
+    let deadline = Duration::from_millis(700);
+    let errors = joined(2, deadline, change, |joined| joined.err().unwrap().to_string());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    for error in errors {
+        assert!(error.starts_with("rank 2 of 3 did not come within"), "{error}");
+    }
+}
+
+#[test]
+fn fault_two_processes_of_one_rank_are_refused() {
+    let change = |mut meeting: Meeting| {
+        meeting.rank = meeting.rank.min(1);
+        meeting
+    };
+    let deadline = Duration::from_secs(5);
+    let errors = joined(3, deadline, change, |joined| joined.err().map(|error| error.to_string()));
+    let errors: Vec<String> = errors.into_iter().flatten().collect();
+    let twice = errors.iter().filter(|error| error.starts_with("two processes are rank 1"));
+    assert_eq!(twice.count(), 1, "{errors:?}");
+}
+
+#[test]
+fn fault_a_stage_that_fails_ends_all_processes_with_its_error() {
+    let errors = in_processes(3, DEADLINE, |cluster| {
+        // Its own rank has bad numbers: a token that is not in the vocabulary.
+        let mut pipeline = builder(3).processes(cluster).build().unwrap();
+        let (inputs, targets) = batch(6, 0);
+        pipeline.train_step(&inputs, &targets).unwrap();
+        let error = pipeline.train_step(inputs + 1000, &targets).unwrap_err().to_string();
+        let again = pipeline.train_step(batch(6, 1).0, &targets).unwrap_err().to_string();
+        (error, again)
+    });
+    for (rank, (error, again)) in errors.into_iter().enumerate() {
+        assert!(error.contains("'embedding'") && error.contains("0F0"), "rank {rank}: {error}");
+        assert_eq!(error.contains("rank 0: "), rank != 0, "rank {rank}: {error}");
+        assert!(again.contains("cannot go on"), "rank {rank}: {again}");
+    }
+}
+
+#[test]
+fn fault_a_process_that_leaves_is_named_by_those_that_wait_for_it() {
+    let start = Instant::now();
+    let deadline = Duration::from_secs(3);
+    let errors = in_processes(3, deadline, |cluster| {
+        let leaves = cluster.rank() == 1;
+        let mut pipeline = builder(3).processes(cluster).build().unwrap();
+        let (inputs, targets) = batch(6, 0);
+        pipeline.train_step(&inputs, &targets).unwrap();
+        if leaves {
+            return None;
+        }
+        Some(pipeline.train_step(&inputs, &targets).unwrap_err().to_string())
+    });
+    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+    let errors: Vec<String> = errors.into_iter().flatten().collect();
+    assert_eq!(errors.len(), 2);
+    for error in &errors {
+        assert!(error.contains("rank 1"), "{error}");
+    }
+}

@@ -1,0 +1,153 @@
+//! Family `transparency_`: several processes, each with one stage or several, give what one process gives, to the last bit.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use common::{
+    DEADLINE, in_processes,
+    model::{Features, Named, Recipe, Run, assert_same_bits, batch, bits, flat, model, restore},
+};
+use gpipe::{Pipeline, processes::Transport};
+use tch::Kind;
+
+/// What training gives: numbers of every step, its gradients, the state afterwards, and outputs.
+struct Computed {
+    numbers: Vec<u64>,
+    gradients: Named,
+    state: Named,
+    outputs: Vec<u64>,
+}
+
+const STEPS: u64 = 3;
+
+fn train(pipeline: &mut Pipeline, samples: &[i64]) -> Computed {
+    let (mut numbers, mut gradients) = (Vec::new(), Named::new());
+    for step in 0..STEPS {
+        let (inputs, targets) = batch(samples[step as usize % samples.len()], step);
+        let report = pipeline.train_step(inputs, &targets).unwrap();
+        numbers.extend([report.loss, report.grad_norm, report.count, report.lr].map(f64::to_bits));
+        numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
+        let own = pipeline.gradients().unwrap();
+        gradients.extend(own.into_iter().map(|(name, tensor)| (format!("{name} {step}"), tensor)));
+    }
+    let (inputs, targets) = batch(5, 77);
+    let evaluation = pipeline.evaluate(&inputs, &targets).unwrap();
+    numbers.push(evaluation.loss.to_bits());
+    let outputs = pipeline.predict(&inputs).unwrap();
+    let outputs = outputs.iter().flat_map(bits).collect();
+    Computed { numbers, gradients, state: flat(pipeline), outputs }
+}
+
+fn builder(features: Features, run: &Run, micro_batches: usize) -> gpipe::PipelineBuilder {
+    features.build(run.builder(model(features), micro_batches).clip_norm(1.0))
+}
+
+/// By name, because each process has those of its stages.
+fn merged(parts: Vec<Named>) -> Named {
+    let mut all: Named = parts.into_iter().flatten().collect();
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
+    all.dedup_by(|(a, _), (b, _)| a == b);
+    all
+}
+
+fn matrix(features: Features, cases: &[(Vec<i64>, usize)]) {
+    for (samples, micro_batches) in cases {
+        let mut plain = builder(features, &Run::plain(), *micro_batches).build().unwrap();
+        let expected = train(&mut plain, samples);
+        let layers = model(features).len();
+        for processes in [2, 3, 4] {
+            // All cuts and policies of as many stages or more; the whole list is in the matrix of threads.
+            let runs = Run::all(layers).into_iter().filter(|run| run.stages >= processes);
+            for (index, run) in runs.enumerate() {
+                if index % 3 != processes % 3 && std::env::var_os("GPIPE_SOAK").is_none() {
+                    continue;
+                }
+                let what = format!(
+                    "{run:?} in {processes} processes: {features:?} N={samples:?} M={micro_batches}"
+                );
+                let found = in_processes(processes, DEADLINE, |cluster| {
+                    let built = builder(features, &run, *micro_batches).processes(cluster);
+                    train(&mut built.build().unwrap(), samples)
+                });
+                let (mut gradients, mut states) = (Vec::new(), Vec::new());
+                for own in found {
+                    assert_eq!(own.numbers, expected.numbers, "{what}");
+                    assert!(own.outputs == expected.outputs, "{what}");
+                    gradients.push(own.gradients);
+                    states.push(own.state);
+                }
+                let sorted = |named: &Named| {
+                    merged(vec![
+                        named.iter().map(|(n, t)| (n.clone(), t.shallow_clone())).collect(),
+                    ])
+                };
+                assert_same_bits(&merged(gradients), &sorted(&expected.gradients), &what);
+                assert_same_bits(&merged(states), &sorted(&expected.state), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn transparency_of_processes() {
+    let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
+    matrix(features, &[(vec![7, 5], 3), (vec![3, 1, 6], 4)]);
+}
+
+#[test]
+fn transparency_of_processes_with_everything() {
+    let recipe = Recipe::Everything;
+    let features = Features { tied: true, skip: true, dropout: 0.2, recipe, ..Features::plain() };
+    matrix(features, &[(vec![8], 4)]);
+    let kind = Kind::BFloat16;
+    matrix(Features { batch_norm: true, kind, recipe: Recipe::Adam, ..features }, &[(vec![6], 3)]);
+}
+
+/// A state that was taken in processes is put back in other ones, or in none.
+#[test]
+fn transparency_of_a_state_between_processes() {
+    let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
+    let run = Run { stages: 4, ..Run::plain() };
+    let steps = |pipeline: &mut Pipeline, range: std::ops::Range<u64>| {
+        for step in range {
+            let (inputs, targets) = batch(6, step);
+            pipeline.train_step(inputs, &targets).unwrap();
+        }
+    };
+    let mut plain = builder(features, &Run::plain(), 3).build().unwrap();
+    steps(&mut plain, 0..4);
+    let expected = flat(&mut plain);
+    let parts = in_processes(2, DEADLINE, |cluster| {
+        let mut pipeline = builder(features, &run, 3).processes(cluster).build().unwrap();
+        steps(&mut pipeline, 0..2);
+        pipeline.state().unwrap()
+    });
+    let mut parts = parts.into_iter();
+    let mut state = parts.next().unwrap();
+    state.stages.extend(parts.flat_map(|part| part.stages));
+    let mut alone = builder(features, &Run { stages: 2, ..Run::plain() }, 3).build().unwrap();
+    restore(&mut alone, state);
+    steps(&mut alone, 2..4);
+    let sorted = |named: Named| merged(vec![named]);
+    assert_same_bits(&sorted(flat(&mut alone)), &sorted(expected), "resumed in one process");
+}
+
+#[test]
+fn oracle_every_process_has_the_report_of_all_stages() {
+    let features = Features::plain();
+    let run = Run { stages: 4, ..Run::plain() };
+    let reports = in_processes(2, DEADLINE, |cluster| {
+        let rank = cluster.rank();
+        let mut pipeline = builder(features, &run, 3).processes(cluster).build().unwrap();
+        let (inputs, targets) = batch(6, 1);
+        let report = pipeline.train_step(inputs, &targets).unwrap();
+        assert_eq!((report.stages.len(), report.timeline.devices.len()), (4, 4));
+        assert!(report.stages.iter().all(|stage| stage.peak.0 > 0));
+        // Each stage's time is all accounted for, on the clock that they share.
+        let program_ends = report.timeline.devices.iter().map(|list| list.last().unwrap().end);
+        assert_eq!(program_ends.max().unwrap(), report.time);
+        (rank, report.stages.iter().map(|stage| stage.sent).collect::<Vec<_>>(), report.time)
+    });
+    assert_eq!(reports[0].1, reports[1].1);
+    assert_eq!(reports[0].2, reports[1].2);
+}

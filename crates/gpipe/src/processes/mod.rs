@@ -1,0 +1,214 @@
+//! A pipeline in several processes: what it asks of a transport, and how a run's results become those of all of them.
+//!
+//! Every process builds the same pipeline and makes the same calls in the same order. A stage is in one process; values
+//! between stages of two processes go through the transport, which is c10d's in `gpipe-distributed`.
+//!
+//! - `pack`: a step's results as bytes
+//! - [`dtype`]: dtypes as numbers
+//! - here: the seam to the transport, and the runtime's [`Peers`] on it
+
+pub mod dtype;
+mod pack;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use gpipe_bridge::memory;
+use gpipe_core::{DeviceId, Half, Nanos, StageId, lower::Program};
+use gpipe_runtime::{Crew, Peers, peers::Share};
+pub use gpipe_runtime::{
+    Elsewhere, Verdict, Vote,
+    link::Message,
+    peers::{Alarm, Crossing, Inbound, Outbound, Parcel, Run},
+    pulse::Pulses,
+};
+use pack::{pack, unpack};
+
+use crate::{
+    error::{Error, Result},
+    stage::Stage,
+    value::Value,
+};
+
+/// The other processes of a pipeline, as one of them sees them. Ranks count from 0.
+pub trait Transport: Send + Sync + 'static {
+    /// The number of this process.
+    fn rank(&self) -> usize;
+
+    /// How many there are.
+    fn size(&self) -> usize;
+
+    /// Compares facts, by name, with those of the other processes; every process calls it with its own.
+    ///
+    /// # Errors
+    /// The first fact that is another elsewhere, with both sides; a process that does not come.
+    fn agree(&self, facts: &[(String, String)]) -> std::result::Result<(), Elsewhere>;
+
+    /// As [`gpipe_runtime::Peers::begin`].
+    ///
+    /// # Errors
+    /// Another process is gone.
+    fn begin(&self, run: Run) -> std::result::Result<(), Elsewhere>;
+
+    /// As [`gpipe_runtime::Peers::outbound`]. Tensors are on the CPU, of any strides.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    fn outbound(
+        &self,
+        crossing: Crossing,
+    ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere>;
+
+    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, strides included, and are allocated in the calling thread.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    fn inbound(
+        &self,
+        crossing: Crossing,
+    ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere>;
+
+    /// As [`gpipe_runtime::Peers::fail`].
+    fn fail(&self, why: &Elsewhere);
+
+    /// Gives `own` to every process, and waits for theirs; by rank.
+    ///
+    /// # Errors
+    /// Another process failed or is gone.
+    fn gather(&self, own: Vec<u8>) -> std::result::Result<Vec<Vec<u8>>, Elsewhere>;
+
+    /// The time now on a clock that all processes share.
+    fn now(&self) -> Nanos;
+}
+
+/// The process of a stage: contiguous blocks, as equal as can be.
+pub fn process_of(stage: usize, stages: usize, processes: usize) -> usize {
+    stage * processes / stages.max(1)
+}
+
+/// A transport as the runtime sees it.
+pub(crate) struct Joined {
+    transport: Arc<dyn Transport>,
+    stages: usize,
+    /// Where the memory of each stage that is here is counted.
+    arenas: Mutex<HashMap<StageId, u32>>,
+    /// What is run.
+    program: Mutex<Option<Arc<Program>>>,
+}
+
+impl Joined {
+    /// Meets the other processes, which must have the same facts.
+    pub(crate) fn new(
+        transport: &Arc<dyn Transport>,
+        stages: usize,
+        facts: &[(String, String)],
+    ) -> Result<Arc<Self>> {
+        let processes = transport.size();
+        if processes > stages {
+            return Err(Error::Setting(format!(
+                "{processes} processes for {stages} stages: use as many stages, or fewer processes"
+            )));
+        }
+        transport.agree(facts).map_err(|error| Error::Setting(error.to_string()))?;
+        Ok(Arc::new(Self {
+            transport: Arc::clone(transport),
+            stages,
+            arenas: Mutex::default(),
+            program: Mutex::default(),
+        }))
+    }
+
+    /// Lets what arrives for a stage be counted as its own.
+    pub(crate) fn charge(&self, crew: &mut Crew<Stage>) -> Result<()> {
+        let found = crew.visit_all(|_| {
+            |stages: &mut [Stage]| -> Vec<(StageId, u32)> {
+                let arena =
+                    |stage: &Stage| (gpipe_runtime::StageExecutor::stage(stage), stage.arena());
+                stages.iter().map(arena).collect()
+            }
+        })?;
+        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        arenas.extend(found.into_iter().flatten());
+        Ok(())
+    }
+
+    fn program(&self) -> Option<Arc<Program>> {
+        self.program.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Charges what this thread allocates from now on to the stage that `crossing` goes to.
+    fn enter_arena(&self, crossing: Crossing) -> std::result::Result<(), Elsewhere> {
+        let Some(program) = self.program() else { return Ok(()) };
+        let edge = program.topology.edges.get(crossing.edge.index());
+        let stage = edge.map(|edge| match crossing.half {
+            Half::Forward => edge.to,
+            Half::Backward => edge.from,
+        });
+        let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        let arena = stage.and_then(|stage| arenas.get(&stage).copied());
+        let entered = arena.map_or(Ok(()), memory::enter);
+        entered.map_err(|error| own(self.transport.rank(), error.to_string()))
+    }
+}
+
+fn own(rank: usize, reason: String) -> Elsewhere {
+    Elsewhere { process: Some(rank), reason }
+}
+
+impl Peers<Stage> for Joined {
+    fn here(&self) -> usize {
+        self.transport.rank()
+    }
+
+    fn process_of(&self, device: DeviceId) -> usize {
+        process_of(device.index(), self.stages, self.transport.size())
+    }
+
+    fn begin(&self, run: Run) -> std::result::Result<(), Elsewhere> {
+        let mut program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
+        *program = Some(Arc::clone(&run.program));
+        drop(program);
+        self.transport.begin(run)
+    }
+
+    fn outbound(
+        &self,
+        crossing: Crossing,
+    ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere> {
+        self.transport.outbound(crossing)
+    }
+
+    fn inbound(
+        &self,
+        crossing: Crossing,
+    ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere> {
+        self.enter_arena(crossing)?;
+        self.transport.inbound(crossing)
+    }
+
+    fn fail(&self, why: &Elsewhere) {
+        self.transport.fail(why);
+    }
+
+    fn share(&self, share: Share<Stage>) -> std::result::Result<Vec<Share<Stage>>, Elsewhere> {
+        let here = self.transport.rank();
+        let packed = pack(&share).map_err(|reason| own(here, reason))?;
+        let gathered = self.transport.gather(packed)?;
+        let program = self.program();
+        let unpack = |(rank, bytes): (usize, Vec<u8>)| match rank == here {
+            true => Ok(None),
+            false => {
+                unpack(&bytes, program.as_deref()).map(Some).map_err(|reason| own(rank, reason))
+            }
+        };
+        let others: Vec<_> =
+            gathered.into_iter().enumerate().map(unpack).collect::<std::result::Result<_, _>>()?;
+        Ok(others.into_iter().flatten().chain([share]).collect())
+    }
+
+    fn now(&self) -> Nanos {
+        self.transport.now()
+    }
+}
