@@ -33,6 +33,8 @@ const GATHERED_BYTES_MAX: u64 = 1 << 36;
 const BLOCK_TAG: usize = 1;
 const REST_TAG: usize = 2;
 const CLOCK_TAG: usize = 3;
+/// How long who serves the store waits, before it goes, for the others to have read what is in it.
+const GOODBYE: Duration = Duration::from_secs(5);
 /// How often clocks are compared; the answer that took least is the truest.
 const CLOCK_ROUNDS: usize = 8;
 
@@ -156,7 +158,13 @@ impl Cluster {
                 "two processes are rank {rank}: every process needs a rank of its own"
             )));
         }
-        meet(&meeting, rank, size, deadline, facts)?;
+        let met = meet(&meeting, rank, size, deadline, facts);
+        let looked = meeting.add("looked", 1);
+        if serves && met.is_err() && looked.is_ok() {
+            // The others must have seen why, too, before the store is gone.
+            wait_for(&meeting, "looked", size, GOODBYE.min(deadline));
+        }
+        met?;
         let gloo = meeting.prefixed("gloo").map_err(connect("the store".into()))?;
         let what = format!("the processes cannot reach each other (this one is at {address})");
         let group = Group::gloo(&gloo, rank, size, &address, deadline).map_err(connect(what))?;
@@ -327,17 +335,18 @@ impl Drop for Cluster {
         self.shared.interrupt.interrupt();
         self.posted.lock().unwrap_or_else(PoisonError::into_inner).clear();
         drop(self.watcher.take());
-        let failed = self.shared.watch.failed().is_some();
-        let size = self.shared.group.size() as i64;
-        if self.store.add("goodbye", 1).is_err() || !self.serves {
-            return;
+        let said = self.store.add("goodbye", 1);
+        if said.is_ok() && self.serves {
+            wait_for(&self.store, "goodbye", self.shared.group.size(), GOODBYE);
         }
-        let patience = Instant::now() + Duration::from_secs(if failed { 2 } else { 10 });
-        while Instant::now() < patience
-            && self.store.add("goodbye", 0).is_ok_and(|gone| gone < size)
-        {
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
+    }
+}
+
+/// Waits until all processes have counted `key`, at most so long.
+fn wait_for(store: &TcpStore, key: &str, size: usize, longest: Duration) {
+    let patience = Instant::now() + longest;
+    while Instant::now() < patience && store.add(key, 0).is_ok_and(|count| count < size as i64) {
+        std::thread::park_timeout(Duration::from_millis(10));
     }
 }
 

@@ -101,8 +101,7 @@ fn fault_a_stage_that_fails_ends_all_processes_with_its_error() {
 #[test]
 fn fault_a_process_that_leaves_is_named_by_those_that_wait_for_it() {
     let start = Instant::now();
-    let deadline = Duration::from_secs(3);
-    let errors = in_processes(3, deadline, |cluster| {
+    let errors = in_processes(3, DEADLINE, |cluster| {
         let leaves = cluster.rank() == 1;
         let mut pipeline = builder(3).processes(cluster).build().unwrap();
         let (inputs, targets) = batch(6, 0);
