@@ -5,9 +5,9 @@ Usage: bilingual.py [--steps 1500] [--alone 1500] [--translate 200] [--out FOLDE
        bilingual.py --report FOLDER      (the report again, from its raw data)
 
 The paper's figure in small (Huang et al. 2019, section 5): for large, middle and small languages BLEU and chrF of a model that learned
-all of them, beside those of a model that learned that one alone. All have the recipe of configs/translation.toml with smaller layers, the
-same validation sentences and the same sizes. A model of one language makes fewer steps (--alone): it has a thirtieth of the pairs, and more would be epochs
-that overfit; its best checkpoint by validation loss counts, which is in its favour.
+all of them, beside those of a model that learned that one alone. All have the recipe of configs/translation.toml with smaller layers, the same
+validation sentences and the same sizes; of each its best checkpoint by validation loss counts. With the defaults all make equally many steps,
+so the model of many languages has seen an eighteenth as much of each: --steps gives it more.
 """
 
 import argparse
@@ -24,8 +24,6 @@ CONFIG = "configs/translation.toml"
 # By size of their data.
 LARGE, MIDDLE, SMALL = ["fr", "de", "ru"], ["ro", "lt", "hr"], ["cy", "is", "ga"]
 OTHERS = ["cs", "es", "fi", "it", "nl", "pl", "pt_BR", "sv", "tr"]
-
-
 # The recipe's model at a quarter of its size, so that ten of them are trained within an hour.
 SMALLER = ["--set=model.features=128", "--set=model.heads=2", "--set=model.hidden=512"]
 
