@@ -42,7 +42,7 @@ bench-prediction: build ## Predicted against measured steps and bytes, of two wo
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
 
-bench-full: build ## One model of many languages beside models of one each (an hour on two cores; make catalogues first)
+bench-full: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's
