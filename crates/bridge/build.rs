@@ -12,7 +12,8 @@ fn main() {
     let lib = std::fs::canonicalize(&lib)
         .unwrap_or_else(|error| fail(&format!("{lib}: {error}: run `make setup` again")));
     let torch = lib.parent().map(Path::to_path_buf).unwrap_or_default();
-    check_version(&torch);
+    let version = version_of(&torch);
+    println!("cargo:rustc-env=GPIPE_LIBTORCH_VERSION={version}");
 
     cxx_build::bridge("src/ffi.rs")
         .file("cpp/vjp.cc")
@@ -32,6 +33,8 @@ fn main() {
         .flag_if_supported("-Wno-unused-parameter")
         .flag_if_supported("-Wno-sign-compare")
         .opt_level(2)
+        // Of the headers, a hundred megabytes in everything that is linked with it.
+        .debug(false)
         .compile("gpipe_bridge");
     for file in ["src/ffi.rs", "cpp"] {
         println!("cargo:rerun-if-changed={file}");
@@ -42,7 +45,8 @@ fn main() {
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
 }
 
-fn check_version(torch: &Path) {
+/// The version of a libtorch, with what it was built for: `2.11.0+cpu`. Another one is refused.
+fn version_of(torch: &Path) -> String {
     let says = |name: &str| std::fs::read_to_string(torch.join(name)).unwrap_or_default();
     let (built, python) = (says("build-version"), says("version.py"));
     let found = if built.is_empty() {
@@ -50,8 +54,8 @@ fn check_version(torch: &Path) {
     } else {
         built.trim()
     };
-    let found = found.split(['+', '\'']).next().unwrap_or_default();
-    if found != LIBTORCH {
+    let found = found.split('\'').next().unwrap_or_default();
+    if found.split('+').next() != Some(LIBTORCH) {
         fail(&format!(
             "{} is libtorch {}, gpipe is built on {LIBTORCH}: unset LIBTORCH and \
              LIBTORCH_USE_PYTORCH and run `make setup`, or point them at {LIBTORCH}",
@@ -59,6 +63,7 @@ fn check_version(torch: &Path) {
             if found.is_empty() { "of unknown version" } else { found },
         ));
     }
+    found.to_owned()
 }
 
 /// A build script's only way to refuse: its message is what cargo shows.

@@ -41,6 +41,11 @@ impl From<cxx::Exception> for Error {
 /// The result of a bridged call.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// The version of libtorch, with what it was built for: `2.11.0+cpu`.
+pub fn version() -> &'static str {
+    env!("GPIPE_LIBTORCH_VERSION")
+}
+
 /// The address of the `at::Tensor` behind a tch tensor; valid while `tensor` is borrowed.
 fn address(tensor: &tch::Tensor) -> usize {
     tensor.as_ptr() as usize

@@ -55,6 +55,12 @@ pub enum CheckpointError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// A safetensors file.
+    #[error(transparent)]
+    File(#[from] crate::tensor_file::FileError),
+    /// Another process failed, or its part of the checkpoint did.
+    #[error(transparent)]
+    Elsewhere(#[from] gpipe::processes::Elsewhere),
     /// The pipeline refused.
     #[error(transparent)]
     Pipeline(#[from] gpipe::Error),

@@ -25,6 +25,7 @@
 //! - [`tensor_file`]: one safetensors file, read and written tensor by tensor
 //! - [`weights`]: a run's weights in such a file
 //! - [`names`]: from a foreign state dict's names to `layer.parameter`
+//! - `together`: saving by several processes, each the state of its own stages
 //! - [`fit`]: how a file's tensors fit a model, and reading those that do
 
 mod checkpoint;
@@ -37,6 +38,7 @@ pub mod manifest;
 pub mod names;
 mod save;
 pub mod tensor_file;
+mod together;
 pub mod weights;
 
 pub use checkpoint::Checkpoint;

@@ -8,16 +8,20 @@
 //! ```
 //!
 //! Killed at any point, the newest checkpoint that has a name is complete.
+//!
+//! Several processes write their stages' layers into the same folder, each its own; what comes after them is the first one's.
 
 use std::{
+    collections::HashMap,
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use gpipe::{
     Pipeline,
+    processes::Transport,
     state::{LayerOutline, LayerState, State},
 };
 
@@ -27,7 +31,12 @@ use crate::{
     folder,
     layer_files::encode_layer,
     manifest::{self, Best, CounterFields, FORMAT, FileEntry, FileKind, Layer, Manifest, Progress},
+    together::{Lane, Together},
 };
+
+/// How many times as long as [`Settings::deadline`] the writers of several processes wait for each other: training goes on meanwhile,
+/// and a disk that is slow is not gone.
+const PATIENCE: u32 = 10;
 
 /// How a run's checkpoints are kept.
 #[derive(Debug, Clone)]
@@ -81,11 +90,12 @@ pub struct Saved {
     pub untidy: Option<String>,
 }
 
-/// The checkpoints of one run, written one after the other. Only one process may write in a folder.
+/// The checkpoints of one run, written one after the other. Only one process may write in a folder, or those that do so together.
 #[derive(Debug)]
 pub struct Checkpoints {
     folder: PathBuf,
     settings: Settings,
+    together: Together,
     writing: Option<Writing>,
 }
 
@@ -102,6 +112,7 @@ struct Writing {
 struct Job {
     folder: PathBuf,
     settings: Settings,
+    together: Together,
     state: State,
     outlines: Vec<LayerOutline>,
     plan: gpipe::Plan,
@@ -124,7 +135,32 @@ impl Checkpoints {
             settings.files.sync_folder(above.unwrap_or(Path::new(".")))?;
         }
         folder::remove_unfinished(&settings.files, folder)?;
-        Ok(Self { folder: folder.to_owned(), settings, writing: None })
+        Ok(Self {
+            folder: folder.to_owned(),
+            settings,
+            together: Together::default(),
+            writing: None,
+        })
+    }
+
+    /// Opens `folder` for a pipeline in several processes. Each of them calls this, and then saves at the same steps: it writes the state
+    /// of its own stages. They need one folder, on a file system that they share.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::open`], of any process; one of them does not see the folder.
+    pub fn open_among(
+        folder: &Path,
+        settings: Settings,
+        processes: &Arc<dyn Transport>,
+    ) -> Result<Self> {
+        let together = Together::with(processes);
+        let opened = match together.is_first() {
+            true => Self::open(folder, settings.clone()).map(|_| ()),
+            false => Ok(()),
+        };
+        together.all(Lane::Training, opened)?;
+        together.all(Lane::Training, together.see(folder))?;
+        Ok(Self { folder: folder.to_owned(), settings, together, writing: None })
     }
 
     /// The folder.
@@ -141,16 +177,19 @@ impl Checkpoints {
     pub fn save(&mut self, pipeline: &mut Pipeline, info: RunInfo) -> Result<Option<Saved>> {
         let late = self.writing.as_ref().is_some_and(|writing| writing.late);
         let before = self.wait_for(if late { Duration::ZERO } else { self.settings.deadline });
-        if self.writing.is_some() {
-            return before;
-        }
         let start = Instant::now();
-        let state = pipeline.state()?;
+        let (before, state) = match self.writing.is_some() {
+            true => (Ok(None), before.and_then(|_| Err(self.late()))),
+            false => (before, pipeline.state().map_err(CheckpointError::from)),
+        };
+        // All processes begin to write, or none does.
+        let state = self.together.all(Lane::Training, state)?;
         let (outlines, plan) = (pipeline.outline(), pipeline.plan());
         let (folder, settings) = (self.folder.clone(), self.settings.clone());
+        let together = self.together.clone();
         let target = folder.join(folder::name(info.progress.batches));
         let copied = start.elapsed();
-        let job = Job { folder, settings, state, outlines, plan, info, copied };
+        let job = Job { folder, settings, together, state, outlines, plan, info, copied };
         let (done, receive) = mpsc::channel();
         let thread = thread::Builder::new().name("gpipe-checkpoint".into());
         let spawned = thread.spawn(move || {
@@ -183,12 +222,17 @@ impl Checkpoints {
         });
         match &mut self.writing {
             None => outcome,
-            Some(Writing { folder, late, .. }) => {
-                *late = true;
-                let (path, waited) = (folder.clone(), self.settings.deadline);
-                Err(CheckpointError::Late { path, waited })
+            Some(writing) => {
+                writing.late = true;
+                Err(self.late())
             }
         }
+    }
+
+    /// The checkpoint that is being written is late.
+    fn late(&self) -> CheckpointError {
+        let path = self.writing.as_ref().map_or(&self.folder, |writing| &writing.folder).clone();
+        CheckpointError::Late { path, waited: self.settings.deadline }
     }
 
     /// What `receive` gets; its error says whether there may yet be something to get.
@@ -223,8 +267,9 @@ impl Job {
     fn run(self) -> Result<Saved> {
         let files = self.settings.files.clone();
         let aside = folder::aside(&self.folder, self.info.progress.batches);
+        let is_first = self.together.is_first();
         let result = self.write(&files, &aside);
-        if result.is_err() {
+        if result.is_err() && is_first {
             // What is half-written must not fill a full disk; if that fails, too, the next start removes it.
             let _ = files.remove(&aside);
         }
@@ -233,16 +278,57 @@ impl Job {
 
     fn write(self, files: &Files, aside: &Path) -> Result<Saved> {
         let start = Instant::now();
-        let Job { folder, settings, state, outlines, plan, info, copied } = self;
-        info.files.iter().try_for_each(|(name, _)| {
+        let together = self.together.clone();
+        let lane = Lane::Writing(self.settings.deadline.saturating_mul(PATIENCE));
+        let made = if together.is_first() { self.make(files, aside) } else { Ok(()) };
+        together.all(lane, made)?;
+        let Job { folder, settings, state, outlines, plan, info, copied, .. } = self;
+        let seen = together.see(aside);
+        let own = seen.and_then(|()| write_layers(files, aside, state.stages, &outlines));
+        let layers = in_order(together.exchange(lane, own)?, &outlines);
+        let batches = info.progress.batches;
+        let target = folder.join(folder::name(batches));
+        let whole = Whole { counters: CounterFields::from(&state.counters), plan, layers, info };
+        let committed = match together.is_first() {
+            true => whole.commit(files, &folder, aside, &settings).map(Some),
+            false => Ok(None),
+        };
+        let committed = together.exchange(lane, committed)?;
+        let (bytes, untidy) = committed.into_iter().flatten().next().unwrap_or_default();
+        Ok(Saved { folder: target, batches, bytes, copied, written: start.elapsed(), untidy })
+    }
+
+    /// The folder that layers are written to.
+    fn make(&self, files: &Files, aside: &Path) -> Result<()> {
+        self.info.files.iter().try_for_each(|(name, _)| {
             manifest::check_path(name).map_err(|reason| CheckpointError::Content {
                 what: format!("checkpoint {}", aside.display()),
                 reason,
             })
         })?;
-        folder::remove_unfinished(files, &folder)?;
-        files.create_folder(aside)?;
-        let layers = write_layers(files, aside, state.stages, &outlines)?;
+        folder::remove_unfinished(files, &self.folder)?;
+        files.create_folder(aside)
+    }
+}
+
+/// What makes a checkpoint of layers that are on disk.
+struct Whole {
+    counters: CounterFields,
+    plan: gpipe::Plan,
+    layers: Vec<Layer>,
+    info: RunInfo,
+}
+
+impl Whole {
+    /// Writes the manifest, gives the folder its name, and removes what is not kept. Its size, and what could not be tidied up.
+    fn commit(
+        self,
+        files: &Files,
+        folder: &Path,
+        aside: &Path,
+        settings: &Settings,
+    ) -> Result<(u64, Option<String>)> {
+        let Self { counters, plan, layers, info } = self;
         let run_files =
             info.files.iter().map(|(name, bytes)| write_run_file(files, aside, name, bytes));
         let batches = info.progress.batches;
@@ -250,7 +336,7 @@ impl Job {
             format: FORMAT,
             written_by: concat!("gpipe ", env!("CARGO_PKG_VERSION")).into(),
             progress: info.progress,
-            counters: CounterFields::from(&state.counters),
+            counters,
             best: info.best,
             plan: plan.into(),
             config: info.config,
@@ -267,28 +353,27 @@ impl Job {
 
         let name = folder::name(batches);
         let target = folder.join(&name);
-        folder::publish(files, &folder, aside, &target)?;
+        folder::publish(files, folder, aside, &target)?;
         // It is complete now, whatever becomes of the links and of older ones.
         let tidy = || {
             files.point(&folder.join(folder::LATEST), &name)?;
             match info.best.filter(|_| settings.keep_best) {
-                Some(best) => folder::point_best(files, &folder, best.batches)?,
+                Some(best) => folder::point_best(files, folder, best.batches)?,
                 None if settings.keep_best => {}
                 // Nobody keeps what it names any more.
                 None => files.remove(&folder.join(folder::BEST))?,
             }
             // The links are on disk before what they named is gone.
-            files.sync_folder(&folder)?;
+            files.sync_folder(folder)?;
             folder::remove_replaced(files, &target)?;
-            folder::prune(files, &folder, batches, &settings)
+            folder::prune(files, folder, batches, settings)
         };
         let untidy = tidy().err().map(|error| error.to_string());
-        let bytes = manifest.bytes() + encoded.len() as u64;
-        Ok(Saved { folder: target, batches, bytes, copied, written: start.elapsed(), untidy })
+        Ok((manifest.bytes() + encoded.len() as u64, untidy))
     }
 }
 
-/// Writes the layers of each stage on a thread of its own; their entries in the model's order.
+/// Writes the layers of each stage on a thread of its own; their entries.
 fn write_layers(
     files: &Files,
     aside: &Path,
@@ -316,13 +401,16 @@ fn write_layers(
         };
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
     });
-    let mut all: Vec<Layer> = Vec::new();
-    for layers in written {
-        all.extend(layers?);
-    }
+    let written = written.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(written.into_iter().flatten().collect())
+}
+
+/// The entries that processes have written, in the model's order.
+fn in_order(written: Vec<Vec<Layer>>, outlines: &[LayerOutline]) -> Vec<Layer> {
+    let all = written.into_iter().flatten();
     // Layers without parameters of their own are named, too: a model that has others is another model.
-    let mut by_name: std::collections::HashMap<String, Layer> =
-        all.into_iter().map(|layer| (layer.name.clone(), layer)).collect();
+    let mut by_name: HashMap<String, Layer> =
+        all.map(|layer| (layer.name.clone(), layer)).collect();
     let layer = |outline: &LayerOutline| {
         by_name.remove(&outline.layer).unwrap_or_else(|| Layer {
             name: outline.layer.clone(),
@@ -330,7 +418,7 @@ fn write_layers(
             files: Vec::new(),
         })
     };
-    Ok(outlines.iter().map(layer).collect())
+    outlines.iter().map(layer).collect()
 }
 
 fn write_run_file(files: &Files, aside: &Path, name: &str, bytes: &[u8]) -> Result<FileEntry> {

@@ -4,12 +4,21 @@
 //! `block0.attention.qkv.weight`. The file's metadata say `format = "pt"` (which readers of
 //! PyTorch's files ask for) and `names = "layer.parameter"`.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use gpipe::processes::Transport;
 use tch::Tensor;
 
 pub use crate::tensor_file::FileError as WeightsError;
-use crate::tensor_file::{self, TensorFile};
+use crate::{
+    error::CheckpointError,
+    tensor_file::{self, TensorFile},
+    together::{Lane, Together},
+};
 
 /// What the metadata of our files say.
 pub const METADATA: [(&str, &str); 2] = [("format", "pt"), ("names", "layer.parameter")];
@@ -24,6 +33,41 @@ pub(crate) fn metadata() -> BTreeMap<String, String> {
 /// [`WeightsError`]; the file aside is removed then.
 pub fn save(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsError> {
     tensor_file::write(path, tensors, &metadata())
+}
+
+/// The same for a pipeline in several processes, of which each calls this with the tensors of its own stages: they write files beside
+/// `path`, of which the first process makes one, a tensor in memory at a time. They need one folder, on a file system that they share.
+///
+/// # Errors
+/// Of any of the processes; nothing has the name `path` then that was not there before.
+pub fn save_among(
+    path: &Path,
+    own: &[(String, Tensor)],
+    processes: &Arc<dyn Transport>,
+) -> Result<(), CheckpointError> {
+    let together = Together::with(processes);
+    let part = |rank: usize| {
+        let mut part = path.as_os_str().to_owned();
+        part.push(format!(".part-{rank}"));
+        PathBuf::from(part)
+    };
+    let mine = part(processes.rank());
+    let written = save(&mine, own).map_err(CheckpointError::from);
+    let written = together.all(Lane::Training, written);
+    let merged = written.and_then(|()| {
+        let merged = match together.is_first() {
+            true => merge(path, (0..processes.size()).map(part)).map_err(CheckpointError::from),
+            false => Ok(()),
+        };
+        together.all(Lane::Training, merged)
+    });
+    let _ = std::fs::remove_file(&mine); // it may not be there
+    merged
+}
+
+fn merge(path: &Path, parts: impl Iterator<Item = PathBuf>) -> Result<(), WeightsError> {
+    let mut files = parts.map(|part| TensorFile::open(&part)).collect::<Result<Vec<_>, _>>()?;
+    tensor_file::merge(path, &mut files, &metadata())
 }
 
 /// Reads all tensors of `path`, by name.
@@ -56,6 +100,35 @@ mod tests {
         let metadata = TensorFile::open(&path).unwrap().metadata().clone();
         assert_eq!(metadata["format"], "pt");
         assert_eq!(metadata["names"], "layer.parameter");
+    }
+
+    #[test]
+    fn oracle_one_file_of_several_is_that_of_all_their_tensors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let kinds = [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Int64, Kind::Bool];
+        let all: Vec<(String, Tensor)> = (0..15_usize)
+            .map(|n| {
+                let tensor = Tensor::arange(n as i64, (Kind::Float, Device::Cpu));
+                (format!("layer{n}.weight"), tensor.to_kind(kinds[n % kinds.len()]))
+            })
+            .collect();
+        save(&path("all"), &all).unwrap();
+        let mut parts = Vec::new();
+        for part in 0..4 {
+            let own = all.iter().skip(part).step_by(4);
+            let own: Vec<_> = own.map(|(name, t)| (name.clone(), t.shallow_clone())).collect();
+            parts.push(path(&format!("part{part}")));
+            save(&parts[part], &own).unwrap();
+        }
+        merge(&path("merged"), parts.iter().cloned()).unwrap();
+        assert!(std::fs::read(path("merged")).unwrap() == std::fs::read(path("all")).unwrap());
+        // A tensor that is in two of them, and a part that is not there.
+        let twice = vec![parts[0].clone(), parts[0].clone()];
+        let error = merge(&path("twice"), twice.into_iter()).unwrap_err().to_string();
+        assert!(error.contains("layer0.weight"), "{error}");
+        let error = merge(&path("twice"), [path("part9")].into_iter()).unwrap_err().to_string();
+        assert!(error.contains("part9") && !path("twice").exists(), "{error}");
     }
 
     #[test]

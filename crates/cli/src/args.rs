@@ -19,6 +19,10 @@ pub(crate) enum Command {
     /// Train a few steps under every combination given, and compare every loss, gradient and parameter bit by
     /// bit
     Verify(VerifyArguments),
+    /// Run another command in several processes of this machine, each with its share of the stages; all end when one fails
+    ///
+    /// torchrun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT by hand, do the same on several machines.
+    Launch(LaunchArguments),
     /// Measure a trained model on held-out data. Of text: loss, perplexity, bits per byte, accuracy of the next token. Of
     /// images: loss, top-1 and top-5 accuracy, and which classes are taken for which
     Eval(EvalArguments),
@@ -100,7 +104,7 @@ pub(crate) struct TrainArguments {
     pub pipeline: PipelineArguments,
     /// Run a plan of `gpipe plan`; or auto: plan with the profile out/NAME.profile.json, which is measured first if there is none,
     /// for the configured stages and memory
-    #[arg(long, value_name = "auto|FILE", conflicts_with_all = ["stages", "micro_batches", "schedule", "remat", "balance", "resume"])]
+    #[arg(long, value_name = "auto|FILE", conflicts_with_all = ["stages", "micro_batches", "schedule", "remat", "balance"])]
     pub plan: Option<String>,
     /// Folder for the run's files; it must not hold another run; default: out/NAME of the
     /// config, numbered; with --resume that of the run which goes on
@@ -126,8 +130,8 @@ pub(crate) struct TrainArguments {
     pub on_nan: Option<String>,
     /// Start from these weights, and not from random ones: a safetensors file, a run or a checkpoint. A text model's
     /// tokenizer (a file's: the tokenizer.json beside it) is used, too. Everything else starts anew: this is for fine-tuning,
-    /// --resume is for going on
-    #[arg(long, value_name = "FILE|DIR", conflicts_with = "resume")]
+    /// --resume is for going on; with --resume auto they are used where there is nothing to go on from
+    #[arg(long, value_name = "FILE|DIR")]
     pub init: Option<PathBuf>,
     /// With --init: which tensor of the file is which parameter (see `gpipe import --help`)
     #[arg(long, value_name = "NAMES.toml", requires = "init")]
@@ -139,6 +143,23 @@ pub(crate) struct TrainArguments {
     /// an image network whose classes are others is one of these without being named
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "init")]
     pub fresh: Vec<String>,
+}
+
+/// How many processes, and what they run.
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArguments {
+    /// Processes; stages are shared out among them in order, as evenly as can be
+    #[arg(long, value_name = "N")]
+    pub processes: usize,
+    /// When one has failed, start all of them again, up to N times; a training goes on from its last checkpoint
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub restarts: u32,
+    /// Leave rank 0's standard output as it is, for a pipe; otherwise every line begins with its rank
+    #[arg(long)]
+    pub plain: bool,
+    /// The command, after --, such as: -- train configs/gpt.toml
+    #[arg(value_name = "COMMAND", last = true, required = true)]
+    pub command: Vec<String>,
 }
 
 /// A checkpoint, a run or a safetensors file.

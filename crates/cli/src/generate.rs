@@ -26,6 +26,7 @@ use crate::{
     config::Data,
     metrics::io,
     output::complain,
+    processes::{Processes, environment::Environment},
     run_folder::{RunFolder, logits},
     sampling::{Sampling, uniform},
     task::sequence,
@@ -38,7 +39,15 @@ const TOKENS_MAX: usize = 1 << 20;
 const PROMPT_BYTES_MAX: u64 = 1 << 20;
 
 /// Continues the prompt and prints what comes.
-pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
+pub(crate) fn run(
+    arguments: &GenerateArguments,
+    here: Option<&Environment>,
+) -> Result<(), CliError> {
+    let deadline_s = arguments.run.deadline_s();
+    Processes::among(here, deadline_s, |processes| go_on(arguments, processes))
+}
+
+fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), CliError> {
     let sampling = Sampling::new(arguments.temperature, arguments.top_k, arguments.top_p)?;
     if !(1..=TOKENS_MAX).contains(&arguments.tokens) {
         return Err(CliError::Usage(format!(
@@ -53,10 +62,10 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
         ));
     }
     run.config.train.mini_batch = 1; // Cuts by cost are for the one sample that there is.
-    let mut pipeline = run.pipeline()?;
+    let mut pipeline = run.pipeline(processes)?;
     let tokenizer = run.vocabulary.tokenizer()?;
     let end = tokenizer.end_of_document();
-    let mut context = tokenizer.encode(&prompt(arguments)?)?;
+    let mut context = tokenizer.encode(&processes.decided(|| prompt(arguments))?)?;
     if context.is_empty() {
         context.push(end); // A new document begins after the end of another.
     }
@@ -69,11 +78,12 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), CliError> {
             break;
         }
         context.push(token);
-        if !printer.print(&tokenizer.token_bytes(token)?)? {
+        let bytes = tokenizer.token_bytes(token)?;
+        if !processes.decided(|| printer.print(&bytes))? {
             return Ok(());
         }
     }
-    printer.finish()
+    processes.decided(|| printer.finish())
 }
 
 /// The logits after the last token of `context`, of which the model sees the last `positions`.

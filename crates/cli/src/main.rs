@@ -5,6 +5,7 @@
 //! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a pipeline
 //! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`], [`plot`]: the commands
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
+//! - [`processes`]: a command in several of them, and [`processes::launch`], which starts them
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
@@ -24,6 +25,7 @@ mod plan;
 mod plan_file;
 mod plot;
 mod predict;
+mod processes;
 mod profile;
 mod progress;
 mod run_folder;
@@ -41,7 +43,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::output::complain;
+use crate::{output::complain, processes::environment::Environment};
 
 /// What ends a command: its message is for the user.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +76,14 @@ enum CliError {
     Score(#[from] gpipe_score::Error),
     #[error(transparent)]
     Sampling(#[from] sampling::SamplingError),
+    #[error(transparent)]
+    Join(#[from] gpipe_distributed::JoinError),
+    /// Another process's error, or one of what is between them.
+    #[error(transparent)]
+    Elsewhere(#[from] gpipe::processes::Elsewhere),
+    /// Of those that were launched.
+    #[error(transparent)]
+    Launch(#[from] processes::launch::LaunchError),
     #[error(transparent)]
     Metrics(#[from] gpipe_observe::metrics::FileError),
     #[error(transparent)]
@@ -110,9 +120,15 @@ impl From<tch::TchError> for CliError {
 }
 
 impl CliError {
-    /// 128 and the signal's number after a signal, as shells have it; 1 after an error.
+    /// Whether every process of a command has come to it, at the same place: they can still do something together.
+    fn is_of_all(&self) -> bool {
+        matches!(self, Self::Nan { .. } | Self::NanInARow { .. } | Self::Interrupted { .. })
+    }
+
+    /// 128 and the signal's number after a signal, as shells have it; of what was launched, its own; 1 after an error.
     fn exit_code(&self) -> ExitCode {
         match self {
+            Self::Launch(error) => error.exit_code().into(),
             Self::Interrupted { signal, .. } => {
                 u8::try_from(128 + signal).map_or(ExitCode::FAILURE, ExitCode::from)
             }
@@ -123,22 +139,8 @@ impl CliError {
 
 fn main() -> ExitCode {
     gpipe::keep_freed_memory();
-    let result = match args::Arguments::parse().command {
-        args::Command::Train(arguments) => train::run(&arguments),
-        args::Command::Verify(arguments) => verify::run(&arguments),
-        args::Command::Eval(arguments) => eval::run(&arguments),
-        args::Command::Generate(arguments) => generate::run(&arguments),
-        args::Command::Predict(arguments) => predict::run(&arguments),
-        args::Command::Translate(arguments) => translate::run(&arguments),
-        args::Command::Trace(arguments) => trace::run(&arguments),
-        args::Command::Profile(arguments) => profile::run(&arguments),
-        args::Command::Plan(arguments) => plan::run(&arguments),
-        args::Command::Plot(arguments) => plot::run(&arguments),
-        args::Command::Inspect(arguments) => inspect::run(&arguments),
-        args::Command::Export(arguments) => interchange::export(&arguments),
-        args::Command::Import(arguments) => interchange::import(&arguments),
-    };
-    match result {
+    match Environment::read().and_then(|here| run(args::Arguments::parse().command, here.as_ref()))
+    {
         Ok(()) => match output::lost() {
             None => ExitCode::SUCCESS,
             Some(error) => {
@@ -147,8 +149,31 @@ fn main() -> ExitCode {
             }
         },
         Err(error) => {
-            complain!("gpipe: {error}");
+            output::last_words(format_args!("gpipe: {error}"));
             error.exit_code()
         }
+    }
+}
+
+/// Runs a command in the process that `here` says; in the only one where it says nothing.
+fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliError> {
+    use args::Command;
+    match command {
+        Command::Launch(arguments) => processes::launch::run(&arguments),
+        Command::Train(arguments) => train::run(&arguments, here),
+        Command::Verify(arguments) => verify::run(&arguments, here),
+        Command::Eval(arguments) => eval::run(&arguments, here),
+        Command::Generate(arguments) => generate::run(&arguments, here),
+        Command::Predict(arguments) => predict::run(&arguments, here),
+        Command::Translate(arguments) => translate::run(&arguments, here),
+        Command::Trace(arguments) => trace::run(&arguments, here),
+        Command::Profile(arguments) => profile::run(&arguments, here),
+        // One process is enough for what follows.
+        _ if here.is_some_and(|here| here.rank > 0) => Ok(()),
+        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Plot(arguments) => plot::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Export(arguments) => interchange::export(&arguments),
+        Command::Import(arguments) => interchange::import(&arguments),
     }
 }

@@ -4,7 +4,10 @@
 use std::{
     fmt,
     io::{self, ErrorKind, Write},
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// A line on the standard output.
@@ -19,10 +22,25 @@ macro_rules! complain {
 
 pub(crate) use {complain, say};
 
+/// Whether another process prints.
+static QUIET: AtomicBool = AtomicBool::new(false);
 /// Why the first line was lost.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
+/// From here on prints nothing but the error that ends the command: another process does.
+pub(crate) fn quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether another process prints.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 pub(crate) fn line(text: fmt::Arguments<'_>) {
+    if is_quiet() {
+        return;
+    }
     if let Err(error) = writeln!(io::stdout().lock(), "{text}")
         && error.kind() != ErrorKind::BrokenPipe
     {
@@ -31,6 +49,13 @@ pub(crate) fn line(text: fmt::Arguments<'_>) {
 }
 
 pub(crate) fn error_line(text: fmt::Arguments<'_>) {
+    if !is_quiet() {
+        last_words(text);
+    }
+}
+
+/// What ends the command, which every process says.
+pub(crate) fn last_words(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{text}"); // there is nowhere to say that it failed
 }
 

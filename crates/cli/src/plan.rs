@@ -15,6 +15,7 @@ use crate::{
     files::write_aside,
     output::say,
     plan_file::{PlanFile, Source},
+    processes::Processes,
     profile::{self, host_memory},
     setup,
     task::{self, Task},
@@ -97,13 +98,13 @@ pub(crate) fn for_training(
     wanted: Option<Wanted>,
     arguments: &ConfigArguments,
     config: &mut Config,
-    task: &dyn Task,
-    model: &Sequence,
+    (task, model): (&dyn Task, &Sequence),
+    processes: &Processes,
 ) -> Result<Option<PlanFile>, CliError> {
     let (plan, origin) = match wanted {
         None => return Ok(None),
         Some(Wanted::Automatic) => {
-            (automatic(arguments, config, task, model)?, "--plan auto".to_owned())
+            (automatic(arguments, config, (task, model), processes)?, "--plan auto".to_owned())
         }
         Some(Wanted::Given(path, plan)) => {
             if arguments.memory.is_some() {
@@ -137,27 +138,30 @@ pub(crate) fn for_training(
 fn automatic(
     arguments: &ConfigArguments,
     config: &Config,
-    task: &dyn Task,
-    model: &Sequence,
+    (task, model): (&dyn Task, &Sequence),
+    processes: &Processes,
 ) -> Result<PlanFile, CliError> {
     let path = profile::default_path(arguments);
     let subject = profile::subject(config, model)?;
-    let there = match path.exists() {
-        true => match profile::read(&path) {
-            Ok(found) => Some(found).filter(|found| found.subject == subject),
-            Err(error) => {
-                say!("{error}: it is measured anew");
-                None
-            }
-        },
-        false => None,
-    };
+    // Of several processes one looks, and all plan with what it found.
+    let there = processes.decided(|| {
+        let found = match path.exists() {
+            true => match profile::read(&path) {
+                Ok(found) => Some(found).filter(|found| found.subject == subject),
+                Err(error) => {
+                    say!("{error}: it is measured anew");
+                    None
+                }
+            },
+            false => None,
+        };
+        Ok(found)
+    })?;
     let found = match there {
         Some(found) => found,
         None => {
-            let found = profile::measure(config, task, model, &[], STEPS)?;
-            profile::write(&path, &found)?;
-            found
+            let own = profile::measure(config, (task, model), &[], STEPS, processes)?;
+            processes.decided(|| profile::write(&path, &own).map(|()| own))?
         }
     };
     let source = measured(found, &path);

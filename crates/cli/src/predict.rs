@@ -7,6 +7,7 @@ use crate::{
     CliError,
     args::{PredictArguments, RunArguments},
     output::{complain, say},
+    processes::{Processes, environment::Environment},
     run_folder::RunFolder,
     task::{Batch, classification, kind},
 };
@@ -15,19 +16,31 @@ use crate::{
 const BATCH_MAX: usize = 32;
 
 /// Names the likeliest classes of each image. One that cannot be read is told, and the others go on.
-pub(crate) fn run(arguments: &PredictArguments) -> Result<(), CliError> {
-    let run = RunFolder::open(&RunArguments {
+pub(crate) fn run(
+    arguments: &PredictArguments,
+    here: Option<&Environment>,
+) -> Result<(), CliError> {
+    let run = RunArguments {
         folder: Some(arguments.run.clone()),
         stages: arguments.stages,
         device: arguments.device.clone(),
         averages: arguments.averages,
         ..RunArguments::default()
-    })?;
+    };
+    Processes::among(here, run.deadline_s(), |processes| name(arguments, &run, processes))
+}
+
+fn name(
+    arguments: &PredictArguments,
+    run: &RunArguments,
+    processes: &Processes,
+) -> Result<(), CliError> {
+    let run = RunFolder::open(run)?;
     let classes = run.vocabulary.classes()?;
     if arguments.top == 0 {
         return Err(CliError::Usage("--top 0: name at least one class".into()));
     }
-    let mut pipeline = run.pipeline()?;
+    let mut pipeline = run.pipeline(processes)?;
     let transform = classification::transform(&run.config.images);
     let mut unreadable = 0;
     for paths in arguments.images.chunks(BATCH_MAX) {

@@ -19,6 +19,7 @@ use crate::{
     config::Config,
     files::{read_bounded, write_aside},
     output::{complain, say},
+    processes::{self, Processes, environment::Environment},
     setup,
     task::{self, Batch, Task},
 };
@@ -33,18 +34,29 @@ const BATCHES_MAX: u64 = 8;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Measures, shows, and writes the file.
-pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), CliError> {
+pub(crate) fn run(
+    arguments: &ProfileArguments,
+    here: Option<&Environment>,
+) -> Result<(), CliError> {
+    let deadline_s = processes::deadline_s(&arguments.config);
+    Processes::among(here, deadline_s, |processes| measure_and_show(arguments, processes))
+}
+
+fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?;
     if let Some(stages) = arguments.stages {
         config.set_stages(stages, arguments.config.device.is_some());
     }
     config.check()?;
+    processes.agree_on(&config)?;
     let steps = arguments.config.steps.unwrap_or(STEPS);
     let task = task::open(&config, None)?;
     let model = task::model(&config, task.vocabulary().size())?;
-    let found = measure(&config, task.as_ref(), &model, &arguments.micro_batches, steps)?;
+    processes.agree_on_data(&task.fingerprint())?;
+    let model_of = (task.as_ref(), &model);
+    let found = measure(&config, model_of, &arguments.micro_batches, steps, processes)?;
     let path = arguments.out.clone().unwrap_or_else(|| default_path(&arguments.config));
-    write(&path, &found)?;
+    processes.decided(|| write(&path, &found))?;
     let sizes: Vec<usize> = found.costs.sizes.keys().copied().collect();
     let estimated = setup::pipeline(&config, model).estimate(&sizes, &Rate::default())?;
     show(&found, &estimated, &config);
@@ -55,10 +67,10 @@ pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), CliError> {
 /// Measures what `config` describes, for each M in `micro_batches` (or the usual ones, if there is none).
 pub(crate) fn measure(
     config: &Config,
-    task: &dyn Task,
-    model: &Sequence,
+    (task, model): (&dyn Task, &Sequence),
     micro_batches: &[usize],
     steps: u64,
+    processes: &Processes,
 ) -> Result<Profile, CliError> {
     let make = task.training(0, 0)?;
     let mut all =
@@ -99,7 +111,7 @@ pub(crate) fn measure(
     );
     Ok(profile(
         &settings,
-        || Ok(setup::pipeline(config, model.clone())),
+        || Ok(setup::pipeline_among(config, model.clone(), processes)),
         |what| complain!("  {what}"),
     )?)
 }

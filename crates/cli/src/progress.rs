@@ -8,7 +8,7 @@ use std::{
 use gpipe::StepReport;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output::{complain, say};
+use crate::output::{complain, is_quiet, say};
 
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ enum Shown {
 impl Progress {
     /// For a run of `steps`; its targets are called `unit`.
     pub(crate) fn new(steps: u64, unit: &'static str) -> Self {
-        if !std::io::stderr().is_terminal() {
+        if is_quiet() || !std::io::stderr().is_terminal() {
             return Self { shown: Shown::Lines { steps, last: None }, unit };
         }
         let bar = ProgressBar::new(steps);

@@ -15,6 +15,7 @@ use crate::{
     args::{ConfigArguments, RunArguments},
     config::Config,
     output::complain,
+    processes::{Processes, deadline_s},
     setup,
     task::{self, Vocabulary},
 };
@@ -67,6 +68,13 @@ enum Source {
     Checkpoint(Box<Checkpoint>),
 }
 
+impl RunArguments {
+    /// The longest silence of a process, as far as the command line says.
+    pub(crate) fn deadline_s(&self) -> u64 {
+        deadline_s(&ConfigArguments { set: self.set.clone(), ..ConfigArguments::default() })
+    }
+}
+
 impl RunFolder {
     /// Reads the configuration and the vocabulary, and sees that there are weights.
     pub(crate) fn open(arguments: &RunArguments) -> Result<Self, CliError> {
@@ -85,8 +93,9 @@ impl RunFolder {
         Ok(Self { config, vocabulary, source, averages: arguments.averages })
     }
 
-    /// The pipeline with the trained weights: all of them, and nothing else.
-    pub(crate) fn pipeline(&self) -> Result<Pipeline, CliError> {
+    /// The pipeline with the trained weights: all of them (in one of several processes those of its stages), and nothing else.
+    pub(crate) fn pipeline(&self, processes: &Processes) -> Result<Pipeline, CliError> {
+        processes.agree_on(&self.config)?;
         let (weights, from, config) = match &self.source {
             Source::Files { config, weights } => {
                 (gpipe_checkpoint::weights::load(weights)?, weights.clone(), config.clone())
@@ -97,7 +106,7 @@ impl RunFolder {
             }
         };
         let model = task::model(&self.config, self.vocabulary.size())?;
-        let mut pipeline = setup::pipeline(&self.config, model).build()?;
+        let mut pipeline = setup::pipeline_among(&self.config, model, processes).build()?;
         let mismatch = |reason| RunFolderError::Mismatch {
             weights: from.clone(),
             config: config.clone(),

@@ -9,8 +9,22 @@ use gpipe::{
 
 use crate::{
     config::{Config, Decays, GroupConfig, KernelChoice, OptimizerConfig, OptimizerName},
+    processes::Processes,
     task,
 };
+
+/// A pipeline with everything that the configuration says, in the processes that there are.
+pub(crate) fn pipeline_among(
+    config: &Config,
+    model: Sequence,
+    processes: &Processes,
+) -> PipelineBuilder {
+    let builder = pipeline(config, model);
+    match processes.transport() {
+        Some(transport) => builder.processes(transport),
+        None => builder,
+    }
+}
 
 /// A pipeline with everything that the configuration says.
 pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {

@@ -26,6 +26,7 @@ use crate::{
     files::write_aside,
     metrics::io,
     output::say,
+    processes::{self, Processes, environment::Environment},
     setup,
     task::{self, Batch},
     train::step_trace,
@@ -46,22 +47,26 @@ struct Traced {
 }
 
 /// Draws the step of a run, or one that it trains.
-pub(crate) fn run(arguments: &TraceArguments) -> Result<(), CliError> {
+pub(crate) fn run(arguments: &TraceArguments, here: Option<&Environment>) -> Result<(), CliError> {
     let look = look(arguments.width)?;
     check_names(arguments)?;
     let named = arguments.pipeline.config.config.as_deref();
-    match named.filter(|path| path.is_dir()) {
-        Some(folder) => {
-            let traced = stored(folder, &arguments.pipeline)?;
-            draw_in_terminal(&traced.step, look);
-            write_files(&traced, arguments, None)
+    if let Some(folder) = named.filter(|path| path.is_dir()) {
+        if here.is_some_and(|here| here.rank > 0) {
+            return Ok(()); // one process is enough
         }
-        None => {
-            let traced = trained(arguments, named)?;
-            draw_in_terminal(&traced.step, look);
-            write_files(&traced, arguments, Some("trace.json"))
-        }
+        let traced = stored(folder, &arguments.pipeline)?;
+        draw_in_terminal(&traced.step, look);
+        return write_files(&traced, arguments, None);
     }
+    Processes::among(here, processes::deadline_s(&arguments.pipeline.config), |processes| {
+        let traced = trained(arguments, named, processes)?;
+        draw_in_terminal(&traced.step, look);
+        match processes.is_first() {
+            true => write_files(&traced, arguments, Some("trace.json")),
+            false => Ok(()),
+        }
+    })
 }
 
 /// Refuses what is no file for a picture, but the run or configuration after a flag that has no file.
@@ -118,15 +123,21 @@ fn stored(folder: &Path, given: &PipelineArguments) -> Result<Traced, CliError> 
 }
 
 /// Trains, and takes the step of median length.
-fn trained(arguments: &TraceArguments, named: Option<&Path>) -> Result<Traced, CliError> {
+fn trained(
+    arguments: &TraceArguments,
+    named: Option<&Path>,
+    processes: &Processes,
+) -> Result<Traced, CliError> {
     let mut config = Config::load_for_training(&arguments.pipeline)?;
     if arguments.pipeline.config.steps.is_none() {
         config.train.steps = STEPS;
     }
+    processes.agree_on(&config)?;
     let task = task::open(&config, None)?;
+    processes.agree_on_data(&task.fingerprint())?;
     let make = task.training(0, 0)?;
     let model = task::model(&config, task.vocabulary().size())?;
-    let mut pipeline = setup::pipeline(&config, model).build()?;
+    let mut pipeline = setup::pipeline_among(&config, model, processes).build()?;
     let mut reports = Vec::new();
     for step in 0..config.train.steps {
         let Batch { inputs, targets, .. } = task::made(&make, step)?;

@@ -3,8 +3,9 @@
 use std::{
     io::{BufRead, ErrorKind, Write},
     path::Path,
-    sync::mpsc::{Receiver, sync_channel},
+    sync::mpsc::{Receiver, RecvTimeoutError, sync_channel},
     thread,
+    time::Duration,
 };
 
 use gpipe::{
@@ -13,6 +14,7 @@ use gpipe::{
 };
 use gpipe_data::parallel::TranslationVocabulary;
 use gpipe_models::CachedLogits;
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::{
@@ -21,6 +23,7 @@ use crate::{
     config::{Config, Data},
     metrics::io,
     output::complain,
+    processes::{Processes, environment::Environment},
     run_folder::RunFolder,
     task::translation::{PAD, check_pad},
 };
@@ -35,6 +38,9 @@ const BYTES_PER_TOKEN: usize = 64;
 const LOGITS_MAX: usize = 1 << 25;
 /// An output may have so many tokens more than its source, which may be three times as long.
 const TOKENS_MORE: usize = 20;
+
+/// How often a process that waits for lines tells the others so.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(30);
 
 /// How lines are translated.
 pub(crate) struct Translator<'a> {
@@ -171,7 +177,15 @@ fn padded(group: &[usize], sources: &[Vec<u32>]) -> Result<Tensor, tch::TchError
 }
 
 /// Translates the standard input, line by line, as lines come.
-pub(crate) fn run(arguments: &TranslateArguments) -> Result<(), CliError> {
+pub(crate) fn run(
+    arguments: &TranslateArguments,
+    here: Option<&Environment>,
+) -> Result<(), CliError> {
+    let deadline_s = arguments.run.deadline_s();
+    Processes::among(here, deadline_s, |processes| translate(arguments, processes))
+}
+
+fn translate(arguments: &TranslateArguments, processes: &Processes) -> Result<(), CliError> {
     if !(1..=BATCH_MAX).contains(&arguments.batch) {
         let batch = arguments.batch;
         return Err(CliError::Usage(format!("--batch {batch}: use 1 to {BATCH_MAX}")));
@@ -180,34 +194,77 @@ pub(crate) fn run(arguments: &TranslateArguments) -> Result<(), CliError> {
     let vocabulary = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
     vocabulary.tag(&arguments.from)?; // before the weights are read
     let translator = Translator::new(&run.config, &vocabulary, &arguments.search, arguments.batch)?;
-    let mut pipeline = run.pipeline()?;
-    let (lines, mut number) = (lines(arguments.batch), 0_u64);
-    while let Ok(first) = lines.recv() {
-        // What is there already goes with it; what is yet to come does not hold it up.
-        let rest = std::iter::from_fn(|| lines.try_recv().ok()).take(arguments.batch - 1);
-        let mut texts = Vec::new();
-        let mut failed = None;
-        for line in std::iter::once(first).chain(rest) {
-            number += 1;
-            match text(line, number) {
+    let mut pipeline = run.pipeline(processes)?;
+    // Of several processes one reads and prints.
+    let mut source = processes.is_first().then(|| Source::new(arguments.batch));
+    loop {
+        let next = processes.decided(|| Ok(source.as_mut().map_or(Next::End, Source::next)))?;
+        let (texts, first, failed) = match next {
+            Next::Waiting => continue,
+            Next::End => return Ok(()),
+            Next::Lines { texts, first, failed } => (texts, first, failed),
+        };
+        let sentences: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let translated = translator.translate(&mut pipeline, &arguments.from, &sentences, first)?;
+        if !processes.decided(|| show(&translated))? {
+            return Ok(());
+        }
+        if let Some(reason) = failed {
+            return Err(CliError::Usage(reason));
+        }
+    }
+}
+
+/// What is to be translated next.
+#[derive(Serialize, Deserialize)]
+enum Next {
+    /// Nothing has come for a while.
+    Waiting,
+    End,
+    /// Lines that were there, the number of the first of them, and why the one after them is none.
+    Lines {
+        texts: Vec<String>,
+        first: u64,
+        failed: Option<String>,
+    },
+}
+
+/// The standard input.
+struct Source {
+    lines: Receiver<Result<Line, std::io::Error>>,
+    batch: usize,
+    /// Lines so far.
+    number: u64,
+}
+
+impl Source {
+    fn new(batch: usize) -> Self {
+        Self { lines: lines(batch), batch, number: 0 }
+    }
+
+    /// Lines that are there; what is yet to come does not hold them up.
+    fn next(&mut self) -> Next {
+        // Other processes wait for this one: it says that it is there.
+        let next = match self.lines.recv_timeout(SIGN_OF_LIFE) {
+            Ok(next) => next,
+            Err(RecvTimeoutError::Timeout) => return Next::Waiting,
+            Err(RecvTimeoutError::Disconnected) => return Next::End,
+        };
+        let rest = std::iter::from_fn(|| self.lines.try_recv().ok()).take(self.batch - 1);
+        let (mut texts, mut failed) = (Vec::new(), None);
+        let first = self.number + 1;
+        for line in std::iter::once(next).chain(rest) {
+            self.number += 1;
+            match text(line, self.number) {
                 Ok(text) => texts.push(text),
                 Err(error) => {
-                    failed = Some(error);
+                    failed = Some(error.to_string());
                     break;
                 }
             }
         }
-        let sentences: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let first = number - texts.len() as u64 - u64::from(failed.is_some()) + 1;
-        let translated = translator.translate(&mut pipeline, &arguments.from, &sentences, first)?;
-        if !show(&translated)? {
-            return Ok(());
-        }
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        Next::Lines { texts, first, failed }
     }
-    Ok(())
 }
 
 /// A line as text.

@@ -10,6 +10,7 @@ use crate::{
     config::{Config, flag},
     metrics::io,
     output::say,
+    processes::{Processes, environment::Environment},
     setup,
     task::{self, Batch, Task},
 };
@@ -34,7 +35,8 @@ struct Computed {
 }
 
 /// Runs all variants and compares each with the first.
-pub(crate) fn run(arguments: &VerifyArguments) -> Result<(), CliError> {
+pub(crate) fn run(arguments: &VerifyArguments, here: Option<&Environment>) -> Result<(), CliError> {
+    Processes::refuse(here, "gpipe verify")?;
     let mut config = Config::load(&arguments.config)?;
     if arguments.config.steps.is_none() {
         config.train.steps = STEPS;

@@ -30,9 +30,9 @@ const BLOCK_BYTES: usize = 8192;
 /// Most bytes of a process in a gathering.
 const GATHERED_BYTES_MAX: u64 = 1 << 36;
 /// Tags of the cluster's own messages; links' come after them.
-const BLOCK_TAG: usize = 1;
-const REST_TAG: usize = 2;
-const CLOCK_TAG: usize = 3;
+const CLOCK_TAG: usize = 1;
+const GATHER_TAG: usize = 2;
+const BESIDE_TAG: usize = 4;
 /// How long who serves the store waits, before it goes, for the others to have read what is in it.
 const GOODBYE: Duration = Duration::from_secs(5);
 /// How often clocks are compared; the answer that took least is the truest.
@@ -115,12 +115,26 @@ impl Shared {
     }
 }
 
+/// One gathering after the other, in the same order in every process; those of other tags go on at the same time.
+struct Gathers {
+    /// Of the first block; what does not fit into it has the next one.
+    tag: usize,
+    one: Mutex<()>,
+}
+
+impl Gathers {
+    fn new(tag: usize) -> Self {
+        Self { tag, one: Mutex::new(()) }
+    }
+}
+
 /// This process among the others.
 pub struct Cluster {
     shared: Arc<Shared>,
     /// Receives that were posted ahead.
     posted: Mutex<HashMap<Crossing, Posted>>,
-    gathers: Mutex<()>,
+    gathers: Gathers,
+    beside: Gathers,
     clock: Clock,
     /// Before the store: it says goodbye there.
     watcher: Option<Watcher>,
@@ -179,7 +193,8 @@ impl Cluster {
         Ok(Arc::new(Self {
             shared,
             posted: Mutex::default(),
-            gathers: Mutex::new(()),
+            gathers: Gathers::new(GATHER_TAG),
+            beside: Gathers::new(BESIDE_TAG),
             clock,
             watcher: Some(watcher),
             store: meeting,
@@ -187,9 +202,18 @@ impl Cluster {
         }))
     }
 
-    /// One process's bytes to every other, and theirs.
-    fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    /// One process's bytes to every other, and theirs, for each of which it waits no longer than `longest`.
+    fn exchange(
+        &self,
+        gathers: &Gathers,
+        own: &[u8],
+        longest: Duration,
+    ) -> Result<Vec<Vec<u8>>, Elsewhere> {
+        let _one = gathers.one.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
+        if let Some(failed) = shared.watch.failed() {
+            return Err(failed);
+        }
         let (first, rest) = own.split_at(own.len().min(BLOCK_BYTES - 8));
         let mut block = (own.len() as u64).to_le_bytes().to_vec();
         block.extend(first);
@@ -197,7 +221,8 @@ impl Cluster {
         let failed = |reason: String| shared.own(reason);
         let block = bytes_tensor(&block).map_err(failed)?;
         let others: Vec<usize> = (0..shared.group.size()).filter(|r| *r != shared.rank).collect();
-        let blocks = self.swap(&others, &block, BLOCK_TAG, |_| BLOCK_BYTES)?;
+        let first_tag = (gathers.tag, longest);
+        let blocks = self.swap(&others, &block, first_tag, |_| BLOCK_BYTES)?;
         let mut all = vec![Vec::new(); shared.group.size()];
         let mut sizes = vec![0; shared.group.size()];
         for (&rank, block) in others.iter().zip(&blocks) {
@@ -214,7 +239,7 @@ impl Cluster {
         }
         // What did not fit; nothing is sent where everything did.
         let rest = bytes_tensor(rest).map_err(failed)?;
-        let rests = self.swap(&others, &rest, REST_TAG, |rank| sizes[rank])?;
+        let rests = self.swap(&others, &rest, (gathers.tag + 1, longest), |rank| sizes[rank])?;
         for (&rank, rest) in others.iter().zip(&rests) {
             all[rank].extend(tensor_bytes(rest).map_err(failed)?);
         }
@@ -227,7 +252,7 @@ impl Cluster {
         &self,
         others: &[usize],
         own: &Tensor,
-        tag: usize,
+        (tag, longest): (usize, Duration),
         bytes: impl Fn(usize) -> usize,
     ) -> Result<Vec<Tensor>, Elsewhere> {
         let shared = &*self.shared;
@@ -245,7 +270,7 @@ impl Cluster {
             received.push(into);
         }
         for (rank, work) in works {
-            let done = work.and_then(|work| shared.interrupt.wait(work, shared.longest_wait));
+            let done = work.and_then(|work| shared.interrupt.wait(work, longest));
             done.map_err(|error| shared.lost(rank, &error))?;
         }
         Ok(received)
@@ -317,11 +342,11 @@ impl Transport for Cluster {
     }
 
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
-        let _one = self.gathers.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.shared.watch.failed() {
-            Some(failed) => Err(failed),
-            None => self.exchange(&own),
-        }
+        self.exchange(&self.gathers, &own, self.shared.longest_wait)
+    }
+
+    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, Elsewhere> {
+        self.exchange(&self.beside, &own, longest)
     }
 
     fn now(&self) -> Nanos {

@@ -6,14 +6,17 @@
 //! A file is untrusted: [`TensorFile::open`] reads the header alone, holds it against the file's real length
 //! before it takes memory for it, and refuses what does not add up. A tensor's bytes are read when it is asked
 //! for. Written files are the same bytes for the same tensors and metadata, whatever the tensors' order.
+//!
+//! - `header`: what the file says of itself; `write`: files from tensors, and one of several; here: reading
 
 mod header;
+mod write;
 
 use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
-    io::{self, BufWriter, Cursor, Read, Seek, SeekFrom, Write},
+    io::{self, Cursor, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
@@ -21,6 +24,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use tch::{Kind, Tensor};
 
 use header::{HEADER_MAX, Header, LENGTH};
+pub use write::{encode, merge, write};
 
 /// What tensors are read as. Other dtypes of the format are listed, not read.
 const KINDS: [(Dtype, Kind); 10] = [
@@ -183,12 +187,16 @@ impl TensorFile {
             let reason = format!("{} is {dtype}: readable are {known}", shown(&name));
             return Err(FileError::format(path, reason));
         };
-        let io = FileError::io(path);
-        file.seek(SeekFrom::Start(entry.start)).map_err(&io)?;
-        let bytes = read_exactly(file, entry.bytes).map_err(&io)?;
+        let bytes = read_entry(file.as_mut(), entry).map_err(FileError::io(path))?;
         tensor(&bytes, &entry.shape, kind)
             .map_err(|reason| FileError::format(path, TensorError::of(name, reason).to_string()))
     }
+}
+
+/// A tensor's bytes.
+fn read_entry(file: &mut dyn Source, entry: &Entry) -> io::Result<Vec<u8>> {
+    file.seek(SeekFrom::Start(entry.start))?;
+    read_exactly(file, entry.bytes)
 }
 
 impl Entry {
@@ -267,114 +275,6 @@ fn tensor(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor, String> {
         return Err(format!("a BOOL is 0 or 1, not {byte}"));
     }
     Tensor::f_from_data_size(bytes, shape, kind).map_err(|error| error.to_string())
-}
-
-/// Room for a layer's header: growing a large buffer for it would copy all of it.
-const HEADER_GUESS: usize = 16 << 10;
-
-/// The bytes of a file with `tensors` and `metadata`. Tensors may be on any device and have any strides.
-///
-/// # Errors
-/// [`TensorError`]: a dtype that has no place in the format, two tensors of one name.
-pub fn encode(
-    tensors: &[(String, Tensor)],
-    metadata: &BTreeMap<String, String>,
-) -> Result<Vec<u8>, TensorError> {
-    let parts = parts(tensors, metadata)?;
-    let bodies: usize = tensors.iter().map(|(_, tensor)| size(tensor)).sum();
-    let mut all = Vec::with_capacity(bodies + HEADER_GUESS);
-    for part in parts {
-        all.append(&mut part?);
-    }
-    Ok(all)
-}
-
-/// Writes [`encode`]'s bytes to `path`, one tensor in memory at a time. Whatever was there stays until the new file is
-/// complete and on disk.
-///
-/// # Errors
-/// [`FileError`]; the file aside is removed then.
-pub fn write(
-    path: &Path,
-    tensors: &[(String, Tensor)],
-    metadata: &BTreeMap<String, String>,
-) -> Result<(), FileError> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".writing");
-    let aside = PathBuf::from(aside);
-    let result = write_aside(&aside, path, tensors, metadata)
-        .and_then(|()| fs::rename(&aside, path).map_err(FileError::io(path)));
-    if result.is_err() {
-        let _ = fs::remove_file(&aside);
-        return result;
-    }
-    // The new name is on disk when the folder is.
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(FileError::io(folder))
-}
-
-fn write_aside(
-    aside: &Path,
-    path: &Path,
-    tensors: &[(String, Tensor)],
-    metadata: &BTreeMap<String, String>,
-) -> Result<(), FileError> {
-    let io = FileError::io(aside);
-    let cannot = |error: TensorError| FileError::format(path, error.to_string());
-    let parts = parts(tensors, metadata).map_err(cannot)?;
-    let mut file = BufWriter::new(File::create(aside).map_err(&io)?);
-    for part in parts {
-        file.write_all(&part.map_err(cannot)?).map_err(&io)?;
-    }
-    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&io)
-}
-
-/// What a file is made of: the header, then each tensor's bytes, the widest dtype first to keep all aligned.
-fn parts(
-    tensors: &[(String, Tensor)],
-    metadata: &BTreeMap<String, String>,
-) -> Result<impl Iterator<Item = Result<Vec<u8>, TensorError>>, TensorError> {
-    let mut sorted = Vec::with_capacity(tensors.len());
-    for (name, tensor) in tensors {
-        sorted.push((name, tensor, dtype(name, tensor)?));
-    }
-    sorted.sort_by(|(a, _, x), (b, _, y)| y.cmp(x).then(a.cmp(b)));
-    let mut header = Header { metadata: metadata.clone(), tensors: Vec::new() };
-    let mut end = 0;
-    for (name, tensor, dtype) in &sorted {
-        let start = end;
-        end += size(tensor);
-        let shape = tensor.size().iter().map(|&axis| axis.unsigned_abs() as usize).collect();
-        let info = TensorInfo { dtype: *dtype, shape, data_offsets: (start, end) };
-        header.tensors.push(((*name).clone(), info));
-    }
-    let head = header.render()?;
-    let bodies = sorted.into_iter().map(|(name, tensor, _)| bytes(name, tensor));
-    Ok(std::iter::once(Ok(head)).chain(bodies))
-}
-
-fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype, TensorError> {
-    if !tensor.defined() {
-        return Err(TensorError::of(name, "it is undefined"));
-    }
-    let kind = tensor.f_kind().map_err(|error| TensorError::of(name, error))?;
-    let known = KINDS.iter().find(|(_, known)| *known == kind).map(|(dtype, _)| *dtype);
-    known.ok_or_else(|| TensorError::of(name, format!("{kind:?} cannot be written: convert it")))
-}
-
-fn size(tensor: &Tensor) -> usize {
-    tensor.numel() * tensor.kind().elt_size_in_bytes()
-}
-
-fn bytes(name: &str, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
-    let mut bytes = vec![0; size(tensor)];
-    tensor
-        .f_copy_data_u8(&mut bytes, tensor.numel())
-        .map_err(|error| TensorError::of(name, error))?;
-    Ok(bytes)
 }
 
 /// Text from a file, fit for a message: control characters escaped, long text cut.

@@ -24,7 +24,7 @@ pub(crate) use data::{
     Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig,
 };
 use gpipe::{Balance, Kernels, RematPolicies};
-use keys::{check_keys, defaults, set};
+use keys::{check_keys, defaults, flatten, set};
 pub(crate) use model::Model;
 #[cfg(test)]
 pub(crate) use model::TransformerConfig;
@@ -280,6 +280,15 @@ impl Config {
             };
         }
         config
+    }
+
+    /// Every key with its value, `pipeline.stages` for example.
+    pub(crate) fn keys(&self) -> Result<Vec<(String, String)>, ConfigError> {
+        let table = toml::Table::try_from(self).map_err(|error| ConfigError::Parse {
+            path: "config.toml".into(),
+            reason: error.to_string(),
+        })?;
+        Ok(flatten(&table).into_iter().map(|(key, value)| (key, value.to_string())).collect())
     }
 
     /// As TOML, with every key.

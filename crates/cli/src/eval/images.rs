@@ -8,6 +8,7 @@ use crate::{
     args::EvalArguments,
     metrics::io,
     output::say,
+    processes::Processes,
     run_folder::RunFolder,
     task::{
         Batch,
@@ -22,7 +23,11 @@ const TABLE_CLASSES_MAX: usize = 40;
 /// Most confusions that are listed.
 const LISTED_MAX: usize = 10;
 
-pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliError> {
+pub(super) fn run(
+    arguments: &EvalArguments,
+    run: &RunFolder,
+    processes: &Processes,
+) -> Result<(), CliError> {
     if !arguments.text.is_empty() || arguments.tokens.is_some() {
         return Err(CliError::Usage(
             "the model classifies images: leave --text and --tokens out; --images DIR names others"
@@ -31,9 +36,9 @@ pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliE
     }
     let classes = run.vocabulary.classes()?;
     if let Some(path) = &arguments.confusion {
-        std::fs::write(path, "").map_err(io(path))?; // before any work
+        processes.decided(|| std::fs::write(path, "").map_err(io(path)))?; // before any work
     }
-    let mut pipeline = run.pipeline()?;
+    let mut pipeline = run.pipeline(processes)?;
     let (images, what) = images(arguments, run)?;
     let mut confusion = Confusion::new(classes.len());
     for batch in classification::readable(&images, &run.config)? {
@@ -46,7 +51,8 @@ pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliE
         return Err(CliError::NothingMeasured);
     }
     if let Some(path) = &arguments.confusion {
-        std::fs::write(path, confusion.tsv(classes)).map_err(io(path))?;
+        let tsv = confusion.tsv(classes);
+        processes.decided(|| std::fs::write(path, tsv).map_err(io(path)))?;
     }
     let (loss, top1, top5) = (confusion.loss(), confusion.top(1), confusion.top(5));
     if arguments.json {

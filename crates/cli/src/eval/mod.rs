@@ -19,6 +19,7 @@ use crate::{
     CliError,
     args::EvalArguments,
     config::Data,
+    processes::{Processes, environment::Environment},
     run_folder::RunFolder,
     task::{Batch, NATS, Part, Vocabulary},
 };
@@ -45,15 +46,19 @@ impl Measured {
 }
 
 /// Measures a trained model and prints what it found.
-pub(crate) fn run(arguments: &EvalArguments) -> Result<(), CliError> {
+pub(crate) fn run(arguments: &EvalArguments, here: Option<&Environment>) -> Result<(), CliError> {
+    Processes::among(here, arguments.run.deadline_s(), |processes| of(arguments, processes))
+}
+
+fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> {
     let mut run = RunFolder::open(&arguments.run)?;
     if let Some(micro_batches) = arguments.micro_batches {
         run.config.pipeline.micro_batches = micro_batches;
     }
     match (&run.config.data, &run.vocabulary) {
-        (Data::Parallel(data), _) => translation::run(arguments, &run, data),
-        (_, Vocabulary::Tokens(_)) => text::run(arguments, &run),
-        (_, Vocabulary::Classes(_)) => images::run(arguments, &run),
+        (Data::Parallel(data), _) => translation::run(arguments, &run, data, processes),
+        (_, Vocabulary::Tokens(_)) => text::run(arguments, &run, processes),
+        (_, Vocabulary::Classes(_)) => images::run(arguments, &run, processes),
     }
 }
 

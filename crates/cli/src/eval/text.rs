@@ -8,11 +8,16 @@ use crate::{
     args::EvalArguments,
     config::{Config, Data},
     output::say,
+    processes::Processes,
     run_folder::RunFolder,
     task::{Part, language},
 };
 
-pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliError> {
+pub(super) fn run(
+    arguments: &EvalArguments,
+    run: &RunFolder,
+    processes: &Processes,
+) -> Result<(), CliError> {
     if arguments.images.is_some() || arguments.confusion.is_some() {
         return Err(CliError::Usage(
             "the model is of text, and classifies nothing: leave --images and --confusion out"
@@ -28,7 +33,7 @@ pub(super) fn run(arguments: &EvalArguments, run: &RunFolder) -> Result<(), CliE
         )));
     }
     let tokenizer = run.vocabulary.tokenizer()?;
-    let mut pipeline = run.pipeline()?;
+    let mut pipeline = run.pipeline(processes)?;
     let (documents, what) = documents(arguments, &run.config)?;
     let tokens = TokenSet::encode(tokenizer, &documents)?;
     let batches = language::batches(&tokens, &run.config, tokens_max)?;

@@ -14,6 +14,7 @@ use crate::{
     config::ParallelConfig,
     files::{check_writable, write_aside},
     output::{complain, say},
+    processes::Processes,
     run_folder::RunFolder,
     task::{
         Task,
@@ -52,6 +53,7 @@ pub(super) fn run(
     arguments: &EvalArguments,
     run: &RunFolder,
     data: &ParallelConfig,
+    processes: &Processes,
 ) -> Result<(), CliError> {
     if arguments.images.is_some() || arguments.confusion.is_some() || !arguments.text.is_empty() {
         return Err(CliError::Usage(
@@ -60,12 +62,12 @@ pub(super) fn run(
         ));
     }
     for path in [&arguments.table, &arguments.svg].into_iter().flatten() {
-        check_writable(path)?; // before any work
+        processes.decided(|| check_writable(path))?; // before any work
     }
     let task = Translation::open(&run.config, data, Some(run.vocabulary.clone()))?;
     let own = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
     let translator = Translator::new(&run.config, &own, &arguments.search, TRANSLATED)?;
-    let mut pipeline = run.pipeline()?;
+    let mut pipeline = run.pipeline(processes)?;
     let mut rows = measured(&mut pipeline, &task, data)?;
     let (mut bleu, mut chrf) = accumulators()?;
     if arguments.translate > 0 {
@@ -92,10 +94,11 @@ pub(super) fn run(
         chrf: chrf.score(),
     });
     if let Some(path) = &arguments.table {
-        write_aside(path, &tsv(&rows))?;
+        processes.decided(|| write_aside(path, &tsv(&rows)))?;
     }
     if let Some(path) = &arguments.svg {
-        write_aside(path, &picture(&rows)?)?;
+        let drawn = picture(&rows)?;
+        processes.decided(|| write_aside(path, &drawn))?;
     }
     if arguments.json {
         say!("{}", json(&rows, all.as_ref()));

@@ -19,9 +19,10 @@ use std::{
 };
 
 use gpipe::{Pipeline, StepReport};
-use gpipe_checkpoint::{Checkpoint, manifest::Progress as Position};
+use gpipe_checkpoint::{Checkpoint, manifest::Progress as Position, weights};
 use gpipe_data::{Loaded, Loader, LoaderSettings};
 use gpipe_observe::metrics::{Evaluation, Record};
+use tch::Tensor;
 
 use self::{
     saving::Saving,
@@ -40,6 +41,7 @@ use crate::{
     output::{complain, say},
     plan,
     plan_file::PlanFile,
+    processes::{self, Processes, environment::Environment},
     progress::Progress,
     run_folder::{AVERAGES, EARLIER, METRICS, PLAN, WEIGHTS},
     setup,
@@ -51,9 +53,20 @@ use crate::{
 const NAN_IN_A_ROW: u64 = 10;
 
 /// Trains, evaluates, and writes the run's files.
-pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
+pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Result<(), CliError> {
+    let deadline_s = processes::deadline_s(&arguments.pipeline.config);
+    Processes::among(here, deadline_s, |processes| train(arguments, processes))
+}
+
+fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliError> {
+    if arguments.init.is_some() && arguments.resume.as_deref().is_some_and(|from| from != "auto") {
+        return Err(CliError::Usage(
+            "--init starts anew and --resume goes on: give one of them, or --resume auto".into(),
+        ));
+    }
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
-    let mut start = Start::find(arguments)?;
+    let mut start = Start::find(arguments, processes)?;
+    processes.agree_on(&start.config)?;
     let init = arguments.init.as_deref().map(init::open).transpose()?;
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
@@ -67,11 +80,13 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     };
     let task = task::open(&start.config, fixed)?;
     say!("{}", task.summary());
+    processes.agree_on_data(&task.fingerprint())?;
     let mut position = position(start.checkpoint.as_ref(), task.fingerprint())?;
     let make = task.training(position.batches, position.samples)?;
     let model = task::model(&start.config, task.vocabulary().size())?;
     let known = &arguments.pipeline.config;
-    let plan = plan::for_training(wanted, known, &mut start.config, task.as_ref(), &model)?;
+    let model_of = (task.as_ref(), &model);
+    let plan = plan::for_training(wanted, known, &mut start.config, model_of, processes)?;
     let plan = match plan {
         // A run that goes on follows its plan, unless it was told to go on in another way.
         None if start.checkpoint.is_some() && start.out.path().join(PLAN).exists() => {
@@ -82,7 +97,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
     };
     let config = start.config.clone();
     describe(&config, &model);
-    let mut pipeline = setup::pipeline(&config, model).build()?;
+    let mut pipeline = setup::pipeline_among(&config, model, processes).build()?;
     say!("layers per stage: {:?}", pipeline.balance());
     match (&start.checkpoint, init) {
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
@@ -95,27 +110,32 @@ pub(crate) fn run(arguments: &TrainArguments) -> Result<(), CliError> {
 
     start.out.keep();
     let out = start.out.path();
-    write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
-    if let Some(plan) = &plan {
-        plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
-    }
     let vocabulary = task.vocabulary();
-    write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)?;
-    let metrics = metrics(&start, &position, pipeline.steps() + 1)?;
+    let write = || -> Result<Metrics, CliError> {
+        write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
+        if let Some(plan) = &plan {
+            plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
+        }
+        write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)?;
+        metrics(&start, &position, pipeline.steps() + 1)
+    };
+    let is_first = processes.is_first();
+    let metrics = processes.all(is_first.then(write).transpose())?;
     let mut run = Run {
         metrics,
         progress: Progress::new(config.train.steps, task::unit(&config)),
         summary: Summary::new(task::unit(&config)),
-        saving: Saving::new(out, &config, vocabulary, &start)?,
+        saving: Saving::new(&config, vocabulary, &start, processes)?,
         stop: Stop::install()?,
         trace: StepTrace::new(out, config.pipeline.memory.0.clone(), plan.as_ref()),
         nan_in_a_row: 0,
         told: BTreeSet::new(),
         task: task.as_ref(),
+        processes,
         out,
         config: &config,
     };
-    if position.batches < config.train.steps {
+    if is_first && position.batches < config.train.steps {
         // A run that goes on has not ended any more: nobody shall take these for its weights.
         for name in [WEIGHTS, AVERAGES] {
             set_aside(out, name)?;
@@ -192,16 +212,18 @@ fn set_aside(out: &Path, name: &str) -> Result<(), CliError> {
 
 /// What goes on beside the training.
 struct Run<'a> {
-    metrics: Metrics,
+    /// Of the process that writes them.
+    metrics: Option<Metrics>,
     progress: Progress,
     summary: Summary,
-    saving: Saving,
+    saving: Saving<'a>,
     stop: Stop,
     trace: StepTrace,
     nan_in_a_row: u64,
     /// Images that were told to be unreadable.
     told: BTreeSet<String>,
     task: &'a dyn Task,
+    processes: &'a Processes,
     out: &'a Path,
     config: &'a Config,
 }
@@ -209,7 +231,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// After the last step: the validation, and what stays of the run.
     fn end(&mut self, pipeline: &mut Pipeline, position: &mut Position) -> Result<(), CliError> {
-        self.trace.write(pipeline);
+        self.write_trace(pipeline);
         let validated = self.validate(pipeline, position);
         self.tell_unreadable();
         if let Err(error) = validated {
@@ -219,14 +241,33 @@ impl Run<'_> {
         say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
         let saved = self.saving.end(pipeline, position, &self.progress);
         // Where there is no room for a checkpoint, there may yet be some for the weights.
-        gpipe_checkpoint::weights::save(&self.out.join(WEIGHTS), &pipeline.parameters()?)?;
+        self.write_weights(WEIGHTS, &pipeline.parameters()?)?;
         if self.config.optimizer.average > 0.0 {
-            gpipe_checkpoint::weights::save(&self.out.join(AVERAGES), &pipeline.averages()?)?;
+            self.write_weights(AVERAGES, &pipeline.averages()?)?;
         }
-        self.metrics.tell_lost();
+        if let Some(metrics) = &self.metrics {
+            metrics.tell_lost();
+        }
         saved?;
         say!("files: {}", self.out.display());
         Ok(())
+    }
+
+    /// The parameters of all processes' stages, of which `own` are this one's, in one file.
+    fn write_weights(&self, name: &str, own: &[(String, Tensor)]) -> Result<(), CliError> {
+        let path = self.out.join(name);
+        match self.processes.transport() {
+            None => weights::save(&path, own)?,
+            Some(transport) => weights::save_among(&path, own, &transport)?,
+        }
+        Ok(())
+    }
+
+    /// The file of the latest step, which the first process writes.
+    fn write_trace(&self, pipeline: &mut Pipeline) {
+        if self.processes.is_first() {
+            self.trace.write(pipeline);
+        }
     }
 
     /// The steps from `position` on. Whatever ends them early, the state before it is saved.
@@ -250,7 +291,15 @@ impl Run<'_> {
 
     /// Saves the state before `error` ends the run.
     fn left(&mut self, pipeline: &mut Pipeline, position: &Position, error: CliError) -> CliError {
-        self.trace.write(pipeline);
+        self.write_trace(pipeline);
+        if self.processes.are_several() && !error.is_of_all() {
+            // The others cannot come to save with this one.
+            let out = self.out.display();
+            complain!(
+                "gpipe: nothing was saved at the end: gpipe train --resume {out} goes on from the last checkpoint, if there is one"
+            );
+            return error;
+        }
         match self.saving.leave(pipeline, position, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
@@ -295,15 +344,20 @@ impl Run<'_> {
                         ..seen
                     };
                     self.step(&report, samples, position, waited);
-                    self.trace.step(pipeline, &report);
+                    if self.processes.is_first() {
+                        self.trace.step(pipeline, &report);
+                    }
                 }
                 Err(error) => {
                     self.may_skip(error, position.batches + 1)?;
                     *position = Position { skipped: seen.skipped + 1, ..seen };
-                    self.metrics.not_finite(pipeline.steps(), samples, seen_of(position));
+                    if let Some(metrics) = &mut self.metrics {
+                        metrics.not_finite(pipeline.steps(), samples, seen_of(position));
+                    }
                 }
             }
-            if self.stop.asked().is_none() && due(self.config, position) {
+            let asked = self.asked()?;
+            if asked.is_none() && due(self.config, position) {
                 self.validate(pipeline, position)?;
             }
             self.stop_if_asked(position)?;
@@ -322,8 +376,14 @@ impl Run<'_> {
         tell_unreadable(&new);
     }
 
+    /// The signal that asked the run to stop: any of its processes.
+    fn asked(&self) -> Result<Option<i32>, CliError> {
+        let own = self.stop.asked().unwrap_or(0);
+        Ok(Some(self.processes.largest(own)?).filter(|&signal| signal != 0))
+    }
+
     fn stop_if_asked(&self, position: &Position) -> Result<(), CliError> {
-        match self.stop.asked() {
+        match self.asked()? {
             Some(signal) if position.batches < self.config.train.steps => {
                 let (signal_name, step) = (name(signal).to_owned(), position.batches);
                 Err(CliError::Interrupted { signal, signal_name, step })
@@ -335,7 +395,9 @@ impl Run<'_> {
     /// After a step.
     fn step(&mut self, report: &StepReport, samples: u64, position: &Position, waited: Duration) {
         self.nan_in_a_row = 0;
-        self.metrics.step(report, samples, seen_of(position), waited);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.step(report, samples, seen_of(position), waited);
+        }
         self.progress.step(position.batches, report);
         self.summary.add(report, waited);
     }
@@ -380,14 +442,16 @@ impl Run<'_> {
         self.summary.validated(start.elapsed());
         position.evaluated = true;
         self.saving.validated(position.batches, own.loss);
-        self.metrics.evaluation(Evaluation {
-            step: pipeline.steps(),
-            tokens_total: position.tokens,
-            loss: own.loss,
-            bits_per_byte: self.task.bits_per_byte(own.loss),
-            metrics,
-            count: own.count as u64,
-        });
+        if let Some(written) = &mut self.metrics {
+            written.evaluation(Evaluation {
+                step: pipeline.steps(),
+                tokens_total: position.tokens,
+                loss: own.loss,
+                bits_per_byte: self.task.bits_per_byte(own.loss),
+                metrics,
+                count: own.count as u64,
+            });
+        }
         Ok(())
     }
 
@@ -398,7 +462,9 @@ impl Run<'_> {
         position: &Position,
         what: &str,
     ) -> Result<Option<Measured>, CliError> {
-        let stop = || self.stop.asked().is_some() && position.batches < self.config.train.steps;
+        let is_last = position.batches >= self.config.train.steps;
+        // An error of asking comes again with the next step.
+        let stop = || self.asked().is_ok_and(|asked| asked.is_some()) && !is_last;
         let measured = match eval::measure(pipeline, self.task.validation()?, &stop) {
             // What is learned is not lost by what cannot be measured.
             Err(CliError::Pipeline(error)) if error.is_not_finite() => {

@@ -1,7 +1,6 @@
 //! When checkpoints are saved, what they say of the run, and what is told about them.
 
 use std::{
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -22,6 +21,7 @@ use crate::{
     CliError,
     config::{Config, Every},
     metrics::io,
+    processes::Processes,
     progress::Progress,
     run_folder::CHECKPOINTS,
     task::Vocabulary,
@@ -33,7 +33,7 @@ const DELAY: &str = "GPIPE_TEST_FILE_DELAY_MS";
 const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
 
 /// A run's checkpoints.
-pub(super) struct Saving {
+pub(super) struct Saving<'a> {
     checkpoints: Checkpoints,
     every: Every,
     keep_best: bool,
@@ -45,27 +45,31 @@ pub(super) struct Saving {
     last: Instant,
     /// The position of the last one in the run's folder.
     at: Option<u64>,
+    processes: &'a Processes,
     /// How long training stood still for them.
     pub blocked: Duration,
 }
 
-impl Saving {
-    /// For a run in `out`, which starts as `start` says.
+impl<'a> Saving<'a> {
+    /// For a run that starts as `start` says.
     pub(super) fn new(
-        out: &Path,
         config: &Config,
         vocabulary: &Vocabulary,
         start: &Start,
+        processes: &'a Processes,
     ) -> Result<Self, CliError> {
         let from = start.checkpoint.as_ref();
-        let folder = out.join(CHECKPOINTS);
+        let folder = start.out.path().join(CHECKPOINTS);
         let settings = Settings {
             keep: config.checkpoint.keep,
             keep_best: config.checkpoint.keep_best,
             deadline: Duration::from_secs(config.checkpoint.deadline_s),
             files: files_of_the_environment(),
         };
-        let checkpoints = Checkpoints::open(&folder, settings)?;
+        let checkpoints = match processes.transport() {
+            None => Checkpoints::open(&folder, settings)?,
+            Some(transport) => Checkpoints::open_among(&folder, settings, &transport)?,
+        };
         // A checkpoint of another run is not in this one's folder.
         let folder = folder.canonicalize().map_err(io(&folder))?;
         let is_own = |from: &&Checkpoint| {
@@ -80,6 +84,7 @@ impl Saving {
             best: start.best,
             last: Instant::now(),
             at: from.filter(is_own).map(|from| from.manifest().progress.batches),
+            processes,
             blocked: Duration::ZERO,
         })
     }
@@ -95,7 +100,10 @@ impl Saving {
         let due = match self.every {
             Every::Never => false,
             Every::Steps(steps) => position.batches.is_multiple_of(steps),
-            Every::Time(time) => self.last.elapsed() >= time,
+            // Clocks of several processes would not agree.
+            Every::Time(time) => {
+                self.processes.decided(|| Ok(self.last.elapsed() >= time)).unwrap_or(false)
+            }
         };
         let outcome = match due || is_best {
             true => self.save(pipeline, position),

@@ -6,6 +6,7 @@ use std::{
 };
 
 use gpipe_checkpoint::{Checkpoint, folder, manifest::Best};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     CliError,
@@ -13,6 +14,7 @@ use crate::{
     config::{Config, Effect, changes},
     metrics::io,
     output::say,
+    processes::Processes,
     run_folder::{CHECKPOINTS, METRICS, WEIGHTS},
     task,
 };
@@ -32,11 +34,19 @@ pub(crate) struct Start {
     pub earlier_metrics: Option<PathBuf>,
 }
 
-/// A run's folder, for this process alone.
+/// What one process decides for all.
+#[derive(Serialize, Deserialize)]
+struct Place {
+    out: PathBuf,
+    checkpoint: Option<PathBuf>,
+    best: Option<Best>,
+}
+
+/// A run's folder, for this process alone, and those that train with it.
 pub(crate) struct Claim {
     path: PathBuf,
-    /// The folder itself, locked as long as it is open.
-    _lock: File,
+    /// The folder itself, locked as long as it is open; of several processes by the first one.
+    _lock: Option<File>,
     /// Made by this process, and nothing is in it yet.
     fresh: bool,
 }
@@ -46,8 +56,26 @@ impl Start {
         Self { config, out, checkpoint: None, best: None, earlier_metrics: None }
     }
 
-    /// Reads the configuration, finds the checkpoint to go on from, and claims the folder.
-    pub(crate) fn find(arguments: &TrainArguments) -> Result<Self, CliError> {
+    /// Reads the configuration, finds the checkpoint to go on from, and claims the folder. Of several processes the first one looks
+    /// for the last two, and the others follow it.
+    pub(crate) fn find(
+        arguments: &TrainArguments,
+        processes: &Processes,
+    ) -> Result<Self, CliError> {
+        let mut own = None;
+        let place = processes.decided(|| {
+            let found = Self::first(arguments)?;
+            let place = found.place()?;
+            own = Some(found);
+            Ok(place)
+        })?;
+        match own {
+            Some(own) => Ok(own),
+            None => Self::follow(arguments, place),
+        }
+    }
+
+    fn first(arguments: &TrainArguments) -> Result<Self, CliError> {
         match arguments.resume.as_deref() {
             None => {
                 let config = configuration(arguments)?;
@@ -56,6 +84,35 @@ impl Start {
             Some("auto") => Self::automatic(arguments),
             Some(path) => Self::from(arguments, Path::new(path)),
         }
+    }
+
+    /// What other processes need to know of it.
+    fn place(&self) -> Result<Place, CliError> {
+        let absolute = |path: &Path| std::path::absolute(path).map_err(io(path));
+        let checkpoint = self.checkpoint.as_ref().map(Checkpoint::folder);
+        Ok(Place {
+            out: absolute(self.out.path())?,
+            checkpoint: checkpoint.map(absolute).transpose()?,
+            best: self.best,
+        })
+    }
+
+    /// As the first process decided.
+    fn follow(arguments: &TrainArguments, place: Place) -> Result<Self, CliError> {
+        let Place { out, checkpoint, best } = place;
+        if !out.is_dir() {
+            return Err(CliError::Usage(format!(
+                "{}: rank 0 writes the run there, and this process does not see it: all of them need the same folder, on a file system that they share",
+                out.display()
+            )));
+        }
+        let checkpoint = checkpoint.map(|folder| Checkpoint::open(&folder)).transpose()?;
+        let config = match (&arguments.pipeline.config.config, &checkpoint) {
+            (None, Some(checkpoint)) => saved_configuration(checkpoint, arguments)?,
+            _ => configuration(arguments)?,
+        };
+        let out = Claim { path: out, _lock: None, fresh: false };
+        Ok(Self { checkpoint, best, ..Self::new(config, out) })
     }
 
     /// From the newest complete checkpoint of the run's folder, or from the beginning.
@@ -288,7 +345,7 @@ impl Claim {
         // Now, and not after the text was read, it is known whether it can be written.
         let probe = path.join(".writable");
         File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(io(&path))?;
-        Ok(Self { path, _lock: folder, fresh })
+        Ok(Self { path, _lock: Some(folder), fresh })
     }
 
     pub(crate) fn path(&self) -> &Path {

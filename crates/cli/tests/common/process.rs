@@ -55,6 +55,11 @@ impl Process {
         Self { child, lines, printed: String::new() }
     }
 
+    /// The number that the system knows it by.
+    pub fn number(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for a line with `part`, which must come.
     pub fn until(&mut self, part: &str) {
         let end = Instant::now() + DEADLINE;

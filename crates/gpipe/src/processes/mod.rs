@@ -13,6 +13,7 @@ mod pack;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use gpipe_bridge::memory;
@@ -78,6 +79,17 @@ pub trait Transport: Send + Sync + 'static {
     /// # Errors
     /// Another process failed or is gone.
     fn gather(&self, own: Vec<u8>) -> std::result::Result<Vec<Vec<u8>>, Elsewhere>;
+
+    /// As [`Transport::gather`], for a thread of each process beside the one that trains: independent of what that one gathers. It
+    /// waits no longer than `longest` for each process, which a disk may be slow for.
+    ///
+    /// # Errors
+    /// As there.
+    fn gather_beside(
+        &self,
+        own: Vec<u8>,
+        longest: Duration,
+    ) -> std::result::Result<Vec<Vec<u8>>, Elsewhere>;
 
     /// The time now on a clock that all processes share.
     fn now(&self) -> Nanos;

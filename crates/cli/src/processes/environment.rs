@@ -1,0 +1,195 @@
+//! What the environment says of the other processes of a command: the variables that torchrun sets, and others take over from it.
+//!
+//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`: all four, or none. `gpipe launch` sets them, too. A launcher that serves the store
+//! itself says so with `TORCHELASTIC_USE_AGENT_STORE=True`; else rank 0 does. `TORCHELASTIC_RESTART_COUNT` tells a try from the ones
+//! before it. `GPIPE_ADDRESS` is the address of this machine that the others reach it by, where it has several.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
+    time::Duration,
+};
+
+use gpipe_distributed::{Meeting, Store};
+
+use crate::CliError;
+
+pub(super) const RANK: &str = "RANK";
+pub(super) const WORLD_SIZE: &str = "WORLD_SIZE";
+pub(super) const MASTER_ADDR: &str = "MASTER_ADDR";
+pub(super) const MASTER_PORT: &str = "MASTER_PORT";
+/// The name that PyTorch gave it.
+pub(super) const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+/// As above.
+pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+const ADDRESS: &str = "GPIPE_ADDRESS";
+
+/// One process of a command, of several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Environment {
+    pub rank: usize,
+    pub size: usize,
+    host: String,
+    port: u16,
+    /// Whether somebody else serves the store.
+    agent: bool,
+    /// What tells this try from others at the same store.
+    name: String,
+    address: Option<String>,
+}
+
+impl Environment {
+    /// What the environment says; nothing where there is one process.
+    pub(crate) fn read() -> Result<Option<Self>, CliError> {
+        Self::from(|name| std::env::var(name).ok())
+    }
+
+    fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, CliError> {
+        let refuse = |reason: String| Err(CliError::Usage(reason));
+        let names = [RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT];
+        let values = names.map(&variable);
+        let [Some(rank), Some(size), Some(host), Some(port)] = &values else {
+            let (rank, size) = (&values[0], &values[1]);
+            if rank.is_none() || size.is_none() {
+                return Ok(None); // MASTER_ADDR and MASTER_PORT may be somebody else's
+            }
+            let missing = names.iter().zip(&values).find(|(_, value)| value.is_none());
+            let missing = missing.map_or("", |(name, _)| name);
+            return refuse(format!(
+                "{RANK} and {WORLD_SIZE} are set, and {missing} is not: set {RANK}, {WORLD_SIZE}, {MASTER_ADDR} and {MASTER_PORT}, or none of them; gpipe launch and torchrun do"
+            ));
+        };
+        let number = |name: &str, text: &str| {
+            text.trim().parse::<usize>().map_err(|_| {
+                CliError::Usage(format!("{name} is '{text}' in the environment: give a number"))
+            })
+        };
+        let (rank, size) = (number(RANK, rank)?, number(WORLD_SIZE, size)?);
+        if rank >= size {
+            return refuse(format!(
+                "{RANK} is {rank} and {WORLD_SIZE} {size}: ranks are 0 to {WORLD_SIZE} - 1"
+            ));
+        }
+        let Ok(port) = u16::try_from(number(MASTER_PORT, port)?) else {
+            return refuse(format!("{MASTER_PORT} is {port}: ports are 1 to 65535"));
+        };
+        let attempt = variable(RESTART_COUNT).unwrap_or_default();
+        let run = variable(RUN_ID).unwrap_or_default();
+        Ok((size > 1).then(|| Self {
+            rank,
+            size,
+            host: host.trim().to_owned(),
+            port,
+            agent: variable(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true")),
+            name: format!("gpipe/{run}/{attempt}"),
+            address: variable(ADDRESS),
+        }))
+    }
+
+    /// How this process meets the others.
+    pub(super) fn meeting(
+        &self,
+        deadline: Duration,
+        facts: Vec<(String, String)>,
+    ) -> Result<Meeting, CliError> {
+        let address = self.own_address()?;
+        let serves = self.rank == 0 && !self.agent;
+        let store = match serves {
+            true => Store::Serve(listen(&address, self.port)?),
+            false => Store::At { host: self.host.clone(), port: self.port },
+        };
+        let (rank, size, name) = (self.rank, self.size, self.name.clone());
+        Ok(Meeting { rank, size, store, name, address, deadline, facts })
+    }
+
+    /// The address of this machine from which the master is reached: loopback, if the master is there.
+    fn own_address(&self) -> Result<String, CliError> {
+        if let Some(address) = &self.address {
+            return Ok(address.clone());
+        }
+        let at = format!("{MASTER_ADDR}={}", self.host);
+        let failed = |error: std::io::Error| CliError::Io {
+            what: format!(
+                "{at}: no such host, or no way to it (or set {ADDRESS} to this machine's address)"
+            ),
+            source: error,
+        };
+        let all: Vec<SocketAddr> =
+            (self.host.as_str(), self.port).to_socket_addrs().map_err(failed)?.collect();
+        let master = all.iter().find(|address| address.is_ipv4()).or(all.first());
+        let Some(master) = master else {
+            return Err(CliError::Usage(format!("{at}: the name has no address")));
+        };
+        // Nothing is sent: the system chooses the interface.
+        let any: IpAddr = match master {
+            SocketAddr::V4(_) => [0_u8; 4].into(),
+            SocketAddr::V6(_) => [0_u16; 8].into(),
+        };
+        let socket = UdpSocket::bind((any, 0)).map_err(failed)?;
+        socket.connect(master).map_err(failed)?;
+        Ok(socket.local_addr().map_err(failed)?.ip().to_string())
+    }
+}
+
+/// A listener at one address of this machine, and no other.
+fn listen(address: &str, port: u16) -> Result<TcpListener, CliError> {
+    TcpListener::bind((address, port)).map_err(|source| CliError::Io {
+        what: format!(
+            "rank 0 cannot listen at {address}:{port}: give {MASTER_ADDR} and {MASTER_PORT} of this machine, and a port that is free, or its own address in {ADDRESS}"
+        ),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Option<Environment>, String> {
+        let find = |name: &str| {
+            let found = variables.iter().find(|(own, _)| *own == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        Environment::from(find).map_err(|error| error.to_string())
+    }
+
+    const ALL: [(&str, &str); 4] =
+        [(RANK, "1"), (WORLD_SIZE, "3"), (MASTER_ADDR, "127.0.0.1"), (MASTER_PORT, "29500")];
+
+    #[test]
+    fn oracle_torchruns_variables_are_read() {
+        let one = read(&ALL).unwrap().unwrap();
+        assert_eq!((one.rank, one.size, one.port, one.agent), (1, 3, 29500, false));
+        assert_eq!(one.own_address().unwrap(), "127.0.0.1");
+        let torchrun = [(AGENT_STORE, "True"), (RESTART_COUNT, "2"), (RUN_ID, "x")];
+        let one = read(&[&ALL[..], &torchrun].concat()).unwrap().unwrap();
+        assert_eq!((one.agent, one.name.as_str()), (true, "gpipe/x/2"));
+        let one = read(&[&ALL[..], &[(ADDRESS, "10.0.0.7")]].concat()).unwrap().unwrap();
+        assert_eq!(one.own_address().unwrap(), "10.0.0.7");
+    }
+
+    #[test]
+    fn oracle_one_process_is_alone() {
+        assert_eq!(read(&[]).unwrap(), None);
+        assert_eq!(read(&[(MASTER_ADDR, "elsewhere")]).unwrap(), None);
+        assert_eq!(read(&[(RANK, "7")]).unwrap(), None); // some other system's
+        let one = [(RANK, "0"), (WORLD_SIZE, "1"), ALL[2], ALL[3]];
+        assert_eq!(read(&one).unwrap(), None);
+    }
+
+    #[test]
+    fn fault_what_does_not_fit_is_named() {
+        let error = read(&ALL[..3]).unwrap_err();
+        assert!(error.contains("MASTER_PORT is not"), "{error}");
+        for (name, value, part) in [
+            (RANK, "3", "RANK is 3 and WORLD_SIZE 3"),
+            (RANK, "one", "RANK is 'one'"),
+            (MASTER_PORT, "70000", "MASTER_PORT is 70000"),
+        ] {
+            let mut all = ALL;
+            all.iter_mut().filter(|(own, _)| *own == name).for_each(|own| own.1 = value);
+            let error = read(&all).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

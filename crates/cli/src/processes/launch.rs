@@ -1,0 +1,320 @@
+//! `gpipe launch`: the same command in several processes of this machine, with one supervisor, which serves the store that they meet
+//! in, shows what they print, and ends all of them when one has failed.
+
+use std::{
+    io::{BufRead, BufReader, IsTerminal, Read, Write},
+    net::{Ipv4Addr, TcpListener},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use gpipe_bridge::c10d::TcpStore;
+use gpipe_distributed::cluster::PROCESSES_MAX;
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::signal_name,
+};
+
+use super::environment::{AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, WORLD_SIZE};
+use crate::{
+    CliError,
+    args::{Arguments, LaunchArguments},
+    output::complain,
+};
+
+/// When one has failed, the others have so long to end by themselves, and to say why.
+const GRACE: Duration = Duration::from_secs(15);
+/// Longest part of a line that is shown at once.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+/// How often is looked who has ended; mostly the end of its output says so before.
+const LOOK: Duration = Duration::from_millis(100);
+/// Longest wait of the store for its own first connection.
+const STORE: Duration = Duration::from_secs(30);
+/// What libraries below print: warnings of c10d about waits that we report ourselves.
+const LOG_LEVEL: (&str, &str) = ("TORCH_CPP_LOG_LEVEL", "ERROR");
+
+/// How a launch ends badly.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaunchError {
+    /// The first process that did not end well.
+    #[error("rank {rank} of {size} {}{}", how(*status), counted(*tries))]
+    Failed { rank: usize, size: usize, status: ExitStatus, tries: u32 },
+    #[error("serving the store: {0}")]
+    Store(#[from] gpipe_bridge::c10d::Error),
+}
+
+impl LaunchError {
+    /// As the process that failed: its exit code, or 128 and the signal's number.
+    pub(crate) fn exit_code(&self) -> u8 {
+        let Self::Failed { status, .. } = self else { return 1 };
+        let signal = status.signal().map(|signal| 128 + signal);
+        u8::try_from(status.code().or(signal).unwrap_or(1)).unwrap_or(1)
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (_, Some(signal)) => {
+            format!("was ended by {}", signal_name(signal).unwrap_or("a signal"))
+        }
+        (code, None) => format!("ended with exit code {}", code.unwrap_or(1)),
+    }
+}
+
+fn counted(tries: u32) -> String {
+    if tries > 1 { format!(", the last of {tries} tries") } else { String::new() }
+}
+
+/// What the supervisor hears.
+enum Event {
+    /// An output of a process was closed: it has ended, or will soon.
+    Closed,
+    /// SIGINT or SIGTERM.
+    Asked(i32),
+}
+
+/// Starts the processes, and again where that was asked for, and waits for their end.
+pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
+    let size = arguments.processes;
+    if !(1..=PROCESSES_MAX).contains(&size) {
+        return Err(CliError::Usage(format!("--processes {size}: use 1 to {PROCESSES_MAX}")));
+    }
+    if arguments.command.first().is_some_and(|command| command == "launch") {
+        return Err(CliError::Usage("launch cannot launch itself: name another command".into()));
+    }
+    // A command line that is none is refused here, once.
+    let line = std::iter::once("gpipe").chain(arguments.command.iter().map(String::as_str));
+    if let Err(error) = Arguments::try_parse_from(line) {
+        error.exit();
+    }
+    let (sender, events) = channel();
+    watch_signals(sender.clone())?;
+    for attempt in 0..=arguments.restarts {
+        let mut supervisor = Supervisor::start(arguments, attempt, &sender)?;
+        let (first, asked) = supervisor.wait(&events);
+        let Some((rank, status)) = first else { return Ok(()) };
+        let failed = LaunchError::Failed { rank, size, status, tries: attempt + 1 };
+        if asked || attempt == arguments.restarts {
+            return Err(failed.into());
+        }
+        complain!("gpipe launch: {failed}; try {} of {}", attempt + 2, arguments.restarts + 1);
+    }
+    Ok(())
+}
+
+fn watch_signals(events: Sender<Event>) -> Result<(), CliError> {
+    let failed = |source| CliError::Io { what: "signals".into(), source };
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    let watch = move || {
+        for signal in signals.forever() {
+            if events.send(Event::Asked(signal)).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("gpipe-signals".into()).spawn(watch).map_err(failed)?;
+    Ok(())
+}
+
+/// The processes of one try.
+struct Supervisor {
+    /// By rank; none that was waited for.
+    children: Vec<Option<Child>>,
+    /// Threads that show what is printed; they end when all of it is.
+    readers: Vec<thread::JoinHandle<()>>,
+    /// Served as long as it is here.
+    _store: TcpStore,
+}
+
+impl Supervisor {
+    fn start(
+        arguments: &LaunchArguments,
+        attempt: u32,
+        events: &Sender<Event>,
+    ) -> Result<Self, CliError> {
+        let failed = |what: &'static str| {
+            move |source| CliError::Io { what: format!("gpipe launch: {what}"), source }
+        };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .map_err(failed("listening at 127.0.0.1"))?;
+        let port = listener.local_addr().map_err(failed("listening at 127.0.0.1"))?.port();
+        let store = TcpStore::serve(listener, STORE).map_err(LaunchError::from)?;
+        let program = std::env::current_exe().map_err(failed("finding its own program"))?;
+        let own_arguments = command(&arguments.command, attempt);
+        let mut supervisor = Self { children: Vec::new(), readers: Vec::new(), _store: store };
+        for rank in 0..arguments.processes {
+            let mut command = Command::new(&program);
+            command
+                .args(&own_arguments)
+                .env(RANK, rank.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env(WORLD_SIZE, arguments.processes.to_string())
+                .env(MASTER_ADDR, Ipv4Addr::LOCALHOST.to_string())
+                .env(MASTER_PORT, port.to_string())
+                .env(AGENT_STORE, "True")
+                .env(RESTART_COUNT, attempt.to_string())
+                .stdin(stdin_of(rank))
+                .stdout(if rank == 0 && arguments.plain {
+                    Stdio::inherit()
+                } else {
+                    Stdio::piped()
+                })
+                .stderr(Stdio::piped())
+                // Ctrl-C in a terminal is for the supervisor, which passes it on once.
+                .process_group(0);
+            if std::env::var_os(LOG_LEVEL.0).is_none() {
+                command.env(LOG_LEVEL.0, LOG_LEVEL.1);
+            }
+            let mut child = command.spawn().map_err(failed("starting a process"))?;
+            let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+            supervisor.children.push(Some(child));
+            if let Some(stdout) = stdout {
+                supervisor.show(rank, stdout, std::io::stdout, events)?;
+            }
+            if let Some(stderr) = stderr {
+                supervisor.show(rank, stderr, std::io::stderr, events)?;
+            }
+        }
+        Ok(supervisor)
+    }
+
+    /// Shows the lines of a process with its rank before them.
+    fn show<W: Write + 'static>(
+        &mut self,
+        rank: usize,
+        from: impl Read + Send + 'static,
+        to: fn() -> W,
+        events: &Sender<Event>,
+    ) -> Result<(), CliError> {
+        let events = events.clone();
+        let copy = move || {
+            prefixed(rank, from, to);
+            let _ = events.send(Event::Closed); // there is nobody left to tell
+        };
+        let thread = thread::Builder::new().name(format!("gpipe-output-{rank}")).spawn(copy);
+        let failed = |source| CliError::Io { what: "gpipe launch: a thread".into(), source };
+        self.readers.push(thread.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Waits until all have ended; which was the first that did not end well, and whether a signal asked for the end.
+    fn wait(&mut self, events: &Receiver<Event>) -> (Option<(usize, ExitStatus)>, bool) {
+        let (mut first, mut asked) = (None, false);
+        let mut end: Option<Instant> = None;
+        loop {
+            for rank in 0..self.children.len() {
+                let Some(child) = &mut self.children[rank] else { continue };
+                // What cannot be waited for is none of ours any more.
+                let Some(status) =
+                    child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(256)))
+                else {
+                    continue;
+                };
+                self.children[rank] = None;
+                if !status.success() && first.is_none() {
+                    first = Some((rank, status));
+                    end = Some(Instant::now() + GRACE);
+                }
+            }
+            if self.children.iter().all(Option::is_none) {
+                for reader in self.readers.drain(..) {
+                    let _ = reader.join();
+                }
+                return (first, asked);
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                self.signal(Signal::KILL);
+            }
+            match events.recv_timeout(LOOK) {
+                Ok(Event::Asked(signal)) => {
+                    asked = true;
+                    self.signal(if signal == SIGINT { Signal::INT } else { Signal::TERM });
+                }
+                Ok(Event::Closed) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => thread::park_timeout(LOOK),
+            }
+        }
+    }
+
+    /// To all that have not been waited for, so that no number is another process's by now.
+    fn signal(&self, signal: Signal) {
+        for child in self.children.iter().flatten() {
+            let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
+                continue;
+            };
+            let _ = kill_process(pid, signal); // it may just have ended
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    /// Where not all could be started, those that were end.
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+        for child in self.children.iter_mut().flatten() {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What each process runs; when they are started again, a training goes on from its last checkpoint.
+fn command(given: &[String], attempt: u32) -> Vec<String> {
+    let mut command = given.to_vec();
+    let says = |name: &str| {
+        given.iter().any(|argument| argument == name || argument.starts_with(&format!("{name}=")))
+    };
+    if attempt > 0 && given.first().is_some_and(|first| first == "train") && !says("--resume") {
+        command.extend(["--resume".to_owned(), "auto".to_owned()]);
+    }
+    command
+}
+
+/// What is piped in goes to rank 0; a terminal stays with the supervisor.
+fn stdin_of(rank: usize) -> Stdio {
+    match rank == 0 && !std::io::stdin().is_terminal() {
+        true => Stdio::inherit(),
+        false => Stdio::null(),
+    }
+}
+
+/// Copies lines, each with the rank before it.
+fn prefixed<W: Write>(rank: usize, from: impl Read, to: fn() -> W) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if line.last() != Some(&b'\n') {
+            line.push(b'\n');
+        }
+        let mut all = format!("[{rank}] ").into_bytes();
+        all.append(&mut line);
+        // Where nobody reads any more, the process goes on.
+        let _ = to().write_all(&all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_a_training_that_starts_again_goes_on() {
+        let given = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let train = given("train a.toml --out x");
+        assert_eq!(command(&train, 0), train);
+        assert_eq!(command(&train, 1), given("train a.toml --out x --resume auto"));
+        for same in ["train a.toml --resume auto", "train --resume=out/x", "eval out/x"] {
+            assert_eq!(command(&given(same), 3), given(same));
+        }
+    }
+}

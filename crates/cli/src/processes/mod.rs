@@ -1,0 +1,144 @@
+//! A command in several processes: how they meet, what they agree on, and how they are started.
+//!
+//! Every process runs the same command on the same configuration and data, and has its share of the stages. What is printed and
+//! written once is the first one's.
+//!
+//! - [`environment`]: the variables that say which process this is; [`launch`]: `gpipe launch`, which sets them
+//! - here: the processes of a command, joined
+
+pub(crate) mod environment;
+pub(crate) mod launch;
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use gpipe::processes::{Elsewhere, Transport};
+use gpipe_distributed::Cluster;
+use serde::{Serialize, de::DeserializeOwned};
+
+use self::environment::Environment;
+use crate::{CliError, args::ConfigArguments, config::Config, output};
+
+/// The longest silence of a process, as far as the command line and the file that it names say. What is wrong with them is said later,
+/// when the others can hear it.
+pub(crate) fn deadline_s(arguments: &ConfigArguments) -> u64 {
+    let config = match &arguments.config {
+        Some(_) => Config::read(arguments),
+        None => Config::from_text("", Path::new("--set"), arguments),
+    };
+    config.unwrap_or_default().pipeline.deadline_s
+}
+
+/// The processes of a command, as one of them sees them; often it is the only one.
+pub(crate) struct Processes(Option<Arc<Cluster>>);
+
+impl Processes {
+    /// Meets the other processes that `environment` speaks of, and calls `command`. An error of it ends theirs, too.
+    pub(crate) fn among(
+        environment: Option<&Environment>,
+        deadline_s: u64,
+        command: impl FnOnce(&Self) -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        let Some(environment) = environment else { return command(&Self(None)) };
+        if environment.rank > 0 {
+            output::quiet();
+        }
+        let facts = [
+            ("gpipe", env!("CARGO_PKG_VERSION").to_owned()),
+            ("libtorch", gpipe_bridge::version().to_owned()),
+        ];
+        let facts = facts.map(|(name, value)| (format!("version of {name}"), value)).into();
+        let meeting = environment.meeting(Duration::from_secs(deadline_s), facts)?;
+        let processes = Self(Some(Cluster::join(meeting)?));
+        let done = command(&processes);
+        if let (Err(error), Self(Some(cluster))) = (&done, &processes) {
+            // The others wait for this one: they know why it does not come. Where all of them failed alike, it changes nothing.
+            cluster.fail(&Elsewhere { process: Some(environment.rank), reason: error.to_string() });
+        }
+        done
+    }
+
+    /// What a pipeline is given of them.
+    pub(crate) fn transport(&self) -> Option<Arc<dyn Transport>> {
+        self.0.as_ref().map(|cluster| Arc::clone(cluster) as Arc<dyn Transport>)
+    }
+
+    /// Whether this process prints, and writes what is written once.
+    pub(crate) fn is_first(&self) -> bool {
+        self.0.as_ref().is_none_or(|cluster| cluster.rank() == 0)
+    }
+
+    /// Whether there are others.
+    pub(crate) fn are_several(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What the first process decides, in all of them; its error is theirs.
+    pub(crate) fn decided<T: Serialize + DeserializeOwned>(
+        &self,
+        decide: impl FnOnce() -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
+        let Some(cluster) = &self.0 else { return decide() };
+        if self.is_first() {
+            let decided = decide();
+            let told = decided.as_ref().map_err(ToString::to_string);
+            let gathered = cluster.gather(serde_json::to_vec(&told).unwrap_or_default());
+            return decided.and_then(|decided| gathered.map(|_| decided).map_err(CliError::from));
+        }
+        let gathered = cluster.gather(Vec::new())?;
+        let first = gathered.first().map_or(&[][..], Vec::as_slice);
+        let failed = |reason| Elsewhere { process: Some(0), reason };
+        let told: Result<T, String> =
+            serde_json::from_slice(first).map_err(|error| failed(error.to_string()))?;
+        told.map_err(|reason| failed(reason).into())
+    }
+
+    /// `own`, once all processes have come as far; the error of any of them otherwise.
+    pub(crate) fn all<T>(&self, own: Result<T, CliError>) -> Result<T, CliError> {
+        let Some(cluster) = &self.0 else { return own };
+        let told = own.as_ref().map_or_else(ToString::to_string, |_| String::new());
+        let gathered = cluster.gather(told.into_bytes());
+        let own = own?;
+        for (rank, told) in gathered?.into_iter().enumerate() {
+            if !told.is_empty() {
+                let reason = String::from_utf8_lossy(&told).into_owned();
+                return Err(Elsewhere { process: Some(rank), reason }.into());
+            }
+        }
+        Ok(own)
+    }
+
+    /// The largest of all processes' numbers.
+    pub(crate) fn largest(&self, own: i32) -> Result<i32, CliError> {
+        let Some(cluster) = &self.0 else { return Ok(own) };
+        let numbers = cluster
+            .gather(own.to_le_bytes().to_vec())?
+            .into_iter()
+            .map(|told| told.first_chunk::<4>().map_or(own, |told| i32::from_le_bytes(*told)));
+        Ok(numbers.max().unwrap_or(own))
+    }
+
+    /// Refuses processes that have another configuration.
+    pub(crate) fn agree_on(&self, config: &Config) -> Result<(), CliError> {
+        let Some(cluster) = &self.0 else { return Ok(()) };
+        let facts = config.resolved().keys()?.into_iter();
+        let facts = facts.map(|(key, value)| (format!("configuration: {key}"), value));
+        Ok(cluster.agree(&facts.collect::<Vec<_>>())?)
+    }
+
+    /// Refuses processes that have other data.
+    pub(crate) fn agree_on_data(&self, fingerprint: &str) -> Result<(), CliError> {
+        let Some(cluster) = &self.0 else { return Ok(()) };
+        Ok(cluster.agree(&[("training data".into(), fingerprint.to_owned())])?)
+    }
+
+    /// Refuses processes where one alone is of use.
+    pub(crate) fn refuse(environment: Option<&Environment>, what: &str) -> Result<(), CliError> {
+        match environment {
+            None => Ok(()),
+            Some(environment) => Err(CliError::Usage(format!(
+                "{what} runs in one process, and this is one of {}",
+                environment.size
+            ))),
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The command in several processes of this machine: what comes out is what one process makes, to the last bit, and whatever fails
+//! ends all of them in time with the one error.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::{
+    fs,
+    net::TcpListener,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use common::{Folder, TRAIN, process::Process, results, steps, train};
+
+/// A run with all that its files depend on: averages, validations on the way, a best checkpoint.
+const MORE: &[&str] = &[
+    "--keep-best",
+    "--set",
+    "train.validate_every=5",
+    "--set",
+    "optimizer.average=0.9",
+    "--set",
+    "pipeline.deadline_s=20",
+];
+
+/// The same training with other numbers of steps, and of steps between checkpoints.
+fn train_for<'a>(out: &'a str, steps: &'a str, every: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let changed = |(index, own): (usize, &&'a str)| match index.checked_sub(1).map(|n| TRAIN[n]) {
+        Some("--steps") => steps,
+        Some("--every") => every,
+        _ => *own,
+    };
+    let own: Vec<&str> = TRAIN.iter().enumerate().map(changed).collect();
+    [&own[..], &["--out", out], more].concat()
+}
+
+fn launched<'a>(processes: &'a str, command: &[&'a str]) -> Vec<&'a str> {
+    [&["launch", "--processes", processes, "--"], command].concat()
+}
+
+/// Everything that two runs must have alike, but for the times in them.
+fn assert_same_run(folder: &Folder, one: &str, other: &str) {
+    assert!(folder.weights(one) == folder.weights(other), "{one} and {other}: weights");
+    let bytes = |run: &str, file: &str| fs::read(folder.path(run).join(file)).unwrap();
+    for file in ["averages.safetensors", "tokenizer.json"] {
+        assert!(bytes(one, file) == bytes(other, file), "{one} and {other}: {file}");
+    }
+    assert_eq!(results(&folder.path(one)), results(&folder.path(other)), "{one} and {other}");
+    let state = |run: &str| {
+        let newest = folder.path(run).join("checkpoints/latest");
+        let mut files: Vec<_> = fs::read_dir(newest)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| entry.file_name() != "manifest.json")
+            .map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap()))
+            .collect();
+        files.sort();
+        files
+    };
+    assert!(state(one) == state(other), "{one} and {other}: the newest checkpoint");
+    let left = fs::read_dir(folder.path(other)).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("part")).collect();
+    assert!(left.is_empty(), "{other}: {left:?}");
+}
+
+#[test]
+fn transparency_of_launched_processes() {
+    let folder = Folder::new();
+    folder.succeeds(&train("one", MORE));
+    for (out, processes, stages) in
+        [("two", "2", "2"), ("two of four", "2", "4"), ("four", "4", "4")]
+    {
+        let command = train(out, &[MORE, &["--stages", stages]].concat());
+        let printed = folder.succeeds(&launched(processes, &command));
+        assert_same_run(&folder, "one", out);
+        assert_eq!(steps(&folder, "one"), steps(&folder, out), "{out}");
+        // Printed once, by rank 0.
+        assert!(printed.lines().all(|line| line.starts_with("[0] ")), "{printed}");
+        assert_eq!(printed.matches("where the time went").count(), 1, "{printed}");
+        assert!(folder.path(out).join("step.json").exists());
+    }
+    // The step of all processes, as one picture.
+    let traced = folder.succeeds(&["trace", "four", "--svg", "--width", "100"]);
+    assert!(traced.contains("measured"), "{traced}");
+}
+
+#[test]
+fn transparency_of_a_run_that_goes_on_in_other_processes() {
+    let folder = Folder::new();
+    let all = [MORE, &["--keep", "9"]].concat();
+    folder.succeeds(&train("whole", &all));
+    folder.succeeds(&launched("2", &train("parted", &all)));
+    // From a checkpoint on the way, in processes and in one.
+    let on = |from, out| ["train", "--resume", from, "--out", out];
+    folder.succeeds(&launched("2", &on("whole/checkpoints/step-00000004", "there")));
+    folder.succeeds(&on("parted/checkpoints/step-00000004", "here"));
+    for run in ["parted", "there", "here"] {
+        assert_same_run(&folder, "whole", run);
+    }
+}
+
+#[test]
+fn transparency_of_what_is_done_with_a_model() {
+    let folder = Folder::new();
+    folder.succeeds(&train("run", MORE));
+    let plain = |command: &[&'static str]| {
+        [&["launch", "--processes", "2", "--plain", "--"], command].concat()
+    };
+    let eval = ["eval", "run", "--json"];
+    assert_eq!(folder.succeeds(&plain(&eval)), folder.succeeds(&eval));
+    let generate = ["generate", "run", "--prompt", "pipeline", "--tokens", "20"];
+    assert_eq!(folder.succeeds(&plain(&generate)), folder.succeeds(&generate));
+    // What is piped in goes to rank 0.
+    let mut command = folder.command(&plain(&["generate", "run", "--tokens", "20"]));
+    let text = folder.path("prompt.txt");
+    fs::write(&text, "pipeline").unwrap();
+    let piped = command.stdin(fs::File::open(&text).unwrap()).stderr(Stdio::null()).output();
+    assert_eq!(String::from_utf8(piped.unwrap().stdout).unwrap(), folder.succeeds(&generate));
+    // One process is enough for others.
+    let inspected = folder.succeeds(&launched("2", &["inspect", "run"]));
+    assert!(inspected.lines().all(|line| line.starts_with("[0] ")), "{inspected}");
+    let profile =
+        ["profile", "tiny.toml", "--text", "text.txt", "--micro-batches", "2", "--steps", "1"];
+    folder.succeeds(&launched("2", &[&profile[..], &["--out", "two.json"]].concat()));
+    folder.succeeds(&[
+        "plan",
+        "tiny.toml",
+        "--text",
+        "text.txt",
+        "--profile",
+        "two.json",
+        "--devices",
+        "2",
+    ]);
+}
+
+/// A run that takes long, and saves often.
+fn long(folder: &Folder, launch: &[&str], out: &str) -> Process {
+    let train = train_for(out, "100000", "2", MORE);
+    let mut run = Process::start(&mut folder.command(&[launch, &train].concat()));
+    run.until("saved");
+    run
+}
+
+/// The number of the process that a supervisor started as this rank.
+fn process_of(supervisor: u32, rank: usize) -> String {
+    let wanted = format!("RANK={rank}");
+    for entry in fs::read_dir("/proc").unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(stat) = fs::read_to_string(path.join("stat")) else { continue };
+        // After the name, which may have spaces: the state, and the number of the parent.
+        let parent = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap();
+        let Ok(variables) = fs::read(path.join("environ")) else { continue };
+        if parent == supervisor.to_string()
+            && variables.split(|byte| *byte == 0).any(|own| own == wanted.as_bytes())
+        {
+            return path.file_name().unwrap().to_str().unwrap().to_owned();
+        }
+    }
+    panic!("no process of rank {rank}");
+}
+
+fn send(signal: &str, process: &str) {
+    assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
+}
+
+/// No process of the run is left, and its newest checkpoint is whole.
+fn assert_over(folder: &Folder, run: &str) {
+    let newest = gpipe_checkpoint::folder::newest(&folder.path(run).join("checkpoints")).unwrap();
+    let newest = newest.found.expect("a complete checkpoint");
+    assert!(newest.manifest().progress.batches >= 2);
+    let own = folder.path("").display().to_string();
+    for entry in fs::read_dir("/proc").unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(place) = fs::read_link(path.join("cwd")) else { continue };
+        assert!(
+            !place.display().to_string().starts_with(own.trim_end_matches('/')),
+            "{path:?} is left"
+        );
+    }
+}
+
+#[test]
+fn fault_a_killed_process_ends_all_with_the_one_error() {
+    let folder = Folder::new();
+    let mut run = long(&folder, &["launch", "--processes", "2", "--"], "run");
+    send("-KILL", &process_of(run.number(), 1));
+    assert_eq!(run.end(), Ok(137), "{}", run.printed);
+    assert!(run.printed.contains("[0] gpipe: rank 1: "), "{}", run.printed);
+    assert!(run.printed.contains("gpipe: rank 1 of 2 was ended by SIGKILL"), "{}", run.printed);
+    assert_over(&folder, "run");
+}
+
+#[test]
+fn fault_a_stopped_process_is_named_within_the_deadline() {
+    let folder = Folder::new();
+    let launch = ["launch", "--processes", "3", "--"];
+    let more = ["--stages", "3", "--set", "pipeline.deadline_s=3"];
+    let train = train_for("run", "100000", "2", &more);
+    let mut run = Process::start(&mut folder.command(&[&launch[..], &train].concat()));
+    run.until("saved");
+    send("-STOP", &process_of(run.number(), 2));
+    assert_eq!(run.end(), Ok(1), "{}", run.printed);
+    for rank in [0, 1] {
+        let named = run.printed.lines().any(|line| {
+            line.starts_with(&format!("[{rank}] gpipe: "))
+                && line.contains("rank 2: no sign of life")
+        });
+        assert!(named, "{}", run.printed);
+    }
+    assert_over(&folder, "run");
+}
+
+#[test]
+fn fault_an_error_of_one_process_is_that_of_all() {
+    let folder = Folder::new();
+    // Only rank 1 cannot read its text: it is another host's.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    drop(listener);
+    let start = |rank: &str, text: &str| {
+        let mut arguments = train("run", &["--set", "pipeline.deadline_s=20"]);
+        arguments[3] = text;
+        let mut command = folder.command(&arguments);
+        command.env("RANK", rank).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        Process::start(&mut command)
+    };
+    let (mut first, mut second) = (start("0", "text.txt"), start("1", "text.txt"));
+    assert_eq!((first.end(), second.end()), (Ok(0), Ok(0)), "{}{}", first.printed, second.printed);
+    assert!(second.printed.is_empty(), "{}", second.printed);
+
+    fs::remove_dir_all(folder.path("run")).unwrap();
+    let (mut first, mut second) = (start("0", "text.txt"), start("1", "other.txt"));
+    assert_eq!((first.end(), second.end()), (Ok(1), Ok(1)));
+    let difference = "rank 1: it has another configuration: data.text than rank 0: [\"other.txt\"], not [\"text.txt\"]";
+    assert!(first.printed.contains(difference), "{}", first.printed);
+    assert!(second.printed.contains(difference), "{}", second.printed);
+    assert!(!folder.path("run").exists());
+}
+
+#[test]
+fn fault_processes_that_do_not_fit_are_refused() {
+    let folder = Folder::new();
+    let fails = |arguments: &[&str], parts: &[&str]| {
+        let output = folder.gpipe(arguments);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    let three = launched("3", &train("run", &[]).clone());
+    fails(&three, &["3 processes for 2 stages", "rank "]);
+    fails(&["launch", "--processes", "0", "--", "train"], &["--processes 0: use 1 to"]);
+    fails(&["launch", "--processes", "2", "--", "launch"], &["cannot launch itself"]);
+    fails(&["launch", "--processes", "2", "train"], &["--"]);
+    fails(&launched("2", &["verify", "tiny.toml"]), &["gpipe verify runs in one process"]);
+    fails(&launched("2", &["train", "none.toml"]), &["none.toml"]);
+    // What no process could read is said once.
+    let output = folder.gpipe(&launched("2", &["train", "--wrong"]));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), text.matches("unexpected").count()), (Some(2), 1), "{text}");
+    assert!(!folder.path("run").exists());
+}
+
+#[test]
+fn fault_restarts_go_on_from_the_last_checkpoint() {
+    let folder = Folder::new();
+    folder.succeeds(&train_for("undisturbed", "60", "3", MORE));
+    let launch = ["launch", "--processes", "2", "--restarts", "2", "--"];
+    let mut run = Process::start(
+        &mut folder.command(&[&launch[..], &train_for("run", "60", "3", MORE)].concat()),
+    );
+    for rank in [1, 0] {
+        run.until("saved");
+        send("-KILL", &process_of(run.number(), rank));
+        run.until("try ");
+        run.until("resuming");
+    }
+    assert_eq!(run.end(), Ok(0), "{}", run.printed);
+    assert!(folder.weights("run") == folder.weights("undisturbed"));
+    assert_eq!(results(&folder.path("run")), results(&folder.path("undisturbed")));
+}
+
+#[test]
+fn fault_a_signal_saves_in_all_processes() {
+    let folder = Folder::new();
+    let mut run = long(&folder, &["launch", "--processes", "2", "--"], "run");
+    run.signal("TERM");
+    assert_eq!(run.end(), Ok(143), "{}", run.printed);
+    assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
+    assert_over(&folder, "run");
+    // By hand only one of them hears it, and all of them stop.
+    let mut run = long(&folder, &["launch", "--processes", "2", "--"], "other");
+    send("-TERM", &process_of(run.number(), 1));
+    assert_eq!(run.end(), Ok(143), "{}", run.printed);
+    assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
+}
+
+#[test]
+fn fault_what_the_environment_lacks_is_named() {
+    let folder = Folder::new();
+    let mut command = folder.command(&train("run", &[]));
+    command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
+    let mut run = Process::start(&mut command);
+    assert_eq!(run.end(), Ok(1));
+    assert!(run.printed.contains("MASTER_PORT is not"), "{}", run.printed);
+    // Nobody else comes.
+    command.env("MASTER_PORT", "0").args(["--set", "pipeline.deadline_s=1"]);
+    let mut run = Process::start(&mut command);
+    assert_eq!(run.ends_within(Duration::from_secs(30)).unwrap().code(), Some(1));
+    assert!(run.printed.contains("rank 1 of 2 did not come"), "{}", run.printed);
+}
