@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-full parity fonts catalogues
+.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-processes bench-full parity fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,6 +41,9 @@ bench-prediction: build ## Predicted against measured steps and bytes, of two wo
 	python3 benchmarks/prediction.py --in-turn --workload amoeba
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
+
+bench-processes: setup ## The gpt step in two processes beside two threads and PyTorch's over Gloo (fetches PyTorch once; 15 minutes on two cores)
+	python3 benchmarks/processes.py $(ARGS)
 
 bench-full: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py

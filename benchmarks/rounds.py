@@ -41,6 +41,8 @@ class Workload:
     step_is: str
     # More sections: results -> lines
     sections: list
+    # Of the figures, after the date
+    folder: str = ""
 
 
 def gpipe(**settings):
@@ -186,7 +188,7 @@ def main(workload, documentation):
         wanted = options.only.split(",")
         jobs = {name: job for name, job in jobs.items() if any(text in name for text in wanted)}
     results, canaries, ceilings = {name: [] for name in jobs}, [], []
-    out = Path(options.out or ROOT / "benchmarks" / f"{datetime.date.today()}-{workload.name}")
+    out = Path(options.out or ROOT / "benchmarks" / f"{datetime.date.today()}-{workload.folder or workload.name}")
     out.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,8 @@
 #include "c10d.h"
 #define USE_C10D
 #define USE_C10D_GLOO // libtorch is built with it; its headers ask
+#include <c10/util/Logging.h>
+#include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -49,7 +51,19 @@ std::unique_ptr<TcpStore> own(c10::intrusive_ptr<c10d::Store> store, uint16_t po
 
 // A client, and the server too where `listener` is a bound and listening socket (else -1): c10d would listen on all
 // interfaces by itself. The socket is the store's from now on.
+// Its warnings are of waits and host names, and not for users: what goes wrong is an error here. TORCH_CPP_LOG_LEVEL brings them back.
+void hush() {
+  static const bool once = [] {
+    constexpr int errors = 2;
+    if (!std::getenv("TORCH_CPP_LOG_LEVEL"))
+      FLAGS_caffe2_log_level = errors;
+    return true;
+  }();
+  (void)once;
+}
+
 std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
+  hush();
   c10d::TCPStoreOptions options;
   options.port = port;
   options.isServer = listener >= 0;

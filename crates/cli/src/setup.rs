@@ -19,9 +19,12 @@ pub(crate) fn pipeline_among(
     model: Sequence,
     processes: &Processes,
 ) -> PipelineBuilder {
-    let builder = pipeline(config, model);
-    match processes.transport() {
-        Some(transport) => builder.processes(transport),
+    let mut builder = pipeline(config, model);
+    if let Some(transport) = processes.transport() {
+        builder = builder.processes(transport);
+    }
+    match processes.replicas() {
+        Some(replicas) => builder.replicas(replicas),
         None => builder,
     }
 }
@@ -30,7 +33,8 @@ pub(crate) fn pipeline_among(
 pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
     let (pipeline, optimizer) = (&config.pipeline, &config.optimizer);
     // Cuts by cost are for the micro-batches that the stages will see.
-    let samples = config.train.mini_batch.div_ceil(pipeline.micro_batches.max(1)).max(1);
+    let parts = pipeline.micro_batches.saturating_mul(pipeline.replicas).max(1);
+    let samples = config.train.mini_batch.div_ceil(parts).max(1);
     let builder = Pipeline::builder(model, task::inputs(config, samples));
     let mut builder = task::with_measures(builder, config)
         .devices(match &pipeline.devices.0[..] {

@@ -135,6 +135,25 @@ fn transparency_of_what_is_done_with_a_model() {
     ]);
 }
 
+/// However many processes each replica has; and a run that goes on with one pipeline alone.
+#[test]
+fn transparency_of_replicas_that_are_launched() {
+    let folder = Folder::new();
+    let more = [MORE, &["--replicas", "2", "--micro-batches", "2"]].concat();
+    folder.succeeds(&launched("2", &train("two", &more)));
+    folder.succeeds(&launched("4", &train("four", &more)));
+    assert_same_run(&folder, "two", "four");
+    assert_eq!(steps(&folder, "two"), steps(&folder, "four"));
+    folder.succeeds(&["eval", "four", "--json"]);
+    let on = folder.succeeds(&["train", "--resume", "four", "--steps", "14", "--replicas", "1"]);
+    assert!(on.contains("pipeline.replicas: 2 -> 1 (changes the last bits)"), "{on}");
+
+    folder.refuses(&train("one", &more), &["there is one process", "--processes 2"]);
+    let output = folder.gpipe(&launched("3", &train("three", &more)));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("3 processes for 2 replicas"), "{text}");
+}
+
 /// A run that takes long, and saves often.
 fn long(folder: &Folder, launch: &[&str], out: &str) -> Process {
     let train = train_for(out, "100000", "2", MORE);

@@ -7,28 +7,24 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use crate::{
+    facts::{self, Facts},
+    gathers::Gathers,
+    interrupt::Interrupt,
+    link::{Posted, Receiver, Sender},
+    member::Member,
+    watch::{GOODBYE_KEY, Watch, Watcher},
+    wire::{bytes_tensor, tensor_bytes},
+};
 use gpipe::{
     Value,
     processes::{Crossing, Elsewhere, Inbound, Outbound, Run, Transport, process_of},
 };
 use gpipe_bridge::c10d::{self, Group, TcpStore};
 use gpipe_core::{DeviceId, Nanos};
-use tch::{Kind, Tensor};
-
-use crate::{
-    facts::{self, Facts},
-    interrupt::Interrupt,
-    link::{Posted, Receiver, Sender},
-    watch::{Watch, Watcher},
-    wire::{bytes_tensor, tensor_bytes},
-};
 
 /// Most processes.
 pub const PROCESSES_MAX: usize = 4096;
-/// Bytes that a gathering sends at once, without asking how many there are: a step's outcome, mostly.
-const BLOCK_BYTES: usize = 8192;
-/// Most bytes of a process in a gathering.
-const GATHERED_BYTES_MAX: u64 = 1 << 36;
 /// Tags of the cluster's own messages; links' come after them.
 const CLOCK_TAG: usize = 1;
 const GATHER_TAG: usize = 2;
@@ -97,10 +93,22 @@ pub(crate) struct Shared {
     pub(crate) interrupt: Arc<Interrupt>,
     /// The runtime's deadlines end waits; this is for the case that they do not.
     pub(crate) longest_wait: Duration,
-    watch: Arc<Watch>,
+    pub(crate) deadline: Duration,
+    /// Where this process is reached.
+    pub(crate) address: String,
+    pub(crate) watch: Arc<Watch>,
 }
 
 impl Shared {
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The failure that all processes know, if there is one.
+    pub(crate) fn failed(&self) -> Option<Elsewhere> {
+        self.watch.failed()
+    }
+
     /// An error of this process.
     pub(crate) fn own(&self, reason: String) -> Elsewhere {
         Elsewhere { process: Some(self.rank), reason }
@@ -112,19 +120,6 @@ impl Shared {
             Some(known) => known,
             None => self.watch.fail(&self.watch.lost(rank, &error.to_string())),
         }
-    }
-}
-
-/// One gathering after the other, in the same order in every process; those of other tags go on at the same time.
-struct Gathers {
-    /// Of the first block; what does not fit into it has the next one.
-    tag: usize,
-    one: Mutex<()>,
-}
-
-impl Gathers {
-    fn new(tag: usize) -> Self {
-        Self { tag, one: Mutex::new(()) }
     }
 }
 
@@ -188,13 +183,14 @@ impl Cluster {
             .map_err(|error| JoinError::Setting(format!("no thread: {error}")))?;
         let watch = Arc::clone(&watcher.watch);
         let longest_wait = deadline.saturating_mul(4);
-        let shared = Arc::new(Shared { rank, group, interrupt, longest_wait, watch });
+        let shared = Shared { rank, group, interrupt, longest_wait, deadline, address, watch };
+        let shared = Arc::new(shared);
         let clock = Clock::agree(&shared).map_err(JoinError::Differs)?;
         Ok(Arc::new(Self {
             shared,
             posted: Mutex::default(),
-            gathers: Gathers::new(GATHER_TAG),
-            beside: Gathers::new(BESIDE_TAG),
+            gathers: Gathers::new(GATHER_TAG, 0..size),
+            beside: Gathers::new(BESIDE_TAG, 0..size),
             clock,
             watcher: Some(watcher),
             store: meeting,
@@ -202,78 +198,32 @@ impl Cluster {
         }))
     }
 
-    /// One process's bytes to every other, and theirs, for each of which it waits no longer than `longest`.
-    fn exchange(
-        &self,
-        gathers: &Gathers,
-        own: &[u8],
-        longest: Duration,
-    ) -> Result<Vec<Vec<u8>>, Elsewhere> {
-        let _one = gathers.one.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = &*self.shared;
-        if let Some(failed) = shared.watch.failed() {
-            return Err(failed);
+    /// This process as one of `count` replicas of a pipeline, each of which has as many processes: the first of them the first ranks and so on.
+    ///
+    /// # Errors
+    /// The processes cannot be shared out evenly.
+    pub fn replicas(self: &Arc<Self>, count: usize) -> Result<Arc<Member>, JoinError> {
+        let size = self.shared.group.size();
+        if count == 0 || !size.is_multiple_of(count) {
+            return Err(JoinError::Setting(format!(
+                "{size} processes for {count} replicas: each replica has as many processes, use a multiple of {count}"
+            )));
         }
-        let (first, rest) = own.split_at(own.len().min(BLOCK_BYTES - 8));
-        let mut block = (own.len() as u64).to_le_bytes().to_vec();
-        block.extend(first);
-        block.resize(BLOCK_BYTES, 0);
-        let failed = |reason: String| shared.own(reason);
-        let block = bytes_tensor(&block).map_err(failed)?;
-        let others: Vec<usize> = (0..shared.group.size()).filter(|r| *r != shared.rank).collect();
-        let first_tag = (gathers.tag, longest);
-        let blocks = self.swap(&others, &block, first_tag, |_| BLOCK_BYTES)?;
-        let mut all = vec![Vec::new(); shared.group.size()];
-        let mut sizes = vec![0; shared.group.size()];
-        for (&rank, block) in others.iter().zip(&blocks) {
-            let bytes = tensor_bytes(block).map_err(failed)?;
-            let (length, first) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-            let length = u64::from_le_bytes(*length);
-            if length > GATHERED_BYTES_MAX {
-                let reason =
-                    format!("it gave {length} bytes: {GATHERED_BYTES_MAX} can be gathered");
-                return Err(Elsewhere { process: Some(rank), reason });
-            }
-            sizes[rank] = (length as usize).saturating_sub(BLOCK_BYTES - 8);
-            all[rank] = first[..first.len().min(length as usize)].to_vec();
-        }
-        // What did not fit; nothing is sent where everything did.
-        let rest = bytes_tensor(rest).map_err(failed)?;
-        let rests = self.swap(&others, &rest, (gathers.tag + 1, longest), |rank| sizes[rank])?;
-        for (&rank, rest) in others.iter().zip(&rests) {
-            all[rank].extend(tensor_bytes(rest).map_err(failed)?);
-        }
-        all[shared.rank] = own.to_vec();
-        Ok(all)
+        let store = self
+            .store
+            .another()
+            .map_err(|source| JoinError::Connect { what: "the store".into(), source })?;
+        Ok(Arc::new(Member::new(Arc::clone(self), store, count)))
     }
 
-    /// Sends `own` to each of `others`, and receives from each so many bytes.
-    fn swap(
-        &self,
-        others: &[usize],
-        own: &Tensor,
-        (tag, longest): (usize, Duration),
-        bytes: impl Fn(usize) -> usize,
-    ) -> Result<Vec<Tensor>, Elsewhere> {
-        let shared = &*self.shared;
-        let mut works = Vec::new();
-        let mut received = Vec::new();
-        for &rank in others {
-            let into = Tensor::f_zeros([bytes(rank) as i64], (Kind::Uint8, tch::Device::Cpu))
-                .map_err(|error| shared.own(error.to_string()))?;
-            if bytes(rank) > 0 {
-                works.push((rank, shared.group.receive(&into, rank, tag)));
-            }
-            if own.numel() > 0 {
-                works.push((rank, shared.group.send(own, rank, tag)));
-            }
-            received.push(into);
-        }
-        for (rank, work) in works {
-            let done = work.and_then(|work| shared.interrupt.wait(work, longest));
-            done.map_err(|error| shared.lost(rank, &error))?;
-        }
-        Ok(received)
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The receives that were posted ahead for a crossing.
+    pub(crate) fn posted(&self, crossing: Crossing) -> Posted {
+        let mut posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(posted.entry(crossing).or_default())
     }
 }
 
@@ -332,9 +282,7 @@ impl Transport for Cluster {
     }
 
     fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
-        let mut posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner);
-        let posted = Arc::clone(posted.entry(crossing).or_default());
-        Ok(Box::new(Receiver::new(&self.shared, crossing, posted)))
+        Ok(Box::new(Receiver::new(&self.shared, crossing, self.posted(crossing))))
     }
 
     fn fail(&self, why: &Elsewhere) {
@@ -342,11 +290,11 @@ impl Transport for Cluster {
     }
 
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
-        self.exchange(&self.gathers, &own, self.shared.longest_wait)
+        self.gathers.exchange(&self.shared, &own, self.shared.longest_wait)
     }
 
     fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, Elsewhere> {
-        self.exchange(&self.beside, &own, longest)
+        self.beside.exchange(&self.shared, &own, longest)
     }
 
     fn now(&self) -> Nanos {
@@ -359,10 +307,10 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.shared.interrupt.interrupt();
         self.posted.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // A store behind a cut link answers nobody, for as long as TCP may take: its goodbye is the watcher's, which may be left behind.
         drop(self.watcher.take());
-        let said = self.store.add("goodbye", 1);
-        if said.is_ok() && self.serves {
-            wait_for(&self.store, "goodbye", self.shared.group.size(), GOODBYE);
+        if self.serves {
+            wait_for(&self.store, GOODBYE_KEY, self.shared.group.size(), GOODBYE);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Pipelines in several processes and on several hosts, over c10d, the engine on which PyTorch scales out.
 //!
 //! - [`cluster`]: [`Cluster`], the processes, joined; what a pipeline is given by `PipelineBuilder::processes`
+//! - [`member`]: [`Member`], a process of one of several replicas of a pipeline
+//! - `gathers`: bytes of each process, given to all
 //! - `link`: the two ends of a link between processes
 //! - `wire`: messages as headers and contiguous tensors
 //! - `watch`: signs of life, and the one failure that all of them know
@@ -11,9 +13,12 @@
 
 pub mod cluster;
 mod facts;
+mod gathers;
 mod interrupt;
 mod link;
+pub mod member;
 mod watch;
 mod wire;
 
 pub use cluster::{Cluster, JoinError, Meeting, Store};
+pub use member::Member;

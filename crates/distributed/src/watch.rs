@@ -20,6 +20,8 @@ use gpipe_core::{DeviceId, lower::Program};
 
 use crate::interrupt::Interrupt;
 
+/// Key of how many processes have left: who serves the store leaves last.
+pub(crate) const GOODBYE_KEY: &str = "goodbye";
 /// Key of the first failure.
 const FAILED: &str = "failed";
 /// Longest text of a failure.
@@ -208,6 +210,7 @@ impl Watch {
             let spoke = self.round(store, number);
             if ends {
                 let _ = store.set(&left_key(self.rank), b"1");
+                let _ = store.add(GOODBYE_KEY, 1);
                 return;
             }
             if let Err(error) = spoke {
@@ -305,7 +308,10 @@ impl State {
             };
             let (own, position, silence) = (word(0) as usize, word(4), word(8));
             let before = heard.positions.insert(own, position);
-            let Some(pulses) = pulses else { continue };
+            // Another replica's devices have the same numbers.
+            let is_ours =
+                self.devices.get(rank).is_some_and(|d| d.contains(&DeviceId::from_index(own)));
+            let Some(pulses) = pulses.filter(|_| is_ours) else { continue };
             if before != Some(position) {
                 pulses.advance(own, (position != IDLE).then_some(position as usize));
             }
@@ -334,13 +340,15 @@ impl State {
     /// ", in 1F3" for each device of a process that was last heard of in an action.
     fn doing(&self, rank: usize) -> String {
         let Some((program, ..)) = &self.run else { return String::new() };
-        let devices = self.devices.get(rank).map_or(&[][..], Vec::as_slice);
-        let action = |device: &DeviceId| {
-            let position = *self.heard.get(rank)?.positions.get(&device.index())?;
-            program.devices.get(device.index())?.get(position as usize)
+        let Some(heard) = self.heard.get(rank) else { return String::new() };
+        // Replicas run the same program.
+        let mut positions: Vec<(&usize, &u32)> = heard.positions.iter().collect();
+        positions.sort_unstable();
+        let action = |(device, position): (&usize, &u32)| {
+            program.devices.get(*device)?.get(*position as usize)
         };
         let actions: Vec<String> =
-            devices.iter().filter_map(action).map(ToString::to_string).collect();
+            positions.into_iter().filter_map(action).map(ToString::to_string).collect();
         if actions.is_empty() { String::new() } else { format!(", in {}", actions.join(" and ")) }
     }
 }

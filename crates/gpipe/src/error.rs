@@ -135,6 +135,9 @@ pub enum Error {
     /// An error of libtorch outside any stage.
     #[error("{0}")]
     Torch(#[from] LayerError),
+    /// Another process of the pipeline, or of another replica of it, failed or is gone.
+    #[error(transparent)]
+    Elsewhere(#[from] crate::processes::Elsewhere),
     /// A step that failed. Parameters and optimizer state are as before it.
     #[error("{}{error}", place(error))]
     Step {

@@ -25,6 +25,8 @@ use tch::Tensor;
 
 const STAGES: usize = 2;
 const SAMPLES: usize = 32;
+/// Steps that still touch memory for the first time, as in a profile.
+const WARM_UP: usize = 2;
 const MICRO_BATCHES: [usize; 5] = [2, 4, 8, 16, 32];
 
 /// A model with its mini-batch.
@@ -111,7 +113,7 @@ impl Workload {
         all
     }
 
-    /// A pipeline that has made its first step, which is slower, and the plan that it runs by.
+    /// A pipeline that has made its first steps, which are slower, and the plan that it runs by.
     fn running(
         &self,
         micro_batches: usize,
@@ -120,7 +122,9 @@ impl Workload {
     ) -> std::result::Result<(Plan, Pipeline), Failure> {
         let built = self.builder(micro_batches).schedule(schedule).remat(remat);
         let mut pipeline = built.balance(Balance::Cost).build()?;
-        pipeline.train_step(&self.inputs, &self.targets)?;
+        for _ in 0..WARM_UP {
+            pipeline.train_step(&self.inputs, &self.targets)?;
+        }
         let balance = pipeline.balance().to_vec();
         Ok((Plan { balance, micro_batches, schedule, remat: remat.into() }, pipeline))
     }

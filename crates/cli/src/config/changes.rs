@@ -101,7 +101,8 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             }
         }
         "model.dropout" | "model.attention_dropout" | "model.drop_path" => Effect::FromHereOn,
-        "pipeline.micro_batches"
+        "pipeline.replicas"
+        | "pipeline.micro_batches"
         | "pipeline.kernels"
         | "pipeline.threads_per_stage"
         | "pipeline.devices" => Effect::Rounding,

@@ -191,6 +191,9 @@ impl Config {
         if let Some(micro_batches) = arguments.micro_batches {
             pipeline.micro_batches = micro_batches;
         }
+        if let Some(replicas) = arguments.replicas {
+            pipeline.replicas = replicas;
+        }
         if let Some(text) = &arguments.schedule {
             pipeline.schedule = flag("--schedule", text)?;
         }
@@ -210,6 +213,11 @@ impl Config {
         }
         if self.train.mini_batch == 0 {
             return refuse("train.mini_batch", "0".into(), "use at least 1");
+        }
+        let (replicas, mini_batch) = (self.pipeline.replicas, self.train.mini_batch);
+        if replicas == 0 || replicas > mini_batch {
+            let reason = format!("use 1 to {mini_batch}, the samples of a mini-batch");
+            return refuse("pipeline.replicas", replicas.to_string(), &reason);
         }
         let optimizer = &self.optimizer;
         if optimizer.clip_norm.is_nan() || optimizer.clip_norm < 0.0 {

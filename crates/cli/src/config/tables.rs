@@ -31,6 +31,8 @@ pub(crate) struct Config {
 pub(crate) struct PipelineConfig {
     pub stages: usize,
     pub micro_batches: usize,
+    /// Of the whole pipeline, each on its part of every mini-batch.
+    pub replicas: usize,
     #[serde(with = "as_text")]
     pub schedule: Schedule,
     #[serde(with = "as_text")]
@@ -171,6 +173,7 @@ impl Default for PipelineConfig {
         Self {
             stages: 2,
             micro_batches: 4,
+            replicas: 1,
             schedule: Schedule::OneFOneB,
             balance: Balance::Cost,
             remat: RematPolicies::default(),

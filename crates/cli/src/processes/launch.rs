@@ -36,8 +36,6 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 const LOOK: Duration = Duration::from_millis(100);
 /// Longest wait of the store for its own first connection.
 const STORE: Duration = Duration::from_secs(30);
-/// What libraries below print: warnings of c10d about waits that we report ourselves.
-const LOG_LEVEL: (&str, &str) = ("TORCH_CPP_LOG_LEVEL", "ERROR");
 
 /// How a launch ends badly.
 #[derive(Debug, thiserror::Error)]
@@ -168,9 +166,6 @@ impl Supervisor {
                 .stderr(Stdio::piped())
                 // Ctrl-C in a terminal is for the supervisor, which passes it on once.
                 .process_group(0);
-            if std::env::var_os(LOG_LEVEL.0).is_none() {
-                command.env(LOG_LEVEL.0, LOG_LEVEL.1);
-            }
             let mut child = command.spawn().map_err(failed("starting a process"))?;
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
             supervisor.children.push(Some(child));

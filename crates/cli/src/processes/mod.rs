@@ -9,10 +9,10 @@
 pub(crate) mod environment;
 pub(crate) mod launch;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{cell::OnceCell, path::Path, sync::Arc, time::Duration};
 
-use gpipe::processes::{Elsewhere, Transport};
-use gpipe_distributed::Cluster;
+use gpipe::processes::{Elsewhere, Replicas, Transport};
+use gpipe_distributed::{Cluster, Member};
 use serde::{Serialize, de::DeserializeOwned};
 
 use self::environment::Environment;
@@ -29,7 +29,12 @@ pub(crate) fn deadline_s(arguments: &ConfigArguments) -> u64 {
 }
 
 /// The processes of a command, as one of them sees them; often it is the only one.
-pub(crate) struct Processes(Option<Arc<Cluster>>);
+pub(crate) struct Processes {
+    /// All of them.
+    cluster: Option<Arc<Cluster>>,
+    /// Those of this one's replica, once there are several.
+    member: OnceCell<Arc<Member>>,
+}
 
 impl Processes {
     /// Meets the other processes that `environment` speaks of, and calls `command`. An error of it ends theirs, too.
@@ -38,7 +43,8 @@ impl Processes {
         deadline_s: u64,
         command: impl FnOnce(&Self) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
-        let Some(environment) = environment else { return command(&Self(None)) };
+        let alone = Self { cluster: None, member: OnceCell::new() };
+        let Some(environment) = environment else { return command(&alone) };
         if environment.rank > 0 {
             output::quiet();
         }
@@ -48,28 +54,56 @@ impl Processes {
         ];
         let facts = facts.map(|(name, value)| (format!("version of {name}"), value)).into();
         let meeting = environment.meeting(Duration::from_secs(deadline_s), facts)?;
-        let processes = Self(Some(Cluster::join(meeting)?));
+        let processes = Self { cluster: Some(Cluster::join(meeting)?), ..alone };
         let done = command(&processes);
-        if let (Err(error), Self(Some(cluster))) = (&done, &processes) {
+        if let (Err(error), Some(cluster)) = (&done, &processes.cluster) {
             // The others wait for this one: they know why it does not come. Where all of them failed alike, it changes nothing.
             cluster.fail(&Elsewhere { process: Some(environment.rank), reason: error.to_string() });
         }
         done
     }
 
-    /// What a pipeline is given of them.
+    /// Shares the processes out among `count` replicas of the pipeline.
+    pub(crate) fn replicate(&self, count: usize) -> Result<(), CliError> {
+        if count == 1 {
+            return Ok(());
+        }
+        let Some(cluster) = &self.cluster else {
+            return Err(CliError::Usage(format!(
+                "pipeline.replicas is {count}, and there is one process: start as many or a multiple, with gpipe launch --processes {count} or torchrun"
+            )));
+        };
+        let member = cluster.replicas(count)?;
+        self.member.get_or_init(|| member);
+        Ok(())
+    }
+
+    /// What a pipeline is given of them: those of its replica.
     pub(crate) fn transport(&self) -> Option<Arc<dyn Transport>> {
-        self.0.as_ref().map(|cluster| Arc::clone(cluster) as Arc<dyn Transport>)
+        match self.member.get() {
+            Some(member) => Some(Arc::clone(member) as Arc<dyn Transport>),
+            None => self.cluster.as_ref().map(|cluster| Arc::clone(cluster) as Arc<dyn Transport>),
+        }
+    }
+
+    /// And the other replicas, if there are any.
+    pub(crate) fn replicas(&self) -> Option<Arc<dyn Replicas>> {
+        self.member.get().map(|member| Arc::clone(member) as Arc<dyn Replicas>)
+    }
+
+    /// Whether the replica of this process saves its state: all of them have the same.
+    pub(crate) fn saves(&self) -> bool {
+        self.member.get().is_none_or(|member| member.index() == 0)
     }
 
     /// Whether this process prints, and writes what is written once.
     pub(crate) fn is_first(&self) -> bool {
-        self.0.as_ref().is_none_or(|cluster| cluster.rank() == 0)
+        self.cluster.as_ref().is_none_or(|cluster| cluster.rank() == 0)
     }
 
     /// Whether there are others.
     pub(crate) fn are_several(&self) -> bool {
-        self.0.is_some()
+        self.cluster.is_some()
     }
 
     /// What the first process decides, in all of them; its error is theirs.
@@ -77,7 +111,7 @@ impl Processes {
         &self,
         decide: impl FnOnce() -> Result<T, CliError>,
     ) -> Result<T, CliError> {
-        let Some(cluster) = &self.0 else { return decide() };
+        let Some(cluster) = &self.cluster else { return decide() };
         if self.is_first() {
             let decided = decide();
             let told = decided.as_ref().map_err(ToString::to_string);
@@ -94,7 +128,7 @@ impl Processes {
 
     /// `own`, once all processes have come as far; the error of any of them otherwise.
     pub(crate) fn all<T>(&self, own: Result<T, CliError>) -> Result<T, CliError> {
-        let Some(cluster) = &self.0 else { return own };
+        let Some(cluster) = &self.cluster else { return own };
         let told = own.as_ref().map_or_else(ToString::to_string, |_| String::new());
         let gathered = cluster.gather(told.into_bytes());
         let own = own?;
@@ -109,7 +143,7 @@ impl Processes {
 
     /// The largest of all processes' numbers.
     pub(crate) fn largest(&self, own: i32) -> Result<i32, CliError> {
-        let Some(cluster) = &self.0 else { return Ok(own) };
+        let Some(cluster) = &self.cluster else { return Ok(own) };
         let numbers = cluster
             .gather(own.to_le_bytes().to_vec())?
             .into_iter()
@@ -119,7 +153,7 @@ impl Processes {
 
     /// Refuses processes that have another configuration.
     pub(crate) fn agree_on(&self, config: &Config) -> Result<(), CliError> {
-        let Some(cluster) = &self.0 else { return Ok(()) };
+        let Some(cluster) = &self.cluster else { return Ok(()) };
         let facts = config.resolved().keys()?.into_iter();
         let facts = facts.map(|(key, value)| (format!("configuration: {key}"), value));
         Ok(cluster.agree(&facts.collect::<Vec<_>>())?)
@@ -127,7 +161,7 @@ impl Processes {
 
     /// Refuses processes that have other data.
     pub(crate) fn agree_on_data(&self, fingerprint: &str) -> Result<(), CliError> {
-        let Some(cluster) = &self.0 else { return Ok(()) };
+        let Some(cluster) = &self.cluster else { return Ok(()) };
         Ok(cluster.agree(&[("training data".into(), fingerprint.to_owned())])?)
     }
 

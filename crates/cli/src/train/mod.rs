@@ -3,6 +3,7 @@
 //! - [`start`]: from nothing, or from a checkpoint; the run's folder
 //! - [`saving`]: when checkpoints are saved
 //! - [`signals`]: Ctrl-C and SIGTERM
+//! - [`validation`]: what is held out, measured on the way and at the end
 //! - [`step_trace`]: the file of the latest step
 //! - here: the loop, and what goes on beside it
 
@@ -10,6 +11,7 @@ mod saving;
 mod signals;
 mod start;
 pub(crate) mod step_trace;
+mod validation;
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +23,7 @@ use std::{
 use gpipe::{Pipeline, StepReport};
 use gpipe_checkpoint::{Checkpoint, manifest::Progress as Position, weights};
 use gpipe_data::{Loaded, Loader, LoaderSettings};
-use gpipe_observe::metrics::{Evaluation, Record};
+use gpipe_observe::metrics::Record;
 use tch::Tensor;
 
 use self::{
@@ -34,7 +36,6 @@ use crate::{
     CliError,
     args::TrainArguments,
     config::{Config, OnNan},
-    eval::{self, Measured},
     files::write_aside,
     init,
     metrics::{Metrics, Seen, io},
@@ -67,6 +68,12 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
     let mut start = Start::find(arguments, processes)?;
     processes.agree_on(&start.config)?;
+    processes.replicate(start.config.pipeline.replicas)?;
+    if wanted.is_some() && start.config.pipeline.replicas > 1 {
+        return Err(CliError::Usage(
+            "a plan is of one pipeline: leave --plan out, or the replicas".into(),
+        ));
+    }
     let init = arguments.init.as_deref().map(init::open).transpose()?;
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
@@ -255,6 +262,9 @@ impl Run<'_> {
 
     /// The parameters of all processes' stages, of which `own` are this one's, in one file.
     fn write_weights(&self, name: &str, own: &[(String, Tensor)]) -> Result<(), CliError> {
+        if !self.processes.saves() {
+            return Ok(());
+        }
         let path = self.out.join(name);
         match self.processes.transport() {
             None => weights::save(&path, own)?,
@@ -417,78 +427,6 @@ impl Run<'_> {
         self.progress.warn(&format!("step {number} is skipped: {error}"));
         Ok(())
     }
-
-    /// Evaluates on held-out data, the averages of the weights too if there are any; prints and records what it
-    /// found. Asked to stop, it leaves off.
-    fn validate(
-        &mut self,
-        pipeline: &mut Pipeline,
-        position: &mut Position,
-    ) -> Result<(), CliError> {
-        let start = Instant::now();
-        let Some(own) = self.measure(pipeline, position, "validation")? else { return Ok(()) };
-        let mut metrics = own.metrics;
-        metrics.extend(own.parts.into_iter().map(|(name, loss)| (format!("loss.{name}"), loss)));
-        if self.config.optimizer.average > 0.0 {
-            let measured = pipeline.with_averages(|averaged| {
-                Ok(self.measure(averaged, position, "averaged weights"))
-            })??;
-            let Some(measured) = measured else { return Ok(()) };
-            metrics.insert("averaged_loss".into(), measured.loss);
-            let named = measured.metrics.into_iter();
-            metrics.extend(named.map(|(name, value)| (format!("averaged_{name}"), value)));
-        }
-        self.tell_unreadable();
-        self.summary.validated(start.elapsed());
-        position.evaluated = true;
-        self.saving.validated(position.batches, own.loss);
-        if let Some(written) = &mut self.metrics {
-            written.evaluation(Evaluation {
-                step: pipeline.steps(),
-                tokens_total: position.tokens,
-                loss: own.loss,
-                bits_per_byte: self.task.bits_per_byte(own.loss),
-                metrics,
-                count: own.count as u64,
-            });
-        }
-        Ok(())
-    }
-
-    /// The loss of what the parameters are now, also as a line; none if the run was asked to stop meanwhile.
-    fn measure(
-        &self,
-        pipeline: &mut Pipeline,
-        position: &Position,
-        what: &str,
-    ) -> Result<Option<Measured>, CliError> {
-        let is_last = position.batches >= self.config.train.steps;
-        // An error of asking comes again with the next step.
-        let stop = || self.asked().is_ok_and(|asked| asked.is_some()) && !is_last;
-        let measured = match eval::measure(pipeline, self.task.validation()?, &stop) {
-            // What is learned is not lost by what cannot be measured.
-            Err(CliError::Pipeline(error)) if error.is_not_finite() => {
-                self.progress.warn(&format!("the {what} is not a number: {error}"));
-                return Ok(Some(Measured::none()));
-            }
-            measured => measured?,
-        };
-        let Some(Measured { loss, metrics, count, parts }) = &measured else { return Ok(None) };
-        let unit = task::unit(self.config);
-        let mut line = format!("step {}: {what} loss {loss:.4} nats/{unit}", position.batches);
-        if let Some(bits) = self.task.bits_per_byte(*loss) {
-            line += &format!(", {bits:.4} bits/byte");
-        }
-        for (name, value) in metrics {
-            line += &format!(", {name} {:.1}%", 100.0 * value);
-        }
-        self.progress.say(&format!("{line} over {count} {unit}s"));
-        if !parts.is_empty() {
-            let all = parts.iter().map(|(name, loss)| format!("{name} {loss:.3}"));
-            self.progress.say(&format!("  by language: {}", all.collect::<Vec<_>>().join(", ")));
-        }
-        Ok(measured)
-    }
 }
 
 /// Whether a validation on the way is left to be made.
@@ -504,6 +442,9 @@ fn seen_of(position: &Position) -> Seen {
 
 fn describe(config: &Config, model: &gpipe::Sequence) {
     let pipeline = &config.pipeline;
+    if pipeline.replicas > 1 {
+        say!("{} replicas, each on its part of every mini-batch", pipeline.replicas);
+    }
     say!(
         "{} parameters in {} layers; K = {} on {}, M = {}, {}, re-materialization {}, {}",
         model.parameter_count(),

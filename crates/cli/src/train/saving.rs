@@ -20,7 +20,6 @@ use super::start::Start;
 use crate::{
     CliError,
     config::{Config, Every},
-    metrics::io,
     processes::Processes,
     progress::Progress,
     run_folder::CHECKPOINTS,
@@ -34,7 +33,8 @@ const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
 
 /// A run's checkpoints.
 pub(super) struct Saving<'a> {
-    checkpoints: Checkpoints,
+    /// None in a replica that leaves it to another.
+    checkpoints: Option<Checkpoints>,
     every: Every,
     keep_best: bool,
     config: String,
@@ -67,13 +67,14 @@ impl<'a> Saving<'a> {
             files: files_of_the_environment(),
         };
         let checkpoints = match processes.transport() {
-            None => Checkpoints::open(&folder, settings)?,
-            Some(transport) => Checkpoints::open_among(&folder, settings, &transport)?,
+            _ if !processes.saves() => None,
+            None => Some(Checkpoints::open(&folder, settings)?),
+            Some(transport) => Some(Checkpoints::open_among(&folder, settings, &transport)?),
         };
         // A checkpoint of another run is not in this one's folder.
-        let folder = folder.canonicalize().map_err(io(&folder))?;
+        let folder = folder.canonicalize().ok();
         let is_own = |from: &&Checkpoint| {
-            from.folder().canonicalize().is_ok_and(|from| from.parent() == Some(&folder))
+            from.folder().canonicalize().is_ok_and(|from| from.parent() == folder.as_deref())
         };
         Ok(Self {
             checkpoints,
@@ -107,7 +108,7 @@ impl<'a> Saving<'a> {
         };
         let outcome = match due || is_best {
             true => self.save(pipeline, position),
-            false => self.checkpoints.poll(),
+            false => self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::poll),
         };
         tell(outcome, progress);
     }
@@ -128,6 +129,7 @@ impl<'a> Saving<'a> {
         if self.at == Some(position.batches) {
             return Ok(None);
         }
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(None) };
         let start = Instant::now();
         let info = RunInfo {
             progress: position.clone(),
@@ -135,9 +137,9 @@ impl<'a> Saving<'a> {
             config: self.config.clone(),
             files: vec![self.vocabulary.clone()],
         };
-        let before = self.checkpoints.wait();
+        let before = checkpoints.wait();
         self.last = Instant::now();
-        self.checkpoints.save(pipeline, info)?;
+        checkpoints.save(pipeline, info)?;
         self.at = Some(position.batches);
         self.blocked += start.elapsed();
         before
@@ -165,10 +167,11 @@ impl<'a> Saving<'a> {
         progress: &Progress,
     ) -> Result<(), CheckpointError> {
         if self.at != Some(position.batches) {
-            tell(self.checkpoints.wait(), progress); // so that what follows is about this one
+            let before = self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::wait);
+            tell(before, progress); // so that what follows is about this one
         }
         self.save(pipeline, position)?;
-        let outcome = self.checkpoints.wait()?;
+        let outcome = self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::wait)?;
         tell(Ok(outcome), progress);
         Ok(())
     }

@@ -16,6 +16,7 @@ mod builder;
 mod decoding;
 mod padding;
 mod parameters;
+mod replicas;
 mod report;
 mod seen;
 mod state;
@@ -47,7 +48,7 @@ use crate::{
     metric::{Measured, Metric},
     optim::{LearningRate, Optimizer},
     precision::{LossScale, Precision},
-    processes::Joined,
+    processes::{Joined, Replicas},
     sequence::Sequence,
     spec::TensorSpec,
     stage::{
@@ -80,6 +81,8 @@ pub struct Pipeline {
     crew: Crew<Stage>,
     /// The other processes, if there are any.
     joined: Option<Arc<Joined>>,
+    /// The other replicas, if there are any.
+    replicas: Option<Arc<dyn Replicas>>,
     sequence: Sequence,
     topology: Topology,
     schedule: Schedule,
@@ -153,27 +156,26 @@ impl Pipeline {
         }
         self.needs_own_parameters("train")?;
         let targets = targets.into_tensors();
-        let batch = self.check(inputs.into_tensors(), Some(&targets))?;
+        let batch = self.check(inputs.into_tensors(), Some(&targets), true)?;
         let denominator = self.denominator(&targets)?;
         let counts = match self.training_metrics {
             true => self.metric_counts(&targets)?,
             false => Vec::new(),
         };
         let (lr, scale) = (self.learning_rate(), self.loss_scale.scale);
-        let ran = match self.run(Mode::Train, &batch, denominator, false) {
+        let mut ran = match self.run(Mode::Train, &batch, denominator, false) {
             Ok(ran) => ran,
             Err(error) => {
                 return Err(self.name_the_layer(error, Mode::Train, &batch, denominator));
             }
         };
+        self.of_all_replicas(&mut ran.outcomes)?;
+        finite_loss(&ran.outcomes)?;
         let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
         let applied = verdict.is_some_and(|verdict| verdict.apply);
         let skipped = !applied && self.loss_scale.step_overflowed();
         if let Some(verdict) = verdict.filter(|verdict| !verdict.apply && !skipped) {
-            let what = format!("the gradient norm ({})", verdict.norm);
-            let source = StageError::NotFinite { layer: "all".into(), what };
-            let action = gpipe_core::Action { stage: StageId(0), op: gpipe_core::Op::Decide };
-            let error = StepError::Stage { action, source }.into();
+            let error = not_finite("all", format!("the gradient norm ({})", verdict.norm));
             return Err(self.name_the_layer(error, Mode::Train, &batch, denominator));
         }
         if !skipped {
@@ -201,7 +203,7 @@ impl Pipeline {
             ));
         }
         let targets = targets.into_tensors();
-        let batch = self.check(inputs.into_tensors(), Some(&targets))?;
+        let batch = self.check(inputs.into_tensors(), Some(&targets), false)?;
         let denominator = self.denominator(&targets)?;
         let counts = self.metric_counts(&targets)?;
         let ran = match self.run(Mode::Evaluate, &batch, denominator, false) {
@@ -210,6 +212,7 @@ impl Pipeline {
                 return Err(self.name_the_layer(error, Mode::Evaluate, &batch, denominator));
             }
         };
+        finite_loss(&ran.outcomes)?;
         let metrics = self.measured(&ran.outcomes, &counts);
         Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator, metrics))
     }
@@ -241,7 +244,7 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::train_step`].
     pub fn predict(&mut self, inputs: impl IntoTensors) -> Result<Vec<Tensor>> {
-        let batch = self.check(inputs.into_tensors(), None)?;
+        let batch = self.check(inputs.into_tensors(), None, false)?;
         let ran = self.run(Mode::Predict, &batch, 1.0, false)?;
         let mut columns: Vec<Vec<Tensor>> = Vec::new();
         for tensors in outputs(ran) {
@@ -260,8 +263,13 @@ impl Pipeline {
         Ok(if output.kind() == compute { output.f_to_kind(master)? } else { output })
     }
 
-    /// Checks a mini-batch and cuts it.
-    fn check(&mut self, inputs: Vec<Tensor>, targets: Option<&[Tensor]>) -> Result<MiniBatch> {
+    /// Checks a mini-batch and cuts it, or the part of it that is this replica's.
+    fn check(
+        &mut self,
+        inputs: Vec<Tensor>,
+        targets: Option<&[Tensor]>,
+        only_own: bool,
+    ) -> Result<MiniBatch> {
         if targets.is_some_and(<[Tensor]>::is_empty) {
             return Err(Error::Input("there is no target tensor: give at least one".into()));
         }
@@ -295,8 +303,11 @@ impl Pipeline {
             }
             self.shapes.push(shapes);
         }
-        let mut batch =
-            MiniBatch { slices: split(count as usize, self.micro_batches), ..MiniBatch::default() };
+        let own = if only_own { self.own_samples(count as usize)? } else { 0..count as usize };
+        let slices = split(own.len(), self.micro_batches).into_iter();
+        // Samples are counted in the whole mini-batch: dropout does not depend on the replicas.
+        let slices = slices.map(|slice| Slice { first: own.start + slice.first, ..slice });
+        let mut batch = MiniBatch { slices: slices.collect(), ..MiniBatch::default() };
         for slice in &batch.slices {
             let (mut inputs, mut targets) = (narrow(&inputs, *slice)?, narrow(&targets, *slice)?);
             // Outputs to be joined must be of one length.
@@ -447,6 +458,20 @@ impl Pipeline {
         let program = self.program(true, self.micro_batches)?;
         Ok(validate(&program, self.link_capacity)?)
     }
+}
+
+/// An error if the loss is no number. In one process a stage has said so already.
+fn finite_loss(outcomes: &[Outcome]) -> Result<()> {
+    match report::loss_sum(outcomes) {
+        sum if sum.is_finite() => Ok(()),
+        sum => Err(not_finite("loss", format!("the loss ({sum})"))),
+    }
+}
+
+fn not_finite(layer: &str, what: String) -> Error {
+    let source = StageError::NotFinite { layer: layer.into(), what };
+    let action = gpipe_core::Action { stage: StageId(0), op: gpipe_core::Op::Decide };
+    StepError::Stage { action, source }.into()
 }
 
 /// The last stage's outputs, by micro-batch.

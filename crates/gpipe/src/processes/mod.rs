@@ -4,11 +4,12 @@
 //! between stages of two processes go through the transport, which is c10d's in `gpipe-distributed`.
 //!
 //! - `pack`: a step's results as bytes
-//! - [`dtype`]: dtypes as numbers
+//! - [`dtype`]: dtypes as numbers; [`replicas`]: the seam to other replicas of the pipeline
 //! - here: the seam to the transport, and the runtime's [`Peers`] on it
 
 pub mod dtype;
 mod pack;
+pub mod replicas;
 
 use std::{
     collections::HashMap,
@@ -26,6 +27,7 @@ pub use gpipe_runtime::{
     pulse::Pulses,
 };
 use pack::{pack, unpack};
+pub use replicas::{Replicas, Summing};
 
 use crate::{
     error::{Error, Result},

@@ -165,11 +165,13 @@ impl StageExecutor for Stage {
     }
 
     fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
+        self.reduced()?;
         let (tensors, _) = self.parameters.tied_grads(&self.plan, edge).into_parts();
         self.device.send(tensors, self.plan.peer(edge)).map_err(own("sending tied gradients"))
     }
 
     fn reduce(&mut self, arrived: OnEdges<Value>) -> StageResult<OnEdges<Value>> {
+        self.reduced()?;
         let arrived = self.receive(arrived)?;
         let sums = self.parameters.reduce(&self.plan, arrived);
         let sums = sums.map_err(own("summing tied gradients"))?;
@@ -177,6 +179,7 @@ impl StageExecutor for Stage {
     }
 
     fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
+        self.reduced()?;
         let begun = self.begin_sample()?;
         let sums = self.receive(sums)?;
         self.parameters.accept_sums(&self.plan, sums);
@@ -185,7 +188,8 @@ impl StageExecutor for Stage {
         if let Some(recorder) = &self.recorder {
             recorder.statistics(self.plan.named.len(), &statistics);
         }
-        let counted = self.parameters.prepare_buffers(&self.plan, statistics);
+        let reduction = self.reduction.as_mut();
+        let counted = self.parameters.prepare_buffers(&self.plan, statistics, reduction);
         counted.map_err(own("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(&self.plan, unscale);
         let vote = vote.map_err(own("preparing the update"))?;

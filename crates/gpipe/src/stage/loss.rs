@@ -66,7 +66,8 @@ impl Stage {
         let targets: Vec<Tensor> = targets.collect::<Result<_, _>>().map_err(in_loss)?;
         let sum = island::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
-        if !value.is_finite() {
+        // Among processes a stage that fails ends the run: there the driver looks, at what all of them have.
+        if !value.is_finite() && self.plan.alone {
             let what = format!("the loss ({value})");
             return Err(StageError::NotFinite { layer: "loss".into(), what });
         }

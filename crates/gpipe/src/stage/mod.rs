@@ -3,9 +3,10 @@
 //!
 //! - [`island`]: one layer's forward with a graph, and its VJP
 //! - [`loss`]: the loss and the metrics, on the last stage
+//! - [`discarding`]: forwards that keep a segment's inputs only, and what is computed again from them
 //! - [`held`]: what a micro-batch leaves from its forward to its backward, whole or in segments
 //! - [`parameters`]: parameters, gradients, ties
-//! - [`update`]: norm, update, moving averages
+//! - [`reduction`]: gradients summed over replicas; [`update`]: norm, update, moving averages
 //! - [`state`]: what of all that a checkpoint holds
 //! - [`device`]: the stage's stream, memory, and what crosses to other devices
 //! - [`recorder`]: what each layer takes and holds, where that is asked for
@@ -15,12 +16,14 @@
 
 mod actions;
 mod device;
+mod discarding;
 pub(crate) mod feed;
 mod held;
 mod island;
 mod loss;
 pub(crate) mod parameters;
 pub(crate) mod recorder;
+pub(crate) mod reduction;
 mod state;
 mod update;
 
@@ -33,17 +36,18 @@ use std::{
 
 use gpipe_bridge::linear::Kernels;
 use gpipe_core::{EdgeId, LayerId, MicroBatch, StageId, remat::Remat};
-use gpipe_runtime::{Keep, Verdict, stage::OnEdges};
+use gpipe_runtime::{Verdict, stage::OnEdges};
 use tch::Tensor;
 
 pub(crate) use self::island::catching;
 use self::{
     device::StageDevice,
     feed::{Feed, Mode},
-    held::{Held, SegmentStart},
+    held::Held,
     island::{Island, LayerRun},
     parameters::{Parameters, Place},
     recorder::{Begun, Recorder, Work},
+    reduction::Reduction,
 };
 use crate::{
     batch_norm::BatchStatistics,
@@ -54,6 +58,7 @@ use crate::{
     metric::Metric,
     optim::{Optimizer, ParameterSettings},
     precision::Precision,
+    processes::Replicas,
     sequence::{NamedLayer, Skip, TieGroup},
     spec::is_float,
     value::Value,
@@ -95,6 +100,10 @@ pub(crate) struct StagePlan {
     pub average: Option<f64>,
     /// Whether each layer is measured.
     pub profile: bool,
+    /// Whether there is no other process.
+    pub alone: bool,
+    /// The other replicas of the pipeline, if there are any.
+    pub replicas: Option<Arc<dyn Replicas>>,
 }
 
 impl StagePlan {
@@ -123,6 +132,8 @@ pub(crate) struct Edges {
 pub(crate) struct Stage {
     plan: StagePlan,
     parameters: Parameters,
+    /// With other replicas.
+    reduction: Option<Reduction>,
     feed: Feed,
     held: HashMap<MicroBatch, Held>,
     loss_sums: Vec<(MicroBatch, f64)>,
@@ -180,8 +191,15 @@ impl Stage {
         let parameters = Parameters::build(&plan)?;
         device.finish().map_err(own("the device"))?;
         let recorder = plan.profile.then(Recorder::default);
+        let reduction = plan.replicas.as_ref().map(|replicas| {
+            let summing = replicas.stage(plan.stage);
+            let summing = summing.map_err(|error| LayerError::Value(error.to_string()));
+            summing.map(|summing| Reduction::new(summing, plan.named.len()))
+        });
+        let reduction = reduction.transpose().map_err(own("meeting the other replicas"))?;
         Ok(Self {
             plan,
+            reduction,
             device,
             parameters,
             feed: Feed::default(),
@@ -219,6 +237,24 @@ impl Stage {
         self.levels.clear();
         self.feed = Feed::default();
         self.parameters.forget_grads();
+        if let Some(reduction) = &mut self.reduction {
+            reduction.begin(self.plan.named.len());
+        }
+    }
+
+    /// After the last backward of the layers from `position` on: their gradients may be summed with other replicas'.
+    fn complete(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
+        let is_last = micro_batch.index() + 1 == self.feed.slices.len();
+        let Some(reduction) = self.reduction.as_mut().filter(|_| is_last) else { return Ok(()) };
+        let begun = reduction.complete(&mut self.parameters, &self.plan, position);
+        begun.map_err(own("summing gradients over replicas"))
+    }
+
+    /// Waits until the gradients are those of all replicas.
+    fn reduced(&mut self) -> StageResult<()> {
+        let Some(reduction) = &mut self.reduction else { return Ok(()) };
+        let done = reduction.finish(&mut self.parameters, &self.plan);
+        done.map_err(own("summing gradients over replicas"))
     }
 
     /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip value that
@@ -360,77 +396,6 @@ impl Stage {
         self.plan.remat.segment_ranges(self.plan.layers.len())
     }
 
-    /// A forward that keeps every segment's inputs, and nothing else.
-    ///
-    /// In training each layer still runs as an island, which is dropped at once: ATen may choose another
-    /// kernel where nothing requires a gradient (`matmul` folds by it), and its bits would then differ
-    /// from those of a forward that keeps its activations.
-    fn forward_discarding(
-        &mut self,
-        micro_batch: MicroBatch,
-        inputs: Vec<Tensor>,
-        skips: &mut HashMap<usize, Tensor>,
-        keep: Keep,
-    ) -> StageResult<Vec<Tensor>> {
-        let mut values = inputs;
-        let mut starts = Vec::new();
-        let run = if self.feed.mode == Mode::Train { Run::Discard } else { Run::Plain };
-        for range in self.segment_ranges() {
-            if keep == Keep::Inputs {
-                starts.push(SegmentStart::new(range.clone(), &values));
-            }
-            let ran = self.run_layers(range, micro_batch, values, skips, run, Work::Forward)?;
-            self.count_statistics(micro_batch, ran.statistics);
-            values = ran.outputs;
-        }
-        if keep == Keep::Inputs {
-            let needed = self.skips_to_keep();
-            let kept = skips.iter().filter(|(index, _)| needed.contains(index));
-            let kept = kept.map(|(&index, tensor)| (index, tensor.shallow_clone())).collect();
-            self.held.insert(micro_batch, Held::discarded(starts, kept));
-        }
-        Ok(values)
-    }
-
-    /// Skips that a recomputation cannot find in its own segment: from an earlier stage or segment.
-    fn skips_to_keep(&self) -> Vec<usize> {
-        let ranges = self.segment_ranges();
-        let segment = |layer: LayerId| {
-            let position = layer.index().checked_sub(self.plan.layers.start)?;
-            ranges.iter().position(|range| range.contains(&position))
-        };
-        let skips = self.plan.skips.iter().enumerate();
-        skips
-            .filter(|(_, skip)| {
-                segment(skip.pop).is_some() && segment(skip.stash) != segment(skip.pop)
-            })
-            .map(|(index, _)| index)
-            .collect()
-    }
-
-    /// Recomputes the last segment of `micro_batch` that is not there yet, with its graph.
-    fn recompute(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
-        let Some(mut held) = self.held.remove(&micro_batch) else {
-            return Err(not_held(micro_batch));
-        };
-        let last_segment = held.is_untouched();
-        let Some(start) = held.next_segment() else {
-            self.held.insert(micro_batch, held);
-            return Ok(());
-        };
-        let mut skips = held.skips();
-        // Its statistics are those of the first forward again, and not counted.
-        let (layers, inputs) = (start.layers, start.inputs);
-        let work = Work::Rematerialize;
-        let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep, work)?;
-        held.rematerialized(ran.islands);
-        if last_segment {
-            held.loss = self.run_loss(micro_batch, &ran.outputs, true, work)?;
-        }
-        self.held.insert(micro_batch, held);
-        Ok(())
-    }
-
     /// Goes backwards through the islands that are there. `grads` are of the last island's outputs.
     fn backward_islands(
         &mut self,
@@ -462,6 +427,7 @@ impl Stage {
                 let of_parameters = accumulators.iter().flatten();
                 island::check_finite(layer, "the gradient of its parameters", of_parameters)?;
             }
+            self.complete(micro_batch, position)?;
             grads = inputs;
             skip_grads.extend(pops.into_iter().filter_map(|(index, grad)| Some((index, grad?))));
         }

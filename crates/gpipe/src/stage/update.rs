@@ -9,6 +9,7 @@ use tch::{Kind, Tensor};
 use super::{
     StagePlan, Statistics,
     parameters::{Parameters, Place, copy_to_cpu, first_place},
+    reduction::{Reduction, Seen},
 };
 use crate::{
     batch_norm::{BATCHES, MEAN, VARIANCE, combine},
@@ -88,9 +89,11 @@ impl Parameters {
         &mut self,
         plan: &StagePlan,
         statistics: Statistics,
+        reduction: Option<&mut Reduction>,
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         self.updater.buffers.clear();
+        let (mut places, mut all) = (Vec::new(), Vec::new());
         for ((layer, first), seen) in statistics {
             let own = plan.named[layer].parameters.get(first + MEAN..=first + BATCHES);
             if !own.is_some_and(|own| own.iter().all(|spec| spec.buffer)) {
@@ -101,6 +104,14 @@ impl Parameters {
             }
             let momentum = seen.first().and_then(|(_, seen)| seen.momentum);
             let Some((count, mean, squares)) = combine(seen)? else { continue };
+            places.push((layer, first, momentum));
+            all.push(Seen { count, mean, squares });
+        }
+        if let Some(reduction) = reduction {
+            reduction.combine(&mut all)?;
+        }
+        for ((layer, first, momentum), Seen { count, mean, squares }) in places.into_iter().zip(all)
+        {
             let old = |number: usize| &self.masters[layer][first + number];
             let share = match momentum {
                 Some(momentum) => momentum,

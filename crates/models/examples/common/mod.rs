@@ -3,12 +3,20 @@
 #![allow(clippy::print_stdout)]
 #![allow(dead_code)] // each example has this module for itself, and uses some of it
 
-use std::{collections::HashMap, str::FromStr};
+use std::{
+    collections::HashMap,
+    net::TcpListener,
+    process::{Child, Command},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use gpipe::{
     Device, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence, StageReport, StepReport,
     TensorSpec,
 };
+use gpipe_distributed::{Cluster, Meeting, Store};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -53,6 +61,21 @@ pub struct Measurement {
     folder: String,
     micro_batches: usize,
     arguments: Arguments,
+    /// The number of this process; the first one prints.
+    rank: usize,
+    /// Those that it started.
+    others: Vec<Child>,
+}
+
+/// Longest wait of a process for another one.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+impl Drop for Measurement {
+    fn drop(&mut self) {
+        for other in &mut self.others {
+            let _ = other.wait();
+        }
+    }
 }
 
 impl Measurement {
@@ -63,7 +86,45 @@ impl Measurement {
             folder: arguments.take("folder", "")?,
             micro_batches: arguments.take("micro_batches", "8")?,
             arguments,
+            rank: 0,
+            others: Vec::new(),
         })
+    }
+
+    /// Where the arguments ask for `processes`, this one among them: the first starts the others, with its own arguments.
+    fn join(&mut self) -> Result<Option<Arc<Cluster>>, Failure> {
+        let size: usize = self.arguments.take("processes", "1")?;
+        self.rank = self.arguments.take("rank", "0")?;
+        let port: u16 = self.arguments.take("port", "0")?;
+        if size == 1 {
+            return Ok(None);
+        }
+        let host = "127.0.0.1";
+        let store = match self.rank {
+            0 => {
+                let listener = TcpListener::bind((host, 0))?;
+                let port = listener.local_addr()?.port();
+                for rank in 1..size {
+                    let mut command = Command::new(std::env::current_exe()?);
+                    command.args(std::env::args().skip(1));
+                    command.args([format!("rank={rank}"), format!("port={port}")]);
+                    self.others.push(command.spawn()?);
+                }
+                Store::Serve(listener)
+            }
+            _ => Store::At { host: host.into(), port },
+        };
+        let (rank, name, facts) = (self.rank, "step".into(), Vec::new());
+        let address = host.into();
+        Ok(Some(Cluster::join(Meeting {
+            rank,
+            size,
+            store,
+            name,
+            address,
+            deadline: DEADLINE,
+            facts,
+        })?))
     }
 
     /// The pipeline that the arguments ask for, without loss and optimizer. A sample has the shape `sample`.
@@ -73,6 +134,7 @@ impl Measurement {
         sample: &[i64],
         kind: Kind,
     ) -> Result<PipelineBuilder, Failure> {
+        let cluster = self.join()?;
         let arguments = &mut self.arguments;
         let samples = (self.samples / self.micro_batches.max(1) as i64).max(1);
         let shape = [&[samples], sample].concat();
@@ -89,6 +151,10 @@ impl Measurement {
             .kernels(arguments.choose("kernels", &kernels)?)
             .kind(arguments.choose("dtype", &dtypes)?)
             .seed(1);
+        let builder = match cluster {
+            Some(cluster) => builder.processes(cluster),
+            None => builder,
+        };
         match arguments.0.keys().next() {
             Some(key) => Err(format!("there is no argument '{key}'").into()),
             None => Ok(builder),
@@ -112,7 +178,9 @@ impl Measurement {
         let reports = (0..self.steps)
             .map(|_| pipeline.train_step(inputs, targets))
             .collect::<Result<Vec<StepReport>, _>>()?;
-        println!("{}", json(&mut pipeline, &reports)?);
+        if self.rank == 0 {
+            println!("{}", json(&mut pipeline, &reports)?);
+        }
         Ok(())
     }
 }

@@ -77,6 +77,7 @@ impl PipelineBuilder {
         Ok(Pipeline {
             crew,
             joined,
+            replicas: self.replicas,
             topology,
             schedule: self.schedule,
             remat: self.remat,
@@ -176,6 +177,7 @@ impl PipelineBuilder {
             ("learning rate", format!("{:?}", self.rate)),
             ("averages", format!("{:?}", self.average)),
             ("inputs", format!("{:?}", self.inputs)),
+            ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
@@ -282,6 +284,8 @@ impl PipelineBuilder {
             settings: Vec::new(),
             average: self.average,
             profile: self.profile,
+            alone: self.transport.is_none(),
+            replicas: self.replicas.clone(),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     loss::Loss,
     metric::Metric,
     optim::{Group, LearningRate, Optimizer},
-    processes::Transport,
+    processes::{Replicas, Transport},
     sequence::Sequence,
     spec::TensorSpec,
 };
@@ -67,6 +67,7 @@ pub struct PipelineBuilder {
     profile: bool,
     padding: Option<Padding>,
     transport: Option<Arc<dyn Transport>>,
+    replicas: Option<Arc<dyn Replicas>>,
 }
 
 impl PipelineBuilder {
@@ -97,6 +98,7 @@ impl PipelineBuilder {
             profile: false,
             padding: None,
             transport: None,
+            replicas: None,
         }
     }
 
@@ -154,6 +156,15 @@ impl PipelineBuilder {
     #[must_use]
     pub fn processes(mut self, transport: Arc<dyn Transport>) -> Self {
         self.transport = Some(transport);
+        self
+    }
+
+    /// Trains as one of several replicas, all of which are given the whole mini-batch: each trains on its part of the samples, and all make
+    /// the same update, of the sum of their gradients. Losses and metrics are of the whole mini-batch; evaluations and predictions are made
+    /// by each. A mini-batch has at least as many samples as there are replicas.
+    #[must_use]
+    pub fn replicas(mut self, replicas: Arc<dyn Replicas>) -> Self {
+        self.replicas = Some(replicas);
         self
     }
 

@@ -1,0 +1,88 @@
+//! What is held out, measured on the way and at the end.
+
+use std::time::Instant;
+
+use gpipe::Pipeline;
+use gpipe_checkpoint::manifest::Progress as Position;
+use gpipe_observe::metrics::Evaluation;
+
+use super::Run;
+use crate::{
+    CliError,
+    eval::{self, Measured},
+    task,
+};
+
+impl Run<'_> {
+    /// Evaluates on held-out data, the averages of the weights too if there are any; prints and records what it
+    /// found. Asked to stop, it leaves off.
+    pub(super) fn validate(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &mut Position,
+    ) -> Result<(), CliError> {
+        let start = Instant::now();
+        let Some(own) = self.measure(pipeline, position, "validation")? else { return Ok(()) };
+        let mut metrics = own.metrics;
+        metrics.extend(own.parts.into_iter().map(|(name, loss)| (format!("loss.{name}"), loss)));
+        if self.config.optimizer.average > 0.0 {
+            let measured = pipeline.with_averages(|averaged| {
+                Ok(self.measure(averaged, position, "averaged weights"))
+            })??;
+            let Some(measured) = measured else { return Ok(()) };
+            metrics.insert("averaged_loss".into(), measured.loss);
+            let named = measured.metrics.into_iter();
+            metrics.extend(named.map(|(name, value)| (format!("averaged_{name}"), value)));
+        }
+        self.tell_unreadable();
+        self.summary.validated(start.elapsed());
+        position.evaluated = true;
+        self.saving.validated(position.batches, own.loss);
+        if let Some(written) = &mut self.metrics {
+            written.evaluation(Evaluation {
+                step: pipeline.steps(),
+                tokens_total: position.tokens,
+                loss: own.loss,
+                bits_per_byte: self.task.bits_per_byte(own.loss),
+                metrics,
+                count: own.count as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// The loss of what the parameters are now, also as a line; none if the run was asked to stop meanwhile.
+    fn measure(
+        &self,
+        pipeline: &mut Pipeline,
+        position: &Position,
+        what: &str,
+    ) -> Result<Option<Measured>, CliError> {
+        let is_last = position.batches >= self.config.train.steps;
+        // An error of asking comes again with the next step.
+        let stop = || self.asked().is_ok_and(|asked| asked.is_some()) && !is_last;
+        let measured = match eval::measure(pipeline, self.task.validation()?, &stop) {
+            // What is learned is not lost by what cannot be measured.
+            Err(CliError::Pipeline(error)) if error.is_not_finite() => {
+                self.progress.warn(&format!("the {what} is not a number: {error}"));
+                return Ok(Some(Measured::none()));
+            }
+            measured => measured?,
+        };
+        let Some(Measured { loss, metrics, count, parts }) = &measured else { return Ok(None) };
+        let unit = task::unit(self.config);
+        let mut line = format!("step {}: {what} loss {loss:.4} nats/{unit}", position.batches);
+        if let Some(bits) = self.task.bits_per_byte(*loss) {
+            line += &format!(", {bits:.4} bits/byte");
+        }
+        for (name, value) in metrics {
+            line += &format!(", {name} {:.1}%", 100.0 * value);
+        }
+        self.progress.say(&format!("{line} over {count} {unit}s"));
+        if !parts.is_empty() {
+            let all = parts.iter().map(|(name, loss)| format!("{name} {loss:.3}"));
+            self.progress.say(&format!("  by language: {}", all.collect::<Vec<_>>().join(", ")));
+        }
+        Ok(measured)
+    }
+}

@@ -1,0 +1,188 @@
+//! A process of one of several replicas of a pipeline. Within its replica processes count from 0, as if there were no other; what fails
+//! anywhere is known to all.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use gpipe::{
+    Value,
+    processes::{
+        Crossing, Elsewhere, Inbound, Outbound, Replicas, Run, Summing, Transport, process_of,
+    },
+};
+use gpipe_bridge::c10d::{Group, TcpStore, Work};
+use gpipe_core::{DeviceId, Nanos, StageId};
+use tch::Tensor;
+
+use crate::{
+    cluster::{Cluster, Shared},
+    gathers::Gathers,
+    link::{Receiver, Sender},
+};
+
+/// Tags; links' come after them.
+const PIPELINE_TAG: usize = 6;
+const BESIDE_TAG: usize = 8;
+const ACROSS_TAG: usize = 10;
+
+/// This process among those of its replica, and among those that have the same stages in others.
+pub struct Member {
+    cluster: Arc<Cluster>,
+    store: TcpStore,
+    /// The number of its replica.
+    replica: usize,
+    /// How many there are.
+    replicas: usize,
+    /// How many processes each has.
+    processes: usize,
+    pipeline: Gathers,
+    beside: Gathers,
+    across: Gathers,
+}
+
+impl Member {
+    pub(crate) fn new(cluster: Arc<Cluster>, store: TcpStore, replicas: usize) -> Self {
+        let (rank, size) = (cluster.rank(), cluster.size());
+        let processes = size / replicas;
+        let (replica, place) = (rank / processes, rank % processes);
+        let own = replica * processes..(replica + 1) * processes;
+        Self {
+            cluster,
+            store,
+            replica,
+            replicas,
+            processes,
+            pipeline: Gathers::new(PIPELINE_TAG, own.clone()),
+            beside: Gathers::new(BESIDE_TAG, own),
+            across: Gathers::new(ACROSS_TAG, (0..replicas).map(|r| r * processes + place)),
+        }
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        self.cluster.shared()
+    }
+
+    /// The rank of a process of this replica among all.
+    fn rank_of(&self, process: usize) -> usize {
+        self.replica * self.processes + process
+    }
+
+    fn crossing(&self, crossing: Crossing) -> Crossing {
+        let (from, to) = (self.rank_of(crossing.from), self.rank_of(crossing.to));
+        Crossing { from, to, ..crossing }
+    }
+}
+
+impl Transport for Member {
+    fn rank(&self) -> usize {
+        self.cluster.rank() % self.processes
+    }
+
+    fn size(&self) -> usize {
+        self.processes
+    }
+
+    /// With all processes: replicas are alike.
+    fn agree(&self, own: &[(String, String)]) -> Result<(), Elsewhere> {
+        self.cluster.agree(own)
+    }
+
+    fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+        let devices = run.program.devices.len();
+        let mut placed = vec![Vec::new(); self.cluster.size()];
+        for device in 0..devices {
+            let rank = self.rank_of(process_of(device, devices, self.processes));
+            placed[rank].push(DeviceId::from_index(device));
+        }
+        self.shared().watch.place(placed);
+        self.shared().watch.begin(run)
+    }
+
+    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<Value>>, Elsewhere> {
+        Ok(Box::new(Sender::new(self.shared(), self.crossing(crossing))))
+    }
+
+    fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
+        let crossing = self.crossing(crossing);
+        Ok(Box::new(Receiver::new(self.shared(), crossing, self.cluster.posted(crossing))))
+    }
+
+    fn fail(&self, why: &Elsewhere) {
+        // The pipeline's own number of the process; of another one's failure all know already.
+        let process = why.process.map(|process| self.rank_of(process));
+        self.cluster.fail(&Elsewhere { process, ..why.clone() });
+    }
+
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
+        self.pipeline.exchange(self.shared(), &own, self.shared().longest_wait)
+    }
+
+    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, Elsewhere> {
+        self.beside.exchange(self.shared(), &own, longest)
+    }
+
+    fn now(&self) -> Nanos {
+        self.cluster.now()
+    }
+}
+
+impl Replicas for Member {
+    fn index(&self) -> usize {
+        self.replica
+    }
+
+    fn count(&self) -> usize {
+        self.replicas
+    }
+
+    fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, Elsewhere> {
+        let shared = Arc::clone(self.shared());
+        let lost = |error: gpipe_bridge::c10d::Error| shared.own(error.to_string());
+        // Stages meet at the same time, and a connection that waits answers nobody else.
+        let store = self.store.another().map_err(lost)?;
+        let store = store.prefixed(&format!("replicas/{stage}")).map_err(lost)?;
+        let group =
+            Group::gloo(&store, self.replica, self.replicas, &shared.address, shared.deadline);
+        let group = group.map_err(lost)?;
+        // Where there is one other process, it is known who is lost.
+        let other = (self.replicas == 2).then(|| {
+            let place = self.cluster.rank() % self.processes;
+            (1 - self.replica) * self.processes + place
+        });
+        Ok(Box::new(StageSums { shared, group, other, under_way: VecDeque::new() }))
+    }
+
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
+        self.across.exchange(self.shared(), &own, self.shared().longest_wait)
+    }
+}
+
+/// The sums of one stage over all replicas.
+struct StageSums {
+    shared: Arc<Shared>,
+    group: Group,
+    /// The one other process.
+    other: Option<usize>,
+    under_way: VecDeque<Work>,
+}
+
+impl StageSums {
+    fn lost(&self, error: &gpipe_bridge::c10d::Error) -> Elsewhere {
+        match self.other {
+            Some(rank) => self.shared.lost(rank, error),
+            None => self.shared.failed().unwrap_or_else(|| self.shared.own(error.to_string())),
+        }
+    }
+}
+
+impl Summing for StageSums {
+    fn begin(&mut self, tensor: &Tensor) -> Result<(), Elsewhere> {
+        let work = self.group.all_reduce(tensor).map_err(|error| self.lost(&error))?;
+        self.under_way.push_back(work);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Elsewhere> {
+        let Some(work) = self.under_way.pop_front() else { return Ok(()) };
+        work.wait(self.shared.longest_wait).map_err(|error| self.lost(&error))
+    }
+}

@@ -1,0 +1,257 @@
+//! Replicas of a pipeline: every replica makes the same update, whatever the number of processes that each has; it is that of one
+//! pipeline with the whole mini-batch, but for the order in which gradients are added.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    DEADLINE, in_processes,
+    model::{Features, Named, Recipe, Run, batch, bits, flat, model},
+};
+use gpipe::{Pipeline, PipelineBuilder, processes::Transport};
+use gpipe_distributed::Cluster;
+use tch::{Kind, Tensor};
+
+const STEPS: u64 = 4;
+
+/// What a training shows: losses, norms and metrics of every step, and the gradients of the last one.
+struct Computed {
+    losses: Vec<f64>,
+    numbers: Vec<u64>,
+    gradients: Named,
+    state: Named,
+}
+
+fn builder(features: Features, stages: usize, micro_batches: usize) -> PipelineBuilder {
+    let run = Run { stages, ..Run::plain() };
+    features.build(run.builder(model(features), micro_batches).clip_norm(1.0)).keep_gradients()
+}
+
+fn train(pipeline: &mut Pipeline, samples: i64, steps: u64) -> Computed {
+    let (mut losses, mut numbers) = (Vec::new(), Vec::new());
+    for step in 0..steps {
+        let (inputs, targets) = batch(samples, step);
+        let report = pipeline.train_step(inputs, &targets).unwrap();
+        losses.push(report.loss);
+        numbers.extend([report.loss, report.grad_norm, report.count].map(f64::to_bits));
+        numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
+    }
+    let (inputs, targets) = batch(5, 77);
+    numbers.push(pipeline.evaluate(&inputs, &targets).unwrap().loss.to_bits());
+    let gradients = pipeline.gradients().unwrap();
+    Computed { losses, numbers, gradients, state: flat(pipeline) }
+}
+
+/// As one of so many replicas.
+fn replicated(
+    cluster: &Arc<Cluster>,
+    replicas: usize,
+    builder: PipelineBuilder,
+) -> PipelineBuilder {
+    let member = cluster.replicas(replicas).unwrap();
+    builder.processes(Arc::clone(&member) as Arc<dyn Transport>).replicas(member)
+}
+
+fn sorted(mut named: Named) -> Named {
+    named.sort_by(|(a, _), (b, _)| a.cmp(b));
+    named.dedup_by(|(a, _), (b, _)| a == b); // counters, which each process has
+    named
+}
+
+fn assert_same(a: &Named, b: &Named, what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    for ((name, a), (other, b)) in a.iter().zip(b) {
+        assert!(name == other && bits(a) == bits(b), "{what}: {name}");
+    }
+}
+
+/// |a - b| <= rounding max(|b|, 1e-3 norm): the contract against another order of sums (DESIGN, contract 2).
+fn assert_close(a: &Named, b: &Named, rounding: f64, norm: f64, what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    for ((name, a), (other, b)) in a.iter().zip(b) {
+        assert_eq!(name, other, "{what}");
+        let bound = b.abs().clamp_min(1e-3 * norm) * rounding;
+        let apart: Tensor = (a - b).abs() - bound;
+        let worst = apart.max().double_value(&[]);
+        assert!(worst <= 0.0, "{what}: {name} is {worst:e} too far");
+    }
+}
+
+fn norm(named: &Named) -> f64 {
+    named.iter().map(|(_, t)| t.norm().double_value(&[]).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Replicas of one process each, and of two; all replicas, and both ways, to the last bit. Then beside one pipeline whose
+/// micro-batches are those of all replicas.
+fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
+    let mut expected: Option<(Vec<u64>, Named, Named)> = None;
+    for processes in [1, 2] {
+        let what = format!("{features:?}: {replicas} replicas of {processes} processes");
+        let found = in_processes(replicas * processes, DEADLINE, |cluster| {
+            let built = replicated(&cluster, replicas, builder(features, 2, 2));
+            train(&mut built.build().unwrap(), samples, STEPS)
+        });
+        for replica in found.chunks(processes) {
+            assert!(replica.iter().all(|own| own.numbers == replica[0].numbers), "{what}");
+            let all = |of: fn(&Computed) -> &Named| {
+                let parts = replica.iter().flat_map(of);
+                sorted(parts.map(|(name, t)| (name.clone(), t.shallow_clone())).collect())
+            };
+            let own =
+                (replica[0].numbers.clone(), all(|own| &own.gradients), all(|own| &own.state));
+            let (numbers, gradients, state) = expected.get_or_insert(clone_all(&own));
+            assert_eq!(*numbers, own.0, "{what}");
+            assert_same(&own.1, gradients, &what);
+            assert_same(&own.2, state, &what);
+        }
+    }
+    // The first step: afterwards another rounding has been trained on.
+    let what = format!("{features:?}: {replicas} replicas beside one");
+    let mut one = builder(features, 1, 2 * replicas).build().unwrap();
+    let first = train(&mut one, samples, 1);
+    let found = in_processes(replicas, DEADLINE, |cluster| {
+        let built = replicated(&cluster, replicas, builder(features, 1, 2));
+        train(&mut built.build().unwrap(), samples, 1)
+    });
+    // The same micro-batches with the same masks, and their sums in the same order: the loss is the same to the last bit.
+    assert_eq!(found[0].losses[0].to_bits(), first.losses[0].to_bits(), "{what}");
+    let norm = norm(&first.gradients);
+    let gradients = sorted(found.into_iter().next().unwrap().gradients);
+    assert_close(&gradients, &sorted(first.gradients), rounding, norm, &what);
+}
+
+fn clone_all((numbers, gradients, state): &(Vec<u64>, Named, Named)) -> (Vec<u64>, Named, Named) {
+    (numbers.clone(), copy(gradients), copy(state))
+}
+
+#[test]
+fn transparency_of_replicas() {
+    let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
+    compare(features, 2, 8, 1e-5);
+    compare(features, 3, 12, 1e-5);
+}
+
+#[test]
+fn transparency_of_replicas_with_everything() {
+    let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
+    compare(Features { kind: Kind::Double, recipe: Recipe::Everything, ..features }, 2, 8, 1e-10);
+    compare(Features { kind: Kind::Double, batch_norm: true, ..features }, 2, 8, 1e-10);
+}
+
+/// Of a mini-batch that cannot be shared out evenly every sample counts once.
+#[test]
+fn oracle_ragged_mini_batches_lose_nothing() {
+    let features = Features { kind: Kind::Double, ..Features::plain() };
+    for samples in [3, 5, 7] {
+        let mut one = builder(features, 1, 1).build().unwrap();
+        let expected = train(&mut one, samples, 1);
+        let found = in_processes(3, DEADLINE, |cluster| {
+            let built = replicated(&cluster, 3, builder(features, 1, 2));
+            train(&mut built.build().unwrap(), samples, 1)
+        });
+        let apart = (found[0].losses[0] - expected.losses[0]).abs();
+        assert!(apart <= 1e-12, "{samples} samples: {apart:e}"); // sums in another order
+        let norm = norm(&expected.gradients);
+        for own in found {
+            let what = format!("{samples} samples");
+            assert_close(
+                &sorted(own.gradients),
+                &sorted(copy(&expected.gradients)),
+                1e-10,
+                norm,
+                &what,
+            );
+        }
+    }
+}
+
+fn copy(named: &Named) -> Named {
+    named.iter().map(|(name, t)| (name.clone(), t.shallow_clone())).collect()
+}
+
+/// The running statistics of batch norms are those of the whole mini-batch.
+#[test]
+fn oracle_batch_norms_count_all_replicas() {
+    let features = Features { kind: Kind::Double, batch_norm: true, ..Features::plain() };
+    let mut one = builder(features, 1, 4).build().unwrap();
+    let (inputs, targets) = batch(8, 0);
+    one.train_step(&inputs, &targets).unwrap();
+    let statistics = |pipeline: &mut Pipeline| -> Named {
+        let all = pipeline.parameters().unwrap();
+        all.into_iter()
+            .filter(|(name, _)| name.contains("running") || name.contains("batches"))
+            .collect()
+    };
+    let expected = statistics(&mut one);
+    assert!(expected.len() >= 6, "{expected:?}");
+    let found = in_processes(2, DEADLINE, |cluster| {
+        let mut pipeline = replicated(&cluster, 2, builder(features, 1, 2)).build().unwrap();
+        let (inputs, targets) = batch(8, 0);
+        pipeline.train_step(&inputs, &targets).unwrap();
+        statistics(&mut pipeline)
+    });
+    for own in found {
+        assert_close(&own, &expected, 1e-12, 1.0, "running statistics");
+    }
+}
+
+#[test]
+fn fault_what_cannot_be_shared_out_is_refused() {
+    let errors = in_processes(3, DEADLINE, |cluster| {
+        let error = cluster.replicas(2).err().unwrap().to_string();
+        let mut pipeline =
+            replicated(&cluster, 3, builder(Features::plain(), 1, 2)).build().unwrap();
+        let (inputs, targets) = batch(2, 0);
+        [error, pipeline.train_step(inputs, &targets).unwrap_err().to_string()]
+    });
+    for [uneven, few] in errors {
+        assert!(uneven.contains("3 processes for 2 replicas"), "{uneven}");
+        assert!(few.contains("2 samples for 3 replicas"), "{few}");
+    }
+}
+
+/// A number that is none, in the samples of one replica: no replica makes the update, and all go on.
+#[test]
+fn fault_a_nan_in_one_replica_is_one_in_all() {
+    let features = Features { kind: Kind::Half, ..Features::plain() };
+    let found = in_processes(2, DEADLINE, |cluster| {
+        let built =
+            replicated(&cluster, 2, builder(features, 1, 2).learning_rate(Default::default()));
+        let mut pipeline = built.build().unwrap();
+        let mut skipped = Vec::new();
+        // The first loss scale of float16 overflows.
+        for step in 0..12 {
+            let (inputs, targets) = batch(8, step);
+            skipped.push(pipeline.train_step(inputs, &targets).unwrap().skipped);
+        }
+        (skipped, flat(&mut pipeline).iter().flat_map(|(_, t)| bits(t)).collect::<Vec<_>>())
+    });
+    assert!(found[0].0.contains(&false), "{:?}", found[0].0);
+    assert!(found[0] == found[1]);
+}
+
+#[test]
+fn fault_a_replica_that_leaves_ends_the_others() {
+    let deadline = Duration::from_secs(5);
+    let errors = in_processes(4, deadline, |cluster| {
+        let rank = cluster.rank();
+        let mut pipeline =
+            replicated(&cluster, 2, builder(Features::plain(), 2, 2)).build().unwrap();
+        drop(cluster);
+        for step in 0.. {
+            if rank == 3 && step == 2 {
+                return String::new();
+            }
+            let (inputs, targets) = batch(8, step);
+            if let Err(error) = pipeline.train_step(inputs, &targets) {
+                return error.to_string();
+            }
+        }
+        String::new()
+    });
+    for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != 3) {
+        assert!(error.contains("rank 3"), "rank {rank}: {error}");
+    }
+}

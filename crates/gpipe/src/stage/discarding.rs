@@ -1,0 +1,88 @@
+//! Re-materialization: forwards that keep the inputs of segments and nothing else, and what is computed again from them.
+
+use std::collections::HashMap;
+
+use gpipe_core::{LayerId, MicroBatch};
+use gpipe_runtime::Keep;
+use tch::Tensor;
+
+use super::{
+    Run, Stage, StageResult,
+    feed::Mode,
+    held::{Held, SegmentStart},
+    not_held,
+    recorder::Work,
+};
+
+impl Stage {
+    /// A forward that keeps every segment's inputs, and nothing else.
+    ///
+    /// In training each layer still runs as an island, which is dropped at once: ATen may choose another
+    /// kernel where nothing requires a gradient (`matmul` folds by it), and its bits would then differ
+    /// from those of a forward that keeps its activations.
+    pub(super) fn forward_discarding(
+        &mut self,
+        micro_batch: MicroBatch,
+        inputs: Vec<Tensor>,
+        skips: &mut HashMap<usize, Tensor>,
+        keep: Keep,
+    ) -> StageResult<Vec<Tensor>> {
+        let mut values = inputs;
+        let mut starts = Vec::new();
+        let run = if self.feed.mode == Mode::Train { Run::Discard } else { Run::Plain };
+        for range in self.segment_ranges() {
+            if keep == Keep::Inputs {
+                starts.push(SegmentStart::new(range.clone(), &values));
+            }
+            let ran = self.run_layers(range, micro_batch, values, skips, run, Work::Forward)?;
+            self.count_statistics(micro_batch, ran.statistics);
+            values = ran.outputs;
+        }
+        if keep == Keep::Inputs {
+            let needed = self.skips_to_keep();
+            let kept = skips.iter().filter(|(index, _)| needed.contains(index));
+            let kept = kept.map(|(&index, tensor)| (index, tensor.shallow_clone())).collect();
+            self.held.insert(micro_batch, Held::discarded(starts, kept));
+        }
+        Ok(values)
+    }
+
+    /// Skips that a recomputation cannot find in its own segment: from an earlier stage or segment.
+    fn skips_to_keep(&self) -> Vec<usize> {
+        let ranges = self.segment_ranges();
+        let segment = |layer: LayerId| {
+            let position = layer.index().checked_sub(self.plan.layers.start)?;
+            ranges.iter().position(|range| range.contains(&position))
+        };
+        let skips = self.plan.skips.iter().enumerate();
+        skips
+            .filter(|(_, skip)| {
+                segment(skip.pop).is_some() && segment(skip.stash) != segment(skip.pop)
+            })
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// Recomputes the last segment of `micro_batch` that is not there yet, with its graph.
+    pub(super) fn recompute(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        let Some(mut held) = self.held.remove(&micro_batch) else {
+            return Err(not_held(micro_batch));
+        };
+        let last_segment = held.is_untouched();
+        let Some(start) = held.next_segment() else {
+            self.held.insert(micro_batch, held);
+            return Ok(());
+        };
+        let mut skips = held.skips();
+        // Its statistics are those of the first forward again, and not counted.
+        let (layers, inputs) = (start.layers, start.inputs);
+        let work = Work::Rematerialize;
+        let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep, work)?;
+        held.rematerialized(ran.islands);
+        if last_segment {
+            held.loss = self.run_loss(micro_batch, &ran.outputs, true, work)?;
+        }
+        self.held.insert(micro_batch, held);
+        Ok(())
+    }
+}

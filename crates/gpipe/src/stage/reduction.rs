@@ -1,0 +1,198 @@
+//! Gradients and statistics summed over the replicas of a pipeline. Gradients are summed in buckets, each as soon as the last backward of
+//! its layers is done, while earlier layers still go backwards (Li et al. 2020, PyTorch Distributed, section 3.2.3).
+
+use std::collections::VecDeque;
+
+use tch::{Kind, Tensor};
+
+use super::{
+    StagePlan,
+    parameters::{Parameters, Place},
+};
+use crate::{error::LayerError, processes::Summing, value::tensor_bytes};
+
+/// Gradients that are summed at once, as PyTorch's DistributedDataParallel has it.
+const BUCKET_BYTES: u64 = 25 << 20;
+/// Most buckets whose sums are under way: each of them is a copy.
+const UNDER_WAY: usize = 2;
+
+/// One stage's sums of a step.
+pub(super) struct Reduction {
+    summing: Box<dyn Summing>,
+    /// Layers of the stage from this one on are in buckets.
+    from: usize,
+    filling: Vec<Place>,
+    under_way: VecDeque<Bucket>,
+}
+
+/// Gradients that are summed together.
+struct Bucket {
+    places: Vec<Place>,
+    /// All of them, one after the other, and then for each of them in how many replicas it is.
+    flat: Tensor,
+}
+
+/// What a batch norm saw of a mini-batch: values a channel, their mean, and the sum of squared differences from it, in float64.
+pub(crate) struct Seen {
+    pub(crate) count: i64,
+    pub(crate) mean: Tensor,
+    pub(crate) squares: Tensor,
+}
+
+impl Reduction {
+    pub(super) fn new(summing: Box<dyn Summing>, layers: usize) -> Self {
+        Self { summing, from: layers, filling: Vec::new(), under_way: VecDeque::new() }
+    }
+
+    /// A step begins.
+    pub(super) fn begin(&mut self, layers: usize) {
+        self.from = layers;
+        self.filling.clear();
+        self.under_way.clear();
+    }
+
+    /// The gradients of the layers from position `layer` on are all that they will be.
+    pub(super) fn complete(
+        &mut self,
+        parameters: &mut Parameters,
+        plan: &StagePlan,
+        layer: usize,
+    ) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        while self.from > layer {
+            // In this order in every replica, whatever they have gradients of.
+            self.from -= 1;
+            let specs = plan.named[self.from].parameters.iter().enumerate();
+            let trained = specs.filter(|(_, spec)| spec.trainable);
+            self.filling.extend(trained.map(|(slot, _)| (self.from, slot)));
+            let bytes = |&(layer, slot): &Place| tensor_bytes(&parameters.masters[layer][slot]);
+            if self.filling.iter().map(bytes).sum::<u64>() >= BUCKET_BYTES {
+                self.send(parameters)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every gradient is the sum of all replicas'.
+    pub(super) fn finish(
+        &mut self,
+        parameters: &mut Parameters,
+        plan: &StagePlan,
+    ) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.complete(parameters, plan, 0)?;
+        if !self.filling.is_empty() {
+            self.send(parameters)?;
+        }
+        while !self.under_way.is_empty() {
+            self.settle(parameters)?;
+        }
+        Ok(())
+    }
+
+    /// Begins to sum what is in the bucket.
+    fn send(&mut self, parameters: &mut Parameters) -> Result<(), LayerError> {
+        if self.under_way.len() >= UNDER_WAY {
+            self.settle(parameters)?;
+        }
+        let places = std::mem::take(&mut self.filling);
+        let mut parts = Vec::with_capacity(places.len() + 1);
+        let mut present = Vec::with_capacity(places.len());
+        let mut kind = Kind::Float;
+        for &(layer, slot) in &places {
+            let master = &parameters.masters[layer][slot];
+            let grad = &parameters.grads[layer][slot];
+            present.push(if grad.is_some() { 1.0 } else { 0.0 });
+            kind = master.kind();
+            parts.push(match grad {
+                Some(grad) => grad.f_reshape([-1])?,
+                None => master.f_zeros_like()?.f_reshape([-1])?,
+            });
+        }
+        let present = Tensor::f_from_slice::<f64>(&present)?.f_to_kind(kind)?;
+        parts.push(present.f_to(parts.first().map_or(tch::Device::Cpu, Tensor::device))?);
+        let flat = Tensor::f_cat(&parts, 0)?.f_to(tch::Device::Cpu)?;
+        self.summing.begin(&flat).map_err(lost)?;
+        self.under_way.push_back(Bucket { places, flat });
+        Ok(())
+    }
+
+    /// Waits for the oldest bucket, and puts its sums where the gradients are.
+    fn settle(&mut self, parameters: &mut Parameters) -> Result<(), LayerError> {
+        let Some(Bucket { places, flat }) = self.under_way.pop_front() else { return Ok(()) };
+        self.summing.end().map_err(lost)?;
+        let count = places.len() as i64;
+        let present = flat.f_narrow(0, flat.size1()? - count, count)?.f_to_kind(Kind::Double)?;
+        let present = Vec::<f64>::try_from(&present)?;
+        let mut start = 0;
+        for ((layer, slot), present) in places.into_iter().zip(present) {
+            let master = &parameters.masters[layer][slot];
+            let length = master.numel() as i64;
+            let sum = flat.f_narrow(0, start, length)?.f_view(master.size().as_slice())?;
+            start += length;
+            match &mut parameters.grads[layer][slot] {
+                Some(grad) => grad.f_copy_(&sum)?,
+                // Only other replicas have one.
+                none if present > 0.0 => *none = Some(sum.f_detach_copy()?.f_to(master.device())?),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What batch norms saw of the whole mini-batch, from what they saw of each replica's part of it.
+    pub(super) fn combine(&mut self, all: &mut [Seen]) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let count = |seen: &Seen| Tensor::f_from_slice(&[seen.count as f64]);
+        let weighted = |seen: &Seen| seen.mean.f_mul_scalar(seen.count as f64);
+        let parts = all.iter().map(|seen| Ok([count(seen)?, weighted(seen)?]));
+        let sums = self.sum(parts.collect::<Result<Vec<_>, LayerError>>()?)?;
+        let mut means = Vec::new();
+        for [count, sum] in sums {
+            let total = count.f_double_value(&[0])?;
+            means.push((total as i64, sum.f_div_scalar(total)?));
+        }
+        let apart = |(seen, (_, mean)): (&Seen, &(i64, Tensor))| {
+            let apart = seen.mean.f_to(tch::Device::Cpu)?.f_sub(mean)?.f_square()?;
+            let squares = seen.squares.f_to(tch::Device::Cpu)?;
+            Ok([squares.f_add(&apart.f_mul_scalar(seen.count as f64)?)?])
+        };
+        let parts = all.iter().zip(&means).map(apart).collect::<Result<Vec<_>, LayerError>>()?;
+        let sums = self.sum(parts)?;
+        for ((seen, (count, mean)), [squares]) in all.iter_mut().zip(means).zip(sums) {
+            let device = seen.mean.device();
+            *seen = Seen { count, mean: mean.f_to(device)?, squares: squares.f_to(device)? };
+        }
+        Ok(())
+    }
+
+    /// The sums of float64 tensors of one dimension over all replicas, on the CPU.
+    fn sum<const N: usize>(
+        &mut self,
+        parts: Vec<[Tensor; N]>,
+    ) -> Result<Vec<[Tensor; N]>, LayerError> {
+        let flat = parts.iter().flatten().map(|part| part.f_to(tch::Device::Cpu));
+        let flat = flat.collect::<Result<Vec<_>, _>>()?;
+        if flat.is_empty() {
+            return Ok(parts);
+        }
+        let flat = Tensor::f_cat(&flat, 0)?;
+        self.summing.begin(&flat).and_then(|()| self.summing.end()).map_err(lost)?;
+        let mut start = 0;
+        let mut sums = Vec::with_capacity(parts.len());
+        for part in parts {
+            let mut own = part;
+            for tensor in &mut own {
+                let length = tensor.numel() as i64;
+                *tensor = flat.f_narrow(0, start, length)?;
+                start += length;
+            }
+            sums.push(own);
+        }
+        Ok(sums)
+    }
+}
+
+fn lost(error: crate::processes::Elsewhere) -> LayerError {
+    LayerError::Value(error.to_string())
+}
