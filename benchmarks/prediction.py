@@ -23,13 +23,14 @@ import argparse
 import datetime
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from rounds import bounds, interval, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 GPIPE = ROOT / "target" / "release" / "gpipe"
@@ -121,21 +122,6 @@ def groups(workload, number):
     return own[shift:] + own[:shift] + ([(MICRO_BATCHES, [FREE])] if number % 2 == 0 else [])
 
 
-def bounds(ratios):
-    """The narrowest interval of order statistics that has the median in at least 95% of all cases (or least and most)."""
-    ratios, count = sorted(ratios), len(ratios)
-    low = 0
-    # Whether fewer than `low + 1` ratios are below the true median is a matter of fair coins.
-    while 2 * sum(math.comb(count, below) for below in range(low + 2)) / 2**count <= 0.05:
-        low += 1
-    return ratios[low], ratios[count - 1 - low]
-
-
-def interval(ratios):
-    low, high = bounds(ratios)
-    return f"{MEDIAN(ratios):.3f} [{low:.3f} .. {high:.3f}]"
-
-
 def report(folder, raw):
     done = len(raw["rounds"])
     lines = [f"# Predicted against measured: `{raw['workload']}`", "",
@@ -221,13 +207,6 @@ def measure_in_turn(options):
     program = ROOT / "target" / "release" / "examples" / "prediction"
     out = subprocess.run([program, f"workload={options.workload}", f"pairs={options.pairs}"], capture_output=True, text=True, check=True, timeout=7200)
     return [json.loads(line) for line in out.stdout.splitlines()]
-
-
-def machine():
-    for line in open("/proc/cpuinfo"):
-        if line.startswith("model name"):
-            return line.split(":")[1].strip() + f", {os.cpu_count()} cores"
-    return f"{os.cpu_count()} cores"
 
 
 def main():

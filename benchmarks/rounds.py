@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -95,6 +96,21 @@ class Bench:
 
 def spread(values, digits=0):
     return f"{MEDIAN(values):.{digits}f} [{min(values):.{digits}f} .. {max(values):.{digits}f}]"
+
+
+def bounds(ratios):
+    """The narrowest interval of order statistics that has the median in at least 95% of all cases (or least and most)."""
+    ratios, count = sorted(ratios), len(ratios)
+    low = 0
+    # Whether fewer than `low + 1` ratios are below the true median is a matter of fair coins.
+    while 2 * sum(math.comb(count, below) for below in range(low + 2)) / 2**count <= 0.05:
+        low += 1
+    return ratios[low], ratios[count - 1 - low]
+
+
+def interval(ratios):
+    low, high = bounds(ratios)
+    return f"{MEDIAN(ratios):.3f} [{low:.3f} .. {high:.3f}]"
 
 
 def ratio(step_ms, a, b):

@@ -55,7 +55,7 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
             arguments.tokens
         )));
     }
-    let mut run = RunFolder::open(&arguments.run)?;
+    let mut run = RunFolder::open(&arguments.run, processes)?;
     if matches!(run.config.data, Data::Parallel(_)) {
         return Err(CliError::Usage(
             "the model translates, and does not continue a text: use gpipe translate".into(),

@@ -35,7 +35,7 @@ fn name(
     run: &RunArguments,
     processes: &Processes,
 ) -> Result<(), CliError> {
-    let run = RunFolder::open(run)?;
+    let run = RunFolder::open(run, processes)?;
     let classes = run.vocabulary.classes()?;
     if arguments.top == 0 {
         return Err(CliError::Usage("--top 0: name at least one class".into()));

@@ -8,7 +8,7 @@ use gpipe::{
     profile::{Profile, Profiling, Subject, profile},
 };
 use gpipe_core::{
-    cost::{LayerCost, ModelCosts},
+    cost::{LayerCost, ModelCosts, Transport},
     schedule::Schedule,
 };
 use tch::Tensor;
@@ -253,7 +253,12 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
             ms(backward)
         );
     }
-    say!("a message between stages: {} after its send", costs.transport.latency);
+    let Transport { latency, bytes_per_s } = costs.transport;
+    let bytes = match bytes_per_s {
+        0 => String::new(),
+        rate => format!(", and {:.2} GB/s", rate as f64 / 1e9),
+    };
+    say!("a message between stages: {latency} after its send{bytes}");
     say!("{}", host_memory(costs));
 }
 

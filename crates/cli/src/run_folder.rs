@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use gpipe::{IntoTensors, Pipeline};
 use gpipe_checkpoint::{Checkpoint, folder, manifest};
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::{
@@ -68,17 +69,38 @@ enum Source {
     Checkpoint(Box<Checkpoint>),
 }
 
+/// The configuration file of the run that `folder` is, or is a checkpoint of, if it has one.
+pub(crate) fn config_of(folder: &Path) -> Option<PathBuf> {
+    let run = folder.parent().and_then(Path::parent);
+    let folders = [Some(folder), run].into_iter().flatten();
+    folders.map(|folder| folder.join("config.toml")).find(|path| path.is_file())
+}
+
 impl RunArguments {
     /// The longest silence of a process, as far as the command line says.
     pub(crate) fn deadline_s(&self) -> u64 {
-        deadline_s(&ConfigArguments { set: self.set.clone(), ..ConfigArguments::default() })
+        let of_run = self.folder.as_ref().and_then(|folder| config_of(folder));
+        let config = of_run.or_else(|| self.config.clone());
+        deadline_s(&ConfigArguments { config, set: self.set.clone(), ..ConfigArguments::default() })
     }
 }
 
 impl RunFolder {
     /// Reads the configuration and the vocabulary, and sees that there are weights.
-    pub(crate) fn open(arguments: &RunArguments) -> Result<Self, CliError> {
-        let source = Source::find(arguments)?;
+    ///
+    /// Of several processes one looks for them, so that all have the same, whatever is saved meanwhile.
+    pub(crate) fn open(arguments: &RunArguments, processes: &Processes) -> Result<Self, CliError> {
+        let mut own = None;
+        let place = processes.decided(|| {
+            let found = Source::find(arguments)?;
+            let place = found.place();
+            own = Some(found);
+            Ok(place)
+        })?;
+        let source = match own {
+            Some(own) => own,
+            None => Source::at(place)?,
+        };
         let overrides = ConfigArguments {
             set: arguments.set.clone(),
             device: arguments.device.clone(),
@@ -146,7 +168,30 @@ pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliErro
     Ok(newest.found)
 }
 
+/// Where a model's files are.
+#[derive(Serialize, Deserialize)]
+enum Place {
+    Files { config: PathBuf, weights: PathBuf },
+    Checkpoint(PathBuf),
+}
+
 impl Source {
+    fn place(&self) -> Place {
+        match self {
+            Self::Files { config, weights } => {
+                Place::Files { config: config.clone(), weights: weights.clone() }
+            }
+            Self::Checkpoint(checkpoint) => Place::Checkpoint(checkpoint.folder().to_owned()),
+        }
+    }
+
+    fn at(place: Place) -> Result<Self, CliError> {
+        match place {
+            Place::Files { config, weights } => Self::files(config, weights),
+            Place::Checkpoint(folder) => Ok(Self::Checkpoint(Box::new(Checkpoint::open(&folder)?))),
+        }
+    }
+
     fn find(arguments: &RunArguments) -> Result<Self, CliError> {
         let (folder, weights) = match (&arguments.folder, &arguments.config, &arguments.weights) {
             (None, Some(config), Some(weights)) => {

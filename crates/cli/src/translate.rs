@@ -39,7 +39,7 @@ const LOGITS_MAX: usize = 1 << 25;
 /// An output may have so many tokens more than its source, which may be three times as long.
 const TOKENS_MORE: usize = 20;
 
-/// How often a process that waits for lines tells the others so.
+/// How often a process that waits for lines tells the others so, at least.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(30);
 
 /// How lines are translated.
@@ -190,13 +190,15 @@ fn translate(arguments: &TranslateArguments, processes: &Processes) -> Result<()
         let batch = arguments.batch;
         return Err(CliError::Usage(format!("--batch {batch}: use 1 to {BATCH_MAX}")));
     }
-    let run = RunFolder::open(&arguments.run)?;
+    let run = RunFolder::open(&arguments.run, processes)?;
     let vocabulary = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
     vocabulary.tag(&arguments.from)?; // before the weights are read
     let translator = Translator::new(&run.config, &vocabulary, &arguments.search, arguments.batch)?;
     let mut pipeline = run.pipeline(processes)?;
     // Of several processes one reads and prints.
-    let mut source = processes.is_first().then(|| Source::new(arguments.batch));
+    let deadline = Duration::from_secs(run.config.pipeline.deadline_s);
+    let patience = SIGN_OF_LIFE.min(deadline / 2);
+    let mut source = processes.is_first().then(|| Source::new(arguments.batch, patience));
     loop {
         let next = processes.decided(|| Ok(source.as_mut().map_or(Next::End, Source::next)))?;
         let (texts, first, failed) = match next {
@@ -233,19 +235,21 @@ enum Next {
 struct Source {
     lines: Receiver<Result<Line, std::io::Error>>,
     batch: usize,
+    /// Longest silence.
+    patience: Duration,
     /// Lines so far.
     number: u64,
 }
 
 impl Source {
-    fn new(batch: usize) -> Self {
-        Self { lines: lines(batch), batch, number: 0 }
+    fn new(batch: usize, patience: Duration) -> Self {
+        Self { lines: lines(batch), batch, patience, number: 0 }
     }
 
     /// Lines that are there; what is yet to come does not hold them up.
     fn next(&mut self) -> Next {
         // Other processes wait for this one: it says that it is there.
-        let next = match self.lines.recv_timeout(SIGN_OF_LIFE) {
+        let next = match self.lines.recv_timeout(self.patience) {
             Ok(next) => next,
             Err(RecvTimeoutError::Timeout) => return Next::Waiting,
             Err(RecvTimeoutError::Disconnected) => return Next::End,

@@ -148,6 +148,15 @@ fn transparency_of_replicas_that_are_launched() {
     let on = folder.succeeds(&["train", "--resume", "four", "--steps", "14", "--replicas", "1"]);
     assert!(on.contains("pipeline.replicas: 2 -> 1 (changes the last bits)"), "{on}");
 
+    // A signal to one of them: the replica that saves does so, and the other waits for it.
+    let launch = ["launch", "--processes", "2", "--"];
+    let run = train_for("asked", "100000", "2", &more);
+    let mut run = Process::start(&mut folder.command(&[&launch[..], &run].concat()));
+    run.until("saved");
+    send("-TERM", &process_of(run.number(), 1));
+    assert_eq!(run.end(), Ok(143), "{}", run.printed);
+    assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
+
     folder.refuses(&train("one", &more), &["there is one process", "--processes 2"]);
     let output = folder.gpipe(&launched("3", &train("three", &more)));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -299,6 +308,13 @@ fn fault_restarts_go_on_from_the_last_checkpoint() {
     assert_eq!(run.end(), Ok(0), "{}", run.printed);
     assert!(folder.weights("run") == folder.weights("undisturbed"));
     assert_eq!(results(&folder.path("run")), results(&folder.path("undisturbed")));
+
+    // What was refused is not started again: it would go on in another run's folder.
+    let before = folder.weights("run");
+    let output = folder.gpipe(&[&launch[..], &train_for("run", "90", "3", MORE)].concat());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("already holds a run") && text.contains("had not begun"), "{text}");
+    assert!(folder.weights("run") == before);
 }
 
 #[test]

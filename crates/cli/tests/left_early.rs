@@ -134,6 +134,19 @@ fn transparency_skipped_mini_batches_are_recorded_and_survive_an_interruption() 
     }
     assert!(warned.contains("layer 'embedding'") && warned.contains("not finite"), "{warned}");
 
+    // Two processes leave out the same ones. There the layer is not looked for.
+    fn launch(out: &str) -> Vec<&str> {
+        [&["launch", "--processes", "2", "--"], &long(out)[..]].concat()
+    }
+    folder.succeeds(&[&launch("parted"), &skip[..]].concat());
+    assert_eq!(results(&folder.path("parted")), results(&folder.path("reference")));
+    assert!(folder.weights("parted") == folder.weights("reference"));
+    let output = folder.gpipe(&[&launch("parted stop"), &poisoned[..]].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains(&format!("step {}: ", skipped[0] + 1)), "{said}");
+    assert!(said.contains("not finite") && said.contains("is saved"), "{said}");
+    assert_eq!(steps(&folder, "parted stop"), [skipped[0] as u64]);
+
     // Without skipping the first one ends the run; what it saved goes on.
     let number = skipped[0] + 1;
     let named = [

@@ -1,7 +1,11 @@
 //! A process of one of several replicas of a pipeline. Within its replica processes count from 0, as if there were no other; what fails
 //! anywhere is known to all.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use gpipe::{
     Value,
@@ -37,6 +41,8 @@ pub struct Member {
     pipeline: Gathers,
     beside: Gathers,
     across: Gathers,
+    /// How many pipelines have had a stage.
+    built: Mutex<HashMap<StageId, u64>>,
 }
 
 impl Member {
@@ -54,6 +60,7 @@ impl Member {
             pipeline: Gathers::new(PIPELINE_TAG, own.clone()),
             beside: Gathers::new(BESIDE_TAG, own),
             across: Gathers::new(ACROSS_TAG, (0..replicas).map(|r| r * processes + place)),
+            built: Mutex::default(),
         }
     }
 
@@ -107,8 +114,9 @@ impl Transport for Member {
     }
 
     fn fail(&self, why: &Elsewhere) {
-        // The pipeline's own number of the process; of another one's failure all know already.
-        let process = why.process.map(|process| self.rank_of(process));
+        // The runtime knows this process by its number within the replica; who else fails is known by the rank already.
+        let is_own = why.process == Some(self.rank());
+        let process = if is_own { Some(self.cluster.rank()) } else { why.process };
         self.cluster.fail(&Elsewhere { process, ..why.clone() });
     }
 
@@ -136,10 +144,19 @@ impl Replicas for Member {
 
     fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, Elsewhere> {
         let shared = Arc::clone(self.shared());
-        let lost = |error: gpipe_bridge::c10d::Error| shared.own(error.to_string());
+        let lost = |error: gpipe_bridge::c10d::Error| {
+            shared.failed().unwrap_or_else(|| shared.own(error.to_string()))
+        };
+        // Of one pipeline after the other: an earlier one's connections are not met again.
+        let number = {
+            let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+            let number = built.entry(stage).or_default();
+            *number += 1;
+            *number
+        };
         // Stages meet at the same time, and a connection that waits answers nobody else.
         let store = self.store.another().map_err(lost)?;
-        let store = store.prefixed(&format!("replicas/{stage}")).map_err(lost)?;
+        let store = store.prefixed(&format!("replicas/{stage}/{number}")).map_err(lost)?;
         let group =
             Group::gloo(&store, self.replica, self.replicas, &shared.address, shared.deadline);
         let group = group.map_err(lost)?;
@@ -169,7 +186,11 @@ impl StageSums {
     fn lost(&self, error: &gpipe_bridge::c10d::Error) -> Elsewhere {
         match self.other {
             Some(rank) => self.shared.lost(rank, error),
-            None => self.shared.failed().unwrap_or_else(|| self.shared.own(error.to_string())),
+            // Which of the others it is, is not known.
+            None => self.shared.failed().unwrap_or_else(|| Elsewhere {
+                process: None,
+                reason: format!("another replica cannot be reached any more ({error})"),
+            }),
         }
     }
 }

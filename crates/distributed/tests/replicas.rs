@@ -83,14 +83,16 @@ fn norm(named: &Named) -> f64 {
     named.iter().map(|(_, t)| t.norm().double_value(&[]).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Replicas of one process each, and of two; all replicas, and both ways, to the last bit. Then beside one pipeline whose
+/// Replicas of one process each, and of two, and of several numbers of stages; all replicas, and all ways, to the last bit. Then beside one pipeline whose
 /// micro-batches are those of all replicas.
 fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
     let mut expected: Option<(Vec<u64>, Named, Named)> = None;
-    for processes in [1, 2] {
-        let what = format!("{features:?}: {replicas} replicas of {processes} processes");
+    for (processes, stages) in [(1, 1), (1, 3), (2, 2)] {
+        let what = format!(
+            "{features:?}: {replicas} replicas of {stages} stages in {processes} processes"
+        );
         let found = in_processes(replicas * processes, DEADLINE, |cluster| {
-            let built = replicated(&cluster, replicas, builder(features, 2, 2));
+            let built = replicated(&cluster, replicas, builder(features, stages, 2));
             train(&mut built.build().unwrap(), samples, STEPS)
         });
         for replica in found.chunks(processes) {
@@ -138,6 +140,7 @@ fn transparency_of_replicas_with_everything() {
     let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
     compare(Features { kind: Kind::Double, recipe: Recipe::Everything, ..features }, 2, 8, 1e-10);
     compare(Features { kind: Kind::Double, batch_norm: true, ..features }, 2, 8, 1e-10);
+    compare(Features { batch_norm: true, ..features }, 3, 12, 1e-5);
 }
 
 /// Of a mini-batch that cannot be shared out evenly every sample counts once.

@@ -8,31 +8,15 @@
 
 mod common;
 
-use common::{Arguments, Failure, Measurement, Numbers};
+use common::{Arguments, Failure, LENGTH, Measurement, Numbers, VOCABULARY};
 use gpipe::{Adam, CrossEntropy};
-use gpipe_models::Transformer;
 use tch::Kind;
-
-const VOCABULARY: i64 = 8192;
-const LENGTH: i64 = 128;
 
 fn main() -> Result<(), Failure> {
     gpipe::keep_freed_memory();
     let mut measurement = Measurement::new(Arguments::read()?)?;
-    let model = Transformer {
-        vocabulary: VOCABULARY,
-        positions: LENGTH,
-        features: 512,
-        heads: 8,
-        hidden: 2048,
-        blocks: 8,
-        dropout: 0.0,
-        attention_dropout: 0.0,
-        tied: false,
-        split_blocks: true,
-    };
     let pipeline = measurement
-        .builder(model.build()?, &[LENGTH], Kind::Int64)?
+        .builder(common::gpt().build()?, &[LENGTH], Kind::Int64)?
         .loss(CrossEntropy::default())
         .optimizer(Adam { lr: 1e-4, ..Adam::default() })
         .build()?;

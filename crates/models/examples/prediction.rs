@@ -12,14 +12,14 @@ mod common;
 
 use std::io::Write;
 
-use common::{Arguments, Failure, Numbers};
+use common::{Arguments, Failure, LENGTH, Numbers, VOCABULARY, gpt};
 use gpipe::{
     Adam, Balance, CrossEntropy, Pipeline, PipelineBuilder, Remat, Result, Schedule, Sequence, Sgd,
     TensorSpec,
     profile::{Profiling, profile},
 };
 use gpipe_core::plan::{Plan, PlanDevice, predict};
-use gpipe_models::{AmoebaNet, Transformer, Variant};
+use gpipe_models::{AmoebaNet, Variant};
 use serde_json::json;
 use tch::Tensor;
 
@@ -45,22 +45,9 @@ impl Workload {
         let samples = SAMPLES as i64;
         match name {
             "gpt" => {
-                let (vocabulary, length) = (8192, 128);
-                let model = Transformer {
-                    vocabulary,
-                    positions: length,
-                    features: 512,
-                    heads: 8,
-                    hidden: 2048,
-                    blocks: 8,
-                    dropout: 0.0,
-                    attention_dropout: 0.0,
-                    tied: false,
-                    split_blocks: true,
-                };
-                let mut tokens = || numbers.below(vocabulary, &[samples, length]);
+                let mut tokens = || numbers.below(VOCABULARY, &[samples, LENGTH]);
                 let (inputs, targets) = (tokens()?, tokens()?);
-                Ok(Self { model: model.build()?, inputs, targets, adam: true, again: &[8] })
+                Ok(Self { model: gpt().build()?, inputs, targets, adam: true, again: &[8] })
             }
             "amoeba" => {
                 let (channels, classes) = (3, 10);

@@ -36,6 +36,8 @@ pub(crate) use text::{
 
 use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 
+/// A year: longer waits are none.
+const DEADLINE_S_MAX: u64 = 366 * 24 * 3600;
 /// Largest configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -213,6 +215,15 @@ impl Config {
         }
         if self.train.mini_batch == 0 {
             return refuse("train.mini_batch", "0".into(), "use at least 1");
+        }
+        for (key, seconds) in [
+            ("pipeline.deadline_s", self.pipeline.deadline_s),
+            ("checkpoint.deadline_s", self.checkpoint.deadline_s),
+        ] {
+            if !(1..=DEADLINE_S_MAX).contains(&seconds) {
+                let reason = format!("use 1 to {DEADLINE_S_MAX} seconds");
+                return refuse(key, seconds.to_string(), &reason);
+            }
         }
         let (replicas, mini_batch) = (self.pipeline.replicas, self.train.mini_batch);
         if replicas == 0 || replicas > mini_batch {

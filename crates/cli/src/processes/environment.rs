@@ -21,6 +21,8 @@ pub(super) const MASTER_PORT: &str = "MASTER_PORT";
 pub(super) const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// As above.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+/// Where a training writes the folder of its run once that has begun, for the supervisor.
+pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 const ADDRESS: &str = "GPIPE_ADDRESS";
 

@@ -5,6 +5,7 @@ use std::{
     io::{BufRead, BufReader, IsTerminal, Read, Write},
     net::{Ipv4Addr, TcpListener},
     os::unix::process::{CommandExt, ExitStatusExt},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread,
@@ -21,7 +22,9 @@ use signal_hook::{
     low_level::signal_name,
 };
 
-use super::environment::{AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, WORLD_SIZE};
+use super::environment::{
+    AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, RUN_NOTE, WORLD_SIZE,
+};
 use crate::{
     CliError,
     args::{Arguments, LaunchArguments},
@@ -93,14 +96,27 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     }
     let (sender, events) = channel();
     watch_signals(sender.clone())?;
+    let note = tempfile::NamedTempFile::new();
+    let note = note.map_err(|source| CliError::Io { what: "gpipe launch".into(), source })?;
+    let mut command = arguments.command.clone();
     for attempt in 0..=arguments.restarts {
-        let mut supervisor = Supervisor::start(arguments, attempt, &sender)?;
+        let mut supervisor = Supervisor::start(arguments, &command, attempt, note.path(), &sender)?;
         let (first, asked) = supervisor.wait(&events);
         let Some((rank, status)) = first else { return Ok(()) };
         let failed = LaunchError::Failed { rank, size, status, tries: attempt + 1 };
+        // Somebody wanted it to end: here, or in the process.
+        let asked = asked || [SIGINT, SIGTERM].iter().any(|s| status.code() == Some(128 + s));
         if asked || attempt == arguments.restarts {
             return Err(failed.into());
         }
+        let folder = std::fs::read_to_string(note.path()).unwrap_or_default();
+        let Some(again) = again(&arguments.command, &folder) else {
+            complain!(
+                "gpipe launch: its run had not begun: it would fail again, and is not restarted"
+            );
+            return Err(failed.into());
+        };
+        command = again;
         complain!("gpipe launch: {failed}; try {} of {}", attempt + 2, arguments.restarts + 1);
     }
     Ok(())
@@ -133,7 +149,9 @@ struct Supervisor {
 impl Supervisor {
     fn start(
         arguments: &LaunchArguments,
+        own_arguments: &[String],
         attempt: u32,
+        note: &Path,
         events: &Sender<Event>,
     ) -> Result<Self, CliError> {
         let failed = |what: &'static str| {
@@ -144,12 +162,12 @@ impl Supervisor {
         let port = listener.local_addr().map_err(failed("listening at 127.0.0.1"))?.port();
         let store = TcpStore::serve(listener, STORE).map_err(LaunchError::from)?;
         let program = std::env::current_exe().map_err(failed("finding its own program"))?;
-        let own_arguments = command(&arguments.command, attempt);
         let mut supervisor = Self { children: Vec::new(), readers: Vec::new(), _store: store };
         for rank in 0..arguments.processes {
             let mut command = Command::new(&program);
             command
-                .args(&own_arguments)
+                .args(own_arguments)
+                .env(RUN_NOTE, note)
                 .env(RANK, rank.to_string())
                 .env("LOCAL_RANK", rank.to_string())
                 .env(WORLD_SIZE, arguments.processes.to_string())
@@ -258,16 +276,26 @@ impl Drop for Supervisor {
     }
 }
 
-/// What each process runs; when they are started again, a training goes on from its last checkpoint.
-fn command(given: &[String], attempt: u32) -> Vec<String> {
-    let mut command = given.to_vec();
-    let says = |name: &str| {
-        given.iter().any(|argument| argument == name || argument.starts_with(&format!("{name}=")))
-    };
-    if attempt > 0 && given.first().is_some_and(|first| first == "train") && !says("--resume") {
-        command.extend(["--resume".to_owned(), "auto".to_owned()]);
+/// What is run when the processes are started again: of a training what goes on in the folder that it had begun to write; none if it had
+/// none, and what it was told of folders leads elsewhere by now.
+fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
+    if given.first().is_none_or(|first| first != "train") {
+        return Some(given.to_vec());
     }
-    command
+    let mut left = Vec::new();
+    let mut arguments = given.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.split_once('=') {
+            _ if ["--resume", "--out"].contains(&argument.as_str()) => {
+                arguments.next(); // its value
+            }
+            Some(("--resume" | "--out", _)) => {}
+            _ => left.push(argument.clone()),
+        }
+    }
+    let folder = folder.trim_end_matches('\n');
+    left.extend(["--resume", "auto", "--out", folder].map(str::to_owned));
+    (!folder.is_empty()).then_some(left)
 }
 
 /// What is piped in goes to rank 0; a terminal stays with the supervisor.
@@ -303,13 +331,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oracle_a_training_that_starts_again_goes_on() {
+    fn oracle_a_training_that_starts_again_goes_on_where_it_had_begun() {
         let given = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        let train = given("train a.toml --out x");
-        assert_eq!(command(&train, 0), train);
-        assert_eq!(command(&train, 1), given("train a.toml --out x --resume auto"));
-        for same in ["train a.toml --resume auto", "train --resume=out/x", "eval out/x"] {
-            assert_eq!(command(&given(same), 3), given(same));
+        for own in ["--out x", "--out=x", "--resume auto", "--resume=y --out z", "--steps 9"] {
+            let rest = if own.contains("steps") { " --steps 9" } else { "" };
+            let expected = given(&format!("train a.toml{rest} --resume auto --out /run"));
+            assert_eq!(again(&given(&format!("train a.toml {own}")), "/run\n"), Some(expected));
         }
+        // It was refused before it had a folder.
+        assert_eq!(again(&given("train a.toml --out x"), ""), None);
+        assert_eq!(again(&given("eval out/x"), ""), Some(given("eval out/x")));
     }
 }

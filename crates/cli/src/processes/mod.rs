@@ -56,11 +56,23 @@ impl Processes {
         let meeting = environment.meeting(Duration::from_secs(deadline_s), facts)?;
         let processes = Self { cluster: Some(Cluster::join(meeting)?), ..alone };
         let done = command(&processes);
-        if let (Err(error), Some(cluster)) = (&done, &processes.cluster) {
-            // The others wait for this one: they know why it does not come. Where all of them failed alike, it changes nothing.
-            cluster.fail(&Elsewhere { process: Some(environment.rank), reason: error.to_string() });
+        if let Err(error) = &done {
+            processes.fail(error);
         }
         done
+    }
+
+    /// Tells the other processes why this one goes no further, unless they have come to the same: they wait for it.
+    pub(crate) fn fail(&self, error: &CliError) {
+        if let Some(cluster) = self.cluster.as_ref().filter(|_| !error.is_of_all()) {
+            let process = Some(cluster.rank());
+            cluster.fail(&Elsewhere { process, reason: error.to_string() });
+        }
+    }
+
+    /// Replicas that do not save wait here for the one that does, which may have been held up: a long wait in a step would be an error.
+    pub(crate) fn meet_replicas(&self) -> Result<(), CliError> {
+        if self.member.get().is_some() { self.all(Ok(())) } else { Ok(()) }
     }
 
     /// Shares the processes out among `count` replicas of the pipeline.

@@ -35,16 +35,19 @@ use self::{
 use crate::{
     CliError,
     args::TrainArguments,
-    config::{Config, OnNan},
+    config::{Config, OnNan, OnUnreadableChoice},
     files::write_aside,
     init,
     metrics::{Metrics, Seen, io},
     output::{complain, say},
     plan,
     plan_file::PlanFile,
-    processes::{self, Processes, environment::Environment},
+    processes::{
+        self, Processes,
+        environment::{Environment, RUN_NOTE},
+    },
     progress::Progress,
-    run_folder::{AVERAGES, EARLIER, METRICS, PLAN, WEIGHTS},
+    run_folder::{AVERAGES, EARLIER, METRICS, PLAN, WEIGHTS, config_of},
     setup,
     summary::Summary,
     task::{self, Batch, MakeBatch, Task, Vocabulary, classification::tell_unreadable},
@@ -55,7 +58,11 @@ const NAN_IN_A_ROW: u64 = 10;
 
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Result<(), CliError> {
-    let deadline_s = processes::deadline_s(&arguments.pipeline.config);
+    let mut config = arguments.pipeline.config.clone();
+    if let (None, Some(from)) = (&config.config, &arguments.resume) {
+        config.config = config_of(Path::new(from));
+    }
+    let deadline_s = processes::deadline_s(&config);
     Processes::among(here, deadline_s, |processes| train(arguments, processes))
 }
 
@@ -69,6 +76,11 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     let mut start = Start::find(arguments, processes)?;
     processes.agree_on(&start.config)?;
     processes.replicate(start.config.pipeline.replicas)?;
+    if processes.are_several() && start.config.images.on_unreadable == OnUnreadableChoice::Skip {
+        return Err(CliError::Usage(
+            "images.on_unreadable = \"skip\": what one of several processes cannot read others may, and their mini-batches would differ: use \"stop\"".into(),
+        ));
+    }
     if wanted.is_some() && start.config.pipeline.replicas > 1 {
         return Err(CliError::Usage(
             "a plan is of one pipeline: leave --plan out, or the replicas".into(),
@@ -119,6 +131,10 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     let out = start.out.path();
     let vocabulary = task.vocabulary();
     let write = || -> Result<Metrics, CliError> {
+        if let Some(note) = std::env::var_os(RUN_NOTE) {
+            let absolute = std::path::absolute(out).map_err(io(out))?;
+            write_aside(Path::new(&note), &absolute.display().to_string())?;
+        }
         write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
         if let Some(plan) = &plan {
             plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
@@ -247,6 +263,7 @@ impl Run<'_> {
         let (size, unit) = (self.task.vocabulary().size() as f64, task::unit(self.config));
         say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
         let saved = self.saving.end(pipeline, position, &self.progress);
+        self.processes.meet_replicas()?;
         // Where there is no room for a checkpoint, there may yet be some for the weights.
         self.write_weights(WEIGHTS, &pipeline.parameters()?)?;
         if self.config.optimizer.average > 0.0 {
@@ -304,6 +321,7 @@ impl Run<'_> {
         self.write_trace(pipeline);
         if self.processes.are_several() && !error.is_of_all() {
             // The others cannot come to save with this one.
+            self.processes.fail(&error);
             let out = self.out.display();
             complain!(
                 "gpipe: nothing was saved at the end: gpipe train --resume {out} goes on from the last checkpoint, if there is one"
@@ -319,6 +337,9 @@ impl Run<'_> {
                 );
             }
             Err(not_saved) => complain!("gpipe: the state could not be saved: {not_saved}"),
+        }
+        if let Err(lost) = self.processes.meet_replicas() {
+            complain!("gpipe: {lost}");
         }
         error
     }
@@ -373,6 +394,7 @@ impl Run<'_> {
             self.stop_if_asked(position)?;
             if position.batches < steps {
                 self.saving.step(pipeline, position, &self.progress);
+                self.processes.meet_replicas()?;
             } // the last one is saved after the validation at the end, which may make it the best
         }
         Ok(())

@@ -429,6 +429,11 @@ impl Pipeline {
         self.base_lr() * self.rate.factor(self.step)
     }
 
+    /// Whether some of its stages are in other processes.
+    pub(crate) fn is_in_processes(&self) -> bool {
+        self.joined.is_some()
+    }
+
     /// Layers per stage.
     pub fn balance(&self) -> &[usize] {
         &self.balance

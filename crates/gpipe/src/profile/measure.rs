@@ -9,11 +9,11 @@ use gpipe_core::{
     lower::Recomputed,
     remat::Remat,
     schedule::Schedule,
-    simulate::{Timeline, median},
+    simulate::Timeline,
 };
 use tch::Tensor;
 
-use super::{FORMAT, LayerSpread, Profile};
+use super::{FORMAT, LayerSpread, Profile, links::Messages};
 use crate::{
     error::{Error, Result},
     estimate::Rate,
@@ -66,7 +66,8 @@ pub fn profile(
     let schedules = if settings.schedules.is_empty() { &configured } else { settings.schedules };
     let mut costs = shapes(&mut builder)?;
     let mut spread = BTreeMap::new();
-    let (mut stages, mut latencies, mut full) = (1, Vec::new(), None);
+    let (mut stages, mut messages, mut full) = (1, Messages::default(), None);
+    let mut copied = false;
     for (number, &schedule) in schedules.iter().enumerate() {
         let mut sizes = BTreeMap::new();
         for &micro_batches in settings.micro_batches {
@@ -82,9 +83,10 @@ pub fn profile(
                 let builder = build()?.micro_batches(micro_batches).schedule(schedule).remat(remat);
                 let mut pipeline = builder.profiled().build()?;
                 stages = pipeline.balance().len();
+                copied = pipeline.is_in_processes();
                 Observed::train(&mut pipeline, settings, cut.of_that_size)
             };
-            let discarding = match observe(Remat::Always) {
+            let mut discarding = match observe(Remat::Always) {
                 Ok(discarding) => discarding,
                 // A device that is full: smaller micro-batches may fit.
                 Err(error) if error.is_out_of_memory() => {
@@ -93,13 +95,13 @@ pub fn profile(
                 }
                 Err(error) => return Err(error),
             };
-            let keeping = match observe(Remat::Never) {
+            let mut keeping = match observe(Remat::Never) {
                 Ok(keeping) => Some(keeping),
                 Err(error) if error.is_out_of_memory() => None,
                 Err(error) => return Err(error),
             };
-            for observed in [Some(&discarding), keeping.as_ref()].into_iter().flatten() {
-                latencies.extend(observed.timelines.iter().flat_map(latencies_of));
+            for observed in [Some(&mut discarding), keeping.as_mut()].into_iter().flatten() {
+                messages.extend(std::mem::take(&mut observed.messages));
             }
             let mut measured = boundaries(&mut builder, cut.samples)?;
             fill(&mut measured, &discarding, keeping.as_ref());
@@ -117,7 +119,7 @@ pub fn profile(
             _ => drop(costs.under.insert(schedule.name().to_owned(), sizes)),
         }
     }
-    costs.transport.latency = median(&mut latencies);
+    costs.transport = messages.transport(copied);
     Ok(Profile { format: FORMAT, subject, stages, steps: settings.steps, costs, spread })
 }
 
@@ -187,31 +189,9 @@ fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<Layer
     Ok(estimated.into_iter().map(crossing).collect())
 }
 
-/// A send that takes longer waited for room.
-const FREE: Nanos = Nanos(100_000);
-
-/// From a send to the end of the receive that waited for it. A send's own end is noted by another thread, perhaps after the
-/// receive's: so from its start, of those that did not wait for room.
-fn latencies_of(timeline: &Timeline) -> Vec<u64> {
-    let mut sent = HashMap::new();
-    for timed in timeline.devices.iter().flatten() {
-        if let Op::Send(transfer) = timed.action.op
-            && timed.end - timed.start < FREE
-        {
-            sent.insert(transfer, timed.start);
-        }
-    }
-    let waited = timeline.devices.iter().flatten().filter_map(|timed| {
-        let Op::Receive(transfer) = timed.action.op else { return None };
-        let left = sent.get(&transfer)?;
-        (transfer.micro_batch.is_some() && timed.start < *left).then(|| (timed.end - *left).0)
-    });
-    waited.collect()
-}
-
 /// What a training of a few steps showed.
 struct Observed {
-    timelines: Vec<Timeline>,
+    messages: Messages,
     samples: HashMap<(usize, Work), Vec<Sample>>,
     /// The mean of a layer's times in each step.
     means: HashMap<(usize, Work), Vec<f64>>,
@@ -230,6 +210,7 @@ impl Observed {
         micro_batches: usize,
     ) -> Result<Self> {
         let (mut timelines, mut all) = (Vec::new(), Vec::new());
+        let mut messages = Messages::default();
         let mut means: HashMap<_, Vec<f64>> = HashMap::new();
         let mut bytes = Vec::new();
         // Skipped ones, which look for a loss scale, do not count.
@@ -248,6 +229,7 @@ impl Observed {
             let profiles = pipeline.take_profiles();
             bytes = profiles.iter().flat_map(|stage| &stage.layers).copied().collect();
             if step > WARM_UP {
+                messages.add(&report);
                 timelines.push(report.timeline);
                 let samples = profiles.into_iter().flat_map(|stage| stage.samples);
                 let samples: Vec<Sample> =
@@ -273,7 +255,7 @@ impl Observed {
             samples.entry((sample.layer, sample.work)).or_default().push(sample);
         }
         means.values_mut().for_each(|means| means.sort_unstable_by(f64::total_cmp));
-        Ok(Self { timelines, samples, means, bytes, starts, overhead })
+        Ok(Self { messages, samples, means, bytes, starts, overhead })
     }
 
     fn stage_of(&self, layer: usize) -> usize {

@@ -2,9 +2,11 @@
 //! nobody plans with the costs of another model.
 //!
 //! - `measure`: trains a few steps of each size of micro-batches, with every layer measured
+//! - `links`: what messages between stages took
 //! - `subject`: what was measured
 //! - here: the profile itself
 
+mod links;
 mod measure;
 mod subject;
 

@@ -141,7 +141,10 @@ impl StageExecutor for Stage {
         let work = Work::Backward { kept: held.is_whole() };
         if let Some(loss) = held.loss.take() {
             let begun = self.begin_sample()?;
-            let seed = loss.seed(self.feed.loss_scale / self.feed.denominator);
+            // Where the stage may not fail, a loss that is no number must not be forgotten: gradients of it are none either.
+            let finite = self.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
+            let scale = if finite { self.feed.loss_scale } else { f64::NAN };
+            let seed = loss.seed(scale / self.feed.denominator);
             let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
             grads = back.map_err(in_loss)?.0;

@@ -1,5 +1,8 @@
-//! Gradients and statistics summed over the replicas of a pipeline. Gradients are summed in buckets, each as soon as the last backward of
-//! its layers is done, while earlier layers still go backwards (Li et al. 2020, PyTorch Distributed, section 3.2.3).
+//! Gradients and statistics summed over the replicas of a pipeline. Each layer's gradients are a bucket, summed as soon as the layer's last
+//! backward is done, while earlier layers still go backwards (Li et al. 2020, PyTorch Distributed, section 3.2.3).
+//!
+//! In which order an all-reduce adds depends on an element's place in what is summed. Buckets of several layers would depend on the cut;
+//! a layer's do not, so that results are the same to the last bit for every number of stages.
 
 use std::collections::VecDeque;
 
@@ -11,21 +14,19 @@ use super::{
 };
 use crate::{error::LayerError, processes::Summing, value::tensor_bytes};
 
-/// Gradients that are summed at once, as PyTorch's DistributedDataParallel has it.
-const BUCKET_BYTES: u64 = 25 << 20;
-/// Most buckets whose sums are under way: each of them is a copy.
-const UNDER_WAY: usize = 2;
+/// Most bytes whose sums are under way, unless one layer has more: they are copies. Twice the bucket of PyTorch's
+/// DistributedDataParallel.
+const UNDER_WAY_BYTES: u64 = 50 << 20;
 
 /// One stage's sums of a step.
 pub(super) struct Reduction {
     summing: Box<dyn Summing>,
-    /// Layers of the stage from this one on are in buckets.
+    /// Layers of the stage from this one on are on their way.
     from: usize,
-    filling: Vec<Place>,
     under_way: VecDeque<Bucket>,
 }
 
-/// Gradients that are summed together.
+/// A layer's gradients.
 struct Bucket {
     places: Vec<Place>,
     /// All of them, one after the other, and then for each of them in how many replicas it is.
@@ -41,13 +42,12 @@ pub(crate) struct Seen {
 
 impl Reduction {
     pub(super) fn new(summing: Box<dyn Summing>, layers: usize) -> Self {
-        Self { summing, from: layers, filling: Vec::new(), under_way: VecDeque::new() }
+        Self { summing, from: layers, under_way: VecDeque::new() }
     }
 
     /// A step begins.
     pub(super) fn begin(&mut self, layers: usize) {
         self.from = layers;
-        self.filling.clear();
         self.under_way.clear();
     }
 
@@ -64,10 +64,9 @@ impl Reduction {
             self.from -= 1;
             let specs = plan.named[self.from].parameters.iter().enumerate();
             let trained = specs.filter(|(_, spec)| spec.trainable);
-            self.filling.extend(trained.map(|(slot, _)| (self.from, slot)));
-            let bytes = |&(layer, slot): &Place| tensor_bytes(&parameters.masters[layer][slot]);
-            if self.filling.iter().map(bytes).sum::<u64>() >= BUCKET_BYTES {
-                self.send(parameters)?;
+            let places: Vec<Place> = trained.map(|(slot, _)| (self.from, slot)).collect();
+            if !places.is_empty() {
+                self.send(parameters, places)?;
             }
         }
         Ok(())
@@ -81,21 +80,18 @@ impl Reduction {
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         self.complete(parameters, plan, 0)?;
-        if !self.filling.is_empty() {
-            self.send(parameters)?;
-        }
         while !self.under_way.is_empty() {
             self.settle(parameters)?;
         }
         Ok(())
     }
 
-    /// Begins to sum what is in the bucket.
-    fn send(&mut self, parameters: &mut Parameters) -> Result<(), LayerError> {
-        if self.under_way.len() >= UNDER_WAY {
+    /// Begins to sum a bucket.
+    fn send(&mut self, parameters: &mut Parameters, places: Vec<Place>) -> Result<(), LayerError> {
+        let bytes = |bucket: &Bucket| tensor_bytes(&bucket.flat);
+        while self.under_way.iter().map(bytes).sum::<u64>() >= UNDER_WAY_BYTES {
             self.settle(parameters)?;
         }
-        let places = std::mem::take(&mut self.filling);
         let mut parts = Vec::with_capacity(places.len() + 1);
         let mut present = Vec::with_capacity(places.len());
         let mut kind = Kind::Float;
@@ -166,22 +162,21 @@ impl Reduction {
         Ok(())
     }
 
-    /// The sums of float64 tensors of one dimension over all replicas, on the CPU.
+    /// The sums of each part's float64 tensors of one dimension over all replicas, on the CPU. Parts are summed apart, as layers are.
     fn sum<const N: usize>(
         &mut self,
         parts: Vec<[Tensor; N]>,
     ) -> Result<Vec<[Tensor; N]>, LayerError> {
-        let flat = parts.iter().flatten().map(|part| part.f_to(tch::Device::Cpu));
-        let flat = flat.collect::<Result<Vec<_>, _>>()?;
-        if flat.is_empty() {
-            return Ok(parts);
+        let (mut flat, mut sums) = (Vec::new(), Vec::with_capacity(parts.len()));
+        for part in &parts {
+            let own = part.iter().map(|tensor| tensor.f_to(tch::Device::Cpu));
+            let own = Tensor::f_cat(&own.collect::<Result<Vec<_>, _>>()?, 0)?;
+            self.summing.begin(&own).map_err(lost)?;
+            flat.push(own);
         }
-        let flat = Tensor::f_cat(&flat, 0)?;
-        self.summing.begin(&flat).and_then(|()| self.summing.end()).map_err(lost)?;
-        let mut start = 0;
-        let mut sums = Vec::with_capacity(parts.len());
-        for part in parts {
-            let mut own = part;
+        for (part, flat) in parts.into_iter().zip(flat) {
+            self.summing.end().map_err(lost)?;
+            let (mut start, mut own) = (0, part);
             for tensor in &mut own {
                 let length = tensor.numel() as i64;
                 *tensor = flat.f_narrow(0, start, length)?;

@@ -14,9 +14,10 @@ use std::{
 
 use gpipe::{
     Device, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence, StageReport, StepReport,
-    TensorSpec,
+    TensorSpec, processes::Transport,
 };
 use gpipe_distributed::{Cluster, Meeting, Store};
+use gpipe_models::Transformer;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -54,53 +55,47 @@ impl Arguments {
     }
 }
 
-/// One measurement.
-pub struct Measurement {
-    pub samples: i64,
-    steps: usize,
-    folder: String,
-    micro_batches: usize,
-    arguments: Arguments,
-    /// The number of this process; the first one prints.
-    rank: usize,
+/// Tokens and positions of [`gpt`].
+pub const VOCABULARY: i64 = 8192;
+pub const LENGTH: i64 = 128;
+
+/// The model of the `gpt` workload.
+pub fn gpt() -> Transformer {
+    Transformer {
+        vocabulary: VOCABULARY,
+        positions: LENGTH,
+        features: 512,
+        heads: 8,
+        hidden: 2048,
+        blocks: 8,
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        tied: false,
+        split_blocks: true,
+    }
+}
+
+/// One of several processes, of which the first starts the others with its own arguments.
+pub struct Processes {
+    /// The number of this one.
+    pub rank: usize,
+    /// All of them, joined; none where this is the only one.
+    pub cluster: Option<Arc<Cluster>>,
     /// Those that it started.
     others: Vec<Child>,
 }
 
-/// Longest wait of a process for another one.
-const DEADLINE: Duration = Duration::from_secs(120);
-
-impl Drop for Measurement {
-    fn drop(&mut self) {
-        for other in &mut self.others {
-            let _ = other.wait();
-        }
-    }
-}
-
-impl Measurement {
-    pub fn new(mut arguments: Arguments) -> Result<Self, Failure> {
-        Ok(Self {
-            samples: arguments.take("samples", "32")?,
-            steps: arguments.take("steps", "3")?,
-            folder: arguments.take("folder", "")?,
-            micro_batches: arguments.take("micro_batches", "8")?,
-            arguments,
-            rank: 0,
-            others: Vec::new(),
-        })
-    }
-
-    /// Where the arguments ask for `processes`, this one among them: the first starts the others, with its own arguments.
-    fn join(&mut self) -> Result<Option<Arc<Cluster>>, Failure> {
-        let size: usize = self.arguments.take("processes", "1")?;
-        self.rank = self.arguments.take("rank", "0")?;
-        let port: u16 = self.arguments.take("port", "0")?;
+impl Processes {
+    /// Takes `processes`, and what the first one gives the others.
+    pub fn join(arguments: &mut Arguments, default: &str) -> Result<Self, Failure> {
+        let size: usize = arguments.take("processes", default)?;
+        let rank: usize = arguments.take("rank", "0")?;
+        let port: u16 = arguments.take("port", "0")?;
+        let (host, mut others) = ("127.0.0.1", Vec::new());
         if size == 1 {
-            return Ok(None);
+            return Ok(Self { rank, cluster: None, others });
         }
-        let host = "127.0.0.1";
-        let store = match self.rank {
+        let store = match rank {
             0 => {
                 let listener = TcpListener::bind((host, 0))?;
                 let port = listener.local_addr()?.port();
@@ -108,23 +103,59 @@ impl Measurement {
                     let mut command = Command::new(std::env::current_exe()?);
                     command.args(std::env::args().skip(1));
                     command.args([format!("rank={rank}"), format!("port={port}")]);
-                    self.others.push(command.spawn()?);
+                    others.push(command.spawn()?);
                 }
                 Store::Serve(listener)
             }
             _ => Store::At { host: host.into(), port },
         };
-        let (rank, name, facts) = (self.rank, "step".into(), Vec::new());
-        let address = host.into();
-        Ok(Some(Cluster::join(Meeting {
-            rank,
-            size,
-            store,
-            name,
-            address,
-            deadline: DEADLINE,
-            facts,
-        })?))
+        let (name, address, deadline, facts) =
+            ("example".into(), host.into(), DEADLINE, Vec::new());
+        let meeting = Meeting { rank, size, store, name, address, deadline, facts };
+        Ok(Self { rank, cluster: Some(Cluster::join(meeting)?), others })
+    }
+
+    /// `builder`, in these processes.
+    pub fn build(&self, builder: PipelineBuilder) -> PipelineBuilder {
+        match &self.cluster {
+            Some(cluster) => builder.processes(Arc::clone(cluster) as Arc<dyn Transport>),
+            None => builder,
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        drop(self.cluster.take());
+        for other in &mut self.others {
+            let _ = other.wait();
+        }
+    }
+}
+
+/// One measurement.
+pub struct Measurement {
+    pub samples: i64,
+    steps: usize,
+    folder: String,
+    micro_batches: usize,
+    arguments: Arguments,
+    processes: Processes,
+}
+
+/// Longest wait of a process for another one.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+impl Measurement {
+    pub fn new(mut arguments: Arguments) -> Result<Self, Failure> {
+        Ok(Self {
+            processes: Processes::join(&mut arguments, "1")?,
+            samples: arguments.take("samples", "32")?,
+            steps: arguments.take("steps", "3")?,
+            folder: arguments.take("folder", "")?,
+            micro_batches: arguments.take("micro_batches", "8")?,
+            arguments,
+        })
     }
 
     /// The pipeline that the arguments ask for, without loss and optimizer. A sample has the shape `sample`.
@@ -134,7 +165,6 @@ impl Measurement {
         sample: &[i64],
         kind: Kind,
     ) -> Result<PipelineBuilder, Failure> {
-        let cluster = self.join()?;
         let arguments = &mut self.arguments;
         let samples = (self.samples / self.micro_batches.max(1) as i64).max(1);
         let shape = [&[samples], sample].concat();
@@ -151,10 +181,7 @@ impl Measurement {
             .kernels(arguments.choose("kernels", &kernels)?)
             .kind(arguments.choose("dtype", &dtypes)?)
             .seed(1);
-        let builder = match cluster {
-            Some(cluster) => builder.processes(cluster),
-            None => builder,
-        };
+        let builder = self.processes.build(builder);
         match arguments.0.keys().next() {
             Some(key) => Err(format!("there is no argument '{key}'").into()),
             None => Ok(builder),
@@ -178,7 +205,7 @@ impl Measurement {
         let reports = (0..self.steps)
             .map(|_| pipeline.train_step(inputs, targets))
             .collect::<Result<Vec<StepReport>, _>>()?;
-        if self.rank == 0 {
+        if self.processes.rank == 0 {
             println!("{}", json(&mut pipeline, &reports)?);
         }
         Ok(())

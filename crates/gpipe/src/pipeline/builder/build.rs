@@ -63,17 +63,7 @@ impl PipelineBuilder {
             build
         });
         let settings = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
-        let builds = builds.collect();
-        let (crew, joined) = match &self.transport {
-            None => (Crew::spawn(builds, settings)?, None),
-            Some(transport) => {
-                let joined = Joined::new(transport, topology.stages, &self.facts(&balance))?;
-                let peers: Arc<dyn Peers<Stage>> = Arc::clone(&joined) as _;
-                let mut crew = Crew::spawn_among(builds, settings, Some(peers))?;
-                joined.charge(&mut crew)?;
-                (crew, Some(joined))
-            }
-        };
+        let (crew, joined) = self.spawn(builds.collect(), settings, &balance)?;
         Ok(Pipeline {
             crew,
             joined,
@@ -104,6 +94,23 @@ impl PipelineBuilder {
             profiled: Vec::new(),
             sequence: self.sequence,
         })
+    }
+
+    /// Builds the stages that are in this process, each in its thread, once the other processes have agreed.
+    fn spawn(
+        &self,
+        builds: Vec<BuildDevice<Stage>>,
+        settings: Settings,
+        balance: &[usize],
+    ) -> Result<(Crew<Stage>, Option<Arc<Joined>>)> {
+        let Some(transport) = &self.transport else {
+            return Ok((Crew::spawn(builds, settings)?, None));
+        };
+        let joined = Joined::new(transport, balance.len(), &self.facts(balance))?;
+        let peers: Arc<dyn Peers<Stage>> = Arc::clone(&joined) as _;
+        let mut crew = Crew::spawn_among(builds, settings, Some(peers))?;
+        joined.charge(&mut crew)?;
+        Ok((crew, Some(joined)))
     }
 
     pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
