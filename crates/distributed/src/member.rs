@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gpipe::{
@@ -21,12 +21,16 @@ use crate::{
     cluster::{Cluster, Shared},
     gathers::Gathers,
     link::{Receiver, Sender},
+    wire::bytes_tensor,
 };
 
 /// Tags; links' come after them.
 const PIPELINE_TAG: usize = 6;
 const BESIDE_TAG: usize = 8;
 const ACROSS_TAG: usize = 10;
+const PROBE_TAG: usize = 12;
+/// How long is looked who is gone.
+const PROBE: Duration = Duration::from_millis(500);
 
 /// This process among those of its replica, and among those that have the same stages in others.
 pub struct Member {
@@ -68,11 +72,6 @@ impl Member {
         self.cluster.shared()
     }
 
-    /// The rank of a process of this replica among all.
-    fn rank_of(&self, process: usize) -> usize {
-        self.replica * self.processes + process
-    }
-
     fn crossing(&self, crossing: Crossing) -> Crossing {
         let (from, to) = (self.rank_of(crossing.from), self.rank_of(crossing.to));
         Crossing { from, to, ..crossing }
@@ -86,6 +85,11 @@ impl Transport for Member {
 
     fn size(&self) -> usize {
         self.processes
+    }
+
+    /// Its rank among the processes of all replicas.
+    fn rank_of(&self, process: usize) -> usize {
+        self.replica * self.processes + process
     }
 
     /// With all processes: replicas are alike.
@@ -160,12 +164,10 @@ impl Replicas for Member {
         let group =
             Group::gloo(&store, self.replica, self.replicas, &shared.address, shared.deadline);
         let group = group.map_err(lost)?;
-        // Where there is one other process, it is known who is lost.
-        let other = (self.replicas == 2).then(|| {
-            let place = self.cluster.rank() % self.processes;
-            (1 - self.replica) * self.processes + place
-        });
-        Ok(Box::new(StageSums { shared, group, other, under_way: VecDeque::new() }))
+        let place = self.cluster.rank() % self.processes;
+        let others = (0..self.replicas).filter(|replica| *replica != self.replica);
+        let others = others.map(|replica| replica * self.processes + place).collect();
+        Ok(Box::new(StageSums { shared, group, others, under_way: VecDeque::new() }))
     }
 
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
@@ -177,21 +179,41 @@ impl Replicas for Member {
 struct StageSums {
     shared: Arc<Shared>,
     group: Group,
-    /// The one other process.
-    other: Option<usize>,
+    /// The ranks of the other processes.
+    others: Vec<usize>,
     under_way: VecDeque<Work>,
 }
 
 impl StageSums {
     fn lost(&self, error: &gpipe_bridge::c10d::Error) -> Elsewhere {
-        match self.other {
-            Some(rank) => self.shared.lost(rank, error),
-            // Which of the others it is, is not known.
-            None => self.shared.failed().unwrap_or_else(|| Elsewhere {
-                process: None,
-                reason: format!("another replica cannot be reached any more ({error})"),
-            }),
+        let lost = self.shared.failed();
+        let lost = lost.or_else(|| Some(self.shared.lost(self.unreachable()?, error)));
+        lost.unwrap_or_else(|| Elsewhere {
+            process: None,
+            reason: format!("another replica cannot be reached any more ({error})"),
+        })
+    }
+
+    /// A sum that fails does not say by whom: the one to whom nothing can be sent any more. Others do not answer either, but their
+    /// connections are there.
+    fn unreachable(&self) -> Option<usize> {
+        if let [one] = self.others[..] {
+            return Some(one);
         }
+        let byte = bytes_tensor(&[0]).ok()?;
+        let mut sent = Vec::new();
+        for &rank in &self.others {
+            match self.shared.group.send(&byte, rank, PROBE_TAG) {
+                Ok(work) => sent.push((rank, work)),
+                Err(_) => return Some(rank),
+            }
+        }
+        let end = Instant::now() + PROBE;
+        let is_lost = |(_, work): &(usize, Work)| {
+            let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            work.wait(left).is_err_and(|error| !error.message.contains("imed out"))
+        };
+        sent.iter().find(|own| is_lost(own)).map(|(rank, _)| *rank)
     }
 }
 

@@ -3,14 +3,18 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     DEADLINE, in_processes, joined,
-    model::{Features, Run, batch, model},
+    model::{Features, Run, batch, bits, model},
 };
-use gpipe::processes::Transport;
+use gpipe::{CrossEntropy, LayerError, Loss, TensorSpec, processes::Transport};
 use gpipe_distributed::Meeting;
+use tch::Tensor;
 
 fn builder(stages: usize) -> gpipe::PipelineBuilder {
     Run { stages, ..Run::plain() }.builder(model(Features::plain()), 3)
@@ -118,5 +122,53 @@ fn fault_a_process_that_leaves_is_named_by_those_that_wait_for_it() {
     assert_eq!(errors.len(), 2);
     for error in &errors {
         assert!(error.contains("rank 1"), "{error}");
+    }
+}
+
+/// Cross entropy, and infinity more where the first target says so: the gradients are finite all the same.
+struct Overflows;
+
+impl Loss for Overflows {
+    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+        CrossEntropy::default().check(outputs, targets)
+    }
+
+    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+        let sum = CrossEntropy::default().sum(outputs, targets)?;
+        match targets[0].int64_value(&[0, 0]) {
+            7 => Ok(sum + f64::INFINITY),
+            _ => Ok(sum),
+        }
+    }
+
+    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+        CrossEntropy::default().count(targets)
+    }
+}
+
+/// Among processes the last stage does not fail by a loss that is no number; the norm of the gradients alone decided, and the update was
+/// made although the step was an error. A reviewer found it.
+#[test]
+fn regression_a_loss_that_is_no_number_changes_nothing() {
+    // Ranks 0 and 1 are a pipeline, and so are 2 and 3, whose samples are the later ones.
+    let found = in_processes(4, DEADLINE, |cluster| {
+        let member = cluster.replicas(2).unwrap();
+        let transport: Arc<dyn Transport> = member.clone();
+        let built = builder(2).loss(Overflows).processes(transport).replicas(member);
+        let mut pipeline = built.build().unwrap();
+        let before = pipeline.parameters().unwrap();
+        let (inputs, mut targets) = batch(8, 0);
+        let _ = targets.narrow(0, 6, 1).fill_(7); // in the second replica, the first of a micro-batch
+        let error = pipeline.train_step(&inputs, &targets).unwrap_err();
+        let after = pipeline.parameters().unwrap();
+        let same = before.iter().zip(&after).all(|(a, b)| a.0 == b.0 && bits(&a.1) == bits(&b.1));
+        // And it goes on.
+        let _ = targets.fill_(3);
+        let loss = pipeline.train_step(&inputs, &targets).unwrap().loss;
+        (error.is_not_finite(), error.to_string(), same, loss.to_bits())
+    });
+    for (is_not_finite, error, same, loss) in &found {
+        assert!(is_not_finite & same, "{error}");
+        assert_eq!(*loss, found[0].3);
     }
 }

@@ -238,23 +238,26 @@ fn fault_a_nan_in_one_replica_is_one_in_all() {
 #[test]
 fn fault_a_replica_that_leaves_ends_the_others() {
     let deadline = Duration::from_secs(5);
-    let errors = in_processes(4, deadline, |cluster| {
-        let rank = cluster.rank();
-        let mut pipeline =
-            replicated(&cluster, 2, builder(Features::plain(), 2, 2)).build().unwrap();
-        drop(cluster);
-        for step in 0.. {
-            if rank == 3 && step == 2 {
-                return String::new();
+    for (replicas, processes, leaves) in [(2, 2, 3), (3, 1, 1)] {
+        let errors = in_processes(replicas * processes, deadline, |cluster| {
+            let rank = cluster.rank();
+            let built = replicated(&cluster, replicas, builder(Features::plain(), 2, 2));
+            let mut pipeline = built.build().unwrap();
+            drop(cluster);
+            for step in 0.. {
+                if rank == leaves && step == 2 {
+                    return String::new();
+                }
+                let (inputs, targets) = batch(9, step);
+                if let Err(error) = pipeline.train_step(inputs, &targets) {
+                    return error.to_string();
+                }
             }
-            let (inputs, targets) = batch(8, step);
-            if let Err(error) = pipeline.train_step(inputs, &targets) {
-                return error.to_string();
-            }
+            String::new()
+        });
+        for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != leaves) {
+            let named = error.contains(&format!("rank {leaves}"));
+            assert!(named, "{replicas} replicas, rank {rank}: {error}");
         }
-        String::new()
-    });
-    for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != 3) {
-        assert!(error.contains("rank 3"), "rank {rank}: {error}");
     }
 }

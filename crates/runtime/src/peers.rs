@@ -92,6 +92,11 @@ pub trait Peers<E: StageExecutor>: Send + Sync + 'static {
     /// The process of a device.
     fn process_of(&self, device: DeviceId) -> usize;
 
+    /// The number that messages call a process by, where there are others besides these.
+    fn rank_of(&self, process: usize) -> usize {
+        process
+    }
+
     /// A run begins.
     ///
     /// # Errors

@@ -67,7 +67,8 @@ impl<E: StageExecutor> Step<E> {
     /// Of which process a device is, for a message: " of rank 1".
     pub(crate) fn process(&self, device: usize) -> String {
         let Some(peers) = &self.peers else { return String::new() };
-        format!(", on rank {}", peers.process_of(DeviceId::from_index(device)))
+        let process = peers.process_of(DeviceId::from_index(device));
+        format!(", on rank {}", peers.rank_of(process))
     }
 }
 

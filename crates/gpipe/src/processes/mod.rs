@@ -43,6 +43,11 @@ pub trait Transport: Send + Sync + 'static {
     /// How many there are.
     fn size(&self) -> usize;
 
+    /// The number that messages call a process by, where there are others besides these.
+    fn rank_of(&self, process: usize) -> usize {
+        process
+    }
+
     /// Compares facts, by name, with those of the other processes; every process calls it with its own.
     ///
     /// # Errors
@@ -178,6 +183,10 @@ impl Peers<Stage> for Joined {
 
     fn process_of(&self, device: DeviceId) -> usize {
         process_of(device.index(), self.stages, self.transport.size())
+    }
+
+    fn rank_of(&self, process: usize) -> usize {
+        self.transport.rank_of(process)
     }
 
     fn begin(&self, run: Run) -> std::result::Result<(), Elsewhere> {
