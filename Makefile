@@ -39,6 +39,7 @@ bench-amoeba-memory: setup ## The largest AmoebaNet-D under a cap, plain and re-
 
 bench-prediction: build ## Predicted against measured steps and bytes, of two workloads (an hour and a half on two cores; make fonts first)
 	python3 benchmarks/prediction.py --in-turn --workload amoeba
+	python3 benchmarks/prediction.py --in-turn --workload gpt --pairs 5
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
 
