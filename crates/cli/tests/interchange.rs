@@ -344,9 +344,16 @@ fn oracle_init_loads_what_fits_only_if_that_is_meant() {
     init("nowhere", &["nowhere"]);
     init("empty", &["empty: there is neither weights.safetensors nor a checkpoint in it"]);
     init("text.txt", &["text.txt", "not a safetensors file"]);
-    for more in [&["--init", "run", "--resume", "auto"][..], &["--names", "x"], &["--partial"]] {
+    for more in [&["--names", "x"][..], &["--partial"]] {
         assert_eq!(folder.gpipe(&train("new", more)).status.code(), Some(2), "{more:?}");
     }
+    folder.refuses(&train("new", &["--init", "run", "--resume", "run"]), &["give one of them"]);
+    // One command that starts a run and restarts it: the weights are those of its beginning.
+    folder.succeeds(&train("begun", &["--init", "run"]));
+    folder.succeeds(&train("new", &["--init", "run", "--resume", "auto"]));
+    assert!(folder.weights("new") == folder.weights("begun"));
+    let on = folder.succeeds(&train("new", &["--init", "run", "--resume", "auto"]));
+    assert!(on.contains("all 12 steps are done"), "{on}");
 }
 
 #[test]
