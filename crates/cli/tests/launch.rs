@@ -284,6 +284,10 @@ fn fault_processes_that_do_not_fit_are_refused() {
     fails(&["launch", "--processes", "2", "train"], &["--"]);
     fails(&launched("2", &["verify", "tiny.toml"]), &["gpipe verify runs in one process"]);
     fails(&launched("2", &["train", "none.toml"]), &["none.toml"]);
+    let skip = ["train", "tiny.toml", "--set", "images.on_unreadable=skip"];
+    fails(&launched("2", &skip), &["on_unreadable", "mini-batches would differ"]);
+    let plan = [&train("run", &["--replicas", "2"])[..], &["--plan", "auto"]].concat();
+    fails(&launched("2", &plan), &["a plan is of one pipeline"]);
     // What no process could read is said once.
     let output = folder.gpipe(&launched("2", &["train", "--wrong"]));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -58,6 +58,12 @@ const NAN_IN_A_ROW: u64 = 10;
 
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Result<(), CliError> {
+    // Before a folder is looked for.
+    if arguments.init.is_some() && arguments.resume.as_deref().is_some_and(|from| from != "auto") {
+        return Err(CliError::Usage(
+            "--init starts anew and --resume goes on: give one of them, or --resume auto".into(),
+        ));
+    }
     let mut config = arguments.pipeline.config.clone();
     if let (None, Some(from)) = (&config.config, &arguments.resume) {
         config.config = config_of(Path::new(from));
@@ -67,25 +73,11 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
 }
 
 fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliError> {
-    if arguments.init.is_some() && arguments.resume.as_deref().is_some_and(|from| from != "auto") {
-        return Err(CliError::Usage(
-            "--init starts anew and --resume goes on: give one of them, or --resume auto".into(),
-        ));
-    }
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
     let mut start = Start::find(arguments, processes)?;
+    check(arguments, &start.config, processes)?;
     processes.agree_on(&start.config)?;
     processes.replicate(start.config.pipeline.replicas)?;
-    if processes.are_several() && start.config.images.on_unreadable == OnUnreadableChoice::Skip {
-        return Err(CliError::Usage(
-            "images.on_unreadable = \"skip\": what one of several processes cannot read others may, and their mini-batches would differ: use \"stop\"".into(),
-        ));
-    }
-    if wanted.is_some() && start.config.pipeline.replicas > 1 {
-        return Err(CliError::Usage(
-            "a plan is of one pipeline: leave --plan out, or the replicas".into(),
-        ));
-    }
     let init = arguments.init.as_deref().map(init::open).transpose()?;
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
@@ -172,6 +164,24 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
         run.summary.compare(&plan.predicted);
     }
     run.end(&mut pipeline, &mut position)
+}
+
+/// Refuses what does not go together.
+fn check(
+    arguments: &TrainArguments,
+    config: &Config,
+    processes: &Processes,
+) -> Result<(), CliError> {
+    let refuse = |reason: &str| Err(CliError::Usage(reason.into()));
+    if processes.are_several() && config.images.on_unreadable == OnUnreadableChoice::Skip {
+        return refuse(
+            "images.on_unreadable = \"skip\": what one of several processes cannot read others may, and their mini-batches would differ: use \"stop\"",
+        );
+    }
+    if arguments.plan.is_some() && config.pipeline.replicas > 1 {
+        return refuse("a plan is of one pipeline: leave --plan out, or the replicas");
+    }
+    Ok(())
 }
 
 /// The parameters that start afresh though the weights of `--init` have them: the softmax, where the network was trained for the
