@@ -17,6 +17,7 @@ fn main() {
 
     cxx_build::bridge("src/ffi.rs")
         .file("cpp/vjp.cc")
+        .file("cpp/split.cc")
         .file("cpp/allocator.cc")
         .file("cpp/device.cc")
         .file("cpp/convolution.cc")

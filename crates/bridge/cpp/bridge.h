@@ -45,6 +45,20 @@ rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Add
                        rust::Slice<const Address> accumulators);
 void throw_for_test(int32_t kind);
 
+// split.cc
+class Halves {
+public:
+  Halves();
+  ~Halves();
+  bool can_split() const;
+  rust::Vec<Address> take_inputs();
+  rust::Vec<Address> finish(rust::Slice<const Address> accumulators);
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
+                                  rust::Slice<const Address> inputs, rust::Slice<const Address> parameters);
+
 // linear.cc
 Address linear(Address x, Address w, Address bias, bool use_onednn);
 bool onednn_is_faster();

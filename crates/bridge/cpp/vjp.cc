@@ -1,12 +1,10 @@
 // Vector-Jacobian products with a given output gradient, and exact accumulation of parameter gradients.
 #include "gpipe-bridge/src/ffi.rs.h"
-#include "bridge.h"
+#include "vjp.h"
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 namespace gpipe {
-
-namespace {
 
 std::vector<at::Tensor> borrow_all(rust::Slice<const Address> addresses) {
   std::vector<at::Tensor> tensors;
@@ -33,7 +31,13 @@ at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
   return accumulator;
 }
 
-} // namespace
+rust::Vec<Address> give_all(std::vector<at::Tensor> tensors) {
+  rust::Vec<Address> result;
+  result.reserve(tensors.size());
+  for (at::Tensor &tensor : tensors)
+    result.push_back(give(std::move(tensor)));
+  return result;
+}
 
 // Returns the inputs' gradients followed by the parameters' accumulators; 0 where there is none.
 rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
@@ -57,12 +61,7 @@ rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Add
     at::Tensor &grad = grads[inputs.size() + i];
     grad = accumulate(std::move(accumulator), std::move(grad));
   }
-  // Given only when nothing can throw any more: an address that is lost is a tensor that is never freed.
-  rust::Vec<Address> result;
-  result.reserve(grads.size());
-  for (at::Tensor &grad : grads)
-    result.push_back(give(std::move(grad)));
-  return result;
+  return give_all(std::move(grads));
 }
 
 // What the bridge's own tests use to show that every kind of exception becomes an error value.

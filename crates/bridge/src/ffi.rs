@@ -39,6 +39,16 @@ pub(crate) mod bridged {
             parameters: &[usize],
             accumulators: &[usize],
         ) -> Result<Vec<usize>>;
+        type Halves;
+        unsafe fn split_vjp(
+            outputs: &[usize],
+            output_grads: &[usize],
+            inputs: &[usize],
+            parameters: &[usize],
+        ) -> Result<UniquePtr<Halves>>;
+        fn can_split(self: &Halves) -> bool;
+        fn take_inputs(self: Pin<&mut Halves>) -> Result<Vec<usize>>;
+        unsafe fn finish(self: Pin<&mut Halves>, accumulators: &[usize]) -> Result<Vec<usize>>;
         fn throw_for_test(kind: i32) -> Result<()>;
 
         unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;

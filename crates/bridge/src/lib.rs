@@ -1,6 +1,7 @@
 //! The only C++ of gpipe and its only `extern`: libtorch features that tch does not bind.
 //!
 //! - [`vjp`]: vector-Jacobian products with a given output gradient, accumulated exactly
+//! - [`split`]: the same in two halves, first of the inputs and later of the parameters
 //! - [`memory`]: a CPU allocator that counts, caps and reuses, per arena
 //! - [`device`]: streams, events and memory of GPUs
 //! - [`linear`]: the affine map through the faster of two float32 kernels
@@ -25,6 +26,7 @@ pub mod linear;
 pub mod loss;
 pub mod memory;
 pub mod optim;
+pub mod split;
 pub mod vjp;
 
 /// A C++ exception as a value; the text is the exception's own, without its backtrace.

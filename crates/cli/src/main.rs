@@ -5,6 +5,7 @@
 //! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a pipeline
 //! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`], [`plot`]: the commands
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
+//! - [`schedule`]: schedules by name or from a file, and printed
 //! - [`processes`]: a command in several of them, and [`processes::launch`], which starts them
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`run_folder`]: a trained model, as `train` wrote it
@@ -30,6 +31,7 @@ mod profile;
 mod progress;
 mod run_folder;
 mod sampling;
+mod schedule;
 mod setup;
 mod summary;
 mod task;
@@ -171,6 +173,7 @@ fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliErro
         // One process is enough for what follows.
         _ if here.is_some_and(|here| here.rank > 0) => Ok(()),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Export(arguments) => interchange::export(&arguments),

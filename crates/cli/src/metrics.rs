@@ -115,7 +115,7 @@ impl Metrics {
 }
 
 fn step(report: &StepReport, samples: u64, seen: Seen, data_wait: Duration) -> Step {
-    let stages = report.stages.iter().map(|stage| Stage {
+    let stages = report.devices.iter().map(|stage| Stage {
         forward_ms: stage.forward.as_ms(),
         recompute_ms: stage.recompute.as_ms(),
         backward_ms: stage.backward.as_ms(),

@@ -17,6 +17,7 @@ use crate::{
     plan_file::{PlanFile, Source},
     processes::Processes,
     profile::{self, host_memory},
+    schedule::ScheduleChoice,
     setup,
     task::{self, Task},
 };
@@ -38,7 +39,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let balance = fixed_balance(&config, arguments.config.balance.is_some());
     let source = source(arguments, &config)?;
     let remat = arguments.remat.as_deref().map(|text| flag("--remat", text)).transpose()?;
-    let schedules = arguments.schedule.iter().map(|text| flag("--schedule", text));
+    let chosen = arguments.schedule.iter().map(|text| flag("--schedule", text));
+    let schedules = chosen.map(|own: Result<ScheduleChoice, _>| own.map(|own| own.0));
     let choices = Choices {
         stages: arguments.stages.clone(),
         micro_batches: arguments.micro_batches.clone(),
@@ -194,7 +196,7 @@ impl Drawn {
         };
         Self {
             bytes: prediction.bytes(),
-            peaks: prediction.stages.iter().map(|stage| stage.peak).collect(),
+            peaks: prediction.device_peaks(),
             caps: found.devices.iter().map(|device| device.memory).collect(),
             title: format!("{name}: a planned step"),
             subtitle: vec![format!(

@@ -14,6 +14,7 @@ use crate::{
     config::Config,
     files::{read_bounded, write_aside},
     metrics::io,
+    schedule::ScheduleChoice,
 };
 
 /// The format that is written.
@@ -81,7 +82,7 @@ impl PlanFile {
         prediction: &Prediction,
     ) -> Self {
         let placed = |device: &PlanDevice| Placed { speed: device.speed, memory: device.memory };
-        let stages = plan.balance.len();
+        let used = plan.devices();
         Self {
             format: FORMAT,
             source: source.text.clone(),
@@ -89,11 +90,11 @@ impl PlanFile {
             analytic: source.analytic,
             samples,
             plan: plan.clone(),
-            devices: devices.iter().take(stages).map(placed).collect(),
+            devices: devices.iter().take(used).map(placed).collect(),
             predicted: Predicted {
                 step: prediction.step(),
                 bubble: prediction.bubble(),
-                peaks: prediction.stages.iter().map(|stage| stage.peak).collect(),
+                peaks: prediction.device_peaks(),
             },
             costs: source.costs.clone(),
         }
@@ -145,17 +146,17 @@ impl PlanFile {
         }
         let Plan { balance, micro_batches, schedule, remat } = &self.plan;
         let devices = config.pipeline.devices.0.len();
-        if devices > 1 && devices != balance.len() {
-            let stages = balance.len();
+        let stages = self.plan.devices();
+        if devices > 1 && devices != stages {
             return Err(CliError::Usage(format!(
                 "{origin} is a plan for {stages} stages, {devices} devices are configured: name one for all, or one for each stage with --device"
             )));
         }
-        config.set_stages(balance.len(), true);
+        config.pipeline.schedule = ScheduleChoice(schedule.clone());
+        config.set_stages(stages, true);
         let pipeline = &mut config.pipeline;
         pipeline.balance = gpipe::Balance::Layers(balance.clone());
         pipeline.micro_batches = *micro_batches;
-        pipeline.schedule = *schedule;
         pipeline.remat = remat.clone();
         let caps: Option<Vec<Bytes>> = self.devices.iter().map(|device| device.memory).collect();
         if let Some(caps) = caps {

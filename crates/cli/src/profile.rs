@@ -91,8 +91,10 @@ pub(crate) fn measure(
     same_samples(&mut batches, config.train.mini_batch)?;
     let machine = machine();
     // The configured one first: its costs are shown.
+    let own = &config.pipeline.schedule.0;
     let mut schedules = Schedule::TRAINING.to_vec();
-    schedules.sort_by_key(|&schedule| schedule != config.pipeline.schedule);
+    schedules.sort_by_key(|schedule| schedule != own);
+    schedules.extend((!own.is_plain()).then(|| own.clone()));
     // What does not fit a cap as configured may fit it as planned.
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
@@ -182,7 +184,7 @@ fn ms(time: Nanos) -> String {
 
 /// A table of the layers at the configured M, measured beside estimated, and one of the sizes.
 fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
-    let (costs, schedule) = (&profile.costs, config.pipeline.schedule);
+    let (costs, schedule) = (&profile.costs, &config.pipeline.schedule.0);
     let samples = config.train.mini_batch.div_ceil(config.pipeline.micro_batches.max(1));
     let (layers, spreads) = (costs.at(samples, schedule), profile.spread.get(&samples));
     let (estimates, flops) =

@@ -48,7 +48,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
             KernelChoice::OneDnn => Kernels::OneDnn,
         })
         .micro_batches(pipeline.micro_batches)
-        .schedule(pipeline.schedule)
+        .schedule(pipeline.schedule.0.clone())
         .balance(pipeline.balance.clone())
         .remat(pipeline.remat.clone())
         .threads_per_stage(pipeline.threads_per_stage)

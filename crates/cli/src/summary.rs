@@ -65,8 +65,8 @@ impl Summary {
         self.latest_ms.truncate(LATEST - 1);
         self.latest_ms.push_front(report.time.as_ms());
         self.data_wait_ms += data_wait.as_secs_f64() * 1e3;
-        self.stages.resize(report.stages.len(), StageSums::default());
-        for (sums, stage) in self.stages.iter_mut().zip(&report.stages) {
+        self.stages.resize(report.devices.len(), StageSums::default());
+        for (sums, stage) in self.stages.iter_mut().zip(&report.devices) {
             let parts = [
                 stage.forward,
                 stage.recompute,

@@ -151,7 +151,7 @@ fn trained(
         return Err(CliError::Usage("every step was skipped: give more --steps".into()));
     };
     let timelines: Vec<&Timeline> = warm.iter().map(|report| &report.timeline).collect();
-    let peaks = median.stages.iter().map(|stage| stage.peak).collect();
+    let peaks = median.devices.iter().map(|own| own.peak).collect();
     let step = StepFile {
         step: median.step,
         measured: median.timeline.clone(),

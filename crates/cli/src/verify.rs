@@ -1,6 +1,6 @@
 //! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked for.
 
-use gpipe::{Pipeline, RematPolicies, Schedule, StepReport};
+use gpipe::{Pipeline, RematPolicies, StepReport};
 use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
 use tch::{Kind, Tensor};
 
@@ -11,6 +11,7 @@ use crate::{
     metrics::io,
     output::say,
     processes::{Processes, environment::Environment},
+    schedule::ScheduleChoice,
     setup,
     task::{self, Batch, Task},
 };
@@ -22,7 +23,7 @@ const STEPS: u64 = 3;
 #[derive(Clone)]
 struct Variant {
     stages: usize,
-    schedule: Schedule,
+    schedule: ScheduleChoice,
     remat: RematPolicies,
     micro_batches: usize,
 }
@@ -109,9 +110,10 @@ fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>
     for &micro_batches in &micro_batches {
         for &stages in &arguments.stages {
             for text in &arguments.schedule {
-                let schedule = flag("--schedule", text)?;
+                let schedule: ScheduleChoice = flag("--schedule", text)?;
                 for remat in &remats {
                     let remat = remat.clone();
+                    let schedule = schedule.clone();
                     variants.push(Variant { stages, schedule, remat, micro_batches });
                 }
             }
@@ -128,7 +130,7 @@ fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>
 fn build(config: &Config, variant: &Variant, task: &dyn Task) -> Result<Pipeline, CliError> {
     let mut config = config.clone();
     config.pipeline.stages = variant.stages;
-    config.pipeline.schedule = variant.schedule;
+    config.pipeline.schedule = variant.schedule.clone();
     config.pipeline.remat.clone_from(&variant.remat);
     config.pipeline.micro_batches = variant.micro_batches;
     let model = task::model(&config, task.vocabulary().size())?;
@@ -219,7 +221,7 @@ fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str) {
         "K = {}  M = {}  {:<6} {:<16} loss {loss:.6}  {overlap}  {verdict}",
         variant.stages,
         variant.micro_batches,
-        variant.schedule.name(),
+        variant.schedule.to_string(),
         variant.remat.to_string(),
     );
 }

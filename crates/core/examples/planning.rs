@@ -40,6 +40,7 @@ fn gpt(layers: usize) -> ModelCosts {
             forward_peak: Bytes(vary(50e6)),
             backward_peak: Bytes(vary(30e6)),
             first_backward_peak: Bytes(vary(50e6)),
+            ..LayerCost::default()
         });
         if let Some(cost) = costs.last_mut() {
             cost.backward_kept = cost.backward;

@@ -3,6 +3,7 @@
 //! | text | meaning |
 //! |---|---|
 //! | `2F0` `2R0` `2B0` | forward, re-materialize, full backward of micro-batch 0 |
+//! | `2I0` `2W0` | the backward's halves: gradients of the inputs, and then of the weights |
 //! | `2SEND_F0@1` `3RECV_F0@1` | the value of micro-batch 0 over edge 1, in the edge's direction |
 //! | `3SEND_B0@1` `2RECV_B0@1` | its gradient, against the edge's direction |
 //! | `2SEND_F@5` `0RECV_F@5` `0SEND_B@5` `2RECV_B@5` | the same, once per step: tied gradients and their sum, norms and the verdict |
@@ -40,6 +41,10 @@ pub enum Op {
     Rematerialize(MicroBatch),
     /// Compute input and parameter gradients; releases the activations.
     Backward(MicroBatch),
+    /// The first half of a split backward: compute the gradients of the inputs, and keep what those of the weights need.
+    BackwardInput(MicroBatch),
+    /// The second half: compute the gradients of the weights; releases what was kept.
+    BackwardWeight(MicroBatch),
     /// Put a message on a link.
     Send(Transfer),
     /// Take a message from a link.
@@ -78,7 +83,27 @@ impl Op {
     /// The micro-batch that a compute action works on.
     pub fn computes(self) -> Option<MicroBatch> {
         match self {
-            Op::Forward(m) | Op::Rematerialize(m) | Op::Backward(m) => Some(m),
+            Op::Forward(m)
+            | Op::Rematerialize(m)
+            | Op::Backward(m)
+            | Op::BackwardInput(m)
+            | Op::BackwardWeight(m) => Some(m),
+            _ => None,
+        }
+    }
+
+    /// The micro-batch whose input gradients it computes: after it they can be sent.
+    pub fn goes_back(self) -> Option<MicroBatch> {
+        match self {
+            Op::Backward(m) | Op::BackwardInput(m) => Some(m),
+            _ => None,
+        }
+    }
+
+    /// The micro-batch whose weight gradients it adds to the step's: after it the stage holds nothing of it.
+    pub fn completes(self) -> Option<MicroBatch> {
+        match self {
+            Op::Backward(m) | Op::BackwardWeight(m) => Some(m),
             _ => None,
         }
     }
@@ -104,6 +129,8 @@ impl fmt::Display for Action {
             Op::Forward(m) => write!(f, "F{m}"),
             Op::Rematerialize(m) => write!(f, "R{m}"),
             Op::Backward(m) => write!(f, "B{m}"),
+            Op::BackwardInput(m) => write!(f, "I{m}"),
+            Op::BackwardWeight(m) => write!(f, "W{m}"),
             Op::Send(transfer) => write!(f, "SEND_{transfer}"),
             Op::Receive(transfer) => write!(f, "RECV_{transfer}"),
             Op::Reduce => f.write_str("REDUCE"),
@@ -117,7 +144,7 @@ impl fmt::Display for Action {
 /// What is wrong with a text that should be an action.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{text}' is not an action: {reason}; write it like 2F0, 2R0, 2B0, 2SEND_F0@1, 2RECV_B@1 or 0NORM"
+    "'{text}' is not an action: {reason}; write it like 2F0, 2R0, 2B0, 2I0, 2W0, 2SEND_F0@1, 2RECV_B@1 or 0NORM"
 )]
 pub struct ParseActionError {
     text: String,
@@ -153,6 +180,10 @@ fn parse(text: &str) -> Result<Action, &'static str> {
                 Op::Rematerialize(micro(m)?)
             } else if let Some(m) = rest.strip_prefix('B') {
                 Op::Backward(micro(m)?)
+            } else if let Some(m) = rest.strip_prefix('I') {
+                Op::BackwardInput(micro(m)?)
+            } else if let Some(m) = rest.strip_prefix('W') {
+                Op::BackwardWeight(micro(m)?)
             } else {
                 return Err("its operation is unknown");
             }

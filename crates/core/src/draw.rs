@@ -28,7 +28,7 @@ pub fn grid(timeline: &Timeline, column: Nanos) -> String {
         let mut row = vec![".".to_owned(); columns];
         for timed in actions {
             let text = match timed.action.op {
-                Op::Forward(_) | Op::Rematerialize(_) | Op::Backward(_) => timed.action.to_string(),
+                op if op.computes().is_some() => timed.action.to_string(),
                 _ => continue,
             };
             let text = if several_stages {
@@ -204,6 +204,8 @@ fn label(action: Action, is_shared: bool) -> Option<(char, String)> {
         Op::Forward(m) => Some(('F', format!("{stage}F{m}"))),
         Op::Rematerialize(m) => Some(('R', format!("{stage}R{m}"))),
         Op::Backward(m) => Some(('B', format!("{stage}B{m}"))),
+        Op::BackwardInput(m) => Some(('I', format!("{stage}I{m}"))),
+        Op::BackwardWeight(m) => Some(('W', format!("{stage}W{m}"))),
         Op::Reduce | Op::Norm | Op::Decide | Op::Update => Some(('U', format!("{stage}U"))),
         Op::Send(_) | Op::Receive(_) => None,
     }
@@ -214,7 +216,8 @@ fn color(letter: char) -> Option<u8> {
     match letter {
         'F' => Some(74),
         'R' => Some(178),
-        'B' => Some(36),
+        'B' | 'I' => Some(36),
+        'W' => Some(221),
         'U' => Some(175),
         _ => None,
     }

@@ -5,6 +5,7 @@
 //! ```text
 //! F   ->   RECV_F (edges in)      F   SEND_F (edges out)
 //! R B ->   R   RECV_B (edges out)     B   SEND_B (edges in)       the recomputation does not wait
+//! I W ->       RECV_B (edges out)     I   SEND_B (edges in)   W   nobody waits for W
 //! ```
 //!
 //! and after the last backward the step is finished together, all or nothing:
@@ -140,7 +141,7 @@ impl Program {
 
     /// Whether the program has backwards (else it only evaluates or predicts).
     pub fn trains(&self) -> bool {
-        self.devices.iter().flatten().any(|action| matches!(action.op, Op::Backward(_)))
+        self.devices.iter().flatten().any(|action| action.op.goes_back().is_some())
     }
 }
 
@@ -197,7 +198,7 @@ pub enum LowerError {
     },
     /// The input already holds an action that lowering would add.
     #[error(
-        "action {action} on device {device} is not a compute action (F, R or B): lowering adds the others itself"
+        "action {action} on device {device} is not a compute action (F, R, B, I or W): lowering adds the others itself"
     )]
     NotCompute {
         /// The action.
@@ -232,7 +233,7 @@ pub fn lower(
     micro_batches: usize,
 ) -> Result<Program, LowerError> {
     check(compute, topology)?;
-    let trains = compute.iter().flatten().any(|action| matches!(action.op, Op::Backward(_)));
+    let trains = compute.iter().flatten().any(|action| action.op.goes_back().is_some());
     let devices = compute
         .iter()
         .map(|list| {
@@ -291,7 +292,7 @@ fn lower_compute(action: Action, topology: &Topology, trains: bool, out: &mut Ve
                 push(Op::Send(transfer(Half::Forward, m, edge)));
             }
         }
-        Op::Backward(m) => {
+        Op::Backward(m) | Op::BackwardInput(m) => {
             for (edge, _) in data_edges(out_of).filter(|(_, edge)| trains && edge.kind.goes_back())
             {
                 push(Op::Receive(transfer(Half::Backward, m, edge)));

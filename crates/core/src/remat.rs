@@ -1,6 +1,6 @@
 //! Re-materialization: which forwards discard their activations, and where they are recomputed.
 //!
-//! Adding R to a schedule is one pass here, so no schedule knows of it. R stands directly before B;
+//! Adding R to a schedule is one pass here, so no schedule knows of it. R stands directly before B (or I);
 //! [`crate::lower`] puts the wait for the gradient between the two, so that the recomputation starts
 //! before the gradient arrives (Huang et al. 2019, section 2.3).
 
@@ -14,6 +14,7 @@ use std::{
 use crate::{
     action::{Action, Op},
     ids::{MicroBatch, StageId},
+    lower::Recomputed,
     schedule::ActionLists,
 };
 
@@ -122,7 +123,7 @@ impl RematPolicies {
         self.0.len() == 1
     }
 
-    /// Adds R before each B whose forward discards. Only F and B are expected in `lists`.
+    /// Adds R before each B or I whose forward discards. What `lists` re-materialize already stays as it is.
     pub fn apply(&self, lists: &ActionLists) -> ActionLists {
         lists.iter().map(|list| self.apply_to_device(list)).collect()
     }
@@ -131,23 +132,26 @@ impl RematPolicies {
         let mut result = Vec::with_capacity(list.len() * 2);
         let mut discarded: HashSet<(StageId, MicroBatch)> = HashSet::new();
         let mut kept: HashMap<StageId, Vec<MicroBatch>> = HashMap::new();
+        let already = Recomputed::of(list.iter());
         for (position, &action) in list.iter().enumerate() {
             let stage = action.stage;
             let kept = kept.entry(stage).or_default();
             match action.op {
                 Op::Forward(m) => {
-                    let backward = Action { stage, op: Op::Backward(m) };
-                    let adjacent = list.get(position + 1) == Some(&backward);
-                    if self.of(stage.index()).discards(adjacent, kept.len()) {
+                    let next = list.get(position + 1).filter(|next| next.stage == stage);
+                    let adjacent = next.is_some_and(|next| next.op.goes_back() == Some(m));
+                    if already.contains(stage, m) {
+                        // Its own R says so.
+                    } else if self.of(stage.index()).discards(adjacent, kept.len()) {
                         discarded.insert((stage, m));
                     } else {
                         kept.push(m);
                     }
                 }
-                Op::Backward(m) if discarded.contains(&(stage, m)) => {
+                Op::Backward(m) | Op::BackwardInput(m) if discarded.contains(&(stage, m)) => {
                     result.push(Action { stage, op: Op::Rematerialize(m) });
                 }
-                Op::Backward(m) => kept.retain(|other| *other != m),
+                Op::Backward(m) | Op::BackwardWeight(m) => kept.retain(|other| *other != m),
                 _ => {}
             }
             result.push(action);

@@ -71,7 +71,9 @@ impl DeviceTimes {
         match timed.action.op {
             Op::Forward(_) => self.forward += spent,
             Op::Rematerialize(_) => self.recompute += spent,
-            Op::Backward(_) => self.backward += spent,
+            Op::Backward(_) | Op::BackwardInput(_) | Op::BackwardWeight(_) => {
+                self.backward += spent;
+            }
             Op::Reduce | Op::Norm | Op::Decide | Op::Update => self.optimizer += spent,
             Op::Send(_) | Op::Receive(_) => {}
         }
@@ -202,7 +204,9 @@ fn own_costs(timeline: &Timeline) -> Costs {
 struct Work {
     forward: (Nanos, u64),
     recompute: (Nanos, u64),
+    /// Whole ones, and the first halves of those that are split.
     backward: (Nanos, u64),
+    weight: (Nanos, u64),
     norm: (Nanos, u64),
     update: (Nanos, u64),
 }
@@ -212,7 +216,8 @@ impl Work {
         let part = match action.op {
             Op::Forward(_) => &mut self.forward,
             Op::Rematerialize(_) => &mut self.recompute,
-            Op::Backward(_) => &mut self.backward,
+            Op::Backward(_) | Op::BackwardInput(_) => &mut self.backward,
+            Op::BackwardWeight(_) => &mut self.weight,
             Op::Norm => &mut self.norm,
             Op::Update => &mut self.update,
             Op::Send(_) | Op::Receive(_) | Op::Reduce | Op::Decide => return,
@@ -253,6 +258,9 @@ fn balanced_costs(program: &Program, own: &Costs) -> Costs {
             rematerialize,
             backward: backward - rematerialize,
             backward_kept: backward,
+            backward_input: backward - rematerialize,
+            backward_input_kept: backward,
+            backward_weight: each(all.weight.0, stage.weight.1),
             norm: each(all.norm.0, stage.norm.1),
             update: each(all.update.0, stage.update.1),
         }

@@ -27,6 +27,12 @@ pub struct StageCost {
     pub backward: Nanos,
     /// One backward whose forward kept its activations.
     pub backward_kept: Nanos,
+    /// The first half of a split backward after a re-materialization: gradients of the inputs.
+    pub backward_input: Nanos,
+    /// The same, where the forward kept its activations.
+    pub backward_input_kept: Nanos,
+    /// The second half: gradients of the weights.
+    pub backward_weight: Nanos,
     /// The norm of its gradients, once per step. Reducing and deciding take nothing here.
     pub norm: Nanos,
     /// The update, once per step.
@@ -82,16 +88,29 @@ impl Costs {
             rematerialize: Nanos(1),
             backward: Nanos(1),
             backward_kept: Nanos(1),
+            backward_input: Nanos(1),
+            backward_input_kept: Nanos(1),
+            backward_weight: Nanos(1),
             norm: Nanos(0),
             update: Nanos(0),
         };
         Self::of_stages(vec![one; stages])
     }
 
+    /// As [`Costs::unit`], but a whole backward takes two nanoseconds, one for each of its halves: the costs in which the
+    /// bubble of schedules that split it is stated (Qi et al. 2023, arXiv 2401.10241, section 2).
+    pub fn unit_halves(stages: usize) -> Self {
+        let mut costs = Self::unit(stages);
+        for stage in &mut costs.stages {
+            (stage.backward, stage.backward_kept) = (Nanos(2), Nanos(2));
+        }
+        costs
+    }
+
     /// The `typical` time of each kind of action on each stage of `timelines` of the same program, such as
     /// [`median`]; messages take no time. What was not done costs nothing.
     pub fn measured(timelines: &[&Timeline], typical: fn(&mut [u64]) -> Nanos) -> Self {
-        type Times = [Vec<u64>; 7];
+        type Times = [Vec<u64>; 10];
         let mut times: Vec<Times> = Vec::new();
         for timeline in timelines {
             let recomputed = Recomputed::of(timeline.actions());
@@ -104,8 +123,11 @@ impl Costs {
                     Op::Rematerialize(_) => 2,
                     Op::Backward(m) if again(m) => 3,
                     Op::Backward(_) => 4,
-                    Op::Norm => 5,
-                    Op::Update => 6,
+                    Op::BackwardInput(m) if again(m) => 5,
+                    Op::BackwardInput(_) => 6,
+                    Op::BackwardWeight(_) => 7,
+                    Op::Norm => 8,
+                    Op::Update => 9,
                     _ => continue,
                 };
                 if times.len() <= stage.index() {
@@ -116,14 +138,17 @@ impl Costs {
         }
         let stages = times.into_iter().map(|kinds| {
             let times = kinds.map(|mut times| typical(&mut times));
-            let [forward, forward_kept, rematerialize, backward, backward_kept, norm, update] =
-                times;
+            let [forward, forward_kept, rematerialize, backward, backward_kept, ..] = times;
+            let [.., backward_input, backward_input_kept, backward_weight, norm, update] = times;
             StageCost {
                 forward,
                 forward_kept,
                 rematerialize,
                 backward,
                 backward_kept,
+                backward_input,
+                backward_input_kept,
+                backward_weight,
                 norm,
                 update,
             }
@@ -147,6 +172,9 @@ impl Costs {
             Op::Rematerialize(_) => cost.rematerialize,
             Op::Backward(_) if recomputed => cost.backward,
             Op::Backward(_) => cost.backward_kept,
+            Op::BackwardInput(_) if recomputed => cost.backward_input,
+            Op::BackwardInput(_) => cost.backward_input_kept,
+            Op::BackwardWeight(_) => cost.backward_weight,
             Op::Norm => cost.norm,
             Op::Update => cost.update,
             Op::Send(_) | Op::Receive(_) | Op::Reduce | Op::Decide => Nanos(0),

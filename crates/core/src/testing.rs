@@ -10,8 +10,8 @@ use crate::{
 };
 
 /// Compute actions that a greedy, random scheduler came up with: at each moment a random device runs a
-/// random one of what it could run. `stages` may share devices, and every micro-batch may or may not be
-/// recomputed; backwards ascend, as they must.
+/// random one of what it could run. `stages` may share devices, every micro-batch may or may not be
+/// recomputed, and its backward may be split; backwards ascend, as they must.
 pub fn random_compute(
     random: &mut Stream,
     stages: usize,
@@ -19,36 +19,41 @@ pub fn random_compute(
     micro_batches: usize,
 ) -> ActionLists {
     let mut lists = vec![Vec::new(); devices];
-    let mut forwards = vec![0; stages];
-    let mut backwards = vec![0; stages];
+    // How many micro-batches each stage has done: forwards, gradients of inputs, gradients of weights.
+    let mut done = vec![[0_usize; 3]; stages];
     loop {
-        let ready: Vec<(usize, bool)> = (0..stages)
+        let ready: Vec<(usize, usize)> = (0..stages)
             .flat_map(|k| {
-                let forward =
-                    forwards[k] < micro_batches && (k == 0 || forwards[k - 1] > forwards[k]);
-                let gradient = k + 1 == stages || backwards[k + 1] > backwards[k];
-                let backward = backwards[k] < forwards[k] && gradient;
-                [(forward, (k, true)), (backward, (k, false))]
+                let [forwards, inputs, weights] = done[k];
+                let forward = forwards < micro_batches && (k == 0 || done[k - 1][0] > forwards);
+                let gradient = k + 1 == stages || done[k + 1][1] > inputs;
+                let kinds = [forward, inputs < forwards && gradient, weights < inputs];
+                kinds.into_iter().enumerate().filter(|(_, ready)| *ready).map(move |(n, _)| (k, n))
             })
-            .filter_map(|(ready, what)| ready.then_some(what))
             .collect();
         if ready.is_empty() {
             return lists;
         }
-        let (k, is_forward) = ready[random.below(ready.len())];
-        let stage = StageId::from_index(k);
-        let list = &mut lists[k % devices];
-        if is_forward {
-            list.push(Action { stage, op: Op::Forward(MicroBatch::from_index(forwards[k])) });
-            forwards[k] += 1;
-        } else {
-            let m = MicroBatch::from_index(backwards[k]);
-            if random.below(2) == 0 {
-                list.push(Action { stage, op: Op::Rematerialize(m) });
+        let (k, kind) = ready[random.below(ready.len())];
+        let m = MicroBatch::from_index(done[k][kind]);
+        let mut push = |op| lists[k % devices].push(Action { stage: StageId::from_index(k), op });
+        match kind {
+            0 => push(Op::Forward(m)),
+            1 => {
+                if random.below(2) == 0 {
+                    push(Op::Rematerialize(m));
+                }
+                // While second halves are due a whole backward would be before its turn.
+                if done[k][1] == done[k][2] && random.below(3) > 0 {
+                    push(Op::Backward(m));
+                    done[k][2] += 1;
+                } else {
+                    push(Op::BackwardInput(m));
+                }
             }
-            list.push(Action { stage, op: Op::Backward(m) });
-            backwards[k] += 1;
+            _ => push(Op::BackwardWeight(m)),
         }
+        done[k][kind] += 1;
     }
 }
 

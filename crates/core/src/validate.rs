@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! [1] every stage acts, on one device only
-//! [2] each stage runs each micro-batch once: F, then (R, then) B; backwards ascending (contract 2: gradients
-//!     are then summed in one order under every schedule)
+//! [2] each stage runs each micro-batch once: F, then (R, then) B, or I and later W; B and W ascending (contract 2:
+//!     gradients of weights are then summed in one order under every schedule)
 //! [3] every edge's messages are sent and received exactly once, by the right stages, at the right side of the
 //!     compute they belong to, in one order on both sides (links are queues)
 //! [4] the step ends together: reduce, norm, decide, update, each after what it needs
@@ -23,7 +23,7 @@ use crate::{
 /// What each stage holds at most, in micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// By stage: inputs kept from a forward to its backward.
+    /// By stage: inputs kept from a forward to its backward, or to the second half of one that is split.
     pub inputs: Vec<usize>,
     /// By stage: full activations, of micro-batches whose forward kept them or that are recomputed.
     pub activations: Vec<usize>,
@@ -85,6 +85,8 @@ enum Progress {
     Untouched,
     Forwarded,
     Rematerialized,
+    /// The first half of its backward is done.
+    Split,
     Done,
 }
 
@@ -92,6 +94,7 @@ enum Progress {
 struct StageState {
     device: Option<DeviceId>,
     progress: Vec<Progress>,
+    /// Micro-batches whose weight gradients are summed.
     backwards: usize,
     inputs: usize,
     activations: usize,
@@ -153,7 +156,12 @@ impl<'a> Checker<'a> {
         match action.op {
             Op::Forward(m) => self.forward(action.stage, m),
             Op::Rematerialize(m) => self.rematerialize(action.stage, m),
-            Op::Backward(m) => self.backward(action.stage, m),
+            Op::Backward(m) => {
+                self.gradient(action.stage, m, Progress::Done)?;
+                self.complete(action.stage, m)
+            }
+            Op::BackwardInput(m) => self.gradient(action.stage, m, Progress::Split),
+            Op::BackwardWeight(m) => self.weights(action.stage, m),
             Op::Send(transfer) => self.transfer(action.stage, transfer, true),
             Op::Receive(transfer) => self.transfer(action.stage, transfer, false),
             Op::Reduce | Op::Norm | Op::Decide | Op::Update => self.finish(action),
@@ -190,7 +198,7 @@ impl<'a> Checker<'a> {
         match progress {
             Progress::Untouched => return Err("its forward comes later or never".into()),
             Progress::Rematerialized => return Err("it was already re-materialized".into()),
-            Progress::Done => return Err("its backward already ran".into()),
+            Progress::Split | Progress::Done => return Err("its backward already ran".into()),
             Progress::Forwarded => *progress = Progress::Rematerialized,
         }
         let state = &mut self.stages[stage.index()];
@@ -199,7 +207,8 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    fn backward(&mut self, stage: StageId, m: MicroBatch) -> Checked {
+    /// The gradients of its inputs: a whole backward, or the first half of one.
+    fn gradient(&mut self, stage: StageId, m: MicroBatch, then: Progress) -> Checked {
         let discarded = self.recomputed.contains(stage, m);
         let progress = self.progress(stage, m)?;
         match *progress {
@@ -207,9 +216,29 @@ impl<'a> Checker<'a> {
                 return Err("its re-materialization comes later".into());
             }
             Progress::Untouched => return Err("its forward comes later or never".into()),
-            Progress::Done => return Err("its backward already ran".into()),
-            Progress::Forwarded | Progress::Rematerialized => *progress = Progress::Done,
+            Progress::Split | Progress::Done => return Err("its backward already ran".into()),
+            Progress::Forwarded | Progress::Rematerialized => *progress = then,
         }
+        self.require_received(stage, m, Half::Backward)
+    }
+
+    /// The second half of a backward.
+    fn weights(&mut self, stage: StageId, m: MicroBatch) -> Checked {
+        let progress = self.progress(stage, m)?;
+        match *progress {
+            Progress::Split => *progress = Progress::Done,
+            Progress::Done => return Err("its weights' gradients were already computed".into()),
+            _ => {
+                return Err(format!(
+                    "{stage}I{m}, the first half of its backward, comes later or never"
+                ));
+            }
+        }
+        self.complete(stage, m)
+    }
+
+    /// The gradients of its weights are summed, and what it held is released.
+    fn complete(&mut self, stage: StageId, m: MicroBatch) -> Checked {
         let state = &mut self.stages[stage.index()];
         if m.index() != state.backwards {
             return Err(format!(
@@ -220,7 +249,7 @@ impl<'a> Checker<'a> {
         state.backwards += 1;
         state.inputs -= 1;
         state.activations -= 1;
-        self.require_received(stage, m, Half::Backward)
+        Ok(())
     }
 
     /// A compute needs every message that its edges bring for it.
@@ -285,7 +314,9 @@ impl<'a> Checker<'a> {
                 let progress = *self.progress(stage, m)?;
                 match half {
                     Half::Forward => (progress != Progress::Untouched, "its forward"),
-                    Half::Backward => (progress == Progress::Done, "its backward"),
+                    Half::Backward => {
+                        (matches!(progress, Progress::Split | Progress::Done), "its backward")
+                    }
                 }
             }
             (None, EdgeKind::Tie, Half::Forward) => {
@@ -302,7 +333,7 @@ impl<'a> Checker<'a> {
         let progress = *self.progress(stage, m)?;
         let late = match half {
             Half::Forward => progress != Progress::Untouched,
-            Half::Backward => progress == Progress::Done,
+            Half::Backward => matches!(progress, Progress::Split | Progress::Done),
         };
         if late { Err("the compute that needs it already ran".into()) } else { Ok(()) }
     }
@@ -356,7 +387,11 @@ impl<'a> Checker<'a> {
             let last = if self.trains { Progress::Done } else { Progress::Forwarded };
             let undone = state.progress.iter().position(|&progress| progress != last);
             if let Some(m) = undone {
-                let kind = if state.progress[m] == Progress::Untouched { 'F' } else { 'B' };
+                let kind = match state.progress[m] {
+                    Progress::Untouched => 'F',
+                    Progress::Split => 'W',
+                    _ => 'B',
+                };
                 return missing(format!("{stage}{kind}{m} is missing"));
             }
             if state.device.is_none() {

@@ -118,7 +118,7 @@ fn oracle_a_stages_bytes_are_those_of_a_replay() {
         let range = start..start + 1 + random.below(layers - start);
         let segments = 1 + random.below(range.len() + 2) as u32;
         let remat = if segments == 1 { Remat::Always } else { Remat::Segments(segments) };
-        let costs = model.at(2, Schedule::OneFOneB);
+        let costs = model.at(2, &Schedule::OneFOneB);
         let own = model.stage_bytes(range.clone(), &costs, 2, remat);
         let end = if range.end == layers { layers + 1 } else { range.end };
         let costs = &costs[range.start..end];
@@ -150,7 +150,7 @@ fn property_segments_take_what_always_does_in_other_parts() {
     for _ in 0..200 {
         let layers = 1 + random.below(9);
         let model = model(&mut random, layers, 1, Kind::Wild);
-        let costs = model.at(1, Schedule::OneFOneB);
+        let costs = model.at(1, &Schedule::OneFOneB);
         let stage = |remat| model.stage_cost(0..layers, &costs, remat, 1.0);
         let always = stage(Remat::Always);
         for segments in 1..=layers as u32 + 2 {
@@ -176,7 +176,7 @@ fn oracle_costs_on_a_line_are_those_of_any_size_on_it() {
         trained_before: vec![false, true],
         ..ModelCosts::default()
     };
-    let at = |costs: &ModelCosts, samples: usize| costs.at(samples, Schedule::OneFOneB);
+    let at = |costs: &ModelCosts, samples: usize| costs.at(samples, &Schedule::OneFOneB);
     for samples in 1..20 {
         assert_eq!(at(&costs(&[4, 8]), samples), vec![line(samples); 2], "{samples}");
         assert_eq!(at(&costs(&[2, 4, 8, 16]), samples), vec![line(samples); 2], "{samples}");
@@ -194,10 +194,10 @@ fn oracle_costs_on_a_line_are_those_of_any_size_on_it() {
     let mut both = costs(&[4, 8, 16]);
     let twice = LayerCost { forward: Nanos(2), ..line(8) };
     both.under.insert("gpipe".into(), [(8, vec![twice; 2])].into());
-    assert_eq!(both.at(8, Schedule::GPipe), vec![twice; 2]);
+    assert_eq!(both.at(8, &Schedule::GPipe), vec![twice; 2]);
     assert_eq!(at(&both, 8), vec![line(8); 2]);
-    assert_eq!(both.at(16, Schedule::GPipe), vec![line(16); 2]);
-    assert_eq!(both.at(24, Schedule::GPipe)[0].forward, Nanos(6));
+    assert_eq!(both.at(16, &Schedule::GPipe), vec![line(16); 2]);
+    assert_eq!(both.at(24, &Schedule::GPipe)[0].forward, Nanos(6));
     both.check().unwrap();
     both.under.insert("1f1b".into(), [(8, vec![twice])].into());
     assert!(both.check().unwrap_err().to_string().contains("1 costs"));

@@ -23,6 +23,7 @@ fn step(stages: usize, micro_batches: usize, remat: Remat, forward_us: u64) -> T
         backward_kept: forward + forward,
         norm: Nanos(0),
         update: Nanos(700_000),
+        ..StageCost::default()
     };
     let compute = remat.apply(&Schedule::OneFOneB.actions(stages, micro_batches));
     let program = lower(&compute, &Topology::chain(stages), micro_batches).unwrap();

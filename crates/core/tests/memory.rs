@@ -24,7 +24,7 @@ fn brute_force(
     let of = |stage: usize| all.iter().filter(move |timed| timed.action.stage.index() == stage);
     let end_of_backward = |stage, m| {
         let is_it = |timed: &&&TimedAction| {
-            timed.action.stage == stage && timed.action.op == Op::Backward(m)
+            timed.action.stage == stage && timed.action.op.completes() == Some(m)
         };
         all.iter().find(is_it).unwrap().end
     };
@@ -59,6 +59,23 @@ fn brute_force(
                     };
                     gradients = bytes.gradients.0;
                     (peak.0, held - gone.0)
+                }
+                Op::BackwardInput(m) => {
+                    let (peak, gone) = match recomputed(m) {
+                        true => {
+                            (bytes.backward_input, bytes.forward.after + bytes.rematerialize.after)
+                        }
+                        false => (bytes.backward_input_kept, bytes.forward_kept.after),
+                    };
+                    (peak.0, held + bytes.split.0 - gone.0)
+                }
+                Op::BackwardWeight(_) => {
+                    let peak = match gradients_made(gradients, bytes) {
+                        true => bytes.backward_weight,
+                        false => bytes.first_backward_weight,
+                    };
+                    gradients = bytes.gradients.0;
+                    (peak.0, held - bytes.split.0)
                 }
                 Op::Norm => (bytes.update.0, held),
                 Op::Update => {
@@ -111,6 +128,11 @@ fn random_bytes(random: &mut Stream) -> StageBytes {
         backward_kept: bytes(80),
         first_backward: bytes(110),
         first_backward_kept: bytes(110),
+        split: bytes(70),
+        backward_input: bytes(80),
+        backward_input_kept: bytes(80),
+        backward_weight: bytes(80),
+        first_backward_weight: bytes(110),
         update: bytes(30),
     }
 }
@@ -126,6 +148,9 @@ fn random_costs(random: &mut Stream, stages: usize, edges: usize) -> Costs {
             rematerialize: time(),
             backward: time(),
             backward_kept: time(),
+            backward_input: time(),
+            backward_input_kept: time(),
+            backward_weight: time(),
             norm: time(),
             update: time(),
         });
@@ -204,7 +229,7 @@ fn property_no_timing_holds_more_than_the_peak_and_most_reach_it() {
             false => random_topology(&mut random, stages),
         };
         let policies: Vec<Remat> = (0..stages).map(|_| random_policy(&mut random)).collect();
-        let schedule = Schedule::TRAINING[random.below(2)];
+        let schedule = Schedule::TRAINING[random.below(2)].clone();
         let compute =
             RematPolicies::by_stage(policies).apply(&schedule.actions(stages, micro_batches));
         let program = lower(&compute, &topology, micro_batches).unwrap();

@@ -90,6 +90,7 @@ impl Case {
                         for remat in products(&lists) {
                             let remat = RematPolicies::by_stage(remat);
                             let balance = balance.clone();
+                            let schedule = schedule.clone();
                             let plan = Plan { balance, micro_batches: m, schedule, remat };
                             let devices = &self.devices[..stages];
                             let own = predict(&self.model, devices, self.samples, &plan).unwrap();
@@ -187,6 +188,12 @@ fn regular(times: &[u64]) -> ModelCosts {
             forward_peak: mib(9 * time),
             backward_peak: mib(2 * time),
             first_backward_peak: mib(3 * time),
+            backward_input: forward,
+            backward_weight: forward,
+            split: mib(4 * time),
+            backward_input_peak: mib(2 * time),
+            backward_weight_peak: mib(2 * time),
+            first_backward_weight_peak: mib(3 * time),
         }
     };
     let state = |(layer, &time): (usize, &u64)| LayerState {
@@ -228,8 +235,11 @@ fn property_the_bound_is_the_step_where_all_layers_are_alike() {
         let model = regular(&vec![1; layers]);
         let devices = devices::<4>(None);
         for schedule in Schedule::TRAINING {
-            let request =
-                Request { schedules: vec![schedule], budget: 0, ..request(&model, &devices) };
+            let request = Request {
+                schedules: vec![schedule.clone()],
+                budget: 0,
+                ..request(&model, &devices)
+            };
             let found = search(&request).unwrap();
             assert!(found.exact, "{schedule}");
             assert_eq!(found.plan.balance, vec![layers / 4; 4]);
@@ -387,7 +397,10 @@ fn property_plans_are_written_as_on_the_command_line() {
     let error = |from: &str, to: &str| {
         serde_json::from_str::<Plan>(&json.replace(from, to)).unwrap_err().to_string()
     };
-    assert!(error("1f1b", "2f2b").contains("there is no schedule '2f2b': use gpipe or 1f1b"));
+    assert!(
+        error("1f1b", "2f2b")
+            .contains("there is no schedule '2f2b': use gpipe, 1f1b, interleaved:V")
+    );
     assert!(error("keep:2", "keep:0").contains("keep:N (N from 1"));
     assert!(error("micro_batches", "micro").contains("micro"));
     assert!(error("[3,2]", "[-3]").contains("-3"));

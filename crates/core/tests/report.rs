@@ -132,7 +132,7 @@ fn oracle_fill_and_drain_at_unit_costs_is_the_papers() {
     for schedule in Schedule::TRAINING {
         for k in 1..=8 {
             for m in 1..=32 {
-                let program = program(schedule, Remat::Never, k, m);
+                let program = program(schedule.clone(), Remat::Never, k, m);
                 let timeline = simulate(&program, &Costs::unit(k), 1).unwrap();
                 let times = breakdown(&program, &timeline, 1);
                 let share = sum(&times, |times| times.fill_drain) as f64
@@ -175,6 +175,9 @@ fn random_cost(random: &mut Stream) -> StageCost {
         rematerialize: any(),
         backward: any(),
         backward_kept: any(),
+        backward_input: any(),
+        backward_input_kept: any(),
+        backward_weight: any(),
         norm: any(),
         update: any(),
     }
@@ -227,7 +230,7 @@ fn property_equal_devices_have_no_imbalance_and_jittered_ones_stalls() {
     for seed in 0..300 {
         let mut random = Stream::new(seed);
         let (k, m) = (2 + random.below(7), 1 + random.below(16));
-        let schedule = Schedule::TRAINING[random.below(2)];
+        let schedule = Schedule::TRAINING[random.below(2)].clone();
         let remat = [Remat::Always, Remat::Never][random.below(2)];
         let program = program(schedule, remat, k, m);
         let costs = Costs::of_stages(vec![random_cost(&mut random); k]);

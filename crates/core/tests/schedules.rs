@@ -2,22 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
-    Action, Nanos, StageId,
+    Action, Nanos, Op, StageId,
     draw::grid,
-    lower::{Topology, lower},
+    lower::{Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
     simulate::{Costs, simulate},
     validate::validate,
 };
 
-fn program(
-    schedule: Schedule,
-    remat: Remat,
-    stages: usize,
-    micro_batches: usize,
-) -> gpipe_core::lower::Program {
-    let compute = remat.apply(&schedule.actions(stages, micro_batches));
+fn program(schedule: &Schedule, remat: Remat, devices: usize, micro_batches: usize) -> Program {
+    let compute = remat.apply(&schedule.actions(devices, micro_batches));
+    let stages = schedule.stages(devices).unwrap();
     lower(&compute, &Topology::chain(stages), micro_batches).unwrap()
 }
 
@@ -27,7 +23,7 @@ fn property_unit_cost_bubble_is_the_papers() {
         for k in 1..=8 {
             for m in 1..=32 {
                 let timeline =
-                    simulate(&program(schedule, Remat::Never, k, m), &Costs::unit(k), 1).unwrap();
+                    simulate(&program(&schedule, Remat::Never, k, m), &Costs::unit(k), 1).unwrap();
                 let expected = (k - 1) as f64 / (m + k - 1) as f64;
                 assert!((timeline.bubble() - expected).abs() < 1e-12, "{schedule} K={k} M={m}");
                 assert_eq!(timeline.makespan, Nanos(2 * (m + k - 1) as u64));
@@ -41,9 +37,9 @@ fn property_every_schedule_is_valid_and_holds_what_it_should() {
     for k in 1..=8 {
         for m in 1..=32 {
             for remat in [Remat::Always, Remat::Never, Remat::UnlessAdjacent] {
-                let gpipe = validate(&program(Schedule::GPipe, remat, k, m), 1).unwrap();
+                let gpipe = validate(&program(&Schedule::GPipe, remat, k, m), 1).unwrap();
                 assert_eq!(gpipe.inputs, vec![m; k]);
-                let held = validate(&program(Schedule::OneFOneB, remat, k, m), 1).unwrap();
+                let held = validate(&program(&Schedule::OneFOneB, remat, k, m), 1).unwrap();
                 for stage in 0..k {
                     assert_eq!(held.inputs[stage], (k - stage).min(m), "K={k} M={m} stage {stage}");
                 }
@@ -51,14 +47,104 @@ fn property_every_schedule_is_valid_and_holds_what_it_should() {
                     assert_eq!((gpipe.activations, held.activations), (vec![1; k], vec![1; k]));
                 }
             }
-            validate(&program(Schedule::ForwardOnly, Remat::Never, k, m), 1).unwrap();
+            validate(&program(&Schedule::ForwardOnly, Remat::Never, k, m), 1).unwrap();
+        }
+    }
+}
+
+/// Whole backwards take two, halves one each; a stage of several on a device is a part of what it is alone.
+fn idle(schedule: &Schedule, devices: usize, micro_batches: usize) -> u64 {
+    let program = program(schedule, Remat::Never, devices, micro_batches);
+    let chunks = program.topology.stages / devices;
+    let timeline = simulate(&program, &Costs::unit_halves(devices * chunks), 64).unwrap();
+    timeline.makespan.0 - 3 * (micro_batches * chunks) as u64
+}
+
+#[test]
+fn property_zb_h1_has_a_third_of_the_bubble_and_holds_no_more_than_1f1b() {
+    for k in 1..=8_usize {
+        for m in 1..=32_usize {
+            assert_eq!(idle(&Schedule::OneFOneB, k, m), 3 * (k as u64 - 1));
+            // With M < K the way through all stages and back is longer than what W can fill; no order is shorter.
+            let expected = (k - 1).max(2 * (k - 1) + 1 - m.min(2 * k - 1));
+            assert_eq!(idle(&Schedule::ZbH1, k, m), expected as u64, "K={k} M={m}");
+            for remat in [Remat::Always, Remat::Never, Remat::UnlessAdjacent] {
+                let held = validate(&program(&Schedule::ZbH1, remat, k, m), 2).unwrap();
+                assert_eq!(held.inputs, vec![k.min(m); k], "K={k} M={m}");
+            }
+        }
+    }
+}
+
+#[test]
+fn property_interleaved_has_a_part_of_the_bubble() {
+    for chunks in 2..=4_usize {
+        let schedule = Schedule::Interleaved(chunks as u32);
+        for k in 1..=8_usize {
+            for m in 1..=32_usize {
+                let (idle, of_1f1b) = (idle(&schedule, k, m), 3 * (k - 1) * chunks);
+                if m % k == 0 {
+                    assert_eq!(idle, 3 * (k as u64 - 1), "V={chunks} K={k} M={m}");
+                }
+                assert!(idle <= of_1f1b as u64, "V={chunks} K={k} M={m}: {idle}, {of_1f1b}");
+                let whole = program(&schedule, Remat::Never, k, m);
+                let held = validate(&whole, 64).unwrap();
+                // A device's warm-up and one more, of one chunk each.
+                for device in 0..k {
+                    let most = 2 * (k - 1 - device) + (chunks - 1) * k + 1;
+                    let of_device: Vec<usize> = (0..chunks).map(|c| c * k + device).collect();
+                    let sum: usize = of_device.iter().map(|&stage| held.inputs[stage]).sum();
+                    let most = most.min(m * chunks);
+                    // The stages of a device may not all hold most at once.
+                    assert!(most_at_once(&whole, device) <= most, "V={chunks} K={k} M={m}");
+                    assert!(sum >= most_at_once(&whole, device));
+                    if m % k == 0 {
+                        assert_eq!(most_at_once(&whole, device), most, "V={chunks} K={k} M={m}");
+                    }
+                }
+                assert_eq!(
+                    schedule.placement(k),
+                    (0..k * chunks).map(|s| s % k).collect::<Vec<_>>()
+                );
+            }
+        }
+    }
+}
+
+/// Most micro-batches between forward and backward on a device, on all its stages together.
+fn most_at_once(program: &Program, device: usize) -> usize {
+    let (mut now, mut most) = (0_usize, 0);
+    for action in &program.devices[device] {
+        match action.op {
+            Op::Forward(_) => now += 1,
+            op if op.completes().is_some() => now -= 1,
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+#[test]
+fn property_forwards_alone_are_a_program_of_the_same_stages() {
+    for schedule in Schedule::NAMED {
+        for k in 1..=5 {
+            for m in 1..=9 {
+                let stages = schedule.stages(k).unwrap();
+                let lists = schedule.forwards(k, m);
+                let program = lower(&lists, &Topology::chain(stages), m).unwrap();
+                validate(&program, 64).unwrap();
+                let whole = schedule.actions(k, m);
+                let whole = lower(&whole, &Topology::chain(stages), m).unwrap();
+                assert_eq!(program.placement(), whole.placement());
+            }
         }
     }
 }
 
 #[test]
 fn property_unless_adjacent_recomputes_nothing_on_the_last_stage_of_1f1b() {
-    let program = program(Schedule::OneFOneB, Remat::UnlessAdjacent, 4, 8);
+    let program = program(&Schedule::OneFOneB, Remat::UnlessAdjacent, 4, 8);
     let recomputing: Vec<usize> =
         (0..4).map(|k| program.rematerialized().count(StageId::from_index(k))).collect();
     assert_eq!(recomputing, [8, 8, 8, 0]);
@@ -68,31 +154,41 @@ fn property_unless_adjacent_recomputes_nothing_on_the_last_stage_of_1f1b() {
 fn golden_timelines() {
     for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ForwardOnly] {
         let timeline =
-            simulate(&program(schedule, Remat::Never, 4, 4), &Costs::unit(4), 2).unwrap();
+            simulate(&program(&schedule, Remat::Never, 4, 4), &Costs::unit(4), 2).unwrap();
         insta::assert_snapshot!(format!("grid_{schedule}"), grid(&timeline, Nanos(1)));
     }
+    let halves = |schedule: Schedule, k, m| {
+        let program = program(&schedule, Remat::Never, k, m);
+        let costs = Costs::unit_halves(program.topology.stages);
+        grid(&simulate(&program, &costs, 2).unwrap(), Nanos(1))
+    };
+    insta::assert_snapshot!("grid_zb-h1", halves(Schedule::ZbH1, 4, 6));
+    insta::assert_snapshot!("grid_interleaved", halves(Schedule::Interleaved(2), 2, 4));
+    insta::assert_snapshot!("grid_interleaved_uneven", halves(Schedule::Interleaved(2), 3, 4));
     let timeline =
-        simulate(&program(Schedule::OneFOneB, Remat::Always, 3, 5), &Costs::unit(3), 2).unwrap();
+        simulate(&program(&Schedule::OneFOneB, Remat::Always, 3, 5), &Costs::unit(3), 2).unwrap();
     insta::assert_snapshot!("grid_1f1b_remat", grid(&timeline, Nanos(1)));
 }
 
 #[test]
 fn golden_lowered_lists() {
-    for schedule in Schedule::TRAINING {
-        let program = program(schedule, Remat::Always, 2, 3);
+    for schedule in Schedule::NAMED {
+        let program = program(&schedule, Remat::Always, 2, 3);
         let text: Vec<String> = program
             .devices
             .iter()
             .map(|list| list.iter().map(Action::to_string).collect::<Vec<_>>().join(" "))
             .collect();
-        insta::assert_snapshot!(format!("lowered_{schedule}"), text.join("\n"));
+        let name = schedule.to_string().replace(':', "_");
+        insta::assert_snapshot!(format!("lowered_{name}"), text.join("\n"));
     }
 }
 
 #[test]
 fn oracle_actions_print_and_parse() {
-    for schedule in Schedule::TRAINING {
-        for action in program(schedule, Remat::Always, 5, 7).devices.into_iter().flatten() {
+    for schedule in Schedule::NAMED {
+        assert_eq!(schedule.to_string().parse(), Ok(schedule.clone()));
+        for action in program(&schedule, Remat::Always, 5, 7).devices.into_iter().flatten() {
             assert_eq!(action.to_string().parse(), Ok(action));
         }
     }

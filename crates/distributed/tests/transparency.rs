@@ -141,12 +141,12 @@ fn oracle_every_process_has_the_report_of_all_stages() {
         let mut pipeline = builder(features, &run, 3).processes(cluster).build().unwrap();
         let (inputs, targets) = batch(6, 1);
         let report = pipeline.train_step(inputs, &targets).unwrap();
-        assert_eq!((report.stages.len(), report.timeline.devices.len()), (4, 4));
-        assert!(report.stages.iter().all(|stage| stage.peak.0 > 0));
+        assert_eq!((report.devices.len(), report.timeline.devices.len()), (4, 4));
+        assert!(report.devices.iter().all(|stage| stage.peak.0 > 0));
         // Each stage's time is all accounted for, on the clock that they share.
         let program_ends = report.timeline.devices.iter().map(|list| list.last().unwrap().end);
         assert_eq!(program_ends.max().unwrap(), report.time);
-        (rank, report.stages.iter().map(|stage| stage.sent).collect::<Vec<_>>(), report.time)
+        (rank, report.devices.iter().map(|stage| stage.sent).collect::<Vec<_>>(), report.time)
     });
     assert_eq!(reports[0].1, reports[1].1);
     assert_eq!(reports[0].2, reports[1].2);

@@ -69,7 +69,7 @@ pub use optim::{
     Update, name_matches,
 };
 pub use pipeline::{
-    Balance, Evaluation, Padding, Pipeline, PipelineBuilder, Plan, StageReport, StepReport,
+    Balance, DeviceReport, Evaluation, Padding, Pipeline, PipelineBuilder, Plan, StepReport,
 };
 pub use sequence::Sequence;
 pub use spec::TensorSpec;

@@ -14,7 +14,7 @@ use tch::Kind;
 const WIDTH: i64 = 128;
 
 /// How it is run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Way {
     kernels: Kernels,
     stages: usize,
@@ -32,7 +32,7 @@ const PLAIN: Way = Way {
 };
 
 /// The gradients of three steps with ragged micro-batches of 48, 48 and 36 rows, and the parameters after them.
-fn train(way: Way) -> Named {
+fn train(way: &Way) -> Named {
     let model = Sequence::new()
         .push("in", Linear::new(WIDTH, 4 * WIDTH))
         .push("gelu", Activation::Gelu)
@@ -42,7 +42,7 @@ fn train(way: Way) -> Named {
     let mut pipeline = Pipeline::builder(model, TensorSpec::new([4, 12, WIDTH], Kind::Float))
         .stages(way.stages)
         .micro_batches(3)
-        .schedule(way.schedule)
+        .schedule(way.schedule.clone())
         .remat(way.remat)
         .threads_per_stage(way.threads)
         .kernels(way.kernels)
@@ -67,12 +67,12 @@ fn train(way: Way) -> Named {
 fn transparency_of_onednn_products() {
     for threads in [1, 2] {
         let plain = Way { threads, ..PLAIN };
-        let expected = train(plain);
+        let expected = train(&plain);
         for stages in 1..=3 {
-            for schedule in Schedule::TRAINING {
+            for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1] {
                 for remat in REMATS {
-                    let way = Way { stages, schedule, remat, ..plain };
-                    assert_same_bits(&train(way), &expected, &format!("{way:?}"));
+                    let way = Way { stages, schedule: schedule.clone(), remat, ..plain };
+                    assert_same_bits(&train(&way), &expected, &format!("{way:?}"));
                 }
             }
         }
@@ -81,7 +81,7 @@ fn transparency_of_onednn_products() {
 
 #[test]
 fn oracle_onednn_and_aten_agree_but_for_rounding() {
-    let (onednn, aten) = (train(PLAIN), train(Way { kernels: Kernels::Aten, ..PLAIN }));
+    let (onednn, aten) = (train(&PLAIN), train(&Way { kernels: Kernels::Aten, ..PLAIN }));
     let first = |named: &Named| named.iter().take(6).map(|(_, t)| t.copy()).collect::<Vec<_>>();
     for ((a, b), (name, _)) in first(&onednn).iter().zip(&first(&aten)).zip(&onednn) {
         // The first step's gradients, from the same parameters: the norm of the difference, as the contract has it.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use common::uniform;
 use gpipe::{
-    Balance, MeanSquaredError, Nanos, Pipeline, Remat, Schedule, Sequence, Sgd, StageReport,
+    Balance, DeviceReport, MeanSquaredError, Nanos, Pipeline, Remat, Schedule, Sequence, Sgd,
     StepReport, TensorSpec,
     layers::{Activation, Linear},
 };
@@ -36,7 +36,7 @@ fn pipeline(balance: &[usize], schedule: Schedule, remat: Remat, samples: i64) -
         .unwrap()
 }
 
-fn parts(stage: &StageReport) -> [Nanos; 8] {
+fn parts(stage: &DeviceReport) -> [Nanos; 8] {
     [
         stage.forward,
         stage.recompute,
@@ -49,8 +49,8 @@ fn parts(stage: &StageReport) -> [Nanos; 8] {
     ]
 }
 
-fn sum(report: &StepReport, part: fn(&StageReport) -> Nanos) -> Nanos {
-    report.stages.iter().map(part).sum()
+fn sum(report: &StepReport, part: fn(&DeviceReport) -> Nanos) -> Nanos {
+    report.devices.iter().map(part).sum()
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn property_every_stages_parts_sum_to_the_step() {
                 for samples in [67, 5] {
                     let x = uniform(&[samples, WIDTH], 1, Kind::Float);
                     let report = pipeline.train_step(&x, &x).unwrap();
-                    for stage in &report.stages {
+                    for stage in &report.devices {
                         let total: Nanos = parts(stage).into_iter().sum();
                         assert_eq!(total, report.time, "{schedule} {remat} {balance:?}: {stage:?}");
                         assert_eq!(stage.wait, stage.fill_drain + stage.imbalance + stage.stalls);
@@ -86,10 +86,10 @@ fn oracle_a_stage_with_more_layers_shows_as_imbalance_of_the_other() {
     let reports: Vec<_> = (0..5).map(|_| pipeline.train_step(&x, &x).unwrap()).collect();
     // The machine may be busy with something else in any one step.
     let clear = |report: &StepReport| {
-        let [first, last] = &report.stages[..] else { return false };
+        let [first, last] = &report.devices[..] else { return false };
         first.imbalance > first.fill_drain + first.stalls && last.imbalance < first.imbalance
     };
-    let stages: Vec<_> = reports.iter().map(|report| &report.stages).collect();
+    let stages: Vec<_> = reports.iter().map(|report| &report.devices).collect();
     assert!(reports.iter().any(clear), "{stages:?}");
 }
 
@@ -120,7 +120,7 @@ fn property_bytes_over_time_go_up_to_the_peak_and_end_with_what_is_left() {
         for _ in 0..2 {
             let report = pipeline.train_step(&x, &x).unwrap();
             assert_eq!(report.bytes.len(), 2);
-            for (stage, series) in report.stages.iter().zip(&report.bytes) {
+            for (stage, series) in report.devices.iter().zip(&report.bytes) {
                 let own = |k: usize| report.timeline.devices[k].len();
                 assert!(series.len() == own(0) + 1 || series.len() == own(1) + 1);
                 assert!(series.windows(2).all(|pair| pair[0].0 <= pair[1].0));

@@ -76,8 +76,8 @@ fn held(pipeline: &Pipeline, reports: &[StepReport]) -> Value {
     let trained = layers.iter().flat_map(|layer| &layer.parameters);
     let trained = trained.filter(|parameter| !parameter.optimizer.is_empty());
     let sizes: Vec<i64> = trained.map(|parameter| parameter.shape.iter().product()).collect();
-    let bytes = |part: fn(&gpipe::StageReport) -> u64| {
-        let of_step = |report: &StepReport| report.stages.iter().map(part).sum::<u64>();
+    let bytes = |part: fn(&gpipe::DeviceReport) -> u64| {
+        let of_step = |report: &StepReport| report.devices.iter().map(part).sum::<u64>();
         reports.iter().map(of_step).collect::<Vec<_>>()
     };
     let (peaks, lives) = (bytes(|stage| stage.peak.0), bytes(|stage| stage.live.0));

@@ -140,7 +140,7 @@ enum Cut {
 }
 
 fn cut(costs: &ModelCosts, samples: usize, stages: usize, cut: Cut) -> Result<Vec<usize>, Failure> {
-    let layers = costs.at(samples, Schedule::GPipe);
+    let layers = costs.at(samples, &Schedule::GPipe);
     let of_layers = layers.iter().zip(&costs.layers);
     let time = || of_layers.clone().map(|(c, _)| (c.forward + c.rematerialize + c.backward).0);
     Ok(match cut {
@@ -413,7 +413,7 @@ fn scale() -> Result<(), Failure> {
             let (_, timeline) = simulate_with_room(&program, &costs)?;
             let simulating = started.elapsed();
             drop((program, timeline));
-            let predicting = predicted(stages, micro_batches, schedule)?;
+            let predicting = predicted(stages, micro_batches, schedule.clone())?;
             println!(
                 "| {stages} | {micro_batches} | {schedule} | {actions} | {:.2} | {:.2} | {predicting:.2} |",
                 lowering.as_secs_f64(),

@@ -26,7 +26,7 @@ use tch::Tensor;
 const STAGES: usize = 2;
 const SAMPLES: usize = 32;
 /// Steps that still touch memory for the first time, as in a profile.
-const WARM_UP: usize = 2;
+const WARM_UP: usize = 3;
 const MICRO_BATCHES: [usize; 5] = [2, 4, 8, 16, 32];
 
 /// A model with its mini-batch.
@@ -92,7 +92,7 @@ impl Workload {
                 let again = self.again.contains(&micro_batches).then_some(Remat::Always);
                 all.push((
                     micro_batches,
-                    schedule,
+                    schedule.clone(),
                     [Remat::Never].into_iter().chain(again).collect(),
                 ));
             }
@@ -104,15 +104,16 @@ impl Workload {
     fn running(
         &self,
         micro_batches: usize,
-        schedule: Schedule,
+        schedule: &Schedule,
         remat: Remat,
     ) -> std::result::Result<(Plan, Pipeline), Failure> {
-        let built = self.builder(micro_batches).schedule(schedule).remat(remat);
+        let built = self.builder(micro_batches).schedule(schedule.clone()).remat(remat);
         let mut pipeline = built.balance(Balance::Cost).build()?;
         for _ in 0..WARM_UP {
             pipeline.train_step(&self.inputs, &self.targets)?;
         }
         let balance = pipeline.balance().to_vec();
+        let schedule = schedule.clone();
         Ok((Plan { balance, micro_batches, schedule, remat: remat.into() }, pipeline))
     }
 
@@ -120,14 +121,14 @@ impl Workload {
     fn pairs(
         &self,
         micro_batches: usize,
-        schedule: Schedule,
+        schedule: &Schedule,
         remats: &[Remat],
         pairs: usize,
     ) -> std::result::Result<(), Failure> {
         let batches = [(vec![self.inputs.shallow_clone()], vec![self.targets.shallow_clone()])];
         let settings = Profiling {
             micro_batches: &[micro_batches],
-            schedules: &[schedule],
+            schedules: std::slice::from_ref(schedule),
             steps: 1,
             batches: &batches,
             machine: "this one",
@@ -140,7 +141,7 @@ impl Workload {
             for (plan, pipeline) in &mut running {
                 let predicted = predict(&costs, &[PlanDevice::default(); STAGES], SAMPLES, plan)?;
                 let step = pipeline.train_step(&self.inputs, &self.targets)?;
-                let (planned, held) = (predicted.stages.iter(), step.stages.iter());
+                let (planned, held) = (predicted.device_peaks().into_iter(), step.devices.iter());
                 let line = json!({
                     "micro_batches": micro_batches,
                     "schedule": schedule.to_string(),
@@ -149,7 +150,7 @@ impl Workload {
                     "pair": pair,
                     "predicted_ms": predicted.step().0 as f64 / 1e6,
                     "step_ms": step.time.0 as f64 / 1e6,
-                    "predicted_peaks": planned.map(|own| own.peak.0).collect::<Vec<_>>(),
+                    "predicted_peaks": planned.map(|peak| peak.0).collect::<Vec<_>>(),
                     "peaks": held.map(|own| own.peak.0).collect::<Vec<_>>(),
                 });
                 println!("{line}");
@@ -166,7 +167,7 @@ fn main() -> std::result::Result<(), Failure> {
     let workload = Workload::named(&arguments.take::<String>("workload", "gpt")?)?;
     let pairs = arguments.take("pairs", "9")?;
     for (micro_batches, schedule, remats) in workload.configurations() {
-        workload.pairs(micro_batches, schedule, &remats, pairs)?;
+        workload.pairs(micro_batches, &schedule, &remats, pairs)?;
     }
     Ok(())
 }

@@ -132,11 +132,11 @@ fn held(
     loss: impl Loss + Copy,
     optimizer: impl Optimizer + Copy,
 ) -> Vec<Held> {
-    let Case { stages, micro_batches, schedule, remat, kernels, kind } = *case;
+    let Case { stages, micro_batches, ref schedule, remat, kernels, kind } = *case;
     let mut pipeline = Pipeline::builder(network.model.clone(), network.inputs.clone())
         .stages(stages)
         .micro_batches(micro_batches)
-        .schedule(schedule)
+        .schedule(schedule.clone())
         .remat(remat)
         .balance(Balance::Uniform)
         .kernels(kernels)
@@ -161,16 +161,17 @@ fn held(
     let sizes = [samples / micro_batches];
     let costs = estimate(&network.model, &one, &training, &sizes, &Rate::default()).unwrap();
     let balance = uniform(network.model.len(), stages).unwrap();
+    let schedule = schedule.clone();
     let plan = Plan { balance, micro_batches, schedule, remat: remat.into() };
     let devices = vec![PlanDevice::default(); stages];
     let predicted = predict(&costs, &devices, samples, &plan).unwrap();
     let bytes: Vec<_> = predicted.stages.iter().map(|stage| stage.bytes).collect();
     let least = peaks(&predicted.program, LINK_CAPACITY, &bytes, &[]);
     let stage = |(stage, predicted): (usize, &StagePrediction)| Held {
-        peak: reports.iter().map(|report| report.stages[stage].peak.0).max().unwrap() as f64,
+        peak: reports.iter().map(|report| report.devices[stage].peak.0).max().unwrap() as f64,
         least: least[stage].0 as f64,
         most: predicted.peak.0 as f64,
-        live: reports[1].stages[stage].live.0,
+        live: reports[1].devices[stage].live.0,
         resident: predicted.bytes.resident.0,
     };
     predicted.stages.iter().enumerate().map(stage).collect()
@@ -221,6 +222,7 @@ fn cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
     for (stages, micro_batches) in [(1, 1), (1, 4), (2, 4), (3, 4)] {
         for schedule in Schedule::TRAINING {
             for remat in remats {
+                let schedule = schedule.clone();
                 all.push(Case { stages, micro_batches, schedule, remat, kernels, kind });
             }
         }

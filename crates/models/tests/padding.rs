@@ -70,7 +70,7 @@ struct Ran {
 fn step(mut pipeline: Pipeline, columns: i64) -> Ran {
     let (inputs, targets) = batch(columns);
     let report = pipeline.train_step(inputs, targets).unwrap();
-    let sent = report.stages.iter().map(|stage| stage.sent.0).sum();
+    let sent = report.devices.iter().map(|stage| stage.sent.0).sum();
     Ran { loss: report.loss, gradients: pipeline.gradients().unwrap(), sent }
 }
 

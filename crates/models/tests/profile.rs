@@ -152,7 +152,7 @@ fn property_a_changed_profile_never_panics() {
         let plan = Plan {
             balance: vec![layers / 2, layers - layers / 2],
             micro_batches: 1 + random.below(16),
-            schedule: Schedule::TRAINING[random.below(2)],
+            schedule: Schedule::TRAINING[random.below(2)].clone(),
             remat: ["never", "always", "keep:1,segments:3"][random.below(3)].parse().unwrap(),
         };
         // Absurd numbers may give an absurd prediction, or none.
@@ -199,7 +199,7 @@ fn oracle_predicted_bytes_are_what_is_held() {
             let mut peaks = vec![0; 2];
             for _ in 0..4 {
                 let report = pipeline.train_step(&subject.batch.0, &subject.batch.1).unwrap();
-                for (peak, stage) in peaks.iter_mut().zip(&report.stages) {
+                for (peak, stage) in peaks.iter_mut().zip(&report.devices) {
                     *peak = stage.peak.0.max(*peak);
                 }
             }

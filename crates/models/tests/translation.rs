@@ -151,7 +151,8 @@ fn transparency_up_to_five_stages_and_of_evaluation() {
                 for remat in [Remat::Always, Remat::Never, Remat::Segments(2)] {
                     let builder = builder(&model).kind(kind).stages(cut.len()).micro_batches(3);
                     let builder = builder.balance(Balance::Layers(cut.into()));
-                    let mut pipeline = builder.schedule(schedule).remat(remat).build().unwrap();
+                    let mut pipeline =
+                        builder.schedule(schedule.clone()).remat(remat).build().unwrap();
                     let (mut numbers, mut tensors) = (Vec::new(), Named::new());
                     for step in 0..3 {
                         let (inputs, targets) = batch(7, step);

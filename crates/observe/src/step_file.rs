@@ -36,7 +36,7 @@ pub const POINTS_MAX: usize = 400_000;
 pub const STAGES_MAX: usize = 4_096;
 /// Longest step: eleven days.
 pub const TIME_MAX: Nanos = Nanos(1_000_000_000_000_000);
-/// Most bytes that a stage holds: an eighth of what 64 bits can say, so that sums are good, too.
+/// Most bytes that a device holds: an eighth of what 64 bits can say, so that sums are good, too.
 pub const BYTES_MAX: Bytes = Bytes(1 << 60);
 /// Most bytes read from one file.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -52,7 +52,7 @@ pub struct StepFile {
     pub measured: Timeline,
     /// What was to happen.
     pub predicted: Option<Predicted>,
-    /// What stages held.
+    /// What devices held.
     pub memory: Memory,
 }
 
@@ -65,7 +65,7 @@ pub struct Predicted {
     pub timeline: Timeline,
 }
 
-/// Bytes by stage; of what is not known, nothing.
+/// Bytes by device; of what is not known, nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {

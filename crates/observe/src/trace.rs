@@ -128,7 +128,7 @@ fn category(op: Op) -> &'static str {
     match op {
         Op::Forward(_) => "forward",
         Op::Rematerialize(_) => "recompute",
-        Op::Backward(_) => "backward",
+        Op::Backward(_) | Op::BackwardInput(_) | Op::BackwardWeight(_) => "backward",
         Op::Reduce | Op::Norm | Op::Decide | Op::Update => "optimizer",
         Op::Send(_) | Op::Receive(_) => "wait",
     }

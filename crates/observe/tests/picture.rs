@@ -28,6 +28,7 @@ fn step(stages: usize, micro_batches: usize, remat: Remat, ms: f64) -> Timeline 
             backward_kept: forward + forward,
             norm: nanos(0.1 * ms),
             update: nanos(0.5 * ms),
+            ..StageCost::default()
         }
     };
     let compute = remat.apply(&Schedule::OneFOneB.actions(stages, micro_batches));

@@ -42,7 +42,7 @@ pub struct Verdict {
 }
 
 /// One stage. The runtime calls, in one thread: `begin`; then, as its program says, `forward`,
-/// `rematerialize` and `backward` per micro-batch; then `tied`, `reduce`, `norm`, `decide` and `update`
+/// `rematerialize` and `backward` (or its halves `backward_input` and, later, `backward_weight`) per micro-batch; then `tied`, `reduce`, `norm`, `decide` and `update`
 /// once; then `finish`. After any error, `abort`.
 ///
 /// All gradients that a step adds up belong to the step: `begin` and `abort` forget them.
@@ -87,6 +87,17 @@ pub trait StageExecutor: 'static {
         micro_batch: MicroBatch,
         output_grads: OnEdges<Self::Value>,
     ) -> Result<OnEdges<Self::Value>, Self::Error>;
+
+    /// The first half of a backward: from the gradients of its outputs, computes those of its inputs, and keeps what the
+    /// second half needs.
+    fn backward_input(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Self::Value>,
+    ) -> Result<OnEdges<Self::Value>, Self::Error>;
+
+    /// The second half: adds the gradients of its parameters to the step's, and releases what `micro_batch` held.
+    fn backward_weight(&mut self, micro_batch: MicroBatch) -> Result<(), Self::Error>;
 
     /// This stage's gradients of the tied weights that the stage at the other end of `edge` owns.
     fn tied(&mut self, edge: EdgeId) -> Result<Self::Value, Self::Error>;

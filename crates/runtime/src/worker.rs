@@ -205,6 +205,16 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
                 self.mailbox.leave(stage, Half::Backward, Some(m), outputs);
                 Ok(())
             }
+            Op::BackwardInput(m) => {
+                let grads = self.mailbox.take_arrived(stage, Half::Backward, Some(m));
+                let outputs =
+                    self.guard(action, index, |executor| executor.backward_input(m, grads))?;
+                self.mailbox.leave(stage, Half::Backward, Some(m), outputs);
+                Ok(())
+            }
+            Op::BackwardWeight(m) => {
+                self.guard(action, index, |executor| executor.backward_weight(m))
+            }
             Op::Reduce => {
                 let arrived = self.mailbox.take_arrived(stage, Half::Forward, None);
                 let sums = self.guard(action, index, |executor| executor.reduce(arrived))?;

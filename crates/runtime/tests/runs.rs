@@ -9,7 +9,7 @@ use gpipe_core::{
     lower::{Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
-    simulate::{Costs, LinkCost, StageCost, simulate},
+    simulate::{Costs, LinkCost, StageCost, simulate, simulate_with_room},
     splitmix::Stream,
     testing::{random_compute, random_topology},
     validate::validate,
@@ -44,6 +44,9 @@ fn random_costs(random: &mut Stream, program: &Program) -> Costs {
         rematerialize: time(),
         backward: time(),
         backward_kept: time(),
+        backward_input: time(),
+        backward_input_kept: time(),
+        backward_weight: time(),
         norm: Nanos(0),
         update: time(),
     };
@@ -127,13 +130,16 @@ fn oracle_changed_programs_that_are_valid_equal_the_unpipelined_step() {
 #[test]
 fn oracle_named_schedules_agree_with_each_other() {
     for (k, m) in [(1, 1), (2, 5), (4, 2), (4, 8), (6, 6)] {
-        let topology = Arc::new(Topology::chain(k));
-        let (outputs, expected) = unpipelined(&topology, m, 7).unwrap();
-        for schedule in Schedule::TRAINING {
+        for schedule in Schedule::NAMED {
+            let topology = Arc::new(Topology::chain(schedule.stages(k).unwrap()));
+            let (outputs, expected) = unpipelined(&topology, m, 7).unwrap();
             for remat in [Remat::Always, Remat::Never, Remat::UnlessAdjacent] {
                 let compute = remat.apply(&schedule.actions(k, m));
                 let program = Arc::new(lower(&compute, &topology, m).unwrap());
-                let mut crew = Crew::spawn(mock_devices(&topology, k, None), settings(2)).unwrap();
+                let costs = Costs::unit(topology.stages);
+                let (capacity, _) = simulate_with_room(&program, &costs).unwrap();
+                let devices = mock_devices(&topology, k, None);
+                let mut crew = Crew::spawn(devices, settings(capacity)).unwrap();
                 let ran = crew.run(&program, feeds(&program, 7)).unwrap();
                 assert_eq!(ran.outcomes, outputs, "{schedule} {remat} K={k} M={m}");
                 assert_eq!(

@@ -60,6 +60,9 @@ pub(crate) enum Command {
     /// Say how to run a model before running it: where to cut, how many micro-batches, which schedule, what to re-materialize;
     /// what a step will take and hold, what limits it, and what else was considered
     Plan(PlanArguments),
+    /// Print a schedule in the form that --schedule file:PATH reads: one line of compute actions for each device, with its bubble and
+    /// what it holds as comments
+    Schedule(ScheduleArguments),
     /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
     Plot(PlotArguments),
     /// Say what a checkpoint, a run or a safetensors file holds, and whether every file is as it was written
@@ -102,7 +105,7 @@ pub(crate) struct PipelineArguments {
     /// Replicas R of the whole pipeline, each on its part of every mini-batch; they need R times as many processes (pipeline.replicas)
     #[arg(long, value_name = "R")]
     pub replicas: Option<usize>,
-    /// gpipe or 1f1b (pipeline.schedule)
+    /// gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<String>,
     /// always, never, unless-adjacent, keep:N or segments:N: one for all stages, or one for each, such as keep:2,never
@@ -231,7 +234,7 @@ pub(crate) struct VerifyArguments {
     /// Numbers of stages to compare
     #[arg(long, value_name = "K,..", value_delimiter = ',', default_value = "1,2,3,4")]
     pub stages: Vec<usize>,
-    /// Schedules to compare
+    /// Schedules to compare; interleaved:V makes V times as many stages
     #[arg(long, value_delimiter = ',', default_value = "gpipe,1f1b")]
     pub schedule: Vec<String>,
     /// Re-materialization to compare [default: the configuration's]
@@ -332,6 +335,27 @@ pub(crate) struct ProfileArguments {
 
 /// What a plan may use, and what it is made from.
 #[derive(Debug, Args)]
+pub(crate) struct ScheduleArguments {
+    /// gpipe, 1f1b, interleaved:V, zb-h1, or file:PATH, which is then checked
+    pub name: String,
+    /// Stages K, or devices where the schedule puts several stages on each [default: the file's]
+    #[arg(long, value_name = "K")]
+    pub stages: Option<usize>,
+    /// Micro-batches M [default: the file's]
+    #[arg(long, value_name = "M")]
+    pub micro_batches: Option<usize>,
+    /// What is discarded and recomputed: adds R to the lists
+    #[arg(long, default_value = "never")]
+    pub remat: String,
+    /// Draw it in characters, too, as comments
+    #[arg(long)]
+    pub draw: bool,
+    /// Draw it
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
@@ -349,7 +373,8 @@ pub(crate) struct PlanArguments {
     /// configuration's]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
-    /// Schedules to choose from [default: gpipe,1f1b]
+    /// Schedules to choose from; beside gpipe and 1f1b also interleaved:V, with K devices, and zb-h1, for which the search is not
+    /// exact [default: gpipe,1f1b]
     #[arg(long, value_delimiter = ',')]
     pub schedule: Vec<String>,
     /// Leaves no choice of what to re-materialize: one policy for all stages, or one for each

@@ -162,10 +162,12 @@ impl Config {
         if !devices_were_named && devices.iter().all(|device| *device == devices[0]) {
             devices.truncate(1);
         }
-        if matches!(&pipeline.balance, Balance::Layers(layers) if layers.len() != stages) {
+        // Where a schedule puts several on a device there are more of them; what does not fit at all is refused later.
+        let all = pipeline.schedule.0.stages(stages).unwrap_or(stages);
+        if matches!(&pipeline.balance, Balance::Layers(layers) if layers.len() != all) {
             pipeline.balance = Balance::Cost;
         }
-        if pipeline.remat.check(stages).is_err() {
+        if pipeline.remat.check(all).is_err() {
             pipeline.remat = RematPolicies::default();
         }
     }

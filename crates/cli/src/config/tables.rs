@@ -3,6 +3,8 @@
 use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule};
 use serde::{Deserialize, Serialize};
 
+use crate::schedule::ScheduleChoice;
+
 use super::text::{
     Caps, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
 };
@@ -34,7 +36,7 @@ pub(crate) struct PipelineConfig {
     /// Of the whole pipeline, each on its part of every mini-batch.
     pub replicas: usize,
     #[serde(with = "as_text")]
-    pub schedule: Schedule,
+    pub schedule: ScheduleChoice,
     #[serde(with = "as_text")]
     pub balance: Balance,
     #[serde(with = "as_text")]
@@ -174,7 +176,7 @@ impl Default for PipelineConfig {
             stages: 2,
             micro_batches: 4,
             replicas: 1,
-            schedule: Schedule::OneFOneB,
+            schedule: ScheduleChoice(Schedule::OneFOneB),
             balance: Balance::Cost,
             remat: RematPolicies::default(),
             devices: Devices(vec![Device::Cpu]),

@@ -2,8 +2,10 @@
 
 use std::{fmt::Display, str::FromStr, time::Duration};
 
-use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule};
+use gpipe::{Balance, Bytes, Device, RematPolicies};
 use serde::{Deserialize, Deserializer, Serializer};
+
+use crate::schedule::ScheduleChoice;
 
 /// Memory caps: one for all stages, or one per stage; or `none`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -272,7 +274,7 @@ macro_rules! plain_is_display {
 }
 
 plain_is_display!(
-    Schedule,
+    ScheduleChoice,
     Balance,
     RematPolicies,
     Caps,

@@ -64,7 +64,7 @@ impl StepTrace {
         // Of huge steps, no more than would go into one file.
         let room = ACTIONS_MAX / timeline.actions().count().max(1);
         self.latest.truncate(room.clamp(1, STEPS) - 1);
-        let peaks = report.stages.iter().map(|stage| stage.peak).collect();
+        let peaks = report.devices.iter().map(|own| own.peak).collect();
         let bytes = report.bytes.clone();
         self.latest.push_front(Kept { step: report.step, timeline, peaks, bytes });
         self.applied += 1;

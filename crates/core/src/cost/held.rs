@@ -13,6 +13,17 @@ pub(super) struct Layers<'a> {
     pub skips: Vec<SkipEnds>,
 }
 
+/// What a backward does about the gradients of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gradients {
+    /// Makes them: the step's first.
+    Made,
+    /// Adds to them.
+    Added,
+    /// Leaves them to its second half.
+    Later,
+}
+
 /// The ends of a long skip that are in a stage, by the position of their layers, and what it holds.
 pub(super) struct SkipEnds {
     pub stash: Option<usize>,
@@ -67,9 +78,8 @@ impl Layers<'_> {
     }
 
     /// Most above the start of a backward: layer by layer from the last, each of which gives back what it kept; segments that are
-    /// not there yet are recomputed on the way. `first`: it also makes the gradients.
-    pub fn backward(&self, segmented: bool, first: bool) -> Bytes {
-        let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX).min(i64::MAX / 4);
+    /// not there yet are recomputed on the way.
+    pub fn backward(&self, segmented: bool, weights: Gradients) -> Bytes {
         let segments = match segmented {
             true => self.segments.clone(),
             false => Remat::Never.segment_ranges(self.gradients.len()),
@@ -86,15 +96,18 @@ impl Layers<'_> {
             for layer in (segment.start..end).rev() {
                 let cost = &self.costs[layer];
                 let made = self.gradients.get(layer).copied().unwrap_or_default();
-                let peak = if first { cost.first_backward_peak } else { cost.backward_peak };
+                let (peak, left) = match weights {
+                    Gradients::Made => (cost.first_backward_peak, made),
+                    Gradients::Added => (cost.backward_peak, Bytes(0)),
+                    Gradients::Later => (cost.backward_input_peak, cost.split),
+                };
                 most = most.max(now.saturating_add(signed(peak)));
                 // The gradient of its outputs goes, too, but where it came from another stage.
                 let outputs = match self.costs.get(layer + 1) {
                     Some(next) => next.input_gradients,
                     None => Bytes(0),
                 };
-                let made = if first { made } else { Bytes(0) };
-                let mut change = signed(cost.input_gradients) + signed(made)
+                let mut change = signed(cost.input_gradients) + signed(left)
                     - signed(cost.kept)
                     - signed(outputs);
                 // A skip's gradient is there from its pop to its stash, or to the end where that is on another stage.
@@ -109,4 +122,23 @@ impl Layers<'_> {
         }
         Bytes(u64::try_from(most).unwrap_or(0))
     }
+
+    /// Most above the start of the second half of a backward, layer by layer from the last. `first`: it makes the gradients.
+    pub fn backward_weight(&self, first: bool) -> Bytes {
+        let (mut now, mut most) = (0_i64, 0_i64);
+        for (layer, cost) in self.costs.iter().enumerate().rev() {
+            let made = self.gradients.get(layer).copied().unwrap_or_default();
+            let (peak, made) = match first {
+                true => (cost.first_backward_weight_peak, made),
+                false => (cost.backward_weight_peak, Bytes(0)),
+            };
+            most = most.max(now.saturating_add(signed(peak)));
+            now = now.saturating_add(signed(made) - signed(cost.split));
+        }
+        Bytes(u64::try_from(most).unwrap_or(0))
+    }
+}
+
+fn signed(bytes: Bytes) -> i64 {
+    i64::try_from(bytes.0).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }

@@ -5,7 +5,7 @@ mod held;
 
 use std::{collections::BTreeMap, ops::Range};
 
-use held::{Layers, SkipEnds};
+use held::{Gradients, Layers, SkipEnds};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -35,6 +35,12 @@ pub struct LayerCost {
     pub backward: Nanos,
     /// A backward whose forward kept its activations.
     pub backward_kept: Nanos,
+    /// The first half of a backward that is split: the gradients of its inputs.
+    #[serde(default)]
+    pub backward_input: Nanos,
+    /// The second half: the gradients of its weights.
+    #[serde(default)]
+    pub backward_weight: Nanos,
     /// Its inputs: what crosses a cut before it.
     pub inputs: Bytes,
     /// The gradients of its inputs: what crosses back; 0 where nothing before it is trained.
@@ -48,6 +54,18 @@ pub struct LayerCost {
     pub backward_peak: Bytes,
     /// The same of a step's first backward, which makes the parameters' gradients.
     pub first_backward_peak: Bytes,
+    /// What the first half of a split backward leaves to the second, of what the layer kept and of gradients.
+    #[serde(default)]
+    pub split: Bytes,
+    /// As `backward_peak`, of the first half.
+    #[serde(default)]
+    pub backward_input_peak: Bytes,
+    /// As `backward_peak`, of the second half; `split` is there at the start.
+    #[serde(default)]
+    pub backward_weight_peak: Bytes,
+    /// The same of a step's first one.
+    #[serde(default)]
+    pub first_backward_weight_peak: Bytes,
 }
 
 /// What a layer holds and takes whatever the micro-batches are. A tied weight is not counted here.
@@ -193,10 +211,17 @@ impl ModelCosts {
         self.sizes.contains_key(&samples)
     }
 
+    /// Whether it is known what the halves of a split backward take.
+    pub fn has_halves(&self) -> bool {
+        let all = self.under.values().chain([&self.sizes]).flat_map(BTreeMap::values).flatten();
+        let mut all = all.map(|cost| cost.backward_input + cost.backward_weight);
+        all.any(|time| time > Nanos(0))
+    }
+
     /// The costs for micro-batches of `samples` samples under `schedule`: those of that size under it, or under the one that
     /// was measured first; else on the line through the two nearest sizes; of one size only, in proportion. The loss is last.
-    pub fn at(&self, samples: usize, schedule: Schedule) -> Vec<LayerCost> {
-        let sizes = self.under.get(schedule.name()).unwrap_or(&self.sizes);
+    pub fn at(&self, samples: usize, schedule: &Schedule) -> Vec<LayerCost> {
+        let sizes = self.under.get(&schedule.to_string()).unwrap_or(&self.sizes);
         if let Some(own) = sizes.get(&samples).or_else(|| self.sizes.get(&samples)) {
             return own.clone();
         }
@@ -259,6 +284,9 @@ impl ModelCosts {
             rematerialize: scale(again),
             backward: scale(rest + sum(own, |c| c.backward)),
             backward_kept: scale(sum(own, |c| c.backward_kept)),
+            backward_input: scale(rest + sum(own, |c| c.backward_input)),
+            backward_input_kept: scale(sum(own, |c| c.backward_input)),
+            backward_weight: scale(sum(own, |c| c.backward_weight)),
             norm: scale(states.iter().map(|state| state.norm).sum()),
             update: scale(states.iter().map(|state| state.update).sum()),
         }
@@ -309,10 +337,15 @@ impl ModelCosts {
             forward: with_inputs(layers.forward_discarding()),
             forward_kept: with_inputs(Held { after: kept.after - statistics, ..kept }),
             rematerialize: layers.rematerialize(),
-            backward: layers.backward(true, false),
-            backward_kept: layers.backward(false, false),
-            first_backward: layers.backward(true, true),
-            first_backward_kept: layers.backward(false, true),
+            backward: layers.backward(true, Gradients::Added),
+            backward_kept: layers.backward(false, Gradients::Added),
+            first_backward: layers.backward(true, Gradients::Made),
+            first_backward_kept: layers.backward(false, Gradients::Made),
+            split: layers.costs.iter().map(|cost| cost.split).sum(),
+            backward_input: layers.backward(true, Gradients::Later),
+            backward_input_kept: layers.backward(false, Gradients::Later),
+            backward_weight: layers.backward_weight(false),
+            first_backward_weight: layers.backward_weight(true),
             update: update + sums.sum(),
         }
     }
@@ -387,12 +420,21 @@ impl LayerCost {
             rematerialize: time(self.rematerialize, other.rematerialize),
             backward: time(self.backward, other.backward),
             backward_kept: time(self.backward_kept, other.backward_kept),
+            backward_input: time(self.backward_input, other.backward_input),
+            backward_weight: time(self.backward_weight, other.backward_weight),
             inputs: bytes(self.inputs, other.inputs),
             input_gradients: bytes(self.input_gradients, other.input_gradients),
             kept: bytes(self.kept, other.kept),
             forward_peak: bytes(self.forward_peak, other.forward_peak),
             backward_peak: bytes(self.backward_peak, other.backward_peak),
             first_backward_peak: bytes(self.first_backward_peak, other.first_backward_peak),
+            split: bytes(self.split, other.split),
+            backward_input_peak: bytes(self.backward_input_peak, other.backward_input_peak),
+            backward_weight_peak: bytes(self.backward_weight_peak, other.backward_weight_peak),
+            first_backward_weight_peak: bytes(
+                self.first_backward_weight_peak,
+                other.first_backward_weight_peak,
+            ),
         }
     }
 }

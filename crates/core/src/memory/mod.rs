@@ -59,6 +59,16 @@ pub struct StageBytes {
     pub first_backward: Bytes,
     /// As `backward_kept`, of the step's first one.
     pub first_backward_kept: Bytes,
+    /// What a backward that is split leaves from its first half to its second, of all that was held before it.
+    pub split: Bytes,
+    /// Most above its start, of the first half after a re-materialization.
+    pub backward_input: Bytes,
+    /// The same, where the forward kept its activations.
+    pub backward_input_kept: Bytes,
+    /// Most above its start, of the second half.
+    pub backward_weight: Bytes,
+    /// The same, of the step's first one.
+    pub first_backward_weight: Bytes,
     /// The norm and the update, above parameters, state and gradients.
     pub update: Bytes,
 }
@@ -88,6 +98,8 @@ enum Kind {
     Forward { keeps: bool },
     Rematerialize,
     Backward { kept: bool, first: bool },
+    BackwardInput { kept: bool },
+    BackwardWeight { first: bool },
     Update,
 }
 
@@ -100,6 +112,7 @@ pub struct Moment {
     kept: u32,
     discarded: u32,
     recomputed: u32,
+    split: u32,
     /// Messages that it sent and that may still live, by the stage's edges (see [`Moments`]).
     messages: Vec<u32>,
 }
@@ -113,6 +126,7 @@ impl Moment {
             && self.kept <= other.kept
             && self.discarded <= other.discarded
             && self.recomputed <= other.recomputed
+            && self.split <= other.split
             && self.messages.iter().zip(&other.messages).all(|(own, other)| own <= other)
     }
 }
@@ -177,6 +191,7 @@ fn own_bytes(bytes: &StageBytes, moment: &Moment) -> Bytes {
         + times(moment.kept, bytes.forward_kept.after)
         + times(moment.discarded, bytes.forward.after)
         + times(moment.recomputed, bytes.rematerialize.after)
+        + times(moment.split, bytes.split)
 }
 
 fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
@@ -188,6 +203,10 @@ fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
         Kind::Backward { kept: true, first: false } => bytes.backward_kept,
         Kind::Backward { kept: false, first: true } => bytes.first_backward,
         Kind::Backward { kept: false, first: false } => bytes.backward,
+        Kind::BackwardInput { kept: true } => bytes.backward_input_kept,
+        Kind::BackwardInput { kept: false } => bytes.backward_input,
+        Kind::BackwardWeight { first: true } => bytes.first_backward_weight,
+        Kind::BackwardWeight { first: false } => bytes.backward_weight,
         Kind::Update => bytes.update,
     }
 }
@@ -200,6 +219,7 @@ struct Counts {
     kept: u32,
     discarded: u32,
     recomputed: u32,
+    split: u32,
 }
 
 impl Counts {
@@ -223,13 +243,18 @@ impl Counts {
             }
             Op::Backward(m) => {
                 after.gradients = true;
-                if again(m) {
-                    after.discarded = after.discarded.saturating_sub(1);
-                    after.recomputed = after.recomputed.saturating_sub(1);
-                } else {
-                    after.kept = after.kept.saturating_sub(1);
-                }
+                after.release(again(m));
                 Kind::Backward { kept: !again(m), first: !self.gradients }
+            }
+            Op::BackwardInput(m) => {
+                after.release(again(m));
+                after.split += 1;
+                Kind::BackwardInput { kept: !again(m) }
+            }
+            Op::BackwardWeight(_) => {
+                after.gradients = true;
+                after.split = after.split.saturating_sub(1);
+                Kind::BackwardWeight { first: !self.gradients }
             }
             Op::Norm => Kind::Update,
             Op::Update => {
@@ -242,9 +267,19 @@ impl Counts {
         Some((kind, after))
     }
 
+    /// What was held for a micro-batch until its backward.
+    fn release(&mut self, recomputed: bool) {
+        if recomputed {
+            self.discarded = self.discarded.saturating_sub(1);
+            self.recomputed = self.recomputed.saturating_sub(1);
+        } else {
+            self.kept = self.kept.saturating_sub(1);
+        }
+    }
+
     fn moment(self, kind: Kind, messages: Vec<u32>) -> Moment {
-        let Self { gradients, forwards, kept, discarded, recomputed } = self;
-        Moment { kind, gradients, forwards, kept, discarded, recomputed, messages }
+        let Self { gradients, forwards, kept, discarded, recomputed, split } = self;
+        Moment { kind, gradients, forwards, kept, discarded, recomputed, split, messages }
     }
 }
 

@@ -144,7 +144,7 @@ pub(super) struct Places {
     devices: usize,
     /// Both halves of each edge: its sends and its receives, in order. The first received is the first sent.
     links: Vec<[(Vec<Place>, Vec<Place>); 2]>,
-    /// By stage and micro-batch.
+    /// By stage and micro-batch: of a split one its second half, until which what arrived is held.
     backwards: Vec<Vec<Option<Place>>>,
 }
 
@@ -165,7 +165,7 @@ impl Places {
                         let link = places.links.get_mut(edge.index());
                         link.into_iter().for_each(|link| link[half as usize].1.push(place));
                     }
-                    Op::Backward(m) => {
+                    Op::Backward(m) | Op::BackwardWeight(m) => {
                         let stage = places.backwards.get_mut(action.stage.index());
                         let slot = stage.and_then(|stage| stage.get_mut(m.index()));
                         slot.into_iter().for_each(|slot| *slot = Some(place));

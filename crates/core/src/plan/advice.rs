@@ -75,7 +75,7 @@ impl fmt::Display for Advice {
 }
 
 /// The move of one layer across one boundary, or of one stage to another policy, that saves most of the step and fits; `None` where nothing
-/// saves half a percent.
+/// saves half a percent, and for schedules other than GPipe and 1F1B.
 ///
 /// # Errors
 /// [`PlanError`]: costs, devices and plan that do not fit each other.
@@ -86,8 +86,10 @@ pub fn advice(
     plan: &Plan,
 ) -> Result<Option<Advice>, PlanError> {
     let now = predict(model, devices, samples, plan)?;
-    let Plan { micro_batches, schedule, .. } = *plan;
-    let micro_batches = micro_batches.min(samples);
+    if !plan.schedule.is_plain() {
+        return Ok(None);
+    }
+    let (schedule, micro_batches) = (&plan.schedule, plan.micro_batches.min(samples));
     let (balance, remat) = (None, None);
     let frame = Frame { model, devices, samples, micro_batches, schedule, balance, remat };
     let mut space = Space::new(frame);

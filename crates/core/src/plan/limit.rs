@@ -106,10 +106,12 @@ pub(super) fn limit(
     let mean = Nanos(u64::try_from(sum / busy.len().max(1) as u128).unwrap_or(u64::MAX));
     let stage = busy.iter().position(|&busy| busy == most).unwrap_or_default();
     let larger = samples.div_ceil(plan.micro_batches.min(samples).max(1));
-    let costs = model.at(larger, plan.schedule);
-    let range = ranges(&plan.balance).into_iter().nth(stage).unwrap_or_default();
+    let costs = model.at(larger, &plan.schedule);
+    let placement = plan.schedule.placement(devices.len());
+    let own = ranges(&plan.balance).into_iter().zip(placement).filter(|(_, on)| *on == stage);
+    let own = own.flat_map(|(range, _)| range);
     let weight = |layer: &usize| costs[*layer].forward_kept + costs[*layer].backward_kept;
-    let layer = range.max_by_key(weight).unwrap_or_default();
+    let layer = own.max_by_key(weight).unwrap_or_default();
     let name = model.layers[layer].name.clone();
     let mut limits = vec![
         Limit::Imbalance { stage, layer, name, share: share(step - (most - mean)) },
@@ -123,11 +125,12 @@ pub(super) fn limit(
     if devices.iter().any(|device| device.memory.is_some()) {
         let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
         let never = predict(model, devices, samples, &never)?;
-        let over =
-            never.stages.iter().zip(devices).enumerate().filter_map(|(k, (stage, device))| {
-                let cap = device.memory.filter(|&cap| stage.peak > cap)?;
-                Some((stage.peak - cap, k, stage.peak))
-            });
+        let over = never.device_peaks().into_iter().zip(devices).enumerate().filter_map(
+            |(k, (peak, device))| {
+                let cap = device.memory.filter(|&cap| peak > cap)?;
+                Some((peak - cap, k, peak))
+            },
+        );
         if let Some((_, device, needed)) = over.max() {
             limits.push(Limit::Memory { device, needed, share: share(never.step()) });
         }

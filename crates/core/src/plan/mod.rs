@@ -67,7 +67,7 @@ const MICRO_BATCHES_MAX: usize = 1 << 16;
 /// Most actions of a plan's program.
 const ACTIONS_MAX: usize = 1 << 25;
 
-/// How to run a model: stage k is on device k.
+/// How to run a model: stage k is on device k, or where its schedule says.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -83,6 +83,13 @@ pub struct Plan {
     pub remat: RematPolicies,
 }
 
+impl Plan {
+    /// How many devices it is for.
+    pub fn devices(&self) -> usize {
+        self.schedule.devices(self.balance.len())
+    }
+}
+
 /// What a plan will take and hold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
@@ -94,6 +101,8 @@ pub struct Prediction {
     pub stages: Vec<StagePrediction>,
     /// By edge: what its messages hold.
     pub edges: Vec<EdgeBytes>,
+    /// By stage: its device.
+    pub placement: Vec<usize>,
 }
 
 /// What one stage will take and hold.
@@ -118,11 +127,37 @@ impl Prediction {
         report::bubble(&self.timeline)
     }
 
-    /// The bytes of each stage over the step: from each time on, until the next one.
+    /// Most that each device can hold: its stages' peaks, which it may not have all at once.
+    pub fn device_peaks(&self) -> Vec<Bytes> {
+        let mut peaks = vec![Bytes(0); self.program.devices.len()];
+        for (stage, &device) in self.stages.iter().zip(&self.placement) {
+            peaks[device] += stage.peak;
+        }
+        peaks
+    }
+
+    /// The bytes of each device over the step: from each time on, until the next one.
     pub fn bytes(&self) -> Vec<Vec<(Nanos, Bytes)>> {
         let bytes: Vec<StageBytes> = self.stages.iter().map(|stage| stage.bytes).collect();
-        series(&self.program, &self.timeline, &bytes, &self.edges)
+        let stages = series(&self.program, &self.timeline, &bytes, &self.edges);
+        let mut devices = vec![Vec::new(); self.program.devices.len()];
+        for (own, &device) in stages.into_iter().zip(&self.placement) {
+            devices[device] = together(&devices[device], &own);
+        }
+        devices
     }
+}
+
+/// The sum of two series.
+fn together(a: &[(Nanos, Bytes)], b: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
+    let mut times: Vec<Nanos> = a.iter().chain(b).map(|(time, _)| *time).collect();
+    times.sort_unstable();
+    times.dedup();
+    let at = |series: &[(Nanos, Bytes)], time: Nanos| {
+        let after = series.partition_point(|(own, _)| *own <= time);
+        after.checked_sub(1).map_or(Bytes(0), |last| series[last].1)
+    };
+    times.into_iter().map(|time| (time, at(a, time) + at(b, time))).collect()
 }
 
 /// A plan that cannot be.
@@ -148,7 +183,8 @@ pub enum PlanError {
     Setting(String),
 }
 
-/// What `plan` takes and holds in a step of `samples` samples on `devices`, one per stage.
+/// What `plan` takes and holds in a step of `samples` samples on `devices`: one for each stage, but where its schedule puts several
+/// stages on one.
 ///
 /// # Errors
 /// [`PlanError`]: costs, devices and plan that do not fit each other.
@@ -171,11 +207,13 @@ pub fn predict(
             topology.edges.len()
         )));
     }
-    let compute = plan.remat.apply(&plan.schedule.actions(stages, micro_batches));
+    let placement = plan.schedule.placement(devices.len());
+    let compute = plan.remat.apply(&plan.schedule.actions(devices.len(), micro_batches));
     let program = lower(&compute, &topology, micro_batches)?;
-    let (simulated, edges) = costs_of(model, devices, samples, plan, &ranges, &purposes);
+    let placed: Vec<PlanDevice> = placement.iter().map(|&device| devices[device]).collect();
+    let (simulated, edges) = costs_of(model, &placed, samples, plan, &ranges, &purposes);
     let larger = samples.div_ceil(micro_batches);
-    let costs = model.at(larger, plan.schedule);
+    let costs = model.at(larger, &plan.schedule);
     let bytes = ranges.iter().enumerate();
     let bytes = bytes.map(|(stage, range)| {
         model.stage_bytes(range.clone(), &costs, larger, plan.remat.of(stage))
@@ -186,7 +224,7 @@ pub fn predict(
     let stages = simulated.stages.iter().zip(bytes).zip(peaks);
     let stages =
         stages.map(|((&cost, bytes), peak)| StagePrediction { cost, bytes, peak }).collect();
-    Ok(Prediction { program, timeline, stages, edges })
+    Ok(Prediction { program, timeline, stages, edges, placement })
 }
 
 /// Whether model, devices and plan fit each other.
@@ -201,12 +239,22 @@ fn check(
     model.check()?;
     check_balance(&plan.balance, stages, model.layers.len())?;
     plan.remat.check(stages).map_err(PlanError::Setting)?;
-    if devices.len() != stages {
-        let devices = devices.len();
+    let placed = plan.schedule.stages(devices.len());
+    let placed = placed.map_err(|error| PlanError::Setting(error.to_string()))?;
+    if placed != stages {
+        let (devices, schedule) = (devices.len(), &plan.schedule);
         return setting(format!(
-            "the plan is for {stages} stages, there are {devices} devices: give one device per stage"
+            "the plan is for {stages} stages, and {schedule} makes {placed} on {devices} devices: give as many devices as its stages need"
         ));
     }
+    if plan.schedule.splits() && !model.has_halves() {
+        return setting(format!(
+            "the costs do not say what the halves of a backward take, which {} needs: measure a profile under it, or plan with analytic costs",
+            plan.schedule
+        ));
+    }
+    let fits = plan.schedule.check_micro_batches(plan.micro_batches);
+    fits.map_err(|error| PlanError::Setting(error.to_string()))?;
     check_devices(devices)?;
     check_size(stages, plan.micro_batches, samples)
 }
@@ -236,7 +284,7 @@ fn check_size(stages: usize, micro_batches: usize, samples: usize) -> Result<(),
     Ok(())
 }
 
-/// What a plan's actions and messages take, and what the messages hold.
+/// What a plan's actions and messages take, and what the messages hold. `devices` by stage.
 fn costs_of(
     model: &ModelCosts,
     devices: &[PlanDevice],
@@ -247,7 +295,7 @@ fn costs_of(
 ) -> (Costs, Vec<EdgeBytes>) {
     let micro_batches = plan.micro_batches.min(samples).max(1);
     let (larger, smaller) = (samples.div_ceil(micro_batches), samples / micro_batches);
-    let costs = model.at(larger, plan.schedule);
+    let costs = model.at(larger, &plan.schedule);
     let at = |costs: &[_]| -> Vec<StageCost> {
         let stage = |(stage, (range, device)): (usize, (&Range<usize>, &PlanDevice))| {
             model.stage_cost(range.clone(), costs, plan.remat.of(stage), device.speed)
@@ -257,7 +305,7 @@ fn costs_of(
     let edges = model.edge_bytes(ranges, &costs, larger, purposes);
     let simulated = Costs {
         stages: at(&costs),
-        smaller: if smaller < larger { at(&model.at(smaller, plan.schedule)) } else { Vec::new() },
+        smaller: if smaller < larger { at(&model.at(smaller, &plan.schedule)) } else { Vec::new() },
         smaller_from: (smaller < larger).then(|| MicroBatch::from_index(samples % micro_batches)),
         links: model.link_costs(&edges),
     };

@@ -213,7 +213,7 @@ impl<'r> Search<'r, '_> {
             devices: &request.devices[..stages],
             samples: request.samples,
             micro_batches,
-            schedule: request.schedules[schedule],
+            schedule: &request.schedules[schedule],
             balance: request.balance.as_deref(),
             remat: request.remat.as_ref(),
         }

@@ -29,7 +29,7 @@ pub(super) struct Frame<'a> {
     pub devices: &'a [PlanDevice],
     pub samples: usize,
     pub micro_batches: usize,
-    pub schedule: Schedule,
+    pub schedule: &'a Schedule,
     /// The only cut, if it is given.
     pub balance: Option<&'a [usize]>,
     /// The only policies, if they are given.
@@ -238,7 +238,12 @@ impl<'a> Space<'a> {
     /// The plan of a cut and a policy for each stage.
     pub fn plan(&self, balance: Vec<usize>, policies: Vec<Remat>) -> Plan {
         let Frame { micro_batches, schedule, .. } = self.frame;
-        Plan { balance, micro_batches, schedule, remat: RematPolicies::by_stage(policies) }
+        Plan {
+            balance,
+            micro_batches,
+            schedule: schedule.clone(),
+            remat: RematPolicies::by_stage(policies),
+        }
     }
 
     /// What a stage takes under any policy.

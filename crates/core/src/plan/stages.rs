@@ -80,10 +80,10 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    pub fn new(schedule: Schedule, stages: usize, micro_batches: usize, samples: usize) -> Self {
+    pub fn new(schedule: &Schedule, stages: usize, micro_batches: usize, samples: usize) -> Self {
         let lists = schedule.actions(stages, micro_batches);
         let lead = lists.last().map_or(0, |list| before_backward(list));
-        let trains = lists.iter().flatten().any(|action| matches!(action.op, Op::Backward(_)));
+        let trains = lists.iter().flatten().any(|action| action.op.goes_back().is_some());
         let smaller_from = match samples % micro_batches {
             0 => micro_batches,
             larger => larger,
@@ -303,7 +303,7 @@ fn in_flight(list: &[Action]) -> u32 {
     for action in list {
         match action.op {
             Op::Forward(_) => now += 1,
-            Op::Backward(_) => now = now.saturating_sub(1),
+            Op::Backward(_) | Op::BackwardWeight(_) => now = now.saturating_sub(1),
             _ => {}
         }
         most = most.max(now);

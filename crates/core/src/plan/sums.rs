@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Sums {
     layers: usize,
-    times: Vec<[Nanos; 5]>,
+    times: Vec<[Nanos; 7]>,
     ends: Vec<[Nanos; 2]>,
     /// Parameters and what the optimizer keeps.
     states: Vec<Bytes>,
@@ -21,7 +21,7 @@ pub(super) struct Sums {
 
 impl Sums {
     pub fn new(model: &ModelCosts, costs: &[LayerCost]) -> Self {
-        let (mut times, mut ends) = (vec![[Nanos(0); 5]], vec![[Nanos(0); 2]]);
+        let (mut times, mut ends) = (vec![[Nanos(0); 7]], vec![[Nanos(0); 2]]);
         let mut states = vec![Bytes(0)];
         for cost in costs {
             let own = [
@@ -30,9 +30,11 @@ impl Sums {
                 cost.rematerialize,
                 cost.backward,
                 cost.backward_kept,
+                cost.backward_input,
+                cost.backward_weight,
             ];
             let before = times[times.len() - 1];
-            times.push([0, 1, 2, 3, 4].map(|kind| before[kind] + own[kind]));
+            times.push([0, 1, 2, 3, 4, 5, 6].map(|kind| before[kind] + own[kind]));
         }
         for state in &model.layers {
             let before = ends[ends.len() - 1];
@@ -58,6 +60,9 @@ impl Sums {
             rematerialize: scale(between(2, last)),
             backward: scale(rest + between(3, range.start)),
             backward_kept: scale(between(4, range.start)),
+            backward_input: scale(rest + between(5, range.start)),
+            backward_input_kept: scale(between(5, range.start)),
+            backward_weight: scale(between(6, range.start)),
             norm: scale(ends[0]),
             update: scale(ends[1]),
         }

@@ -1,14 +1,18 @@
-//! Schedules: for each device, the order of its forwards and backwards. Each is a pure function of
-//! (K, M) in a file of its own, drawn above its generator; one stage per device.
+//! Schedules: for each device, the order of its forwards and backwards. Each is a pure function of (K, M) in a file of its
+//! own, drawn above its generator; [`listed`] is one that a user wrote.
 //!
-//! A schedule says only F and B. [`crate::remat`] adds R, [`crate::lower`] everything else.
+//! A schedule says F and B, or I and W where it splits the backward. [`crate::remat`] adds R, [`crate::lower`] everything else.
 
 mod forward_only;
 mod gpipe;
+mod interleaved;
+pub mod listed;
 mod one_f_one_b;
+mod zb_h1;
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
+pub use self::listed::Listed;
 use crate::{
     action::{Action, Op},
     ids::{MicroBatch, StageId},
@@ -17,73 +21,206 @@ use crate::{
 /// Per device, its ordered list of actions.
 pub type ActionLists = Vec<Vec<Action>>;
 
+/// Most stages that a schedule puts on one device.
+const CHUNKS_MAX: u32 = 64;
+
 /// The schedules by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Schedule {
     /// All forwards, then all backwards (Huang et al. 2019, section 2).
     GPipe,
     /// One forward, one backward in turn (PipeDream-Flush; Narayanan et al. 2021, section 2.2).
     OneFOneB,
+    /// 1F1B with this many stages (V) on each device (Narayanan et al. 2021, section 2.2): a smaller bubble for more messages and
+    /// more bytes. `interleaved:2` in text.
+    Interleaved(u32),
+    /// 1F1B with each backward in two halves, the second of which fills the bubble (Qi et al. 2023, section 2.3).
+    ZbH1,
+    /// One from a file, or of a user's own; for one K and one M. `file:NAME` in text.
+    Listed(Arc<Listed>),
     /// Forwards only: evaluation and prediction.
     ForwardOnly,
 }
 
 impl Schedule {
-    /// The schedules that train.
+    /// The schedules that the planner searches exactly: one stage on each device, whole backwards.
     pub const TRAINING: [Schedule; 2] = [Schedule::GPipe, Schedule::OneFOneB];
+    /// One of each kind that needs no more than K and M.
+    pub const NAMED: [Schedule; 4] =
+        [Schedule::GPipe, Schedule::OneFOneB, Schedule::Interleaved(2), Schedule::ZbH1];
 
-    /// The compute actions of `stages` (K) devices for `micro_batches` (M): only F and B.
-    pub fn actions(self, stages: usize, micro_batches: usize) -> ActionLists {
-        let one_stage = match self {
-            Schedule::GPipe => gpipe::actions,
-            Schedule::OneFOneB => one_f_one_b::actions,
-            Schedule::ForwardOnly => forward_only::actions,
+    /// The compute actions of `devices` (K) devices for `micro_batches` (M): F, and B or I and W. A listed one has its own
+    /// number of devices, and leaves out micro-batches that are not there.
+    pub fn actions(&self, devices: usize, micro_batches: usize) -> ActionLists {
+        let list = |device: usize| match self {
+            Schedule::GPipe => gpipe::actions(device, devices, micro_batches),
+            Schedule::OneFOneB => one_f_one_b::actions(device, devices, micro_batches),
+            Schedule::ZbH1 => zb_h1::actions(device, devices, micro_batches),
+            Schedule::ForwardOnly => forward_only::actions(device, devices, micro_batches),
+            Schedule::Interleaved(chunks) => {
+                interleaved::actions(device, devices, *chunks as usize, micro_batches)
+            }
+            Schedule::Listed(own) => {
+                let list = own.lists().get(device).map_or(&[][..], Vec::as_slice);
+                without(list.iter().copied(), micro_batches)
+            }
         };
-        (0..stages).map(|stage| one_stage(stage, stages, micro_batches)).collect()
+        (0..devices).map(list).collect()
     }
 
-    /// The name in configurations and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Schedule::GPipe => "gpipe",
-            Schedule::OneFOneB => "1f1b",
-            Schedule::ForwardOnly => "forward-only",
+    /// The forwards of [`Schedule::actions`] alone: the same stages on the same devices, for evaluation and prediction.
+    pub fn forwards(&self, devices: usize, micro_batches: usize) -> ActionLists {
+        let mut lists = self.actions(devices, micro_batches);
+        for list in &mut lists {
+            list.retain(|action| matches!(action.op, Op::Forward(_)));
         }
+        lists
+    }
+
+    /// How many stages it makes of so many devices.
+    ///
+    /// # Errors
+    /// A listed one is for another number of devices.
+    pub fn stages(&self, devices: usize) -> Result<usize, DoesNotFit> {
+        match self {
+            Schedule::Interleaved(chunks) => Ok(devices * *chunks as usize),
+            Schedule::Listed(own) if own.lists().len() == devices => Ok(own.stages()),
+            Schedule::Listed(own) => Err(DoesNotFit {
+                schedule: self.to_string(),
+                what: "devices",
+                own: own.lists().len(),
+                asked: devices,
+            }),
+            _ => Ok(devices),
+        }
+    }
+
+    /// How many devices so many stages take; rounded up where they fill no whole number.
+    pub fn devices(&self, stages: usize) -> usize {
+        match self {
+            Schedule::Interleaved(chunks) => stages.div_ceil(*chunks as usize),
+            Schedule::Listed(own) => own.lists().len(),
+            _ => stages,
+        }
+    }
+
+    /// Whether it can be run with so many micro-batches (M).
+    ///
+    /// # Errors
+    /// A listed one is for another number.
+    pub fn check_micro_batches(&self, micro_batches: usize) -> Result<(), DoesNotFit> {
+        match self {
+            Schedule::Listed(own) if own.micro_batches() != micro_batches => Err(DoesNotFit {
+                schedule: self.to_string(),
+                what: "micro-batches",
+                own: own.micro_batches(),
+                asked: micro_batches,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device of each stage.
+    pub fn placement(&self, devices: usize) -> Vec<usize> {
+        let mut placement = Vec::new();
+        for (device, list) in self.actions(devices, 1).iter().enumerate() {
+            for action in list {
+                let stage = action.stage.index();
+                if placement.len() <= stage {
+                    placement.resize(stage + 1, 0);
+                }
+                placement[stage] = device;
+            }
+        }
+        placement
+    }
+
+    /// Whether it computes backwards in two halves.
+    pub fn splits(&self) -> bool {
+        match self {
+            Schedule::ZbH1 => true,
+            Schedule::Listed(own) => {
+                own.lists().iter().flatten().any(|a| matches!(a.op, Op::BackwardInput(_)))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether every device has one stage, and backwards are whole: what the planner's search is exact for.
+    pub fn is_plain(&self) -> bool {
+        Self::TRAINING.contains(self)
     }
 }
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Schedule::GPipe => f.write_str("gpipe"),
+            Schedule::OneFOneB => f.write_str("1f1b"),
+            Schedule::Interleaved(chunks) => write!(f, "interleaved:{chunks}"),
+            Schedule::ZbH1 => f.write_str("zb-h1"),
+            Schedule::Listed(own) => write!(f, "file:{}", own.name()),
+            Schedule::ForwardOnly => f.write_str("forward-only"),
+        }
     }
 }
 
 /// A schedule that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no schedule '{0}': use gpipe or 1f1b")]
+#[error(
+    "there is no schedule '{0}': use gpipe, 1f1b, interleaved:V (V stages on each device, from 2 to {CHUNKS_MAX}), zb-h1, or, in a command, file:PATH"
+)]
 pub struct UnknownSchedule(String);
+
+/// A listed schedule that is for something else.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "schedule {schedule} is for {own} {what}, not for {asked}: ask for {own}, or write another file"
+)]
+pub struct DoesNotFit {
+    schedule: String,
+    what: &'static str,
+    own: usize,
+    asked: usize,
+}
 
 impl FromStr for Schedule {
     type Err = UnknownSchedule;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::TRAINING
-            .into_iter()
-            .find(|schedule| schedule.name() == text)
-            .ok_or_else(|| UnknownSchedule(text.to_owned()))
+        let unknown = || UnknownSchedule(text.to_owned());
+        match text {
+            "gpipe" => Ok(Schedule::GPipe),
+            "1f1b" => Ok(Schedule::OneFOneB),
+            "zb-h1" => Ok(Schedule::ZbH1),
+            _ => {
+                let chunks = text.strip_prefix("interleaved:").ok_or_else(unknown)?;
+                match chunks.parse() {
+                    Ok(chunks) if (2..=CHUNKS_MAX).contains(&chunks) => {
+                        Ok(Schedule::Interleaved(chunks))
+                    }
+                    _ => Err(unknown()),
+                }
+            }
+        }
     }
+}
+
+fn action(stage: usize, op: fn(MicroBatch) -> Op, micro_batch: usize) -> Action {
+    Action { stage: StageId::from_index(stage), op: op(MicroBatch::from_index(micro_batch)) }
 }
 
 fn forward(stage: usize, micro_batch: usize) -> Action {
-    Action {
-        stage: StageId::from_index(stage),
-        op: Op::Forward(MicroBatch::from_index(micro_batch)),
-    }
+    action(stage, Op::Forward, micro_batch)
 }
 
 fn backward(stage: usize, micro_batch: usize) -> Action {
-    Action {
-        stage: StageId::from_index(stage),
-        op: Op::Backward(MicroBatch::from_index(micro_batch)),
-    }
+    action(stage, Op::Backward, micro_batch)
+}
+
+/// Without the micro-batches from `micro_batches` on: what is left of a correct order is a correct order of the rest.
+fn without(list: impl Iterator<Item = Action>, micro_batches: usize) -> Vec<Action> {
+    let is_there =
+        |action: &Action| action.op.computes().is_some_and(|m| m.index() < micro_batches);
+    list.filter(is_there).collect()
 }

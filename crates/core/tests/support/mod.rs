@@ -101,6 +101,12 @@ fn cost(random: &mut Stream, samples: usize, kind: Kind) -> LayerCost {
         forward_peak: bytes(60),
         backward_peak: bytes(60),
         first_backward_peak: bytes(70),
+        backward_input: Nanos(backward.0 / 2),
+        backward_weight: Nanos(backward.0 - backward.0 / 2),
+        split: bytes(40),
+        backward_input_peak: bytes(60),
+        backward_weight_peak: bytes(60),
+        first_backward_weight_peak: bytes(70),
     }
 }
 

@@ -267,12 +267,24 @@ impl Model<'_> {
         // One product for the input's gradient and one for the weight's; the latter alone where nothing before is trained.
         let products = if totals.input_gradients > 0.0 { 2.0 } else { 1.0 };
         let backward = self.rate.time(products * flops, products * traffic);
+        // In halves: one product each, and all of it in the one that there is.
+        let (input, weight) = match (totals.trained, totals.input_gradients > 0.0) {
+            (true, true) => (forward, self.rate.time(flops, traffic)),
+            (true, false) => (Nanos(0), backward),
+            (false, _) => (backward, Nanos(0)),
+        };
         LayerCost {
             forward,
             forward_kept: forward,
             rematerialize: forward,
             backward,
             backward_kept: backward,
+            backward_input: input,
+            backward_weight: weight,
+            split: held(totals.split),
+            backward_input_peak: held(totals.backward_peak + totals.captured),
+            backward_weight_peak: held(totals.backward_peak),
+            first_backward_weight_peak: held(totals.first_backward_peak),
             inputs: held(inputs),
             input_gradients: held(totals.input_gradients),
             kept: held(totals.kept),

@@ -101,6 +101,12 @@ pub(crate) struct Totals {
     pub forward_peak: f64,
     pub backward_peak: f64,
     pub first_backward_peak: f64,
+    /// What a backward of the inputs alone leaves to that of the parameters.
+    pub split: f64,
+    /// Of that, the gradients.
+    pub captured: f64,
+    /// Whether it has trained parameters.
+    pub trained: bool,
     /// Bytes that its operations read and write in a forward.
     pub traffic: f64,
 }
@@ -289,10 +295,38 @@ impl Tape {
             forward_peak: self.memory.peak,
             backward_peak,
             first_backward_peak: self.backward(&outputs, true).0,
+            split: self.split(&outputs) + self.captured(),
+            captured: self.captured(),
+            trained: self.starts().next().is_some(),
             traffic: self.traffic,
         };
         let of = |var: &Var| gradients.get(var).copied().unwrap_or(0.0);
         (totals, self.popped.iter().map(|(name, var)| (name.clone(), of(var))).collect())
+    }
+
+    /// The nodes that find gradients of parameters.
+    fn starts(&self) -> impl Iterator<Item = &Ran> {
+        let trained = |node: &Node| node.parameters.iter().any(|own| self.is_trained(own.0));
+        self.nodes.iter().filter(move |ran| trained(&ran.node))
+    }
+
+    /// The gradients from which those of the parameters are found later.
+    fn captured(&self) -> f64 {
+        self.starts().map(|ran| self.bytes(ran.output)).sum()
+    }
+
+    /// What is still saved when only the gradients of the parameters are left to find.
+    fn split(&self, outputs: &[Var]) -> f64 {
+        let mut memory = self.memory.clone();
+        for &output in outputs {
+            memory.release(self.values[output.0].memory);
+        }
+        for ran in &self.nodes {
+            if !ran.node.parameters.iter().any(|own| self.is_trained(own.0)) {
+                ran.saved.iter().for_each(|&block| memory.release(block));
+            }
+        }
+        memory.live
     }
 
     /// Most bytes above its start of a backward, and what the gradients hold that it leaves; the `first` of a step makes the

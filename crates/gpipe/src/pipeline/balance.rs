@@ -3,7 +3,8 @@
 use std::{fmt, str::FromStr};
 
 use gpipe_core::{
-    Op,
+    StageId,
+    lower::Recomputed,
     partition::{by_weighted_cost, check_balance, uniform},
     schedule::ActionLists,
 };
@@ -78,10 +79,12 @@ impl Balance {
 /// What a unit of a layer's forward costs each stage in a step of `micro_batches` micro-batches: a forward and a
 /// backward of twice that for each, and the forwards that it runs again. Under 1F1B the last stage runs none
 /// again unless told to.
-pub(super) fn stage_weights(compute: &ActionLists, micro_batches: usize) -> Vec<u64> {
-    let again = |list: &[gpipe_core::Action]| {
-        list.iter().filter(|action| matches!(action.op, Op::Rematerialize(_))).count()
-    };
-    // So far each device has one stage: the lists are the stages'.
-    compute.iter().map(|list| (3 * micro_batches + again(list)) as u64).collect()
+pub(super) fn stage_weights(
+    compute: &ActionLists,
+    stages: usize,
+    micro_batches: usize,
+) -> Vec<u64> {
+    let again = Recomputed::of(compute.iter().flatten());
+    let weight = |stage| (3 * micro_batches + again.count(StageId::from_index(stage))) as u64;
+    (0..stages).map(weight).collect()
 }

@@ -38,7 +38,7 @@ use gpipe_core::{
 use gpipe_runtime::{Crew, Ran, StepError};
 pub use padding::Padding;
 use parameters::Averages;
-pub use report::{Evaluation, StageReport, StepReport};
+pub use report::{DeviceReport, Evaluation, StepReport};
 pub use state::Plan;
 use tch::Tensor;
 
@@ -89,6 +89,8 @@ pub struct Pipeline {
     remat: RematPolicies,
     micro_batches: usize,
     balance: Vec<usize>,
+    /// By stage: its device.
+    placement: Vec<usize>,
     precision: Precision,
     loss: Option<Arc<dyn Loss>>,
     metrics: Vec<Arc<dyn Metric>>,
@@ -345,9 +347,11 @@ impl Pipeline {
         if let Some(program) = self.programs.get(&(trains, micro_batches)) {
             return Ok(Arc::clone(program));
         }
-        let schedule = if trains { self.schedule } else { Schedule::ForwardOnly };
-        let compute = schedule.actions(self.topology.stages, micro_batches);
-        let compute = if trains { self.remat.apply(&compute) } else { compute };
+        let devices = self.devices();
+        let compute = match trains {
+            true => self.remat.apply(&self.schedule.actions(devices, micro_batches)),
+            false => self.schedule.forwards(devices, micro_batches),
+        };
         let program = lower(&compute, &self.topology, micro_batches)?;
         validate(&program, self.link_capacity)?;
         let program = Arc::new(program);
@@ -364,28 +368,26 @@ impl Pipeline {
     ) -> Result<Ran<Stage>> {
         self.needs_whole_state()?;
         let program = self.program(mode == Mode::Train, batch.slices.len())?;
-        let stages = self.topology.stages;
-        let feeds = (0..stages)
-            .map(|stage| {
-                let fed = |all: &[Vec<Tensor>], here: bool| -> Vec<Vec<Tensor>> {
-                    let all = all.iter().take(if here { usize::MAX } else { 0 });
-                    all.map(|tensors| tensors.iter().map(Tensor::shallow_clone).collect()).collect()
-                };
-                vec![Feed {
-                    mode,
-                    step: self.step,
-                    slices: batch.slices.clone(),
-                    inputs: fed(&batch.inputs, stage == 0),
-                    targets: fed(&batch.targets, stage + 1 == stages),
-                    denominator,
-                    lr: self.learning_rate(),
-                    loss_scale: self.loss_scale.scale,
-                    check_finite,
-                    groups: batch.groups.clone(),
-                    begins: batch.begins,
-                }]
-            })
-            .collect();
+        let mut feeds: Vec<Vec<Feed>> = (0..self.devices()).map(|_| Vec::new()).collect();
+        for (stage, &device) in self.placement.iter().enumerate() {
+            let fed = |all: &[Vec<Tensor>], here: bool| -> Vec<Vec<Tensor>> {
+                let all = all.iter().take(if here { usize::MAX } else { 0 });
+                all.map(|tensors| tensors.iter().map(Tensor::shallow_clone).collect()).collect()
+            };
+            feeds[device].push(Feed {
+                mode,
+                step: self.step,
+                slices: batch.slices.clone(),
+                inputs: fed(&batch.inputs, stage == 0),
+                targets: fed(&batch.targets, stage + 1 == self.placement.len()),
+                denominator,
+                lr: self.learning_rate(),
+                loss_scale: self.loss_scale.scale,
+                check_finite,
+                groups: batch.groups.clone(),
+                begins: batch.begins,
+            });
+        }
         let mut ran = self.crew.run(&program, feeds)?;
         self.profiled = ran.outcomes.iter_mut().filter_map(|own| own.profile.take()).collect();
         Ok(ran)
@@ -432,6 +434,11 @@ impl Pipeline {
     /// Whether some of its stages are in other processes.
     pub(crate) fn is_in_processes(&self) -> bool {
         self.joined.is_some()
+    }
+
+    /// On how many devices its stages are.
+    pub(crate) fn devices(&self) -> usize {
+        self.placement.iter().max().map_or(1, |last| last + 1)
     }
 
     /// Layers per stage.

@@ -1,6 +1,7 @@
 //! A pipeline's parameters, gradients and averages, by their full names: read, overwritten, exchanged.
 
-use gpipe_core::DeviceId;
+use gpipe_core::{DeviceId, StageId};
+use gpipe_runtime::StageExecutor;
 use tch::Tensor;
 
 use super::Pipeline;
@@ -52,11 +53,11 @@ impl Pipeline {
     fn copies(&mut self, copy: Copy) -> Result<Vec<(String, Tensor)>> {
         self.needs_whole_state()?;
         let mut all = Vec::with_capacity(self.owned.len());
-        for device in self.here() {
+        for stage in self.here() {
             let owned = self.owned.iter().map(|parameter| (&parameter.name, parameter.uses[0]));
-            let own = owned.filter(|(_, (stage, _))| stage.index() == device);
+            let own = owned.filter(|(_, (own, _))| own.index() == stage);
             let places: Vec<_> = own.map(|(name, (_, place))| (name.clone(), place)).collect();
-            all.extend(self.visit(device, move |stage| copy(stage.visit_parameters()?, &places))??);
+            all.extend(self.visit(stage, move |stage| copy(stage.visit_parameters()?, &places))??);
         }
         Ok(all)
     }
@@ -118,8 +119,8 @@ impl Pipeline {
     }
 
     fn swap_averages(&mut self) -> Result<()> {
-        for device in self.here() {
-            self.visit(device, |stage| stage.visit_parameters()?.swap_averages())??;
+        for stage in self.here() {
+            self.visit(stage, |stage| stage.visit_parameters()?.swap_averages())??;
         }
         Ok(())
     }
@@ -131,8 +132,8 @@ impl Pipeline {
     /// A device that does not answer.
     pub fn gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
-        for device in self.here() {
-            all.extend(self.visit(device, |stage| stage.visit_parameters()?.last_grads())??);
+        for stage in self.here() {
+            all.extend(self.visit(stage, |stage| stage.visit_parameters()?.last_grads())??);
         }
         Ok(all)
     }
@@ -178,19 +179,24 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The devices whose stages are in this process.
+    /// The stages that are in this process, in order.
     pub(super) fn here(&self) -> Vec<usize> {
-        self.crew.here().map(DeviceId::index).collect()
+        let devices: Vec<usize> = self.crew.here().map(DeviceId::index).collect();
+        let stages = self.placement.iter().enumerate();
+        stages.filter(|(_, device)| devices.contains(device)).map(|(stage, _)| stage).collect()
     }
 
     pub(super) fn visit<T: Send + 'static>(
         &mut self,
-        device: usize,
+        stage: usize,
         visit: impl FnOnce(&mut Stage) -> T + Send + 'static,
     ) -> Result<T> {
-        let device = DeviceId::from_index(device);
-        let answer = self.crew.visit(device, |stages| stages.first_mut().map(visit))?;
-        answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage")))
+        let id = StageId::from_index(stage);
+        let device = self.placement.get(stage).copied().unwrap_or_default();
+        let answer = self.crew.visit(DeviceId::from_index(device), move |stages| {
+            stages.iter_mut().find(|own| own.stage() == id).map(visit)
+        })?;
+        answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage {stage}")))
     }
 
     /// Calls a visitor on every stage of this process, all at once; the answers in stage order.
@@ -201,11 +207,22 @@ impl Pipeline {
     where
         F: FnOnce(&mut Stage) -> T + Send + 'static,
     {
+        let placement = &self.placement;
         let answers = self.crew.visit_all(|device| {
-            let visit = visitor(device.index());
-            move |stages: &mut [Stage]| stages.first_mut().map(visit)
+            let own = placement.iter().enumerate().filter(|(_, own)| **own == device.index());
+            let mut visits: Vec<_> =
+                own.map(|(stage, _)| (StageId::from_index(stage), visitor(stage))).collect();
+            move |stages: &mut [Stage]| {
+                let visit = |stage: &mut Stage| {
+                    let id = stage.stage();
+                    let at = visits.iter().position(|(own, _)| *own == id)?;
+                    Some((id, visits.swap_remove(at).1(stage)))
+                };
+                stages.iter_mut().filter_map(visit).collect::<Vec<_>>()
+            }
         })?;
-        let answers: Option<Vec<T>> = answers.into_iter().collect();
-        answers.ok_or_else(|| Error::Setting("a device has no stage".into()))
+        let mut answers: Vec<(StageId, T)> = answers.into_iter().flatten().collect();
+        answers.sort_by_key(|(stage, _)| *stage);
+        Ok(answers.into_iter().map(|(_, answer)| answer).collect())
     }
 }

@@ -4,7 +4,7 @@ use gpipe_core::{
     Bytes, Nanos,
     lower::Program,
     report::{breakdown, overlap},
-    simulate::Timeline,
+    simulate::{TimedAction, Timeline},
 };
 use gpipe_runtime::{Ran, Verdict};
 
@@ -41,24 +41,24 @@ pub struct StepReport {
     pub bubble: f64,
     /// The time in which at least two devices computed at once.
     pub overlap: Nanos,
-    /// By stage.
-    pub stages: Vec<StageReport>,
-    /// What each stage held over the time of the step: from each time, the start of an action, until the next one. Within an
-    /// action it may hold more for a while ([`StageReport::peak`]).
+    /// By device: by stage, unless the schedule puts several on one.
+    pub devices: Vec<DeviceReport>,
+    /// What each device held over the time of the step: from each time, the start of an action, until the next one. Within an
+    /// action it may hold more for a while ([`DeviceReport::peak`]).
     pub bytes: Vec<Vec<(Nanos, Bytes)>>,
     /// Every action with its times, per device.
     pub timeline: Timeline,
 }
 
-/// One stage's share of a step; each stage has a device of its own. The eight parts from `forward` to `stalls` sum to
-/// the step, to the nanosecond; [`gpipe_core::report`] says what each of them is.
+/// One device's share of a step. The eight parts from `forward` to `stalls` sum to the step, to the nanosecond;
+/// [`gpipe_core::report`] says what each of them is.
 #[derive(Debug, Clone, Copy)]
-pub struct StageReport {
+pub struct DeviceReport {
     /// In forwards.
     pub forward: Nanos,
     /// In re-materialization; with segments, all but the first recomputed one count as backward.
     pub recompute: Nanos,
-    /// In backwards.
+    /// In backwards, or both halves of them.
     pub backward: Nanos,
     /// In tied weights, norms and the update.
     pub optimizer: Nanos,
@@ -72,15 +72,15 @@ pub struct StageReport {
     pub stalls: Nanos,
     /// All waiting: `fill_drain`, `imbalance` and `stalls`.
     pub wait: Nanos,
-    /// Most bytes of tensors that the stage had allocated at once, its parameters and state included.
+    /// Most bytes of tensors that its stages had allocated at once, their parameters and state included.
     pub peak: Bytes,
-    /// Bytes of tensors that it holds after the step.
+    /// Bytes of tensors that they hold after the step.
     pub live: Bytes,
-    /// Bytes of activations and gradients that it sent to other stages.
+    /// Bytes of activations and gradients that they sent to other stages.
     pub sent: Bytes,
 }
 
-impl StageReport {
+impl DeviceReport {
     /// Forward, re-materialization and backward. The bubble counts the optimizer's part as busy, too.
     pub fn busy(&self) -> Nanos {
         self.forward + self.recompute + self.backward
@@ -112,23 +112,30 @@ impl StepReport {
     ) -> Self {
         let Numbers { step, skipped, lr, loss_scale, metrics } = numbers;
         let times = breakdown(program, &ran.timeline, link_capacity);
-        let stages =
-            times.iter().zip(&ran.outcomes).zip(&ran.sent).map(|((times, outcome), &sent)| {
-                StageReport {
-                    forward: times.forward,
-                    recompute: times.recompute,
-                    backward: times.backward,
-                    optimizer: times.optimizer,
-                    communication: times.communication,
-                    fill_drain: times.fill_drain,
-                    imbalance: times.imbalance,
-                    stalls: times.stalls,
-                    wait: times.wait(),
-                    peak: Bytes(outcome.memory.peak),
-                    live: Bytes(outcome.memory.live),
-                    sent,
-                }
-            });
+        let placement = program.placement();
+        let own = |device: usize| {
+            let stages = ran.outcomes.iter().zip(&placement);
+            let own = stages.filter(move |(_, own)| own.is_some_and(|own| own.index() == device));
+            own.map(|(outcome, _)| outcome.memory)
+        };
+        let devices = times.iter().zip(&ran.sent).enumerate().map(|(device, (times, &sent))| {
+            DeviceReport {
+                forward: times.forward,
+                recompute: times.recompute,
+                backward: times.backward,
+                optimizer: times.optimizer,
+                communication: times.communication,
+                fill_drain: times.fill_drain,
+                imbalance: times.imbalance,
+                stalls: times.stalls,
+                wait: times.wait(),
+                // A device's stages share its memory; each saw it when it was done.
+                peak: Bytes(own(device).map(|memory| memory.peak).max().unwrap_or(0)),
+                live: Bytes(own(device).map(|memory| memory.live).next_back().unwrap_or(0)),
+                sent,
+            }
+        });
+        let devices: Vec<DeviceReport> = devices.collect();
         Self {
             step,
             skipped,
@@ -141,23 +148,26 @@ impl StepReport {
             clip_scale: verdict.map_or(1.0, |verdict| verdict.scale * loss_scale),
             time: ran.timeline.makespan,
             bubble: ran.timeline.bubble(),
-            bytes: bytes(&ran),
+            bytes: bytes(&ran, &devices),
             overlap: overlap(&ran.timeline),
-            stages: stages.collect(),
+            devices,
             timeline: ran.timeline,
         }
     }
 }
 
-/// What each stage held from the start of each of its actions on, and at the end of the step.
-fn bytes(ran: &Ran<Stage>) -> Vec<Vec<(Nanos, Bytes)>> {
-    let series = |(stage, outcome): (usize, &Outcome)| {
-        let own = ran.timeline.devices.iter().flatten();
-        let own = own.filter(|timed| timed.action.stage.index() == stage);
-        let points = own.zip(&outcome.levels).map(|(timed, &live)| (timed.start, Bytes(live)));
-        points.chain([(ran.timeline.makespan, Bytes(outcome.memory.live))]).collect()
-    };
-    ran.outcomes.iter().enumerate().map(series).collect()
+/// What each device held from the start of each of its actions on, and at the end of the step.
+fn bytes(ran: &Ran<Stage>, devices: &[DeviceReport]) -> Vec<Vec<(Nanos, Bytes)>> {
+    let mut levels: Vec<_> = ran.outcomes.iter().map(|own| own.levels.iter()).collect();
+    let series = ran.timeline.devices.iter().zip(devices).map(|(list, device)| {
+        let point = |timed: &TimedAction| {
+            let level = levels.get_mut(timed.action.stage.index())?.next()?;
+            Some((timed.start, Bytes(*level)))
+        };
+        let points = list.iter().filter_map(point);
+        points.chain([(ran.timeline.makespan, device.live)]).collect()
+    });
+    series.collect()
 }
 
 /// An evaluation of one mini-batch. Over several, sum `sum` and `count` and divide once.

@@ -36,22 +36,22 @@ impl Pipeline {
     pub fn state(&mut self) -> Result<State> {
         self.needs_own_parameters("take its state")?;
         let owned = &self.owned;
-        let places = |device: usize| -> Vec<(String, (usize, usize))> {
-            let own = owned.iter().filter(|parameter| parameter.uses[0].0.index() == device);
+        let places = |stage: usize| -> Vec<(String, (usize, usize))> {
+            let own = owned.iter().filter(|parameter| parameter.uses[0].0.index() == stage);
             own.map(|parameter| (self.parameter_name(parameter), parameter.uses[0].1)).collect()
         };
         let here = self.here();
         let mut places: Vec<_> = (0..self.topology.stages).map(places).collect();
-        let copies = self.visit_all(|device| {
-            let places = std::mem::take(&mut places[device]);
+        let copies = self.visit_all(|stage| {
+            let places = std::mem::take(&mut places[stage]);
             move |stage| stage.copy_state(&places)
         })?;
         let mut stages = Vec::with_capacity(copies.len());
         let mut averaged = 0;
-        for (device, copies) in here.into_iter().zip(copies) {
+        for (stage, copies) in here.into_iter().zip(copies) {
             let (parameters, updates) = copies?;
             averaged = updates;
-            stages.push(self.by_layer(device, parameters));
+            stages.push(self.by_layer(stage, parameters));
         }
         let counters = Counters {
             step: self.step,
@@ -65,8 +65,8 @@ impl Pipeline {
     }
 
     /// A stage's parameters, which are in the order of `owned`, by layer.
-    fn by_layer(&self, device: usize, parameters: Vec<ParameterState>) -> Vec<LayerState> {
-        let own = self.owned.iter().filter(|owned| owned.uses[0].0.index() == device);
+    fn by_layer(&self, stage: usize, parameters: Vec<ParameterState>) -> Vec<LayerState> {
+        let own = self.owned.iter().filter(|owned| owned.uses[0].0.index() == stage);
         let mut layers: Vec<LayerState> = Vec::new();
         for (owned, parameter) in own.zip(parameters) {
             let layer = &self.sequence.layers[owned.layer].name;

@@ -102,15 +102,15 @@ pub trait Transport: Send + Sync + 'static {
     fn now(&self) -> Nanos;
 }
 
-/// The process of a stage: contiguous blocks, as equal as can be.
-pub fn process_of(stage: usize, stages: usize, processes: usize) -> usize {
-    stage * processes / stages.max(1)
+/// The process of a device: contiguous blocks, as equal as can be.
+pub fn process_of(device: usize, devices: usize, processes: usize) -> usize {
+    device * processes / devices.max(1)
 }
 
 /// A transport as the runtime sees it.
 pub(crate) struct Joined {
     transport: Arc<dyn Transport>,
-    stages: usize,
+    devices: usize,
     /// Where the memory of each stage that is here is counted.
     arenas: Mutex<HashMap<StageId, u32>>,
     /// What is run.
@@ -121,19 +121,19 @@ impl Joined {
     /// Meets the other processes, which must have the same facts.
     pub(crate) fn new(
         transport: &Arc<dyn Transport>,
-        stages: usize,
+        devices: usize,
         facts: &[(String, String)],
     ) -> Result<Arc<Self>> {
         let processes = transport.size();
-        if processes > stages {
+        if processes > devices {
             return Err(Error::Setting(format!(
-                "{processes} processes for {stages} stages: use as many stages, or fewer processes"
+                "{processes} processes for {devices} stages: use as many stages, or fewer processes"
             )));
         }
         transport.agree(facts).map_err(|error| Error::Setting(error.to_string()))?;
         Ok(Arc::new(Self {
             transport: Arc::clone(transport),
-            stages,
+            devices,
             arenas: Mutex::default(),
             program: Mutex::default(),
         }))
@@ -182,7 +182,7 @@ impl Peers<Stage> for Joined {
     }
 
     fn process_of(&self, device: DeviceId) -> usize {
-        process_of(device.index(), self.stages, self.transport.size())
+        process_of(device.index(), self.devices, self.transport.size())
     }
 
     fn rank_of(&self, process: usize) -> usize {

@@ -27,7 +27,7 @@ impl Messages {
                 Op::Send(transfer) => transfer.micro_batch.is_some(),
                 _ => false,
             });
-            let sent = report.stages.get(device).map_or(0, |stage| stage.sent.0);
+            let sent = report.devices.get(device).map_or(0, |own| own.sent.0);
             let bytes = sent / (sends.count() as u64).max(1);
             self.0.entry(bytes).or_default().push(time.0);
         }

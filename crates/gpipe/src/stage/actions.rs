@@ -1,42 +1,21 @@
 //! What the runtime calls: the stage's side of the seam, action by action.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use gpipe_bridge::memory;
 use gpipe_core::{Action, EdgeId, MicroBatch, StageId};
 use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
-use tch::Tensor;
 
 use super::{
     Run, Stage, StageResult,
+    back::{Weights, arrivals},
     feed::{Feed, Mode, Outcome},
     held::Held,
-    island, not_held, own,
+    own,
     recorder::{StageProfile, Work},
     update::Step,
 };
 use crate::{error::StageError, value::Value};
-
-/// What arrived: the boundary's tensors, and the skips' by index.
-type Arrivals = (Option<Vec<Option<Tensor>>>, HashMap<usize, Tensor>);
-
-/// Splits what arrived into the boundary's tensors and the skips'.
-fn arrivals(
-    values: OnEdges<Vec<Option<Tensor>>>,
-    boundary: Option<EdgeId>,
-    skips: &[(EdgeId, usize)],
-) -> Arrivals {
-    let mut main = None;
-    let mut by_index = HashMap::new();
-    for (edge, tensors) in values {
-        if Some(edge) == boundary {
-            main = Some(tensors);
-        } else if let Some((_, index)) = skips.iter().find(|(own, _)| *own == edge) {
-            by_index.extend(tensors.into_iter().flatten().map(|tensor| (*index, tensor)));
-        }
-    }
-    (main, by_index)
-}
 
 /// Values of micro-batches in the order of the micro-batches, whatever order a schedule ran them in.
 fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
@@ -127,44 +106,19 @@ impl StageExecutor for Stage {
         micro_batch: MicroBatch,
         output_grads: OnEdges<Value>,
     ) -> StageResult<OnEdges<Value>> {
-        if !self.parameters.trains_up_to_here() {
-            return Ok(Vec::new());
-        }
-        let edges = Arc::clone(&self.plan.edges);
-        let output_grads = self.receive(output_grads)?;
-        let (arrived, mut skip_grads) =
-            arrivals(output_grads, edges.boundary_out, &edges.skips_out);
-        let Some(mut held) = self.held.remove(&micro_batch) else {
-            return Err(not_held(micro_batch));
-        };
-        let mut grads = arrived.unwrap_or_default();
-        let work = Work::Backward { kept: held.is_whole() };
-        if let Some(loss) = held.loss.take() {
-            let begun = self.begin_sample()?;
-            // Where the stage may not fail, a loss that is no number must not be forgotten: gradients of it are none either.
-            let finite = self.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
-            let scale = if finite { self.feed.loss_scale } else { f64::NAN };
-            let seed = loss.seed(scale / self.feed.denominator);
-            let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
-            let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
-            grads = back.map_err(in_loss)?.0;
-            self.end_sample(begun, self.loss_position(), work, micro_batch)?;
-            if self.feed.check_finite {
-                island::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
-            }
-        }
-        loop {
-            grads = self.backward_islands(&mut held, grads, &mut skip_grads, micro_batch, work)?;
-            if !held.has_segments() {
-                break;
-            }
-            self.held.insert(micro_batch, held);
-            self.recompute(micro_batch)?;
-            held = self.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
-        }
-        let mut back = self.outgoing(edges.boundary_in, grads, &edges.skips_in, &mut skip_grads);
-        back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
-        self.finished(back)
+        self.go_back(micro_batch, output_grads, Weights::Now)
+    }
+
+    fn backward_input(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Value>,
+    ) -> StageResult<OnEdges<Value>> {
+        self.go_back(micro_batch, output_grads, Weights::Later)
+    }
+
+    fn backward_weight(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        self.finish_weights(micro_batch)
     }
 
     fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
@@ -233,6 +187,7 @@ impl StageExecutor for Stage {
 
     fn finish(&mut self) -> StageResult<Outcome> {
         self.held.clear();
+        self.split.clear();
         self.feed = Feed::default();
         let mut memory = self.device.memory().map_err(own("memory"))?;
         let mut profile = None;

@@ -1,4 +1,4 @@
-//! The device of a stage: its stream, what crosses to other devices, and its memory.
+//! The device of one stage or several: its stream, what crosses to other devices, and its memory.
 //!
 //! On a GPU every action ends when its kernels have: the times that a step reports are then true, and a value
 //! is complete when it is handed over. Copies from a GPU to another device are the exception: they have a stream
@@ -14,12 +14,12 @@ use tch::Tensor;
 use super::SHARED_ARENA;
 use crate::{device::Device, error::LayerError, value::Value};
 
-/// A device as one stage's thread uses it.
+/// A device as the thread of its stages uses it.
 pub(super) struct StageDevice {
     device: Device,
     gpu: Option<Gpu>,
     cap: Option<u64>,
-    /// The CPU memory of this stage: all of it, or a GPU's share that is on the CPU.
+    /// The CPU memory of its stages: all of it, or a GPU's share that is on the CPU.
     arena: Arena,
 }
 

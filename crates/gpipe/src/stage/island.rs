@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gpipe_bridge::{
     linear::Kernels,
     memory,
+    split::{self, First, split},
     vjp::{Request, vjp},
 };
 use gpipe_core::LayerId;
@@ -273,39 +274,131 @@ impl Island {
         stashes: Vec<Option<Tensor>>,
         accumulators: &mut [Option<Tensor>],
     ) -> Result<Back, LayerError> {
-        let made = self.outputs.iter().zip(&grads);
-        let sent = self.stashed.iter().map(|(_, tensor)| tensor).zip(&stashes);
+        let trained = self.trained();
+        let found = self.pull(&grads, &stashes, &trained, |request| {
+            let mut sums: Vec<_> = trained.iter().map(|&i| accumulators[i].take()).collect();
+            let found = vjp(request, &mut sums)?;
+            for (&i, sum) in trained.iter().zip(sums) {
+                accumulators[i] = sum;
+            }
+            Ok(found)
+        })?;
+        Ok(self.back(found))
+    }
+
+    /// The first half of the VJP: gradients of inputs and skips, and what is left for the second.
+    pub(super) fn backward_input(
+        self,
+        grads: Vec<Option<Tensor>>,
+        stashes: Vec<Option<Tensor>>,
+    ) -> Result<(Back, WeightGradients), LayerError> {
+        let trained = self.trained();
+        let mut later = Later::Gradients(Vec::new());
+        let found = self.pull(&grads, &stashes, &trained, |request| {
+            if let Some(First { inputs, later: rest }) = split(request)? {
+                later = Later::Graph(rest);
+                return Ok(inputs);
+            }
+            // It cannot be split: both halves now, but what they sum to waits for its turn.
+            let mut sums = trained.iter().map(|_| None).collect::<Vec<_>>();
+            let found = vjp(request, &mut sums)?;
+            later = Later::Gradients(sums);
+            Ok(found)
+        })?;
+        let weights = WeightGradients { id: self.id, trained, later };
+        Ok((self.back(found), weights))
+    }
+
+    /// Which of its parameters are trained.
+    fn trained(&self) -> Vec<usize> {
+        (0..self.parameters.len()).filter(|&i| self.parameters[i].requires_grad()).collect()
+    }
+
+    /// The gradients of those inputs and skips that require one, as `pull` finds them; none where there is nothing to find.
+    fn pull(
+        &self,
+        grads: &[Option<Tensor>],
+        stashes: &[Option<Tensor>],
+        trained: &[usize],
+        pull: impl FnOnce(&Request<'_>) -> Result<Vec<Option<Tensor>>, LayerError>,
+    ) -> Result<Vec<Option<Tensor>>, LayerError> {
+        let made = self.outputs.iter().zip(grads);
+        let sent = self.stashed.iter().map(|(_, tensor)| tensor).zip(stashes);
         let (outputs, output_grads): (Vec<&Tensor>, Vec<&Tensor>) = made
             .chain(sent)
             .filter_map(|(output, grad)| Some((output, grad.as_ref()?)))
             .filter(|(output, _)| output.requires_grad())
             .unzip();
-        let leaves = self.inputs.iter().chain(self.pops.iter().map(|(_, tensor)| tensor));
-        let wanted: Vec<bool> = leaves.clone().map(Tensor::requires_grad).collect();
-        let inputs: Vec<&Tensor> = leaves.filter(|tensor| tensor.requires_grad()).collect();
-        let trained: Vec<usize> =
-            (0..self.parameters.len()).filter(|&i| self.parameters[i].requires_grad()).collect();
+        let inputs: Vec<&Tensor> = self.leaves().filter(|tensor| tensor.requires_grad()).collect();
         let parameters: Vec<&Tensor> = trained.iter().map(|&i| &self.parameters[i]).collect();
-        let mut found = Vec::new();
-        let something = !inputs.is_empty() || !parameters.is_empty();
-        if something && !outputs.is_empty() {
-            let request = Request {
-                outputs: &outputs,
-                output_grads: &output_grads,
-                inputs: &inputs,
-                parameters: &parameters,
-            };
-            let mut sums: Vec<_> = trained.iter().map(|&i| accumulators[i].take()).collect();
-            found = vjp(&request, &mut sums)?;
-            for (&i, sum) in trained.iter().zip(sums) {
-                accumulators[i] = sum;
-            }
+        if outputs.is_empty() || (inputs.is_empty() && parameters.is_empty()) {
+            return Ok(Vec::new());
         }
+        pull(&Request {
+            outputs: &outputs,
+            output_grads: &output_grads,
+            inputs: &inputs,
+            parameters: &parameters,
+        })
+    }
+
+    fn leaves(&self) -> impl Iterator<Item = &Tensor> {
+        self.inputs.iter().chain(self.pops.iter().map(|(_, tensor)| tensor))
+    }
+
+    /// Sorts what was found by inputs and skips.
+    fn back(&self, found: Vec<Option<Tensor>>) -> Back {
         let mut found = found.into_iter();
-        let mut all =
-            wanted.into_iter().map(|wanted| if wanted { found.next().flatten() } else { None });
+        let wanted = self.leaves().map(Tensor::requires_grad);
+        let mut all = wanted.map(|wanted| if wanted { found.next().flatten() } else { None });
         let inputs = all.by_ref().take(self.inputs.len()).collect();
         let pops = self.pops.iter().map(|(index, _)| *index).zip(all).collect();
-        Ok((inputs, pops))
+        (inputs, pops)
+    }
+}
+
+/// What the first half of a layer's backward left to the second.
+pub(super) struct WeightGradients {
+    id: LayerId,
+    trained: Vec<usize>,
+    later: Later,
+}
+
+enum Later {
+    /// They are yet to be computed.
+    Graph(split::Later),
+    /// They are there, of a layer that cannot be split (or has none); not yet summed.
+    Gradients(Vec<Option<Tensor>>),
+}
+
+impl WeightGradients {
+    /// The layer's position within a stage whose first layer is `first`.
+    pub(super) fn position(&self, first: usize) -> usize {
+        self.id.index() - first
+    }
+
+    /// Adds them to `accumulators`.
+    pub(super) fn finish(self, accumulators: &mut [Option<Tensor>]) -> Result<(), LayerError> {
+        let Self { trained, later, .. } = self;
+        match later {
+            Later::Graph(later) => {
+                let mut sums: Vec<_> = trained.iter().map(|&i| accumulators[i].take()).collect();
+                later.finish(&mut sums)?;
+                for (i, sum) in trained.into_iter().zip(sums) {
+                    accumulators[i] = sum;
+                }
+            }
+            Later::Gradients(found) => {
+                let _no_grad = tch::no_grad_guard();
+                for (i, grad) in trained.into_iter().zip(found) {
+                    let Some(grad) = grad else { continue };
+                    match &mut accumulators[i] {
+                        Some(sum) => drop(sum.f_add_(&grad)?),
+                        empty => *empty = Some(grad),
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! - [`island`]: one layer's forward with a graph, and its VJP
 //! - [`loss`]: the loss and the metrics, on the last stage
 //! - [`discarding`]: forwards that keep a segment's inputs only, and what is computed again from them
+//! - [`back`]: backwards, whole or in halves
 //! - [`held`]: what a micro-batch leaves from its forward to its backward, whole or in segments
 //! - [`parameters`]: parameters, gradients, ties
 //! - [`reduction`]: gradients summed over replicas; [`update`]: norm, update, moving averages
@@ -15,6 +16,7 @@
 //! - here: how they run layers, the loss, segments and islands
 
 mod actions;
+mod back;
 mod device;
 mod discarding;
 pub(crate) mod feed;
@@ -31,6 +33,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},
     ops::Range,
+    rc::Rc,
     sync::Arc,
 };
 
@@ -44,7 +47,7 @@ use self::{
     device::StageDevice,
     feed::{Feed, Mode},
     held::Held,
-    island::{Island, LayerRun},
+    island::{Island, LayerRun, WeightGradients},
     parameters::{Parameters, Place},
     recorder::{Begun, Recorder, Work},
     reduction::Reduction,
@@ -136,6 +139,8 @@ pub(crate) struct Stage {
     reduction: Option<Reduction>,
     feed: Feed,
     held: HashMap<MicroBatch, Held>,
+    /// What first halves of backwards left to the second, last layer first.
+    split: HashMap<MicroBatch, Vec<WeightGradients>>,
     loss_sums: Vec<(MicroBatch, f64)>,
     metric_sums: Vec<(MicroBatch, Vec<f64>)>,
     outputs: Vec<(MicroBatch, Vec<Tensor>)>,
@@ -147,8 +152,8 @@ pub(crate) struct Stage {
     recorder: Option<Recorder>,
     /// What was live before each action of the step.
     levels: Vec<u64>,
-    /// Last, so that its memory is given back after everything that was allocated in it.
-    device: StageDevice,
+    /// Shared with the device's other stages. Last, so that its memory is given back after everything that was allocated in it.
+    device: Rc<StageDevice>,
 }
 
 /// What each batch norm saw of each micro-batch, by the place of its first parameter.
@@ -181,13 +186,20 @@ fn own(what: &'static str) -> impl Fn(LayerError) -> StageError {
 }
 
 impl Stage {
-    /// Builds the stage's own parameters, in the thread that will run it.
-    pub(crate) fn build(plan: StagePlan) -> StageResult<Self> {
+    /// Builds the stages of one device, in the thread that will run them.
+    pub(crate) fn build_all(plans: Vec<StagePlan>) -> StageResult<Vec<Self>> {
+        let Some(first) = plans.first() else { return Ok(Vec::new()) };
         // Asking first matters: a thread's first look at the number takes over what was last set anywhere in the
         // process, and would undo a number that was set before it.
         let _ = tch::get_num_threads();
-        tch::set_num_threads(plan.threads);
-        let device = StageDevice::enter(plan.device, plan.cap).map_err(own("the device"))?;
+        tch::set_num_threads(first.threads);
+        let device = StageDevice::enter(first.device, first.cap).map_err(own("the device"))?;
+        let device = Rc::new(device);
+        plans.into_iter().map(|plan| Self::build(plan, Rc::clone(&device))).collect()
+    }
+
+    /// With the stage's own parameters.
+    fn build(plan: StagePlan, device: Rc<StageDevice>) -> StageResult<Self> {
         let parameters = Parameters::build(&plan)?;
         device.finish().map_err(own("the device"))?;
         let recorder = plan.profile.then(Recorder::default);
@@ -204,6 +216,7 @@ impl Stage {
             parameters,
             feed: Feed::default(),
             held: HashMap::new(),
+            split: HashMap::new(),
             loss_sums: Vec::new(),
             metric_sums: Vec::new(),
             outputs: Vec::new(),
@@ -229,6 +242,7 @@ impl Stage {
     /// Lets go of everything that belongs to one step.
     fn forget_step(&mut self) {
         self.held.clear();
+        self.split.clear();
         self.outputs.clear();
         self.loss_sums.clear();
         self.metric_sums.clear();
@@ -394,44 +408,6 @@ impl Stage {
     /// Into which ranges of its layers the stage is cut where it re-materializes.
     fn segment_ranges(&self) -> Vec<Range<usize>> {
         self.plan.remat.segment_ranges(self.plan.layers.len())
-    }
-
-    /// Goes backwards through the islands that are there. `grads` are of the last island's outputs.
-    fn backward_islands(
-        &mut self,
-        held: &mut Held,
-        mut grads: Vec<Option<Tensor>>,
-        skip_grads: &mut HashMap<usize, Tensor>,
-        micro_batch: MicroBatch,
-        work: Work,
-    ) -> StageResult<Vec<Option<Tensor>>> {
-        while let Some(island) = held.pop_island() {
-            let begun = self.begin_sample()?;
-            let position = island.position(self.plan.layers.start);
-            let stashes: Vec<Option<Tensor>> = island
-                .stashed_names()
-                .map(|name| self.skip_stashed_by(position, name))
-                .map(|index| index.and_then(|index| skip_grads.remove(&index)))
-                .collect();
-            let layer = &self.plan.named[position].name;
-            let accumulators = self.parameters.accumulators(position);
-            let back = island.backward(grads, stashes, accumulators);
-            let (inputs, pops) =
-                back.map_err(|source| StageError::Layer { layer: layer.clone(), source })?;
-            self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
-            let layer = &self.plan.named[position].name;
-            let accumulators = self.parameters.accumulators(position);
-            if self.feed.check_finite {
-                let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
-                island::check_finite(layer, "the gradient of its input", of_inputs)?;
-                let of_parameters = accumulators.iter().flatten();
-                island::check_finite(layer, "the gradient of its parameters", of_parameters)?;
-            }
-            self.complete(micro_batch, position)?;
-            grads = inputs;
-            skip_grads.extend(pops.into_iter().filter_map(|(index, grad)| Some((index, grad?))));
-        }
-        Ok(grads)
     }
 
     fn outgoing(

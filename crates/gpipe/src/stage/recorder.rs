@@ -20,6 +20,10 @@ pub(crate) enum Work {
     Rematerialize,
     /// A backward; `kept` if its forward kept, else after a re-materialization.
     Backward { kept: bool },
+    /// The first half of one.
+    BackwardInput { kept: bool },
+    /// The second half of one.
+    BackwardWeight,
     /// The norm of the whole stage; of no layer.
     Norm,
     /// The update of the whole stage; of no layer.

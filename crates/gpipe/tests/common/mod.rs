@@ -156,7 +156,7 @@ impl Run {
     ) -> PipelineBuilder {
         Pipeline::builder(model, inputs)
             .stages(self.stages)
-            .schedule(self.schedule)
+            .schedule(self.schedule.clone())
             .remat(self.remat)
             .balance(self.balance.clone())
             .micro_batches(micro_batches)
@@ -174,10 +174,24 @@ impl Run {
             let mut balances = vec![Balance::Uniform, Balance::Cost, Balance::Layers(lopsided)];
             balances.truncate(if stages == 1 { 1 } else { 3 });
             for balance in balances {
-                for schedule in Schedule::TRAINING {
+                for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1] {
                     for remat in REMATS {
-                        runs.push(Run { stages, schedule, remat, balance: balance.clone() });
+                        let (schedule, balance) = (schedule.clone(), balance.clone());
+                        runs.push(Run { stages, schedule, remat, balance });
                     }
+                }
+            }
+        }
+        // Several stages on each device.
+        for (stages, chunks) in [(1, 2), (1, 3), (2, 2), (3, 2), (2, 3)] {
+            if stages * chunks > layers {
+                continue;
+            }
+            let schedule = Schedule::Interleaved(chunks as u32);
+            for balance in [Balance::Uniform, Balance::Cost] {
+                for remat in REMATS {
+                    let (schedule, balance) = (schedule.clone(), balance.clone());
+                    runs.push(Run { stages, schedule, remat, balance });
                 }
             }
         }

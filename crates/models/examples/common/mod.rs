@@ -13,7 +13,7 @@ use std::{
 };
 
 use gpipe::{
-    Device, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence, StageReport, StepReport,
+    Device, DeviceReport, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence, StepReport,
     TensorSpec, processes::Transport,
 };
 use gpipe_distributed::{Cluster, Meeting, Store};
@@ -249,7 +249,7 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
     };
     let parts = |report: &StepReport| {
         let by_stage =
-            |part: fn(&StageReport) -> f64| report.stages.iter().map(part).collect::<Vec<_>>();
+            |part: fn(&DeviceReport) -> f64| report.devices.iter().map(part).collect::<Vec<_>>();
         json!({
             "forward": by_stage(|stage| stage.forward.as_ms()),
             "recompute": by_stage(|stage| stage.recompute.as_ms()),
@@ -266,8 +266,8 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
         "simulated_last_ms": simulated.as_ref().map(|timeline| timeline.makespan.as_ms()),
         "simulated_bubble": simulated.as_ref().map(|timeline| timeline.bubble()),
         "balance": pipeline.balance(),
-        "peak_bytes": last.stages.iter().map(|stage| stage.peak.0).collect::<Vec<_>>(),
-        "live_bytes": last.stages.iter().map(|stage| stage.live.0).collect::<Vec<_>>(),
+        "peak_bytes": last.devices.iter().map(|stage| stage.peak.0).collect::<Vec<_>>(),
+        "live_bytes": last.devices.iter().map(|stage| stage.live.0).collect::<Vec<_>>(),
         "parts_ms": reports.iter().map(parts).collect::<Vec<_>>(),
     }))
 }

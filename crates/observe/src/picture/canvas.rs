@@ -10,7 +10,7 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-se
 .title{font-size:19px;font-weight:600}.name{font-weight:600;font-size:13px}.dim{fill:#5b6470}.right{text-anchor:end}.mid{text-anchor:middle}
 .grid{stroke:#d5dae1;stroke-width:1;fill:none}.axis{stroke:#8b949e;stroke-width:1;fill:none}
 .l{text-anchor:middle;fill:#111;pointer-events:none}
-.f{fill:#56b4e9}.r{fill:#e69f00}.b{fill:#12a97f}.o{fill:#cc79a7}.c{fill:#9aa1ab}
+.f{fill:#56b4e9}.r{fill:#e69f00}.b{fill:#12a97f}.w{fill:#f0e442}.o{fill:#cc79a7}.c{fill:#9aa1ab}
 .area{fill:#aab4c0;fill-opacity:.45}.line{fill:none;stroke:#d55e00;stroke-width:1.5}
 .series{fill:none;stroke-width:1.5}.thin{fill:none;stroke-width:.7}.pale{stroke-opacity:.4}.cap{fill:none;stroke-width:1.5;stroke-dasharray:7 4}.peak{fill:none;stroke-width:1.5;stroke-dasharray:1.5 2.5}
 .caps{stroke:#24292f}

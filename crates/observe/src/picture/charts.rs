@@ -1,4 +1,4 @@
-//! Below the rows: the axis of time, how many devices are idle, and the bytes of each stage.
+//! Below the rows: the axis of time, how many devices are idle, and the bytes of each device.
 
 use gpipe_core::Bytes;
 
@@ -17,20 +17,20 @@ const BYTES: f64 = 170.0;
 const AXIS: f64 = 30.0;
 /// Most points of all lines of bytes together.
 const POINTS_MAX: usize = 16_000;
-/// More stages than this are not named at their lines, but for the first, the last and the fullest.
+/// More devices than this are not named at their lines, but for the first, the last and the fullest.
 const NAMED_MAX: usize = 10;
 /// A cap is drawn if it is no higher than so many times what is held.
 const CAP_MAX: f64 = 2.5;
 
-/// How many stages there are bytes of.
-pub(super) fn stages(scene: &Scene<'_>) -> usize {
+/// How many devices there are bytes of.
+pub(super) fn devices(scene: &Scene<'_>) -> usize {
     let each = |panel: &super::Panel<'_>| panel.bytes.len().max(panel.peaks.len());
     scene.panels.iter().map(each).max().unwrap_or(0)
 }
 
 /// Of everything below the rows.
 pub(super) fn height(scene: &Scene<'_>) -> f64 {
-    let bytes = if stages(scene) > 0 { NAME + BYTES + AXIS } else { 0.0 };
+    let bytes = if devices(scene) > 0 { NAME + BYTES + AXIS } else { 0.0 };
     AXIS + NAME + IDLE + AXIS + bytes
 }
 
@@ -50,7 +50,7 @@ pub(super) fn draw(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top:
     y += IDLE;
     axis(canvas, layout, y);
     y += AXIS;
-    if stages(scene) > 0 {
+    if devices(scene) > 0 {
         y += NAME;
         bytes(canvas, layout, scene, y);
         axis(canvas, layout, y + BYTES);
@@ -153,11 +153,11 @@ fn bytes(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top: f64) {
         let unit = if index + 1 == count { format!(" {name}") } else { String::new() };
         canvas.text("dim right", layout.left - 10.0, y + 4.0, &(text + &unit));
     }
-    let stages = stages(scene);
-    let points_max = POINTS_MAX / stages.max(1);
+    let devices = devices(scene);
+    let points_max = POINTS_MAX / devices.max(1);
     for (number, panel) in scene.panels.iter().enumerate() {
         let pale = if is_pale(scene, number) { " pale" } else { "" };
-        for (stage, all) in panel.bytes.iter().enumerate() {
+        for (device, all) in panel.bytes.iter().enumerate() {
             let mut path = String::new();
             for (time, bytes) in series::thinned(all, points_max.max(20)) {
                 let (x, y) = (num(layout.x(time)), num(y(bytes)));
@@ -165,26 +165,26 @@ fn bytes(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top: f64) {
             }
             if !path.is_empty() {
                 path += &format!("H{}", num(layout.x(panel.timeline.makespan)));
-                let weight = if stages > NAMED_MAX { "thin" } else { "series" };
-                let class = format!("{weight} s{stage}{pale}");
-                canvas.path(&class, &path, &format!("stage {stage}, {}", panel.name));
+                let weight = if devices > NAMED_MAX { "thin" } else { "series" };
+                let class = format!("{weight} s{device}{pale}");
+                canvas.path(&class, &path, &format!("device {device}, {}", panel.name));
             }
         }
-        for (stage, peak) in panel.peaks.iter().enumerate() {
+        for (device, peak) in panel.peaks.iter().enumerate() {
             let (x, y) = (layout.x(panel.timeline.makespan), y(*peak));
             let path = format!("M{} {}H{}", num(layout.left), num(y), num(x));
-            let title = format!("stage {stage} held at most {peak}");
-            canvas.path(&format!("peak s{stage}"), &path, &title);
+            let title = format!("device {device} held at most {peak}");
+            canvas.path(&format!("peak s{device}"), &path, &title);
         }
     }
     let same = caps.iter().all(|cap| *cap == caps[0]);
-    for (stage, cap) in caps.iter().enumerate().take(if same { 1 } else { caps.len() }) {
+    for (device, cap) in caps.iter().enumerate().take(if same { 1 } else { caps.len() }) {
         let Some(cap) = cap.filter(drawn) else { continue };
-        let class = if same { "cap caps".to_owned() } else { format!("cap s{stage}") };
+        let class = if same { "cap caps".to_owned() } else { format!("cap s{device}") };
         let path = format!("M{} {}H{}", num(layout.left), num(y(cap)), num(layout.right()));
         canvas.path(&class, &path, &format!("cap: {cap}"));
     }
-    names(canvas, layout, scene, stages, &y);
+    names(canvas, layout, scene, devices, &y);
 }
 
 /// Whether a panel's bytes are behind those of a later one.
@@ -215,7 +215,7 @@ fn heading(canvas: &mut Canvas, scene: &Scene<'_>, caps: &[Option<Bytes>], held:
         Some(_) => parts.push("dashed: caps".to_owned()),
         None => {}
     }
-    canvas.heading(16.0, top - 12.0, "Bytes of each stage", &parts.join("; "));
+    canvas.heading(16.0, top - 12.0, "Bytes of each device", &parts.join("; "));
 }
 
 /// Names beside the lines' highest points, moved apart where they are too near.
@@ -223,32 +223,32 @@ fn names(
     canvas: &mut Canvas,
     layout: &Layout,
     scene: &Scene<'_>,
-    stages: usize,
+    devices: usize,
     y: &dyn Fn(Bytes) -> f64,
 ) {
-    let peak_of = |stage: usize| {
+    let peak_of = |device: usize| {
         let peaks = scene.panels.iter().filter_map(|panel| {
-            let series = panel.bytes.get(stage).and_then(|all| all.iter().map(|p| p.1).max());
-            panel.peaks.get(stage).copied().max(series)
+            let series = panel.bytes.get(device).and_then(|all| all.iter().map(|p| p.1).max());
+            panel.peaks.get(device).copied().max(series)
         });
         peaks.max().unwrap_or_default()
     };
-    let fullest = (0..stages).max_by_key(|stage| peak_of(*stage)).unwrap_or(0);
-    let named = |stage: &usize| {
-        stages <= NAMED_MAX || *stage == 0 || *stage + 1 == stages || *stage == fullest
+    let fullest = (0..devices).max_by_key(|device| peak_of(*device)).unwrap_or(0);
+    let named = |device: &usize| {
+        devices <= NAMED_MAX || *device == 0 || *device + 1 == devices || *device == fullest
     };
     let mut all: Vec<(f64, usize)> =
-        (0..stages).filter(named).map(|stage| (y(peak_of(stage)), stage)).collect();
+        (0..devices).filter(named).map(|device| (y(peak_of(device)), device)).collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut least = f64::NEG_INFINITY;
     for (y, _) in &mut all {
         *y = y.max(least);
         least = *y + 14.0;
     }
-    for (y, stage) in all {
+    for (y, device) in all {
         let x = layout.right() + 10.0;
-        canvas.rect(&format!("t{stage}"), [x, y - 2.0, 12.0, 4.0], "");
-        canvas.text("dim", x + 17.0, y + 4.0, &format!("stage {stage}: {}", peak_of(stage)));
+        canvas.rect(&format!("t{device}"), [x, y - 2.0, 12.0, 4.0], "");
+        canvas.text("dim", x + 17.0, y + 4.0, &format!("device {device}: {}", peak_of(device)));
     }
 }
 

@@ -6,7 +6,7 @@ use super::Scene;
 
 /// Before the plots: names of rows, numbers of axes.
 const LEFT: f64 = 88.0;
-/// After them: how busy a device is, which line is which stage.
+/// After them: how busy a device is, which line is which device.
 const RIGHT: f64 = 158.0;
 /// Least and largest width of the plots.
 const PLOT: (f64, f64) = (1_080.0, 2_000.0);

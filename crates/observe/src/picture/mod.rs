@@ -7,7 +7,7 @@
 //!  measured    device 0 ..
 //!              0        10        20        30 ms
 //!  idle devices, in % of them, over time
-//!  bytes of each stage over time, caps dashed
+//!  bytes of each device over time, caps dashed
 //! ```
 //!
 //! [`svg`] stands still, and goes into documents; [`html`] is zoomed and says more under the pointer. Each is one file
@@ -54,11 +54,11 @@ pub struct Panel<'a> {
     pub note: String,
     /// What is drawn.
     pub timeline: &'a Timeline,
-    /// The bytes of each stage, from each time on; empty: not known.
+    /// The bytes of each device, from each time on; empty: not known.
     pub bytes: &'a [Vec<(Nanos, Bytes)>],
-    /// The most that each stage held; empty: not known.
+    /// The most that each device held; empty: not known.
     pub peaks: &'a [Bytes],
-    /// The most that each stage may hold; empty: no caps.
+    /// The most that each device may hold; empty: no caps.
     pub caps: &'a [Option<Bytes>],
 }
 

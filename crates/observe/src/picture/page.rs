@@ -29,7 +29,7 @@ const POINTS_MAX: usize = 12_000;
 pub fn html(scene: &Scene<'_>) -> String {
     let all: Vec<Vec<Vec<Span>>> = scene.panels.iter().map(|panel| spans(panel.timeline)).collect();
     let (note, drawn) = fitting(all, scene.time());
-    let points_max = (POINTS_MAX / charts::stages(scene).max(1)).max(20);
+    let points_max = (POINTS_MAX / charts::devices(scene).max(1)).max(20);
     let mut panels = Vec::new();
     for (panel, devices) in scene.panels.iter().zip(&drawn) {
         panels.push(panel_json(panel, devices, points_max));
@@ -125,7 +125,9 @@ fn flat(spans: &[Span]) -> String {
             Op::Forward(m) => write!(text, "0,{},{m}", action.stage),
             Op::Rematerialize(m) => write!(text, "1,{},{m}", action.stage),
             Op::Backward(m) => write!(text, "2,{},{m}", action.stage),
-            Op::Reduce | Op::Norm | Op::Decide | Op::Update => write!(text, "3,\"{action}\""),
+            Op::BackwardInput(m) => write!(text, "3,{},{m}", action.stage),
+            Op::BackwardWeight(m) => write!(text, "4,{},{m}", action.stage),
+            Op::Reduce | Op::Norm | Op::Decide | Op::Update => write!(text, "5,\"{action}\""),
             Op::Send(_) | Op::Receive(_) => write!(text, "7,\"{action}\""),
         };
         let _ = write!(text, ",{},{}", i128::from(span.start.0) - now, span.time().0);

@@ -28,7 +28,7 @@ pub fn svg(scene: &Scene<'_>) -> String {
     let head = 96.0 + 18.0 * scene.subtitle.len() as f64 + if rows.is_merged { 18.0 } else { 0.0 };
     let panels = scene.panels.iter().map(|panel| panel_height(panel, &layout)).sum::<f64>();
     let height = head + panels + charts::height(scene) + 8.0;
-    let mut canvas = Canvas::new(layout.width, height, &scene.title, charts::stages(scene));
+    let mut canvas = Canvas::new(layout.width, height, &scene.title, charts::devices(scene));
     let mut y = rows.head(&mut canvas, scene, &layout);
     for (panel, spans) in scene.panels.iter().zip(&rows.panels) {
         draw_panel(&mut canvas, &layout, panel, spans, y);
@@ -181,7 +181,9 @@ fn label(span: &Span, shared: bool, room: f64) -> Option<String> {
     let letter = match kind {
         Kind::Forward => "F",
         Kind::Recompute => "R",
+        Kind::Backward if matches!(span.first.op, Op::BackwardInput(_)) => "I",
         Kind::Backward => "B",
+        Kind::Weights => "W",
         Kind::Optimizer => "U",
         Kind::Communication => return None,
     };
@@ -239,6 +241,8 @@ fn hover(span: &Span) -> String {
         Op::Forward(m) => format!("forward of micro-batch {m}"),
         Op::Rematerialize(m) => format!("re-materialization of micro-batch {m}"),
         Op::Backward(m) => format!("backward of micro-batch {m}"),
+        Op::BackwardInput(m) => format!("inputs' gradients of micro-batch {m}"),
+        Op::BackwardWeight(m) => format!("weights' gradients of micro-batch {m}"),
         Op::Reduce => "sum of tied gradients".to_owned(),
         Op::Norm => "gradient norm".to_owned(),
         Op::Decide => "whether to update".to_owned(),

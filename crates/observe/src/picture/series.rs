@@ -1,4 +1,4 @@
-//! What changes over the time of a step: how many devices are idle, and what stages hold.
+//! What changes over the time of a step: how many devices are idle, and what devices hold.
 
 use gpipe_core::{Bytes, Nanos};
 

@@ -10,25 +10,37 @@ use gpipe_core::{
     simulate::{TimedAction, Timeline},
 };
 
+/// How many kinds there are.
+const KINDS: usize = 6;
+
 /// What a device's time goes to; the order of the legend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Forward,
     Recompute,
     Backward,
+    /// The second halves of split backwards.
+    Weights,
     Optimizer,
     Communication,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Forward, Self::Recompute, Self::Backward, Self::Optimizer, Self::Communication];
+    pub(super) const ALL: [Self; KINDS] = [
+        Self::Forward,
+        Self::Recompute,
+        Self::Backward,
+        Self::Weights,
+        Self::Optimizer,
+        Self::Communication,
+    ];
 
     pub(super) fn of(op: Op) -> Self {
         match op {
             Op::Forward(_) => Self::Forward,
             Op::Rematerialize(_) => Self::Recompute,
-            Op::Backward(_) => Self::Backward,
+            Op::Backward(_) | Op::BackwardInput(_) => Self::Backward,
+            Op::BackwardWeight(_) => Self::Weights,
             Op::Reduce | Op::Norm | Op::Decide | Op::Update => Self::Optimizer,
             Op::Send(_) | Op::Receive(_) => Self::Communication,
         }
@@ -39,6 +51,7 @@ impl Kind {
             Self::Forward => "forward",
             Self::Recompute => "recompute",
             Self::Backward => "backward",
+            Self::Weights => "weights' gradients",
             Self::Optimizer => "optimizer",
             Self::Communication => "communication",
         }
@@ -50,6 +63,7 @@ impl Kind {
             Self::Forward => "f",
             Self::Recompute => "r",
             Self::Backward => "b",
+            Self::Weights => "w",
             Self::Optimizer => "o",
             Self::Communication => "c",
         }
@@ -71,12 +85,12 @@ pub(super) struct Span {
     /// How many actions.
     pub(super) count: usize,
     /// Their time by kind.
-    pub(super) times: [Nanos; 5],
+    pub(super) times: [Nanos; KINDS],
 }
 
 impl Span {
     fn new(action: Action, start: Nanos, end: Nanos) -> Self {
-        let mut times = [Nanos(0); 5];
+        let mut times = [Nanos(0); KINDS];
         times[Kind::of(action.op) as usize] = end - start;
         Self { start, end, first: action, last: action, count: 1, times }
     }

@@ -93,6 +93,8 @@ pub struct MockStage {
     sums: u64,
     /// Inputs by micro-batch, and whether the activations are there.
     held: HashMap<MicroBatch, (u64, bool)>,
+    /// What the first halves of backwards left to the second.
+    split: HashMap<MicroBatch, u64>,
     /// Set by `norm`: the update that is ready.
     ready: Option<u64>,
     outputs: Vec<u64>,
@@ -114,6 +116,7 @@ impl MockStage {
             gradient: 0,
             sums: 0,
             held: HashMap::new(),
+            split: HashMap::new(),
             ready: None,
             outputs: Vec::new(),
         }
@@ -176,7 +179,10 @@ impl StageExecutor for MockStage {
     }
 
     fn begin(&mut self, feed: u64) -> Result<(), MockError> {
-        self.check(self.held.is_empty(), "begin: something is still held")?;
+        self.check(
+            self.held.is_empty() && self.split.is_empty(),
+            "begin: something is still held",
+        )?;
         (self.gradient, self.sums, self.ready) = (feed, feed, None);
         self.outputs.clear();
         Ok(())
@@ -213,6 +219,16 @@ impl StageExecutor for MockStage {
         micro_batch: MicroBatch,
         output_grads: OnEdges<Number>,
     ) -> Result<OnEdges<Number>, MockError> {
+        let inputs = self.backward_input(micro_batch, output_grads)?;
+        self.backward_weight(micro_batch)?;
+        Ok(inputs)
+    }
+
+    fn backward_input(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Number>,
+    ) -> Result<OnEdges<Number>, MockError> {
         let back = |e: &Edge| e.kind.per_micro_batch() && e.kind.goes_back();
         self.check_edges(&output_grads, &self.edges(|e| back(e) && e.from == self.stage))?;
         let Some((input, true)) = self.held.remove(&micro_batch) else {
@@ -222,8 +238,19 @@ impl StageExecutor for MockStage {
             )));
         };
         let grad = joined(join(self.parameter, input), &output_grads);
-        self.gradient = join(self.gradient, grad);
+        self.split.insert(micro_batch, grad);
         Ok(on_edges(&self.edges(|e| back(e) && e.to == self.stage), grad))
+    }
+
+    fn backward_weight(&mut self, micro_batch: MicroBatch) -> Result<(), MockError> {
+        let Some(grad) = self.split.remove(&micro_batch) else {
+            return Err(MockError::Contract(format!(
+                "{}W{micro_batch}: no first half",
+                self.stage
+            )));
+        };
+        self.gradient = join(self.gradient, grad);
+        Ok(())
     }
 
     fn tied(&mut self, edge: EdgeId) -> Result<Number, MockError> {
@@ -264,12 +291,16 @@ impl StageExecutor for MockStage {
     }
 
     fn finish(&mut self) -> Result<Vec<u64>, MockError> {
-        self.check(self.held.is_empty(), "finish: something is still held")?;
+        self.check(
+            self.held.is_empty() && self.split.is_empty(),
+            "finish: something is still held",
+        )?;
         Ok(std::mem::take(&mut self.outputs))
     }
 
     fn abort(&mut self) {
         self.held.clear();
+        self.split.clear();
         self.ready = None;
     }
 }

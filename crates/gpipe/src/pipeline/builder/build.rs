@@ -22,6 +22,11 @@ use crate::{
     stage::{Stage, StagePlan},
 };
 
+/// A setting that does not fit, as the user is told.
+fn setting(error: impl std::fmt::Display) -> Error {
+    Error::Setting(error.to_string())
+}
+
 /// Most micro-batches of a mini-batch.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
 
@@ -37,13 +42,16 @@ impl PipelineBuilder {
         let parameter_settings = self.apply_groups()?;
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
         let ties = self.sequence.ties()?;
+        let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
         let compute = self.compute_actions();
+        let placement = self.schedule.placement(self.devices.len());
         let cost = || self.sequence.costs(&self.inputs, self.kind);
-        let weights = stage_weights(&compute, self.micro_batches);
+        let weights = stage_weights(&compute, stages, self.micro_batches);
         let balance = self.balance.cut(self.sequence.len(), cost, &weights)?;
         let ranges = topology::ranges(&balance);
         let trained_before = self.sequence.trained_before();
-        topology::check_ties(&ranges, &self.devices, &ties)?;
+        let placed: Vec<Device> = placement.iter().map(|&device| self.devices[device]).collect();
+        topology::check_ties(&ranges, &placed, &ties)?;
         let (topology, views) = topology::build(&ranges, &inferred.skips, &ties, &trained_before);
         let program = lower(&compute, &topology, self.micro_batches)?;
         let (link_capacity, _) =
@@ -52,14 +60,21 @@ impl PipelineBuilder {
 
         let trains = self.loss.is_some() && self.optimizer.is_some();
         let owned = topology::owned(&self.sequence, &ranges, &ties);
-        let builds = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
-            let mut plan = self.plan(stage, layers.clone(), precision);
+        let plans = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
+            let mut plan = self.plan(stage, layers.clone(), &placement, precision);
             plan.input_grads = trained_before[layers.clone()].to_vec();
             plan.settings = parameter_settings[layers.clone()].to_vec();
             (plan.skips, plan.ties) = (inferred.skips.clone(), ties.clone());
-            plan.peers = self.peers(stage, &topology);
+            plan.peers = self.peers(stage, &placement, &topology);
             plan.edges = Arc::new(edges);
-            let build: BuildDevice<Stage> = Box::new(move || Ok(vec![Stage::build(plan)?]));
+            plan
+        });
+        let mut on_device: Vec<Vec<StagePlan>> = self.devices.iter().map(|_| vec![]).collect();
+        for (plan, &device) in plans.zip(&placement) {
+            on_device[device].push(plan);
+        }
+        let builds = on_device.into_iter().map(|plans| {
+            let build: BuildDevice<Stage> = Box::new(move || Stage::build_all(plans));
             build
         });
         let settings = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
@@ -73,6 +88,7 @@ impl PipelineBuilder {
             remat: self.remat,
             micro_batches: self.micro_batches,
             balance,
+            placement,
             precision,
             loss: self.loss,
             metrics: self.metrics,
@@ -106,7 +122,7 @@ impl PipelineBuilder {
         let Some(transport) = &self.transport else {
             return Ok((Crew::spawn(builds, settings)?, None));
         };
-        let joined = Joined::new(transport, balance.len(), &self.facts(balance))?;
+        let joined = Joined::new(transport, self.devices.len(), &self.facts(balance))?;
         let peers: Arc<dyn Peers<Stage>> = Arc::clone(&joined) as _;
         let mut crew = Crew::spawn_among(builds, settings, Some(peers))?;
         joined.charge(&mut crew)?;
@@ -115,7 +131,9 @@ impl PipelineBuilder {
 
     pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
         let refuse = |reason: String| Err(Error::Setting(reason));
-        let stages = self.devices.len();
+        let devices = self.devices.len();
+        let stages = self.schedule.stages(devices).map_err(setting)?;
+        self.schedule.check_micro_batches(self.micro_batches).map_err(setting)?;
         if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
             return refuse(format!(
                 "{} micro-batches: use 1 to {MICRO_BATCHES_MAX}",
@@ -136,9 +154,9 @@ impl PipelineBuilder {
                 return refuse(format!("two metrics are named '{name}': give each its own name"));
             }
         }
-        if self.caps.len() > 1 && self.caps.len() != stages {
+        if self.caps.len() > 1 && self.caps.len() != devices {
             return refuse(format!(
-                "{} memory caps for {stages} stages: give one for all, or one per stage",
+                "{} memory caps for {devices} stages: give one for all, or one per stage (per device, where it has several)",
                 self.caps.len()
             ));
         }
@@ -154,7 +172,7 @@ impl PipelineBuilder {
             optimizer.check().map_err(|reason| Error::Setting(format!("{name}: {reason}")))?;
         }
         if self.schedule == Schedule::ForwardOnly {
-            return refuse("forward-only is no training schedule: use gpipe or 1f1b".into());
+            return refuse("forward-only is no training schedule: use another".into());
         }
         Precision::of(self.kind).ok_or_else(|| {
             let kind = self.kind;
@@ -231,22 +249,27 @@ impl PipelineBuilder {
         Ok(all)
     }
 
-    /// The process of a stage.
-    fn process(&self, stage: usize) -> usize {
+    /// The process of a device.
+    fn process(&self, device: usize) -> usize {
         let processes = self.transport.as_ref().map_or(1, |transport| transport.size());
-        process_of(stage, self.devices.len(), processes)
+        process_of(device, self.devices.len(), processes)
     }
 
     /// The device at the other end of each of a stage's edges.
-    fn peers(&self, stage: usize, topology: &Topology) -> HashMap<EdgeId, Device> {
+    fn peers(
+        &self,
+        stage: usize,
+        placement: &[usize],
+        topology: &Topology,
+    ) -> HashMap<EdgeId, Device> {
         let edges = topology.edges.iter().enumerate();
         let peer = |(index, edge): (usize, &gpipe_core::lower::Edge)| {
             let (from, to) = (edge.from.index(), edge.to.index());
             let other = if from == stage { to } else { from };
             let own = from == stage || to == stage;
             // Between processes values go through the CPU.
-            let device = if self.process(other) == self.process(stage) {
-                self.devices[other]
+            let device = if self.process(placement[other]) == self.process(placement[stage]) {
+                self.devices[placement[other]]
             } else {
                 Device::Cpu
             };
@@ -260,10 +283,11 @@ impl PipelineBuilder {
         &self,
         stage: usize,
         layers: std::ops::Range<usize>,
+        placement: &[usize],
         precision: Precision,
     ) -> StagePlan {
-        let last = stage + 1 == self.devices.len();
-        let cap = if self.caps.len() == 1 { self.caps.first() } else { self.caps.get(stage) };
+        let (last, device) = (stage + 1 == placement.len(), placement[stage]);
+        let cap = if self.caps.len() == 1 { self.caps.first() } else { self.caps.get(device) };
         StagePlan {
             stage: StageId::from_index(stage),
             last,
@@ -274,8 +298,8 @@ impl PipelineBuilder {
             ties: Vec::new(),
             edges: Arc::default(),
             peers: HashMap::new(),
-            device: self.devices[stage],
-            first_on_device: !self.devices[..stage].contains(&self.devices[stage]),
+            device: self.devices[device],
+            first_on_device: !self.devices[..device].contains(&self.devices[device]),
             remat: self.remat.of(stage),
             seed: self.seed,
             precision,

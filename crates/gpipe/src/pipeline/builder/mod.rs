@@ -102,14 +102,14 @@ impl PipelineBuilder {
         }
     }
 
-    /// One stage (K) on each device, in order; CPU and GPU may be mixed.
+    /// One stage (K) on each device, in order, or as many as the schedule puts there; CPU and GPU may be mixed.
     #[must_use]
     pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
         self.devices = devices.into();
         self
     }
 
-    /// So many stages (K), each on a CPU device of its own.
+    /// So many stages (K), each on a CPU device of its own; where the schedule puts several on one, so many devices.
     #[must_use]
     pub fn stages(self, stages: usize) -> Self {
         self.devices(vec![Device::Cpu; stages])
@@ -122,21 +122,21 @@ impl PipelineBuilder {
         self
     }
 
-    /// Runs as planned: cuts, M, schedule and re-materialization, with a stage for each entry of the plan's balance; on CPUs unless so
-    /// many devices were named.
+    /// Runs as planned: cuts, M, schedule and re-materialization, with a stage for each entry of the plan's balance; on CPUs unless as
+    /// many devices were named as that takes.
     #[must_use]
     pub fn planned(mut self, plan: &gpipe_core::plan::Plan) -> Self {
-        let stages = plan.balance.len();
-        if self.devices.len() != stages {
-            self = self.stages(stages);
+        let devices = plan.devices();
+        if self.devices.len() != devices {
+            self = self.stages(devices);
         }
         self.balance(Balance::Layers(plan.balance.clone()))
             .micro_batches(plan.micro_batches)
-            .schedule(plan.schedule)
+            .schedule(plan.schedule.clone())
             .remat(plan.remat.clone())
     }
 
-    /// The order of forwards and backwards.
+    /// The order of forwards and backwards. `interleaved:V` makes V stages on each device; a listed one says how many.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
@@ -170,7 +170,7 @@ impl PipelineBuilder {
 
     /// The order that it has so far.
     pub(crate) fn scheduled(&self) -> Schedule {
-        self.schedule
+        self.schedule.clone()
     }
 
     /// Where to cut.
@@ -218,7 +218,7 @@ impl PipelineBuilder {
         self
     }
 
-    /// Most bytes of tensors that a stage may hold: one cap for all, or one per stage. On a CPU enforced by
+    /// Most bytes of tensors that a stage (or all stages of a device) may hold: one cap for all, or one per device. On a CPU enforced by
     /// the allocator; on a GPU an action after which the GPU has held more fails.
     #[must_use]
     pub fn memory_cap(mut self, caps: impl Into<Vec<Bytes>>) -> Self {

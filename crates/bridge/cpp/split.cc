@@ -1,0 +1,242 @@
+// A vector-Jacobian product in two halves: the gradients of the inputs now, those of the parameters later.
+//
+// A node of the autograd graph that leads to an input and, by another edge, to a parameter (a product, a convolution, a
+// normalization) computes both gradients from the gradient that reaches it, each only where it is wanted. The first half runs the
+// nodes that lead to an input, for the inputs alone, and captures what reaches those nodes. Their way to the inputs is then cut
+// off, and the second half runs them again with what was captured, for their parameters alone. Every gradient comes from the same kernel and the same values as in
+// one run, so the bits are the same; twice is done only what lies between such a node and its parameters (a transposition, a
+// cast). What only the first half needs is released after it.
+//
+// A node whose parameters are vectors (a normalization's scale and shift) finds their gradients on the way to its input's: those
+// are found in the first half, and added in the second.
+//
+// Where a parameter is reached from two such nodes (one weight used twice in a layer) its gradient would be summed in
+// another order: such a layer is not split.
+#include "gpipe-bridge/src/ffi.rs.h"
+#include "vjp.h"
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace gpipe {
+
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// Where a leaf's gradient arrives; null if the graph does not have it.
+std::shared_ptr<Node> end_of(const at::Tensor &leaf) { return torch::autograd::impl::try_get_grad_accumulator(leaf); }
+
+variable_list run(const edge_list &from, const variable_list &grads, const edge_list &to, bool keep) {
+  return Engine::get_default_engine().execute(from, grads, keep, /*create_graph=*/false, /*accumulate_grad=*/false, to);
+}
+
+
+// The graph below the outputs, each node after all that it leads to.
+std::vector<std::shared_ptr<Node>> sorted(const edge_list &roots) {
+  std::vector<std::shared_ptr<Node>> order;
+  std::unordered_set<Node *> seen;
+  std::vector<std::pair<std::shared_ptr<Node>, std::size_t>> path;
+  for (const Edge &root : roots) {
+    if (root.is_valid() && seen.insert(root.function.get()).second)
+      path.emplace_back(root.function, 0);
+    while (!path.empty()) {
+      auto &[node, next] = path.back();
+      if (next == node->num_outputs()) {
+        order.push_back(std::move(node));
+        path.pop_back();
+        continue;
+      }
+      const Edge edge = node->next_edge(next++);
+      if (edge.is_valid() && seen.insert(edge.function.get()).second)
+        path.emplace_back(edge.function, 0);
+    }
+  }
+  return order;
+}
+
+} // namespace
+
+struct Halves::Impl {
+  // What the second half starts from: nodes, and what reached them.
+  edge_list starts;
+  variable_list grads;
+  // Of the parameters: where their gradients arrive, and those that the first half has found.
+  std::vector<std::shared_ptr<Node>> ends;
+  std::vector<bool> early;
+  variable_list found_early;
+  std::vector<at::Tensor> inputs;
+  bool splits = true;
+
+  // The nodes of `order` that lead to an input, and by another way to a parameter that is worth a second run. `leads`: all that lead
+  // to an input. `vectors`: which parameters are vectors.
+  std::vector<std::shared_ptr<Node>> find(const std::vector<std::shared_ptr<Node>> &order,
+                                          const std::unordered_set<Node *> &leads, const edge_list &roots,
+                                          const std::vector<bool> &vectors);
+};
+
+std::vector<std::shared_ptr<Node>> Halves::Impl::find(const std::vector<std::shared_ptr<Node>> &order,
+                                                      const std::unordered_set<Node *> &leads,
+                                                      const edge_list &roots, const std::vector<bool> &vectors) {
+  // The parameters that a node finds without going where an input is.
+  std::unordered_map<Node *, std::unordered_set<std::size_t>> found;
+  for (std::size_t i = 0; i < ends.size(); i++)
+    if (ends[i])
+      found[ends[i].get()].insert(i);
+  std::vector<int> reached(ends.size(), 0);
+  const auto count = [&](const std::unordered_set<std::size_t> &parameters) {
+    for (std::size_t parameter : parameters)
+      splits = splits && ++reached[parameter] == 1;
+  };
+  std::vector<std::shared_ptr<Node>> nodes;
+  for (const auto &node : order) {
+    std::unordered_set<std::size_t> own;
+    for (const Edge &edge : node->next_edges())
+      if (edge.is_valid() && leads.count(edge.function.get()) == 0) {
+        const auto &below = found[edge.function.get()];
+        own.insert(below.begin(), below.end());
+      }
+    if (leads.count(node.get()) == 0) {
+      found[node.get()].insert(own.begin(), own.end());
+    } else if (!own.empty()) {
+      count(own);
+      if (std::all_of(own.begin(), own.end(), [&](std::size_t parameter) { return vectors[parameter]; }))
+        for (std::size_t parameter : own)
+          early[parameter] = true;
+      else
+        nodes.push_back(node);
+    }
+  }
+  // Outputs that lead to no input are one start together: they are run as in a whole product.
+  std::unordered_set<std::size_t> rest;
+  for (const Edge &root : roots)
+    if (leads.count(root.function.get()) == 0) {
+      const auto &below = found[root.function.get()];
+      rest.insert(below.begin(), below.end());
+    }
+  count(rest);
+  return nodes;
+}
+
+Halves::Halves() : impl(std::make_unique<Impl>()) {}
+Halves::~Halves() = default;
+bool Halves::can_split() const { return impl->splits; }
+rust::Vec<Address> Halves::take_inputs() { return give_all(std::move(impl->inputs)); }
+
+std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
+                                  rust::Slice<const Address> inputs, rust::Slice<const Address> parameters) {
+  TORCH_CHECK(outputs.size() == output_grads.size(), "split: ", outputs.size(), " outputs, ", output_grads.size(),
+              " gradients");
+  auto halves = std::make_unique<Halves>();
+  Halves::Impl &impl = *halves->impl;
+  edge_list roots;
+  variable_list grads = borrow_all(output_grads);
+  for (Address output : outputs) {
+    roots.push_back(torch::autograd::impl::gradient_edge(borrow(output)));
+    TORCH_CHECK(roots.back().is_valid(), "split: an output is not part of a graph");
+  }
+  std::vector<bool> vectors;
+  for (Address parameter : parameters) {
+    impl.ends.push_back(end_of(borrow(parameter)));
+    vectors.push_back(borrow(parameter).dim() <= 1);
+  }
+  impl.early.resize(parameters.size(), false);
+  impl.found_early.resize(parameters.size());
+  std::unordered_set<Node *> leads;
+  edge_list ways;                    // to what the first half finds: inputs, and then what the second half starts from
+  std::vector<std::size_t> of_input; // the input of each of the first ways
+  for (std::size_t i = 0; i < inputs.size(); i++)
+    if (auto end = end_of(borrow(inputs[i]))) {
+      leads.insert(end.get());
+      ways.emplace_back(std::move(end), 0);
+      of_input.push_back(i);
+    }
+  const auto order = sorted(roots);
+  for (const auto &node : order)
+    for (const Edge &edge : node->next_edges())
+      if (edge.is_valid() && leads.count(edge.function.get()) != 0)
+        leads.insert(node.get());
+  const auto nodes = impl.find(order, leads, roots, vectors);
+  if (!impl.splits)
+    return halves;
+
+  impl.inputs.resize(inputs.size());
+  std::vector<std::size_t> of_parameter;
+  for (std::size_t i = 0; i < impl.early.size(); i++)
+    if (impl.early[i]) {
+      ways.emplace_back(impl.ends[i], 0);
+      of_parameter.push_back(i);
+    }
+  const std::size_t first_start = ways.size();
+  for (const auto &node : nodes)
+    for (uint32_t number = 0; number < node->num_inputs(); number++)
+      ways.emplace_back(node, number);
+  edge_list from;
+  variable_list given;
+  for (std::size_t i = 0; i < roots.size(); i++) {
+    const bool leads_to_input = leads.count(roots[i].function.get()) != 0;
+    (leads_to_input ? from : impl.starts).push_back(roots[i]);
+    (leads_to_input ? given : impl.grads).push_back(grads[i]);
+  }
+  if (!from.empty()) {
+    variable_list found = run(from, given, ways, /*keep=*/true);
+    for (std::size_t i = 0; i < of_input.size(); i++)
+      impl.inputs[of_input[i]] = std::move(found[i]);
+    for (std::size_t i = 0; i < of_parameter.size(); i++)
+      impl.found_early[of_parameter[i]] = std::move(found[of_input.size() + i]);
+    for (std::size_t i = first_start; i < ways.size(); i++)
+      if (found[i].defined()) {
+        impl.starts.push_back(ways[i]);
+        impl.grads.push_back(std::move(found[i]));
+      }
+  }
+  // What leads to inputs is not run again, but for the starts, from where there is no way to an input any more.
+  const std::unordered_set<std::shared_ptr<Node>> again(nodes.begin(), nodes.end());
+  for (const auto &node : order) {
+    if (leads.count(node.get()) == 0)
+      continue;
+    if (again.count(node) == 0)
+      node->release_variables();
+    else
+      for (Edge &edge : node->next_edges())
+        if (edge.is_valid() && leads.count(edge.function.get()) != 0)
+          edge = Edge();
+  }
+  return halves;
+}
+
+// The parameters' accumulators; 0 where there is none.
+rust::Vec<Address> Halves::finish(rust::Slice<const Address> accumulators) {
+  TORCH_CHECK(accumulators.size() == impl->ends.size(), "split: ", impl->ends.size(), " parameters, ", accumulators.size(),
+              " accumulators");
+  std::vector<at::Tensor> sums = borrow_all(accumulators);
+  edge_list ways;
+  std::vector<std::size_t> numbers;
+  for (std::size_t i = 0; i < impl->ends.size(); i++)
+    if (impl->ends[i] && !impl->early[i]) {
+      ways.emplace_back(impl->ends[i], 0);
+      numbers.push_back(i);
+    }
+  variable_list found = std::move(impl->found_early);
+  if (!ways.empty() && !impl->starts.empty()) {
+    variable_list later = run(impl->starts, impl->grads, ways, /*keep=*/false);
+    for (std::size_t i = 0; i < numbers.size(); i++)
+      found[numbers[i]] = std::move(later[i]);
+  }
+  impl->starts.clear();
+  impl->grads.clear();
+  at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < sums.size(); i++)
+    sums[i] = accumulate(std::move(sums[i]), std::move(found[i]));
+  return give_all(std::move(sums));
+}
+
+} // namespace gpipe

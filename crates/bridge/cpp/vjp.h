@@ -1,0 +1,16 @@
+// What whole and split vector-Jacobian products share.
+#pragma once
+#include "bridge.h"
+#include <vector>
+
+namespace gpipe {
+
+std::vector<at::Tensor> borrow_all(rust::Slice<const Address> addresses);
+
+// Adds `grad` to `accumulator`; either may be undefined.
+at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad);
+
+// Given only when nothing can throw any more: an address that is lost is a tensor that is never freed.
+rust::Vec<Address> give_all(std::vector<at::Tensor> tensors);
+
+} // namespace gpipe

@@ -1,0 +1,129 @@
+//! Which schedule: by name, or from a file; and `gpipe schedule`, which prints one in the form that is read.
+
+use std::{fmt, path::Path, str::FromStr, sync::Arc};
+
+use gpipe::{Nanos, Schedule};
+use gpipe_core::{
+    draw::grid,
+    lower::{Topology, lower},
+    remat::RematPolicies,
+    schedule::{
+        Listed,
+        listed::{BYTES_MAX, print},
+    },
+    simulate::{Costs, simulate_with_room},
+    validate::validate,
+};
+use gpipe_observe::picture::{self, Panel, Scene};
+
+use crate::{
+    CliError,
+    args::ScheduleArguments,
+    config::flag,
+    files::{read_bounded, write_aside},
+    output::say,
+};
+
+/// Most actions that are printed.
+const ACTIONS_MAX: usize = 1 << 22;
+
+/// A schedule as it is named in a configuration: `file:PATH` is read when the name is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ScheduleChoice(pub Schedule);
+
+impl fmt::Display for ScheduleChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for ScheduleChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let Some(path) = text.strip_prefix("file:") else {
+            return text
+                .parse()
+                .map(Self)
+                .map_err(|error: gpipe_core::schedule::UnknownSchedule| error.to_string());
+        };
+        let read = read_bounded(Path::new(path), BYTES_MAX as u64);
+        let read = read.map_err(|error| error.to_string())?;
+        let listed = Listed::parse(path, &read).map_err(|error| error.to_string())?;
+        Ok(Self(Schedule::Listed(Arc::new(listed))))
+    }
+}
+
+/// Prints a schedule, with its bubble and what it holds.
+pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
+    let ScheduleChoice(schedule) = flag("NAME", &arguments.name)?;
+    let remat: RematPolicies = flag("--remat", &arguments.remat)?;
+    let (own_devices, own_micro_batches) = match &schedule {
+        Schedule::Listed(own) => (Some(own.lists().len()), Some(own.micro_batches())),
+        _ => (None, None),
+    };
+    let needs = |name: &str| {
+        CliError::Usage(format!(
+            "a schedule is for a number of stages and of micro-batches: give {name}"
+        ))
+    };
+    let devices = arguments.stages.or(own_devices).ok_or_else(|| needs("--stages"))?;
+    let micro_batches = arguments.micro_batches.or(own_micro_batches);
+    let micro_batches = micro_batches.ok_or_else(|| needs("--micro-batches"))?;
+    if devices == 0 || micro_batches == 0 {
+        return Err(CliError::Usage("--stages and --micro-batches: use 1 or more".into()));
+    }
+    let misfit = |error: gpipe_core::schedule::DoesNotFit| CliError::Usage(error.to_string());
+    let stages = schedule.stages(devices).map_err(misfit)?;
+    schedule.check_micro_batches(micro_batches).map_err(misfit)?;
+    if stages.saturating_mul(micro_batches).saturating_mul(4) > ACTIONS_MAX {
+        return Err(CliError::Usage(format!(
+            "{stages} stages and {micro_batches} micro-batches are more than {ACTIONS_MAX} actions: use fewer"
+        )));
+    }
+    remat.check(stages).map_err(CliError::Usage)?;
+    let lists = remat.apply(&schedule.actions(devices, micro_batches));
+    let program = lower(&lists, &Topology::chain(stages), micro_batches);
+    let program = program.map_err(|error| CliError::Usage(error.to_string()))?;
+    let (capacity, timeline) = simulate_with_room(&program, &Costs::unit_halves(stages))
+        .map_err(|error| CliError::Usage(error.to_string()))?;
+    let held = validate(&program, capacity).map_err(|error| CliError::Usage(error.to_string()))?;
+    let list = |numbers: &[usize]| {
+        let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+        numbers.join(" ")
+    };
+    say!(
+        "# {schedule}: {devices} devices, {stages} stages, {micro_batches} micro-batches, re-materialization {remat}"
+    );
+    say!(
+        "# bubble {:.1}%, step {} (a forward and each half of a backward take 1, a whole backward 2; messages nothing)",
+        100.0 * timeline.bubble(),
+        timeline.makespan.0
+    );
+    say!("# inputs held at most, by stage: {}", list(&held.inputs));
+    say!("# activations held at most, by stage: {}", list(&held.activations));
+    if arguments.draw {
+        for line in grid(&timeline, Nanos(1)).lines() {
+            say!("# {line}");
+        }
+    }
+    say!("{}", print(&lists).trim_end());
+    if let Some(path) = &arguments.svg {
+        // A unit of time becomes a millisecond.
+        let mut timeline = timeline;
+        let longer = |time: &mut Nanos| *time = Nanos(time.0 * 1_000_000);
+        timeline.devices.iter_mut().flatten().for_each(|timed| {
+            longer(&mut timed.start);
+            longer(&mut timed.end);
+        });
+        longer(&mut timeline.makespan);
+        let note = "simulated: forwards and halves of backwards take 1 ms each";
+        let scene = Scene {
+            title: format!("{schedule}: {devices} devices, {micro_batches} micro-batches"),
+            subtitle: Vec::new(),
+            panels: vec![Panel::new("schedule", note, &timeline)],
+        };
+        write_aside(path, &picture::svg(&scene))?;
+    }
+    Ok(())
+}

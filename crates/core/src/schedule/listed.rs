@@ -1,0 +1,292 @@
+//! A schedule that a user wrote: one line of compute actions for each device, in order.
+//!
+//! ```text
+//! # K = 2, M = 2                    a comment goes to the end of its line; empty lines do not count
+//! 0F0 0F1 0B0 0B1                   device 0
+//! 1F0 1B0 1F1 1B1                   device 1
+//! ```
+//!
+//! Every stage from 0 on has one device and runs every micro-batch from 0 on: F, then perhaps R, then B, or I and later W. It is
+//! checked as the schedules of this crate are ([`crate::validate`]), on a chain of stages, so that a mistake is found before a
+//! model is built, and named by its line and column.
+
+use std::fmt::Write;
+
+use super::ActionLists;
+use crate::{
+    action::{Action, Op},
+    ids::{DeviceId, MicroBatch, StageId},
+    lower::{LowerError, Program, Topology, lower},
+    simulate::{Costs, Waiting, simulate_with_room},
+    validate::{Invalid, validate},
+};
+
+/// Longest file, in bytes.
+pub const BYTES_MAX: usize = 1 << 24;
+/// Most stages, and so most devices.
+const STAGES_MAX: usize = 1 << 12;
+/// Most micro-batches.
+const MICRO_BATCHES_MAX: usize = 1 << 16;
+
+/// A schedule for one number of devices (K) and of micro-batches (M), which was found correct.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Listed {
+    name: String,
+    lists: ActionLists,
+    stages: usize,
+    micro_batches: usize,
+}
+
+/// What is wrong with a file, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("schedule file:{name}, line {line}, column {column}: {reason}")]
+pub struct BadSchedule {
+    /// The file.
+    pub name: String,
+    /// From 1.
+    pub line: usize,
+    /// From 1, in characters.
+    pub column: usize,
+    /// What is wrong, with the remedy.
+    pub reason: String,
+}
+
+/// An action of the file, where it stands.
+#[derive(Clone, Copy)]
+struct Token<'a> {
+    line: usize,
+    column: usize,
+    text: &'a str,
+}
+
+/// Where and why.
+type Found = (usize, usize, String);
+
+impl Listed {
+    /// Reads and checks a schedule; `name` is what errors call it.
+    ///
+    /// # Errors
+    /// [`BadSchedule`]: what is no action, or no compute action; an order that is incorrect or would deadlock.
+    pub fn parse(name: &str, text: &str) -> Result<Self, BadSchedule> {
+        let own =
+            |(line, column, reason)| BadSchedule { name: name.to_owned(), line, column, reason };
+        let (lists, places) = read(text).map_err(own)?;
+        let (stages, micro_batches) = size(&lists, &places).map_err(own)?;
+        check(&lists, &places, stages, micro_batches).map_err(own)?;
+        Ok(Self { name: name.to_owned(), lists, stages, micro_batches })
+    }
+
+    /// What it was called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Per device, its actions.
+    pub fn lists(&self) -> &ActionLists {
+        &self.lists
+    }
+
+    /// How many stages it has.
+    pub fn stages(&self) -> usize {
+        self.stages
+    }
+
+    /// How many micro-batches (M) it is for.
+    pub fn micro_batches(&self) -> usize {
+        self.micro_batches
+    }
+}
+
+/// Lists in the form that [`Listed::parse`] reads.
+pub fn print(lists: &ActionLists) -> String {
+    let mut text = String::new();
+    for list in lists {
+        let actions: Vec<String> = list.iter().map(Action::to_string).collect();
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{}", actions.join(" "));
+    }
+    text
+}
+
+/// By device, where each action stands.
+type Places = Vec<Vec<(usize, usize)>>;
+
+fn read(text: &str) -> Result<(ActionLists, Places), Found> {
+    if text.len() > BYTES_MAX {
+        return Err((1, 1, format!("{} bytes, and the most is {BYTES_MAX}", text.len())));
+    }
+    let (mut lists, mut places) = (ActionLists::new(), Places::new());
+    for (number, line) in text.lines().enumerate() {
+        let tokens = tokens(number + 1, line);
+        if tokens.is_empty() {
+            continue;
+        }
+        let actions = tokens.iter().map(action).collect::<Result<_, _>>()?;
+        lists.push(actions);
+        places.push(tokens.iter().map(|token| (token.line, token.column)).collect());
+    }
+    if lists.is_empty() {
+        return Err((1, 1, "there are no actions: write one line of them for each device".into()));
+    }
+    Ok((lists, places))
+}
+
+/// The words of a line, without its comment.
+fn tokens(line: usize, text: &str) -> Vec<Token<'_>> {
+    let text = text.split_once('#').map_or(text, |(before, _)| before);
+    let mut found = Vec::new();
+    let (mut rest, mut column) = (text, 1);
+    loop {
+        let start = rest.trim_start();
+        column += rest[..rest.len() - start.len()].chars().count();
+        if start.is_empty() {
+            return found;
+        }
+        let end = start.find(char::is_whitespace).unwrap_or(start.len());
+        found.push(Token { line, column, text: &start[..end] });
+        column += start[..end].chars().count();
+        rest = &start[end..];
+    }
+}
+
+fn action(token: &Token<'_>) -> Result<Action, Found> {
+    let wrong = |reason: String| Err((token.line, token.column, reason));
+    let shown: String = token.text.chars().take(40).collect();
+    let action: Action = match shown.parse() {
+        Ok(action) if shown.len() == token.text.len() => action,
+        Ok(_) => return wrong(format!("'{shown}..' is too long for an action")),
+        Err(error) => return wrong(error.to_string()),
+    };
+    let Some(micro_batch) = action.op.computes() else {
+        return wrong(format!(
+            "'{shown}' is not a compute action (F, R, B, I or W): the others are added when it is run"
+        ));
+    };
+    if action.stage.index() >= STAGES_MAX {
+        return wrong(format!("stage {}: at most {STAGES_MAX}, numbered from 0", action.stage));
+    }
+    if micro_batch.index() >= MICRO_BATCHES_MAX {
+        return wrong(format!(
+            "micro-batch {micro_batch}: at most {MICRO_BATCHES_MAX}, numbered from 0"
+        ));
+    }
+    Ok(action)
+}
+
+/// How many stages and micro-batches there are; each has to have its forwards, so that no number is larger than the file.
+fn size(lists: &ActionLists, places: &Places) -> Result<(usize, usize), Found> {
+    let all = || lists.iter().flatten().zip(places.iter().flatten());
+    let largest = |of: fn(&Action) -> usize| all().max_by_key(|(action, _)| of(action));
+    let stage = |action: &Action| action.stage.index();
+    let micro_batch = |action: &Action| action.op.computes().unwrap_or_default().index();
+    let (Some((last, at)), Some((latest, _))) = (largest(stage), largest(micro_batch)) else {
+        return Ok((0, 0));
+    };
+    let (stages, micro_batches) = (stage(last) + 1, micro_batch(latest) + 1);
+    let forwards = all().filter(|(action, _)| matches!(action.op, Op::Forward(_))).count();
+    if forwards < stages * micro_batches {
+        return Err((
+            at.0,
+            at.1,
+            format!(
+                "{stages} stages (to {}) and {micro_batches} micro-batches (to {}) need {} forwards, there are {forwards}: every stage runs every micro-batch, both numbered from 0",
+                stages - 1,
+                micro_batches - 1,
+                stages * micro_batches
+            ),
+        ));
+    }
+    Ok((stages, micro_batches))
+}
+
+/// Whether it is correct on a chain of stages.
+fn check(
+    lists: &ActionLists,
+    places: &Places,
+    stages: usize,
+    micro_batches: usize,
+) -> Result<(), Found> {
+    let last_of = |stage: usize| {
+        let devices = lists.iter().zip(places);
+        let own = devices.flat_map(|(list, places)| list.iter().zip(places));
+        own.filter(|(action, _)| action.stage.index() == stage).map(|(_, at)| *at).last()
+    };
+    if let Some(action) = missing(lists, stages, micro_batches) {
+        let (line, column) = last_of(action.stage.index()).unwrap_or((1, 1));
+        return Err((
+            line,
+            column,
+            format!("{action} is missing, which stage {} owes", action.stage),
+        ));
+    }
+    let program = lower(lists, &Topology::chain(stages), micro_batches).map_err(|error| {
+        let at = match &error {
+            LowerError::UnknownStage { action, .. } => last_of(action.stage.index()),
+            _ => None,
+        };
+        let (line, column) = at.unwrap_or((1, 1));
+        (line, column, error.to_string())
+    })?;
+    let checked = match simulate_with_room(&program, &Costs::unit(stages)) {
+        // Rules come before deadlocks: what breaks one says more.
+        Ok((capacity, _)) => validate(&program, capacity),
+        Err(_) => validate(&program, micro_batches + 1),
+    };
+    let error = match checked {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    let place = |device: DeviceId, position: usize| place(&program, places, device, position);
+    Err(match error {
+        Invalid::Action { device, position, action, reason } => {
+            let (line, column) = place(device, position);
+            (line, column, format!("{action}: {reason}"))
+        }
+        Invalid::Missing { stage, reason } => {
+            let (line, column) = last_of(stage.index()).unwrap_or((1, 1));
+            (line, column, format!("stage {stage}: {reason}"))
+        }
+        Invalid::Deadlock(deadlock) => {
+            let wait = |own: &Waiting| {
+                let (line, column) = place(own.device, own.position);
+                format!("{} at line {line}, column {column}", own.action)
+            };
+            let waits: Vec<String> = deadlock.waiting.iter().take(8).map(wait).collect();
+            let (line, column) =
+                deadlock.waiting.first().map_or((1, 1), |own| place(own.device, own.position));
+            (line, column, format!("deadlock: all wait for each other: {}", waits.join("; ")))
+        }
+    })
+}
+
+/// The first action without which a micro-batch is not complete.
+fn missing(lists: &ActionLists, stages: usize, micro_batches: usize) -> Option<Action> {
+    let mut seen = vec![[false; 3]; stages * micro_batches];
+    for action in lists.iter().flatten() {
+        let Some(m) = action.op.computes() else { continue };
+        let own = &mut seen[action.stage.index() * micro_batches + m.index()];
+        own[0] |= matches!(action.op, Op::Forward(_));
+        own[1] |= matches!(action.op, Op::BackwardInput(_));
+        own[2] |= action.op.completes().is_some();
+    }
+    let owed = seen.iter().enumerate().find_map(|(at, own)| match own {
+        [true, _, true] => None,
+        [false, ..] => Some((at, Op::Forward as fn(MicroBatch) -> Op)),
+        [true, true, false] => Some((at, Op::BackwardWeight)),
+        [true, false, false] => Some((at, Op::Backward)),
+    });
+    let (at, op) = owed?;
+    let stage = StageId::from_index(at / micro_batches);
+    Some(Action { stage, op: op(MicroBatch::from_index(at % micro_batches)) })
+}
+
+/// Where the compute action stands that a lowered action belongs to: sends come after theirs, all else before or at it.
+fn place(program: &Program, places: &Places, device: DeviceId, position: usize) -> (usize, usize) {
+    let list = program.devices.get(device.index()).map_or(&[][..], Vec::as_slice);
+    let computes = |action: &&Action| action.op.computes().is_some();
+    let before = list.iter().take(position).filter(computes).count();
+    let is_send = list.get(position).is_some_and(|action| matches!(action.op, Op::Send(_)));
+    let number = if is_send { before.saturating_sub(1) } else { before };
+    let own = places.get(device.index()).map_or(&[][..], Vec::as_slice);
+    own.get(number).or(own.last()).copied().unwrap_or((1, 1))
+}

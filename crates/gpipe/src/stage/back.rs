@@ -1,0 +1,165 @@
+//! Backwards of a stage, layer by layer from the last: whole, or the gradients of the inputs now and those of the weights later.
+
+use std::{collections::HashMap, sync::Arc};
+
+use gpipe_core::{EdgeId, MicroBatch};
+use gpipe_runtime::stage::OnEdges;
+use tch::Tensor;
+
+use super::{Stage, StageResult, held::Held, island, not_held, own, recorder::Work};
+use crate::{
+    error::{LayerError, StageError},
+    value::Value,
+};
+
+/// What a backward does about the gradients of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// Computes them.
+    Now,
+    /// Leaves them to its second half.
+    Later,
+}
+
+/// What arrived: the boundary's tensors, and the skips' by index.
+pub(super) type Arrivals = (Option<Vec<Option<Tensor>>>, HashMap<usize, Tensor>);
+
+/// Splits what arrived into the boundary's tensors and the skips'.
+pub(super) fn arrivals(
+    values: OnEdges<Vec<Option<Tensor>>>,
+    boundary: Option<EdgeId>,
+    skips: &[(EdgeId, usize)],
+) -> Arrivals {
+    let mut main = None;
+    let mut by_index = HashMap::new();
+    for (edge, tensors) in values {
+        if Some(edge) == boundary {
+            main = Some(tensors);
+        } else if let Some((_, index)) = skips.iter().find(|(own, _)| *own == edge) {
+            by_index.extend(tensors.into_iter().flatten().map(|tensor| (*index, tensor)));
+        }
+    }
+    (main, by_index)
+}
+
+impl Stage {
+    /// From the gradients of the stage's outputs, those of its inputs.
+    pub(super) fn go_back(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Value>,
+        weights: Weights,
+    ) -> StageResult<OnEdges<Value>> {
+        if !self.parameters.trains_up_to_here() {
+            return Ok(Vec::new());
+        }
+        let edges = Arc::clone(&self.plan.edges);
+        let output_grads = self.receive(output_grads)?;
+        let (arrived, mut skip_grads) =
+            arrivals(output_grads, edges.boundary_out, &edges.skips_out);
+        let Some(mut held) = self.held.remove(&micro_batch) else {
+            return Err(not_held(micro_batch));
+        };
+        let mut grads = arrived.unwrap_or_default();
+        let kept = held.is_whole();
+        let work = match weights {
+            Weights::Now => Work::Backward { kept },
+            Weights::Later => Work::BackwardInput { kept },
+        };
+        if let Some(loss) = held.loss.take() {
+            let begun = self.begin_sample()?;
+            // Where the stage may not fail, a loss that is no number must not be forgotten: gradients of it are none either.
+            let finite = self.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
+            let scale = if finite { self.feed.loss_scale } else { f64::NAN };
+            let seed = loss.seed(scale / self.feed.denominator);
+            let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
+            let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
+            grads = back.map_err(in_loss)?.0;
+            self.end_sample(begun, self.loss_position(), work, micro_batch)?;
+            if self.feed.check_finite {
+                island::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
+            }
+        }
+        loop {
+            grads = self.through_islands(&mut held, grads, &mut skip_grads, micro_batch, work)?;
+            if !held.has_segments() {
+                break;
+            }
+            self.held.insert(micro_batch, held);
+            self.recompute(micro_batch)?;
+            held = self.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
+        }
+        let mut back = self.outgoing(edges.boundary_in, grads, &edges.skips_in, &mut skip_grads);
+        back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
+        self.finished(back)
+    }
+
+    /// Goes backwards through the islands that are there. `grads` are of the last island's outputs.
+    fn through_islands(
+        &mut self,
+        held: &mut Held,
+        mut grads: Vec<Option<Tensor>>,
+        skip_grads: &mut HashMap<usize, Tensor>,
+        micro_batch: MicroBatch,
+        work: Work,
+    ) -> StageResult<Vec<Option<Tensor>>> {
+        while let Some(island) = held.pop_island() {
+            let begun = self.begin_sample()?;
+            let position = island.position(self.plan.layers.start);
+            let stashes: Vec<Option<Tensor>> = island
+                .stashed_names()
+                .map(|name| self.skip_stashed_by(position, name))
+                .map(|index| index.and_then(|index| skip_grads.remove(&index)))
+                .collect();
+            let whole = matches!(work, Work::Backward { .. });
+            let back = match whole {
+                true => island.backward(grads, stashes, self.parameters.accumulators(position)),
+                false => island.backward_input(grads, stashes).map(|(back, weights)| {
+                    self.split.entry(micro_batch).or_default().push(weights);
+                    back
+                }),
+            };
+            let (inputs, pops) = back.map_err(|source| self.in_layer(position, source))?;
+            self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
+            if self.feed.check_finite {
+                let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
+                let layer = &self.plan.named[position].name;
+                island::check_finite(layer, "the gradient of its input", of_inputs)?;
+            }
+            if whole {
+                self.summed(micro_batch, position)?;
+            }
+            grads = inputs;
+            skip_grads.extend(pops.into_iter().filter_map(|(index, grad)| Some((index, grad?))));
+        }
+        Ok(grads)
+    }
+
+    /// The second half: adds what the first one left to the step's gradients, in the order of whole backwards.
+    pub(super) fn finish_weights(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        for weights in self.split.remove(&micro_batch).unwrap_or_default() {
+            let begun = self.begin_sample()?;
+            let position = weights.position(self.plan.layers.start);
+            let finished = weights.finish(self.parameters.accumulators(position));
+            finished.map_err(|source| self.in_layer(position, source))?;
+            let layer = self.plan.layers.start + position;
+            self.end_sample(begun, layer, Work::BackwardWeight, micro_batch)?;
+            self.summed(micro_batch, position)?;
+        }
+        self.device.finish().map_err(own("the gradients of the weights"))
+    }
+
+    /// A layer's gradients have `micro_batch`'s among them.
+    fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
+        if self.feed.check_finite {
+            let layer = &self.plan.named[position].name;
+            let of_parameters = self.parameters.accumulators(position).iter().flatten();
+            island::check_finite(layer, "the gradient of its parameters", of_parameters)?;
+        }
+        self.complete(micro_batch, position)
+    }
+
+    fn in_layer(&self, position: usize, source: LayerError) -> StageError {
+        StageError::Layer { layer: self.plan.named[position].name.clone(), source }
+    }
+}
