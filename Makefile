@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-processes bench-full parity fonts catalogues
+.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-processes bench-schedules bench-full parity fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -46,6 +46,10 @@ bench-prediction: build ## Predicted against measured steps and bytes, of two wo
 bench-processes: setup ## The gpt step in two processes beside two threads and PyTorch's over Gloo (fetches PyTorch once; 15 minutes on two cores)
 	python3 benchmarks/processes.py --in-turn
 	python3 benchmarks/processes.py $(ARGS)
+
+bench-schedules: setup ## 1F1B, ZB-H1 and interleaved stages in turn, and what was predicted of them (15 minutes on two cores)
+	python3 benchmarks/schedules.py --workload gpt $(ARGS)
+	python3 benchmarks/schedules.py --workload amoeba $(ARGS)
 
 bench-full: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py

@@ -66,6 +66,8 @@ def report(folder, raw):
             cells = [f"{found['scores'][key]:.1f}" for key in ["bleu", "chrf"] for found in [one, own]]
             cells += [f"{found['perplexity']:.2f}" for found in [one, own]]
             lines.append(f"| {size} | {code} | {one['pairs']} | {' | '.join(cells)} |")
+    lines += ["", "Perplexities are per token of each model's own vocabulary, so that those of one line say how sure each model is of its own "
+              "tokens, and not which is better; BLEU and chrF are of text."]
     (folder / "report.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

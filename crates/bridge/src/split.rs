@@ -74,3 +74,133 @@ impl Later {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+    use crate::vjp::vjp;
+
+    fn random(shape: &[i64], seed: i64) -> Tensor {
+        let count: i64 = shape.iter().product();
+        let x = Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.37 + seed as f64;
+        x.sin().reshape(shape).set_requires_grad(true)
+    }
+
+    /// What both ways give for the same graph, made anew for each.
+    fn both(
+        inputs: &[Tensor],
+        parameters: &[Tensor],
+        f: impl Fn(&[Tensor], &[Tensor]) -> Tensor,
+    ) -> Option<[Vec<Option<Tensor>>; 2]> {
+        let of = |y: &Tensor| Tensor::ones_like(y) * 0.5;
+        let (x, w): (Vec<&Tensor>, Vec<&Tensor>) =
+            (inputs.iter().collect(), parameters.iter().collect());
+        // Something was summed before.
+        let before = || parameters.iter().map(|w| Some(Tensor::ones_like(w))).collect::<Vec<_>>();
+        let y = f(inputs, parameters);
+        let grad = of(&y);
+        let request =
+            Request { outputs: &[&y], output_grads: &[&grad], inputs: &x, parameters: &w };
+        let mut sums = before();
+        let found = split(&request).unwrap()?;
+        let mut halves = found.inputs;
+        found.later.finish(&mut sums).unwrap();
+        halves.extend(sums);
+        let y = f(inputs, parameters);
+        let request =
+            Request { outputs: &[&y], output_grads: &[&grad], inputs: &x, parameters: &w };
+        let mut sums = before();
+        let mut whole = vjp(&request, &mut sums).unwrap();
+        whole.extend(sums);
+        Some([halves, whole])
+    }
+
+    #[test]
+    fn transparency_halves_have_the_bits_of_the_whole() {
+        let x = [random(&[4, 6], 1)];
+        let w = [
+            random(&[8, 6], 2),
+            random(&[8], 3),
+            random(&[8], 4),
+            random(&[8], 5),
+            random(&[5, 8], 6),
+        ];
+        let block = |x: &[Tensor], w: &[Tensor]| {
+            let h = x[0].linear(&w[0], Some(&w[1])).gelu("none");
+            let normed = h.layer_norm([8], Some(&w[2]), Some(&w[3]), 1e-5, false);
+            (&normed + &h).linear(&w[4], None::<&Tensor>)
+        };
+        let [halves, whole] = both(&x, &w, block).unwrap();
+        assert_eq!(halves.len(), 6);
+        assert!(halves.iter().all(Option::is_some));
+        assert_eq!(halves, whole);
+    }
+
+    #[test]
+    fn transparency_where_there_is_no_input_or_no_parameter() {
+        let w = [random(&[7, 3], 1)];
+        let tokens = Tensor::from_slice(&[1_i64, 5, 1, 2]);
+        let [halves, whole] =
+            both(&[], &w, |_, w| Tensor::embedding(&w[0], &tokens, -1, false, false)).unwrap();
+        assert_eq!(halves, whole);
+        let x = [random(&[3], 1), random(&[3], 2)];
+        let [halves, whole] = both(&x, &[], |x, _| &x[0] * &x[1]).unwrap();
+        assert_eq!(halves, whole);
+        // One of two outputs' ways has no input on it, and what is not used has no gradient.
+        let (x, w) = ([random(&[3], 1)], [random(&[3, 3], 2), random(&[3, 3], 3), random(&[3], 4)]);
+        let [halves, whole] =
+            both(&x, &w, |x, w| w[0].matmul(&x[0]) + w[1].exp().sum(Kind::Float)).unwrap();
+        assert_eq!(halves, whole);
+    }
+
+    #[test]
+    fn fault_a_weight_that_is_used_twice_is_not_split() {
+        let (x, w) = ([random(&[4, 4], 1)], [random(&[4, 4], 2)]);
+        let twice = |x: &[Tensor], w: &[Tensor]| x[0].matmul(&w[0]).tanh().matmul(&w[0]);
+        assert!(both(&x, &w, twice).is_none());
+        // Nothing was done: the whole can still be computed.
+        let y = twice(&x, &w);
+        let grad = Tensor::ones_like(&y);
+        let request = Request {
+            outputs: &[&y],
+            output_grads: &[&grad],
+            inputs: &[&x[0]],
+            parameters: &[&w[0]],
+        };
+        assert!(split(&request).unwrap().is_none());
+        assert!(vjp(&request, &mut [None]).unwrap()[0].is_some());
+    }
+
+    /// What only the first half needs is given back after it: here all but the product's own.
+    #[test]
+    fn property_the_first_half_gives_back_what_the_second_does_not_need() {
+        let arena = crate::memory::Arena::acquire().unwrap();
+        crate::memory::enter(arena.id()).unwrap();
+        let (x, w) = (random(&[256, 64], 1), random(&[64, 64], 2));
+        let live = || crate::memory::stats(arena.id()).unwrap().live as i64;
+        let before = live();
+        // The product saves x and w, which are there anyway; each tanh saves its output.
+        let mut y = x.matmul(&w);
+        for _ in 0..4 {
+            y = y.tanh();
+        }
+        let grad = Tensor::ones_like(&y);
+        let (kept, one) = (live() - before, 256 * 64 * 4);
+        assert!(kept >= 5 * one, "{kept}");
+        let request =
+            Request { outputs: &[&y], output_grads: &[&grad], inputs: &[&x], parameters: &[&w] };
+        let first = split(&request).unwrap().unwrap();
+        drop(y);
+        drop(grad);
+        // The input's gradient, and what reached the product.
+        let held = live() - before;
+        assert!((2 * one..3 * one).contains(&held), "{held}");
+        let mut sums = [None];
+        first.later.finish(&mut sums).unwrap();
+        drop((first.inputs, sums));
+        assert!(live() - before < one, "{}", live() - before);
+        crate::memory::enter(0).unwrap();
+    }
+}

@@ -63,7 +63,7 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
         ..ConfigArguments::default()
     })?;
     let model = task::model(&config, task::configured_size(&config)?)?;
-    let mut pipeline = setup::pipeline(&config, model).build()?;
+    let mut pipeline = setup::pipeline(&config, model)?.build()?;
     let mut file = TensorFile::open(&arguments.from)?;
     let fit = init::fit(&pipeline, &file, arguments.names.as_deref(), arguments.partial, &[])?;
     let kind = match config.pipeline.dtype {

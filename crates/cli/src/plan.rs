@@ -39,12 +39,12 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let balance = fixed_balance(&config, arguments.config.balance.is_some());
     let source = source(arguments, &config)?;
     let remat = arguments.remat.as_deref().map(|text| flag("--remat", text)).transpose()?;
-    let chosen = arguments.schedule.iter().map(|text| flag("--schedule", text));
-    let schedules = chosen.map(|own: Result<ScheduleChoice, _>| own.map(|own| own.0));
+    let schedules =
+        arguments.schedule.iter().map(|text| planned(text)).collect::<Result<_, _>>()?;
     let choices = Choices {
         stages: arguments.stages.clone(),
         micro_batches: arguments.micro_batches.clone(),
-        schedules: schedules.collect::<Result<_, _>>()?,
+        schedules,
         balance,
         remat,
     };
@@ -176,6 +176,16 @@ fn automatic(
     }
     let found = find(&source, &devices, config, choices)?;
     Ok(file(&source, &devices, config, &found))
+}
+
+/// A schedule to choose from.
+fn planned(text: &str) -> Result<Schedule, CliError> {
+    match flag("--schedule", text)? {
+        ScheduleChoice::Named(schedule) => Ok(schedule),
+        ScheduleChoice::File(_) => Err(CliError::Usage(format!(
+            "--schedule {text}: a plan chooses among named schedules; run a file with `gpipe train --schedule {text}`"
+        ))),
+    }
 }
 
 /// The picture of a plan that was found.
@@ -358,7 +368,7 @@ fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliErr
     let samples = config.train.mini_batch;
     let sizes: Vec<usize> = powers_of_two(samples).chain([samples]).collect();
     config.pipeline.memory.0.clear();
-    let costs = setup::pipeline(&config, model).estimate(&sizes, &rate)?;
+    let costs = setup::pipeline(&config, model)?.estimate(&sizes, &rate)?;
     let why =
         if arguments.analytic { "" } else { " (there is no profile: gpipe profile measures one)" };
     let text = format!(

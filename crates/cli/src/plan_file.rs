@@ -152,7 +152,7 @@ impl PlanFile {
                 "{origin} is a plan for {stages} stages, {devices} devices are configured: name one for all, or one for each stage with --device"
             )));
         }
-        config.pipeline.schedule = ScheduleChoice(schedule.clone());
+        config.pipeline.schedule = ScheduleChoice::Named(schedule.clone());
         config.set_stages(stages, true);
         let pipeline = &mut config.pipeline;
         pipeline.balance = gpipe::Balance::Layers(balance.clone());

@@ -58,8 +58,8 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     let path = arguments.out.clone().unwrap_or_else(|| default_path(&arguments.config));
     processes.decided(|| write(&path, &found))?;
     let sizes: Vec<usize> = found.costs.sizes.keys().copied().collect();
-    let estimated = setup::pipeline(&config, model).estimate(&sizes, &Rate::default())?;
-    show(&found, &estimated, &config);
+    let estimated = setup::pipeline(&config, model)?.estimate(&sizes, &Rate::default())?;
+    show(&found, &estimated, &config, &config.pipeline.schedule.schedule()?);
     say!("{}: gpipe plan and gpipe train --plan auto use it", path.display());
     Ok(())
 }
@@ -90,8 +90,8 @@ pub(crate) fn measure(
     }
     same_samples(&mut batches, config.train.mini_batch)?;
     let machine = machine();
-    // The configured one first: its costs are shown.
-    let own = &config.pipeline.schedule.0;
+    // The configured one first, if it has whole backwards: quartiles are of the first.
+    let own = &config.pipeline.schedule.schedule()?;
     let mut schedules = Schedule::TRAINING.to_vec();
     schedules.sort_by_key(|schedule| schedule != own);
     schedules.extend((!own.is_plain()).then(|| own.clone()));
@@ -113,7 +113,10 @@ pub(crate) fn measure(
     );
     Ok(profile(
         &settings,
-        || Ok(setup::pipeline_among(config, model.clone(), processes)),
+        || {
+            let built = setup::pipeline_among(config, model.clone(), processes);
+            built.map_err(|error| gpipe::Error::Setting(error.to_string()))
+        },
         |what| complain!("  {what}"),
     )?)
 }
@@ -143,7 +146,7 @@ fn same_samples(
 pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliError> {
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
-    Ok(setup::pipeline(&uncapped, model.clone()).subject(&machine())?)
+    Ok(setup::pipeline(&uncapped, model.clone())?.subject(&machine())?)
 }
 
 /// Where the profile of a configuration's file is kept.
@@ -175,16 +178,43 @@ pub(crate) fn machine() -> String {
 
 /// Forward, re-materialization and backward.
 fn time_of(cost: &LayerCost) -> Nanos {
-    cost.forward + cost.rematerialize + cost.backward
+    // Under a schedule that splits them there are halves only.
+    cost.forward
+        + cost.rematerialize
+        + cost.backward.max(cost.backward_input + cost.backward_weight)
 }
 
 fn ms(time: Nanos) -> String {
     format!("{:.2}", time.as_ms())
 }
 
+/// What backwards in halves take beside whole ones, under each schedule that splits them.
+fn show_halves(costs: &ModelCosts, samples: usize) {
+    let whole: Nanos = costs.at(samples, &Schedule::OneFOneB).iter().map(|c| c.backward_kept).sum();
+    for (name, sizes) in &costs.under {
+        let Some(layers) = sizes.get(&samples) else { continue };
+        let sum = |time: fn(&LayerCost) -> Nanos| layers.iter().map(time).sum::<Nanos>();
+        let (inputs, weights) = (sum(|c| c.backward_input), sum(|c| c.backward_weight));
+        if inputs + weights == Nanos(0) {
+            continue;
+        }
+        say!(
+            "backwards in halves, {name}: inputs {} ms, weights {} ms for {samples} samples; together {:.3} of a whole one",
+            ms(inputs),
+            ms(weights),
+            (inputs + weights).0 as f64 / whole.0.max(1) as f64
+        );
+        let unsplit = costs.layers.iter().filter(|layer| layer.unsplit);
+        let unsplit: Vec<&str> = unsplit.map(|layer| layer.name.as_str()).collect();
+        if !unsplit.is_empty() {
+            say!("not split, both halves are in the first: {}", unsplit.join(", "));
+        }
+    }
+}
+
 /// A table of the layers at the configured M, measured beside estimated, and one of the sizes.
-fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
-    let (costs, schedule) = (&profile.costs, &config.pipeline.schedule.0);
+fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &Schedule) {
+    let costs = &profile.costs;
     let samples = config.train.mini_batch.div_ceil(config.pipeline.micro_batches.max(1));
     let (layers, spreads) = (costs.at(samples, schedule), profile.spread.get(&samples));
     let (estimates, flops) =
@@ -255,6 +285,7 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config) {
             ms(backward)
         );
     }
+    show_halves(costs, samples);
     let Transport { latency, bytes_per_s } = costs.transport;
     let bytes = match bytes_per_s {
         0 => String::new(),

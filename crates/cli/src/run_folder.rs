@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpipe::{IntoTensors, Pipeline};
+use gpipe::{IntoTensors, Pipeline, Schedule};
 use gpipe_checkpoint::{Checkpoint, folder, manifest};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -17,6 +17,7 @@ use crate::{
     config::Config,
     output::complain,
     processes::{Processes, deadline_s},
+    schedule::ScheduleChoice,
     setup,
     task::{self, Vocabulary},
 };
@@ -108,6 +109,11 @@ impl RunFolder {
             ..ConfigArguments::default()
         };
         let (mut config, vocabulary) = source.read(&overrides)?;
+        // What is evaluated does not depend on it, and a file may be gone.
+        if matches!(config.pipeline.schedule, ScheduleChoice::File(_)) {
+            config.pipeline.schedule = ScheduleChoice::Named(Schedule::OneFOneB);
+            config.set_stages(config.pipeline.stages, arguments.device.is_some());
+        }
         if let Some(stages) = arguments.stages {
             config.set_stages(stages, arguments.device.is_some());
         }
@@ -128,7 +134,7 @@ impl RunFolder {
             }
         };
         let model = task::model(&self.config, self.vocabulary.size())?;
-        let mut pipeline = setup::pipeline_among(&self.config, model, processes).build()?;
+        let mut pipeline = setup::pipeline_among(&self.config, model, processes)?.build()?;
         let mismatch = |reason| RunFolderError::Mismatch {
             weights: from.clone(),
             config: config.clone(),

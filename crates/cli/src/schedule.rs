@@ -1,6 +1,6 @@
 //! Which schedule: by name, or from a file; and `gpipe schedule`, which prints one in the form that is read.
 
-use std::{fmt, path::Path, str::FromStr, sync::Arc};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use gpipe::{Nanos, Schedule};
 use gpipe_core::{
@@ -8,7 +8,7 @@ use gpipe_core::{
     lower::{Topology, lower},
     remat::RematPolicies,
     schedule::{
-        Listed,
+        Listed, UnknownSchedule,
         listed::{BYTES_MAX, print},
     },
     simulate::{Costs, simulate_with_room},
@@ -27,36 +27,57 @@ use crate::{
 /// Most actions that are printed.
 const ACTIONS_MAX: usize = 1 << 22;
 
-/// A schedule as it is named in a configuration: `file:PATH` is read when the name is.
+/// A schedule as it is named in a configuration. A file is read when it is needed, so that a run can be gone on with under another
+/// schedule without it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ScheduleChoice(pub Schedule);
+pub(crate) enum ScheduleChoice {
+    Named(Schedule),
+    File(PathBuf),
+}
+
+impl ScheduleChoice {
+    /// The schedule: a file's is read, and checked.
+    pub(crate) fn schedule(&self) -> Result<Schedule, CliError> {
+        let path = match self {
+            Self::Named(schedule) => return Ok(schedule.clone()),
+            Self::File(path) => path,
+        };
+        let text = read_bounded(path, BYTES_MAX as u64)?;
+        let listed = Listed::parse(&path.display().to_string(), &text);
+        let listed = listed.map_err(|error| CliError::Usage(error.to_string()))?;
+        Ok(Schedule::Listed(Arc::new(listed)))
+    }
+
+    /// How many stages it makes of so many devices, as far as that can be said now; what does not fit is refused later.
+    pub(crate) fn stages(&self, devices: usize) -> usize {
+        let stages = self.schedule().ok().and_then(|schedule| schedule.stages(devices).ok());
+        stages.unwrap_or(devices)
+    }
+}
 
 impl fmt::Display for ScheduleChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self {
+            Self::Named(schedule) => schedule.fmt(f),
+            Self::File(path) => write!(f, "file:{}", path.display()),
+        }
     }
 }
 
 impl FromStr for ScheduleChoice {
-    type Err = String;
+    type Err = UnknownSchedule;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let Some(path) = text.strip_prefix("file:") else {
-            return text
-                .parse()
-                .map(Self)
-                .map_err(|error: gpipe_core::schedule::UnknownSchedule| error.to_string());
-        };
-        let read = read_bounded(Path::new(path), BYTES_MAX as u64);
-        let read = read.map_err(|error| error.to_string())?;
-        let listed = Listed::parse(path, &read).map_err(|error| error.to_string())?;
-        Ok(Self(Schedule::Listed(Arc::new(listed))))
+        match text.strip_prefix("file:") {
+            Some(path) => Ok(Self::File(path.into())),
+            None => text.parse().map(Self::Named),
+        }
     }
 }
 
 /// Prints a schedule, with its bubble and what it holds.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
-    let ScheduleChoice(schedule) = flag("NAME", &arguments.name)?;
+    let schedule = flag::<ScheduleChoice>("NAME", &arguments.name)?.schedule()?;
     let remat: RematPolicies = flag("--remat", &arguments.remat)?;
     let (own_devices, own_micro_batches) = match &schedule {
         Schedule::Listed(own) => (Some(own.lists().len()), Some(own.micro_batches())),
@@ -76,7 +97,9 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
     let misfit = |error: gpipe_core::schedule::DoesNotFit| CliError::Usage(error.to_string());
     let stages = schedule.stages(devices).map_err(misfit)?;
     schedule.check_micro_batches(micro_batches).map_err(misfit)?;
-    if stages.saturating_mul(micro_batches).saturating_mul(4) > ACTIONS_MAX {
+    // An interleaved one is made for a multiple of its devices.
+    let whole = micro_batches.div_ceil(devices).saturating_mul(devices);
+    if stages.saturating_mul(whole).saturating_mul(4) > ACTIONS_MAX {
         return Err(CliError::Usage(format!(
             "{stages} stages and {micro_batches} micro-batches are more than {ACTIONS_MAX} actions: use fewer"
         )));

@@ -8,6 +8,7 @@ use gpipe::{
 };
 
 use crate::{
+    CliError,
     config::{Config, Decays, GroupConfig, KernelChoice, OptimizerConfig, OptimizerName},
     processes::Processes,
     task,
@@ -18,19 +19,19 @@ pub(crate) fn pipeline_among(
     config: &Config,
     model: Sequence,
     processes: &Processes,
-) -> PipelineBuilder {
-    let mut builder = pipeline(config, model);
+) -> Result<PipelineBuilder, CliError> {
+    let mut builder = pipeline(config, model)?;
     if let Some(transport) = processes.transport() {
         builder = builder.processes(transport);
     }
     match processes.replicas() {
-        Some(replicas) => builder.replicas(replicas),
-        None => builder,
+        Some(replicas) => Ok(builder.replicas(replicas)),
+        None => Ok(builder),
     }
 }
 
 /// A pipeline with everything that the configuration says.
-pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
+pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuilder, CliError> {
     let (pipeline, optimizer) = (&config.pipeline, &config.optimizer);
     // Cuts by cost are for the micro-batches that the stages will see.
     let parts = pipeline.micro_batches.saturating_mul(pipeline.replicas).max(1);
@@ -48,7 +49,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
             KernelChoice::OneDnn => Kernels::OneDnn,
         })
         .micro_batches(pipeline.micro_batches)
-        .schedule(pipeline.schedule.0.clone())
+        .schedule(pipeline.schedule.schedule()?)
         .balance(pipeline.balance.clone())
         .remat(pipeline.remat.clone())
         .threads_per_stage(pipeline.threads_per_stage)
@@ -66,7 +67,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> PipelineBuilder {
     for group in &optimizer.groups {
         builder = builder.group(parameter_group(group));
     }
-    with_optimizer(builder.learning_rate(learning_rate(config)), optimizer)
+    Ok(with_optimizer(builder.learning_rate(learning_rate(config)), optimizer))
 }
 
 fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> PipelineBuilder {

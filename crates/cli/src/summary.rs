@@ -24,12 +24,14 @@ pub(crate) struct Summary {
     data_wait_ms: f64,
     /// Validating on the way, between the steps.
     validation_ms: f64,
-    stages: Vec<StageSums>,
+    devices: Vec<DeviceSums>,
+    /// Whether a device has several stages.
+    is_shared: bool,
 }
 
-/// Sums of one stage.
+/// Sums of one device.
 #[derive(Default, Clone)]
-struct StageSums {
+struct DeviceSums {
     /// As [`PARTS`] names them.
     parts_ms: [f64; 8],
     peak: u64,
@@ -65,8 +67,13 @@ impl Summary {
         self.latest_ms.truncate(LATEST - 1);
         self.latest_ms.push_front(report.time.as_ms());
         self.data_wait_ms += data_wait.as_secs_f64() * 1e3;
-        self.stages.resize(report.devices.len(), StageSums::default());
-        for (sums, stage) in self.stages.iter_mut().zip(&report.devices) {
+        self.is_shared |= report
+            .timeline
+            .devices
+            .iter()
+            .any(|list| list.windows(2).any(|two| two[0].action.stage != two[1].action.stage));
+        self.devices.resize(report.devices.len(), DeviceSums::default());
+        for (sums, stage) in self.devices.iter_mut().zip(&report.devices) {
             let parts = [
                 stage.forward,
                 stage.recompute,
@@ -97,10 +104,11 @@ impl Summary {
         let Some(&median) = times.get(times.len() / 2) else { return };
         let step = predicted.step.as_ms();
         let peak = predicted.peaks.iter().max().copied().unwrap_or_default();
-        let held = Bytes(self.stages.iter().map(|stage| stage.peak).max().unwrap_or(0));
+        let held = Bytes(self.devices.iter().map(|stage| stage.peak).max().unwrap_or(0));
         say!(
-            "predicted {step:.1} ms per step, measured {median:.1} ms (the median), {:.3} of it; at most {peak} on a stage, measured {held}",
-            median / step
+            "predicted {step:.1} ms per step, measured {median:.1} ms (the median), {:.3} of it; at most {peak} on a {}, measured {held}",
+            median / step,
+            self.row()
         );
     }
 
@@ -110,8 +118,8 @@ impl Summary {
 
     /// The share of devices x steps that one of the [`PARTS`] took.
     fn share(&self, part: usize) -> f64 {
-        let spent: f64 = self.stages.iter().map(|stage| stage.parts_ms[part]).sum();
-        spent / (self.step_ms * self.stages.len().max(1) as f64)
+        let spent: f64 = self.devices.iter().map(|stage| stage.parts_ms[part]).sum();
+        spent / (self.step_ms * self.devices.len().max(1) as f64)
     }
 
     /// The share of devices x steps in which a device was not busy.
@@ -119,10 +127,10 @@ impl Summary {
         BUBBLE.map(|part| self.share(part)).sum()
     }
 
-    /// The stage that computed longest.
+    /// The device that computed longest.
     fn slowest(&self) -> usize {
-        let busy = |stage: &StageSums| stage.parts_ms[..BUBBLE.start].iter().sum::<f64>();
-        let busy = self.stages.iter().map(busy).enumerate();
+        let busy = |stage: &DeviceSums| stage.parts_ms[..BUBBLE.start].iter().sum::<f64>();
+        let busy = self.devices.iter().map(busy).enumerate();
         busy.max_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(stage, _)| stage)
     }
 
@@ -141,7 +149,8 @@ impl Summary {
                 "fill/drain" => "more micro-batches make it less".to_owned(),
                 "imbalance" => {
                     let slowest = self.slowest();
-                    format!("stage {slowest} is the slowest; `gpipe plan` can move a layer from it")
+                    let row = self.row();
+                    format!("{row} {slowest} is the slowest; `gpipe plan` can move a layer from it")
                 }
                 _ => "times vary: other work on the machine, or more threads than cores".to_owned(),
             };
@@ -150,24 +159,30 @@ impl Summary {
         lines
     }
 
-    /// Where the steps' time went, by stage; then the stages' memory and messages.
+    /// What a row of the tables is.
+    fn row(&self) -> &'static str {
+        if self.is_shared { "device" } else { "stage" }
+    }
+
+    /// Where the steps' time went, by device; then the devices' memory and messages.
     fn tables(&self) -> Vec<String> {
         let steps = self.steps as f64;
         let heads: Vec<String> = PARTS.iter().map(|part| format!("{part:>14}")).collect();
-        let mut lines = vec![format!("stage{}", heads.concat())];
-        for (number, stage) in self.stages.iter().enumerate() {
+        let (row, width) = (self.row(), self.row().len());
+        let mut lines = vec![format!("{row}{}", heads.concat())];
+        for (number, stage) in self.devices.iter().enumerate() {
             let cell = |ms: &f64| {
                 let percent = format!("({:.0}%)", 100.0 * ms / self.step_ms);
                 format!("{:>8.1} {percent:>5}", ms / steps)
             };
             let cells: Vec<String> = stage.parts_ms.iter().map(cell).collect();
-            lines.push(format!("{number:>5}{}", cells.concat()));
+            lines.push(format!("{number:>width$}{}", cells.concat()));
         }
         lines.extend(self.advice());
-        lines.push("stage   peak memory   sent per step".into());
-        lines.extend(self.stages.iter().enumerate().map(|(number, stage)| {
+        lines.push(format!("{row}   peak memory   sent per step"));
+        lines.extend(self.devices.iter().enumerate().map(|(number, stage)| {
             let (peak, sent) = (Bytes(stage.peak), Bytes(stage.sent / self.steps.max(1)));
-            format!("{number:>5}   {:>11}   {:>13}", peak.to_string(), sent.to_string())
+            format!("{number:>width$}   {:>11}   {:>13}", peak.to_string(), sent.to_string())
         }));
         lines
     }
@@ -216,9 +231,9 @@ mod tests {
     /// Of 10 steps of 100 ms.
     fn summary(parts_ms: &[[f64; 8]]) -> Summary {
         let stage =
-            |parts_ms: &[f64; 8]| StageSums { parts_ms: *parts_ms, peak: 1 << 30, sent: 70 };
-        let stages = parts_ms.iter().map(stage).collect();
-        Summary { steps: 10, step_ms: 1000.0, stages, ..Summary::new("token") }
+            |parts_ms: &[f64; 8]| DeviceSums { parts_ms: *parts_ms, peak: 1 << 30, sent: 70 };
+        let devices = parts_ms.iter().map(stage).collect();
+        Summary { steps: 10, step_ms: 1000.0, devices, ..Summary::new("token") }
     }
 
     #[test]

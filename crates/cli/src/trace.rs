@@ -137,7 +137,7 @@ fn trained(
     processes.agree_on_data(&task.fingerprint())?;
     let make = task.training(0, 0)?;
     let model = task::model(&config, task.vocabulary().size())?;
-    let mut pipeline = setup::pipeline_among(&config, model, processes).build()?;
+    let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     let mut reports = Vec::new();
     for step in 0..config.train.steps {
         let Batch { inputs, targets, .. } = task::made(&make, step)?;

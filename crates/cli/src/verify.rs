@@ -134,7 +134,7 @@ fn build(config: &Config, variant: &Variant, task: &dyn Task) -> Result<Pipeline
     config.pipeline.remat.clone_from(&variant.remat);
     config.pipeline.micro_batches = variant.micro_batches;
     let model = task::model(&config, task.vocabulary().size())?;
-    Ok(setup::pipeline(&config, model).keep_gradients().build()?)
+    Ok(setup::pipeline(&config, model)?.keep_gradients().build()?)
 }
 
 /// Trains as `first` says for the first half of the steps, if it says anything, then as `variant` says.
@@ -218,7 +218,7 @@ fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str) {
         format!("one thread, {step_ms:.0} ms")
     };
     say!(
-        "K = {}  M = {}  {:<6} {:<16} loss {loss:.6}  {overlap}  {verdict}",
+        "K = {}  M = {}  {:<13} {:<16} loss {loss:.6}  {overlap}  {verdict}",
         variant.stages,
         variant.micro_batches,
         variant.schedule.to_string(),

@@ -55,6 +55,7 @@ fn gpt(layers: usize) -> ModelCosts {
             update: Nanos(vary(1e6)),
             update_peak: Bytes(28 * MIB),
             flops: 1,
+            unsplit: false,
         });
     }
     states.pop();

@@ -108,6 +108,19 @@ pub fn device_times(timeline: &Timeline) -> Vec<DeviceTimes> {
     timeline.devices.iter().map(|actions| busy(actions)).collect()
 }
 
+/// What each stage did, without communication and waiting: where several are on a device, the device's times in parts.
+pub fn stage_times(timeline: &Timeline) -> Vec<DeviceTimes> {
+    let mut times: Vec<DeviceTimes> = Vec::new();
+    for timed in timeline.devices.iter().flatten() {
+        let stage = timed.action.stage.index();
+        if times.len() <= stage {
+            times.resize(stage + 1, DeviceTimes::default());
+        }
+        times[stage].add(timed);
+    }
+    times
+}
+
 /// What a device did, without communication and waiting.
 fn busy(actions: &[TimedAction]) -> DeviceTimes {
     let mut times = DeviceTimes::default();

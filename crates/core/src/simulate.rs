@@ -276,14 +276,20 @@ pub const LINK_CAPACITY: usize = 2;
 /// # Errors
 /// [`Deadlock`]: no number is enough.
 pub fn simulate_with_room(program: &Program, costs: &Costs) -> Result<(usize, Timeline), Deadlock> {
-    let mut capacity = LINK_CAPACITY;
-    loop {
-        match simulate(program, costs, capacity) {
-            Ok(timeline) => return Ok((capacity, timeline)),
-            Err(deadlock) if capacity > program.micro_batches => return Err(deadlock),
-            Err(_) => capacity += 1,
+    if let Ok(timeline) = simulate(program, costs, LINK_CAPACITY) {
+        return Ok((LINK_CAPACITY, timeline));
+    }
+    // What a link with room for all messages does not help is a deadlock; and where it helps, more room never harms.
+    let (mut too_few, mut enough) = (LINK_CAPACITY, program.micro_batches.max(LINK_CAPACITY) + 1);
+    let mut timeline = simulate(program, costs, enough)?;
+    while enough - too_few > 1 {
+        let middle = too_few + (enough - too_few) / 2;
+        match simulate(program, costs, middle) {
+            Ok(found) => (enough, timeline) = (middle, found),
+            Err(_) => too_few = middle,
         }
     }
+    Ok((enough, timeline))
 }
 
 /// The messages that ever passed one half of one edge, by their times.

@@ -100,6 +100,20 @@ fn brute_force(
             };
             peak = peak.max(now + own);
             held = after;
+            // Outputs that were kept live on with receivers that split their backward.
+            if let Some(m) = timed.action.op.goes_back().filter(|&m| !recomputed(m)) {
+                for (id, edge) in program.topology.edges_where(|edge| {
+                    edge.kind.per_micro_batch() && edge.from == timed.action.stage
+                }) {
+                    let is_half = all.iter().any(|other| {
+                        other.action.stage == edge.to && other.action.op == Op::BackwardWeight(m)
+                    });
+                    let gone = end_of_backward(edge.to, m);
+                    if is_half && gone > timed.end {
+                        messages.push((gone, edges[id.index()].of(Half::Forward).0));
+                    }
+                }
+            }
         }
         assert_eq!(held, 0, "stage {stage} has given everything back");
         most.push(peak);

@@ -59,6 +59,7 @@ pub use gpipe_bridge::{convolution::Geometry, linear::Kernels, memory::keep_free
 pub use gpipe_core::{
     Bytes, Nanos, cost, plan,
     remat::{Remat, RematPolicies},
+    schedule,
     schedule::Schedule,
 };
 pub use layer::{Forward, Infer, Init, Layer, ParameterSpec};

@@ -150,6 +150,7 @@ fn ways() -> Vec<Way> {
     for stages in [1, 2, 4] {
         for schedule in Schedule::TRAINING {
             for remat in [Remat::Never, Remat::Always] {
+                let schedule = schedule.clone();
                 ways.push(Way { stages, schedule, remat });
             }
         }
@@ -175,7 +176,7 @@ impl Way {
         Pipeline::builder(model, TensorSpec::new([SAMPLES, 4], Kind::Float))
             .stages(self.stages)
             .balance(Balance::Uniform)
-            .schedule(self.schedule)
+            .schedule(self.schedule.clone())
             .remat(self.remat)
             .micro_batches(M)
             .seed(5)

@@ -88,7 +88,7 @@ fn gpu_memory_is_reported_and_a_cap_is_an_error_that_names_the_stage() {
     };
     let (inputs, targets) = batch(8, 1);
     let report = build(None).unwrap().train_step(&inputs, &targets).unwrap();
-    assert!(report.stages[0].peak > report.stages[0].live && report.stages[0].live.0 > 0);
+    assert!(report.devices[0].peak > report.devices[0].live && report.devices[0].live.0 > 0);
     let Err(error) = build(Some(Bytes(1024))) else { panic!("its parameters exceed the cap") };
     let error = error.to_string();
     assert!(error.contains("out of memory") && error.contains("device 0"), "{error}");

@@ -393,7 +393,7 @@ fn oracle_memory_rematerialization_discards() {
     let stages = [9, 9];
     let peaks = |remat| {
         let mut pipeline = deep(&stages, Schedule::GPipe, remat).build().unwrap();
-        step(&mut pipeline).stages.iter().map(|stage| stage.peak.0).collect::<Vec<_>>()
+        step(&mut pipeline).devices.iter().map(|stage| stage.peak.0).collect::<Vec<_>>()
     };
     let (never, always) = (peaks(Remat::Never), peaks(Remat::Always));
     for stage in 0..2 {
@@ -412,7 +412,7 @@ fn oracle_memory_segments_bound_a_deep_stage() {
     let (layers, segments) = (48, 6);
     let peak = |remat| {
         let builder = deep(&[1, layers as usize], Schedule::OneFOneB, remat);
-        step(&mut builder.build().unwrap()).stages[1].peak.0
+        step(&mut builder.build().unwrap()).devices[1].peak.0
     };
     // The last stage of 1F1B holds one micro-batch. Whole, all its layers' outputs are there at once; in
     // segments, the inputs of each and the outputs of one, and in passing 8 A as above.
@@ -428,9 +428,9 @@ fn oracle_memory_a_step_leaves_parameters_and_state_alone() {
     let parameters = 9 * (16 * 16 + 16) * 4;
     for remat in common::REMATS {
         for schedule in Schedule::TRAINING {
-            let mut pipeline = deep(&[6, 6, 6], schedule, remat).build().unwrap();
+            let mut pipeline = deep(&[6, 6, 6], schedule.clone(), remat).build().unwrap();
             for _ in 0..3 {
-                let live = step(&mut pipeline).stages.iter().map(|stage| stage.live).sum();
+                let live = step(&mut pipeline).devices.iter().map(|stage| stage.live).sum();
                 let live: Bytes = live;
                 assert_eq!(live, Bytes(parameters), "{remat} {schedule}");
             }
@@ -442,11 +442,11 @@ fn oracle_memory_a_step_leaves_parameters_and_state_alone() {
 fn oracle_recompute_happens_where_the_policy_says() {
     let recomputes = |remat, schedule| -> Vec<Nanos> {
         let mut pipeline = deep(&[3, 3, 3], schedule, remat).build().unwrap();
-        step(&mut pipeline).stages.iter().map(|stage| stage.recompute).collect()
+        step(&mut pipeline).devices.iter().map(|stage| stage.recompute).collect()
     };
     for schedule in Schedule::TRAINING {
-        assert_eq!(recomputes(Remat::Never, schedule), [Nanos(0); 3]);
-        let always = recomputes(Remat::Always, schedule);
+        assert_eq!(recomputes(Remat::Never, schedule.clone()), [Nanos(0); 3]);
+        let always = recomputes(Remat::Always, schedule.clone());
         assert!(always.iter().all(|time| *time > Nanos(0)), "{schedule}: {always:?}");
     }
     // In 1F1B only the last stage's backwards directly follow their forwards.

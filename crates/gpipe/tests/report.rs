@@ -58,7 +58,7 @@ fn property_every_stages_parts_sum_to_the_step() {
     for schedule in Schedule::TRAINING {
         for remat in common::REMATS {
             for balance in [&[8][..], &[4, 4], &[2, 6], &[3, 3, 2]] {
-                let mut pipeline = pipeline(balance, schedule, remat, 67);
+                let mut pipeline = pipeline(balance, schedule.clone(), remat, 67);
                 for samples in [67, 5] {
                     let x = uniform(&[samples, WIDTH], 1, Kind::Float);
                     let report = pipeline.train_step(&x, &x).unwrap();

@@ -12,78 +12,36 @@ mod common;
 
 use std::io::Write;
 
-use common::{Arguments, Failure, LENGTH, Numbers, VOCABULARY, gpt};
+use common::{
+    Arguments, Failure,
+    workload::{SAMPLES, STAGES, Workload},
+};
 use gpipe::{
-    Adam, Balance, CrossEntropy, Pipeline, PipelineBuilder, Remat, Result, Schedule, Sequence, Sgd,
-    TensorSpec,
+    Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule,
     profile::{Profiling, profile},
 };
 use gpipe_core::plan::{Plan, PlanDevice, predict};
-use gpipe_models::{AmoebaNet, Variant};
 use serde_json::json;
-use tch::Tensor;
 
-const STAGES: usize = 2;
-const SAMPLES: usize = 32;
 /// Steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
 const MICRO_BATCHES: [usize; 5] = [2, 4, 8, 16, 32];
 
-/// A model with its mini-batch.
-struct Workload {
-    model: Sequence,
-    inputs: Tensor,
-    targets: Tensor,
-    adam: bool,
-    /// M with re-materialization; without it all are measured.
+/// M with re-materialization; without it all are measured.
+fn again(workload: &str) -> &'static [usize] {
+    match workload {
+        "gpt" => &[8],
+        _ => &MICRO_BATCHES,
+    }
+}
+
+/// What is run.
+struct Pairs {
+    workload: Workload,
     again: &'static [usize],
 }
 
-impl Workload {
-    fn named(name: &str) -> std::result::Result<Self, Failure> {
-        let mut numbers = Numbers::new();
-        let samples = SAMPLES as i64;
-        match name {
-            "gpt" => {
-                let mut tokens = || numbers.below(VOCABULARY, &[samples, LENGTH]);
-                let (inputs, targets) = (tokens()?, tokens()?);
-                Ok(Self { model: gpt().build()?, inputs, targets, adam: true, again: &[8] })
-            }
-            "amoeba" => {
-                let (channels, classes) = (3, 10);
-                let model = AmoebaNet {
-                    variant: Variant::D,
-                    cells: 6,
-                    filters: 128,
-                    channels,
-                    classes,
-                    drop_path: 0.0,
-                    auxiliary: false,
-                };
-                let inputs = numbers.uniform(&[samples, channels, 64, 64])?;
-                let targets = numbers.below(classes, &[samples])?;
-                let model = model.build()?;
-                Ok(Self { model, inputs, targets, adam: false, again: &MICRO_BATCHES })
-            }
-            other => Err(format!("workload={other}: use gpt or amoeba").into()),
-        }
-    }
-
-    fn builder(&self, micro_batches: usize) -> PipelineBuilder {
-        let mut shape = self.inputs.size();
-        shape[0] = (SAMPLES / micro_batches) as i64;
-        let builder =
-            Pipeline::builder(self.model.clone(), TensorSpec::new(shape, self.inputs.kind()))
-                .stages(STAGES)
-                .micro_batches(micro_batches)
-                .loss(CrossEntropy::default())
-                .seed(1);
-        match self.adam {
-            true => builder.optimizer(Adam { lr: 1e-4, ..Adam::default() }),
-            false => builder.optimizer(Sgd { momentum: 0.9, ..Sgd::new(0.01) }),
-        }
-    }
-
+impl Pairs {
     /// Each M and schedule, with what is re-materialized: one profile is of both.
     fn configurations(&self) -> Vec<(usize, Schedule, Vec<Remat>)> {
         let mut all = Vec::new();
@@ -107,10 +65,10 @@ impl Workload {
         schedule: &Schedule,
         remat: Remat,
     ) -> std::result::Result<(Plan, Pipeline), Failure> {
-        let built = self.builder(micro_batches).schedule(schedule.clone()).remat(remat);
+        let built = self.workload.builder(micro_batches).schedule(schedule.clone()).remat(remat);
         let mut pipeline = built.balance(Balance::Cost).build()?;
         for _ in 0..WARM_UP {
-            pipeline.train_step(&self.inputs, &self.targets)?;
+            pipeline.train_step(&self.workload.inputs, &self.workload.targets)?;
         }
         let balance = pipeline.balance().to_vec();
         let schedule = schedule.clone();
@@ -125,7 +83,10 @@ impl Workload {
         remats: &[Remat],
         pairs: usize,
     ) -> std::result::Result<(), Failure> {
-        let batches = [(vec![self.inputs.shallow_clone()], vec![self.targets.shallow_clone()])];
+        let batches = [(
+            vec![self.workload.inputs.shallow_clone()],
+            vec![self.workload.targets.shallow_clone()],
+        )];
         let settings = Profiling {
             micro_batches: &[micro_batches],
             schedules: std::slice::from_ref(schedule),
@@ -133,14 +94,14 @@ impl Workload {
             batches: &batches,
             machine: "this one",
         };
-        let build = || -> Result<PipelineBuilder> { Ok(self.builder(micro_batches)) };
+        let build = || -> Result<PipelineBuilder> { Ok(self.workload.builder(micro_batches)) };
         let running = |&remat: &Remat| self.running(micro_batches, schedule, remat);
         let mut running = remats.iter().map(running).collect::<std::result::Result<Vec<_>, _>>()?;
         for pair in 0..pairs {
             let costs = profile(&settings, build, |_| {})?.costs;
             for (plan, pipeline) in &mut running {
                 let predicted = predict(&costs, &[PlanDevice::default(); STAGES], SAMPLES, plan)?;
-                let step = pipeline.train_step(&self.inputs, &self.targets)?;
+                let step = pipeline.train_step(&self.workload.inputs, &self.workload.targets)?;
                 let (planned, held) = (predicted.device_peaks().into_iter(), step.devices.iter());
                 let line = json!({
                     "micro_batches": micro_batches,
@@ -164,7 +125,8 @@ impl Workload {
 fn main() -> std::result::Result<(), Failure> {
     gpipe::keep_freed_memory();
     let mut arguments = Arguments::read()?;
-    let workload = Workload::named(&arguments.take::<String>("workload", "gpt")?)?;
+    let name: String = arguments.take("workload", "gpt")?;
+    let workload = Pairs { workload: Workload::named(&name)?, again: again(&name) };
     let pairs = arguments.take("pairs", "9")?;
     for (micro_batches, schedule, remats) in workload.configurations() {
         workload.pairs(micro_batches, &schedule, &remats, pairs)?;

@@ -163,7 +163,7 @@ impl Config {
             devices.truncate(1);
         }
         // Where a schedule puts several on a device there are more of them; what does not fit at all is refused later.
-        let all = pipeline.schedule.0.stages(stages).unwrap_or(stages);
+        let all = pipeline.schedule.stages(stages);
         if matches!(&pipeline.balance, Balance::Layers(layers) if layers.len() != all) {
             pipeline.balance = Balance::Cost;
         }

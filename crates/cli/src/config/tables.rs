@@ -176,7 +176,7 @@ impl Default for PipelineConfig {
             stages: 2,
             micro_batches: 4,
             replicas: 1,
-            schedule: ScheduleChoice(Schedule::OneFOneB),
+            schedule: ScheduleChoice::Named(Schedule::OneFOneB),
             balance: Balance::Cost,
             remat: RematPolicies::default(),
             devices: Devices(vec![Device::Cpu]),

@@ -108,7 +108,7 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     };
     let config = start.config.clone();
     describe(&config, &model);
-    let mut pipeline = setup::pipeline_among(&config, model, processes).build()?;
+    let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     say!("layers per stage: {:?}", pipeline.balance());
     match (&start.checkpoint, init) {
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CliError,
     args::TrainArguments,
-    config::{Config, Effect, changes},
+    config::{Config, Effect, changes, flag},
     metrics::io,
     output::say,
     processes::Processes,
@@ -203,6 +203,8 @@ impl Start {
 fn configuration(arguments: &TrainArguments) -> Result<Config, CliError> {
     let mut config = Config::read(&arguments.pipeline.config)?;
     config.apply_training(arguments)?;
+    // A file is read before any work.
+    config.pipeline.schedule.schedule()?;
     Ok(config)
 }
 
@@ -214,10 +216,17 @@ fn saved_configuration(
     let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
     let text = &checkpoint.manifest().config;
     let mut config = Config::from_text(text, &origin, &arguments.pipeline.config)?;
-    if let Some(stages) = arguments.pipeline.stages {
-        config.set_stages(stages, arguments.pipeline.config.device.is_some());
+    let own = &arguments.pipeline;
+    if let Some(text) = &own.schedule {
+        config.pipeline.schedule = flag("--schedule", text)?;
+    }
+    if own.stages.is_some() || own.schedule.is_some() {
+        let stages = own.stages.unwrap_or(config.pipeline.stages);
+        config.set_stages(stages, own.config.device.is_some());
     }
     config.apply_training(arguments)?;
+    // A file is read before any work.
+    config.pipeline.schedule.schedule()?;
     Ok(config)
 }
 

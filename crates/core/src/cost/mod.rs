@@ -88,6 +88,9 @@ pub struct LayerState {
     pub update: Nanos,
     /// Most that its part of the norm or its update holds besides.
     pub update_peak: Bytes,
+    /// Whether its backward was to be split and could not be: the first half is then all of it.
+    #[serde(default)]
+    pub unsplit: bool,
     /// Floating-point operations of a forward of one sample, as estimated.
     pub flops: u64,
 }
@@ -211,36 +214,56 @@ impl ModelCosts {
         self.sizes.contains_key(&samples)
     }
 
-    /// Whether it is known what the halves of a split backward take.
-    pub fn has_halves(&self) -> bool {
-        let all = self.under.values().chain([&self.sizes]).flat_map(BTreeMap::values).flatten();
-        let mut all = all.map(|cost| cost.backward_input + cost.backward_weight);
-        all.any(|time| time > Nanos(0))
+    /// Whether it is known what the halves of a split backward take, in micro-batches of `samples` samples under `schedule`.
+    pub fn has_halves(&self, samples: usize, schedule: &Schedule) -> bool {
+        self.at(samples, schedule).iter().any(LayerCost::has_halves)
     }
 
     /// The costs for micro-batches of `samples` samples under `schedule`: those of that size under it, or under the one that
-    /// was measured first; else on the line through the two nearest sizes; of one size only, in proportion. The loss is last.
+    /// was measured first; else on the line through the two nearest sizes; of one size only, in proportion. The loss is last. Of
+    /// a backward in halves, where those were not measured, as under the first schedule by name that splits it; likewise of a whole one.
     pub fn at(&self, samples: usize, schedule: &Schedule) -> Vec<LayerCost> {
-        let sizes = self.under.get(&schedule.to_string()).unwrap_or(&self.sizes);
-        if let Some(own) = sizes.get(&samples).or_else(|| self.sizes.get(&samples)) {
-            return own.clone();
+        let own = self.under.get(&schedule.to_string()).unwrap_or(&self.sizes);
+        let found = match own.get(&samples).or_else(|| self.sizes.get(&samples)) {
+            Some(found) => Some(found.clone()),
+            None => between(own, samples),
+        };
+        let mut costs = found.unwrap_or_else(|| vec![LayerCost::default(); self.layers.len() + 1]);
+        if !schedule.splits() {
+            return costs;
         }
-        let below: Vec<usize> = sizes.range(..samples).rev().take(2).map(|size| *size.0).collect();
-        let above: Vec<usize> = sizes.range(samples..).take(2).map(|size| *size.0).collect();
-        let (a, b) = match (&below[..], &above[..]) {
-            ([a, ..], [b, ..]) | ([b, a, ..], []) | ([], [a, b, ..]) => (*a, *b),
-            ([only], []) | ([], [only]) => {
-                let costs = &sizes[only];
-                let ratio = samples as f64 / *only as f64;
-                return costs.iter().map(|cost| cost.map(|x| x as f64 * ratio)).collect();
+        let split = |sizes: &&Sizes| sizes.values().flatten().any(LayerCost::has_halves);
+        let whole = |sizes: &&Sizes| sizes.values().flatten().any(LayerCost::has_whole);
+        let others = || self.under.values().chain([&self.sizes]);
+        if !costs.iter().any(LayerCost::has_halves)
+            && let Some(halves) = others().find(split).and_then(|sizes| between(sizes, samples))
+        {
+            for (cost, half) in costs.iter_mut().zip(halves) {
+                *cost = LayerCost {
+                    backward_input: half.backward_input,
+                    backward_weight: half.backward_weight,
+                    split: half.split,
+                    backward_input_peak: half.backward_input_peak,
+                    backward_weight_peak: half.backward_weight_peak,
+                    first_backward_weight_peak: half.first_backward_weight_peak,
+                    ..*cost
+                };
             }
-            ([], []) => return vec![LayerCost::default(); self.layers.len() + 1],
-        };
-        let share = (samples as f64 - a as f64) / (b as f64 - a as f64);
-        let line = |(a, b): (&LayerCost, &LayerCost)| {
-            a.zip(b, |a, b| a as f64 + share * (b as f64 - a as f64))
-        };
-        sizes[&a].iter().zip(&sizes[&b]).map(line).collect()
+        }
+        if !costs.iter().any(LayerCost::has_whole)
+            && let Some(wholes) = others().find(whole).and_then(|sizes| between(sizes, samples))
+        {
+            for (cost, whole) in costs.iter_mut().zip(wholes) {
+                *cost = LayerCost {
+                    backward: whole.backward,
+                    backward_kept: whole.backward_kept,
+                    backward_peak: whole.backward_peak,
+                    first_backward_peak: whole.first_backward_peak,
+                    ..*cost
+                };
+            }
+        }
+        costs
     }
 
     /// What makes edges where the model is cut.
@@ -403,7 +426,40 @@ impl ModelCosts {
     }
 }
 
+/// By samples of a micro-batch, the layers' costs.
+type Sizes = BTreeMap<usize, Vec<LayerCost>>;
+
+/// The costs for micro-batches of `samples` samples, on the line through the two nearest sizes; of one size only, in proportion.
+fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
+    if let Some(own) = sizes.get(&samples) {
+        return Some(own.clone());
+    }
+    let below: Vec<usize> = sizes.range(..samples).rev().take(2).map(|size| *size.0).collect();
+    let above: Vec<usize> = sizes.range(samples..).take(2).map(|size| *size.0).collect();
+    let (a, b) = match (&below[..], &above[..]) {
+        ([a, ..], [b, ..]) | ([b, a, ..], []) | ([], [a, b, ..]) => (*a, *b),
+        ([only], []) | ([], [only]) => {
+            let ratio = samples as f64 / *only as f64;
+            return Some(sizes[only].iter().map(|cost| cost.map(|x| x as f64 * ratio)).collect());
+        }
+        ([], []) => return None,
+    };
+    let share = (samples as f64 - a as f64) / (b as f64 - a as f64);
+    let line = |(a, b): (&LayerCost, &LayerCost)| {
+        a.zip(b, |a, b| a as f64 + share * (b as f64 - a as f64))
+    };
+    Some(sizes[&a].iter().zip(&sizes[&b]).map(line).collect())
+}
+
 impl LayerCost {
+    fn has_halves(&self) -> bool {
+        self.backward_input + self.backward_weight > Nanos(0)
+    }
+
+    fn has_whole(&self) -> bool {
+        self.backward + self.backward_kept > Nanos(0)
+    }
+
     /// `f` of every number; what is no number is 0.
     fn map(&self, f: impl Fn(u64) -> f64) -> Self {
         self.zip(self, |a, _| f(a))

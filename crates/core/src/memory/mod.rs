@@ -1,7 +1,7 @@
 //! The bytes that stages hold, from the order of a program alone: no timing can make a stage hold more.
 //!
 //! A stage is charged for what it allocates, whoever frees it. What it keeps for a micro-batch lives from its own
-//! forward to its own backward. A message lives until its receiver's backward is done; when that is, the sender knows
+//! forward to its own backward; an output that it keeps lives longer where its receiver splits the backward, to the second half. A message lives until its receiver's backward is done; when that is, the sender knows
 //! only from what it hears: it is certainly done once a message arrives that the receiver sent later, or once a
 //! send finds room that the receiver made later. Until then it counts as held.
 //!
@@ -328,6 +328,15 @@ pub fn series(
             changes[stage.index()].push((timed.start, size));
             changes[stage.index()]
                 .extend(consumed.map(|consumed| (consumed.end.max(timed.start), -size)));
+        }
+        for output in places.outlive(&program.topology, timed.action, &recomputed) {
+            let (edge, half) = output.link;
+            let size = signed(edges.get(edge.index()).copied().unwrap_or_default().of(half));
+            let consumed = timeline.devices.get(output.device);
+            let consumed = consumed.and_then(|list| list.get(output.consumed));
+            changes[stage.index()].push((timed.end, size));
+            changes[stage.index()]
+                .extend(consumed.map(|consumed| (consumed.end.max(timed.end), -size)));
         }
         let before = counts[stage.index()];
         let Some((kind, after)) = before.act(timed.action, &recomputed) else { continue };

@@ -71,6 +71,10 @@ impl Order {
                     let taken = before.and_then(|before| places.link(edge, half)?.1.get(before));
                     hear(&mut known, taken);
                 }
+                op if op.goes_back().is_some() => {
+                    let outputs = places.outlive(topology, action, &recomputed);
+                    outputs.into_iter().for_each(|output| sent.extend(Some(output)));
+                }
                 Op::Receive(Transfer { edge, half, .. }) => {
                     let number = turn(edge, half, false);
                     hear(&mut known, places.link(edge, half).and_then(|(s, _)| s.get(number)));
@@ -144,8 +148,8 @@ pub(super) struct Places {
     devices: usize,
     /// Both halves of each edge: its sends and its receives, in order. The first received is the first sent.
     links: Vec<[(Vec<Place>, Vec<Place>); 2]>,
-    /// By stage and micro-batch: of a split one its second half, until which what arrived is held.
-    backwards: Vec<Vec<Option<Place>>>,
+    /// By stage and micro-batch, and whether it is the second half of a split one, until which what arrived is held.
+    backwards: Vec<Vec<Option<(Place, bool)>>>,
 }
 
 impl Places {
@@ -168,7 +172,8 @@ impl Places {
                     Op::Backward(m) | Op::BackwardWeight(m) => {
                         let stage = places.backwards.get_mut(action.stage.index());
                         let slot = stage.and_then(|stage| stage.get_mut(m.index()));
-                        slot.into_iter().for_each(|slot| *slot = Some(place));
+                        let is_half = matches!(action.op, Op::BackwardWeight(_));
+                        slot.into_iter().for_each(|slot| *slot = Some((place, is_half)));
                     }
                     _ => {}
                 }
@@ -179,6 +184,28 @@ impl Places {
 
     fn link(&self, edge: EdgeId, half: Half) -> Option<&(Vec<Place>, Vec<Place>)> {
         Some(&self.links.get(edge.index())?[half as usize])
+    }
+
+    /// The outputs of a forward that kept them which live on after `action`, the stage's own backward: their receivers hold them until
+    /// the second halves of theirs.
+    pub(super) fn outlive(
+        &self,
+        topology: &Topology,
+        action: Action,
+        recomputed: &Recomputed,
+    ) -> Vec<Living> {
+        let Some(m) = action.op.goes_back().filter(|&m| !recomputed.contains(action.stage, m))
+        else {
+            return Vec::new();
+        };
+        let outputs = topology
+            .edges_where(|edge| edge.kind.per_micro_batch() && edge.from == action.stage)
+            .filter_map(|(id, edge)| {
+                let of_receiver = self.backwards.get(edge.to.index())?.get(m.index())?;
+                let ((device, consumed), is_half) = (*of_receiver)?;
+                is_half.then_some(Living { link: (id, Half::Forward), device, consumed })
+            });
+        outputs.collect()
     }
 
     /// The message that `stage` sends, unless it is part of what the stage keeps anyway: the output of a forward that
@@ -196,7 +223,7 @@ impl Places {
         }
         let edge = topology.edges.get(transfer.edge.index())?;
         let receiver = if transfer.half == Half::Forward { edge.to } else { edge.from };
-        let (device, consumed) = (*self.backwards.get(receiver.index())?.get(m.index())?)?;
+        let ((device, consumed), _) = (*self.backwards.get(receiver.index())?.get(m.index())?)?;
         Some(Living { link: (transfer.edge, transfer.half), device, consumed })
     }
 }

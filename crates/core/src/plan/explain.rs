@@ -3,16 +3,20 @@
 use std::fmt::Write as _;
 
 use super::{Found, Plan, search::Percent};
-use crate::{report::device_times, topology::ranges, units::Bytes};
+use crate::{report::stage_times, topology::ranges, units::Bytes};
 
 /// A table of the plan's stages, what it takes, what limits it, and what lost against it.
 pub fn explain(found: &Found) -> String {
     let Plan { balance, micro_batches, schedule, .. } = &found.plan;
     let prediction = &found.prediction;
-    let mut text = format!("K {}, M {micro_batches}, {schedule}\n\n", balance.len());
+    let mut text = format!("K {}, M {micro_batches}, {schedule}", balance.len());
+    if found.devices.len() != balance.len() {
+        let _ = write!(text, " on {} devices", found.devices.len());
+    }
+    text.push_str("\n\n");
     text.push_str(&table(&rows(found)));
     let step = prediction.step();
-    let peak = prediction.stages.iter().map(|stage| stage.peak).max().unwrap_or_default();
+    let peak = prediction.device_peaks().into_iter().max().unwrap_or_default();
     let exact = if found.exact {
         "no plan that was asked for takes less, of the policies that are tried".to_owned()
     } else {
@@ -59,10 +63,12 @@ const HEAD: [&str; 12] = [
 fn rows(found: &Found) -> Vec<Vec<String>> {
     let prediction = &found.prediction;
     let step = prediction.step().0.max(1) as f64;
-    let times = device_times(&prediction.timeline);
+    let times = stage_times(&prediction.timeline);
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     for (stage, range) in ranges(&found.plan.balance).into_iter().enumerate() {
-        let (own, times) = (&prediction.stages[stage], &times[stage]);
+        let own = &prediction.stages[stage];
+        let times = times.get(stage).copied().unwrap_or_default();
+        let device = prediction.placement[stage];
         let per_micro_batch =
             |time: crate::Nanos| format!("{:.3}", time.as_ms() / found.plan.micro_batches as f64);
         let last = range.end - 1;
@@ -73,9 +79,12 @@ fn rows(found: &Found) -> Vec<Vec<String>> {
             (names, format!("{}-{last}", range.start))
         };
         let states = own.bytes.resident + own.bytes.gradients;
-        let cap = found.devices[stage].memory.map_or("-".to_owned(), |cap: Bytes| cap.to_string());
+        let cap = found.devices[device].memory.map_or("-".to_owned(), |cap: Bytes| cap.to_string());
         rows.push(vec![
-            stage.to_string(),
+            match device == stage {
+                true => stage.to_string(),
+                false => format!("{stage} (device {device})"),
+            },
             layers,
             names,
             per_micro_batch(times.forward),

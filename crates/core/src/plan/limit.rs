@@ -25,8 +25,10 @@ pub enum Limit {
     },
     /// Stages are not equally busy.
     Imbalance {
-        /// The busiest.
+        /// The busiest; of several on one device, the device.
         stage: usize,
+        /// Whether devices have several stages.
+        is_shared: bool,
         /// Its heaviest layer.
         layer: usize,
         /// The layer's name.
@@ -71,10 +73,11 @@ impl fmt::Display for Limit {
                     "memory: with {needed} on device {device} and enough elsewhere, nothing is recomputed: -{percent:.1}%"
                 )
             }
-            Limit::Imbalance { stage, layer, name, .. } => {
+            Limit::Imbalance { stage, layer, name, is_shared, .. } => {
+                let row = if *is_shared { "device" } else { "stage" };
                 write!(
                     f,
-                    "imbalance: stage {stage} is busy longest, its heaviest layer is {layer} ({name}); equal stages: -{percent:.1}%"
+                    "imbalance: {row} {stage} is busy longest, its heaviest layer is {layer} ({name}); equal stages: -{percent:.1}%"
                 )
             }
             Limit::Bubble { .. } => {
@@ -110,11 +113,15 @@ pub(super) fn limit(
     let placement = plan.schedule.placement(devices.len());
     let own = ranges(&plan.balance).into_iter().zip(placement).filter(|(_, on)| *on == stage);
     let own = own.flat_map(|(range, _)| range);
-    let weight = |layer: &usize| costs[*layer].forward_kept + costs[*layer].backward_kept;
+    let weight = |layer: &usize| {
+        let cost = &costs[*layer];
+        cost.forward_kept + cost.backward_kept.max(cost.backward_input + cost.backward_weight)
+    };
     let layer = own.max_by_key(weight).unwrap_or_default();
     let name = model.layers[layer].name.clone();
+    let is_shared = plan.balance.len() != devices.len();
     let mut limits = vec![
-        Limit::Imbalance { stage, layer, name, share: share(step - (most - mean)) },
+        Limit::Imbalance { stage, layer, name, is_shared, share: share(step - (most - mean)) },
         Limit::Bubble { share: share(most) },
     ];
     if model.transport != Transport::default() {

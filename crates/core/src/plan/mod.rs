@@ -4,6 +4,7 @@
 //! - here: a plan, and its [`Prediction`]
 //! - `search`: the best plan of a [`Request`]; `explore` goes through the plans of one K, M and schedule, which `space` prices
 //!   and `bound` rules out; `neighbours` are one move away
+//! - `others`: plans under schedules that the exact search does not know
 //! - `shortage`: the smallest caps that work, where the given ones do not
 //! - `advice`, `explain`: one better move; a plan in words
 
@@ -14,6 +15,7 @@ mod explore;
 mod holds;
 mod limit;
 mod neighbours;
+mod others;
 mod search;
 mod shortage;
 mod space;
@@ -247,7 +249,8 @@ fn check(
             "the plan is for {stages} stages, and {schedule} makes {placed} on {devices} devices: give as many devices as its stages need"
         ));
     }
-    if plan.schedule.splits() && !model.has_halves() {
+    let larger = samples.div_ceil(plan.micro_batches.min(samples).max(1));
+    if plan.schedule.splits() && !model.has_halves(larger, &plan.schedule) {
         return setting(format!(
             "the costs do not say what the halves of a backward take, which {} needs: measure a profile under it, or plan with analytic costs",
             plan.schedule

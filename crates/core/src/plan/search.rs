@@ -3,11 +3,12 @@
 //! (1) Combinations of K, M and schedule are bounded without looking at memory, and tried from the least bound up; one whose bound
 //!     is no less than the best step is left out. (2) In one, stages are chosen from the first on, depth first and the
 //!     least bound first, under bounds of the layers that are left. (3) A budget of simulated actions ends this; then single moves
-//!     improve the best plan, and what is not ruled out says how much better a plan might be.
+//!     improve the best plan, and what is not ruled out says how much better a plan might be. (4) Schedules other than GPipe and
+//!     1F1B are `others`' to search, which is not exact.
 
 use super::{
     Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, bound, check_devices,
-    check_size, explore, limit, neighbours, predict, shortage,
+    check_size, explore, limit, neighbours, others, predict, shortage,
     space::{Frame, Space},
 };
 use crate::{
@@ -110,6 +111,8 @@ struct Search<'r, 'a> {
     open: u64,
     /// The best step of each combination that was tried.
     tried: Vec<(Key, Option<(u64, Plan)>)>,
+    /// Combinations that cannot be, and why.
+    misfits: Vec<(Key, PlanError)>,
 }
 
 /// The plan of least predicted step under every device's cap. Among equal steps: the one with fewer stages, then fewer
@@ -119,8 +122,15 @@ struct Search<'r, 'a> {
 /// [`PlanError`]: settings that do not fit each other; [`PlanError::Memory`] where no plan fits, with the smallest caps that work.
 pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
     let keys = keys(request)?;
-    let mut search =
-        Search { request, best: None, examined: 0, spent: 0, open: bound::NONE, tried: Vec::new() };
+    let mut search = Search {
+        request,
+        best: None,
+        examined: 0,
+        spent: 0,
+        open: bound::NONE,
+        tried: Vec::new(),
+        misfits: Vec::new(),
+    };
     let bounds = keys.iter().map(|&key| (Space::new(search.frame(key)).loose_bound(), key));
     let mut bounds: Vec<(u64, Key)> = bounds.collect();
     bounds.sort_unstable();
@@ -129,14 +139,16 @@ pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
             search.combination(key)?;
         }
     }
+    let others = search.others()?;
     if search.best.is_none() {
         search.least_memory(&keys)?;
     }
     search.improve()?;
+    bounds.extend(others);
     search.found(&bounds)
 }
 
-/// All combinations, once each.
+/// All combinations that are searched exactly, once each.
 fn keys(request: &Request<'_>) -> Result<Vec<Key>, PlanError> {
     let Request { model, devices, samples, .. } = *request;
     let setting = |text: &str| Err(PlanError::Setting(text.into()));
@@ -147,7 +159,8 @@ fn keys(request: &Request<'_>) -> Result<Vec<Key>, PlanError> {
         return setting("there is nothing to choose from: give at least one M and one schedule");
     }
     let mut stages = request.stages.clone();
-    if let Some(balance) = &request.balance {
+    let plain = request.schedules.iter().any(Schedule::is_plain);
+    if let Some(balance) = request.balance.as_ref().filter(|_| plain) {
         if !stages.contains(&balance.len()) {
             return Err(PartitionError::WrongLength {
                 balance: balance.clone(),
@@ -162,7 +175,7 @@ fn keys(request: &Request<'_>) -> Result<Vec<Key>, PlanError> {
         if stages == 0 {
             return Err(PartitionError::NoStages.into());
         }
-        if let Some(remat) = &request.remat {
+        if let Some(remat) = request.remat.as_ref().filter(|_| plain) {
             remat.check(stages).map_err(PlanError::Setting)?;
         }
         for &micro_batches in &request.micro_batches {
@@ -192,10 +205,11 @@ fn keys(request: &Request<'_>) -> Result<Vec<Key>, PlanError> {
                 too_long = Some((stages, micro_batches));
                 continue;
             }
-            keys.extend((0..request.schedules.len()).map(|s| (stages, micro_batches, s)));
+            let plain = request.schedules.iter().enumerate().filter(|(_, own)| own.is_plain());
+            keys.extend(plain.map(|(s, _)| (stages, micro_batches, s)));
         }
     }
-    if let (Some((stages, micro_batches)), true) = (too_long, keys.is_empty()) {
+    if let (Some((stages, micro_batches)), true, true) = (too_long, keys.is_empty(), plain) {
         return Err(PlanError::Setting(format!(
             "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer of either"
         )));
@@ -250,6 +264,58 @@ impl<'r> Search<'r, '_> {
         Ok(())
     }
 
+    /// Tries the schedules that are not searched exactly; what each took, if anything fitted.
+    fn others(&mut self) -> Result<Vec<(u64, Key)>, PlanError> {
+        let request = self.request;
+        let mut keys = Vec::new();
+        for (index, _) in request.schedules.iter().enumerate().filter(|(_, own)| !own.is_plain()) {
+            for &count in request.stages.iter().filter(|&&count| count <= request.devices.len()) {
+                let sizes = request.micro_batches.iter().map(|&m| m.min(request.samples));
+                keys.extend(sizes.map(|micro_batches| (count, micro_batches, index)));
+            }
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        let mut found = Vec::new();
+        let mut budget = request.budget;
+        for key in keys {
+            match self.other(key, &mut budget) {
+                Ok(own) => {
+                    found.push((own.as_ref().map_or(bound::NONE, |own| own.0), key));
+                    self.tried.push((key, own));
+                }
+                Err(error) => self.misfits.push((key, error)),
+            }
+        }
+        if !found.is_empty() {
+            self.open = self.open.min(others::bound(request).map_or(bound::NONE, |b| b.0));
+        } else if self.best.is_none() && !self.misfits.is_empty() {
+            // None of what was asked for could be tried at all.
+            return Err(self.misfits.swap_remove(0).1);
+        }
+        found.extend(self.misfits.iter().map(|(key, _)| (bound::NONE, *key)));
+        Ok(found)
+    }
+
+    /// The best plan of one combination that is not searched exactly.
+    fn other(&mut self, key: Key, budget: &mut u64) -> Result<Option<(u64, Plan)>, PlanError> {
+        let (request, (count, micro_batches, index)) = (self.request, key);
+        let (devices, schedule) = (&request.devices[..count], &request.schedules[index]);
+        let misfit = |error: crate::schedule::DoesNotFit| PlanError::Setting(error.to_string());
+        schedule.check_micro_batches(micro_batches).map_err(misfit)?;
+        let stages = schedule.stages(count).map_err(misfit)?;
+        let layers = request.model.layers.len();
+        if stages > layers {
+            return Err(PartitionError::TooManyStages { stages, layers }.into());
+        }
+        let Some(best) = others::best(request, schedule, devices, micro_batches, budget)? else {
+            return Ok(None);
+        };
+        self.examined += best.examined;
+        self.take(key, best.step, &best.plan);
+        Ok(Some((best.step, best.plan)))
+    }
+
     fn take(&mut self, key: Key, step: u64, plan: &Plan) {
         if self.threshold(key) > step {
             self.best = Some(Best { step, key, plan: plan.clone() });
@@ -258,6 +324,11 @@ impl<'r> Search<'r, '_> {
 
     /// Where nothing fitted: the plan of least memory, which may have been missed.
     fn least_memory(&mut self, keys: &[Key]) -> Result<(), PlanError> {
+        if keys.is_empty() {
+            return Err(PlanError::Setting(
+                "no plan under the schedules that were asked for fits: give the devices more memory, or let gpipe and 1f1b be chosen, too".into(),
+            ));
+        }
         let frames: Vec<Frame<'_>> = keys.iter().map(|&key| self.frame(key)).collect();
         let (index, plan) = shortage::least(&frames)?;
         let mut space = Space::new(frames[index]);
@@ -270,6 +341,7 @@ impl<'r> Search<'r, '_> {
     /// Single moves from the best plan, while they help and the budget lasts.
     fn improve(&mut self) -> Result<(), PlanError> {
         while let Some(best) = &self.best
+            && self.request.schedules[best.key.2].is_plain()
             && self.open < best.step
             && self.spent < self.request.budget
         {
@@ -338,6 +410,7 @@ impl<'r> Search<'r, '_> {
             let tried = self.tried.iter().position(|(tried, _)| *tried == key);
             let own = match tried.and_then(|index| self.tried[index].1.clone()) {
                 Some(own) => Some(own),
+                None if !frame.schedule.is_plain() => None,
                 None => {
                     let mut space = Space::new(frame);
                     let until = self.request.budget / OTHERS_SHARE;
@@ -346,7 +419,9 @@ impl<'r> Search<'r, '_> {
                     explore::all_plans(&mut space, below, until)?.best.or(first)
                 }
             };
-            rejected.push(Rejected::other(frame, own, step)?);
+            let misfit = self.misfits.iter().find(|(misfit, _)| *misfit == key);
+            let misfit = misfit.map(|(_, error)| error.to_string());
+            rejected.push(Rejected::other(frame, own, step, misfit)?);
         }
         let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
         if self.request.remat.is_none() && never != *plan {
@@ -360,7 +435,12 @@ impl<'r> Search<'r, '_> {
 }
 
 impl Rejected {
-    fn other(frame: Frame<'_>, own: Option<(u64, Plan)>, step: u64) -> Result<Self, PlanError> {
+    fn other(
+        frame: Frame<'_>,
+        own: Option<(u64, Plan)>,
+        step: u64,
+        misfit: Option<String>,
+    ) -> Result<Self, PlanError> {
         let stages = frame.devices.len();
         let what = format!("K {stages}, M {}, {}", frame.micro_batches, frame.schedule);
         let (plan, step, why) = match own {
@@ -369,7 +449,10 @@ impl Rejected {
                 (Some(plan), Some(Nanos(own)), why)
             }
             None => {
-                let why = shortage::reason(frame)?;
+                let why = match frame.schedule.is_plain() {
+                    true => shortage::reason(frame)?,
+                    false => misfit,
+                };
                 (None, None, why.unwrap_or("no plan that fits was found".into()))
             }
         };
@@ -383,8 +466,9 @@ impl Rejected {
         step: u64,
     ) -> Self {
         let own = prediction.step();
-        let over = prediction.stages.iter().zip(devices).enumerate().filter_map(|(k, (s, d))| {
-            d.memory.filter(|&cap| s.peak > cap).map(|cap| (s.peak - cap, k, s.peak, cap))
+        let peaks = prediction.device_peaks();
+        let over = peaks.into_iter().zip(devices).enumerate().filter_map(|(k, (peak, d))| {
+            d.memory.filter(|&cap| peak > cap).map(|cap| (peak - cap, k, peak, cap))
         });
         let why = match over.max() {
             Some((_, device, peak, cap)) => {

@@ -209,7 +209,7 @@ fn check(
     let last_of = |stage: usize| {
         let devices = lists.iter().zip(places);
         let own = devices.flat_map(|(list, places)| list.iter().zip(places));
-        own.filter(|(action, _)| action.stage.index() == stage).map(|(_, at)| *at).last()
+        own.filter(|(action, _)| action.stage.index() == stage).map(|(_, at)| *at).next_back()
     };
     if let Some(action) = missing(lists, stages, micro_batches) {
         let (line, column) = last_of(action.stage.index()).unwrap_or((1, 1));

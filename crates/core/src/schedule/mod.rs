@@ -70,6 +70,17 @@ impl Schedule {
 
     /// The forwards of [`Schedule::actions`] alone: the same stages on the same devices, for evaluation and prediction.
     pub fn forwards(&self, devices: usize, micro_batches: usize) -> ActionLists {
+        if let Schedule::Listed(_) = self {
+            // It may be asked for more micro-batches than it has: all stages of a device in order, for one after the other.
+            let mut lists = vec![Vec::new(); devices];
+            let placement = self.placement(devices);
+            for m in 0..micro_batches {
+                for (stage, &device) in placement.iter().enumerate() {
+                    lists[device].push(forward(stage, m));
+                }
+            }
+            return lists;
+        }
         let mut lists = self.actions(devices, micro_batches);
         for list in &mut lists {
             list.retain(|action| matches!(action.op, Op::Forward(_)));
@@ -83,7 +94,7 @@ impl Schedule {
     /// A listed one is for another number of devices.
     pub fn stages(&self, devices: usize) -> Result<usize, DoesNotFit> {
         match self {
-            Schedule::Interleaved(chunks) => Ok(devices * *chunks as usize),
+            Schedule::Interleaved(chunks) => Ok(devices.saturating_mul(*chunks as usize)),
             Schedule::Listed(own) if own.lists().len() == devices => Ok(own.stages()),
             Schedule::Listed(own) => Err(DoesNotFit {
                 schedule: self.to_string(),
@@ -98,7 +109,7 @@ impl Schedule {
     /// How many devices so many stages take; rounded up where they fill no whole number.
     pub fn devices(&self, stages: usize) -> usize {
         match self {
-            Schedule::Interleaved(chunks) => stages.div_ceil(*chunks as usize),
+            Schedule::Interleaved(chunks) => stages.div_ceil((*chunks).max(1) as usize),
             Schedule::Listed(own) => own.lists().len(),
             _ => stages,
         }

@@ -32,6 +32,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         update: Nanos(random.below(5) as u64),
         update_peak: Bytes(random.below(10) as u64),
         flops: 1,
+        unsplit: false,
     };
     let states = (0..layers).map(|layer| state(layer, random)).collect();
     let mut measured = || -> BTreeMap<usize, Vec<LayerCost>> {

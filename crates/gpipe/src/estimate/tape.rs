@@ -295,8 +295,8 @@ impl Tape {
             forward_peak: self.memory.peak,
             backward_peak,
             first_backward_peak: self.backward(&outputs, true).0,
-            split: self.split(&outputs) + self.captured(),
-            captured: self.captured(),
+            split: self.split(&outputs) + self.captured(&outputs),
+            captured: self.captured(&outputs),
             trained: self.starts().next().is_some(),
             traffic: self.traffic,
         };
@@ -311,8 +311,11 @@ impl Tape {
     }
 
     /// The gradients from which those of the parameters are found later.
-    fn captured(&self) -> f64 {
-        self.starts().map(|ran| self.bytes(ran.output)).sum()
+    fn captured(&self, outputs: &[Var]) -> f64 {
+        match self.inputs.iter().any(|input| self.values[input.0].grad) {
+            true => self.starts().map(|ran| self.bytes(ran.output)).sum(),
+            false => outputs.iter().map(|&output| self.bytes(output)).sum(),
+        }
     }
 
     /// What is still saved when only the gradients of the parameters are left to find.
@@ -321,7 +324,9 @@ impl Tape {
         for &output in outputs {
             memory.release(self.values[output.0].memory);
         }
-        for ran in &self.nodes {
+        // Where no input's gradient is wanted nothing is done before the second half.
+        let wanted = self.inputs.iter().any(|input| self.values[input.0].grad);
+        for ran in self.nodes.iter().filter(|_| wanted) {
             if !ran.node.parameters.iter().any(|own| self.is_trained(own.0)) {
                 ran.saved.iter().for_each(|&block| memory.release(block));
             }

@@ -222,6 +222,9 @@ impl Pipeline {
             }
         })?;
         let mut answers: Vec<(StageId, T)> = answers.into_iter().flatten().collect();
+        if answers.len() != self.here().len() {
+            return Err(Error::Setting("a stage is not on its device".into()));
+        }
         answers.sort_by_key(|(stage, _)| *stage);
         Ok(answers.into_iter().map(|(_, answer)| answer).collect())
     }

@@ -107,6 +107,9 @@ pub fn profile(
             }
             let mut measured = boundaries(&mut builder, cut.samples)?;
             fill(&mut measured, &discarding, keeping.as_ref());
+            if schedule.splits() {
+                discarding.fill_unsplit(&mut costs);
+            }
             if number == 0 {
                 let all = (0..measured.len()).map(|layer| discarding.spread(layer)).collect();
                 spread.insert(cut.samples, all);
@@ -368,6 +371,13 @@ impl Observed {
         // Other stages may give something back meanwhile: the most is too much.
         let typical = Bytes(gpipe_core::simulate::median(&mut given_back).0);
         cost.split = cost.split.max(typical);
+    }
+
+    /// Which layers' backwards could not be split.
+    fn fill_unsplit(&self, costs: &mut ModelCosts) {
+        for (state, bytes) in costs.layers.iter_mut().zip(&self.bytes) {
+            state.unsplit |= bytes.unsplit;
+        }
     }
 
     /// What is once per step, shared among a stage's layers by the bytes of their gradients, and what layers hold

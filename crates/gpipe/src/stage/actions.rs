@@ -198,6 +198,9 @@ impl StageExecutor for Stage {
             for (layer, statistics) in layers.iter_mut().zip(recorder.take_statistics()) {
                 layer.statistics = statistics;
             }
+            for (position, layer) in layers.iter_mut().enumerate() {
+                layer.unsplit = recorder.is_whole(position);
+            }
             profile = Some(StageProfile { samples, layers });
         }
         Ok(Outcome {

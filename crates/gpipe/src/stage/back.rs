@@ -115,6 +115,9 @@ impl Stage {
             let back = match whole {
                 true => island.backward(grads, stashes, self.parameters.accumulators(position)),
                 false => island.backward_input(grads, stashes).map(|(back, weights)| {
+                    if let Some(recorder) = self.recorder.as_ref().filter(|_| weights.is_whole()) {
+                        recorder.whole(position);
+                    }
                     self.split.entry(micro_batch).or_default().push(weights);
                     back
                 }),

@@ -377,6 +377,11 @@ impl WeightGradients {
         self.id.index() - first
     }
 
+    /// Whether the first half had to compute them.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(&self.later, Later::Gradients(found) if !found.is_empty())
+    }
+
     /// Adds them to `accumulators`.
     pub(super) fn finish(self, accumulators: &mut [Option<Tensor>]) -> Result<(), LayerError> {
         let Self { trained, later, .. } = self;

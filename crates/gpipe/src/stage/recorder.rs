@@ -1,7 +1,7 @@
 //! What each layer takes and holds, layer by layer, while a stage works: only in a pipeline that is being profiled, because
 //! the peak of the memory is looked at around every layer, and a GPU waited for.
 
-use std::{cell::RefCell, time::Instant};
+use std::{cell::RefCell, collections::BTreeSet, time::Instant};
 
 use gpipe_core::{Bytes, MicroBatch, Nanos};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,8 @@ pub(crate) struct LayerBytes {
     /// Of `parameters` and `optimizer`, what belongs to tied weights.
     pub tied_parameters: u64,
     pub tied_optimizer: u64,
+    /// Whether its backward was to be split and could not be.
+    pub unsplit: bool,
 }
 
 /// A step of a stage that is being profiled.
@@ -76,6 +78,8 @@ pub(crate) struct Recorder {
     samples: RefCell<Vec<Sample>>,
     /// By layer of the stage: what its batch norms saw of one micro-batch.
     statistics: RefCell<Vec<u64>>,
+    /// The layers of the stage whose backward was not split.
+    unsplit: RefCell<BTreeSet<usize>>,
     /// The step's peak, which looking at the layers' resets.
     peak: RefCell<u64>,
 }
@@ -135,6 +139,16 @@ impl Recorder {
             bytes.get_mut(layer).into_iter().for_each(|sum| *sum += own);
         }
         *self.statistics.borrow_mut() = bytes;
+    }
+
+    /// The layer at `position` cannot be split.
+    pub(super) fn whole(&self, position: usize) {
+        self.unsplit.borrow_mut().insert(position);
+    }
+
+    /// Whether that was so of the layer at `position`.
+    pub(super) fn is_whole(&self, position: usize) -> bool {
+        self.unsplit.borrow().contains(&position)
     }
 
     /// By layer of the stage.

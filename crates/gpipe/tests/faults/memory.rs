@@ -62,7 +62,7 @@ fn fault_memory_cap_in_a_step() {
         let mut free = capped(vec![], 4).build().unwrap();
         free.train_step(x, y).unwrap();
         let report = free.train_step(x, y).unwrap();
-        report.stages.iter().map(|stage| stage.peak).collect::<Vec<_>>()
+        report.devices.iter().map(|stage| stage.peak).collect::<Vec<_>>()
     };
     let (small, large) = (peaks(&batch(4)), peaks(&batch(4000)));
     for stage in 0..2 {
@@ -93,8 +93,9 @@ fn fault_memory_copies_that_the_user_holds_are_not_the_stages() {
     let (x, y) = (of(1), of(2));
     let mut free = capped(vec![], 4).build().unwrap();
     let steps = [0, 1].map(|_| free.train_step(&x, &y).unwrap());
-    let caps: Vec<Bytes> =
-        (0..2).map(|stage| steps[0].stages[stage].peak.max(steps[1].stages[stage].peak)).collect();
+    let caps: Vec<Bytes> = (0..2)
+        .map(|stage| steps[0].devices[stage].peak.max(steps[1].devices[stage].peak))
+        .collect();
     // A step fits exactly; copies that are held meanwhile do not make it fail.
     let mut pipeline = capped(caps, 4).build().unwrap();
     for _ in 0..2 {
@@ -122,7 +123,7 @@ fn near_the_cap(builder: impl Fn(u64) -> PipelineBuilder) {
         match step(cap) {
             Ok(report) => {
                 // The update's own temporaries are the stage's, too.
-                assert!(report.stages[0].peak.0 <= cap, "{} over {cap}", report.stages[0].peak);
+                assert!(report.devices[0].peak.0 <= cap, "{} over {cap}", report.devices[0].peak);
             }
             Err(error) => {
                 let text = error.to_string();

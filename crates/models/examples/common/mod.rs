@@ -3,6 +3,8 @@
 #![allow(clippy::print_stdout)]
 #![allow(dead_code)] // each example has this module for itself, and uses some of it
 
+pub mod workload;
+
 use std::{
     collections::HashMap,
     net::TcpListener,

@@ -1,10 +1,15 @@
 //! From settings to a pipeline: all that can be checked is checked before anything is built.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use gpipe_core::{
     EdgeId, StageId,
     lower::{Topology, lower},
+    partition::PartitionError,
     schedule::{ActionLists, Schedule},
     simulate::{Costs, simulate_with_room},
     validate::{Invalid, validate},
@@ -43,6 +48,11 @@ impl PipelineBuilder {
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
         let ties = self.sequence.ties()?;
         let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
+        let layers = self.sequence.len();
+        if stages > layers {
+            // Before so many actions are made.
+            return Err(PartitionError::TooManyStages { stages, layers }.into());
+        }
         let compute = self.compute_actions();
         let placement = self.schedule.placement(self.devices.len());
         let cost = || self.sequence.costs(&self.inputs, self.kind);
@@ -189,6 +199,8 @@ impl PipelineBuilder {
             ("layers per stage", format!("{balance:?}")),
             ("micro-batches", self.micro_batches.to_string()),
             ("schedule", self.schedule.to_string()),
+            // A file may be another one elsewhere.
+            ("order of the schedule", self.order()),
             ("re-materialization", self.remat.to_string()),
             ("threads per stage", self.threads.to_string()),
             ("seed", self.seed.to_string()),
@@ -215,6 +227,14 @@ impl PipelineBuilder {
             facts.push((format!("layer '{}'", layer.name), shapes.join(", ")));
         }
         facts
+    }
+
+    /// A number for the order of a listed schedule.
+    fn order(&self) -> String {
+        let Schedule::Listed(own) = &self.schedule else { return String::new() };
+        let mut hasher = DefaultHasher::new();
+        own.lists().hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
     }
 
     fn compute_actions(&self) -> ActionLists {
@@ -299,7 +319,8 @@ impl PipelineBuilder {
             edges: Arc::default(),
             peers: HashMap::new(),
             device: self.devices[device],
-            first_on_device: !self.devices[..device].contains(&self.devices[device]),
+            first_on_device: !placement[..stage].contains(&device)
+                && !self.devices[..device].contains(&self.devices[device]),
             remat: self.remat.of(stage),
             seed: self.seed,
             precision,

@@ -1,0 +1,137 @@
+//! `gpipe schedule`, and trainings under every schedule, as their user runs them. Families: `transparency_` (none changes the result),
+//! `oracle_` (what is printed is what is run, and planned), `fault_` (files that are no schedules).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::fs;
+
+use common::{Folder, train};
+use gpipe_observe::step_file::StepFile;
+
+#[test]
+fn transparency_of_every_schedule_in_one_process_and_in_two() {
+    let folder = Folder::new();
+    let printed = folder.succeeds(&["schedule", "zb-h1", "--stages", "2", "--micro-batches", "3"]);
+    fs::write(folder.path("mine.txt"), &printed).unwrap();
+    folder.succeeds(&train("plain", &["--schedule", "gpipe", "--remat", "never"]));
+    let schedules = ["zb-h1", "interleaved:2", "file:mine.txt"];
+    for (number, schedule) in schedules.into_iter().enumerate() {
+        // The one model has four layers: two stages on each of two devices.
+        let out = format!("own-{number}");
+        let text = folder.succeeds(&train(&out, &["--schedule", schedule]));
+        assert!(text.contains(schedule), "{text}");
+        assert_eq!(folder.weights(&out), folder.weights("plain"), "{schedule}");
+        let step = StepFile::read(&folder.path(&out).join("step.json")).unwrap();
+        assert_eq!(step.measured.devices.len(), 2);
+        let acts = |letter: char| {
+            let mut all = step.measured.actions().map(ToString::to_string);
+            all.any(|action| {
+                action.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(letter)
+            })
+        };
+        assert_eq!(acts('W'), schedule != "interleaved:2", "{schedule}");
+        assert_eq!(acts('B'), schedule == "interleaved:2", "{schedule}");
+        let more = ["--schedule", schedule, "--remat", "always"];
+        let parted = format!("parted-{number}");
+        let command = train(&parted, &more);
+        folder.succeeds(&[&["launch", "--processes", "2", "--"], &command[..]].concat());
+        assert_eq!(folder.weights(&parted), folder.weights("plain"), "{schedule} in two processes");
+    }
+    // What one of them saved goes on under another, and without the file.
+    fs::remove_file(folder.path("mine.txt")).unwrap();
+    let on = ["--resume", "own-2/checkpoints/step-00000008", "--out", "on"];
+    folder.succeeds(&[&["train"], &on[..], &["--schedule", "1f1b", "--stages", "3"]].concat());
+    assert_eq!(folder.weights("on"), folder.weights("plain"));
+    folder.succeeds(&["eval", "own-2", "--stages", "1"]);
+    folder.refuses(&["train", "--resume", "own-2", "--steps", "13"], &["mine.txt"]);
+}
+
+#[test]
+fn oracle_verify_compares_every_schedule() {
+    let folder = Folder::new();
+    let verify = ["verify", "tiny.toml", "--text", "text.txt", "--stages", "1,2", "--steps", "2"];
+    let schedules = ["--schedule", "gpipe,zb-h1,interleaved:2", "--remat", "never,always"];
+    let text = folder.succeeds(&[&verify[..], &schedules].concat());
+    assert!(text.contains("zb-h1") && text.contains("interleaved:2"), "{text}");
+}
+
+#[test]
+fn oracle_what_is_printed_is_read_again() {
+    let folder = Folder::new();
+    for name in ["gpipe", "1f1b", "interleaved:2", "interleaved:3", "zb-h1"] {
+        let of = ["--stages", "3", "--micro-batches", "5", "--draw"];
+        let printed = folder.succeeds(&[&["schedule", name], &of[..]].concat());
+        fs::write(folder.path("own.txt"), &printed).unwrap();
+        let again = folder.succeeds(&["schedule", "file:own.txt", "--draw", "--svg", "own.svg"]);
+        // But for its name, with which it begins.
+        assert_eq!(printed.split_once(": ").unwrap().1, again.split_once("txt: ").unwrap().1);
+        assert!(fs::read_to_string(folder.path("own.svg")).unwrap().contains("<svg"));
+    }
+    let text = folder.succeeds(&["schedule", "zb-h1", "--stages", "4", "--micro-batches", "8"]);
+    assert!(
+        text.contains("# bubble 11.1%, step 27 (") && text.contains("by stage: 4 4 4 4"),
+        "{text}"
+    );
+    let text = folder.succeeds(&["schedule", "1f1b", "--stages", "4", "--micro-batches", "8"]);
+    assert!(
+        text.contains("# bubble 27.3%, step 33 (") && text.contains("by stage: 4 3 2 1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn oracle_other_schedules_are_planned_and_run() {
+    let folder = Folder::new();
+    let plan = ["plan", "tiny.toml", "--text", "text.txt", "--analytic", "--devices", "2"];
+    let choose = ["--micro-batches", "2,4", "--out", "p.json", "--svg", "p.svg"];
+    let all = [&plan[..], &choose, &["--schedule", "1f1b,zb-h1,interleaved:2"]].concat();
+    let text = folder.succeeds(&all);
+    for part in ["K 2, M 4, zb-h1", "interleaved:2", "1f1b", "step "] {
+        assert!(text.contains(part), "'{part}' is not in {text}");
+    }
+    let only = [&plan[..], &choose, &["--schedule", "interleaved:2"]].concat();
+    let text = folder.succeeds(&only);
+    assert!(text.contains("interleaved:2 on 2 devices") && text.contains("(device 0)"), "{text}");
+    // A profile under a schedule knows what its halves take.
+    let profile = ["profile", "tiny.toml", "--text", "text.txt", "--steps", "1"];
+    let set = ["--set", "pipeline.schedule=zb-h1", "--out", "own.json"];
+    folder.succeeds(&[&profile[..], &set].concat());
+    let measured = ["plan", "tiny.toml", "--text", "text.txt", "--profile", "own.json"];
+    for schedule in ["zb-h1", "interleaved:2"] {
+        let out = ["--schedule", schedule, "--out", "q.json"];
+        let text = folder.succeeds(&[&measured[..], &out].concat());
+        assert!(text.contains(schedule), "{text}");
+        let run = format!("planned-{}", &schedule[..2]);
+        let text = folder.train(&["--steps", "2", "--plan", "q.json", "--out", &run]);
+        assert!(text.contains(schedule) && text.contains("predicted "), "{text}");
+    }
+    let file = ["--schedule", "1f1b,file:mine.txt"];
+    folder.refuses(&[&measured[..], &file].concat(), &["a plan chooses among named schedules"]);
+    folder.succeeds(&[&profile[..], &["--out", "plain.json"]].concat());
+    let without = ["plan", "tiny.toml", "--text", "text.txt", "--profile", "plain.json"];
+    folder.refuses(&[&without[..], &["--schedule", "zb-h1"]].concat(), &["halves of a backward"]);
+}
+
+#[test]
+fn fault_what_is_no_schedule_is_refused_by_line_and_column() {
+    let folder = Folder::new();
+    let with = |schedule: &str, parts: &[&str]| {
+        folder.refuses(&train("run", &["--schedule", schedule]), parts);
+    };
+    with("2f2b", &["--schedule", "'2f2b'", "use gpipe, 1f1b, interleaved:V"]);
+    with("interleaved:1", &["from 2 to 64"]);
+    with("interleaved:9", &["18 stages", "layers"]);
+    with("file:none.txt", &["none.txt"]);
+    fs::write(folder.path("bad.txt"), "# mine\n0F0 0B0 0X1\n").unwrap();
+    with("file:bad.txt", &["file:bad.txt, line 2, column 9: '0X1' is not an action"]);
+    fs::write(folder.path("bad.txt"), "0F0 0B0\n1F0 1B0\n").unwrap();
+    with("file:bad.txt", &["file:bad.txt is for 1 micro-batches, not for 3"]);
+    fs::write(folder.path("bad.txt"), [0xff, 0xfe]).unwrap();
+    with("file:bad.txt", &["bad.txt"]);
+    folder.refuses(&["schedule", "zb-h1", "--stages", "2"], &["give --micro-batches"]);
+    folder.refuses(&["schedule", "zb-h1", "--micro-batches", "2"], &["give --stages"]);
+    let many = ["schedule", "gpipe", "--stages", "100000", "--micro-batches", "100000"];
+    folder.refuses(&many, &["more than"]);
+    assert!(!folder.path("run").exists());
+}

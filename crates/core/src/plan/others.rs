@@ -1,0 +1,198 @@
+//! Plans under schedules that the exact search does not know: several stages on a device, backwards in halves, lists of a user.
+//!
+//! Stages begin as equal as their layers' times allow, and re-materialize nothing; where that does not fit, one policy for all after
+//! another that holds less. Then layers move over boundaries and stages change their policies, one move at a time, while that helps and
+//! the budget lasts.
+
+use super::{Plan, PlanDevice, PlanError, Prediction, Request, predict};
+use crate::{
+    partition::by_weighted_cost,
+    remat::{Remat, RematPolicies},
+    schedule::Schedule,
+    units::{Bytes, Nanos},
+};
+
+/// What is tried for all stages, from what holds most to what holds least.
+const POLICIES: [Remat; 5] =
+    [Remat::Never, Remat::Keep(2), Remat::Keep(1), Remat::Always, Remat::Segments(4)];
+
+/// The best that was found under one schedule on so many devices with so many micro-batches.
+pub(super) struct Other {
+    pub plan: Plan,
+    pub step: u64,
+    pub examined: usize,
+}
+
+/// What no plan can beat on these devices: the work of all layers, as if it could be cut anywhere.
+pub(super) fn work_bound(
+    request: &Request<'_>,
+    schedule: &Schedule,
+    devices: &[PlanDevice],
+    micro_batches: usize,
+) -> u64 {
+    let samples = request.samples;
+    let micro_batches = micro_batches.min(samples).max(1);
+    let costs = request.model.at(samples / micro_batches, schedule);
+    let once: u64 = costs
+        .iter()
+        .map(|cost| {
+            let halves = cost.backward_input + cost.backward_weight;
+            let back = if schedule.splits() { halves } else { cost.backward_kept };
+            (cost.forward_kept + back).0
+        })
+        .sum();
+    let speed: f64 = devices.iter().map(|device| device.speed).sum();
+    (once as f64 * micro_batches as f64 / speed.max(f64::MIN_POSITIVE)) as u64
+}
+
+/// The best plan that moves lead to; `None` where nothing fits.
+///
+/// # Errors
+/// [`PlanError`]: settings that do not fit the schedule.
+pub(super) fn best(
+    request: &Request<'_>,
+    schedule: &Schedule,
+    devices: &[PlanDevice],
+    micro_batches: usize,
+    budget: &mut u64,
+) -> Result<Option<Other>, PlanError> {
+    let mut trial = Trial { request, devices, examined: 0, budget };
+    let Some(mut best) = trial.first(schedule, micro_batches)? else { return Ok(None) };
+    while *trial.budget > 0 {
+        let mut better = None;
+        for plan in trial.moves(&best.0) {
+            if *trial.budget == 0 {
+                break;
+            }
+            if let Some(step) = trial.fitting(&plan)?.filter(|step| *step < best.1) {
+                better = Some((plan, step));
+                break;
+            }
+        }
+        match better {
+            Some(found) => best = found,
+            None => break,
+        }
+    }
+    Ok(Some(Other { plan: best.0, step: best.1, examined: trial.examined }))
+}
+
+struct Trial<'t, 'a> {
+    request: &'t Request<'a>,
+    devices: &'t [PlanDevice],
+    examined: usize,
+    /// Actions that may still be simulated, about.
+    budget: &'t mut u64,
+}
+
+impl Trial<'_, '_> {
+    /// A plan to begin with.
+    fn first(
+        &mut self,
+        schedule: &Schedule,
+        micro_batches: usize,
+    ) -> Result<Option<(Plan, u64)>, PlanError> {
+        let setting = |error: crate::schedule::DoesNotFit| PlanError::Setting(error.to_string());
+        let stages = schedule.stages(self.devices.len()).map_err(setting)?;
+        let balance = match &self.request.balance {
+            Some(balance) => balance.clone(),
+            None => self.even(schedule, stages, micro_batches)?,
+        };
+        let policies: Vec<RematPolicies> = match &self.request.remat {
+            Some(remat) => vec![remat.clone()],
+            None => POLICIES.map(RematPolicies::from).to_vec(),
+        };
+        for remat in policies {
+            let (schedule, balance) = (schedule.clone(), balance.clone());
+            let plan = Plan { balance, micro_batches, schedule, remat };
+            if let Some(step) = self.fitting(&plan)? {
+                return Ok(Some((plan, step)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Stages of equal work, as far as the devices' speeds are equal.
+    fn even(
+        &self,
+        schedule: &Schedule,
+        stages: usize,
+        micro_batches: usize,
+    ) -> Result<Vec<usize>, PlanError> {
+        let samples = self.request.samples.div_ceil(micro_batches.max(1));
+        let costs = self.request.model.at(samples, schedule);
+        let layers = self.request.model.layers.len();
+        let mut times: Vec<u64> = costs
+            .iter()
+            .map(|cost| {
+                let halves = cost.backward_input + cost.backward_weight;
+                (cost.forward_kept + cost.backward_kept.max(halves)).0.max(1)
+            })
+            .collect();
+        // The loss is the last layer's.
+        let loss: u64 = times.drain(layers..).sum();
+        times.last_mut().into_iter().for_each(|last| *last += loss);
+        let placement = schedule.placement(self.devices.len());
+        let weight = |&device: &usize| (1024.0 / self.devices[device].speed).max(1.0) as u64;
+        let weights: Vec<u64> = placement.iter().take(stages).map(weight).collect();
+        Ok(by_weighted_cost(&times, &weights)?)
+    }
+
+    /// The step of a plan that fits.
+    fn fitting(&mut self, plan: &Plan) -> Result<Option<u64>, PlanError> {
+        let Request { model, samples, .. } = *self.request;
+        let prediction = predict(model, self.devices, samples, plan)?;
+        let actions = prediction.timeline.actions().count() as u64;
+        *self.budget = self.budget.saturating_sub(actions.max(1));
+        self.examined += 1;
+        Ok(fits(&prediction, self.devices).then(|| prediction.step().0))
+    }
+
+    /// One layer over each boundary, and another policy for each stage.
+    fn moves(&self, plan: &Plan) -> Vec<Plan> {
+        let mut all = Vec::new();
+        let stages = plan.balance.len();
+        if self.request.balance.is_none() {
+            for stage in 1..stages {
+                for (from, to) in [(stage - 1, stage), (stage, stage - 1)] {
+                    if plan.balance[from] > 1 {
+                        let mut moved = plan.clone();
+                        moved.balance[from] -= 1;
+                        moved.balance[to] += 1;
+                        all.push(moved);
+                    }
+                }
+            }
+        }
+        if self.request.remat.is_none() {
+            for stage in 0..stages {
+                for policy in POLICIES.into_iter().filter(|own| *own != plan.remat.of(stage)) {
+                    let mut policies: Vec<Remat> =
+                        (0..stages).map(|stage| plan.remat.of(stage)).collect();
+                    policies[stage] = policy;
+                    all.push(Plan { remat: RematPolicies::by_stage(policies), ..plan.clone() });
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Whether every device can hold its stages.
+pub(super) fn fits(prediction: &Prediction, devices: &[PlanDevice]) -> bool {
+    let mut peaks = prediction.device_peaks().into_iter().zip(devices);
+    peaks.all(|(peak, device): (Bytes, _)| device.memory.is_none_or(|cap| peak <= cap))
+}
+
+/// What the request's other schedules take at least, and whether there are any.
+pub(super) fn bound(request: &Request<'_>) -> Option<Nanos> {
+    let others = request.schedules.iter().filter(|schedule| !schedule.is_plain());
+    let bounds = others.flat_map(|schedule| {
+        request.stages.iter().flat_map(move |&count| {
+            let devices = &request.devices[..count.min(request.devices.len())];
+            let of = move |&m: &usize| work_bound(request, schedule, devices, m);
+            request.micro_batches.iter().map(of)
+        })
+    });
+    bounds.min().map(Nanos)
+}

@@ -1,0 +1,68 @@
+//! The workloads that are run within a program, without a peer: a model with its mini-batch.
+
+use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec};
+use gpipe_models::{AmoebaNet, Variant};
+use tch::Tensor;
+
+use super::{Failure, LENGTH, Numbers, VOCABULARY, gpt};
+
+/// Stages, or devices where a schedule puts several on each.
+pub const STAGES: usize = 2;
+/// Samples of a mini-batch.
+pub const SAMPLES: usize = 32;
+
+/// A model with its mini-batch.
+pub struct Workload {
+    pub model: Sequence,
+    pub inputs: Tensor,
+    pub targets: Tensor,
+    adam: bool,
+}
+
+impl Workload {
+    /// `gpt` or `amoeba`.
+    pub fn named(name: &str) -> Result<Self, Failure> {
+        let mut numbers = Numbers::new();
+        let samples = SAMPLES as i64;
+        match name {
+            "gpt" => {
+                let mut tokens = || numbers.below(VOCABULARY, &[samples, LENGTH]);
+                let (inputs, targets) = (tokens()?, tokens()?);
+                Ok(Self { model: gpt().build()?, inputs, targets, adam: true })
+            }
+            "amoeba" => {
+                let (channels, classes) = (3, 10);
+                let model = AmoebaNet {
+                    variant: Variant::D,
+                    cells: 6,
+                    filters: 128,
+                    channels,
+                    classes,
+                    drop_path: 0.0,
+                    auxiliary: false,
+                };
+                let inputs = numbers.uniform(&[samples, channels, 64, 64])?;
+                let targets = numbers.below(classes, &[samples])?;
+                let model = model.build()?;
+                Ok(Self { model, inputs, targets, adam: false })
+            }
+            other => Err(format!("workload={other}: use gpt or amoeba").into()),
+        }
+    }
+
+    /// Its pipeline on [`STAGES`] devices.
+    pub fn builder(&self, micro_batches: usize) -> PipelineBuilder {
+        let mut shape = self.inputs.size();
+        shape[0] = (SAMPLES / micro_batches) as i64;
+        let builder =
+            Pipeline::builder(self.model.clone(), TensorSpec::new(shape, self.inputs.kind()))
+                .stages(STAGES)
+                .micro_batches(micro_batches)
+                .loss(CrossEntropy::default())
+                .seed(1);
+        match self.adam {
+            true => builder.optimizer(Adam { lr: 1e-4, ..Adam::default() }),
+            false => builder.optimizer(Sgd { momentum: 0.9, ..Sgd::new(0.01) }),
+        }
+    }
+}

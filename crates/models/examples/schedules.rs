@@ -1,0 +1,202 @@
+//! One step under each schedule in turn, again and again, and what profiles predict of them; then more devices, simulated from the
+//! same costs. Prints lines of JSON, for `benchmarks/schedules.py`.
+//!
+//! Every pipeline has the same weights and mini-batch, and must find the same losses to the bit. The profile is measured before the
+//! first of the steps that are reported. More devices than two are simulated with the costs measured on two; of `gpt` with its blocks
+//! three times over, so that there are layers enough for 16 devices.
+//!
+//! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8]
+
+#![allow(clippy::print_stdout)]
+
+mod common;
+
+use std::io::Write;
+
+use common::{
+    Arguments, Failure,
+    workload::{SAMPLES, STAGES, Workload},
+};
+use gpipe::{
+    Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule,
+    profile::{Profiling, profile},
+};
+use gpipe_core::{
+    cost::ModelCosts,
+    plan::{Plan, PlanDevice, Request, predict, search},
+};
+use serde_json::json;
+
+/// Steps that still touch memory for the first time, as in a profile.
+const WARM_UP: usize = 3;
+/// Steps of a profile.
+const PROFILED: usize = 3;
+
+fn schedules() -> [Schedule; 3] {
+    [Schedule::OneFOneB, Schedule::ZbH1, Schedule::Interleaved(2)]
+}
+
+fn print(line: &serde_json::Value) -> std::io::Result<()> {
+    println!("{line}");
+    std::io::stdout().flush()
+}
+
+/// A pipeline under each schedule, past its first steps.
+fn running(workload: &Workload, micro_batches: usize) -> Result<Vec<(Plan, Pipeline)>> {
+    let start = |schedule: Schedule| {
+        let built = workload.builder(micro_batches).schedule(schedule.clone());
+        let mut pipeline = built.remat(Remat::Never).balance(Balance::Cost).build()?;
+        for _ in 0..WARM_UP {
+            pipeline.train_step(&workload.inputs, &workload.targets)?;
+        }
+        let (balance, remat) = (pipeline.balance().to_vec(), Remat::Never.into());
+        Ok((Plan { balance, micro_batches, schedule, remat }, pipeline))
+    };
+    schedules().into_iter().map(start).collect()
+}
+
+fn measure(
+    workload: &Workload,
+    micro_batches: usize,
+    rounds: usize,
+) -> std::result::Result<ModelCosts, Failure> {
+    let batches = [(vec![workload.inputs.shallow_clone()], vec![workload.targets.shallow_clone()])];
+    let all = schedules();
+    let settings = Profiling {
+        micro_batches: &[micro_batches],
+        schedules: &all,
+        steps: PROFILED,
+        batches: &batches,
+        machine: "this one",
+    };
+    let build = || -> Result<PipelineBuilder> { Ok(workload.builder(micro_batches)) };
+    let mut running = running(workload, micro_batches)?;
+    let costs = profile(&settings, build, |_| {})?.costs;
+    for (plan, _) in &running {
+        let own = predict(&costs, &[PlanDevice::default(); STAGES], SAMPLES, plan)?;
+        let peaks: Vec<u64> = own.device_peaks().into_iter().map(|peak| peak.0).collect();
+        print(&json!({
+            "micro_batches": micro_batches,
+            "schedule": plan.schedule.to_string(),
+            "balance": plan.balance,
+            "predicted_ms": own.step().as_ms(),
+            "predicted_bubble": own.bubble(),
+            "predicted_peaks": peaks,
+        }))?;
+    }
+    for round in 0..rounds {
+        let mut losses = Vec::new();
+        for offset in 0..running.len() {
+            // In another order each time.
+            let at = (round + offset) % running.len();
+            let (plan, pipeline) = &mut running[at];
+            let step = pipeline.train_step(&workload.inputs, &workload.targets)?;
+            losses.push(step.loss);
+            let parts = |part: fn(&gpipe::DeviceReport) -> f64| -> Vec<f64> {
+                step.devices.iter().map(part).collect()
+            };
+            print(&json!({
+                "micro_batches": micro_batches,
+                "schedule": plan.schedule.to_string(),
+                "round": round,
+                "step_ms": step.time.as_ms(),
+                "bubble": step.bubble,
+                "forward_ms": parts(|own| own.forward.as_ms()),
+                "backward_ms": parts(|own| own.backward.as_ms()),
+                "peaks": step.devices.iter().map(|own| own.peak.0).collect::<Vec<_>>(),
+            }))?;
+        }
+        if losses.iter().any(|loss| loss.to_bits() != losses[0].to_bits()) {
+            return Err(format!("the losses of round {round} differ: {losses:?}").into());
+        }
+    }
+    Ok(costs)
+}
+
+/// The same with its inner layers so many times over.
+fn longer(costs: &ModelCosts, times: usize) -> ModelCosts {
+    let inner = 1..costs.layers.len() - 1;
+    let repeat = |all: &[gpipe_core::cost::LayerCost]| {
+        let (first, rest) = (all[..1].to_vec(), all[inner.end..].to_vec());
+        let middle = std::iter::repeat_n(&all[inner.clone()], times).flatten().copied();
+        first.into_iter().chain(middle).chain(rest).collect()
+    };
+    let sizes = |sizes: &std::collections::BTreeMap<usize, Vec<_>>| {
+        sizes.iter().map(|(&samples, all)| (samples, repeat(all))).collect()
+    };
+    let layers = std::iter::repeat_n(&costs.layers[inner.clone()], times).flatten().cloned();
+    let layers: Vec<_> = costs.layers[..1]
+        .iter()
+        .cloned()
+        .chain(layers)
+        .chain(costs.layers[inner.end..].iter().cloned())
+        .collect();
+    ModelCosts {
+        trained_before: (0..=layers.len()).map(|layer| layer > 0).collect(),
+        layers,
+        sizes: sizes(&costs.sizes),
+        under: costs.under.iter().map(|(name, own)| (name.clone(), sizes(own))).collect(),
+        ..costs.clone()
+    }
+}
+
+/// The best cut that is found of so many devices under each schedule, nothing recomputed: four micro-batches of `samples` samples for
+/// each device.
+fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failure> {
+    for devices in [2, 4, 8, 16] {
+        let micro_batches = 4 * devices;
+        for schedule in schedules() {
+            let devices_ = vec![PlanDevice::default(); devices];
+            let request = Request {
+                model: costs,
+                devices: &devices_,
+                samples: micro_batches * samples,
+                stages: vec![devices],
+                micro_batches: vec![micro_batches],
+                schedules: vec![schedule.clone()],
+                balance: None,
+                remat: Some(Remat::Never.into()),
+                budget: Request::BUDGET,
+            };
+            let found = match search(&request) {
+                Ok(found) => found,
+                Err(error) => {
+                    let why = error.to_string();
+                    let schedule = schedule.to_string();
+                    print(
+                        &json!({"devices": devices, "schedule": schedule, "samples": samples, "why": why}),
+                    )?;
+                    continue;
+                }
+            };
+            let peak = found.prediction.device_peaks().into_iter().max().unwrap_or_default();
+            print(&json!({
+                "devices": devices,
+                "samples": samples,
+                "micro_batches": micro_batches,
+                "schedule": schedule.to_string(),
+                "layers": costs.layers.len(),
+                "simulated_ms": found.prediction.step().as_ms(),
+                "bubble": found.prediction.bubble(),
+                "peak": peak.0,
+            }))?;
+        }
+    }
+    Ok(())
+}
+
+fn main() -> std::result::Result<(), Failure> {
+    gpipe::keep_freed_memory();
+    let mut arguments = Arguments::read()?;
+    let name: String = arguments.take("workload", "gpt")?;
+    let rounds = arguments.take("rounds", "9")?;
+    let workload = Workload::named(&name)?;
+    let sizes: String = arguments.take("micro_batches", "4,8")?;
+    for size in sizes.split(',') {
+        let micro_batches = size.parse()?;
+        let costs = measure(&workload, micro_batches, rounds)?;
+        let times = if name == "gpt" { 3 } else { 1 };
+        simulate(&longer(&costs, times), SAMPLES / micro_batches)?;
+    }
+    Ok(())
+}
