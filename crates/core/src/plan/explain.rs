@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Found, Plan, search::Percent};
+use super::{Found, Plan, rejected::Percent};
 use crate::{report::stage_times, topology::ranges, units::Bytes};
 
 /// A table of the plan's stages, what it takes, what limits it, and what lost against it.

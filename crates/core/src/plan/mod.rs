@@ -4,7 +4,7 @@
 //! - here: a plan, and its [`Prediction`]
 //! - `search`: the best plan of a [`Request`]; `explore` goes through the plans of one K, M and schedule, which `space` prices
 //!   and `bound` rules out; `neighbours` are one move away
-//! - `others`: plans under schedules that the exact search does not know
+//! - `rejected`: what lost against the plan; `others`: plans under schedules that the exact search does not know
 //! - `shortage`: the smallest caps that work, where the given ones do not
 //! - `advice`, `explain`: one better move; a plan in words
 
@@ -16,6 +16,7 @@ mod holds;
 mod limit;
 mod neighbours;
 mod others;
+mod rejected;
 mod search;
 mod shortage;
 mod space;
@@ -26,7 +27,8 @@ mod text;
 pub use advice::{Advice, Move, advice};
 pub use explain::explain;
 pub use limit::Limit;
-pub use search::{Found, Rejected, Request, search};
+pub use rejected::Rejected;
+pub use search::{Found, Request, search};
 pub use shortage::Shortage;
 
 use std::ops::Range;
