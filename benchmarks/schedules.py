@@ -42,7 +42,7 @@ def of_two(lines):
     """Measured beside predicted, on two devices."""
     out = []
     for m in sorted({line["micro_batches"] for line in lines if "round" in line}):
-        own = [line for line in lines if line["micro_batches"] == m and "devices" not in line]
+        own = [line for line in lines if "devices" not in line and line["micro_batches"] == m]
         predicted = {line["schedule"]: line for line in own if "predicted_ms" in line}
         rounds = {}
         for line in own:

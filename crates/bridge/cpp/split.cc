@@ -20,7 +20,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace gpipe {
 
@@ -39,29 +38,46 @@ variable_list run(const edge_list &from, const variable_list &grads, const edge_
   return Engine::get_default_engine().execute(from, grads, keep, /*create_graph=*/false, /*accumulate_grad=*/false, to);
 }
 
+// The graph below the outputs, each node after all that it leads to, by number.
+struct Graph {
+  std::vector<std::shared_ptr<Node>> nodes;
+  std::unordered_map<Node *, uint32_t> numbers;
 
-// The graph below the outputs, each node after all that it leads to.
-std::vector<std::shared_ptr<Node>> sorted(const edge_list &roots) {
-  std::vector<std::shared_ptr<Node>> order;
-  std::unordered_set<Node *> seen;
-  std::vector<std::pair<std::shared_ptr<Node>, std::size_t>> path;
-  for (const Edge &root : roots) {
-    if (root.is_valid() && seen.insert(root.function.get()).second)
-      path.emplace_back(root.function, 0);
-    while (!path.empty()) {
-      auto &[node, next] = path.back();
-      if (next == node->num_outputs()) {
-        order.push_back(std::move(node));
-        path.pop_back();
-        continue;
-      }
-      const Edge edge = node->next_edge(next++);
-      if (edge.is_valid() && seen.insert(edge.function.get()).second)
+  explicit Graph(const edge_list &roots) {
+    numbers.reserve(256);
+    std::vector<std::pair<std::shared_ptr<Node>, uint32_t>> path;
+    const auto enter = [&](const Edge &edge) {
+      if (edge.is_valid() && numbers.emplace(edge.function.get(), 0).second)
         path.emplace_back(edge.function, 0);
+    };
+    for (const Edge &root : roots) {
+      enter(root);
+      while (!path.empty()) {
+        auto &[node, next] = path.back();
+        if (next < node->num_outputs()) {
+          enter(node->next_edge(next++));
+          continue;
+        }
+        numbers[node.get()] = static_cast<uint32_t>(nodes.size());
+        nodes.push_back(std::move(node));
+        path.pop_back();
+      }
     }
   }
-  return order;
-}
+
+  // -1: the graph does not have it.
+  int64_t number(const std::shared_ptr<Node> &node) const {
+    const auto found = node ? numbers.find(node.get()) : numbers.end();
+    return found == numbers.end() ? -1 : static_cast<int64_t>(found->second);
+  }
+};
+
+// What is known of a node.
+struct Known {
+  bool leads = false;               // to an input
+  bool starts = false;              // the second half runs it again
+  std::vector<uint32_t> parameters; // that it finds without going where an input is
+};
 
 } // namespace
 
@@ -76,54 +92,49 @@ struct Halves::Impl {
   std::vector<at::Tensor> inputs;
   bool splits = true;
 
-  // The nodes of `order` that lead to an input, and by another way to a parameter that is worth a second run. `leads`: all that lead
-  // to an input. `vectors`: which parameters are vectors.
-  std::vector<std::shared_ptr<Node>> find(const std::vector<std::shared_ptr<Node>> &order,
-                                          const std::unordered_set<Node *> &leads, const edge_list &roots,
-                                          const std::vector<bool> &vectors);
+  // Finds out which nodes start the second half, those that lead to an input and by another way to a parameter that is worth a second
+  // run, and whether there can be one. `vectors`: which parameters are vectors.
+  void find(const Graph &graph, std::vector<Known> &known, const edge_list &roots, const std::vector<bool> &vectors);
 };
 
-std::vector<std::shared_ptr<Node>> Halves::Impl::find(const std::vector<std::shared_ptr<Node>> &order,
-                                                      const std::unordered_set<Node *> &leads,
-                                                      const edge_list &roots, const std::vector<bool> &vectors) {
-  // The parameters that a node finds without going where an input is.
-  std::unordered_map<Node *, std::unordered_set<std::size_t>> found;
-  for (std::size_t i = 0; i < ends.size(); i++)
-    if (ends[i])
-      found[ends[i].get()].insert(i);
-  std::vector<int> reached(ends.size(), 0);
-  const auto count = [&](const std::unordered_set<std::size_t> &parameters) {
-    for (std::size_t parameter : parameters)
+void Halves::Impl::find(const Graph &graph, std::vector<Known> &known, const edge_list &roots,
+                        const std::vector<bool> &vectors) {
+  for (uint32_t i = 0; i < ends.size(); i++)
+    if (const int64_t number = graph.number(ends[i]); number >= 0)
+      known[number].parameters.push_back(i);
+  std::vector<uint32_t> reached(ends.size(), 0);
+  const auto count = [&](const std::vector<uint32_t> &parameters) {
+    for (uint32_t parameter : parameters)
       splits = splits && ++reached[parameter] == 1;
   };
-  std::vector<std::shared_ptr<Node>> nodes;
-  for (const auto &node : order) {
-    std::unordered_set<std::size_t> own;
-    for (const Edge &edge : node->next_edges())
-      if (edge.is_valid() && leads.count(edge.function.get()) == 0) {
-        const auto &below = found[edge.function.get()];
-        own.insert(below.begin(), below.end());
+  const auto add = [](std::vector<uint32_t> &all, const std::vector<uint32_t> &more) {
+    for (uint32_t one : more)
+      if (std::find(all.begin(), all.end(), one) == all.end())
+        all.push_back(one);
+  };
+  for (std::size_t number = 0; number < graph.nodes.size(); number++) {
+    Known &own = known[number];
+    for (const Edge &edge : graph.nodes[number]->next_edges())
+      if (edge.is_valid()) {
+        const Known &below = known[graph.numbers.at(edge.function.get())];
+        own.leads = own.leads || below.leads;
+        if (!below.leads)
+          add(own.parameters, below.parameters);
       }
-    if (leads.count(node.get()) == 0) {
-      found[node.get()].insert(own.begin(), own.end());
-    } else if (!own.empty()) {
-      count(own);
-      if (std::all_of(own.begin(), own.end(), [&](std::size_t parameter) { return vectors[parameter]; }))
-        for (std::size_t parameter : own)
-          early[parameter] = true;
-      else
-        nodes.push_back(node);
-    }
+    if (!own.leads || own.parameters.empty())
+      continue;
+    count(own.parameters);
+    own.starts = std::any_of(own.parameters.begin(), own.parameters.end(), [&](uint32_t one) { return !vectors[one]; });
+    if (!own.starts)
+      for (uint32_t parameter : own.parameters)
+        early[parameter] = true;
   }
   // Outputs that lead to no input are one start together: they are run as in a whole product.
-  std::unordered_set<std::size_t> rest;
+  std::vector<uint32_t> rest;
   for (const Edge &root : roots)
-    if (leads.count(root.function.get()) == 0) {
-      const auto &below = found[root.function.get()];
-      rest.insert(below.begin(), below.end());
-    }
+    if (const Known &own = known[graph.numbers.at(root.function.get())]; !own.leads)
+      add(rest, own.parameters);
   count(rest);
-  return nodes;
 }
 
 Halves::Halves() : impl(std::make_unique<Impl>()) {}
@@ -150,21 +161,19 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
   }
   impl.early.resize(parameters.size(), false);
   impl.found_early.resize(parameters.size());
-  std::unordered_set<Node *> leads;
-  edge_list ways;                    // to what the first half finds: inputs, and then what the second half starts from
+  const Graph graph(roots);
+  std::vector<Known> known(graph.nodes.size());
+  edge_list ways;                    // to what the first half finds: inputs, vectors, and then what the second half starts from
   std::vector<std::size_t> of_input; // the input of each of the first ways
-  for (std::size_t i = 0; i < inputs.size(); i++)
-    if (auto end = end_of(borrow(inputs[i]))) {
-      leads.insert(end.get());
+  for (std::size_t i = 0; i < inputs.size(); i++) {
+    auto end = end_of(borrow(inputs[i]));
+    if (const int64_t number = graph.number(end); number >= 0) {
+      known[number].leads = true;
       ways.emplace_back(std::move(end), 0);
       of_input.push_back(i);
     }
-  const auto order = sorted(roots);
-  for (const auto &node : order)
-    for (const Edge &edge : node->next_edges())
-      if (edge.is_valid() && leads.count(edge.function.get()) != 0)
-        leads.insert(node.get());
-  const auto nodes = impl.find(order, leads, roots, vectors);
+  }
+  impl.find(graph, known, roots, vectors);
   if (!impl.splits)
     return halves;
 
@@ -176,13 +185,14 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
       of_parameter.push_back(i);
     }
   const std::size_t first_start = ways.size();
-  for (const auto &node : nodes)
-    for (uint32_t number = 0; number < node->num_inputs(); number++)
-      ways.emplace_back(node, number);
+  for (std::size_t number = 0; number < known.size(); number++)
+    if (known[number].starts)
+      for (uint32_t input = 0; input < graph.nodes[number]->num_inputs(); input++)
+        ways.emplace_back(graph.nodes[number], input);
   edge_list from;
   variable_list given;
   for (std::size_t i = 0; i < roots.size(); i++) {
-    const bool leads_to_input = leads.count(roots[i].function.get()) != 0;
+    const bool leads_to_input = known[graph.numbers.at(roots[i].function.get())].leads;
     (leads_to_input ? from : impl.starts).push_back(roots[i]);
     (leads_to_input ? given : impl.grads).push_back(grads[i]);
   }
@@ -199,15 +209,15 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
       }
   }
   // What leads to inputs is not run again, but for the starts, from where there is no way to an input any more.
-  const std::unordered_set<std::shared_ptr<Node>> again(nodes.begin(), nodes.end());
-  for (const auto &node : order) {
-    if (leads.count(node.get()) == 0)
+  for (std::size_t number = 0; number < known.size(); number++) {
+    if (!known[number].leads)
       continue;
-    if (again.count(node) == 0)
-      node->release_variables();
+    Node &node = *graph.nodes[number];
+    if (!known[number].starts)
+      node.release_variables();
     else
-      for (Edge &edge : node->next_edges())
-        if (edge.is_valid() && leads.count(edge.function.get()) != 0)
+      for (Edge &edge : node.next_edges())
+        if (edge.is_valid() && known[graph.numbers.at(edge.function.get())].leads)
           edge = Edge();
   }
   return halves;
