@@ -5,7 +5,7 @@
 //! of ten branches would be wrong. The tape goes through the graph as autograd's engine does: from the last node to the first,
 //! each giving back what it saved, gradients that meet being added in place where nobody else holds them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use gpipe_bridge::linear::Kernels;
 use tch::Kind;
@@ -321,7 +321,9 @@ impl Tape {
     /// What is still saved when only the gradients of the parameters are left to find.
     fn split(&self, outputs: &[Var]) -> f64 {
         let mut memory = self.memory.clone();
-        for &output in outputs {
+        // What is stashed may be an output, too.
+        let held: HashSet<Var> = outputs.iter().copied().collect();
+        for output in held {
             memory.release(self.values[output.0].memory);
         }
         // Where no input's gradient is wanted nothing is done before the second half.

@@ -182,7 +182,7 @@ impl PipelineBuilder {
             optimizer.check().map_err(|reason| Error::Setting(format!("{name}: {reason}")))?;
         }
         if self.schedule == Schedule::ForwardOnly {
-            return refuse("forward-only is no training schedule: use another".into());
+            return refuse("forward-only is no training schedule: use 1f1b or another".into());
         }
         Precision::of(self.kind).ok_or_else(|| {
             let kind = self.kind;
