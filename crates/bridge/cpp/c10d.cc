@@ -32,6 +32,11 @@ std::string text(rust::Str str) { return std::string(str); }
 
 } // namespace
 
+// c10d keeps the last 2,000 operations of all groups of a process in one table, for diagnosis after a hang. Of Gloo's groups it writes to
+// it without a lock: two stages of a process that sum gradients over replicas at once crashed there, or went on with a heap that was
+// overwritten. Set before main, because what reads it does so once. TORCH_FR_BUFFER_SIZE turns it on again.
+[[maybe_unused]] static const int no_table = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+
 struct TcpStore::Impl {
   c10::intrusive_ptr<c10d::Store> store;
   uint16_t port;

@@ -187,3 +187,26 @@ fn fault_a_tensor_that_gloo_cannot_send_is_an_error() {
         group.barrier().unwrap().wait(TIMEOUT).unwrap();
     });
 }
+
+/// Two stages of a process that summed over replicas for the first time at the same moment crashed the process now and then: c10d enters
+/// each group in a table of its own without a lock. The table is off since (c10d.cc).
+#[test]
+fn regression_groups_of_one_process_begin_at_once() {
+    // The crash was rare: that the table is off is what can be seen every time.
+    assert_eq!(std::env::var("TORCH_FR_BUFFER_SIZE").as_deref(), Ok("0"));
+    for _ in 0..2 {
+        let start = std::sync::Barrier::new(16);
+        std::thread::scope(|scope| {
+            let pair = || {
+                ranks(2, |group| {
+                    let sum = numbers(0..3);
+                    start.wait();
+                    group.all_reduce(&sum).unwrap().wait(TIMEOUT).unwrap();
+                    assert_eq!(sum, numbers(0..3) * 2);
+                })
+            };
+            let pairs: Vec<_> = (0..8).map(|_| scope.spawn(pair)).collect();
+            pairs.into_iter().for_each(|pair| drop(pair.join().unwrap()));
+        });
+    }
+}
