@@ -10,7 +10,7 @@ use common::{
     DEADLINE, in_processes,
     model::{Features, Named, Recipe, Run, batch, bits, flat, model},
 };
-use gpipe::{Pipeline, PipelineBuilder, processes::Transport};
+use gpipe::{Pipeline, PipelineBuilder, Schedule, processes::Transport};
 use gpipe_distributed::Cluster;
 use tch::{Kind, Tensor};
 
@@ -87,12 +87,20 @@ fn norm(named: &Named) -> f64 {
 /// micro-batches are those of all replicas.
 fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
     let mut expected: Option<(Vec<u64>, Named, Named)> = None;
-    for (processes, stages) in [(1, 1), (1, 3), (2, 2)] {
+    let ways = [
+        (1, 1, Schedule::GPipe),
+        (1, 3, Schedule::GPipe),
+        (2, 2, Schedule::GPipe),
+        (1, 3, Schedule::ZbH1),
+        (2, 2, Schedule::Interleaved(2)),
+    ];
+    for (processes, stages, schedule) in ways {
         let what = format!(
-            "{features:?}: {replicas} replicas of {stages} stages in {processes} processes"
+            "{features:?}: {replicas} replicas of {stages} stages in {processes} processes, {schedule}"
         );
         let found = in_processes(replicas * processes, DEADLINE, |cluster| {
-            let built = replicated(&cluster, replicas, builder(features, stages, 2));
+            let built = builder(features, stages, 2).schedule(schedule.clone());
+            let built = replicated(&cluster, replicas, built);
             train(&mut built.build().unwrap(), samples, STEPS)
         });
         for replica in found.chunks(processes) {
