@@ -1,10 +1,7 @@
 //! The first error wins; everyone else stops.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -13,7 +10,10 @@ use gpipe_core::{
     lower::{EdgeKind, Program},
 };
 
-use crate::peers::Elsewhere;
+use crate::{
+    peers::Elsewhere,
+    sync::{AtomicBool, Mutex},
+};
 
 /// Why a step failed. Parameters and optimizer state are as before it, unless it says otherwise.
 #[derive(Debug, thiserror::Error)]

@@ -15,6 +15,7 @@
 //! - [`crew`]: spawns the workers, runs programs on them, watches
 //! - [`failure`]: the first error wins, and wakes everyone who waits
 //! - [`pulse`]: signs of life, from which every deadline counts
+//! - `sync`: what links and failures lock with
 //! - [`clock`]: real, or virtual for tests
 //! - [`testing`]: a mock stage with integer arithmetic, and injected faults
 //!
@@ -29,11 +30,12 @@ mod mailbox;
 pub mod peers;
 pub mod pulse;
 pub mod stage;
+mod sync;
 pub mod testing;
 pub mod worker;
 
 pub use crew::{Crew, Ran, Settings};
-pub use failure::StepError;
+pub use failure::{Failure, StepError};
 pub use peers::{Elsewhere, Peers};
 pub use stage::{Keep, Payload, StageExecutor, Verdict, Vote};
 pub use worker::panic_message;

@@ -6,13 +6,16 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::PoisonError,
     time::Duration,
 };
 
 use gpipe_core::{EdgeId, Half, MicroBatch, Nanos, lower::Program};
 
-use crate::stage::{Verdict, Vote};
+use crate::{
+    stage::{Verdict, Vote},
+    sync::{Condvar, Mutex, MutexGuard},
+};
 
 /// What moves on a link.
 #[derive(Debug)]
