@@ -33,12 +33,15 @@ impl StageExecutor for Stage {
         self.plan.stage
     }
 
-    fn before(&mut self, _: Action) -> StageResult<()> {
+    fn before(&mut self, action: Action) -> StageResult<()> {
         // A refusal that a layer has handled itself must not explain a later error.
         let _ = memory::take_refusal();
         self.device.charge_stage().map_err(own("memory"))?;
         self.levels.push(self.device.memory().map_err(own("memory"))?.live);
-        Ok(())
+        match &self.plan.before_action {
+            Some(call) => call(action).map_err(own("before the action")),
+            None => Ok(()),
+        }
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {

@@ -38,7 +38,7 @@ use std::{
 };
 
 use gpipe_bridge::linear::Kernels;
-use gpipe_core::{EdgeId, LayerId, MicroBatch, StageId, remat::Remat};
+use gpipe_core::{Action, EdgeId, LayerId, MicroBatch, StageId, remat::Remat};
 use gpipe_runtime::{Verdict, stage::OnEdges};
 use tch::Tensor;
 
@@ -107,6 +107,8 @@ pub(crate) struct StagePlan {
     pub alone: bool,
     /// The other replicas of the pipeline, if there are any.
     pub replicas: Option<Arc<dyn Replicas>>,
+    /// For tests of faults.
+    pub before_action: Option<BeforeAction>,
 }
 
 impl StagePlan {
@@ -179,6 +181,9 @@ enum Run {
     /// With graphs, for a backward.
     Keep,
 }
+
+/// Called before each action, on the stage's thread.
+pub(crate) type BeforeAction = Arc<dyn Fn(Action) -> Result<(), LayerError> + Send + Sync>;
 
 /// Names the work in which libtorch failed.
 fn own(what: &'static str) -> impl Fn(LayerError) -> StageError {

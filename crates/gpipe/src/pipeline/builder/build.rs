@@ -338,6 +338,7 @@ impl PipelineBuilder {
             profile: self.profile,
             alone: self.transport.is_none(),
             replicas: self.replicas.clone(),
+            before_action: self.before_action.clone(),
         }
     }
 }

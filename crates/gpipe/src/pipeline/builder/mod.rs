@@ -7,19 +7,21 @@ mod build;
 use std::{sync::Arc, time::Duration};
 
 use gpipe_bridge::linear::Kernels;
-use gpipe_core::{Bytes, remat::RematPolicies, schedule::Schedule};
+use gpipe_core::{Action, Bytes, remat::RematPolicies, schedule::Schedule};
 use gpipe_runtime::Settings;
 use tch::Kind;
 
 use super::{Padding, balance::Balance};
 use crate::{
     device::Device,
+    error::LayerError,
     loss::Loss,
     metric::Metric,
     optim::{Group, LearningRate, Optimizer},
     processes::{Replicas, Transport},
     sequence::Sequence,
     spec::TensorSpec,
+    stage::BeforeAction,
 };
 
 /// What a mini-batch's inputs look like.
@@ -68,6 +70,7 @@ pub struct PipelineBuilder {
     padding: Option<Padding>,
     transport: Option<Arc<dyn Transport>>,
     replicas: Option<Arc<dyn Replicas>>,
+    before_action: Option<BeforeAction>,
 }
 
 impl PipelineBuilder {
@@ -98,6 +101,7 @@ impl PipelineBuilder {
             profile: false,
             padding: None,
             transport: None,
+            before_action: None,
             replicas: None,
         }
     }
@@ -295,6 +299,18 @@ impl PipelineBuilder {
     #[must_use]
     pub fn average(mut self, decay: f64) -> Self {
         self.average = Some(decay);
+        self
+    }
+
+    /// Calls `call` before each action of this process's stages, on the stage's thread, whose memory it is charged to. For tests of
+    /// faults: its errors and panics are the action's.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn before_action(
+        mut self,
+        call: impl Fn(Action) -> std::result::Result<(), LayerError> + Send + Sync + 'static,
+    ) -> Self {
+        self.before_action = Some(Arc::new(call));
         self
     }
 
