@@ -14,7 +14,7 @@
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -391,18 +391,29 @@ fn write_layers(
         };
         stage.into_iter().map(write).collect()
     };
-    let written: Vec<Result<Vec<Layer>>> = thread::scope(|scope| {
-        let write_stage = &write_stage;
-        let threads: Vec<_> =
-            stages.into_iter().map(|stage| scope.spawn(move || write_stage(stage))).collect();
+    let others = stages.len().saturating_sub(1);
+    let waiting = Mutex::new(stages.into_iter().enumerate());
+    let work = || {
+        let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let written = std::iter::from_fn(next).map(|(at, stage)| Ok((at, write_stage(stage)?)));
+        written.collect::<Result<Vec<_>>>()
+    };
+    let written: Vec<Result<Vec<_>>> = thread::scope(|scope| {
+        // This thread writes, too: everything, where the system gives no other.
+        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let threads: Vec<_> = (0..others).map_while(start).collect();
+        let own = work();
         let panicked = |_| {
             let (what, reason) = ("a stage's checkpoint writer".into(), "it panicked".into());
             Err(CheckpointError::Content { what, reason })
         };
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        let theirs = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
+        theirs.chain([own]).collect()
     });
     let written = written.into_iter().collect::<Result<Vec<_>>>()?;
-    Ok(written.into_iter().flatten().collect())
+    let mut written: Vec<_> = written.into_iter().flatten().collect();
+    written.sort_by_key(|(at, _)| *at);
+    Ok(written.into_iter().flat_map(|(_, layers)| layers).collect())
 }
 
 /// The entries that processes have written, in the model's order.
