@@ -10,6 +10,7 @@ use gpipe::{
 use crate::{
     CliError,
     config::{Config, Decays, GroupConfig, KernelChoice, OptimizerConfig, OptimizerName},
+    faults,
     processes::Processes,
     task,
 };
@@ -67,7 +68,8 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
     for group in &optimizer.groups {
         builder = builder.group(parameter_group(group));
     }
-    Ok(with_optimizer(builder.learning_rate(learning_rate(config)), optimizer))
+    let builder = builder.learning_rate(learning_rate(config));
+    Ok(faults::actions(with_optimizer(builder, optimizer)))
 }
 
 fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> PipelineBuilder {

@@ -198,7 +198,7 @@ fn fault_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened() {
             *phases.entry(Phase::of(&process.printed, &runs.path())).or_default() += 1;
         }
     }
-    println!("killed in {} runs: {phases:?}", runs.ended + 1);
+    println!("soak: {kills} kills of one process in {} runs: {phases:?}", runs.ended + 1);
     runs.end();
     assert!(phases.contains_key(&Phase::Writing), "{phases:?}");
 }

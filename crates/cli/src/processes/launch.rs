@@ -4,8 +4,11 @@
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read, Write},
     net::{Ipv4Addr, TcpListener},
-    os::unix::process::{CommandExt, ExitStatusExt},
-    path::Path,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
+    path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread,
@@ -96,11 +99,10 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     }
     let (sender, events) = channel();
     watch_signals(sender.clone())?;
-    let note = tempfile::NamedTempFile::new();
-    let note = note.map_err(|source| CliError::Io { what: "gpipe launch".into(), source })?;
+    let note = Note::new()?;
     let mut command = arguments.command.clone();
     for attempt in 0..=arguments.restarts {
-        let mut supervisor = Supervisor::start(arguments, &command, attempt, note.path(), &sender)?;
+        let mut supervisor = Supervisor::start(arguments, &command, attempt, &note, &sender)?;
         let (first, asked) = supervisor.wait(&events);
         let Some((rank, status)) = first else { return Ok(()) };
         let failed = LaunchError::Failed { rank, size, status, tries: attempt + 1 };
@@ -109,7 +111,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
         if asked || attempt == arguments.restarts {
             return Err(failed.into());
         }
-        let folder = std::fs::read_to_string(note.path()).unwrap_or_default();
+        let folder = std::fs::read_to_string(&note.path).unwrap_or_default();
         let Some(again) = again(&arguments.command, &folder) else {
             complain!(
                 "gpipe launch: its run had not begun: it would fail again, and is not restarted"
@@ -120,6 +122,34 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
         complain!("gpipe launch: {failed}; try {} of {}", attempt + 2, arguments.restarts + 1);
     }
     Ok(())
+}
+
+/// Where a process writes down the folder of its run. In memory: nothing is left in a folder for temporary files, nor asked of one.
+struct Note {
+    path: PathBuf,
+    /// There as long as this is open.
+    _file: OwnedFd,
+}
+
+impl Note {
+    fn new() -> Result<Self, CliError> {
+        let file = rustix::fs::memfd_create("gpipe-run", rustix::fs::MemfdFlags::CLOEXEC);
+        let failed = |error: rustix::io::Errno| CliError::Io {
+            what: "gpipe launch: a file in memory".into(),
+            source: error.into(),
+        };
+        let file = file.map_err(failed)?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        Ok(Self { path: path.into(), _file: file })
+    }
+}
+
+/// In a process that was launched: it is asked to end when its launcher has been killed, as by Ctrl-C.
+pub(crate) fn end_with_launcher() {
+    if std::env::var_os(RUN_NOTE).is_some() {
+        // Where the system has no such thing the launcher's store is missed, later.
+        let _ = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
+    }
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), CliError> {
@@ -151,7 +181,7 @@ impl Supervisor {
         arguments: &LaunchArguments,
         own_arguments: &[String],
         attempt: u32,
-        note: &Path,
+        note: &Note,
         events: &Sender<Event>,
     ) -> Result<Self, CliError> {
         let failed = |what: &'static str| {
@@ -167,7 +197,7 @@ impl Supervisor {
             let mut command = Command::new(&program);
             command
                 .args(own_arguments)
-                .env(RUN_NOTE, note)
+                .env(RUN_NOTE, &note.path)
                 .env(RANK, rank.to_string())
                 .env("LOCAL_RANK", rank.to_string())
                 .env(WORLD_SIZE, arguments.processes.to_string())

@@ -125,7 +125,8 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     let write = || -> Result<Metrics, CliError> {
         if let Some(note) = std::env::var_os(RUN_NOTE) {
             let absolute = std::path::absolute(out).map_err(io(out))?;
-            write_aside(Path::new(&note), &absolute.display().to_string())?;
+            let note = Path::new(&note);
+            std::fs::write(note, absolute.display().to_string()).map_err(io(note))?;
         }
         write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
         if let Some(plan) = &plan {

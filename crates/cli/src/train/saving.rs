@@ -1,35 +1,23 @@
 //! When checkpoints are saved, what they say of the run, and what is told about them.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use gpipe::{Bytes, Pipeline};
 use gpipe_checkpoint::{
     Checkpoint, CheckpointError, Checkpoints, RunInfo, Saved, Settings,
-    files::Files,
     manifest::{Best, Progress as Position},
 };
-use signal_hook::{consts::SIGKILL, low_level::raise};
 
 use super::start::Start;
 use crate::{
     CliError,
     config::{Config, Every},
+    faults,
     processes::Processes,
     progress::Progress,
     run_folder::CHECKPOINTS,
     task::Vocabulary,
 };
-
-/// For the tests that kill a run: milliseconds that every file operation of a checkpoint waits.
-const DELAY: &str = "GPIPE_TEST_FILE_DELAY_MS";
-/// For the same: the file operation, from 1, before which the process kills itself.
-const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
 
 /// A run's checkpoints.
 pub(super) struct Saving<'a> {
@@ -64,7 +52,7 @@ impl<'a> Saving<'a> {
             keep: config.checkpoint.keep,
             keep_best: config.checkpoint.keep_best,
             deadline: Duration::from_secs(config.checkpoint.deadline_s),
-            files: files_of_the_environment(),
+            files: faults::files(),
         };
         let checkpoints = match processes.transport() {
             _ if !processes.saves() => None,
@@ -197,21 +185,4 @@ fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
             "a checkpoint was not saved: {error}; the run goes on, and tries again at the next one"
         )),
     }
-}
-
-/// The file system; for tests slowed down, or with an end to the process in it.
-fn files_of_the_environment() -> Files {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let (delay, kill) = (number(DELAY), number(KILL));
-    if delay.is_none() && kill.is_none() {
-        return Files::default();
-    }
-    let operations = AtomicU64::new(0);
-    Files::with_hook(Arc::new(move |_, _| {
-        std::thread::sleep(Duration::from_millis(delay.unwrap_or(0)));
-        if kill == Some(operations.fetch_add(1, Ordering::SeqCst) + 1) {
-            raise(SIGKILL)?;
-        }
-        Ok(())
-    }))
 }

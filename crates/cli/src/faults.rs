@@ -1,0 +1,69 @@
+//! Faults that the tests of this command ask for by the environment: file operations that are slow, and a process that is killed or
+//! stopped at a chosen moment. Without these variables there is nothing of it in a run.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use gpipe::PipelineBuilder;
+use gpipe_checkpoint::files::Files;
+use gpipe_core::Action;
+use signal_hook::{
+    consts::{SIGKILL, SIGSTOP},
+    low_level::raise,
+};
+
+/// Milliseconds that every file operation of a checkpoint waits.
+const DELAY: &str = "GPIPE_TEST_FILE_DELAY_MS";
+/// The file operation, from 1, before which the process kills itself.
+const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
+/// Such as `KILL 1B2 5`: what the process does to itself (or `STOP`), before which action, and at which time it comes to that
+/// one, from 1. Several processes may have the variable: the one with the stage does it.
+const AT_ACTION: &str = "GPIPE_TEST_AT_ACTION";
+
+/// The file system of checkpoints.
+pub(crate) fn files() -> Files {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (delay, kill) = (number(DELAY), number(KILL));
+    if delay.is_none() && kill.is_none() {
+        return Files::default();
+    }
+    let operations = AtomicU64::new(0);
+    Files::with_hook(Arc::new(move |_, _| {
+        std::thread::sleep(Duration::from_millis(delay.unwrap_or(0)));
+        if kill == Some(operations.fetch_add(1, Ordering::SeqCst) + 1) {
+            raise(SIGKILL)?;
+        }
+        Ok(())
+    }))
+}
+
+/// The pipeline's actions.
+pub(crate) fn actions(builder: PipelineBuilder) -> PipelineBuilder {
+    let Some((signal, at, time)) = std::env::var(AT_ACTION).ok().and_then(|text| parse(&text))
+    else {
+        return builder;
+    };
+    let times = AtomicU64::new(0);
+    builder.before_action(move |action| {
+        if action == at && times.fetch_add(1, Ordering::SeqCst) + 1 == time {
+            let failed = |error: std::io::Error| gpipe::LayerError::Value(error.to_string());
+            raise(signal).map_err(failed)?;
+        }
+        Ok(())
+    })
+}
+
+fn parse(text: &str) -> Option<(i32, Action, u64)> {
+    let mut words = text.split(' ');
+    let signal = match words.next()? {
+        "KILL" => SIGKILL,
+        "STOP" => SIGSTOP,
+        _ => return None,
+    };
+    Some((signal, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}

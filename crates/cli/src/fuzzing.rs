@@ -1,0 +1,29 @@
+//! Readers without their files, for fuzzing: nothing that users need.
+
+use std::path::Path;
+
+use crate::{args::ConfigArguments, config::Config, plan_file::PlanFile};
+
+/// Reads and checks a configuration with overrides; what is written of it, and what of that once it was read again.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn config(text: &str, overrides: &[String]) -> Result<[String; 2], String> {
+    let read = |text: &str, overrides: &[String]| {
+        let arguments = ConfigArguments { set: overrides.to_vec(), ..ConfigArguments::default() };
+        let config = Config::from_text(text, Path::new("fuzzed"), &arguments);
+        config.and_then(|config| config.check().map(|()| config)).map_err(|error| error.to_string())
+    };
+    let written = |config: Config| config.to_toml().map_err(|error| error.to_string());
+    let first = written(read(text, overrides)?)?;
+    let again = written(read(&first, &[]).map_err(|error| format!("what was written: {error}"))?)?;
+    Ok([first, again])
+}
+
+/// Reads and checks a plan, and predicts its step.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn plan(text: &str) -> Result<(), String> {
+    PlanFile::from_json(text).map(drop)
+}

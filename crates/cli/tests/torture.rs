@@ -1,0 +1,220 @@
+//! Three processes of which one kills or stops itself before an action, of every kind that its stage has; and processes that are
+//! killed at random moments. Family `fault_`: all of them end in time with the one error, which names the rank, and the run goes on
+//! to the end of one that nobody disturbed, bit for bit.
+//!
+//! Some of it under `make test`, all of it with `GPIPE_SOAK=1`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    time::{Duration, Instant},
+};
+
+use common::{Folder, TRAIN, process::Process, results, train};
+use gpipe_core::{
+    Action, Op,
+    lower::{Topology, lower},
+    remat::RematPolicies,
+    schedule::Schedule,
+    splitmix::Stream,
+};
+
+/// Seconds after which a silent process is given up.
+const DEADLINE_S: u64 = 3;
+
+/// Without tied weights the stages are a chain, whose list of actions is known here.
+const MORE: &[&str] =
+    &["--set", "model.tied=false", "--set", "pipeline.deadline_s=3", "--resume", "auto"];
+
+fn soak() -> bool {
+    std::env::var_os("GPIPE_SOAK").is_some()
+}
+
+/// One action of each kind of each stage of a step, as the command runs it.
+fn one_of_each(schedule: &Schedule, remat: &str) -> Vec<Action> {
+    let remat: RematPolicies = remat.parse().unwrap();
+    let lists = remat.apply(&schedule.actions(3, 3));
+    let program = lower(&lists, &Topology::chain(3), 3).unwrap();
+    let mut kinds: BTreeMap<(u32, String), Action> = BTreeMap::new();
+    for action in program.devices.iter().flatten() {
+        let kind = match action.op {
+            Op::Send(transfer) => format!("send {:?} {:?}", transfer.edge, transfer.half),
+            Op::Receive(transfer) => format!("receive {:?} {:?}", transfer.edge, transfer.half),
+            _ => action.to_string().chars().filter(char::is_ascii_alphabetic).collect(),
+        };
+        kinds.insert((action.stage.0, kind), *action);
+    }
+    kinds.into_values().collect()
+}
+
+#[test]
+fn fault_a_process_that_is_killed_or_stopped_at_any_kind_of_action() {
+    let folder = Folder::new();
+    let mut random = Stream::new(3);
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (schedule, remat) in [(Schedule::OneFOneB, "always"), (Schedule::ZbH1, "never")] {
+        let name = schedule.to_string();
+        let shape = ["--stages", "3", "--schedule", &name, "--remat", remat];
+        let more = [MORE, &shape].concat();
+        let reference = format!("reference {name}");
+        folder.succeeds(&train(&reference, &more));
+        let actions = one_of_each(&schedule, remat);
+        assert!(actions.len() >= 24, "{actions:?}");
+        let chosen = ["KILL", "STOP"].map(|_| random.below(actions.len()));
+        for (index, action) in actions.into_iter().enumerate() {
+            for (signal, chosen) in ["KILL", "STOP"].into_iter().zip(chosen) {
+                if !soak() && index != chosen {
+                    continue;
+                }
+                *counts.entry(signal).or_default() += 1;
+                harm(&folder, &train("run", &more), action, signal);
+                // What is there goes on, in processes or in one.
+                let alone = train("run", &more);
+                match random.below(2) {
+                    0 => folder.succeeds(&alone),
+                    _ => folder.succeeds(&launched(3, &alone)),
+                };
+                assert!(folder.weights("run") == folder.weights(&reference), "{signal} {action}");
+                assert_eq!(results(&folder.path("run")), results(&folder.path(&reference)));
+                fs::remove_dir_all(folder.path("run")).unwrap();
+            }
+        }
+    }
+    println!("soak: processes at their actions: {counts:?}");
+    assert!(counts.len() == 2, "{counts:?}");
+}
+
+fn launched<'a>(processes: usize, command: &[&'a str]) -> Vec<&'a str> {
+    let processes = ["1", "2", "3", "4"][processes - 1];
+    [&["launch", "--processes", processes, "--"], command].concat()
+}
+
+/// The process of the action's stage does it at the sixth step, after the first checkpoint.
+fn harm(folder: &Folder, command: &[&str], action: Action, signal: &str) {
+    let what = format!("{signal} {action} 6");
+    let mut command = folder.command(&launched(3, command));
+    let mut run = Process::start(command.env("GPIPE_TEST_AT_ACTION", &what));
+    run.until("step 1/");
+    let start = Instant::now();
+    let outcome = run.end();
+    let took = start.elapsed();
+    let (rank, printed) = (action.stage.0, &run.printed);
+    match signal {
+        "KILL" => {
+            assert_eq!(outcome, Ok(137), "{what}: {printed}");
+            let told = format!("gpipe: rank {rank} of 3 was ended by SIGKILL");
+            assert!(printed.contains(&told), "{what}: {printed}");
+        }
+        _ => assert_eq!(outcome, Ok(1), "{what}: {printed}"),
+    }
+    for other in (0..3).filter(|other| *other != rank) {
+        let last = format!("[{other}] gpipe: ");
+        let named = printed.lines().any(|line| {
+            line.starts_with(&last)
+                && (line.contains(&format!("rank {rank}"))
+                    || line.contains(&format!("of stage {rank} ")))
+        });
+        assert!(named, "{what}: {printed}");
+    }
+    // The deadline, that of the watch, and the start and end of a step on a busy machine.
+    let most = Duration::from_secs(4 * DEADLINE_S + 10);
+    assert!(took < most, "{what}: {took:?}: {printed}");
+}
+
+/// A launcher that was killed left its processes behind: they went on by themselves, and whoever started the run again was told that
+/// another process had the folder.
+#[test]
+fn regression_processes_end_with_their_launcher() {
+    let folder = Folder::new();
+    let own = TRAIN.iter().map(|own| if *own == "12" { "100000" } else { own });
+    let command: Vec<&str> = own.chain(["--out", "run"]).chain(MORE.iter().copied()).collect();
+    let mut run = Process::start(&mut folder.command(&launched(2, &command)));
+    run.until("saved");
+    let children = children(run.number());
+    assert_eq!(children.len(), 2);
+    // Its output ends with the last of them.
+    assert_eq!(run.kill(), Err(9), "{}", run.printed);
+    for child in children {
+        let status = fs::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
+        assert!(status.is_empty() || status.contains("State:\tZ"), "{status}");
+    }
+    // Whoever goes on finds the folder free.
+    let more = ["--steps", "12", "--set", "pipeline.deadline_s=3"];
+    let _ = folder.gpipe(&[&["train", "--resume", "run"], &more[..]].concat());
+    assert!(!folder.path("run/checkpoints/latest").read_link().unwrap().as_os_str().is_empty());
+}
+
+/// The number of the processes that a launcher has started, by rank.
+fn children(launcher: u32) -> Vec<String> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(stat) = fs::read_to_string(path.join("stat")) else { continue };
+        // After the name, which may have spaces: the state, and the number of the parent.
+        let parent = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap();
+        if parent == launcher.to_string() {
+            all.push(path.file_name().unwrap().to_str().unwrap().to_owned());
+        }
+    }
+    all.sort();
+    all
+}
+
+fn long(out: &str) -> Vec<&str> {
+    let own = TRAIN.iter().map(|own| if *own == "12" { "40" } else { own });
+    own.chain(["--out", out]).chain(MORE.iter().copied()).collect()
+}
+
+#[test]
+fn fault_processes_that_are_killed_at_random_moments_go_on_as_if_nothing_had_happened() {
+    let folder = Folder::new();
+    let kills = if soak() { 60 } else { 6 };
+    let start = Instant::now();
+    folder.succeeds(&launched(2, &long("reference")));
+    let longest_us = usize::try_from(start.elapsed().as_micros()).unwrap() * 11 / 10;
+    let mut random = Stream::new(0x9a0);
+    let (mut killed, mut ended, mut starts) = (0, 0, 0);
+    while killed < kills {
+        let run = format!("run {ended}");
+        starts += 1;
+        let mut process = Process::start(&mut folder.command(&launched(2, &long(&run))));
+        let after = Duration::from_micros(random.below(longest_us) as u64);
+        let outcome = match process.ends_within(after) {
+            Some(_) => process.end(),
+            None => {
+                let all = children(process.number());
+                // One of them; where there is none yet or any more, the launcher.
+                let one = match all.is_empty() {
+                    true => process.number().to_string(),
+                    false => all[random.below(all.len())].clone(),
+                };
+                // It may have ended meanwhile.
+                let _ = std::process::Command::new("kill").args(["-KILL", &one]).output().unwrap();
+                process.end()
+            }
+        };
+        match outcome {
+            Ok(0) => {
+                let same = folder.weights(&run) == folder.weights("reference");
+                assert!(same, "{run}: {}", process.printed);
+                assert_eq!(results(&folder.path(&run)), results(&folder.path("reference")));
+                ended += 1;
+            }
+            // Its own end, or that of a process it had started.
+            Err(9) | Ok(137) => killed += 1,
+            // A process that lost another one may be heard before the system tells of that one's end.
+            Ok(1) if process.printed.contains("rank ") => killed += 1,
+            other => panic!("{other:?}: {}", process.printed),
+        }
+    }
+    println!(
+        "soak: {killed} processes killed in {starts} starts, {ended} runs came to their end before"
+    );
+    let last = format!("run {ended}");
+    folder.succeeds(&launched(2, &long(&last)));
+    assert!(folder.weights(&last) == folder.weights("reference"));
+    assert_eq!(results(&folder.path(&last)), results(&folder.path("reference")));
+}
