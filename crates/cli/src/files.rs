@@ -22,6 +22,11 @@ pub(crate) fn gpipe_home() -> PathBuf {
 
 /// A text file of at most so many bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {
+    // A named pipe would be waited for without an end.
+    let metadata = std::fs::metadata(path).map_err(io(path))?;
+    if !metadata.is_file() && !metadata.is_dir() {
+        return Err(CliError::Usage(format!("{}: it is no regular file", path.display())));
+    }
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(io(path))?;
     file.take(bytes_max + 1).read_to_string(&mut text).map_err(io(path))?;

@@ -12,7 +12,7 @@ use gpipe_checkpoint::{
 use crate::{
     CliError,
     args::TrainArguments,
-    metrics::io,
+    files::read_bounded,
     output::say,
     run_folder::{WEIGHTS, checkpoint_in, checkpoint_weights},
     task::Vocabulary,
@@ -88,14 +88,7 @@ pub(crate) fn fit(
     let names = match names {
         None => NameMap::identity(),
         Some(path) => {
-            let length = std::fs::metadata(path).map_err(io(path))?.len();
-            if length > NAMES_BYTES_MAX {
-                return Err(CliError::Usage(format!(
-                    "{}: it has {length} bytes, a file of names at most {NAMES_BYTES_MAX}",
-                    path.display()
-                )));
-            }
-            let text = std::fs::read_to_string(path).map_err(io(path))?;
+            let text = read_bounded(path, NAMES_BYTES_MAX)?;
             NameMap::parse(&text, &path.display().to_string())?
         }
     };

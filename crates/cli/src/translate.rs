@@ -296,9 +296,10 @@ fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliEr
 
 /// The lines of the standard input, read on a thread of their own and at most `ahead` of them in advance.
 fn lines(ahead: usize) -> Receiver<Result<Line, std::io::Error>> {
-    let (sender, receiver) = sync_channel(ahead);
-    thread::spawn(move || {
-        let mut input = std::io::stdin().lock();
+    let (sender, receiver) = sync_channel(ahead.max(1));
+    let reading = sender.clone();
+    let read = move || {
+        let (mut input, sender) = (std::io::stdin().lock(), reading);
         loop {
             let line = read_line(&mut input).transpose();
             let Some(line) = line else { return };
@@ -307,7 +308,11 @@ fn lines(ahead: usize) -> Receiver<Result<Line, std::io::Error>> {
                 return;
             }
         }
-    });
+    };
+    if let Err(error) = thread::Builder::new().spawn(read) {
+        // Nobody else sends: there is room.
+        let _ = sender.try_send(Err(error));
+    }
     receiver
 }
 

@@ -81,14 +81,16 @@ pub enum Error {
 
     /// A file would not fit in memory beside everything else.
     #[error(
-        "`{}` has {bytes} bytes and the limit for one file is {}; split it",
-        path.display(), crate::FILE_BYTES_MAX
+        "`{}` has {bytes} bytes and the limit for such a file is {most}; name another, or split it",
+        path.display()
     )]
     FileTooLarge {
         /// The file.
         path: PathBuf,
         /// Its size.
         bytes: u64,
+        /// The limit.
+        most: u64,
     },
 
     /// Nothing but empty files and binary files.

@@ -132,6 +132,14 @@ impl Config {
         if let Some(seed) = arguments.seed {
             self.seed = seed;
         }
+        if let Some(odd) = arguments.text.iter().find(|path| path.to_str().is_none()) {
+            let reason = "its name is no UTF-8, which a configuration cannot hold: rename it, or name its folder";
+            return Err(ConfigError::Value {
+                key: "--text",
+                value: odd.display().to_string(),
+                reason: reason.into(),
+            });
+        }
         if !arguments.text.is_empty() {
             match &mut self.data {
                 Data::Text(data) => data.text.clone_from(&arguments.text),
@@ -335,7 +343,13 @@ where
 
 fn read(path: &Path) -> Result<String, ConfigError> {
     let error = |source| ConfigError::Read { path: path.to_owned(), source };
-    let size = std::fs::metadata(path).map_err(error)?.len();
+    let file = std::fs::metadata(path).map_err(error)?;
+    if !file.is_file() && !file.is_dir() {
+        // A named pipe would be waited for without an end.
+        let reason = "it is no regular file".to_owned();
+        return Err(ConfigError::Parse { path: path.to_owned(), reason });
+    }
+    let size = file.len();
     if size > FILE_BYTES_MAX {
         let reason = format!("it has {size} bytes, a configuration at most {FILE_BYTES_MAX}");
         return Err(ConfigError::Parse { path: path.to_owned(), reason });

@@ -8,7 +8,7 @@ use gpipe_data::Tokenizer;
 use crate::{
     CliError,
     config::{Config, Model},
-    metrics::io,
+    files::read_bounded,
 };
 
 /// The file of a text model's tokenizer.
@@ -75,14 +75,7 @@ impl Vocabulary {
         if !path.ends_with(CLASSES) {
             return Ok(Self::Tokens(Box::new(Tokenizer::load(path)?)));
         }
-        let length = std::fs::metadata(path).map_err(io(path))?.len();
-        if length > CLASSES_BYTES_MAX {
-            return Err(CliError::Usage(format!(
-                "{}: it has {length} bytes, a file of classes at most {CLASSES_BYTES_MAX}",
-                path.display()
-            )));
-        }
-        Self::from_text(&std::fs::read_to_string(path).map_err(io(path))?, path)
+        Self::from_text(&read_bounded(path, CLASSES_BYTES_MAX)?, path)
     }
 
     /// What a checkpoint brings.

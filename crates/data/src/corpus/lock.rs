@@ -1,12 +1,15 @@
 //! Which crates a Cargo.lock names.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
 use toml::{Table, Value};
 
+use super::read;
 use crate::{Error, Result};
+
+/// Largest lock file: those of the largest workspaces have a megabyte.
+const LOCK_BYTES_MAX: u64 = 64 << 20;
 
 /// A crate at a version, as a lock file pins it. Ordered by name, then version.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +27,7 @@ impl Package {
 
 /// The packages of the lock file at `path` that come from a registry.
 pub(super) fn registry_packages(path: &Path) -> Result<BTreeSet<Package>> {
-    let text = fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let text = read::text_of_at_most(path, LOCK_BYTES_MAX)?;
     parse(&text).map_err(|reason| Error::LockFile { path: path.to_path_buf(), reason })
 }
 

@@ -53,17 +53,30 @@ pub(super) fn size_bytes(path: &Path) -> Result<u64> {
 
 /// The bytes of a file no larger than [`FILE_BYTES_MAX`].
 pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>> {
-    let too_large = |bytes| Error::FileTooLarge { path: path.to_path_buf(), bytes };
+    at_most(path, FILE_BYTES_MAX)
+}
+
+/// The text of a regular file of at most so many bytes.
+pub(crate) fn text_of_at_most(path: &Path, most: u64) -> Result<String> {
+    // A named pipe would be waited for without an end.
+    if !fs::metadata(path).map_err(Error::io("read", path))?.is_file() {
+        return Err(Error::NotAFile { path: path.to_path_buf() });
+    }
+    text(path, at_most(path, most)?)
+}
+
+fn at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let too_large = |bytes| Error::FileTooLarge { path: path.to_path_buf(), bytes, most };
     let size = size_bytes(path)?;
-    if size > FILE_BYTES_MAX {
+    if size > most {
         return Err(too_large(size));
     }
     let file = File::open(path).map_err(Error::io("read", path))?;
     let mut content = Vec::new();
     // The file may grow between the two calls: the limit holds for what is read, too.
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content).map_err(Error::io("read", path))?;
+    file.take(most + 1).read_to_end(&mut content).map_err(Error::io("read", path))?;
     match content.len() as u64 {
-        read if read > FILE_BYTES_MAX => Err(too_large(read)),
+        read if read > most => Err(too_large(read)),
         _ => Ok(content),
     }
 }

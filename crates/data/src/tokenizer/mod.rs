@@ -26,6 +26,7 @@ use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, NormalizerWrapper, TokenizerImpl};
 
+use crate::corpus::read;
 use crate::{Document, Error, Result};
 use merges::Learned;
 pub use words::TRAINING_BYTES_MAX;
@@ -36,6 +37,9 @@ pub const END_OF_DOCUMENT: &str = "<|end|>";
 
 /// The least vocabulary: 256 bytes and the end of a document. Each further special token is one more.
 pub const VOCABULARY_MIN: usize = 257;
+
+/// Largest file of a tokenizer: that of the greatest vocabulary has some hundred bytes for a token.
+const JSON_BYTES_MAX: u64 = 256 << 20;
 
 /// The greatest vocabulary: 2^20 tokens, several times what large models use.
 pub const VOCABULARY_MAX: usize = 1 << 20;
@@ -120,7 +124,7 @@ impl Tokenizer {
     /// # Errors
     /// The file is missing, damaged, or of a tokenizer that is not lossless or has other special tokens.
     pub fn load(path: &Path) -> Result<Tokenizer> {
-        let json = fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let json = read::text_of_at_most(path, JSON_BYTES_MAX)?;
         Self::from_json(&json, path)
     }
 

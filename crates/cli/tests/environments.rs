@@ -1,0 +1,187 @@
+//! The command where the machine is not as it should be: no home folder, no locale, no fonts, one core, little memory, paths that are
+//! no text, a clock that jumps. Family `fault_`. (Full and read-only disks, and outputs that nobody reads: `left_early.rs`.)
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::ffi::OsStrExt,
+    process::{Command, Output, Stdio},
+};
+
+use common::{Folder, process::output, results, skip, train};
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn fault_without_an_environment_everything_works() {
+    let folder = Folder::new();
+    folder.succeeds(&train("reference", &[]));
+    // No HOME, no PATH, no LANG.
+    let mut bare = folder.command(&train("bare", &[]));
+    let ran = output(bare.env_clear());
+    assert!(ran.status.success(), "{}", errors(&ran));
+    // A locale and a terminal that there are not.
+    let mut odd = folder.command(&train("odd", &[]));
+    for (name, value) in [
+        ("LC_ALL", "xx_XX.UTF-99"),
+        ("LANG", "no such"),
+        ("TERM", "none"),
+        ("HOME", "/no/such/folder"),
+        ("XDG_CACHE_HOME", "/no/such/folder"),
+        ("TMPDIR", "/no/such/folder"),
+        ("COLUMNS", "0"),
+    ] {
+        odd.env(name, value);
+    }
+    let ran = output(&mut odd);
+    assert!(ran.status.success(), "{}", errors(&ran));
+    for run in ["bare", "odd"] {
+        assert!(folder.weights(run) == folder.weights("reference"), "{run}");
+        assert_eq!(results(&folder.path(run)), results(&folder.path("reference")), "{run}");
+    }
+    // Languages of numbers and messages are never those of the locale.
+    let shown = |run: &str| folder.succeeds(&["inspect", run]).replace(run, "");
+    assert_eq!(shown("odd").lines().count(), shown("reference").lines().count());
+}
+
+#[test]
+fn fault_no_fonts_are_named_with_the_remedy() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("fonts")).unwrap();
+    fs::write(folder.path("fonts/broken.ttf"), [0, 1, 0, 0, 9, 9, 9]).unwrap();
+    let glyphs = "[model]\nkind = \"resnet\"\n[data]\nkind = \"glyphs\"\nfolders = [\"fonts\"]\n";
+    fs::write(folder.path("glyphs.toml"), glyphs).unwrap();
+    let output = folder.gpipe(&["train", "glyphs.toml", "--out", "run"]);
+    let text = errors(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("gpipe: ") && text.contains("font"), "{text}");
+    assert!(!text.contains("panicked") && !folder.path("run").exists(), "{text}");
+}
+
+#[test]
+fn transparency_on_one_core() {
+    let folder = Folder::new();
+    folder.succeeds(&train("reference", &["--stages", "2"]));
+    let gpipe = folder.command(&train("one", &["--stages", "2"]));
+    let mut command = Command::new("taskset");
+    command.args(["-c", "0"]).arg(gpipe.get_program()).args(gpipe.get_args());
+    command.current_dir(folder.path(""));
+    if Command::new("taskset").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return skip("transparency_on_one_core", "there is no taskset");
+    }
+    let ran = output(&mut command);
+    assert!(ran.status.success(), "{}", errors(&ran));
+    assert!(folder.weights("one") == folder.weights("reference"));
+}
+
+/// Whatever the system refuses, at start-up or later: an error or a run that is whole, never a hang or a wrong end.
+#[test]
+fn fault_a_system_without_memory() {
+    let folder = Folder::new();
+    folder.succeeds(&train("reference", &[]));
+    let mut outcomes = Vec::new();
+    for mib in [100, 400, 700, 800, 900, 1000, 1200, 1500, 2000, 4000] {
+        let name = format!("run {mib}");
+        let limited = format!("ulimit -v {}; exec \"$@\"", mib * 1024);
+        let gpipe = folder.command(&train(&name, &[]));
+        let mut command = Command::new("bash");
+        command.args(["-c", &limited, "bash"]).arg(gpipe.get_program()).args(gpipe.get_args());
+        command.current_dir(folder.path(""));
+        let ran = output(&mut command);
+        let text = errors(&ran);
+        if ran.status.success() {
+            assert!(folder.weights(&name) == folder.weights("reference"), "{mib} MiB");
+        } else {
+            assert!(!text.is_empty(), "{mib} MiB: it says nothing");
+            assert!(!text.contains("panicked"), "{mib} MiB: {text}");
+            // What cannot be saved at the end is an error of a run whose weights are there all the same.
+            let weights = folder.path(&name).join("weights.safetensors");
+            assert!(!weights.exists() || folder.weights(&name) == folder.weights("reference"));
+        }
+        outcomes.push((mib, ran.status, text.lines().last().map(str::to_owned)));
+    }
+    println!("{outcomes:#?}");
+    assert!(outcomes.last().unwrap().1.success(), "{outcomes:#?}");
+    assert!(!outcomes.first().unwrap().1.success(), "{outcomes:#?}");
+}
+
+#[test]
+fn fault_paths_that_are_no_text() {
+    let folder = Folder::new();
+    folder.succeeds(&train("reference", &[]));
+    let odd = OsStr::from_bytes(b"odd \xff\xfe name");
+    fs::copy(folder.path("text.txt"), folder.path("").join(odd)).unwrap();
+    // As the folder of a run.
+    let mut arguments: Vec<&OsStr> = train("", &[]).into_iter().map(OsStr::new).collect();
+    let place = arguments.iter().position(|argument| argument.is_empty()).unwrap();
+    let out = OsStr::from_bytes(b"run \xff");
+    arguments[place] = out;
+    let ran = output(folder.command(&[]).args(&arguments));
+    let text = errors(&ran);
+    assert!(!text.contains("panicked"), "{text}");
+    match ran.status.success() {
+        true => {
+            let weights = fs::read(folder.path("").join(out).join("weights.safetensors")).unwrap();
+            assert!(weights == folder.weights("reference"));
+        }
+        false => assert!(text.starts_with("gpipe: ") && text.contains("run "), "{text}"),
+    }
+    // As the text to train on: what a configuration cannot say must be refused by name.
+    arguments[place] = OsStr::new("other");
+    let file = arguments.iter().position(|argument| *argument == "text.txt").unwrap();
+    arguments[file] = odd;
+    let ran = output(folder.command(&[]).args(&arguments));
+    let text = errors(&ran);
+    assert!(!text.contains("panicked"), "{text}");
+    if !ran.status.success() {
+        assert!(text.contains("odd ") && text.contains("rename it"), "{text}");
+    }
+}
+
+/// A clock that jumps a day back and forth at every look.
+const CLOCK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    static int looks;
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += (__sync_fetch_and_add(&looks, 1) % 2 ? 86400 : -86400);
+    return failed;
+}
+"#;
+
+#[test]
+fn fault_a_clock_that_jumps() {
+    let folder = Folder::new();
+    fs::write(folder.path("clock.c"), CLOCK).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"]);
+    if !compiler.current_dir(folder.path("")).status().is_ok_and(|status| status.success()) {
+        return skip("fault_a_clock_that_jumps", "there is no C compiler");
+    }
+    let more = ["--every", "3", "--set", "pipeline.deadline_s=20"];
+    folder.succeeds(&train("reference", &more[2..]));
+    let jumping = |arguments: &[&str]| {
+        let mut command = folder.command(arguments);
+        let ran = output(command.env("LD_PRELOAD", folder.path("clock.so")));
+        assert!(ran.status.success(), "{}", errors(&ran));
+    };
+    jumping(&train("run", &more[2..]));
+    let run = train("launched", &more[2..]);
+    jumping(&[&["launch", "--processes", "2", "--"], &run[..]].concat());
+    for run in ["run", "launched"] {
+        assert!(folder.weights(run) == folder.weights("reference"), "{run}");
+        assert_eq!(results(&folder.path(run)), results(&folder.path("reference")), "{run}");
+    }
+    // A step of several processes is still a step: nothing in it lasts for a day.
+    let traced = folder.succeeds(&["trace", "launched"]);
+    assert!(!traced.contains("86"), "{traced}");
+}
