@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-processes bench-schedules bench-full parity fonts catalogues
+.PHONY: help setup build train test soak fuzz bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-processes bench-schedules bench-full parity fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -20,8 +20,11 @@ train: build ## Train a small transformer on real text with two stages
 test: setup ## All that CI runs
 	$(CARGO) xtask ci
 
-soak: setup ## The long proofs
+soak: setup ## The long proofs: kills, faults, endurance, interleavings, fuzzing (an hour at most)
 	$(CARGO) xtask soak
+
+fuzz: setup ## Fuzz every reader, guided by coverage (an hour of fuzzing: half of one on two cores)
+	$(CARGO) xtask fuzz
 
 bench: setup ## The gpt step beside PyTorch, plain and pipelined (fetches PyTorch once; 45 minutes on two cores)
 	python3 benchmarks/gpt_step.py $(ARGS)

@@ -1,5 +1,7 @@
-//! The project's own tasks: `cargo xtask ci | soak | tidy | golden --bless`.
+//! The project's own tasks: `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | tidy | golden --bless`.
 
+mod fuzz;
+mod soak;
 mod tidy;
 
 use std::{
@@ -48,14 +50,13 @@ const CI: &[Step] = &[
         arguments: &["test", "--workspace", "--locked"],
         environment: &[],
     },
+    Step {
+        name: "interleavings",
+        program: "cargo",
+        arguments: soak::INTERLEAVINGS,
+        environment: soak::INTERLEAVINGS_ENVIRONMENT,
+    },
 ];
-
-const SOAK: &[Step] = &[Step {
-    name: "soak",
-    program: "cargo",
-    arguments: &["test", "--workspace", "--locked", "--", "--nocapture"],
-    environment: &[("GPIPE_SOAK", "1")],
-}];
 
 const GOLDEN: &[Step] = &[Step {
     name: "golden files",
@@ -69,15 +70,44 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
         ["ci"] => tidy_step() && run(CI) && print_skipped(),
-        ["soak"] => run(SOAK),
+        ["soak"] => said("soak", soak::run(&root(), &cargo())) & fuzzed(SOAK_FUZZ_SECONDS, &[]),
+        ["fuzz", ref rest @ ..] => {
+            match rest.split_first().map(|(first, rest)| (first.parse(), rest)) {
+                None => fuzzed(FUZZ_SECONDS, &[]),
+                Some((Ok(seconds), targets)) => fuzzed(seconds, targets),
+                Some((Err(_), _)) => fuzzed(FUZZ_SECONDS, rest),
+            }
+        }
         ["tidy"] => tidy_step(),
         ["golden", "--bless"] => run(GOLDEN),
         _ => {
-            eprintln!("usage: cargo xtask ci | soak | tidy | golden --bless");
+            eprintln!(
+                "usage: cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | tidy | golden --bless"
+            );
             return ExitCode::from(2);
         }
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// For how long each reader is fuzzed: an hour for all of them together.
+const FUZZ_SECONDS: u64 = 190;
+/// And within a soak.
+const SOAK_FUZZ_SECONDS: u64 = 30;
+
+fn fuzzed(seconds: u64, targets: &[&str]) -> bool {
+    said("fuzz", fuzz::run(&root(), &cargo(), seconds, targets))
+}
+
+fn said(what: &str, outcome: Result<bool, String>) -> bool {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{what}: {error}");
+        false
+    })
+}
+
+fn cargo() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
 }
 
 fn root() -> PathBuf {
@@ -99,7 +129,7 @@ fn skip_log() -> PathBuf {
 }
 
 fn run(steps: &[Step]) -> bool {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let cargo = cargo();
     let _ = std::fs::remove_file(skip_log());
     for step in steps {
         println!("== {}: {} {}", step.name, step.program, step.arguments.join(" "));

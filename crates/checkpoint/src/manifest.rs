@@ -228,8 +228,9 @@ impl Manifest {
         Self::parse(fields)
     }
 
-    /// What follows once the checksum is right.
-    fn parse(fields: &[u8]) -> Result<Self, String> {
+    /// What follows once the checksum is right; public for fuzzing.
+    #[doc(hidden)]
+    pub fn parse(fields: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,

@@ -47,6 +47,8 @@
 mod batches;
 mod corpus;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod hash;
 pub mod images;
 mod loader;

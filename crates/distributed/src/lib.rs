@@ -13,6 +13,8 @@
 
 pub mod cluster;
 mod facts;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gathers;
 mod interrupt;
 mod link;

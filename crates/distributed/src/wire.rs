@@ -361,5 +361,42 @@ fn read_verdict(bytes: &[u8]) -> Option<Verdict> {
     Some(Verdict { apply: apply == 1, norm: number(norm)?, scale: number(scale)? })
 }
 
+/// As [`crate::fuzzing::header`].
+pub(crate) fn fuzzed(bytes: &[u8]) -> Result<()> {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(HEADER_BYTES, 0);
+    let header = Header::decode(&bytes)?;
+    let small = |layout: &&Layout| {
+        let elements = layout.sizes.iter().try_fold(1_i64, |all, &size| all.checked_mul(size));
+        elements.is_some_and(|all| all < 1 << 16)
+            && layout.extent().is_some_and(|all| all < 1 << 16)
+    };
+    for layout in header.tensors.iter().flatten().filter(small) {
+        let received = layout.receiver()?;
+        drop(layout.tensor(received)?);
+    }
+    let bytes = bytes_tensor(&bytes)?;
+    header.message(vec![Some(bytes)]).map(drop)
+}
+
+/// As [`crate::fuzzing::headers`].
+pub(crate) fn samples() -> Result<Vec<Vec<u8>>> {
+    let zeros =
+        |sizes: &[i64], kind| Tensor::f_zeros(sizes, (kind, tch::Device::Cpu)).map_err(torch);
+    let strided = zeros(&[2, 3, 4], Kind::Float)?.f_transpose(0, 2).map_err(torch)?;
+    let tensors = vec![Some(zeros(&[3], Kind::BFloat16)?), None, Some(strided)];
+    let messages = [
+        Message::Value(Value::new(tensors)),
+        Message::Vote(Vote { squares: vec![(LayerId(1), 2.5)] }),
+        Message::Verdict(Verdict { apply: true, norm: 1.5, scale: 0.5 }),
+    ];
+    let mut headers = Vec::new();
+    for message in messages {
+        let parts = encode(Parcel { micro_batch: Some(MicroBatch(1)), message })?;
+        headers.extend(parts.into_iter().map(|part| part.header));
+    }
+    Ok(headers)
+}
+
 #[cfg(test)]
 mod tests;

@@ -36,6 +36,8 @@ pub mod decode;
 mod device;
 mod error;
 pub mod estimate;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod layer;
 pub mod layers;
 mod loss;

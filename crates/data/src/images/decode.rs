@@ -33,10 +33,13 @@ const DECODER_BYTES_MAX: u64 = 1 << 30;
 /// neither JPEG nor PNG; is damaged or ends too early.
 pub fn decode(path: &Path) -> Result<Image> {
     let bytes = read(path)?;
-    // Decoders are others' code on anybody's bytes: a bug in one is this file's error, not the end of a run.
-    catch_unwind(|| pixels(&bytes))
-        .unwrap_or_else(|_| Err("the decoder panicked".to_owned()))
-        .map_err(|reason| Error::Image { path: path.to_path_buf(), reason })
+    guarded(&bytes).map_err(|reason| Error::Image { path: path.to_path_buf(), reason })
+}
+
+/// The pixels of a file's bytes. Decoders are others' code on anybody's bytes: a bug in one is this file's error, not the end of
+/// a run.
+pub(crate) fn guarded(bytes: &[u8]) -> Result<Image, String> {
+    catch_unwind(|| pixels(bytes)).unwrap_or_else(|_| Err("the decoder panicked".to_owned()))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

@@ -37,7 +37,7 @@
 
 mod batches;
 mod cifar;
-mod decode;
+pub(crate) mod decode;
 mod folder;
 mod resample;
 mod transform;

@@ -37,6 +37,7 @@ mod clean;
 mod corpus;
 mod encode;
 mod error;
+pub(crate) mod fuzzing;
 mod gather;
 mod lines;
 mod mixture;

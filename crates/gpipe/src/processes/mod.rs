@@ -35,6 +35,11 @@ use crate::{
     value::Value,
 };
 
+/// As [`crate::fuzzing::share`].
+pub(crate) fn fuzzed(bytes: &[u8], program: &Program) -> std::result::Result<(), String> {
+    unpack(bytes, Some(program)).map(drop)
+}
+
 /// The other processes of a pipeline, as one of them sees them. Ranks count from 0.
 pub trait Transport: Send + Sync + 'static {
     /// The number of this process.

@@ -208,6 +208,12 @@ fn fonts(content: &[u8]) -> Vec<(u32, Result<FontRef<'_>, String>)> {
     }
 }
 
+/// As [`crate::fuzzing::font`].
+pub(crate) fn fuzzed(content: &[u8]) -> Vec<String> {
+    let face = |font: FontRef<'_>| face(&font, Path::new("fuzzed"), &['A', 'b', '3']).map(drop);
+    fonts(content).into_iter().filter_map(|(_, font)| font.and_then(face).err()).collect()
+}
+
 /// A font with outlines of all characters, or why it is left out.
 fn face(font: &FontRef<'_>, path: &Path, characters: &[char]) -> Result<Face, String> {
     let string = |id: StringId| {

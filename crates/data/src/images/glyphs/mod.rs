@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use gpipe_core::splitmix;
 
+pub(crate) use self::fonts::fuzzed;
 use self::fonts::{Face, Fonts};
 use self::render::Style;
 use super::{Image, ImageSet};

@@ -1,0 +1,15 @@
+//! The fuzzer of one target, which `GPIPE_FUZZ_TARGET` names. Built with coverage and run by `cargo xtask fuzz`.
+#![no_main]
+#![allow(unsafe_code)] // in the macro
+
+use std::sync::LazyLock;
+
+use gpipe_fuzz::Target;
+use libfuzzer_sys::fuzz_target;
+
+static TARGET: LazyLock<&Target> = LazyLock::new(|| {
+    let name = std::env::var("GPIPE_FUZZ_TARGET").unwrap_or_default();
+    Target::named(&name).unwrap_or_else(|| panic!("GPIPE_FUZZ_TARGET='{name}' is no target"))
+});
+
+fuzz_target!(|bytes: &[u8]| (TARGET.run)(bytes));

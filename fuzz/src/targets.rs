@@ -1,0 +1,215 @@
+//! The readers, one after the other.
+
+use std::{borrow::Cow, fs, path::Path};
+
+use gpipe::profile::Profile;
+use gpipe_checkpoint::{manifest::Manifest, names::NameMap, tensor_file::TensorFile};
+use gpipe_core::{
+    Action,
+    schedule::{Listed, listed::print},
+};
+use gpipe_data::{Tokenizer, parallel::Catalogue};
+use gpipe_observe::step_file::StepFile;
+
+/// What errors call the input.
+const ORIGIN: &str = "fuzzed";
+
+fn text(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(bytes)
+}
+
+/// An error must say something, and not everything: it is shown to a user.
+fn said(error: impl std::fmt::Display) {
+    let error = error.to_string();
+    assert!(!error.is_empty() && error.len() < 1 << 20, "an error of {} bytes", error.len());
+}
+
+/// A file for readers that want one. Each process has its own.
+fn with_file(bytes: &[u8], read: impl FnOnce(&Path)) {
+    let path = std::env::temp_dir().join(format!("gpipe-fuzz-{}", std::process::id()));
+    fs::write(&path, bytes).expect("the folder for temporary files takes a file");
+    read(&path);
+    fs::remove_file(&path).expect("the file is there");
+}
+
+/// What is written of a configuration that was read must read as the same.
+pub(crate) fn config(bytes: &[u8]) {
+    configured(&text(bytes), &[]);
+}
+
+/// The first line is a configuration's kind of model, the others are overrides.
+pub(crate) fn override_(bytes: &[u8]) {
+    let overrides: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
+    configured("", &overrides);
+}
+
+fn configured(text: &str, overrides: &[String]) {
+    match gpipe_cli::fuzzing::config(text, overrides) {
+        Ok([written, again]) => assert_eq!(written, again),
+        Err(error) => said(error),
+    }
+}
+
+/// A line that is an action prints as it was; a file that is a schedule does, too.
+pub(crate) fn schedule(bytes: &[u8]) {
+    let text = text(bytes);
+    for word in text.split_whitespace().take(64) {
+        match word.parse::<Action>() {
+            Ok(action) => assert_eq!(action.to_string(), word),
+            Err(error) => said(error),
+        }
+    }
+    match Listed::parse(ORIGIN, &text) {
+        Ok(listed) => {
+            let again = Listed::parse(ORIGIN, &print(listed.lists())).expect("it was accepted");
+            assert_eq!(again.lists(), listed.lists());
+        }
+        Err(error) => said(error),
+    }
+}
+
+/// A plan that is accepted can be predicted.
+pub(crate) fn plan(bytes: &[u8]) {
+    if let Err(error) = gpipe_cli::fuzzing::plan(&text(bytes)) {
+        said(error);
+    }
+}
+
+pub(crate) fn profile(bytes: &[u8]) {
+    match Profile::from_json(&text(bytes), ORIGIN) {
+        Ok(profile) => {
+            let written = profile.to_json().expect("it was read");
+            let again = Profile::from_json(&written, ORIGIN).expect("it was written");
+            assert_eq!(again.to_json().expect("it was read"), written);
+        }
+        Err(error) => said(error),
+    }
+}
+
+pub(crate) fn step(bytes: &[u8]) {
+    if let Err(error) = StepFile::parse(&text(bytes)) {
+        said(error);
+    }
+}
+
+pub(crate) fn metrics(bytes: &[u8]) {
+    with_file(bytes, |path| {
+        if let Err(error) = gpipe_observe::metrics::read(path) {
+            said(error);
+        }
+    });
+}
+
+/// With its checksum, and without: what no accident makes, someone may.
+pub(crate) fn manifest(bytes: &[u8]) {
+    if let Err(error) = Manifest::decode(bytes) {
+        said(error);
+    }
+    match Manifest::parse(bytes) {
+        Ok(manifest) => {
+            for file in manifest.all_files() {
+                let path = Path::new(&file.path);
+                let inside =
+                    path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+                assert!(inside, "{path:?} leads out of the folder");
+            }
+            if let Ok(written) = manifest.encode() {
+                Manifest::decode(&written).expect("it was written");
+            }
+        }
+        Err(error) => said(error),
+    }
+}
+
+/// What opens covers the file, and each tensor reads or is refused.
+pub(crate) fn safetensors(bytes: &[u8]) {
+    let mut file = match TensorFile::from_bytes(bytes.to_vec(), Path::new(ORIGIN)) {
+        Ok(file) => file,
+        Err(error) => return said(error),
+    };
+    let entries = file.entries().to_vec();
+    let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
+    assert!(total <= bytes.len() as u64);
+    for entry in entries {
+        match file.read(&entry.name) {
+            Ok(tensor) => {
+                assert_eq!((Some(tensor.kind()), tensor.size()), (entry.kind, entry.shape))
+            }
+            Err(error) => said(error),
+        }
+    }
+}
+
+pub(crate) fn names(bytes: &[u8]) {
+    if let Err(error) = NameMap::parse(&text(bytes), ORIGIN) {
+        said(error);
+    }
+}
+
+/// A tokenizer that is accepted is lossless.
+pub(crate) fn tokenizer(bytes: &[u8]) {
+    match Tokenizer::from_json(&text(bytes), Path::new(ORIGIN)) {
+        Ok(tokenizer) => {
+            let sample = "Pipelines of 4 stages: π <|end|>\r\n";
+            let tokens = tokenizer.encode(sample).expect("any text can be encoded");
+            assert_eq!(tokenizer.decode(&tokens).expect("they are its tokens"), sample);
+        }
+        Err(error) => said(error),
+    }
+}
+
+pub(crate) fn mo(bytes: &[u8]) {
+    catalogue(Catalogue::from_mo(bytes));
+}
+
+pub(crate) fn po(bytes: &[u8]) {
+    catalogue(Catalogue::from_po(bytes));
+}
+
+fn catalogue(read: Result<Catalogue, gpipe_data::parallel::CatalogueError>) {
+    match read {
+        Ok(catalogue) => {
+            gpipe_data::fuzzing::catalogue(&catalogue);
+        }
+        Err(error) => said(error),
+    }
+}
+
+/// Lines of pairs, plain or gzip, cleaned and not.
+pub(crate) fn pairs(bytes: &[u8]) {
+    with_file(bytes, |path| {
+        if let Err(error) = gpipe_data::fuzzing::pairs(path) {
+            said(error);
+        }
+    });
+}
+
+pub(crate) fn image(bytes: &[u8]) {
+    match gpipe_data::fuzzing::image(bytes) {
+        Ok(image) => assert_eq!(image.pixels.len(), 3 * image.height * image.width),
+        Err(error) => said(error),
+    }
+}
+
+pub(crate) fn font(bytes: &[u8]) {
+    gpipe_data::fuzzing::font(bytes).into_iter().for_each(said);
+}
+
+/// The header of a message between processes.
+pub(crate) fn header(bytes: &[u8]) {
+    if let Err(error) = gpipe_distributed::fuzzing::header(bytes) {
+        said(error);
+    }
+}
+
+/// What processes tell of themselves when they meet.
+pub(crate) fn facts(bytes: &[u8]) {
+    gpipe_distributed::fuzzing::facts(bytes);
+}
+
+/// What a process tells the others of its part of a step.
+pub(crate) fn share(bytes: &[u8]) {
+    if let Err(error) = gpipe::fuzzing::share(bytes) {
+        said(error);
+    }
+}

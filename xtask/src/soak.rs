@@ -1,0 +1,158 @@
+//! `cargo xtask soak`: the long proofs, an hour at most. Each step has its own bound; one that is beyond it is ended, which is a
+//! failure. Lines that tests print as `soak: ...` are counts of what was done: they and the outcomes are in `target/soak/report.md`.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+/// Longest time of all proofs together; what is left of an hour is for fuzzing.
+const MOST: Duration = Duration::from_secs(3200);
+
+/// A long proof.
+struct Proof {
+    name: &'static str,
+    /// Of `cargo`.
+    arguments: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+    limit_s: u64,
+}
+
+const PROOFS: &[Proof] = &[
+    Proof {
+        name: "runs killed at random moments and before file operations",
+        arguments: &["test", "--locked", "-p", "gpipe-cli", "--test", "kill", "--", "--nocapture"],
+        environment: &[("GPIPE_SOAK", "1")],
+        limit_s: 900,
+    },
+    Proof {
+        name: "processes killed and stopped at every kind of action, and at random moments",
+        arguments: &[
+            "test",
+            "--locked",
+            "-p",
+            "gpipe-cli",
+            "--test",
+            "torture",
+            "--",
+            "--nocapture",
+        ],
+        environment: &[("GPIPE_SOAK", "1")],
+        limit_s: 1800,
+    },
+    Proof {
+        name: "an error, a panic, too little memory and a stall at every kind of action of real stages",
+        arguments: &["test", "--locked", "-p", "gpipe", "--test", "torture", "--", "--nocapture"],
+        environment: &[("GPIPE_SOAK", "1")],
+        limit_s: 600,
+    },
+    Proof {
+        name: "20,000 steps and 500 pipelines in one process",
+        arguments: &["test", "--locked", "-p", "gpipe", "--test", "endurance", "--", "--nocapture"],
+        environment: &[("GPIPE_SOAK", "1")],
+        limit_s: 600,
+    },
+    Proof {
+        name: "random schedules and faults of the runtime on mock stages",
+        arguments: &["test", "--locked", "-p", "gpipe-runtime", "--", "--nocapture"],
+        environment: &[("GPIPE_SOAK", "1")],
+        limit_s: 600,
+    },
+    Proof {
+        name: "every interleaving at links and failures",
+        arguments: INTERLEAVINGS,
+        environment: INTERLEAVINGS_ENVIRONMENT,
+        limit_s: 600,
+    },
+];
+
+/// The interleavings by loom, which CI tries, too.
+pub const INTERLEAVINGS: &[&str] = &[
+    "test",
+    "--locked",
+    "--release",
+    "-p",
+    "gpipe-runtime",
+    "--test",
+    "interleavings",
+    "--target-dir",
+    "target/loom",
+    "--",
+    "--nocapture",
+];
+/// What turns loom on.
+pub const INTERLEAVINGS_ENVIRONMENT: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg loom")];
+
+/// Runs all of them, whatever comes of the others; whether all passed.
+pub fn run(root: &Path, cargo: &str) -> Result<bool, String> {
+    let begun = Instant::now();
+    let mut report =
+        "| proof | outcome | seconds | what was done |\n|---|---|---|---|\n".to_owned();
+    let mut passed = true;
+    for proof in PROOFS {
+        println!("== soak: {}", proof.name);
+        let start = Instant::now();
+        let left = MOST.saturating_sub(begun.elapsed());
+        let (outcome, counts) =
+            one(root, cargo, proof, left.min(Duration::from_secs(proof.limit_s)));
+        let (seconds, counts) = (start.elapsed().as_secs(), counts.join("; "));
+        println!("== soak: {}: {outcome}, {seconds} s", proof.name);
+        passed &= outcome == "passed";
+        let _ = writeln!(report, "| {} | {outcome} | {seconds} | {counts} |", proof.name);
+    }
+    let folder = root.join("target").join("soak");
+    let path = folder.join("report.md");
+    fs::create_dir_all(&folder)
+        .and_then(|()| fs::write(&path, &report))
+        .map_err(|error| format!("{}: {error}", path.display()))?;
+    println!("{report}in {}", path.display());
+    Ok(passed)
+}
+
+/// The outcome in words, and the counts.
+fn one(root: &Path, cargo: &str, proof: &Proof, limit: Duration) -> (String, Vec<String>) {
+    let mut command = Command::new(cargo);
+    command.args(proof.arguments).envs(proof.environment.iter().copied()).current_dir(root);
+    let mut child = match command.stdout(Stdio::piped()).spawn() {
+        Ok(child) => child,
+        Err(error) => return (format!("cannot run {cargo}: {error}"), Vec::new()),
+    };
+    let end = Instant::now() + limit;
+    let (sender, lines) = mpsc::channel();
+    if let Some(stdout) = child.stdout.take() {
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                println!("{line}");
+                if let Some((_, count)) = line.split_once("soak: ") {
+                    let _ = sender.send(count.to_owned());
+                }
+            }
+        });
+    }
+    let mut counts = Vec::new();
+    loop {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(count) => counts.push(count),
+            // It has closed its output: it has ended, or is about to.
+            Err(mpsc::RecvTimeoutError::Disconnected) => break (ended(&mut child), counts),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                break (format!("ended after {} s", limit.as_secs()), counts);
+            }
+        }
+    }
+}
+
+fn ended(child: &mut Child) -> String {
+    match child.wait() {
+        Ok(status) if status.success() => "passed".into(),
+        Ok(status) => format!("failed ({status})"),
+        Err(error) => format!("cannot be waited for: {error}"),
+    }
+}
