@@ -1,6 +1,7 @@
-//! The project's own tasks: `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | tidy | golden --bless`.
+//! The project's own tasks: `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | licences | tidy | golden --bless`.
 
 mod fuzz;
+mod licences;
 mod soak;
 mod tidy;
 
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        ["ci"] => tidy_step() && run(CI) && print_skipped(),
+        ["ci"] => tidy_step() && licences_step() && run(CI) && print_skipped(),
         ["soak"] => said("soak", soak::run(&root(), &cargo())) & fuzzed(SOAK_FUZZ_SECONDS, &[]),
         ["fuzz", ref rest @ ..] => {
             match rest.split_first().map(|(first, rest)| (first.parse(), rest)) {
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
                 Some((Err(_), _)) => fuzzed(FUZZ_SECONDS, rest),
             }
         }
+        ["licences"] => licences_step(),
         ["tidy"] => tidy_step(),
         ["golden", "--bless"] => run(GOLDEN),
         _ => {
@@ -121,6 +123,14 @@ fn tidy_step() -> bool {
     }
     println!("== tidy: {} problems", problems.len());
     problems.is_empty()
+}
+
+fn licences_step() -> bool {
+    let checked = licences::check(&root(), &cargo()).map(|problems| {
+        problems.iter().for_each(|problem| eprintln!("licences: {problem}"));
+        problems.is_empty()
+    });
+    said("licences", checked)
 }
 
 /// Tests say here, one line each, that they could not run and why.

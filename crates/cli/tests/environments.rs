@@ -143,6 +143,29 @@ fn fault_paths_that_are_no_text() {
     }
 }
 
+/// Whoever opens a named pipe waits for its other end: the command did, for a tokenizer and a configuration, without a word.
+#[test]
+fn regression_named_pipes_are_not_waited_for() {
+    let folder = Folder::new();
+    folder.succeeds(&train("run", &[]));
+    let pipe = |name: &str| {
+        let _ = fs::remove_file(folder.path(name));
+        assert!(Command::new("mkfifo").arg(folder.path(name)).status().unwrap().success());
+    };
+    for name in ["pipe", "pipe.toml", "run/tokenizer.json"] {
+        pipe(name);
+    }
+    folder.refuses(&["train", "pipe.toml"], &["pipe.toml", "no regular file"]);
+    folder.refuses(&train("new", &["--schedule", "file:pipe"]), &["pipe", "no regular file"]);
+    folder.refuses(&["eval", "run"], &["run/tokenizer.json", "neither a regular file"]);
+    folder.refuses(&["train", "tiny.toml", "--text", "pipe"], &["pipe", "neither a regular file"]);
+    for name in ["run/metrics.jsonl", "run/step.json"] {
+        pipe(name);
+    }
+    folder.refuses(&["plot", "run"], &["metrics.jsonl", "no regular file"]);
+    folder.refuses(&["trace", "run"], &["step.json", "no regular file"]);
+}
+
 /// A clock that jumps a day back and forth at every look.
 const CLOCK: &str = r#"
 #define _GNU_SOURCE

@@ -10,6 +10,7 @@ mod common;
 use std::{
     collections::BTreeMap,
     fs,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -145,6 +146,56 @@ fn regression_processes_end_with_their_launcher() {
     let more = ["--steps", "12", "--set", "pipeline.deadline_s=3"];
     let _ = folder.gpipe(&[&["train", "--resume", "run"], &more[..]].concat());
     assert!(!folder.path("run/checkpoints/latest").read_link().unwrap().as_os_str().is_empty());
+}
+
+/// Resident KiB, threads and open files of a process, and how many files its run's folder has.
+fn held(process: u32, folder: &Path) -> (i64, [usize; 3]) {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let count = |name: &str| fs::read_dir(format!("/proc/{process}/{name}")).unwrap().count();
+    let mut files = 0;
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        // A checkpoint that is pruned meanwhile is gone.
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                _ => files += 1,
+            }
+        }
+    }
+    let resident = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    (resident, [count("task"), count("fd"), files])
+}
+
+/// 20,000 steps with a checkpoint after every fiftieth of them, and metrics of each.
+#[test]
+fn property_a_long_run_holds_no_more_at_its_end() {
+    let folder = Folder::new();
+    let steps = if soak() { 20_000 } else { 1_000 };
+    let all = steps.to_string();
+    let own = TRAIN.iter().map(|own| match *own {
+        "12" => &all,
+        "4" => "50",
+        own => own,
+    });
+    let command: Vec<&str> = own.chain(["--out", "run"]).collect();
+    let mut run = Process::start(&mut folder.command(&command));
+    let mut at = |step: u64| {
+        run.until(&format!("step {step}: saved"));
+        held(run.number(), &folder.path("run"))
+    };
+    let tenth = steps / 10;
+    let marks: Vec<_> = (1..10).map(|mark| at(tenth * mark)).collect();
+    let ((before, counts), (after, _)) = (marks[1], marks[8]);
+    println!("soak: {} steps of the command: {marks:?}", steps);
+    assert!(after - before < 4096, "KiB, and threads, open files and files: {marks:?}");
+    // At such a moment the writer of checkpoints may be there or not, with a file and some files that are not yet in place.
+    let most = |index: usize| marks.iter().map(|(_, counts)| counts[index]).max().unwrap();
+    for (index, room) in [(0, 3), (1, 4), (2, 12)] {
+        assert!(most(index) <= counts[index] + room, "{marks:?}");
+    }
+    assert_eq!(run.end(), Ok(0), "{}", run.printed);
 }
 
 /// The number of the processes that a launcher has started, by rank.

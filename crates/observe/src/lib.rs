@@ -19,6 +19,7 @@
 
 mod append;
 pub mod metrics;
+mod open;
 pub mod picture;
 pub mod plot;
 pub mod step_file;

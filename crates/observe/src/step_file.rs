@@ -24,6 +24,8 @@ use gpipe_core::{
 };
 use serde::{Deserialize, Deserializer, Serialize, de};
 
+use crate::open::open;
+
 /// The file's name in a run's folder.
 pub const NAME: &str = "step.json";
 /// The form of the file that this version writes and reads.
@@ -143,7 +145,7 @@ impl StepFile {
     /// device and action.
     pub fn read(path: &Path) -> Result<Self, StepFileError> {
         let mut text = String::new();
-        let file = File::open(path).map_err(failed("read", path))?;
+        let file = open(path).map_err(failed("read", path))?;
         file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed("read", path))?;
         Self::parse(&text)
             .map_err(|reason| StepFileError::Damaged { path: path.to_owned(), reason })
