@@ -2,10 +2,15 @@
 #![no_main]
 #![allow(unsafe_code)] // in the macro
 
-use std::sync::LazyLock;
+use std::{alloc::System, sync::LazyLock};
 
+use cap::Cap;
 use gpipe_fuzz::Target;
 use libfuzzer_sys::fuzz_target;
+
+/// What asks for more is a finding, whether it touches it or not: an image of the largest size that is read takes a third.
+#[global_allocator]
+static ALLOCATOR: Cap<System> = Cap::new(System, 2 << 30);
 
 static TARGET: LazyLock<&Target> = LazyLock::new(|| {
     let name = std::env::var("GPIPE_FUZZ_TARGET").unwrap_or_default();

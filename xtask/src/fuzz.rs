@@ -39,7 +39,7 @@ pub fn run(root: &Path, cargo: &str, seconds: u64, targets: &[&str]) -> Result<b
     let folder = root.join("target").join("fuzz");
     let program = build(root, cargo, &folder)?;
     let mut waiting: Vec<String> = match targets {
-        [] => listed(&root.join("fuzz").join("corpus"))?,
+        [] => self::targets(root)?,
         named => named.iter().map(|&name| name.to_owned()).collect(),
     };
     waiting.reverse();
@@ -77,6 +77,11 @@ pub fn run(root: &Path, cargo: &str, seconds: u64, targets: &[&str]) -> Result<b
     println!("{report}in {}", path.display());
     // A target that did not run at all has found nothing, either.
     Ok(outcomes.iter().all(|own| own.findings.is_empty() && own.executions > 0))
+}
+
+/// The names of all targets.
+pub fn targets(root: &Path) -> Result<Vec<String>, String> {
+    listed(&root.join("fuzz").join("corpus"))
 }
 
 fn build(root: &Path, cargo: &str, folder: &Path) -> Result<PathBuf, String> {
@@ -118,6 +123,7 @@ fn listed(folder: &Path) -> Result<Vec<String>, String> {
 fn fuzz(root: &Path, folder: &Path, program: &Path, target: &str, seconds: u64) -> Outcome {
     let own = folder.join("corpus").join(target);
     let prefix = folder.join("findings").join(format!("{target}-"));
+    let earlier = listed(&folder.join("findings")).unwrap_or_default();
     let ran = fs::create_dir_all(&own).and_then(|()| {
         let mut command = Command::new(program);
         command.env("GPIPE_FUZZ_TARGET", target).env("LD_LIBRARY_PATH", libtorch(root));
@@ -133,6 +139,7 @@ fn fuzz(root: &Path, folder: &Path, program: &Path, target: &str, seconds: u64) 
     let mut findings = listed(&folder.join("findings")).unwrap_or_default();
     // A unit is only called slow where the machine was busy with other things: one that is too slow is a timeout.
     let found = |rest: &str| rest.starts_with('-') && !rest.starts_with("-slow-unit");
+    findings.retain(|name| !earlier.contains(name));
     findings.retain(|name| name.strip_prefix(target).is_some_and(found));
     let (mut executions, mut covered) = (0, 0);
     match ran {

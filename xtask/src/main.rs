@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
         ["ci"] => tidy_step() && licences_step() && run(CI) && print_skipped(),
-        ["soak"] => said("soak", soak::run(&root(), &cargo())) & fuzzed(SOAK_FUZZ_SECONDS, &[]),
+        ["soak"] => soaked(),
         ["fuzz", ref rest @ ..] => {
             match rest.split_first().map(|(first, rest)| (first.parse(), rest)) {
                 None => fuzzed(FUZZ_SECONDS, &[]),
@@ -94,8 +94,23 @@ fn main() -> ExitCode {
 
 /// For how long each reader is fuzzed: an hour for all of them together.
 const FUZZ_SECONDS: u64 = 190;
-/// And within a soak.
-const SOAK_FUZZ_SECONDS: u64 = 30;
+
+/// The longest a soak takes, in seconds, and what of it the fuzzer is built in.
+const SOAK_SECONDS: u64 = 3600;
+const FUZZ_BUILD_SECONDS: u64 = 600;
+/// Within a soak a reader is fuzzed for no longer.
+const SOAK_FUZZ_SECONDS: u64 = 60;
+
+/// All proofs, and fuzzing in the time that is left.
+fn soaked() -> bool {
+    let begun = Instant::now();
+    let proven = said("soak", soak::run(&root(), &cargo()));
+    let left = SOAK_SECONDS.saturating_sub(begun.elapsed().as_secs() + FUZZ_BUILD_SECONDS);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let targets = fuzz::targets(&root()).map_or(1, |targets| targets.len().max(1)) as u64;
+    let seconds = (left * cores / targets).clamp(1, SOAK_FUZZ_SECONDS);
+    fuzzed(seconds, &[]) && proven
+}
 
 fn fuzzed(seconds: u64, targets: &[&str]) -> bool {
     said("fuzz", fuzz::run(&root(), &cargo(), seconds, targets))

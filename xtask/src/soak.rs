@@ -5,6 +5,7 @@ use std::{
     fmt::Write as _,
     fs,
     io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -12,7 +13,7 @@ use std::{
 };
 
 /// Longest time of all proofs together; what is left of an hour is for fuzzing.
-const MOST: Duration = Duration::from_secs(3200);
+const MOST: Duration = Duration::from_secs(2700);
 
 /// A long proof.
 struct Proof {
@@ -28,7 +29,7 @@ const PROOFS: &[Proof] = &[
         name: "runs killed at random moments and before file operations",
         arguments: &["test", "--locked", "-p", "gpipe-cli", "--test", "kill", "--", "--nocapture"],
         environment: &[("GPIPE_SOAK", "1")],
-        limit_s: 900,
+        limit_s: 450,
     },
     Proof {
         name: "processes killed and stopped at every kind of action, and at random moments",
@@ -43,31 +44,31 @@ const PROOFS: &[Proof] = &[
             "--nocapture",
         ],
         environment: &[("GPIPE_SOAK", "1")],
-        limit_s: 1800,
+        limit_s: 1500,
     },
     Proof {
         name: "an error, a panic, too little memory and a stall at every kind of action of real stages",
         arguments: &["test", "--locked", "-p", "gpipe", "--test", "torture", "--", "--nocapture"],
         environment: &[("GPIPE_SOAK", "1")],
-        limit_s: 600,
+        limit_s: 300,
     },
     Proof {
         name: "20,000 steps and 500 pipelines in one process",
         arguments: &["test", "--locked", "-p", "gpipe", "--test", "endurance", "--", "--nocapture"],
         environment: &[("GPIPE_SOAK", "1")],
-        limit_s: 600,
+        limit_s: 200,
     },
     Proof {
         name: "random schedules and faults of the runtime on mock stages",
         arguments: &["test", "--locked", "-p", "gpipe-runtime", "--", "--nocapture"],
         environment: &[("GPIPE_SOAK", "1")],
-        limit_s: 600,
+        limit_s: 400,
     },
     Proof {
         name: "every interleaving at links and failures",
         arguments: INTERLEAVINGS,
         environment: INTERLEAVINGS_ENVIRONMENT,
-        limit_s: 600,
+        limit_s: 300,
     },
 ];
 
@@ -118,7 +119,7 @@ pub fn run(root: &Path, cargo: &str) -> Result<bool, String> {
 fn one(root: &Path, cargo: &str, proof: &Proof, limit: Duration) -> (String, Vec<String>) {
     let mut command = Command::new(cargo);
     command.args(proof.arguments).envs(proof.environment.iter().copied()).current_dir(root);
-    let mut child = match command.stdout(Stdio::piped()).spawn() {
+    let mut child = match command.stdout(Stdio::piped()).process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => return (format!("cannot run {cargo}: {error}"), Vec::new()),
     };
@@ -141,7 +142,9 @@ fn one(root: &Path, cargo: &str, proof: &Proof, limit: Duration) -> (String, Vec
             // It has closed its output: it has ended, or is about to.
             Err(mpsc::RecvTimeoutError::Disconnected) => break (ended(&mut child), counts),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                let _ = child.kill();
+                // With all that it has started; processes of a launcher end with that.
+                let group = format!("-{}", child.id());
+                let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
                 let _ = child.wait();
                 break (format!("ended after {} s", limit.as_secs()), counts);
             }

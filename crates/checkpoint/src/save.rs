@@ -13,6 +13,7 @@
 
 use std::{
     collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
@@ -402,11 +403,12 @@ fn write_layers(
         // This thread writes, too: everything, where the system gives no other.
         let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
         let threads: Vec<_> = (0..others).map_while(start).collect();
-        let own = work();
         let panicked = |_| {
             let (what, reason) = ("a stage's checkpoint writer".into(), "it panicked".into());
             Err(CheckpointError::Content { what, reason })
         };
+        // A panic must not pass by what the other processes wait for.
+        let own = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked);
         let theirs = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
         theirs.chain([own]).collect()
     });

@@ -244,6 +244,10 @@ fn regression_outputs_that_nobody_reads_end_no_run() {
     let told = "gpipe: not everything was printed: the standard output: No space left";
     assert!(code == Some(1) && errors.starts_with(told), "{errors}");
     assert!(folder.weights("full") == folder.weights("reference"));
+    // No outputs at all.
+    let (code, ..) = through(r#"exec "$@" <&- >&- 2>&-"#, &train("closed", &[]));
+    assert_eq!(code, Some(0));
+    assert!(folder.weights("closed") == folder.weights("reference"));
     let (code, ..) = through(full, &["eval", "run", "--json"]);
     assert_eq!(code, Some(1), "a result that is not printed is no success");
 }

@@ -14,7 +14,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Folder, TRAIN, process::Process, results, train};
+use common::{
+    Folder, TRAIN,
+    process::{DEADLINE, Process},
+    results, train,
+};
 use gpipe_core::{
     Action, Op,
     lower::{Topology, lower},
@@ -120,8 +124,8 @@ fn harm(folder: &Folder, command: &[&str], action: Action, signal: &str) {
         });
         assert!(named, "{what}: {printed}");
     }
-    // The deadline, that of the watch, and the start and end of a step on a busy machine.
-    let most = Duration::from_secs(4 * DEADLINE_S + 10);
+    // The deadline; the launcher's patience with a stopped process; and a busy machine.
+    let most = Duration::from_secs(DEADLINE_S + 15 + 30);
     assert!(took < most, "{what}: {took:?}: {printed}");
 }
 
@@ -136,16 +140,21 @@ fn regression_processes_end_with_their_launcher() {
     run.until("saved");
     let children = children(run.number());
     assert_eq!(children.len(), 2);
-    // Its output ends with the last of them.
     assert_eq!(run.kill(), Err(9), "{}", run.printed);
+    let end = Instant::now() + DEADLINE;
     for child in children {
-        let status = fs::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
-        assert!(status.is_empty() || status.contains("State:\tZ"), "{status}");
+        // They save first; and then somebody has to wait for them.
+        let status = || fs::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
+        while !status().is_empty() && !status().contains("State:\tZ") {
+            assert!(Instant::now() < end, "{}", status());
+            std::thread::yield_now();
+        }
     }
     // Whoever goes on finds the folder free.
-    let more = ["--steps", "12", "--set", "pipeline.deadline_s=3"];
-    let _ = folder.gpipe(&[&["train", "--resume", "run"], &more[..]].concat());
-    assert!(!folder.path("run/checkpoints/latest").read_link().unwrap().as_os_str().is_empty());
+    let mut run = Process::start(&mut folder.command(&command));
+    run.until("resuming");
+    run.until("saved");
+    assert_eq!(run.kill(), Err(9), "{}", run.printed);
 }
 
 /// Resident KiB, threads and open files of a process, and how many files its run's folder has.
@@ -234,7 +243,10 @@ fn fault_processes_that_are_killed_at_random_moments_go_on_as_if_nothing_had_hap
         let mut process = Process::start(&mut folder.command(&launched(2, &long(&run))));
         let after = Duration::from_micros(random.below(longest_us) as u64);
         let outcome = match process.ends_within(after) {
-            Some(_) => process.end(),
+            Some(_) => {
+                assert_eq!(process.end(), Ok(0), "{}", process.printed);
+                Ok(0)
+            }
             None => {
                 let all = children(process.number());
                 // One of them; where there is none yet or any more, the launcher.

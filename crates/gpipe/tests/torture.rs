@@ -26,6 +26,8 @@ use tch::{Device, Kind, Tensor};
 const K: usize = 3;
 const M: usize = 3;
 const SAMPLES: i64 = 6;
+/// A deadline that nothing here comes near.
+const LONG: Duration = Duration::from_secs(60);
 const CAP: Bytes = Bytes(16 << 20);
 
 /// What is done before an action.
@@ -186,7 +188,7 @@ fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
     let before = held();
     let trap = Arc::new(Trap::default());
     let (mut harmed, mut spared) =
-        (pipeline(way, &trap, deadline), pipeline(way, &Arc::default(), deadline));
+        (pipeline(way, &trap, deadline), pipeline(way, &Arc::default(), LONG));
     for pipeline in [&mut harmed, &mut spared] {
         step(pipeline).unwrap();
         step(pipeline).unwrap();
@@ -255,7 +257,7 @@ fn fault_at_every_kind_of_action_of_every_stage() {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for way in ways() {
         let trap = Arc::new(Trap::default());
-        let mut whole = pipeline(&way, &trap, Duration::from_secs(20));
+        let mut whole = pipeline(&way, &trap, LONG);
         step(&mut whole).unwrap();
         drop(whole);
         let seen = trap.seen.lock().unwrap().clone();
@@ -268,8 +270,8 @@ fn fault_at_every_kind_of_action_of_every_stage() {
                 if !soak() && random.below(every) != 0 {
                     continue;
                 }
-                let deadline = if deed == Deed::Stall { 500 } else { 20_000 };
-                harm(&way, action, deed, Duration::from_millis(deadline));
+                let deadline = if deed == Deed::Stall { Duration::from_secs(1) } else { LONG };
+                harm(&way, action, deed, deadline);
                 *counts.entry(format!("{deed:?}")).or_default() += 1;
             }
         }

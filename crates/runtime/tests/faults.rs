@@ -25,10 +25,18 @@ fn cases(count: u64) -> u64 {
 
 fn crew(program: &Program, capacity: usize, deadline_ms: u64, fault: &Fault) -> Crew<MockStage> {
     let topology = Arc::new(program.topology.clone());
-    let devices = mock_devices(&topology, program.devices.len(), Some(fault));
     let deadline = Duration::from_millis(deadline_ms);
-    let settings = Settings { link_capacity: capacity, deadline, virtual_costs: None };
-    Crew::spawn(devices, settings).unwrap()
+    for _ in 0..20 {
+        let devices = mock_devices(&topology, program.devices.len(), Some(fault));
+        let settings = Settings { link_capacity: capacity, deadline, virtual_costs: None };
+        match Crew::spawn(devices, settings) {
+            Ok(crew) => return crew,
+            // A soak found it: on a busy machine a thread may begin after a deadline that is as short as those here.
+            Err(StepError::Stuck { doing, .. }) if doing.contains("building") => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("twenty times no thread has begun within {deadline:?}");
 }
 
 fn feeds(program: &Program) -> Vec<Vec<u64>> {

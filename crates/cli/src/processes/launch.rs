@@ -8,7 +8,7 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::process::{CommandExt, ExitStatusExt},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread,
@@ -146,9 +146,13 @@ impl Note {
 
 /// In a process that was launched: it is asked to end when its launcher has been killed, as by Ctrl-C.
 pub(crate) fn end_with_launcher() {
-    if std::env::var_os(RUN_NOTE).is_some() {
-        // Where the system has no such thing the launcher's store is missed, later.
-        let _ = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
+    let Some(note) = std::env::var_os(RUN_NOTE) else { return };
+    // Where the system has no such thing the launcher's store is missed, later.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
+    // It may have been killed before that.
+    let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+    if !Path::new(&note).starts_with(format!("/proc/{parent}")) {
+        let _ = signal_hook::low_level::raise(SIGTERM);
     }
 }
 
@@ -248,9 +252,10 @@ impl Supervisor {
 
     /// Waits until all have ended; which was the first that did not end well, and whether a signal asked for the end.
     fn wait(&mut self, events: &Receiver<Event>) -> (Option<(usize, ExitStatus)>, bool) {
-        let (mut first, mut asked) = (None, false);
+        let (mut first, mut asked): (Option<(usize, ExitStatus)>, _) = (None, false);
         let mut end: Option<Instant> = None;
         loop {
+            let past = end.is_some_and(|end| Instant::now() >= end);
             for rank in 0..self.children.len() {
                 let Some(child) = &mut self.children[rank] else { continue };
                 // What cannot be waited for is none of ours any more.
@@ -260,10 +265,17 @@ impl Supervisor {
                     continue;
                 };
                 self.children[rank] = None;
-                if !status.success() && first.is_none() {
-                    first = Some((rank, status));
-                    end = Some(Instant::now() + GRACE);
+                if status.success() {
+                    continue;
                 }
+                // Who was killed has closed its connections before it can be waited for: others, which only tell of it, may have ended
+                // by then.
+                let tells = first.is_some_and(|(_, first)| first.signal().is_none());
+                let killed = status.signal().is_some() && !past;
+                if first.is_none() || tells && killed {
+                    first = Some((rank, status));
+                }
+                end.get_or_insert_with(|| Instant::now() + GRACE);
             }
             if self.children.iter().all(Option::is_none) {
                 for reader in self.readers.drain(..) {
@@ -271,7 +283,7 @@ impl Supervisor {
                 }
                 return (first, asked);
             }
-            if end.is_some_and(|end| Instant::now() >= end) {
+            if past {
                 self.signal(Signal::KILL);
             }
             match events.recv_timeout(LOOK) {
