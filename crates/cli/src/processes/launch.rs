@@ -253,9 +253,8 @@ impl Supervisor {
     /// Waits until all have ended; which was the first that did not end well, and whether a signal asked for the end.
     fn wait(&mut self, events: &Receiver<Event>) -> (Option<(usize, ExitStatus)>, bool) {
         let (mut first, mut asked): (Option<(usize, ExitStatus)>, _) = (None, false);
-        let mut end: Option<Instant> = None;
+        let (mut end, mut ended_here): (Option<Instant>, _) = (None, false);
         loop {
-            let past = end.is_some_and(|end| Instant::now() >= end);
             for rank in 0..self.children.len() {
                 let Some(child) = &mut self.children[rank] else { continue };
                 // What cannot be waited for is none of ours any more.
@@ -271,7 +270,7 @@ impl Supervisor {
                 // Who was killed has closed its connections before it can be waited for: others, which only tell of it, may have ended
                 // by then.
                 let tells = first.is_some_and(|(_, first)| first.signal().is_none());
-                let killed = status.signal().is_some() && !past;
+                let killed = status.signal().is_some() && !ended_here;
                 if first.is_none() || tells && killed {
                     first = Some((rank, status));
                 }
@@ -283,13 +282,17 @@ impl Supervisor {
                 }
                 return (first, asked);
             }
-            if past {
-                self.signal(Signal::KILL);
+            if let Some(end) = end {
+                let late = Instant::now() >= end;
+                // One that is stopped would not end by itself.
+                ended_here |= self.signal(Signal::KILL, |child| late || is_stopped(child));
             }
             match events.recv_timeout(LOOK) {
                 Ok(Event::Asked(signal)) => {
                     asked = true;
-                    self.signal(if signal == SIGINT { Signal::INT } else { Signal::TERM });
+                    self.signal(if signal == SIGINT { Signal::INT } else { Signal::TERM }, |_| {
+                        true
+                    });
                 }
                 Ok(Event::Closed) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => thread::park_timeout(LOOK),
@@ -297,21 +300,27 @@ impl Supervisor {
         }
     }
 
-    /// To all that have not been waited for, so that no number is another process's by now.
-    fn signal(&self, signal: Signal) {
-        for child in self.children.iter().flatten() {
-            let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
-                continue;
-            };
-            let _ = kill_process(pid, signal); // it may just have ended
-        }
+    /// To those that have not been waited for, so that no number is another process's by now, and are meant; whether there were any.
+    fn signal(&self, signal: Signal, is_meant: impl Fn(u32) -> bool) -> bool {
+        let meant = self.children.iter().flatten().filter(|child| is_meant(child.id()));
+        let meant =
+            meant.filter_map(|child| i32::try_from(child.id()).ok().and_then(Pid::from_raw));
+        // It may just have ended.
+        meant.map(|pid| kill_process(pid, signal).is_ok()).fold(false, |any, own| any | own)
     }
+}
+
+/// Whether a process was stopped, as by SIGSTOP.
+fn is_stopped(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // Its name is in parentheses, and may have some; the state follows.
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
 }
 
 impl Drop for Supervisor {
     /// Where not all could be started, those that were end.
     fn drop(&mut self) {
-        self.signal(Signal::KILL);
+        self.signal(Signal::KILL, |_| true);
         for child in self.children.iter_mut().flatten() {
             let _ = child.wait();
         }
