@@ -3,12 +3,20 @@
 use std::{borrow::Cow, fs, path::Path};
 
 use gpipe::profile::Profile;
-use gpipe_checkpoint::{manifest::Manifest, names::NameMap, tensor_file::TensorFile};
+use gpipe_checkpoint::{
+    Checkpoint,
+    manifest::{self, Manifest},
+    names::NameMap,
+    tensor_file::TensorFile,
+};
 use gpipe_core::{
     Action,
     schedule::{Listed, listed::print},
 };
-use gpipe_data::{Tokenizer, parallel::Catalogue};
+use gpipe_data::{
+    Tokenizer,
+    parallel::{Catalogue, ParallelError},
+};
 use gpipe_observe::step_file::StepFile;
 
 /// What errors call the input.
@@ -18,18 +26,32 @@ fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// An error must say something, and not everything: it is shown to a user.
-fn said(error: impl std::fmt::Display) {
+/// An error must say something, and not everything: it is shown to a user. (Where it is about bytes alone, who read them
+/// adds their file or their sender.)
+fn said(error: impl std::fmt::Display) -> String {
     let error = error.to_string();
     assert!(!error.is_empty() && error.len() < 1 << 20, "an error of {} bytes", error.len());
+    error
+}
+
+/// An error must also name the file that it is about.
+fn named(error: impl std::fmt::Display, file: &Path) {
+    let error = said(error);
+    assert!(error.contains(&*file.to_string_lossy()), "{file:?} is not in: {error}");
 }
 
 /// A file for readers that want one. Each process has its own.
 fn with_file(bytes: &[u8], read: impl FnOnce(&Path)) {
-    let path = std::env::temp_dir().join(format!("gpipe-fuzz-{}", std::process::id()));
-    fs::write(&path, bytes).expect("the folder for temporary files takes a file");
+    with_file_named("file", bytes, read);
+}
+
+fn with_file_named(name: &str, bytes: &[u8], read: impl FnOnce(&Path)) {
+    let folder = std::env::temp_dir().join(format!("gpipe-fuzz-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("the folder for temporary files takes one");
+    let path = folder.join(name);
+    fs::write(&path, bytes).expect("the folder takes a file");
     read(&path);
-    fs::remove_file(&path).expect("the file is there");
+    fs::remove_dir_all(&folder).expect("it is there");
 }
 
 /// What is written of a configuration that was read must read as the same.
@@ -46,8 +68,19 @@ pub(crate) fn override_(bytes: &[u8]) {
 fn configured(text: &str, overrides: &[String]) {
     match gpipe_cli::fuzzing::config(text, overrides) {
         Ok([written, again]) => assert_eq!(written, again),
-        Err(error) => said(error),
+        Err(error) => {
+            let error = said(error);
+            assert!(names_a_setting(&error), "no file, flag or key: {error}");
+        }
     }
+}
+
+/// Whether an error begins with the file, the flag or the key that it is about.
+fn names_a_setting(error: &str) -> bool {
+    let key = error.split_whitespace().next().unwrap_or_default();
+    let is_key =
+        key.chars().all(|c| c.is_ascii_lowercase() || "._".contains(c)) && key.contains('.');
+    is_key || error.starts_with(ORIGIN) || error.starts_with("--set")
 }
 
 /// A line that is an action prints as it was; a file that is a schedule does, too.
@@ -56,7 +89,7 @@ pub(crate) fn schedule(bytes: &[u8]) {
     for word in text.split_whitespace().take(64) {
         match word.parse::<Action>() {
             Ok(action) => assert_eq!(action.to_string(), word),
-            Err(error) => said(error),
+            Err(error) => assert!(said(&error).contains(word), "{word} is not in: {error}"),
         }
     }
     match Listed::parse(ORIGIN, &text) {
@@ -64,15 +97,20 @@ pub(crate) fn schedule(bytes: &[u8]) {
             let again = Listed::parse(ORIGIN, &print(listed.lists())).expect("it was accepted");
             assert_eq!(again.lists(), listed.lists());
         }
-        Err(error) => said(error),
+        Err(error) => {
+            assert!(1 <= error.line && error.line <= text.lines().count().max(1), "{error}");
+            named(error, Path::new(ORIGIN));
+        }
     }
 }
 
 /// A plan that is accepted can be predicted.
 pub(crate) fn plan(bytes: &[u8]) {
-    if let Err(error) = gpipe_cli::fuzzing::plan(&text(bytes)) {
-        said(error);
-    }
+    with_file(bytes, |path| {
+        if let Err(error) = gpipe_cli::fuzzing::plan(path) {
+            named(error, path);
+        }
+    });
 }
 
 pub(crate) fn profile(bytes: &[u8]) {
@@ -82,29 +120,33 @@ pub(crate) fn profile(bytes: &[u8]) {
             let again = Profile::from_json(&written, ORIGIN).expect("it was written");
             assert_eq!(again.to_json().expect("it was read"), written);
         }
-        Err(error) => said(error),
+        Err(error) => named(error, Path::new(ORIGIN)),
     }
 }
 
 pub(crate) fn step(bytes: &[u8]) {
-    if let Err(error) = StepFile::parse(&text(bytes)) {
-        said(error);
-    }
+    with_file(bytes, |path| {
+        if let Err(error) = StepFile::read(path) {
+            named(error, path);
+        }
+    });
 }
 
 pub(crate) fn metrics(bytes: &[u8]) {
     with_file(bytes, |path| {
         if let Err(error) = gpipe_observe::metrics::read(path) {
-            said(error);
+            named(error, path);
         }
     });
 }
 
 /// With its checksum, and without: what no accident makes, someone may.
 pub(crate) fn manifest(bytes: &[u8]) {
-    if let Err(error) = Manifest::decode(bytes) {
-        said(error);
-    }
+    with_file_named(manifest::NAME, bytes, |path| {
+        if let Err(error) = Checkpoint::open(path.parent().expect("it is in a folder")) {
+            named(error, path);
+        }
+    });
     match Manifest::parse(bytes) {
         Ok(manifest) => {
             for file in manifest.all_files() {
@@ -117,7 +159,7 @@ pub(crate) fn manifest(bytes: &[u8]) {
                 Manifest::decode(&written).expect("it was written");
             }
         }
-        Err(error) => said(error),
+        Err(error) => drop(said(error)),
     }
 }
 
@@ -125,7 +167,7 @@ pub(crate) fn manifest(bytes: &[u8]) {
 pub(crate) fn safetensors(bytes: &[u8]) {
     let mut file = match TensorFile::from_bytes(bytes.to_vec(), Path::new(ORIGIN)) {
         Ok(file) => file,
-        Err(error) => return said(error),
+        Err(error) => return named(error, Path::new(ORIGIN)),
     };
     let entries = file.entries().to_vec();
     let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
@@ -135,14 +177,14 @@ pub(crate) fn safetensors(bytes: &[u8]) {
             Ok(tensor) => {
                 assert_eq!((Some(tensor.kind()), tensor.size()), (entry.kind, entry.shape))
             }
-            Err(error) => said(error),
+            Err(error) => named(error, Path::new(ORIGIN)),
         }
     }
 }
 
 pub(crate) fn names(bytes: &[u8]) {
     if let Err(error) = NameMap::parse(&text(bytes), ORIGIN) {
-        said(error);
+        named(error, Path::new(ORIGIN));
     }
 }
 
@@ -154,7 +196,7 @@ pub(crate) fn tokenizer(bytes: &[u8]) {
             let tokens = tokenizer.encode(sample).expect("any text can be encoded");
             assert_eq!(tokenizer.decode(&tokens).expect("they are its tokens"), sample);
         }
-        Err(error) => said(error),
+        Err(error) => named(error, Path::new(ORIGIN)),
     }
 }
 
@@ -171,7 +213,7 @@ fn catalogue(read: Result<Catalogue, gpipe_data::parallel::CatalogueError>) {
         Ok(catalogue) => {
             gpipe_data::fuzzing::catalogue(&catalogue);
         }
-        Err(error) => said(error),
+        Err(error) => assert!(said(&error).starts_with(&error.place.to_string()), "{error}"),
     }
 }
 
@@ -179,7 +221,10 @@ fn catalogue(read: Result<Catalogue, gpipe_data::parallel::CatalogueError>) {
 pub(crate) fn pairs(bytes: &[u8]) {
     with_file(bytes, |path| {
         if let Err(error) = gpipe_data::fuzzing::pairs(path) {
-            said(error);
+            // Too few pairs are the sources' matter, not a file's.
+            if !matches!(error, gpipe_data::Error::Parallel(ParallelError::NoPairs { .. })) {
+                named(error, path);
+            }
         }
     });
 }
@@ -196,7 +241,7 @@ pub(crate) fn image(bytes: &[u8]) {
 }
 
 pub(crate) fn font(bytes: &[u8]) {
-    gpipe_data::fuzzing::font(bytes).into_iter().for_each(said);
+    gpipe_data::fuzzing::font(bytes).into_iter().for_each(|reason| drop(said(reason)));
 }
 
 /// The header of a message between processes.

@@ -1,4 +1,4 @@
-//! Readers without their files, for fuzzing: nothing that users need.
+//! Readers for fuzzing: nothing that users need.
 
 use std::path::Path;
 
@@ -24,6 +24,6 @@ pub fn config(text: &str, overrides: &[String]) -> Result<[String; 2], String> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn plan(text: &str) -> Result<(), String> {
-    PlanFile::from_json(text).map(drop)
+pub fn plan(path: &Path) -> Result<(), String> {
+    PlanFile::read(path).map(drop).map_err(|error| error.to_string())
 }

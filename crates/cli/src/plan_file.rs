@@ -107,7 +107,7 @@ impl PlanFile {
         Self::from_json(&text).map_err(|reason| bad(format!("{}: {reason}", path.display())))
     }
 
-    pub(crate) fn from_json(text: &str) -> Result<Self, String> {
+    fn from_json(text: &str) -> Result<Self, String> {
         let file: Self = serde_json::from_str(text).map_err(|error| format!("no plan: {error}"))?;
         if file.format != FORMAT {
             return Err(format!("format {}, this gpipe reads {FORMAT}", file.format));
