@@ -60,9 +60,10 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "random schedules and faults of the runtime on mock stages",
+        // 3,000 stalls, each of a tenth of a second.
         arguments: &["test", "--locked", "-p", "gpipe-runtime", "--", "--nocapture"],
         environment: &[("GPIPE_SOAK", "1")],
-        limit_s: 400,
+        limit_s: 600,
     },
     Proof {
         name: "every interleaving at links and failures",

@@ -147,9 +147,7 @@ fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
 
 #[test]
 fn fault_stalls_at_random_actions_end_within_the_deadline_and_name_the_stage() {
-    // Each takes its deadline: ten times as many under `make soak`.
-    let count = if cases(1) > 1 { 600 } else { 60 };
-    for seed in 0..count {
+    for seed in 0..cases(60) {
         let mut random = Stream::new(9_000 + seed);
         let (program, capacity) = random_program(&mut random);
         let all: Vec<Action> = program.devices.iter().flatten().copied().collect();
