@@ -2,7 +2,13 @@
 //! leaves everything as it was.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use gpipe_core::{
     Action, DeviceId, Half, Op, StageId,
@@ -145,20 +151,37 @@ fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
     error.to_string()
 }
 
+/// Four at a time: they do nothing but wait.
 #[test]
 fn fault_stalls_at_random_actions_end_within_the_deadline_and_name_the_stage() {
-    for seed in 0..cases(60) {
-        let mut random = Stream::new(9_000 + seed);
-        let (program, capacity) = random_program(&mut random);
-        let all: Vec<Action> = program.devices.iter().flatten().copied().collect();
-        let at = all[random.below(all.len())];
-        let text = stall(&program, capacity, at);
-        let device = program.placement()[at.stage.index()].unwrap();
-        let named = text.contains(&format!("last sign of life of stage {}", at.stage))
-            || text.contains(&format!("device {device} gives no sign of life"))
-            || text.contains(&at.to_string());
-        assert!(named, "seed {seed}, stall at {at}: {text}");
-    }
+    let seeds = AtomicU64::new(0);
+    let stall_all = || {
+        loop {
+            let seed = seeds.fetch_add(1, Ordering::Relaxed);
+            if seed >= cases(60) {
+                break;
+            }
+            stall_anywhere(seed);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(stall_all);
+        }
+    });
+}
+
+fn stall_anywhere(seed: u64) {
+    let mut random = Stream::new(9_000 + seed);
+    let (program, capacity) = random_program(&mut random);
+    let all: Vec<Action> = program.devices.iter().flatten().copied().collect();
+    let at = all[random.below(all.len())];
+    let text = stall(&program, capacity, at);
+    let device = program.placement()[at.stage.index()].unwrap();
+    let named = text.contains(&format!("last sign of life of stage {}", at.stage))
+        || text.contains(&format!("device {device} gives no sign of life"))
+        || text.contains(&at.to_string());
+    assert!(named, "seed {seed}, stall at {at}: {text}");
 }
 
 #[test]
