@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak fuzz bench bench-amoeba bench-checkpoint bench-amoeba-memory bench-prediction bench-processes bench-schedules bench-full parity fonts catalogues
+.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-bilingual parity fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -26,19 +26,19 @@ soak: setup ## The long proofs: kills, faults, endurance, interleavings, fuzzing
 fuzz: setup ## Fuzz every reader, guided by coverage (an hour of fuzzing: half of one on two cores)
 	$(CARGO) xtask fuzz
 
-bench: setup ## The gpt step beside PyTorch, plain and pipelined (fetches PyTorch once; 45 minutes on two cores)
-	python3 benchmarks/gpt_step.py $(ARGS)
+bench: setup ## gpipe beside PyTorch, plain and pipelined, and the paper's tables: the short version (fetches PyTorch once; 15 minutes on two cores)
+	python3 benchmarks/bench.py $(ARGS)
 
-bench-amoeba: setup ## The AmoebaNet step beside PyTorch, plain and pipelined (fetches PyTorch once; 15 minutes on two cores)
-	python3 benchmarks/amoeba_step.py $(ARGS)
+bench-full: setup ## ... with every configuration, torchgpipe and the ablations (an hour on two cores)
+	python3 benchmarks/bench.py --full $(ARGS)
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
 	python3 benchmarks/checkpoint.py $(ARGS)
 
-bench-amoeba-memory: setup ## The largest AmoebaNet-D under a cap, plain and re-materialized (half an hour on two cores)
-	python3 benchmarks/amoeba_memory.py --few --rounds 1
-	python3 benchmarks/amoeba_memory.py --filters 68 --samples 64 --few --rounds 5
-	python3 benchmarks/amoeba_memory.py --filters 48 --samples 64
+bench-memory: setup ## The largest AmoebaNet-D and transformer under a cap, every variant (three quarters of an hour on two cores)
+	python3 benchmarks/memory.py --size 68 --samples 64
+	python3 benchmarks/memory.py --few --rounds 1
+	python3 benchmarks/memory.py --network transformer
 
 bench-prediction: build ## Predicted against measured steps and bytes, of two workloads (an hour and a half on two cores; make fonts first)
 	python3 benchmarks/prediction.py --in-turn --workload amoeba
@@ -54,7 +54,7 @@ bench-schedules: setup ## 1F1B, ZB-H1 and interleaved stages in turn, and what w
 	python3 benchmarks/schedules.py --workload gpt $(ARGS)
 	python3 benchmarks/schedules.py --workload amoeba $(ARGS)
 
-bench-full: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
+bench-bilingual: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's

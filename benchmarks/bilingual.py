@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One model of many languages beside models of one language each, by the same recipe.      (make bench-full)
+"""One model of many languages beside models of one language each, by the same recipe.      (make bench-bilingual)
 
 Usage: bilingual.py [--steps 1500] [--alone 1500] [--translate 200] [--out FOLDER]
        bilingual.py --report FOLDER      (the report again, from its raw data)

@@ -22,7 +22,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import re
 import shutil
 import statistics
@@ -32,7 +31,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from figures import ROOT, commit, cpu
+
 GPIPE = ROOT / "target" / "release" / "gpipe"
 ARMS = {"none": "none", "every 50": "50", "every 10": "10"}
 # Student's t at 97.5% by degrees of freedom; above nine a normal distribution will do.
@@ -164,18 +164,6 @@ def report(rounds, steps, disks, of):
         "",
     ]
     return "\n".join(lines)
-
-
-def cpu():
-    try:
-        found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-        return found[1] if found else platform.machine()
-    except OSError:
-        return platform.machine()
-
-
-def commit():
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, capture_output=True).stdout.strip()
 
 
 def main():

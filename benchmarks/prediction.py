@@ -30,7 +30,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rounds import bounds, interval, machine
+from figures import bounds, interval, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 GPIPE = ROOT / "target" / "release" / "gpipe"

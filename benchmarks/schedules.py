@@ -13,25 +13,17 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from rounds import interval
+from figures import cpu, interval
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "target" / "release" / "examples" / "schedules"
 BASE = "1f1b"
 MEDIAN = statistics.median
-
-
-def cpu():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def mib(count):

@@ -113,7 +113,7 @@ def start(options):
     """Starts the processes and waits for all, or for the first that fails."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # takes a free port
     cut = ",".join(map(str, options.cut))
-    command = [sys.executable, *sys.argv, "--cut", cut, "--port", str(store.port), "--rank"]
+    command = [sys.executable, *sys.argv, *(["--cut", cut] if cut else []), "--port", str(store.port), "--rank"]
     environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     children = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(options.stages)]
     deadline = time.monotonic() + TOTAL_S

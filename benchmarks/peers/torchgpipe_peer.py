@@ -2,7 +2,7 @@
 """torchgpipe 0.0.7 (2020): a step on K CPU "devices", each with its worker thread in one process.
 
 Usage: torchgpipe_peer.py FOLDER [--workload gpt|amoeba] [--stages K] [--micro-batches M] [--steps N] [--cut I[,J..]]
-                          [--checkpoint always|except_last|never]
+                          [--checkpoint always|except_last|never] [--channels-last]
 
 Needs `pip install --no-deps torchgpipe==0.0.7`. FOLDER holds the safetensors file that the workload's
 example writes. Prints one line of JSON. `--cut` as in pipelining.py. The loss is that of the mini-batch: torchgpipe
@@ -38,6 +38,7 @@ def main():
     parser = arguments("torchgpipe 0.0.7.")
     add_stage_arguments(parser)
     parser.add_argument("--checkpoint", choices=["always", "except_last", "never"], default="except_last")
+    parser.add_argument("--channels-last", action="store_true")
     options = parser.parse_args()
     set_up(1)
     file, workload = file_of(options), WORKLOADS[options.workload]
@@ -48,6 +49,9 @@ def main():
                   devices=["cpu"] * options.stages, chunks=options.micro_batches, checkpoint=options.checkpoint)
     optimizer = workload.optimizer(model.parameters())
     inputs, targets = file["inputs"], file["targets"]
+    if options.channels_last:
+        # The stages are in one process, and what they hand on keeps its layout.
+        model, inputs = model.to(memory_format=torch.channels_last), inputs.contiguous(memory_format=torch.channels_last)
     times, losses = [], []
     for _ in range(options.steps):
         start = time.perf_counter()

@@ -2,7 +2,8 @@
 //! line of JSON as `gpt_step` does.
 //!
 //! Usage: amoeba_step [cells=6] [filters=128] [size=64] [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3]
-//!        [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [samples=32] [device=cpu] [folder=DIR]
+//!        [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [samples=32] [device=cpu] [keep_freed=true]
+//!        [folder=DIR]
 //! With `folder` the initial weights and the images are written there, for the peers to start from.
 
 mod common;
@@ -16,8 +17,8 @@ const CHANNELS: i64 = 3;
 const CLASSES: i64 = 10;
 
 fn main() -> Result<(), Failure> {
-    gpipe::keep_freed_memory();
     let mut arguments = Arguments::read()?;
+    arguments.keep_freed()?;
     let model = AmoebaNet {
         variant: Variant::D,
         cells: arguments.take("cells", "6")?,

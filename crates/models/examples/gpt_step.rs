@@ -1,9 +1,9 @@
-//! One measurement of the `gpt` workload for `benchmarks/gpt_step.py`: builds the pipeline, runs the steps,
+//! One measurement of the `gpt` workload for `benchmarks/bench.py`: builds the pipeline, runs the steps,
 //! and prints one line of JSON: losses, the milliseconds of each step and of its parts, what the simulator makes of
 //! the step before the last, and bytes.
 //!
 //! Usage: gpt_step [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3] [kernels=fastest|aten]
-//!        [dtype=float32|bfloat16] [balance=cost] [samples=32] [device=cpu] [folder=DIR]
+//!        [dtype=float32|bfloat16] [balance=cost] [samples=32] [device=cpu] [keep_freed=true] [folder=DIR]
 //! With `folder` the initial weights and the tokens are written there, for the peers to start from.
 
 mod common;
@@ -13,8 +13,9 @@ use gpipe::{Adam, CrossEntropy};
 use tch::Kind;
 
 fn main() -> Result<(), Failure> {
-    gpipe::keep_freed_memory();
-    let mut measurement = Measurement::new(Arguments::read()?)?;
+    let mut arguments = Arguments::read()?;
+    arguments.keep_freed()?;
+    let mut measurement = Measurement::new(arguments)?;
     let pipeline = measurement
         .builder(common::gpt().build()?, &[LENGTH], Kind::Int64)?
         .loss(CrossEntropy::default())

@@ -47,6 +47,23 @@ impl Arguments {
         text.parse().map_err(|error| format!("{key}={text}: {error}").into())
     }
 
+    /// The value of `key`, which stays.
+    pub fn peek<T: FromStr>(&self, key: &str, default: &str) -> Result<T, Failure>
+    where
+        T::Err: std::fmt::Display,
+    {
+        let text = self.0.get(key).map_or(default, String::as_str);
+        text.parse().map_err(|error| format!("{key}={text}: {error}").into())
+    }
+
+    /// Has freed memory kept for the next step, unless `keep_freed=false`.
+    pub fn keep_freed(&mut self) -> Result<(), Failure> {
+        if self.take("keep_freed", "true")? {
+            gpipe::keep_freed_memory();
+        }
+        Ok(())
+    }
+
     /// The value of `key` among those that `choices` name.
     fn choose<T: Clone>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<T, Failure> {
         let text: String = self.take(key, choices[0].0)?;
@@ -258,6 +275,10 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
             "backward": by_stage(|stage| stage.backward.as_ms()),
             "optimizer": by_stage(|stage| stage.optimizer.as_ms()),
             "wait": by_stage(|stage| (stage.wait + stage.communication).as_ms()),
+            "communication": by_stage(|stage| stage.communication.as_ms()),
+            "fill_drain": by_stage(|stage| stage.fill_drain.as_ms()),
+            "imbalance": by_stage(|stage| stage.imbalance.as_ms()),
+            "stalls": by_stage(|stage| stage.stalls.as_ms()),
         })
     };
     let last = reports.last().ok_or("at least one step")?;

@@ -1,8 +1,10 @@
-//! One try of `benchmarks/amoeba_memory.py`: whether two training steps of AmoebaNet-D(cells, filters) by RMSProp with momentum
-//! fit under a cap in bytes, which the allocator enforces. Prints one line of JSON: what the steps held, or `refused`.
+//! One try of `benchmarks/memory.py`: whether two training steps of a network by RMSProp with momentum fit under a cap in bytes,
+//! which the allocator enforces. Prints one line of JSON: what the steps held, or `refused`.
 //!
-//! Usage: amoeba_memory [cells=18] [filters=64] [size=64] [cap=BYTES, of each stage], and as `amoeba_step` [stages=2] [samples=32]
-//!        [micro_batches=8] [schedule=1f1b] [remat=never] [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [device=cpu]
+//! Usage: memory network=amoeba [cells=18] [filters=64] [size=64], or
+//!        memory network=transformer [blocks=3] [features=256] [vocabulary=4000] [length=128]
+//!        each with [cap=BYTES, of each stage], and as `amoeba_step` [stages=2] [samples=32] [micro_batches=8] [schedule=1f1b]
+//!        [remat=never] [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [device=cpu]
 //! Freed memory is not kept in the C library here, so that the resident bytes are what the steps need.
 
 #![allow(clippy::print_stdout)]
@@ -12,48 +14,106 @@ mod common;
 use std::error::Error;
 
 use common::{Arguments, Failure, Measurement, Numbers};
-use gpipe::{Bytes, CrossEntropy, LayerError, Pipeline, PipelineBuilder, RmsProp, StepReport};
-use gpipe_models::{AmoebaNet, Variant};
+use gpipe::{
+    Bytes, CrossEntropy, LayerError, Pipeline, PipelineBuilder, RmsProp, Sequence, StepReport,
+};
+use gpipe_models::{AmoebaNet, Transformer, Variant};
 use serde_json::{Value, json};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-const CHANNELS: i64 = 3;
-const CLASSES: i64 = 10;
 /// The first makes the optimizer's state, the second meets it.
 const STEPS: usize = 2;
 /// Bytes of a float32.
 const FLOAT: i64 = 4;
 
+/// Channels of images, and their classes.
+const CHANNELS: i64 = 3;
+const CLASSES: i64 = 10;
+/// Features of a head, and inner features of a block over its features: the paper's (Huang et al. 2019, table 1).
+const HEAD: i64 = 64;
+const INNER: i64 = 4;
+
+/// A network with a mini-batch.
+struct Work {
+    model: Sequence,
+    /// What is varied: filters, or blocks.
+    size: i64,
+    inputs: Tensor,
+    targets: Tensor,
+}
+
+impl Work {
+    fn read(arguments: &mut Arguments, samples: i64) -> Result<Self, Failure> {
+        let network: String = arguments.take("network", "amoeba")?;
+        match network.as_str() {
+            "amoeba" => Self::amoeba(arguments, samples),
+            "transformer" => Self::transformer(arguments, samples),
+            other => Err(format!("network={other}: use amoeba or transformer").into()),
+        }
+    }
+
+    fn amoeba(arguments: &mut Arguments, samples: i64) -> Result<Self, Failure> {
+        let model = AmoebaNet {
+            variant: Variant::D,
+            cells: arguments.take("cells", "18")?,
+            filters: arguments.take("filters", "64")?,
+            channels: CHANNELS,
+            classes: CLASSES,
+            drop_path: 0.0,
+            auxiliary: false,
+        };
+        let pixels: i64 = arguments.take("size", "64")?;
+        let mut numbers = Numbers::new();
+        Ok(Self {
+            size: model.filters,
+            inputs: numbers.uniform(&[samples, CHANNELS, pixels, pixels])?,
+            targets: numbers.below(CLASSES, &[samples])?,
+            model: model.build()?,
+        })
+    }
+
+    fn transformer(arguments: &mut Arguments, samples: i64) -> Result<Self, Failure> {
+        let features: i64 = arguments.take("features", "256")?;
+        let (vocabulary, length) =
+            (arguments.take("vocabulary", "4000")?, arguments.take("length", "128")?);
+        let model = Transformer {
+            vocabulary,
+            positions: length,
+            features,
+            heads: (features / HEAD).max(1),
+            hidden: INNER * features,
+            blocks: arguments.take("blocks", "3")?,
+            dropout: 0.0,
+            attention_dropout: 0.0,
+            tied: false,
+            split_blocks: false,
+        };
+        let mut numbers = Numbers::new();
+        let mut tokens = || numbers.below(vocabulary, &[samples, length]);
+        let (inputs, targets) = (tokens()?, tokens()?);
+        Ok(Self { size: model.blocks as i64, inputs, targets, model: model.build()? })
+    }
+}
+
 fn main() -> Result<(), Failure> {
     let mut arguments = Arguments::read()?;
-    let model = AmoebaNet {
-        variant: Variant::D,
-        cells: arguments.take("cells", "18")?,
-        filters: arguments.take("filters", "64")?,
-        channels: CHANNELS,
-        classes: CLASSES,
-        drop_path: 0.0,
-        auxiliary: false,
-    };
-    let size: i64 = arguments.take("size", "64")?;
     let cap: u64 = arguments.take("cap", &u64::MAX.to_string())?;
+    let samples = arguments.peek("samples", "32")?;
+    let work = Work::read(&mut arguments, samples)?;
     let mut measurement = Measurement::new(arguments)?;
-    let samples = measurement.samples;
+    let sample = work.inputs.size()[1..].to_vec();
     let builder = measurement
-        .builder(model.build()?, &[CHANNELS, size, size], Kind::Float)?
+        .builder(work.model, &sample, work.inputs.kind())?
         .loss(CrossEntropy::default())
         .optimizer(RmsProp::default());
     let builder = if cap == u64::MAX { builder } else { builder.memory_cap([Bytes(cap)]) };
-    let mut numbers = Numbers::new();
-    let inputs = numbers.uniform(&[samples, CHANNELS, size, size])?;
-    let targets = numbers.below(CLASSES, &[samples])?;
     let before = resident("VmRSS")?;
-    let mut line = match steps(builder, &inputs, &targets) {
+    let mut line = match steps(builder, &work.inputs, &work.targets) {
         Ok(line) => line,
         Err(error) if over_the_cap(&error) => json!({ "refused": error.to_string() }),
         Err(error) => return Err(error.into()),
     };
-    line["filters"] = model.filters.into();
+    line["size"] = work.size.into();
     line["resident_before_bytes"] = before.into();
     line["resident_peak_bytes"] = resident("VmHWM")?.into();
     println!("{line}");

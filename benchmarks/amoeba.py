@@ -1,0 +1,96 @@
+"""The workload `amoeba`: AmoebaNet-D(6, 128), 64 x 64 pixels, 32 images, 10 classes, SGD with momentum, float32.
+
+The peers keep away from ATen's slow kernel for 1x1 convolutions of few samples, use channels-last layout where it is
+faster, rectify what several operations take once, and are cut where their two stages are most alike.
+"""
+
+from figures import median
+from rounds import Workload, gpipe, peer
+from targets import Ablation, Efficiency, Ratio
+
+STEPS = 6
+OURS = "gpipe K=2 M=8 1f1b"
+
+
+def jobs():
+    """name -> job"""
+    ours = lambda **settings: gpipe(**{"steps": STEPS, **settings})
+    torch = lambda program, **settings: peer(program, **{"channels_last": True, **settings})
+    all_ = {
+        "gpipe K=1 M=1 never": ours(stages=1, micro_batches=1, remat="never", short=True),
+        "gpipe K=1 M=1 always": ours(stages=1, micro_batches=1, remat="always", short=True),
+        "gpipe K=1 M=2 gpipe keep:1": ours(stages=1, micro_batches=2, remat="keep:1", schedule="gpipe"),
+        "gpipe K=1 M=2 never": ours(stages=1, micro_batches=2, remat="never"),
+        "gpipe K=1 M=8 never": ours(stages=1, remat="never", short=True),
+        "gpipe K=1 M=8 gpipe always": ours(stages=1, remat="always", schedule="gpipe", short=True),
+        "gpipe K=1 M=8 gpipe selective": ours(stages=1, remat="selective", schedule="gpipe", short=True),
+        "gpipe K=1 M=8 gpipe never": ours(stages=1, remat="never", schedule="gpipe", short=True),
+        "gpipe K=1 M=8 gpipe keep:4": ours(stages=1, remat="keep:4", schedule="gpipe"),
+        "gpipe K=1 M=8 never aten": ours(stages=1, remat="never", kernels="aten"),
+    }
+    for remat in ["never", "always", "unless-adjacent", "selective"]:
+        all_[f"{OURS} {remat}"] = ours(remat=remat, short=True)
+    for remat in ["never", "always"]:
+        all_[f"gpipe K=2 M=8 gpipe {remat}"] = ours(remat=remat, schedule="gpipe", short=True)
+    for m in [1, 2, 4]:
+        all_[f"gpipe K=2 M={m} 1f1b never"] = ours(micro_batches=m, remat="never")
+    all_[f"{OURS} never aten"] = ours(remat="never", kernels="aten")
+    all_[f"{OURS} never uniform"] = ours(remat="never", balance="uniform")
+    all_[f"{OURS} never, freed memory given back"] = ours(remat="never", keep_freed="false")
+    for m, threads in [(1, 1), (1, 2), (8, 1), (8, 2)]:
+        all_[f"torch M={m} threads={threads}"] = torch("plain", micro_batches=m, threads=threads, short=m == 1)
+    for threads in [1, 2]:
+        all_[f"torch M=8 threads={threads} checkpoint"] = torch("plain", checkpoint=True, threads=threads)
+    for checkpoint in [False, True]:
+        for schedule in ["gpipe", "1f1b"]:
+            name = f"pipelining K=2 M=8 {schedule}{' checkpoint' if checkpoint else ''}"
+            all_[name] = torch("pipelining", schedule=schedule, checkpoint=checkpoint, short=True)
+        all_[f"torchgpipe K=2 M=8{' checkpoint' if checkpoint else ''}"] = torch(
+            "torchgpipe_peer", checkpoint="except_last" if checkpoint else "never")
+    all_["pipelining K=1 M=8"] = torch("pipelining", stages=1, once=True)
+    all_["torchgpipe K=1 M=8"] = torch("torchgpipe_peer", stages=1, checkpoint="never", once=True)
+    # Bytes of tensors; a profiler is on, so their times are not looked at.
+    all_["memory of torch M=1 threads=1"] = torch("plain", micro_batches=1, memory=True, once=True)
+    all_["memory of torch M=8 threads=1"] = torch("plain", memory=True, once=True)
+    all_["memory of torch M=8 threads=1 checkpoint"] = torch("plain", checkpoint=True, memory=True, once=True)
+    for checkpoint in [False, True]:
+        name = f"memory of pipelining K=2 M=8 1f1b{' checkpoint' if checkpoint else ''}"
+        all_[name] = torch("pipelining", checkpoint=checkpoint, memory=True, once=True)
+    return all_
+
+
+TARGETS = [
+    Ratio("without re-materialization, at least 1.15x every pipelined peer", f"{OURS} never",
+          ["pipelining K=2 M=8 gpipe", "pipelining K=2 M=8 1f1b", "torchgpipe K=2 M=8"], 1.15),
+    Ratio("with (`selective`), at least 1.15x every pipelined peer that recomputes", f"{OURS} selective",
+          ["pipelining K=2 M=8 gpipe checkpoint", "pipelining K=2 M=8 1f1b checkpoint", "torchgpipe K=2 M=8 checkpoint"], 1.15),
+    Ratio("... recomputing always", f"{OURS} always",
+          ["pipelining K=2 M=8 gpipe checkpoint", "pipelining K=2 M=8 1f1b checkpoint", "torchgpipe K=2 M=8 checkpoint"], 1.15),
+    Ratio("(our best two stages, M = 2, against PyTorch on two threads, which has no micro-batches)", "gpipe K=2 M=2 1f1b never",
+          ["torch M=1 threads=2"], None),
+    Efficiency("efficiency at least 0.95 of the simulated one", "gpipe K=2 M=8", 0.95),
+    Ratio("one device, re-materialized at once (M = 1), at least 0.85x plain", "gpipe K=1 M=1 always", ["gpipe K=1 M=1 never"], 0.85),
+    Ratio("... GPipe's schedule, M = 8, of plain with as many micro-batches", "gpipe K=1 M=8 gpipe always", ["gpipe K=1 M=8 never"],
+          0.85),
+    Ratio("... under a budget of half the activations (`selective`), at least 0.95x plain with as many", "gpipe K=1 M=8 gpipe selective",
+          ["gpipe K=1 M=8 gpipe never"], 0.95),
+    Ratio("... half of the micro-batches kept whole (`keep:4`)", "gpipe K=1 M=8 gpipe keep:4", ["gpipe K=1 M=8 gpipe never"], 0.95),
+    Ratio("... of two micro-batches, one kept, of plain with none", "gpipe K=1 M=2 gpipe keep:1", ["gpipe K=1 M=1 never"], 0.95),
+    Ratio("(PyTorch's checkpointing against PyTorch's accumulation)", "torch M=8 threads=1 checkpoint", ["torch M=8 threads=1"], None),
+]
+
+ABLATIONS = [
+    Ablation("channels-last layout and 1x1 convolutions as products, not ATen's convolutions", f"{OURS} never", f"{OURS} never aten"),
+    Ablation("cut by costs, not by the number of layers", f"{OURS} never", f"{OURS} never uniform"),
+    Ablation("micro-batches: 2, not 1", "gpipe K=2 M=2 1f1b never", "gpipe K=2 M=1 1f1b never"),
+    Ablation("micro-batches: 8, not 1", f"{OURS} never", "gpipe K=2 M=1 1f1b never"),
+    Ablation("1F1B, not GPipe's schedule", f"{OURS} never", "gpipe K=2 M=8 gpipe never"),
+    Ablation("recomputing only where a backward does not follow its forward (and a cut that knows it)", f"{OURS} unless-adjacent",
+             f"{OURS} always"),
+    Ablation("finding products instead of computing them again (one device, GPipe's schedule)", "gpipe K=1 M=8 gpipe selective",
+             "gpipe K=1 M=8 gpipe always"),
+    Ablation("keeping freed memory", f"{OURS} never", f"{OURS} never, freed memory given back"),
+]
+
+WORKLOAD = Workload(name="amoeba", jobs=jobs(), peer_steps=STEPS, step_ms=lambda found: median(found["step_ms"][1:]),
+                    step_is=f"median of steps 2 to {STEPS}")

@@ -1,0 +1,176 @@
+//! The paper's tables 2 and 3 (Huang et al. 2019) on this machine: one mini-batch on K stages in M micro-batches under GPipe's schedule
+//! with re-materialization. Two stages run, one step of each M in turn, again and again; so many, four and eight are simulated from
+//! profiles of them, over links between threads and over slower ones. Prints lines of JSON, for `benchmarks/bench.py`.
+//!
+//! Each profile is measured before the first step that is reported, in pipelines of its own. The cut of more stages is the one whose
+//! slowest stage takes least by the profile; of two it is that of the pipeline that runs.
+//!
+//! Usage: scaling [workload=gpt|amoeba] [rounds=5] [micro_batches=1,4,32]
+
+#![allow(clippy::print_stdout)]
+
+mod common;
+
+use std::io::Write;
+
+use common::{
+    Arguments, Failure,
+    workload::{SAMPLES, STAGES, Workload},
+};
+use gpipe::{
+    Balance, Nanos, Pipeline, PipelineBuilder, Remat, Result, Schedule,
+    profile::{Profiling, profile},
+};
+use gpipe_core::{
+    cost::{ModelCosts, Transport},
+    partition::by_cost,
+    plan::{Plan, PlanDevice, predict},
+};
+use serde_json::json;
+
+/// Steps that still touch memory for the first time, as in a profile.
+const WARM_UP: usize = 3;
+/// Steps of a profile.
+const PROFILED: usize = 3;
+/// Stages that are simulated.
+const SIMULATED: [usize; 3] = [STAGES, 4, 8];
+
+/// A kind of link.
+struct Link {
+    name: &'static str,
+    transport: Transport,
+}
+
+/// Beside what the profile says of threads: nominal rates, and a latency that is usual for TCP within a rack.
+const SLOW: [Link; 3] = [
+    Link { name: "10 Gbit/s", transport: bits(10_000_000_000) },
+    Link { name: "1 Gbit/s", transport: bits(1_000_000_000) },
+    Link { name: "100 Mbit/s", transport: bits(100_000_000) },
+];
+
+const fn bits(per_s: u64) -> Transport {
+    Transport { latency: Nanos(50_000), bytes_per_s: per_s / 8 }
+}
+
+fn print(line: &serde_json::Value) -> std::io::Result<()> {
+    println!("{line}");
+    std::io::stdout().flush()
+}
+
+/// One M: its costs, and a pipeline past its first steps with the plan that it runs by.
+struct Cell {
+    micro_batches: usize,
+    costs: ModelCosts,
+    plan: Plan,
+    pipeline: Pipeline,
+}
+
+impl Cell {
+    fn new(workload: &Workload, micro_batches: usize) -> Result<Self> {
+        let batches =
+            [(vec![workload.inputs.shallow_clone()], vec![workload.targets.shallow_clone()])];
+        let settings = Profiling {
+            micro_batches: &[micro_batches],
+            schedules: &[Schedule::GPipe],
+            steps: PROFILED,
+            batches: &batches,
+            machine: "this one",
+        };
+        let built = || -> Result<PipelineBuilder> {
+            Ok(workload.builder(micro_batches).schedule(Schedule::GPipe))
+        };
+        let costs = profile(&settings, built, |_| {})?.costs;
+        let mut pipeline = built()?.remat(Remat::Always).balance(Balance::Cost).build()?;
+        for _ in 0..WARM_UP {
+            pipeline.train_step(&workload.inputs, &workload.targets)?;
+        }
+        let plan = plan(pipeline.balance().to_vec(), micro_batches);
+        Ok(Self { micro_batches, costs, plan, pipeline })
+    }
+
+    /// What is simulated of it, over every kind of link.
+    fn simulate(&self) -> std::result::Result<(), Failure> {
+        let threads = Link { name: "threads", transport: self.costs.transport };
+        for Link { name, transport } in [threads].iter().chain(&SLOW) {
+            let costs = ModelCosts { transport: *transport, ..self.costs.clone() };
+            for stages in SIMULATED {
+                let plan = match stages {
+                    STAGES => self.plan.clone(),
+                    _ => plan(fastest(&costs, self.micro_batches, stages)?, self.micro_batches),
+                };
+                let devices = vec![PlanDevice::default(); stages];
+                let found = predict(&costs, &devices, SAMPLES, &plan)?;
+                let times: Vec<u64> = found
+                    .stages
+                    .iter()
+                    .map(|own| (own.cost.forward + own.cost.rematerialize + own.cost.backward).0)
+                    .collect();
+                let mean = times.iter().sum::<u64>() as f64 / stages as f64;
+                print(&json!({
+                    "link": name,
+                    "stages": stages,
+                    "micro_batches": self.micro_batches,
+                    "balance": plan.balance,
+                    "simulated_ms": found.step().as_ms(),
+                    "bubble": found.bubble(),
+                    "imbalance": times.iter().max().copied().unwrap_or(0) as f64 / mean,
+                }))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn plan(balance: Vec<usize>, micro_batches: usize) -> Plan {
+    Plan { balance, micro_batches, schedule: Schedule::GPipe, remat: Remat::Always.into() }
+}
+
+/// The cut whose slowest stage takes least.
+fn fastest(
+    costs: &ModelCosts,
+    micro_batches: usize,
+    stages: usize,
+) -> std::result::Result<Vec<usize>, Failure> {
+    let layers = costs.at(SAMPLES.div_ceil(micro_batches), &Schedule::GPipe);
+    let mut times: Vec<u64> =
+        layers.iter().map(|own| (own.forward + own.rematerialize + own.backward).0).collect();
+    // The loss is with the last layer.
+    if times.len() > costs.layers.len() {
+        let loss = times.pop().unwrap_or(0);
+        if let Some(last) = times.last_mut() {
+            *last += loss;
+        }
+    }
+    Ok(by_cost(&times, stages)?)
+}
+
+fn main() -> std::result::Result<(), Failure> {
+    gpipe::keep_freed_memory();
+    let mut arguments = Arguments::read()?;
+    let name: String = arguments.take("workload", "gpt")?;
+    let rounds: usize = arguments.take("rounds", "5")?;
+    let counts: String = arguments.take("micro_batches", "1,4,32")?;
+    let workload = Workload::named(&name)?;
+    let mut cells = Vec::new();
+    for count in counts.split(',') {
+        let cell = Cell::new(&workload, count.parse()?)?;
+        cell.simulate()?;
+        cells.push(cell);
+    }
+    for round in 0..rounds {
+        for offset in 0..cells.len() {
+            // In another order each time.
+            let at = (round + offset) % cells.len();
+            let Cell { micro_batches, pipeline, .. } = &mut cells[at];
+            let step = pipeline.train_step(&workload.inputs, &workload.targets)?;
+            print(&json!({
+                "round": round,
+                "stages": STAGES,
+                "micro_batches": micro_batches,
+                "step_ms": step.time.as_ms(),
+                "bubble": step.bubble,
+            }))?;
+        }
+    }
+    Ok(())
+}
