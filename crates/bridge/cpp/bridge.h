@@ -59,6 +59,21 @@ public:
 std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
                                   rust::Slice<const Address> inputs, rust::Slice<const Address> parameters);
 
+// memo.cc
+class Memo {
+public:
+  Memo();
+  ~Memo();
+  uint64_t bytes() const;
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+void begin_recording();
+std::unique_ptr<Memo> end_recording();
+void begin_replay(std::unique_ptr<Memo> memo);
+void end_replay();
+void forget_memos() noexcept;
+
 // linear.cc
 Address linear(Address x, Address w, Address bias, bool use_onednn);
 bool onednn_is_faster();

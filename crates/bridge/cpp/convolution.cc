@@ -4,8 +4,10 @@
 // small images, as a micro-batch has them behind a few reductions, that costs several times the arithmetic. A 1x1 convolution is a
 // matrix product of rows that channels-last has already, and the product takes the weight as it is.
 #include "gpipe-bridge/src/ffi.rs.h"
+#include "memo.h"
 #include "product.h"
 #include <ATen/ops/conv2d.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -44,7 +46,8 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
     context->save_for_backward({used, w});
     context->saved_data["sizes"] = x.sizes();
     context->saved_data["stride"] = stride;
-    return images(product(rows(used), w.flatten(1)), used);
+    return remembered({used.size(0), w.size(0), used.size(2), used.size(3)},
+                      [&] { return images(product(rows(used), w.flatten(1)), used); });
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
@@ -68,6 +71,35 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
   }
 };
 
+// Any other: ATen's own, and its backward, to the bit.
+struct Spatial : torch::autograd::Function<Spatial> {
+  static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stride,
+                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    context->save_for_backward({x, w});
+    context->saved_data["stride"] = stride;
+    context->saved_data["padding"] = padding;
+    context->saved_data["dilation"] = dilation;
+    context->saved_data["groups"] = groups;
+    std::vector<int64_t> sizes{x.size(0), w.size(0)};
+    for (std::size_t i = 0; i < 2; i++)
+      sizes.push_back((x.size(2 + i) + 2 * padding[i] - dilation[i] * (w.size(2 + i) - 1) - 1) / stride[i] + 1);
+    return remembered(sizes, [&] { return at::conv2d(x, w, {}, stride, padding, dilation, groups); });
+  }
+
+  static variable_list backward(AutogradContext *context, variable_list grads) {
+    at::NoGradGuard no_grad;
+    const auto saved = context->get_saved_variables();
+    const auto list = [&](const char *name) { return context->saved_data[name].toIntVector(); };
+    const auto [dx, dw, db] = at::convolution_backward(
+        grads[0], saved[0], saved[1], std::nullopt, list("stride"), list("padding"), list("dilation"), /*transposed=*/false,
+        /*output_padding=*/{0, 0}, context->saved_data["groups"].toInt(),
+        {context->needs_input_grad(0), context->needs_input_grad(1), false});
+    const at::Tensor none;
+    return {dx, dw, none, none, none, none};
+  }
+};
+
 } // namespace
 
 Address convolution(Address x_address, Address w_address, rust::Slice<const int64_t> stride,
@@ -82,14 +114,20 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
     for (std::size_t i = 0; i < 2; i++)
       if (x.size(2 + i) + 2 * padding[i] == dilation[i] * (w.size(2 + i) - 1) + 1)
         steps[i] = 1;
+  const auto spatial = [&](const at::Tensor &from) {
+    const bool fits = x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && padding.size() == 2 && dilation.size() == 2;
+    // Else it says what is wrong.
+    return give(fits ? Spatial::apply(from, w, at::IntArrayRef(steps), list(padding), list(dilation), groups)
+                     : at::conv2d(from, w, {}, steps, list(padding), list(dilation), groups));
+  };
   if (!channels_last || !x.device().is_cpu() || x.scalar_type() != at::kFloat || x.dim() != 4)
-    return give(at::conv2d(x, w, {}, steps, list(padding), list(dilation), groups));
+    return spatial(x);
   TORCH_CHECK(w.dim() == 4 && w.size(1) * groups == x.size(1), "a convolution with a weight ", w.sizes(), " in ", groups,
               " group(s) does not take ", x.sizes());
   const bool pointwise = w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
   if (pointwise && w.device().is_cpu() && w.scalar_type() == at::kFloat)
     return give(Pointwise::apply(x, w, at::IntArrayRef(steps)));
-  return give(at::conv2d(x.contiguous(kChannelsLast), w, {}, steps, list(padding), list(dilation), groups));
+  return spatial(x.contiguous(kChannelsLast));
 }
 
 } // namespace gpipe

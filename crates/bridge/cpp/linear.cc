@@ -1,10 +1,13 @@
-// The affine map y = x W^T + b through oneDNN, in float32, with its VJP.
+// The affine map y = x W^T + b with its VJP: through oneDNN in float32 where that is asked for, else through ATen.
 //
-// Why not at::linear: in float32 it always calls MKL, whose AVX-512 kernels are for Intel's processors; on
-// others it falls back to AVX2 and is half as fast as oneDNN, which libtorch brings along anyway.
+// Why not at::linear alone: in float32 it always calls MKL, whose AVX-512 kernels are for Intel's processors; on
+// others it falls back to AVX2 and is half as fast as oneDNN, which libtorch brings along anyway. And what it gave could not be
+// found again by a re-materialization (memo.h). ATen's products are those of its own addmm and its backward, to the bit.
 #include "gpipe-bridge/src/ffi.rs.h"
+#include "memo.h"
 #include "product.h"
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace gpipe {
@@ -19,37 +22,44 @@ at::Tensor rows(const at::Tensor &x) { return x.reshape({-1, x.size(-1)}); }
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
-                            const Optional &bias) {
+                            const Optional &bias, bool onednn) {
     at::AutoDispatchBelowADInplaceOrView below;
     context->save_for_backward({x, w});
     context->saved_data["bias"] = bias.has_value();
+    context->saved_data["onednn"] = onednn;
     auto shape = x.sizes().vec();
     shape.back() = w.size(0);
-    return onednn_product(rows(x), w, bias).reshape(shape);
+    return remembered(shape, [&] {
+      return (onednn ? onednn_product(rows(x), w, bias) : at::linear(rows(x), w, bias)).reshape(shape);
+    });
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
     at::NoGradGuard no_grad;
     auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1];
-    at::Tensor g = rows(grads[0]).contiguous(), dx, dw, db;
+    const bool onednn = context->saved_data["onednn"].toBool();
+    at::Tensor g = rows(grads[0]), dx, dw, db;
+    if (onednn)
+      g = g.contiguous();
     if (context->needs_input_grad(0))
-      dx = onednn_product(g, w.t(), {}).reshape(x.sizes());
+      dx = (onednn ? onednn_product(g, w.t(), {}) : at::mm(g, w)).reshape(x.sizes());
     if (context->needs_input_grad(1))
-      dw = onednn_product(g.t(), rows(x).t(), {});
+      dw = onednn ? onednn_product(g.t(), rows(x).t(), {}) : at::mm(g.t(), rows(x));
     // An absent bias is no input, and must not be asked for.
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2))
       db = g.sum(0);
-    return {dx, dw, db};
+    return {dx, dw, db, at::Tensor()};
   }
 };
 
+bool fits(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
+  return w.dim() == 2 && x.dim() >= 1 && x.size(-1) == w.size(1) && (!b || (b->dim() == 1 && b->size(0) == w.size(0)));
+}
+
 bool fits_onednn_product(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
-  const bool bias_fits = !b || (b->device().is_cpu() && b->scalar_type() == at::kFloat && b->dim() == 1 &&
-                                b->size(0) == w.size(0));
-  return bias_fits && x.device().is_cpu() && w.device().is_cpu() && x.scalar_type() == at::kFloat &&
-         w.scalar_type() == at::kFloat && w.dim() == 2 && x.dim() >= 1 && x.size(-1) == w.size(1) &&
-         x.numel() * w.size(0) >= kMultiplicationsMin;
+  const auto is_own = [](const at::Tensor &one) { return one.device().is_cpu() && one.scalar_type() == at::kFloat; };
+  return is_own(x) && is_own(w) && (!b || is_own(*b)) && x.numel() * w.size(0) >= kMultiplicationsMin;
 }
 
 } // namespace
@@ -65,9 +75,9 @@ bool onednn_is_faster() {
 
 Address linear(Address x, Address w, Address bias, bool use_onednn) {
   const Optional b = bias == 0 ? Optional() : Optional(borrow(bias));
-  if (use_onednn && fits_onednn_product(borrow(x), borrow(w), b))
-    return give(Linear::apply(borrow(x), borrow(w), b));
-  return give(at::linear(borrow(x), borrow(w), b));
+  if (!fits(borrow(x), borrow(w), b))
+    return give(at::linear(borrow(x), borrow(w), b)); // which says what is wrong
+  return give(Linear::apply(borrow(x), borrow(w), b, use_onednn && fits_onednn_product(borrow(x), borrow(w), b)));
 }
 
 } // namespace gpipe

@@ -6,6 +6,7 @@
 //! - [`device`]: streams, events and memory of GPUs
 //! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
+//! - [`memo`]: what products and convolutions gave, for a forward that is computed again
 //! - [`loss`]: cross entropy with a backward in place
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
@@ -24,6 +25,7 @@ mod ffi;
 pub mod fill;
 pub mod linear;
 pub mod loss;
+pub mod memo;
 pub mod memory;
 pub mod optim;
 pub mod split;

@@ -212,6 +212,23 @@ fn show_halves(costs: &ModelCosts, samples: usize) {
     }
 }
 
+/// What a re-materialization takes and holds that keeps what products gave, beside a whole one.
+fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
+    if !costs.has_selective(samples, schedule) {
+        return;
+    }
+    let layers = costs.at(samples, schedule);
+    let sum = |time: fn(&LayerCost) -> Nanos| layers.iter().map(time).sum::<Nanos>();
+    let bytes = |of: fn(&LayerCost) -> Bytes| layers.iter().map(of).sum::<Bytes>();
+    say!(
+        "recompute, selective: {} ms instead of {} for {samples} samples; what products gave is {} of the {} of activations",
+        ms(sum(|c| c.rematerialize_selective)),
+        ms(sum(|c| c.rematerialize)),
+        bytes(|c| c.products),
+        bytes(|c| c.kept)
+    );
+}
+
 /// A table of the layers at the configured M, measured beside estimated, and one of the sizes.
 fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &Schedule) {
     let costs = &profile.costs;
@@ -286,6 +303,7 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &S
         );
     }
     show_halves(costs, samples);
+    show_selective(costs, samples, schedule);
     let Transport { latency, bytes_per_s } = costs.transport;
     let bytes = match bytes_per_s {
         0 => String::new(),

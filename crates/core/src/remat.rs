@@ -31,6 +31,10 @@ pub enum Remat {
     /// As `UnlessAdjacent`, but a forward also keeps its activations while fewer than so many other micro-batches do: a
     /// stage then holds at most one micro-batch's activations more than that.
     Keep(u32),
+    /// As `UnlessAdjacent`, but what matrix products and convolutions gave is kept, too, and not computed again: about half of the
+    /// activations for a small part of the time (selective activation recomputation: Korthikanti et al. 2022, arXiv 2205.05198,
+    /// section 5).
+    Selective,
     /// As `Always`, with the stage cut into this many segments that keep their own inputs and are
     /// recomputed one at a time (Chen et al. 2016, arXiv 1604.06174): the peak is one segment's activations.
     Segments(u32),
@@ -48,7 +52,7 @@ impl Remat {
         match self {
             Remat::Never => false,
             Remat::Always | Remat::Segments(_) => true,
-            Remat::UnlessAdjacent => !adjacent,
+            Remat::UnlessAdjacent | Remat::Selective => !adjacent,
             Remat::Keep(most) => !adjacent && kept >= most as usize,
         }
     }
@@ -174,6 +178,7 @@ impl fmt::Display for Remat {
             Remat::Never => f.write_str("never"),
             Remat::UnlessAdjacent => f.write_str("unless-adjacent"),
             Remat::Keep(kept) => write!(f, "keep:{kept}"),
+            Remat::Selective => f.write_str("selective"),
             Remat::Segments(segments) => write!(f, "segments:{segments}"),
         }
     }
@@ -192,7 +197,7 @@ impl fmt::Display for RematPolicies {
 /// A policy that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no re-materialization '{0}': use always, never, unless-adjacent, keep:N (N from 1 to {NUMBER_MAX}) or segments:N (N from 1 to {SEGMENTS_MAX})"
+    "there is no re-materialization '{0}': use always, never, unless-adjacent, selective, keep:N (N from 1 to {NUMBER_MAX}) or segments:N (N from 1 to {SEGMENTS_MAX})"
 )]
 pub struct UnknownRemat(String);
 
@@ -210,6 +215,7 @@ impl FromStr for Remat {
                 "always" => Ok(Remat::Always),
                 "never" => Ok(Remat::Never),
                 "unless-adjacent" => Ok(Remat::UnlessAdjacent),
+                "selective" => Ok(Remat::Selective),
                 _ => Err(error()),
             },
             Some(("segments", text)) => Ok(Remat::Segments(number(text, SEGMENTS_MAX)?)),

@@ -106,6 +106,37 @@ fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> Held {
     Held { peak: Bytes(replay.most as u64), after: Bytes(replay.now() as u64) }
 }
 
+/// What products gave is kept from the forward on; a re-materialization gives it back layer by layer, for all that the layer keeps.
+#[test]
+fn oracle_a_selective_stages_bytes_are_those_of_a_replay() {
+    let mut random = Stream::new(23);
+    for _ in 0..200 {
+        let layers = 1 + random.below(9);
+        let mut model = model(&mut random, layers, 2, Kind::Plain);
+        model.skips.clear();
+        let costs = model.at(2, &Schedule::OneFOneB);
+        let own = model.stage_bytes(0..layers, &costs, 2, Remat::Selective);
+        let mut replay = Replay::default();
+        for (layer, cost) in costs.iter().enumerate().take(layers) {
+            replay.add('i', layer, if layer > 0 { cost.inputs } else { Bytes(0) });
+            replay.peak(cost.forward_peak);
+            replay.drop('i', layer);
+            replay.add('q', layer, cost.products);
+        }
+        assert_eq!(own.forward.after.0, replay.now() as u64);
+        assert!(own.forward.peak.0 >= replay.most as u64);
+        replay.restart();
+        for (layer, cost) in costs.iter().enumerate() {
+            replay.peak(cost.forward_peak);
+            replay.drop('q', layer);
+            replay.add('k', layer, cost.kept);
+        }
+        assert_eq!(own.rematerialize.peak.0, replay.above_start());
+        let whole = model.stage_bytes(0..layers, &costs, 2, Remat::Never).forward_kept.after;
+        assert_eq!(own.forward.after + own.rematerialize.after, whole);
+    }
+}
+
 #[test]
 fn oracle_a_stages_bytes_are_those_of_a_replay() {
     let mut random = Stream::new(21);

@@ -175,7 +175,8 @@ fn random_costs(random: &mut Stream, stages: usize, edges: usize) -> Costs {
 }
 
 fn random_policy(random: &mut Stream) -> Remat {
-    match random.below(5) {
+    match random.below(6) {
+        5 => Remat::Selective,
         0 => Remat::Never,
         1 => Remat::Always,
         2 => Remat::UnlessAdjacent,

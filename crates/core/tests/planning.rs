@@ -17,8 +17,9 @@ use serde_json::Value;
 use support::{Kind, balances, model};
 
 /// All policies that a search may try for a stage of so many layers.
-fn policies(layers: usize, micro_batches: usize) -> Vec<Remat> {
+fn policies(layers: usize, micro_batches: usize, selective: bool) -> Vec<Remat> {
     let mut all = vec![Remat::Never, Remat::UnlessAdjacent, Remat::Always];
+    all.extend(selective.then_some(Remat::Selective));
     all.extend((1..micro_batches as u32).map(Remat::Keep));
     all.extend((2..=layers as u32).map(Remat::Segments));
     all
@@ -84,9 +85,13 @@ impl Case {
         for &stages in &self.stages {
             for &m in &self.micro_batches {
                 for schedule in Schedule::TRAINING {
+                    let larger = self.samples.div_ceil(m.min(self.samples));
+                    let selective = self.model.has_selective(larger, &schedule);
                     for balance in balances(layers, stages) {
-                        let lists: Vec<Vec<Remat>> =
-                            balance.iter().map(|&n| policies(n, m.min(self.samples))).collect();
+                        let lists: Vec<Vec<Remat>> = balance
+                            .iter()
+                            .map(|&n| policies(n, m.min(self.samples), selective))
+                            .collect();
                         for remat in products(&lists) {
                             let remat = RematPolicies::by_stage(remat);
                             let balance = balance.clone();
@@ -180,6 +185,8 @@ fn regular(times: &[u64]) -> ModelCosts {
             forward,
             forward_kept: forward,
             rematerialize: forward,
+            rematerialize_selective: Nanos(0),
+            products: Bytes(0),
             backward: forward + forward,
             backward_kept: forward + forward,
             inputs: mib(1),

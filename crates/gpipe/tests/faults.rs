@@ -149,7 +149,7 @@ fn ways() -> Vec<Way> {
     let mut ways = Vec::new();
     for stages in [1, 2, 4] {
         for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1] {
-            for remat in [Remat::Never, Remat::Always] {
+            for remat in [Remat::Never, Remat::Always, Remat::Selective] {
                 let schedule = schedule.clone();
                 ways.push(Way { stages, schedule, remat });
             }

@@ -216,8 +216,14 @@ fn compare(networks: &[Network], cases: &[Case], above: f64, below: f64) {
 }
 
 fn cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
-    let remats =
-        [Remat::Never, Remat::Always, Remat::UnlessAdjacent, Remat::Keep(1), Remat::Segments(2)];
+    let remats = [
+        Remat::Never,
+        Remat::Always,
+        Remat::UnlessAdjacent,
+        Remat::Keep(1),
+        Remat::Selective,
+        Remat::Segments(2),
+    ];
     let mut all = Vec::new();
     for (stages, micro_batches) in [(1, 1), (1, 4), (2, 4), (3, 4)] {
         for schedule in Schedule::TRAINING {

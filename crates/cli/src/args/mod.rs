@@ -108,7 +108,7 @@ pub(crate) struct PipelineArguments {
     /// gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<String>,
-    /// always, never, unless-adjacent, keep:N or segments:N: one for all stages, or one for each, such as keep:2,never
+    /// always, never, unless-adjacent, selective, keep:N or segments:N: one for all stages, or one for each, such as keep:2,never
     /// (pipeline.remat)
     #[arg(long)]
     pub remat: Option<String>,

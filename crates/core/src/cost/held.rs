@@ -10,6 +10,8 @@ pub(super) struct Layers<'a> {
     pub costs: &'a [LayerCost],
     pub gradients: &'a [Bytes],
     pub segments: Vec<Range<usize>>,
+    /// Whether a forward that discards keeps what products gave.
+    pub selective: bool,
     pub skips: Vec<SkipEnds>,
 }
 
@@ -58,6 +60,9 @@ impl Layers<'_> {
                 }
                 let inputs = if is_start { Bytes(0) } else { cost.inputs };
                 held.peak = held.peak.max(held.after + stashed + inputs + cost.forward_peak);
+                if self.selective {
+                    held.after += cost.products;
+                }
                 let own = self.skips.iter().filter(|skip| skip.stash == Some(layer));
                 stashed += own.map(|skip| skip.bytes).sum();
             }
@@ -71,8 +76,19 @@ impl Layers<'_> {
         held
     }
 
-    /// The last segment, and the loss.
+    /// The last segment, and the loss. What products gave, where it was kept, becomes part of what a layer keeps, or goes.
     pub fn rematerialize(&self) -> Held {
+        if self.selective {
+            let (mut now, mut most) = (0_i64, 0_i64);
+            for (layer, cost) in self.costs.iter().enumerate() {
+                // The loss waited for this.
+                let had = if layer < self.gradients.len() { cost.products } else { Bytes(0) };
+                most = most.max(now.saturating_add(signed(cost.forward_peak)));
+                now = now.saturating_add(signed(cost.kept) - signed(had));
+            }
+            let bytes = |signed: i64| Bytes(u64::try_from(signed).unwrap_or(0));
+            return Held { peak: bytes(most), after: bytes(now) };
+        }
         let start = self.segments.last().map_or(0, |segment| segment.start);
         self.keeping(start..self.costs.len())
     }

@@ -31,6 +31,10 @@ pub struct LayerCost {
     pub forward_kept: Nanos,
     /// A re-materialization.
     pub rematerialize: Nanos,
+    /// A re-materialization that finds what products gave ([`Remat::Selective`]), no longer than one that does not; 0 where that is
+    /// not known.
+    #[serde(default)]
+    pub rematerialize_selective: Nanos,
     /// A backward after a re-materialization.
     pub backward: Nanos,
     /// A backward whose forward kept its activations.
@@ -47,6 +51,9 @@ pub struct LayerCost {
     pub input_gradients: Bytes,
     /// What a forward that keeps leaves until the backward: outputs, and what autograd saves; without its inputs.
     pub kept: Bytes,
+    /// What its matrix products and convolutions give, which [`Remat::Selective`] keeps.
+    #[serde(default)]
+    pub products: Bytes,
     /// Most above the start of a forward, while it runs.
     pub forward_peak: Bytes,
     /// Most above the start of a backward, while it runs; what the layer kept and the gradient of its outputs are there at
@@ -219,9 +226,16 @@ impl ModelCosts {
         self.at(samples, schedule).iter().any(LayerCost::has_halves)
     }
 
+    /// Whether it is known what a re-materialization takes that finds what products gave, in micro-batches of `samples` samples under
+    /// `schedule`.
+    pub fn has_selective(&self, samples: usize, schedule: &Schedule) -> bool {
+        self.at(samples, schedule).iter().any(LayerCost::has_selective)
+    }
+
     /// The costs for micro-batches of `samples` samples under `schedule`: those of that size under it, or under the one that
     /// was measured first; else on the line through the two nearest sizes; of one size only, in proportion. The loss is last. Of
     /// a backward in halves, where those were not measured, as under the first schedule by name that splits it; likewise of a whole one.
+    /// A selective re-materialization is measured under one schedule.
     pub fn at(&self, samples: usize, schedule: &Schedule) -> Vec<LayerCost> {
         let own = self.under.get(&schedule.to_string()).unwrap_or(&self.sizes);
         let found = match own.get(&samples).or_else(|| self.sizes.get(&samples)) {
@@ -229,6 +243,17 @@ impl ModelCosts {
             None => between(own, samples),
         };
         let mut costs = found.unwrap_or_else(|| vec![LayerCost::default(); self.layers.len() + 1]);
+        if !costs.iter().any(LayerCost::has_selective)
+            && let Some(selective) = between(&self.sizes, samples)
+        {
+            for (cost, own) in costs.iter_mut().zip(selective) {
+                let share =
+                    own.rematerialize_selective.0 as f64 / own.rematerialize.0.max(1) as f64;
+                let time = Nanos((cost.rematerialize.0 as f64 * share) as u64);
+                *cost =
+                    LayerCost { rematerialize_selective: time, products: own.products, ..*cost };
+            }
+        }
         if !schedule.splits() {
             return costs;
         }
@@ -299,7 +324,10 @@ impl ModelCosts {
         };
         let scale = |time: Nanos| Nanos((time.0 as f64 / speed) as u64);
         let states = &self.layers[range];
-        let again = sum(&own[last.start..], |c| c.rematerialize);
+        let again = match remat {
+            Remat::Selective => sum(own, |c| c.rematerialize_selective),
+            _ => sum(&own[last.start..], |c| c.rematerialize),
+        };
         let rest = sum(&own[..last.start], |c| c.rematerialize);
         StageCost {
             forward: scale(sum(own, |c| c.forward)),
@@ -347,6 +375,7 @@ impl ModelCosts {
             costs: self.with_loss(&range, costs),
             gradients: &gradients,
             segments: remat.segment_ranges(range.len()),
+            selective: remat == Remat::Selective,
             skips: self.skips.iter().map(|skip| self.end_in(skip, &range, samples)).collect(),
         };
         let kept = layers.keeping(0..layers.costs.len());
@@ -456,6 +485,10 @@ impl LayerCost {
         self.backward_input + self.backward_weight > Nanos(0)
     }
 
+    fn has_selective(&self) -> bool {
+        self.rematerialize_selective > Nanos(0)
+    }
+
     fn has_whole(&self) -> bool {
         self.backward + self.backward_kept > Nanos(0)
     }
@@ -474,6 +507,10 @@ impl LayerCost {
             forward: time(self.forward, other.forward),
             forward_kept: time(self.forward_kept, other.forward_kept),
             rematerialize: time(self.rematerialize, other.rematerialize),
+            rematerialize_selective: time(
+                self.rematerialize_selective,
+                other.rematerialize_selective,
+            ),
             backward: time(self.backward, other.backward),
             backward_kept: time(self.backward_kept, other.backward_kept),
             backward_input: time(self.backward_input, other.backward_input),
@@ -481,6 +518,7 @@ impl LayerCost {
             inputs: bytes(self.inputs, other.inputs),
             input_gradients: bytes(self.input_gradients, other.input_gradients),
             kept: bytes(self.kept, other.kept),
+            products: bytes(self.products, other.products),
             forward_peak: bytes(self.forward_peak, other.forward_peak),
             backward_peak: bytes(self.backward_peak, other.backward_peak),
             first_backward_peak: bytes(self.first_backward_peak, other.first_backward_peak),

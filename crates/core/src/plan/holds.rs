@@ -104,7 +104,7 @@ impl Space<'_> {
         estimates: bool,
     ) -> Result<Bytes, PlanError> {
         let (all, least) = &*self.moments(stage, policy)?;
-        let key = (range.start, range.end, policy.segments());
+        let key = (range.start, range.end, policy.segments(), policy == Remat::Selective);
         let (model, costs) = (self.frame.model, &self.costs);
         let bytes = self.bytes.entry(key);
         let larger = self.frame.samples.div_ceil(self.frame.micro_batches);

@@ -41,7 +41,7 @@ use crate::{
     lower::{LowerError, Program, lower},
     memory::{EdgeBytes, StageBytes, peaks, series},
     partition::{PartitionError, check_balance},
-    remat::RematPolicies,
+    remat::{Remat, RematPolicies},
     report,
     schedule::Schedule,
     simulate::{Costs, Deadlock, StageCost, Timeline, simulate_with_room},
@@ -257,6 +257,12 @@ fn check(
             "the costs do not say what the halves of a backward take, which {} needs: measure a profile under it, or plan with analytic costs",
             plan.schedule
         ));
+    }
+    let is_selective = (0..stages).any(|stage| plan.remat.of(stage) == Remat::Selective);
+    if is_selective && !model.has_selective(larger, &plan.schedule) {
+        return setting(
+            "the costs do not say what re-materialization takes that keeps what products gave, which selective needs: measure a profile again, or plan with analytic costs".into(),
+        );
     }
     let fits = plan.schedule.check_micro_batches(plan.micro_batches);
     fits.map_err(|error| PlanError::Setting(error.to_string()))?;

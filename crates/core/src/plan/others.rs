@@ -13,8 +13,14 @@ use crate::{
 };
 
 /// What is tried for all stages, from what holds most to what holds least.
-const POLICIES: [Remat; 5] =
-    [Remat::Never, Remat::Keep(2), Remat::Keep(1), Remat::Always, Remat::Segments(4)];
+const POLICIES: [Remat; 6] = [
+    Remat::Never,
+    Remat::Keep(2),
+    Remat::Keep(1),
+    Remat::Selective,
+    Remat::Always,
+    Remat::Segments(4),
+];
 
 /// The best that was found under one schedule on so many devices with so many micro-batches.
 pub(super) struct Other {
@@ -100,7 +106,7 @@ impl Trial<'_, '_> {
         };
         let policies: Vec<RematPolicies> = match &self.request.remat {
             Some(remat) => vec![remat.clone()],
-            None => POLICIES.map(RematPolicies::from).to_vec(),
+            None => self.policies(schedule, micro_batches).map(RematPolicies::from).collect(),
         };
         for remat in policies {
             let (schedule, balance) = (schedule.clone(), balance.clone());
@@ -138,6 +144,17 @@ impl Trial<'_, '_> {
         Ok(by_weighted_cost(&times, &weights)?)
     }
 
+    /// Those whose costs are known.
+    fn policies(
+        &self,
+        schedule: &Schedule,
+        micro_batches: usize,
+    ) -> impl Iterator<Item = Remat> + use<> {
+        let samples = self.request.samples.div_ceil(micro_batches.max(1));
+        let selective = self.request.model.has_selective(samples, schedule);
+        POLICIES.into_iter().filter(move |policy| selective || *policy != Remat::Selective)
+    }
+
     /// The step of a plan that fits.
     fn fitting(&mut self, plan: &Plan) -> Result<Option<u64>, PlanError> {
         let Request { model, samples, .. } = *self.request;
@@ -166,7 +183,8 @@ impl Trial<'_, '_> {
         }
         if self.request.remat.is_none() {
             for stage in 0..stages {
-                for policy in POLICIES.into_iter().filter(|own| *own != plan.remat.of(stage)) {
+                let tried = self.policies(&plan.schedule, plan.micro_batches);
+                for policy in tried.filter(|own| *own != plan.remat.of(stage)) {
                     let mut policies: Vec<Remat> =
                         (0..stages).map(|stage| plan.remat.of(stage)).collect();
                     policies[stage] = policy;

@@ -78,13 +78,15 @@ pub(super) struct Space<'a> {
     pub spent: u64,
     /// Whether a stage's peak is that of a plain chain; else what it holds at least, where the two differ.
     pub(super) estimates: bool,
+    /// Whether it is known what `selective` takes.
+    selective: bool,
     pub(super) shape: Shape,
     pub(super) costs: Vec<LayerCost>,
     pub(super) sums: Vec<Sums>,
     patterns: Vec<Option<Rc<Patterns>>>,
     pub(super) order: Option<Rc<Order>>,
     pub(super) moments: HashMap<(usize, Remat), Rc<(Moments, Moments)>>,
-    pub(super) bytes: HashMap<(usize, usize, usize), StageBytes>,
+    pub(super) bytes: HashMap<(usize, usize, usize, bool), StageBytes>,
     cells: HashMap<(usize, usize, usize), Rc<Cell>>,
     programs: HashMap<(Vec<Edge>, Vec<Remat>), Lowered>,
     pub(super) messages: Vec<EdgeBytes>,
@@ -107,6 +109,7 @@ impl<'a> Space<'a> {
             cuts: Cuts::new(model, &model.link_costs(&edges), lists.trains),
             spent: 0,
             estimates: true,
+            selective: model.has_selective(larger, schedule),
             shape: Shape::of(model),
             sums,
             costs,
@@ -165,12 +168,20 @@ impl<'a> Space<'a> {
 
     /// No more than a stage takes under any policy, memory aside.
     pub fn loose(&self, stage: usize, start: usize, end: usize) -> Figures {
-        self.lists.loose(&self.stage_costs(stage, &(start..end), Remat::Always))
+        let mut costs = self.stage_costs(stage, &(start..end), Remat::Always);
+        if self.selective {
+            let selective = self.stage_costs(stage, &(start..end), Remat::Selective);
+            for (cost, own) in costs.iter_mut().zip(selective) {
+                cost.rematerialize = cost.rematerialize.min(own.rematerialize);
+            }
+        }
+        self.lists.loose(&costs)
     }
 
     /// Every policy that may be tried for a stage of so many layers, with its pattern.
     pub fn policies(&mut self, stage: usize, layers: usize) -> Vec<(Remat, usize)> {
         let patterns = &self.patterns(stage).all;
+        let selective = self.selective;
         if self.frame.remat.is_some() {
             return vec![(patterns[0].policy, 0)];
         }
@@ -178,7 +189,12 @@ impl<'a> Space<'a> {
         let whole = patterns.iter().enumerate().map(|(index, pattern)| (pattern.policy, index));
         let recomputes = patterns[last].policy != Remat::Never;
         let parts = recomputes.then(|| segments(layers)).into_iter().flatten();
-        whole.chain(parts.map(|policy| (policy, last))).collect()
+        // It recomputes what `unless-adjacent` does.
+        let adjacent = self.lists.pattern(stage, Remat::UnlessAdjacent);
+        let same = patterns.iter().position(|pattern| pattern.recomputes_as(&adjacent));
+        let same = same.filter(|_| selective && adjacent.recomputes());
+        let selective = same.map(|index| (Remat::Selective, index));
+        whole.chain(selective).chain(parts.map(|policy| (policy, last))).collect()
     }
 
     fn patterns(&mut self, stage: usize) -> Rc<Patterns> {
@@ -364,9 +380,13 @@ impl<'a> Space<'a> {
     }
 }
 
-/// Segments recompute what `always` does.
+/// Segments recompute what `always` does, and `selective` what `unless-adjacent` does.
 pub(super) fn whole(policy: Remat) -> Remat {
-    if matches!(policy, Remat::Segments(_)) { Remat::Always } else { policy }
+    match policy {
+        Remat::Segments(_) => Remat::Always,
+        Remat::Selective => Remat::UnlessAdjacent,
+        other => other,
+    }
 }
 
 /// What crosses a cut before a layer.

@@ -33,6 +33,18 @@ pub(super) struct Pattern {
     again: Tally,
 }
 
+impl Pattern {
+    /// Whether it recomputes anything.
+    pub fn recomputes(&self) -> bool {
+        self.discards.contains(&true)
+    }
+
+    /// Whether it recomputes the same micro-batches.
+    pub fn recomputes_as(&self, other: &Self) -> bool {
+        self.discards == other.discards
+    }
+}
+
 /// What a stage takes where the bounds look at it, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Figures {
@@ -132,7 +144,7 @@ impl Lists {
         let mut patterns = vec![self.pattern(stage, Remat::Never)];
         for policy in kept.chain(ends) {
             let pattern = self.pattern(stage, policy);
-            if patterns.iter().all(|other| other.discards != pattern.discards) {
+            if patterns.iter().all(|other| !other.recomputes_as(&pattern)) {
                 patterns.push(pattern);
             }
         }

@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Sums {
     layers: usize,
-    times: Vec<[Nanos; 7]>,
+    times: Vec<[Nanos; 8]>,
     ends: Vec<[Nanos; 2]>,
     /// Parameters and what the optimizer keeps.
     states: Vec<Bytes>,
@@ -21,7 +21,7 @@ pub(super) struct Sums {
 
 impl Sums {
     pub fn new(model: &ModelCosts, costs: &[LayerCost]) -> Self {
-        let (mut times, mut ends) = (vec![[Nanos(0); 7]], vec![[Nanos(0); 2]]);
+        let (mut times, mut ends) = (vec![[Nanos(0); 8]], vec![[Nanos(0); 2]]);
         let mut states = vec![Bytes(0)];
         for cost in costs {
             let own = [
@@ -32,9 +32,10 @@ impl Sums {
                 cost.backward_kept,
                 cost.backward_input,
                 cost.backward_weight,
+                cost.rematerialize_selective,
             ];
             let before = times[times.len() - 1];
-            times.push([0, 1, 2, 3, 4, 5, 6].map(|kind| before[kind] + own[kind]));
+            times.push([0, 1, 2, 3, 4, 5, 6, 7].map(|kind| before[kind] + own[kind]));
         }
         for state in &model.layers {
             let before = ends[ends.len() - 1];
@@ -53,11 +54,12 @@ impl Sums {
         let between = |kind: usize, from: usize| self.times[end][kind] - self.times[from][kind];
         let scale = |time: Nanos| Nanos((time.0 as f64 / speed) as u64);
         let rest = self.times[last][2] - self.times[range.start][2];
+        let again = if policy == Remat::Selective { 7 } else { 2 };
         let ends = [0, 1].map(|kind| self.ends[range.end][kind] - self.ends[range.start][kind]);
         StageCost {
             forward: scale(between(0, range.start)),
             forward_kept: scale(between(1, range.start)),
-            rematerialize: scale(between(2, last)),
+            rematerialize: scale(between(again, last)),
             backward: scale(rest + between(3, range.start)),
             backward_kept: scale(between(4, range.start)),
             backward_input: scale(rest + between(5, range.start)),

@@ -90,15 +90,18 @@ fn cost(random: &mut Stream, samples: usize, kind: Kind) -> LayerCost {
     };
     let mut bytes = |most: usize| Bytes(random.below(most * samples) as u64);
     let inputs = bytes(8);
+    let activations = bytes(40) + inputs;
     LayerCost {
         forward,
         forward_kept: kept,
         rematerialize: again,
+        rematerialize_selective: Nanos(again.0 / 3),
+        products: Bytes(activations.0 / 2),
         backward,
         backward_kept,
         inputs,
         input_gradients: inputs,
-        kept: bytes(40) + inputs,
+        kept: activations,
         forward_peak: bytes(60),
         backward_peak: bytes(60),
         first_backward_peak: bytes(70),

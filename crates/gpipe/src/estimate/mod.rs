@@ -273,10 +273,14 @@ impl Model<'_> {
             (true, false) => (Nanos(0), backward),
             (false, _) => (backward, Nanos(0)),
         };
+        let of = totals.products;
+        let rest = self.rate.time((flops - of.flops).max(0.0), (traffic - of.traffic).max(0.0));
         LayerCost {
             forward,
             forward_kept: forward,
             rematerialize: forward,
+            rematerialize_selective: rest.min(forward),
+            products: held(of.bytes),
             backward,
             backward_kept: backward,
             backward_input: input,

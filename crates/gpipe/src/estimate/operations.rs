@@ -35,13 +35,14 @@ impl Tape {
         let outputs = self.shape(weight).first().copied().unwrap_or(0);
         let output = self.spec(x).with_last(outputs);
         let onednn = self.takes_onednn(x, outputs);
+        let flops = 2.0 * self.spec(x).elements() * outputs as f64;
         let transposed = if onednn { bytes(&output) } else { 0.0 };
         let node = Node::new(&[x], output).saving(&[x]).backward_bytes(transposed);
         let node = match onednn {
             true => node.parameter(weight),
             false => node.parameter_transposed(weight),
         };
-        self.push(bias.into_iter().fold(node, Node::parameter))
+        self.push_product(bias.into_iter().fold(node, Node::parameter), flops)
     }
 
     fn takes_onednn(&self, x: Var, outputs: i64) -> bool {
@@ -199,12 +200,15 @@ impl Tape {
         let pointwise = kernel.iter().all(|&size| size == 1) && groups == 1;
         let (input, weights, made) = (self.bytes(x), self.parameter_bytes(weight), bytes(&output));
         let is_float = self.spec(x).kind == Kind::Float;
+        // Of each of its outputs, a product with every weight of its kernel.
+        let fan_in: i64 = self.shape(weight).iter().skip(1).product();
+        let flops = 2.0 * output.elements() * fan_in as f64;
         if self.kernels() != Kernels::OneDnn || !is_float {
             let node = Node::new(&[x], output).saving(&[x]).parameter(weight);
             let plain = pointwise && !strided;
             let forward = if plain { 0.0 } else { (input + weights).max(made) };
             let backward = if plain { 0.0 } else { input + made };
-            return self.push(node.forward_bytes(forward).backward_bytes(backward));
+            return self.push_product(node.forward_bytes(forward).backward_bytes(backward), flops);
         }
         let node = Node::new(&[x], output.clone()).channels_last(true);
         let plain = !self.is_channels_last(x) && self.layouts_differ(x);
@@ -215,7 +219,7 @@ impl Tape {
                 _ => (weights, 2.0 * weights),
             };
             let node = node.parameter(weight).forward_bytes(forward);
-            return self.push(node.backward_bytes(backward));
+            return self.push_product(node.backward_bytes(backward), flops);
         }
         // The pixels that are used: copied where they are some, or lie otherwise.
         let channels = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0) as f64;
@@ -228,7 +232,7 @@ impl Tape {
             true => node.parameter(weight).forward_bytes(weights).backward_bytes(made.max(thinned)),
             false => node.parameter_transposed(weight).backward_bytes(thinned),
         };
-        self.push(node)
+        self.push_product(node, flops)
     }
 
     /// Whether images of this shape lie differently in the two layouts.

@@ -89,6 +89,16 @@ pub struct Tape {
     statistics: f64,
     stashed: Vec<(String, Var)>,
     traffic: f64,
+    products: Products,
+}
+
+/// What matrix products and convolutions are of a layer's forward.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Products {
+    /// What they give.
+    pub bytes: f64,
+    pub flops: f64,
+    pub traffic: f64,
 }
 
 /// What a layer's forward and backward hold and move.
@@ -109,6 +119,7 @@ pub(crate) struct Totals {
     pub trained: bool,
     /// Bytes that its operations read and write in a forward.
     pub traffic: f64,
+    pub products: Products,
 }
 
 impl Tape {
@@ -130,6 +141,7 @@ impl Tape {
             statistics: 0.0,
             stashed: Vec::new(),
             traffic: 0.0,
+            products: Products::default(),
         }
     }
 
@@ -248,6 +260,16 @@ impl Tape {
         output
     }
 
+    /// As [`Tape::push`], of a matrix product or a convolution: what it gives may be kept for a re-materialization.
+    pub(super) fn push_product(&mut self, node: Node, flops: f64) -> Var {
+        let (before, made) = (self.traffic, bytes(&node.output));
+        let output = self.push(node);
+        self.products.bytes += made;
+        self.products.flops += flops;
+        self.products.traffic += self.traffic - before;
+        output
+    }
+
     /// The forward's variable for `x` goes out of scope.
     pub fn release(&mut self, x: Var) {
         if std::mem::take(&mut self.values[x.0].held) {
@@ -299,6 +321,7 @@ impl Tape {
             captured: self.captured(&outputs),
             trained: self.starts().next().is_some(),
             traffic: self.traffic,
+            products: self.products,
         };
         let of = |var: &Var| gradients.get(var).copied().unwrap_or(0.0);
         (totals, self.popped.iter().map(|(name, var)| (name.clone(), of(var))).collect())

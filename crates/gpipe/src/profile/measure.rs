@@ -102,11 +102,24 @@ pub fn profile(
                 Err(error) if error.is_out_of_memory() => None,
                 Err(error) => return Err(error),
             };
-            for observed in [Some(&mut discarding), keeping.as_mut()].into_iter().flatten() {
+            // Under one schedule: what it takes of a whole re-materialization is the same under all.
+            let selective = match number {
+                0 => Some(observe(Remat::Selective)),
+                _ => None,
+            };
+            let mut selective = match selective {
+                Some(Err(error)) if !error.is_out_of_memory() => return Err(error),
+                other => other.and_then(Result::ok),
+            };
+            let observed = [Some(&mut discarding), keeping.as_mut(), selective.as_mut()];
+            for observed in observed.into_iter().flatten() {
                 messages.extend(std::mem::take(&mut observed.messages));
             }
             let mut measured = boundaries(&mut builder, cut.samples)?;
             fill(&mut measured, &discarding, keeping.as_ref());
+            if let Some(selective) = &selective {
+                selective.fill_selective(&mut measured);
+            }
             if schedule.splits() {
                 discarding.fill_unsplit(&mut costs);
             }
@@ -343,6 +356,17 @@ impl Observed {
         // With one micro-batch there is only the first.
         if cost.backward_peak == Bytes(0) {
             cost.backward_peak = cost.first_backward_peak;
+        }
+    }
+
+    /// What a re-materialization takes that finds what products gave, and what those hold.
+    fn fill_selective(&self, measured: &mut [LayerCost]) {
+        for (layer, cost) in measured.iter_mut().enumerate() {
+            if !self.of(layer, Work::Rematerialize).is_empty() {
+                let time = self.typical(layer, Work::Rematerialize);
+                cost.rematerialize_selective = time.min(cost.rematerialize);
+                cost.products = Bytes(self.bytes.get(layer).map_or(0, |own| own.products));
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use gpipe_core::{Action, EdgeId, MicroBatch, StageId};
 use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
 
 use super::{
-    Run, Stage, StageResult,
+    How, Products, Run, Stage, StageResult,
     back::{Weights, arrivals},
     feed::{Feed, Mode, Outcome},
     held::Held,
@@ -71,8 +71,8 @@ impl StageExecutor for Stage {
         };
         let outputs = if keep == Keep::Activations {
             let layers = 0..self.plan.layers.len();
-            let how = (Run::Keep, Work::ForwardKept);
-            let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how.0, how.1)?;
+            let how = How { run: Run::Keep, work: Work::ForwardKept, products: Products::Compute };
+            let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
             self.count_statistics(micro_batch, ran.statistics);
             self.held.insert(micro_batch, Held::whole(ran.islands));
             ran.outputs
@@ -203,6 +203,7 @@ impl StageExecutor for Stage {
             }
             for (position, layer) in layers.iter_mut().enumerate() {
                 layer.unsplit = recorder.is_whole(position);
+                layer.products = recorder.products_of(position);
             }
             profile = Some(StageProfile { samples, layers });
         }

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use gpipe_core::{LayerId, MicroBatch};
+use gpipe_core::{LayerId, MicroBatch, remat::Remat};
 use gpipe_runtime::Keep;
 use tch::Tensor;
 
 use super::{
-    Run, Stage, StageResult,
+    How, Products, Run, Stage, StageResult,
     feed::Mode,
     held::{Held, SegmentStart},
     not_held,
@@ -15,7 +15,7 @@ use super::{
 };
 
 impl Stage {
-    /// A forward that keeps every segment's inputs, and nothing else.
+    /// A forward that keeps every segment's inputs, and, where the policy is selective, what products gave.
     ///
     /// In training each layer still runs as an island, which is dropped at once: ATen may choose another
     /// kernel where nothing requires a gradient (`matmul` folds by it), and its bits would then differ
@@ -30,11 +30,15 @@ impl Stage {
         let mut values = inputs;
         let mut starts = Vec::new();
         let run = if self.feed.mode == Mode::Train { Run::Discard } else { Run::Plain };
+        let remembers = keep == Keep::Inputs && self.plan.remat == Remat::Selective;
+        let mut made = Vec::new();
         for range in self.segment_ranges() {
             if keep == Keep::Inputs {
                 starts.push(SegmentStart::new(range.clone(), &values));
             }
-            let ran = self.run_layers(range, micro_batch, values, skips, run, Work::Forward)?;
+            let products = if remembers { Products::Keep(&mut made) } else { Products::Compute };
+            let how = How { run, work: Work::Forward, products };
+            let ran = self.run_layers(range, micro_batch, values, skips, how)?;
             self.count_statistics(micro_batch, ran.statistics);
             values = ran.outputs;
         }
@@ -42,7 +46,7 @@ impl Stage {
             let needed = self.skips_to_keep();
             let kept = skips.iter().filter(|(index, _)| needed.contains(index));
             let kept = kept.map(|(&index, tensor)| (index, tensor.shallow_clone())).collect();
-            self.held.insert(micro_batch, Held::discarded(starts, kept));
+            self.held.insert(micro_batch, Held::discarded(starts, kept, made));
         }
         Ok(values)
     }
@@ -77,7 +81,10 @@ impl Stage {
         // Its statistics are those of the first forward again, and not counted.
         let (layers, inputs) = (start.layers, start.inputs);
         let work = Work::Rematerialize;
-        let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, Run::Keep, work)?;
+        let mut made = held.take_products().into_iter();
+        let products = if made.len() > 0 { Products::Find(&mut made) } else { Products::Compute };
+        let how = How { run: Run::Keep, work, products };
+        let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
         held.rematerialized(ran.islands);
         if last_segment {
             held.loss = self.run_loss(micro_batch, &ran.outputs, true, work)?;

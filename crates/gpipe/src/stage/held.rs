@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, ops::Range};
 
+use gpipe_bridge::memo::Memo;
 use tch::Tensor;
 
 use super::island::Island;
@@ -23,6 +24,8 @@ pub(super) struct Held {
     islands: Vec<Island>,
     segments: Vec<SegmentStart>,
     skips: HashMap<usize, Tensor>,
+    /// What each layer's products gave, where they are kept.
+    products: Vec<Memo>,
     untouched: bool,
     whole: bool,
     /// The loss of this micro-batch, on the last stage.
@@ -32,14 +35,24 @@ pub(super) struct Held {
 impl Held {
     /// Everything is there.
     pub(super) fn whole(islands: Vec<Island>) -> Self {
-        let (segments, skips) = (Vec::new(), HashMap::new());
-        Self { islands, segments, skips, untouched: false, whole: true, loss: None }
+        let (segments, skips, products) = (Vec::new(), HashMap::new(), Vec::new());
+        Self { islands, segments, skips, products, untouched: false, whole: true, loss: None }
     }
 
-    /// Only the inputs of each segment, and skips that no segment can recompute for itself.
-    pub(super) fn discarded(segments: Vec<SegmentStart>, skips: HashMap<usize, Tensor>) -> Self {
+    /// Only the inputs of each segment, skips that no segment can recompute for itself, and what each layer's products gave where
+    /// they are kept.
+    pub(super) fn discarded(
+        segments: Vec<SegmentStart>,
+        skips: HashMap<usize, Tensor>,
+        products: Vec<Memo>,
+    ) -> Self {
         let islands = Vec::new();
-        Self { islands, segments, skips, untouched: true, whole: false, loss: None }
+        Self { islands, segments, skips, products, untouched: true, whole: false, loss: None }
+    }
+
+    /// What each layer's products gave; none where they are to be computed again.
+    pub(super) fn take_products(&mut self) -> Vec<Memo> {
+        std::mem::take(&mut self.products)
     }
 
     /// Whether nothing was recomputed yet: the next segment is the stage's last.

@@ -37,7 +37,7 @@ use std::{
     sync::Arc,
 };
 
-use gpipe_bridge::linear::Kernels;
+use gpipe_bridge::{linear::Kernels, memo::Memo};
 use gpipe_core::{Action, EdgeId, LayerId, MicroBatch, StageId, remat::Remat};
 use gpipe_runtime::{Verdict, stage::OnEdges};
 use tch::Tensor;
@@ -182,6 +182,49 @@ enum Run {
     Keep,
 }
 
+/// What becomes of what matrix products and convolutions give.
+enum Products<'a> {
+    /// They are computed.
+    Compute,
+    /// ... and kept, for each layer.
+    Keep(&'a mut Vec<Memo>),
+    /// They are found, where an earlier run of the layer kept them.
+    Find(&'a mut std::vec::IntoIter<Memo>),
+}
+
+impl Products<'_> {
+    /// Runs a layer's forward.
+    fn around<T>(
+        &mut self,
+        layer: &str,
+        forward: impl FnOnce() -> StageResult<T>,
+    ) -> StageResult<T> {
+        let in_layer = |source: gpipe_bridge::Error| StageError::Layer {
+            layer: layer.to_owned(),
+            source: source.into(),
+        };
+        match self {
+            Products::Compute => forward(),
+            Products::Keep(memos) => {
+                let (ran, memo) = Memo::record(forward).map_err(in_layer)?;
+                memos.push(memo);
+                ran
+            }
+            Products::Find(memos) => match memos.next() {
+                Some(memo) => memo.replay(forward).map_err(in_layer)?,
+                None => forward(),
+            },
+        }
+    }
+}
+
+/// How layers are run, and for what.
+struct How<'a> {
+    run: Run,
+    work: Work,
+    products: Products<'a>,
+}
+
 /// Called before each action, on the stage's thread.
 pub(crate) type BeforeAction = Arc<dyn Fn(Action) -> Result<(), LayerError> + Send + Sync>;
 
@@ -284,9 +327,9 @@ impl Stage {
         micro_batch: MicroBatch,
         inputs: Vec<Tensor>,
         skips: &mut HashMap<usize, Tensor>,
-        how: Run,
-        work: Work,
+        how: How<'_>,
     ) -> StageResult<RanLayers> {
+        let How { run: how, work, mut products } = how;
         let _no_grad = (how == Run::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
         let (mut islands, mut statistics) = (Vec::new(), Vec::new());
@@ -299,7 +342,8 @@ impl Stage {
             let graph = how != Run::Plain;
             let (pops, begun) = (pops.collect(), self.begin_sample()?);
             let cache = self.take_cache(position, micro_batch)?;
-            let ran = run.forward(values, pops, cache, graph)?;
+            let forward = || run.forward(values, pops, cache, graph);
+            let ran = products.around(&run.layer.name, forward)?;
             self.put_cache(position, micro_batch, ran.cache);
             for (name, tensor) in ran.stashed {
                 let skip = self.skip_stashed_by(position, &name);
@@ -307,6 +351,9 @@ impl Stage {
             }
             islands.extend(ran.island.filter(|_| how == Run::Keep));
             self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
+            if let (Some(recorder), Products::Keep(memos)) = (&self.recorder, &products) {
+                recorder.products(position, memos.last().map_or(0, Memo::bytes));
+            }
             statistics.extend(ran.statistics.into_iter().map(|seen| (position, seen)));
             values = ran.outputs;
         }

@@ -1,7 +1,11 @@
 //! What each layer takes and holds, layer by layer, while a stage works: only in a pipeline that is being profiled, because
 //! the peak of the memory is looked at around every layer, and a GPU waited for.
 
-use std::{cell::RefCell, collections::BTreeSet, time::Instant};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use gpipe_core::{Bytes, MicroBatch, Nanos};
 use serde::{Deserialize, Serialize};
@@ -62,6 +66,8 @@ pub(crate) struct LayerBytes {
     pub tied_optimizer: u64,
     /// Whether its backward was to be split and could not be.
     pub unsplit: bool,
+    /// What its products gave of a micro-batch, where that is kept for a re-materialization.
+    pub products: u64,
 }
 
 /// A step of a stage that is being profiled.
@@ -78,6 +84,8 @@ pub(crate) struct Recorder {
     samples: RefCell<Vec<Sample>>,
     /// By layer of the stage: what its batch norms saw of one micro-batch.
     statistics: RefCell<Vec<u64>>,
+    /// By layer of the stage: what is kept of its products' values of one micro-batch.
+    products: RefCell<BTreeMap<usize, u64>>,
     /// The layers of the stage whose backward was not split.
     unsplit: RefCell<BTreeSet<usize>>,
     /// The step's peak, which looking at the layers' resets.
@@ -139,6 +147,18 @@ impl Recorder {
             bytes.get_mut(layer).into_iter().for_each(|sum| *sum += own);
         }
         *self.statistics.borrow_mut() = bytes;
+    }
+
+    /// So many bytes of the values of a layer's products are kept.
+    pub(super) fn products(&self, position: usize, bytes: u64) {
+        let mut all = self.products.borrow_mut();
+        let most = all.entry(position).or_default();
+        *most = bytes.max(*most);
+    }
+
+    /// What was most of the layer at `position`.
+    pub(super) fn products_of(&self, position: usize) -> u64 {
+        self.products.borrow().get(&position).copied().unwrap_or(0)
     }
 
     /// The layer at `position` cannot be split.

@@ -135,8 +135,8 @@ pub struct Run {
     pub balance: Balance,
 }
 
-pub const REMATS: [Remat; 4] =
-    [Remat::Always, Remat::Never, Remat::UnlessAdjacent, Remat::Segments(2)];
+pub const REMATS: [Remat; 5] =
+    [Remat::Always, Remat::Never, Remat::UnlessAdjacent, Remat::Selective, Remat::Segments(2)];
 
 impl Run {
     pub fn plain() -> Self {

@@ -93,9 +93,12 @@ fn fault_memory_copies_that_the_user_holds_are_not_the_stages() {
     let (x, y) = (of(1), of(2));
     let mut free = capped(vec![], 4).build().unwrap();
     let steps = [0, 1].map(|_| free.train_step(&x, &y).unwrap());
+    // When the other stage gives back what it was sent is a matter of time: a row of 64 numbers for each micro-batch.
+    let messages = Bytes(4 * 64 * 4);
     let caps: Vec<Bytes> = (0..2)
-        .map(|stage| steps[0].devices[stage].peak.max(steps[1].devices[stage].peak))
+        .map(|stage| steps[0].devices[stage].peak.max(steps[1].devices[stage].peak) + messages)
         .collect();
+    assert!(messages.0 < WEIGHT / 4);
     // A step fits exactly; copies that are held meanwhile do not make it fail.
     let mut pipeline = capped(caps, 4).build().unwrap();
     for _ in 0..2 {

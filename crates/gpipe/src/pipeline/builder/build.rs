@@ -10,6 +10,7 @@ use gpipe_core::{
     EdgeId, StageId,
     lower::{Topology, lower},
     partition::PartitionError,
+    remat::Remat,
     schedule::{ActionLists, Schedule},
     simulate::{Costs, simulate_with_room},
     validate::{Invalid, validate},
@@ -239,7 +240,11 @@ impl PipelineBuilder {
 
     fn compute_actions(&self) -> ActionLists {
         let actions = self.schedule.actions(self.devices.len(), self.micro_batches);
-        self.remat.apply(&actions)
+        match self.profile && self.remat == Remat::Selective.into() {
+            // So that every layer is seen at it, whether a backward follows its forward or not.
+            true => Remat::Always.apply(&actions),
+            false => self.remat.apply(&actions),
+        }
     }
 
     /// Freezes what the groups freeze; the settings of every parameter, by layer.

@@ -1,0 +1,91 @@
+// Why here and not at the dispatcher: what is found again must still be an output of a node of autograd's graph, with the same
+// backward as one that was computed. So products and convolutions are functions of ours (linear.cc, convolution.cc), and ask below
+// autograd whether they have to compute.
+#include "memo.h"
+#include "gpipe-bridge/src/ffi.rs.h"
+#include <torch/csrc/autograd/variable.h>
+#include <vector>
+
+namespace gpipe {
+
+namespace impl = torch::autograd::impl;
+
+struct Memo::Impl {
+  struct Value {
+    // Undefined where it was changed in place since: it is computed again.
+    at::Tensor tensor;
+    uint32_t version;
+  };
+  std::vector<Value> values;
+  std::size_t next = 0;
+};
+
+namespace {
+
+thread_local std::unique_ptr<Memo> recorded, replayed;
+
+} // namespace
+
+Memo::Memo() : impl(std::make_unique<Impl>()) {}
+Memo::~Memo() = default;
+
+uint64_t Memo::bytes() const {
+  uint64_t all = 0;
+  for (const Impl::Value &value : impl->values)
+    all += value.tensor.defined() ? value.tensor.nbytes() : 0;
+  return all;
+}
+
+at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &compute) {
+  if (replayed) {
+    Memo::Impl &memo = *replayed->impl;
+    TORCH_CHECK(memo.next < memo.values.size(), "a forward that is computed again has more products than the first time (",
+                memo.values.size(), "): it must not depend on anything but its inputs, its parameters and its random numbers");
+    at::Tensor found = std::move(memo.values[memo.next++].tensor);
+    if (!found.defined())
+      return compute();
+    TORCH_CHECK(found.sizes() == sizes, "a forward that is computed again has a product ", sizes, " where it had ", found.sizes(),
+                " the first time: it must not depend on anything but its inputs, its parameters and its random numbers");
+    return found;
+  }
+  at::Tensor made = compute();
+  if (recorded) {
+    // The same memory without the graph, and with the same count of changes in place.
+    at::Tensor kept = made.detach();
+    impl::set_version_counter(kept, impl::version_counter(made));
+    recorded->impl->values.push_back({kept, static_cast<uint32_t>(kept._version())});
+  }
+  return made;
+}
+
+void begin_recording() {
+  TORCH_CHECK(!recorded && !replayed, "this thread records or replays already");
+  recorded = std::make_unique<Memo>();
+}
+
+std::unique_ptr<Memo> end_recording() {
+  TORCH_CHECK(recorded, "this thread does not record");
+  for (Memo::Impl::Value &value : recorded->impl->values)
+    if (value.tensor._version() != value.version)
+      value.tensor = at::Tensor();
+  return std::move(recorded);
+}
+
+void begin_replay(std::unique_ptr<Memo> memo) {
+  TORCH_CHECK(memo && !recorded && !replayed, "this thread records or replays already");
+  replayed = std::move(memo);
+}
+
+void end_replay() {
+  TORCH_CHECK(replayed, "this thread does not replay");
+  const auto memo = std::move(replayed);
+  TORCH_CHECK(memo->impl->next == memo->impl->values.size(), "a forward that is computed again has ", memo->impl->next,
+              " products where it had ", memo->impl->values.size(), " the first time");
+}
+
+void forget_memos() noexcept {
+  recorded.reset();
+  replayed.reset();
+}
+
+} // namespace gpipe

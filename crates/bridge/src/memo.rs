@@ -1,0 +1,178 @@
+//! What products and convolutions gave in a forward, kept so that its re-materialization finds it instead of computing it again:
+//! selective re-materialization (Korthikanti et al. 2022, arXiv 2205.05198, section 5, keeps what is costly to compute for what it
+//! takes to hold).
+//!
+//! What is kept is what [`crate::linear::linear`] and [`crate::convolution::convolution`] gave on this thread, in order. What was changed
+//! in place since is computed again.
+
+use cxx::UniquePtr;
+
+use crate::{Result, ffi::bridged};
+
+/// What one forward's products and convolutions gave.
+pub struct Memo(UniquePtr<bridged::Memo>);
+
+/// Ends a recording or a replay whose end was not reached.
+struct Forget;
+
+impl Drop for Forget {
+    fn drop(&mut self) {
+        bridged::forget_memos();
+    }
+}
+
+impl Memo {
+    /// Runs `forward`, and keeps what its products and convolutions give.
+    ///
+    /// # Errors
+    /// This thread records or replays already.
+    ///
+    /// ```
+    /// use gpipe_bridge::{linear::{Kernels, linear}, memo::Memo};
+    /// use tch::{Device, Kind, Tensor};
+    /// let x = Tensor::randn([4, 8], (Kind::Float, Device::Cpu));
+    /// let w = Tensor::randn([3, 8], (Kind::Float, Device::Cpu));
+    /// let forward = || linear(&x, &w, None, Kernels::Aten);
+    /// let (y, memo) = Memo::record(forward).unwrap();
+    /// let again = memo.replay(forward).unwrap();
+    /// assert_eq!(again.unwrap().data_ptr(), y.unwrap().data_ptr());
+    /// ```
+    pub fn record<T>(forward: impl FnOnce() -> T) -> Result<(T, Self)> {
+        bridged::begin_recording()?;
+        let forget = Forget;
+        let made = forward();
+        let memo = bridged::end_recording()?;
+        drop(forget);
+        Ok((made, Self(memo)))
+    }
+
+    /// What it holds.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    /// Runs the same `forward` again, in which products and convolutions give what they gave. Their gradients are found as if they
+    /// had been computed, to the bit. The inner result is the forward's own.
+    ///
+    /// # Errors
+    /// It is not the same: it succeeds with fewer products than the first time. (That it has more, or others, is an error in the
+    /// product.) This thread records or replays already.
+    pub fn replay<T, E>(
+        self,
+        forward: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> Result<std::result::Result<T, E>> {
+        bridged::begin_replay(self.0)?;
+        let _forget = Forget;
+        let made = forward();
+        if made.is_ok() {
+            bridged::end_replay()?;
+        }
+        Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+    use crate::{
+        convolution::{Geometry, convolution},
+        linear::{Kernels, linear},
+        vjp::{Request, vjp},
+    };
+
+    fn random(shape: &[i64], seed: i64) -> Tensor {
+        let count: i64 = shape.iter().product();
+        let x = Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.37 + seed as f64;
+        x.sin().reshape(shape).set_requires_grad(true)
+    }
+
+    /// Outputs, and gradients of all leaves.
+    fn gradients(y: &Tensor, leaves: &[&Tensor]) -> Vec<Option<Tensor>> {
+        let grad = y.detach().cos();
+        let mut sums = Vec::new();
+        let request =
+            Request { outputs: &[y], output_grads: &[&grad], inputs: leaves, parameters: &[] };
+        let found = vjp(&request, &mut sums).unwrap();
+        [Some(y.detach())].into_iter().chain(found).collect()
+    }
+
+    #[test]
+    fn transparency_a_replay_has_the_bits_of_what_it_replays() {
+        let (x, w, b) = (random(&[3, 64, 96], 1), random(&[128, 96], 2), random(&[128], 3));
+        let (image, kernel) = (random(&[2, 128, 8, 12], 4), random(&[128, 8, 3, 3], 5));
+        let point = random(&[64, 128, 1, 1], 6);
+        for kernels in [Kernels::Aten, Kernels::OneDnn] {
+            for kind in [Kind::Float, Kind::BFloat16] {
+                let of = |t: &Tensor| t.to_kind(kind).detach().set_requires_grad(true);
+                let [x, w, b, image, kernel, point] = [&x, &w, &b, &image, &kernel, &point].map(of);
+                let geometry = Geometry { padding: [1; 2], groups: 16, ..Geometry::default() };
+                let forward = || -> Result<Tensor> {
+                    let rows = linear(&x, &w, Some(&b), kernels).unwrap().gelu("none");
+                    let maps = convolution(&image, &kernel, &geometry, kernels).unwrap().tanh();
+                    let maps = convolution(&maps, &point, &Geometry::default(), kernels).unwrap();
+                    Ok(rows.flatten(0, -1) * maps.flatten(0, -1).repeat([2]))
+                };
+                let leaves = [&x, &w, &b, &image, &kernel, &point];
+                let plain = gradients(&forward().unwrap(), &leaves);
+                let (first, memo) = Memo::record(forward).unwrap();
+                drop(first);
+                let again = gradients(&memo.replay(forward).unwrap().unwrap(), &leaves);
+                assert!(plain.iter().all(Option::is_some));
+                assert_eq!(plain, again, "{kernels:?} {kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn transparency_what_was_changed_in_place_is_computed_again() {
+        let (x, w) = (random(&[5, 7], 1), random(&[9, 7], 2));
+        let forward = || {
+            let y = linear(&x, &w, None, Kernels::Aten).unwrap();
+            // As a layer may do it, to save memory.
+            Ok::<_, ()>(tch::no_grad(|| y.detach().g_add_scalar_(1.0)) * &y)
+        };
+        let plain = forward();
+        let (_, memo) = Memo::record(forward).unwrap();
+        assert_eq!(memo.replay(forward).unwrap(), plain);
+    }
+
+    #[test]
+    fn fault_another_forward_is_refused_and_leaves_nothing_behind() {
+        let (x, w, other) = (random(&[5, 7], 1), random(&[9, 7], 2), random(&[8, 7], 3));
+        let once = || linear(&x, &w, None, Kernels::Aten);
+        let twice = || once().and_then(|_| once());
+        let recorded = || Memo::record(once).unwrap().1;
+        let error = recorded().replay(twice).unwrap().unwrap_err().to_string();
+        assert!(error.contains("more products than the first time (1)"), "{error}");
+        let error = recorded().replay(|| Ok::<_, ()>(())).err().unwrap().to_string();
+        assert!(error.contains("0 products where it had 1"), "{error}");
+        assert_eq!(recorded().replay(|| Err::<(), _>("its own")).unwrap(), Err("its own"));
+        let changed = || linear(&x, &other, None, Kernels::Aten);
+        let error = recorded().replay(changed).unwrap().unwrap_err().to_string();
+        assert!(error.contains("a product [5, 8] where it had [5, 9]"), "{error}");
+        assert!(Memo::record(|| Memo::record(once).is_err()).unwrap().0);
+        let panicked = std::panic::catch_unwind(|| Memo::record(|| panic!("a layer's")).map(drop));
+        assert!(panicked.is_err());
+        assert!(recorded().replay(once).unwrap().is_ok());
+    }
+
+    #[test]
+    fn property_what_is_kept_is_what_products_gave() {
+        let arena = crate::memory::Arena::acquire().unwrap();
+        crate::memory::enter(arena.id()).unwrap();
+        let (x, w) = (random(&[256, 64], 1), random(&[128, 64], 2));
+        let live = || crate::memory::stats(arena.id()).unwrap().live as i64;
+        let before = live();
+        let forward = || linear(&x, &w, None, Kernels::Aten).map(|y| y.tanh().exp().tanh());
+        let (y, memo) = Memo::record(forward).unwrap();
+        drop(y);
+        let (held, one) = (live() - before, 256 * 128 * 4);
+        assert_eq!(memo.bytes(), one as u64);
+        assert!((one..one + one / 2).contains(&held), "{held}");
+        drop(memo.replay(forward).unwrap().unwrap());
+        assert_eq!(live(), before);
+        crate::memory::enter(0).unwrap();
+    }
+}
