@@ -110,6 +110,29 @@ mod tests {
         }
     }
 
+    /// The function that finds again what it gave has the gradients of the operation that autograd would have recorded.
+    #[test]
+    fn oracle_gradients_of_atens_convolution_are_autograds_to_the_bit() {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let leaf =
+                |shape: &[i64], seed| values(shape, seed).to_kind(kind).set_requires_grad(true);
+            let (x, w) = (leaf(&[3, 8, 9, 7], 0.1), leaf(&[12, 4, 3, 3], 0.2));
+            let gradients = |y: Tensor| {
+                let dy = y.detach().cos();
+                let (outputs, output_grads) = (&[&y], &[&dy]);
+                let request = Request { outputs, output_grads, inputs: &[&x, &w], parameters: &[] };
+                vjp(&request, &mut []).unwrap()
+            };
+            let geometry =
+                Geometry { stride: [2, 1], padding: [1; 2], groups: 2, ..Geometry::default() };
+            let own = gradients(convolution(&x, &w, &geometry, Kernels::Aten).unwrap());
+            let none = None::<&Tensor>;
+            let theirs = gradients(x.conv2d(&w, none, [2, 1], [1, 1], [1, 1], 2));
+            assert!(own.iter().all(Option::is_some));
+            assert_eq!(own, theirs, "{kind:?}");
+        }
+    }
+
     /// Over a map of one pixel's width oneDNN left parts of a bfloat16 weight's gradient as they were in memory, so that training
     /// of small images found NaNs in some runs and not in others. Memory full of NaNs makes it certain.
     #[test]

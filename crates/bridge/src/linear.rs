@@ -102,6 +102,29 @@ mod tests {
         }
     }
 
+    /// The function that finds again what it gave has the gradients of the operations that autograd would have recorded.
+    #[test]
+    fn oracle_gradients_of_atens_kernels_are_autograds_to_the_bit() {
+        for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
+            let leaf =
+                |shape: &[i64], seed| values(shape, seed).to_kind(kind).set_requires_grad(true);
+            let (x, w, b) = (leaf(&[3, 37, 24], 0.1), leaf(&[40, 24], 0.2), leaf(&[40], 0.3));
+            let gradients = |y: Tensor| {
+                let dy = y.detach().cos();
+                let request = Request {
+                    outputs: &[&y],
+                    output_grads: &[&dy],
+                    inputs: &[&x, &w, &b],
+                    parameters: &[],
+                };
+                vjp(&request, &mut []).unwrap()
+            };
+            let own = gradients(linear(&x, &w, Some(&b), Kernels::Aten).unwrap());
+            assert!(own.iter().all(Option::is_some));
+            assert_eq!(own, gradients(x.linear(&w, Some(&b))), "{kind:?}");
+        }
+    }
+
     #[test]
     fn fault_shapes_that_do_not_fit_are_an_error() {
         let (x, w) = (values(&[4, 8], 0.0), values(&[3, 9], 1.0));
