@@ -77,7 +77,8 @@ def memory(results):
     for name, rounds in results.items():
         found = rounds[0]
         counted = found.get("peak_bytes") or found.get("peak_tensor_bytes")
-        if counted:
-            counted = counted if isinstance(counted, list) else [counted]
+        counted = counted if isinstance(counted, list) else [counted]
+        # Peers are only counted in runs of their own.
+        if all(counted):
             rows.append([name.removeprefix(MEMORY), " + ".join(f"{one / 1e6:.0f}" for one in counted), f"{max(counted) / 1e6:.0f}"])
     return of_table(["configuration", "MB of tensors by stage", "fullest stage"], rows)
