@@ -6,6 +6,7 @@ use gpipe_core::{
     StageId,
     lower::Recomputed,
     partition::{by_weighted_cost, check_balance, uniform},
+    remat::{Remat, RematPolicies},
     schedule::ActionLists,
 };
 
@@ -78,13 +79,18 @@ impl Balance {
 
 /// What a unit of a layer's forward costs each stage in a step of `micro_batches` micro-batches: a forward and a
 /// backward of twice that for each, and the forwards that it runs again. Under 1F1B the last stage runs none
-/// again unless told to.
+/// again unless told to. A selective one is a small part of a forward, and does not count.
 pub(super) fn stage_weights(
     compute: &ActionLists,
+    remat: &RematPolicies,
     stages: usize,
     micro_batches: usize,
 ) -> Vec<u64> {
     let again = Recomputed::of(compute.iter().flatten());
-    let weight = |stage| (3 * micro_batches + again.count(StageId::from_index(stage))) as u64;
+    let forwards = |stage: usize| match remat.of(stage) {
+        Remat::Selective => 0,
+        _ => again.count(StageId::from_index(stage)),
+    };
+    let weight = |stage| (3 * micro_batches + forwards(stage)) as u64;
     (0..stages).map(weight).collect()
 }

@@ -57,7 +57,7 @@ impl PipelineBuilder {
         let compute = self.compute_actions();
         let placement = self.schedule.placement(self.devices.len());
         let cost = || self.sequence.costs(&self.inputs, self.kind);
-        let weights = stage_weights(&compute, stages, self.micro_batches);
+        let weights = stage_weights(&compute, &self.remat, stages, self.micro_batches);
         let balance = self.balance.cut(self.sequence.len(), cost, &weights)?;
         let ranges = topology::ranges(&balance);
         let trained_before = self.sequence.trained_before();
