@@ -109,6 +109,6 @@ def memory(pyplot, founds, path):
                   color=[THEIRS if variant == tuple(found.plain["variant"]) else OURS for variant in variants])
         axes.axvline(found.network.asked, color="#d0453e", linewidth=1)
         axes.set_title(found.network.title, fontsize=9)
-        axes.set_xlabel(f"parameters over the plain step's (line: the paper's {found.network.asked})")
+        axes.set_xlabel(f"parameters over the plain step's\n(line: the paper's {found.network.asked})")
     figure.tight_layout()
     return save(pyplot, figure, path)
