@@ -127,7 +127,7 @@ fn oracle_a_selective_stages_bytes_are_those_of_a_replay() {
         assert!(own.forward.peak.0 >= replay.most as u64);
         replay.restart();
         for (layer, cost) in costs.iter().enumerate() {
-            replay.peak(cost.forward_peak);
+            replay.peak(if layer < layers { cost.selective_peak } else { cost.forward_peak });
             replay.drop('q', layer);
             replay.add('k', layer, cost.kept);
         }

@@ -82,8 +82,11 @@ impl Layers<'_> {
             let (mut now, mut most) = (0_i64, 0_i64);
             for (layer, cost) in self.costs.iter().enumerate() {
                 // The loss waited for this.
-                let had = if layer < self.gradients.len() { cost.products } else { Bytes(0) };
-                most = most.max(now.saturating_add(signed(cost.forward_peak)));
+                let (peak, had) = match layer < self.gradients.len() {
+                    true => (cost.selective_peak, cost.products),
+                    false => (cost.forward_peak, Bytes(0)),
+                };
+                most = most.max(now.saturating_add(signed(peak)));
                 now = now.saturating_add(signed(cost.kept) - signed(had));
             }
             let bytes = |signed: i64| Bytes(u64::try_from(signed).unwrap_or(0));

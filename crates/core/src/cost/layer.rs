@@ -43,6 +43,9 @@ pub struct LayerCost {
     pub products: Bytes,
     /// Most above the start of a forward, while it runs.
     pub forward_peak: Bytes,
+    /// Most above the start of a re-materialization that finds `products`, which are there, while it runs.
+    #[serde(default)]
+    pub selective_peak: Bytes,
     /// Most above the start of a backward, while it runs; what the layer kept and the gradient of its outputs are there at
     /// the start.
     pub backward_peak: Bytes,
@@ -127,6 +130,7 @@ impl LayerCost {
             kept: bytes(self.kept, other.kept),
             products: bytes(self.products, other.products),
             forward_peak: bytes(self.forward_peak, other.forward_peak),
+            selective_peak: bytes(self.selective_peak, other.selective_peak),
             backward_peak: bytes(self.backward_peak, other.backward_peak),
             first_backward_peak: bytes(self.first_backward_peak, other.first_backward_peak),
             split: bytes(self.split, other.split),

@@ -200,8 +200,12 @@ impl ModelCosts {
                 let share =
                     own.rematerialize_selective.0 as f64 / own.rematerialize.0.max(1) as f64;
                 let time = Nanos((cost.rematerialize.0 as f64 * share) as u64);
-                *cost =
-                    LayerCost { rematerialize_selective: time, products: own.products, ..*cost };
+                *cost = LayerCost {
+                    rematerialize_selective: time,
+                    products: own.products,
+                    selective_peak: own.selective_peak,
+                    ..*cost
+                };
             }
         }
         if !schedule.splits() {

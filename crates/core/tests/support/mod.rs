@@ -103,6 +103,7 @@ fn cost(random: &mut Stream, samples: usize, kind: Kind) -> LayerCost {
         input_gradients: inputs,
         kept: activations,
         forward_peak: bytes(60),
+        selective_peak: activations,
         backward_peak: bytes(60),
         first_backward_peak: bytes(70),
         backward_input: Nanos(backward.0 / 2),

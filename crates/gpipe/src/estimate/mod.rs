@@ -293,6 +293,8 @@ impl Model<'_> {
             input_gradients: held(totals.input_gradients),
             kept: held(totals.kept),
             forward_peak: held(totals.forward_peak),
+            // As if it made what it finds.
+            selective_peak: held(totals.forward_peak),
             backward_peak: held(totals.backward_peak),
             first_backward_peak: held(totals.first_backward_peak),
         }

@@ -366,6 +366,9 @@ impl Observed {
                 let time = self.typical(layer, Work::Rematerialize);
                 cost.rematerialize_selective = time.min(cost.rematerialize);
                 cost.products = Bytes(self.bytes.get(layer).map_or(0, |own| own.products));
+                let peaks = self.of(layer, Work::Rematerialize).iter();
+                cost.selective_peak =
+                    peaks.map(|sample| sample.peak - sample.before).max().unwrap_or_default();
             }
         }
     }
