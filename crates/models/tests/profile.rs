@@ -8,7 +8,7 @@ use gpipe::{
     plan::{Plan, PlanDevice, predict},
     profile::{Profile, Profiling, profile},
 };
-use gpipe_core::splitmix::Stream;
+use gpipe_core::{Nanos, cost::LayerCost, splitmix::Stream};
 use gpipe_models::{AmoebaNet, Transformer, Variant};
 use tch::{Device, Kind, Tensor};
 
@@ -181,6 +181,11 @@ fn oracle_predicted_bytes_are_what_is_held() {
     for subject in [transformer(), amoebanet()] {
         let costs = subject.profile().costs;
         let layers = costs.layers.len();
+        // Also where a backward follows its forward directly, and nothing would be recomputed.
+        let seen = |own: &Vec<LayerCost>| {
+            own[..layers].iter().all(|cost| cost.rematerialize_selective > Nanos(0))
+        };
+        assert!(costs.sizes.values().all(seen), "{}", subject.name);
         for (schedule, remat, micro_batches, first) in [
             (Schedule::GPipe, "never", 4, layers / 2),
             (Schedule::OneFOneB, "never", 8, layers / 3),

@@ -10,7 +10,7 @@ use gpipe_core::{
     EdgeId, StageId,
     lower::{Topology, lower},
     partition::PartitionError,
-    remat::Remat,
+    remat::{Remat, RematPolicies},
     schedule::{ActionLists, Schedule},
     simulate::{Costs, simulate_with_room},
     validate::{Invalid, validate},
@@ -54,7 +54,7 @@ impl PipelineBuilder {
             // Before so many actions are made.
             return Err(PartitionError::TooManyStages { stages, layers }.into());
         }
-        let compute = self.compute_actions();
+        let (compute, remat) = (self.compute_actions(), self.listed());
         let placement = self.schedule.placement(self.devices.len());
         let cost = || self.sequence.costs(&self.inputs, self.kind);
         let weights = stage_weights(&compute, &self.remat, stages, self.micro_batches);
@@ -96,7 +96,7 @@ impl PipelineBuilder {
             replicas: self.replicas,
             topology,
             schedule: self.schedule,
-            remat: self.remat,
+            remat,
             micro_batches: self.micro_batches,
             balance,
             placement,
@@ -238,13 +238,18 @@ impl PipelineBuilder {
         format!("{:016x}", hasher.finish())
     }
 
-    fn compute_actions(&self) -> ActionLists {
-        let actions = self.schedule.actions(self.devices.len(), self.micro_batches);
+    /// What the lists of actions re-materialize.
+    fn listed(&self) -> RematPolicies {
         match self.profile && self.remat == Remat::Selective.into() {
             // So that every layer is seen at it, whether a backward follows its forward or not.
-            true => Remat::Always.apply(&actions),
-            false => self.remat.apply(&actions),
+            true => Remat::Always.into(),
+            false => self.remat.clone(),
         }
+    }
+
+    fn compute_actions(&self) -> ActionLists {
+        let actions = self.schedule.actions(self.devices.len(), self.micro_batches);
+        self.listed().apply(&actions)
     }
 
     /// Freezes what the groups freeze; the settings of every parameter, by layer.
