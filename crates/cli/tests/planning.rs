@@ -36,11 +36,15 @@ fn oracle_a_plan_from_a_profile_is_what_is_run() {
     // Whether the copy of a tied gradient's sum still lives at the peak is the timing's choice, and it would be a tenth of so
     // small a model: the bytes of tied models are held in the tests of the models.
     let config = fs::read_to_string(folder.path("tiny.toml")).unwrap();
-    fs::write(folder.path("tiny.toml"), config.replace("blocks = 2", "blocks = 2\ntied = false"))
-        .unwrap();
+    // In equal parts: a plan takes every micro-batch to be as large as the largest.
+    let config = config
+        .replace("blocks = 2", "blocks = 2\ntied = false")
+        .replace("mini_batch = 7", "mini_batch = 8")
+        .replace("micro_batches = 3", "micro_batches = 4");
+    fs::write(folder.path("tiny.toml"), config).unwrap();
     let printed = folder.succeeds(PROFILE);
     for part in [
-        "layers, in micro-batches of 3 samples",
+        "layers, in micro-batches of 2 samples",
         "2 0.mlp",
         "the loss",
         "a message",
@@ -49,9 +53,9 @@ fn oracle_a_plan_from_a_profile_is_what_is_run() {
         assert!(printed.contains(part), "'{part}' is not in {printed}");
     }
     let profile = json(&folder, "out/tiny.profile.json");
-    // The mini-batch of 7 in M = 1, 2, 3, 4, 7 parts.
+    // The mini-batch of 8 in M = 1, 2, 4, 8 parts.
     let sizes: Vec<&String> = profile["costs"]["sizes"].as_object().unwrap().keys().collect();
-    assert_eq!(sizes, ["1", "2", "3", "4", "7"]);
+    assert_eq!(sizes, ["1", "2", "4", "8"]);
 
     let planned = folder.succeeds(&with(
         &["plan", "tiny.toml", "--devices", "3", "--memory", "1MiB,2MiB,3MiB"],
@@ -84,11 +88,42 @@ fn oracle_a_plan_from_a_profile_is_what_is_run() {
     assert!(predicted.source.starts_with("plan.json, written before the run"));
     assert_eq!(predicted.timeline.makespan.0, plan["predicted"]["step"].as_u64().unwrap());
     assert!(predicted.timeline.actions().eq(step.measured.actions()));
-    // What was to be held at most is what was held, or a little more.
+    // What was to be held at most is what was held, or a little more: a message that the receiver was quick to let go of, in a
+    // model so small that two of them are a twentieth of a stage (features x sequence x 4 bytes a sample).
+    let messages = 2 * 16 * 8 * 4 * (8 / plan["plan"]["micro_batches"].as_u64().unwrap());
     for (own, most) in step.memory.peaks.iter().zip(plan["predicted"]["peaks"].as_array().unwrap())
     {
-        let ratio = most.as_f64().unwrap() / own.0 as f64;
-        assert!((0.999..1.05).contains(&ratio), "{ratio}");
+        let (own, most) = (own.0, most.as_u64().unwrap());
+        assert!(most * 1000 >= own * 999, "{most} predicted, {own} held: {plan}");
+        assert!(most <= own + own / 20 + messages, "{most} predicted, {own} held: {plan}");
+    }
+}
+
+/// A plan by chance of the timing chose M = 4 for a mini-batch of 7, and was held to bytes of four equal micro-batches.
+#[test]
+fn regression_a_plan_of_unequal_micro_batches_is_a_bound() {
+    let folder = Folder::new();
+    folder.succeeds(PROFILE);
+    for remat in ["always", "selective", "never"] {
+        folder.succeeds(&[
+            "plan",
+            "tiny.toml",
+            "--micro-batches",
+            "4",
+            "--remat",
+            remat,
+            "--out",
+            "p.json",
+        ]);
+        folder.succeeds(&with(TRAIN, &["--plan", "p.json", "--out", remat]));
+        let plan = json(&folder, "p.json");
+        let step = StepFile::read(&folder.path(&format!("{remat}/step.json"))).unwrap();
+        for (own, most) in
+            step.memory.peaks.iter().zip(plan["predicted"]["peaks"].as_array().unwrap())
+        {
+            let (own, most) = (own.0, most.as_u64().unwrap());
+            assert!(most * 1000 >= own * 999, "{remat}: {most} predicted, {own} held");
+        }
     }
 }
 
