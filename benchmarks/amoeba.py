@@ -5,7 +5,7 @@ faster, rectify what several operations take once, and are cut where their two s
 """
 
 from figures import median
-from rounds import Workload, gpipe, peer
+from rounds import Workload, gpipe, peers
 from targets import Ablation, Efficiency, Ratio
 
 STEPS = 6
@@ -15,11 +15,11 @@ OURS = "gpipe K=2 M=8 1f1b"
 def jobs():
     """name -> job"""
     ours = lambda **settings: gpipe(**{"steps": STEPS, **settings})
-    torch = lambda program, **settings: peer(program, **{"channels_last": True, **settings})
     all_ = {
         "gpipe K=1 M=1 never": ours(stages=1, micro_batches=1, remat="never", short=True),
-        "gpipe K=1 M=1 always": ours(stages=1, micro_batches=1, remat="always", short=True),
+        "gpipe K=1 M=1 always": ours(stages=1, micro_batches=1, remat="always"),
         "gpipe K=1 M=2 gpipe keep:1": ours(stages=1, micro_batches=2, remat="keep:1", schedule="gpipe"),
+        "gpipe K=1 M=2 gpipe selective": ours(stages=1, micro_batches=2, remat="selective", schedule="gpipe", short=True),
         "gpipe K=1 M=2 never": ours(stages=1, micro_batches=2, remat="never"),
         "gpipe K=1 M=8 never": ours(stages=1, remat="never", short=True),
         "gpipe K=1 M=8 gpipe always": ours(stages=1, remat="always", schedule="gpipe", short=True),
@@ -29,34 +29,17 @@ def jobs():
         "gpipe K=1 M=8 never aten": ours(stages=1, remat="never", kernels="aten"),
     }
     for remat in ["never", "always", "unless-adjacent", "selective"]:
-        all_[f"{OURS} {remat}"] = ours(remat=remat, short=True)
+        all_[f"{OURS} {remat}"] = ours(remat=remat, short=remat != "unless-adjacent")
     for remat in ["never", "always"]:
-        all_[f"gpipe K=2 M=8 gpipe {remat}"] = ours(remat=remat, schedule="gpipe", short=True)
+        all_[f"gpipe K=2 M=8 gpipe {remat}"] = ours(remat=remat, schedule="gpipe")
     for m in [1, 2, 4]:
         all_[f"gpipe K=2 M={m} 1f1b never"] = ours(micro_batches=m, remat="never")
     all_[f"{OURS} never aten"] = ours(remat="never", kernels="aten")
     all_[f"{OURS} never uniform"] = ours(remat="never", balance="uniform")
     all_[f"{OURS} never, freed memory given back"] = ours(remat="never", keep_freed="false")
-    for m, threads in [(1, 1), (1, 2), (8, 1), (8, 2)]:
-        all_[f"torch M={m} threads={threads}"] = torch("plain", micro_batches=m, threads=threads, short=m == 1)
-    for threads in [1, 2]:
-        all_[f"torch M=8 threads={threads} checkpoint"] = torch("plain", checkpoint=True, threads=threads)
-    for checkpoint in [False, True]:
-        for schedule in ["gpipe", "1f1b"]:
-            name = f"pipelining K=2 M=8 {schedule}{' checkpoint' if checkpoint else ''}"
-            all_[name] = torch("pipelining", schedule=schedule, checkpoint=checkpoint, short=True)
-        all_[f"torchgpipe K=2 M=8{' checkpoint' if checkpoint else ''}"] = torch(
-            "torchgpipe_peer", checkpoint="except_last" if checkpoint else "never")
-    all_["pipelining K=1 M=8"] = torch("pipelining", stages=1, once=True)
-    all_["torchgpipe K=1 M=8"] = torch("torchgpipe_peer", stages=1, checkpoint="never", once=True)
-    # Bytes of tensors; a profiler is on, so their times are not looked at.
-    all_["memory of torch M=1 threads=1"] = torch("plain", micro_batches=1, memory=True, once=True)
-    all_["memory of torch M=8 threads=1"] = torch("plain", memory=True, once=True)
-    all_["memory of torch M=8 threads=1 checkpoint"] = torch("plain", checkpoint=True, memory=True, once=True)
-    for checkpoint in [False, True]:
-        name = f"memory of pipelining K=2 M=8 1f1b{' checkpoint' if checkpoint else ''}"
-        all_[name] = torch("pipelining", checkpoint=checkpoint, memory=True, once=True)
-    return all_
+    short = ["torch M=1 threads=1", "torch M=1 threads=2", "pipelining K=2 M=8 gpipe", "pipelining K=2 M=8 1f1b",
+             "pipelining K=2 M=8 gpipe checkpoint", "pipelining K=2 M=8 1f1b checkpoint"]
+    return all_ | peers(short, channels_last=True)
 
 
 TARGETS = [
@@ -75,6 +58,7 @@ TARGETS = [
     Ratio("... under a budget of half the activations (`selective`), at least 0.95x plain with as many", "gpipe K=1 M=8 gpipe selective",
           ["gpipe K=1 M=8 gpipe never"], 0.95),
     Ratio("... half of the micro-batches kept whole (`keep:4`)", "gpipe K=1 M=8 gpipe keep:4", ["gpipe K=1 M=8 gpipe never"], 0.95),
+    Ratio("... `selective` in two micro-batches, of plain with none", "gpipe K=1 M=2 gpipe selective", ["gpipe K=1 M=1 never"], 0.95),
     Ratio("... of two micro-batches, one kept, of plain with none", "gpipe K=1 M=2 gpipe keep:1", ["gpipe K=1 M=1 never"], 0.95),
     Ratio("(PyTorch's checkpointing against PyTorch's accumulation)", "torch M=8 threads=1 checkpoint", ["torch M=8 threads=1"], None),
 ]

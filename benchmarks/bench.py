@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The paper's tables and today's peers, side by side.                              (make bench, make bench-full)
 
-Usage: bench.py [--full] [--only PART[,PART..]] [--rounds N] [--out FOLDER]
+Usage: bench.py [--full] [--only PART[,PART..]] [--minutes N] [--out FOLDER]
        bench.py --report FOLDER      (the report and the pictures again, from the raw data)
 
-Parts: gpt and amoeba (steps of gpipe and of its peers in interleaved rounds), memory (table 1: the largest network under a cap),
-scaling (tables 2 and 3: throughput over K and M). Without --full fewer configurations, fewer rounds. One folder for each run
+Parts: gpt and amoeba (steps of gpipe and of its peers in interleaved rounds, as many as end within their minutes, at least two),
+memory (table 1: the largest network under a cap), scaling (tables 2 and 3: throughput over K and M), paper (--full: the paper's
+own networks, simulated). Without --full fewer configurations, fewer minutes. One folder for each run
 (default: benchmarks/DATE-MACHINE): raw data, environment.json, report.md and its pictures. What a run without --full
 leaves out is said in its report.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,12 +33,15 @@ import steps
 from figures import ROOT, of_table, spread
 
 STEPS = {"gpt": gpt, "amoeba": amoeba}
-PARTS = [*STEPS, "memory", "scaling"]
-# Part -> rounds, (short, full).
-ROUNDS = {"gpt": (2, 5), "amoeba": (3, 7), "scaling": (3, 7)}
+PARTS = [*STEPS, "memory", "scaling", "paper"]
+# Part -> minutes of rounds; and rounds of the scaling part: (short, full).
+MINUTES = {"gpt": (6, 24), "amoeba": (3, 12)}
+SCALING_ROUNDS = (3, 5)
 # (network, size, samples of a mini-batch): tried in the short version, and in the full one.
 CAPS = {False: [("transformer", 3, 32)], True: [("amoeba", 68, 64), ("transformer", 3, 32)]}
-EXAMPLES = ["gpt_step", "amoeba_step", "memory", "scaling"]
+EXAMPLES = ["gpt_step", "amoeba_step", "memory", "scaling", "paper_tables"]
+# Of the program `paper_tables`.
+PAPER = ["throughput", "memory"]
 
 
 def slug(text):
@@ -63,16 +68,20 @@ def measure(options, out, python):
         if part in STEPS:
             module = STEPS[part]
             jobs = {name: job for name, job in module.WORKLOAD.jobs.items() if options.full or job.short}
-            count = options.rounds or ROUNDS[part][options.full]
-            rounds.measure(module.WORKLOAD, jobs, count, out / f"{part}.json", python)
+            minutes = options.minutes or MINUTES[part][options.full]
+            rounds.measure(module.WORKLOAD, jobs, out / f"{part}.json", python, minutes=minutes)
         elif part == "memory":
             for network, size, samples in CAPS[options.full]:
                 path = out / f"memory-{network}.jsonl"
                 memory.measure(memory.NETWORKS[network], size, samples, 1, True, path)
-        else:
+        elif part == "scaling":
             for workload in STEPS if options.full else ["amoeba"]:
-                scaling.measure(workload, options.rounds or ROUNDS[part][options.full], out / f"scaling-{workload}.jsonl")
+                scaling.measure(workload, SCALING_ROUNDS[options.full], out / f"scaling-{workload}.jsonl")
                 print(f"scaling of {workload} done", file=sys.stderr, flush=True)
+        elif options.full:
+            for table in PAPER:
+                said = subprocess.run([rounds.example("paper_tables"), table], capture_output=True, text=True, check=True, timeout=1800)
+                (out / f"paper-{table}.md").write_text(said.stdout)
         note()
         report(out)
     return short
@@ -122,8 +131,8 @@ def memory_section(out, pyplot):
     lines = ["## Table 1: the largest network under a cap", "",
              "The paper's: AmoebaNet-D(18, 208), 82 million parameters, plainly in 8 GB and (18, 416), 318 million, on the same accelerator "
              "with GPipe: 3.9 times. A transformer of 3 blocks, 282 million, in 16 GB, and of 13, 786 million: 2.7 times. Here on one CPU "
-             "device, measured: the allocator refuses what is over the cap. The paper's own networks at its own caps are simulated, in "
-             "[docs/simulated-scale.md](../../docs/simulated-scale.md).", "",
+             "device, measured: the allocator refuses what is over the cap. The paper's own networks at its own caps are simulated "
+             "(below, or in [docs/simulated-scale.md](../../docs/simulated-scale.md)).", "",
              *picture(plots.memory(pyplot, founds, out / "memory.svg"), "the largest network")]
     for found in founds:
         lines += [f"### The largest {found.network.title}", "", *memory.section(found), ""]
@@ -147,6 +156,18 @@ def scaling_section(out, pyplot):
     return lines
 
 
+def paper_section(out):
+    paths = [out / f"paper-{table}.md" for table in PAPER]
+    tables = [path.read_text().replace("\n## ", "\n### ").removeprefix("## ") for path in paths if path.exists()]
+    if not tables:
+        return []
+    return ["## Simulated: the paper's own networks on its own accelerators", "",
+            "From shapes and data sheets alone: nothing here was measured, and no number is fitted to the paper. What the planner predicts "
+            "in this way is held to runs on this machine by `make bench-prediction`. "
+            "[docs/simulated-scale.md](../../docs/simulated-scale.md) explains the columns, and where the two differ.", "",
+            *(line for table in tables for line in ["### " + table.rstrip("\n"), ""])]
+
+
 def report(out):
     told = json.loads((out / "environment.json").read_text())
     pyplot = plots.library()
@@ -157,11 +178,12 @@ def report(out):
              *of_table(["", ""], [(key, value) for key, value in told.items() if key not in ("date", "machine", "commit", "command", "full",
                                                                                                 "seconds")]), ""]
     if not told["full"]:
-        lines += ["The short version: fewer configurations, no ablation that wants its own, torchgpipe left out. `make bench-full` has all.", ""]
+        lines += ["The short version: fewer configurations, no ablation that wants its own, torchgpipe and the paper's own networks left out. "
+                  "`make bench-full` has all.", ""]
     for name, module in STEPS.items():
         if (out / f"{name}.json").exists():
             lines += steps_section(module, out, pyplot)
-    lines += memory_section(out, pyplot) + scaling_section(out, pyplot)
+    lines += memory_section(out, pyplot) + scaling_section(out, pyplot) + paper_section(out)
     (out / "report.md").write_text("\n".join(lines).rstrip("\n") + "\n")
 
 
@@ -169,7 +191,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, help="of every part")
+    parser.add_argument("--minutes", type=float, help="of the parts gpt and amoeba each")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path, metavar="FOLDER")
     options = parser.parse_args()

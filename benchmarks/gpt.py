@@ -4,7 +4,7 @@ tokens, Adam, float32.
 The second step is measured, of all programs: the third of those that the simulator predicts is for that alone.
 """
 
-from rounds import Workload, gpipe, peer
+from rounds import Workload, gpipe, peers
 from targets import Ablation, Efficiency, Ratio
 
 OURS = "gpipe K=2 M=8 1f1b"
@@ -17,39 +17,23 @@ def jobs():
         "gpipe K=1 M=8 never": gpipe(stages=1, remat="never", steps=2, short=True),
         "gpipe K=1 M=8 gpipe always": gpipe(stages=1, remat="always", schedule="gpipe", steps=2, short=True),
         "gpipe K=1 M=8 gpipe selective": gpipe(stages=1, remat="selective", schedule="gpipe", steps=2, short=True),
-        "gpipe K=1 M=8 gpipe never": gpipe(stages=1, remat="never", schedule="gpipe", steps=2, short=True),
+        "gpipe K=1 M=2 gpipe selective": gpipe(stages=1, micro_batches=2, remat="selective", schedule="gpipe", steps=2, short=True),
+        "gpipe K=1 M=8 gpipe never": gpipe(stages=1, remat="never", schedule="gpipe", steps=2),
         "gpipe K=1 M=8 gpipe keep:4": gpipe(stages=1, remat="keep:4", schedule="gpipe", steps=2),
-        "gpipe K=1 M=1 always": gpipe(stages=1, micro_batches=1, remat="always", steps=2),
         "gpipe K=1 M=8 never aten": gpipe(stages=1, remat="never", steps=2, kernels="aten"),
     }
     for remat in ["never", "always", "unless-adjacent", "selective"]:
-        all_[f"{OURS} {remat}"] = gpipe(remat=remat, short=True)
-        all_[f"{OURS} {remat} aten"] = gpipe(remat=remat, kernels="aten", steps=2, short=remat in ("never", "selective"))
+        all_[f"{OURS} {remat}"] = gpipe(remat=remat, short=remat != "unless-adjacent")
+    for remat in ["never", "selective"]:
+        all_[f"{OURS} {remat} aten"] = gpipe(remat=remat, kernels="aten", steps=2, short=True)
     for remat in ["never", "always"]:
         all_[f"gpipe K=2 M=8 gpipe {remat}"] = gpipe(remat=remat, schedule="gpipe")
     all_[f"{OURS} never uniform"] = gpipe(remat="never", balance="uniform", steps=2)
     all_[f"{OURS} never, freed memory given back"] = gpipe(remat="never", keep_freed="false", steps=2)
     all_["gpipe K=2 M=1 1f1b never"] = gpipe(remat="never", micro_batches=1, steps=2)
-    for m, threads in [(1, 1), (1, 2), (8, 1), (8, 2)]:
-        all_[f"torch M={m} threads={threads}"] = peer("plain", micro_batches=m, threads=threads, short=m == 1 or threads == 2)
-    for threads in [1, 2]:
-        all_[f"torch M=8 threads={threads} checkpoint"] = peer("plain", checkpoint=True, threads=threads, short=threads == 2)
-    for checkpoint in [False, True]:
-        for schedule in ["gpipe", "1f1b"]:
-            name = f"pipelining K=2 M=8 {schedule}{' checkpoint' if checkpoint else ''}"
-            all_[name] = peer("pipelining", schedule=schedule, checkpoint=checkpoint, short=schedule == "1f1b")
-        all_[f"torchgpipe K=2 M=8{' checkpoint' if checkpoint else ''}"] = peer(
-            "torchgpipe_peer", checkpoint="except_last" if checkpoint else "never")
-    all_["pipelining K=1 M=8"] = peer("pipelining", stages=1, once=True)
-    all_["torchgpipe K=1 M=8"] = peer("torchgpipe_peer", stages=1, checkpoint="never", once=True)
-    # Bytes of tensors; a profiler is on, so their times are not looked at.
-    all_["memory of torch M=1 threads=1"] = peer("plain", micro_batches=1, memory=True, once=True)
-    all_["memory of torch M=8 threads=1"] = peer("plain", memory=True, once=True)
-    all_["memory of torch M=8 threads=1 checkpoint"] = peer("plain", checkpoint=True, memory=True, once=True)
-    for checkpoint in [False, True]:
-        name = f"memory of pipelining K=2 M=8 1f1b{' checkpoint' if checkpoint else ''}"
-        all_[name] = peer("pipelining", checkpoint=checkpoint, memory=True, once=True)
-    return all_
+    short = ["torch M=1 threads=1", "torch M=1 threads=2", "torch M=8 threads=2 checkpoint", "pipelining K=2 M=8 1f1b",
+             "pipelining K=2 M=8 1f1b checkpoint"]
+    return all_ | peers(short)
 
 
 PLAIN = ["torch M=1 threads=1", "torch M=1 threads=2", "torch M=8 threads=1", "torch M=8 threads=2", "pipelining K=2 M=8 gpipe",
@@ -70,7 +54,8 @@ TARGETS = [
     Ratio("... of plain with as many micro-batches, which it recomputes", "gpipe K=1 M=8 gpipe always", ["gpipe K=1 M=8 never"], 0.85),
     Ratio("... under a budget of half the activations (`selective`; GPipe's schedule), at least 0.95x plain", "gpipe K=1 M=8 gpipe selective",
           ["gpipe K=1 M=1 never"], 0.95),
-    Ratio("... of plain with as many micro-batches, whose activations it halves", "gpipe K=1 M=8 gpipe selective",
+    Ratio("... in two micro-batches", "gpipe K=1 M=2 gpipe selective", ["gpipe K=1 M=1 never"], 0.95),
+    Ratio("... of plain with as many micro-batches (8), whose activations it halves", "gpipe K=1 M=8 gpipe selective",
           ["gpipe K=1 M=8 gpipe never"], 0.95),
     Ratio("... half of the micro-batches kept whole (`keep:4`), of plain with as many", "gpipe K=1 M=8 gpipe keep:4",
           ["gpipe K=1 M=8 gpipe never"], 0.95),

@@ -87,7 +87,7 @@ def in_rounds():
     python = rounds.Python()
     rounds.build("gpt_step")
     options.out.mkdir(parents=True, exist_ok=True)
-    raw = rounds.measure(WORKLOAD, WORKLOAD.jobs, options.rounds, options.out / "raw.json", python)
+    raw = rounds.measure(WORKLOAD, WORKLOAD.jobs, options.out / "raw.json", python, rounds=options.rounds)
     lines = ["# The `gpt` step in two processes", "", f"{raw['machine']}; PyTorch {raw['torch']}; commit {raw['commit']}; {options.rounds} rounds.", "",
              "```sh", f"python3 benchmarks/processes.py --rounds {options.rounds}", "```", "",
              f"Canary, ms: {spread(raw['canary_ms'], 2)}. Two-core ceiling: {spread(raw['ceiling'], 2)}.", "",

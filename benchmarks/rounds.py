@@ -7,6 +7,7 @@ the two-core ceiling how much of two cores there is: the same product on two pro
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -56,6 +57,27 @@ def gpipe(short=False, once=False, **settings):
 
 def peer(program, short=False, once=False, **settings):
     return Job(program, {name.replace("_", "-"): value for name, value in settings.items()}, short, once)
+
+
+def peers(short, **settings):
+    """name -> job of everything that gpipe is compared with, those of `short` also in the short version. Each peer's time on one
+    stage is in the first round, and so are its bytes: a profiler is on then, and their times are not looked at."""
+    all_ = {}
+    for m, threads in [(1, 1), (1, 2), (8, 1), (8, 2)]:
+        all_[f"torch M={m} threads={threads}"] = peer("plain", micro_batches=m, threads=threads, **settings)
+    for threads in [1, 2]:
+        all_[f"torch M=8 threads={threads} checkpoint"] = peer("plain", checkpoint=True, threads=threads, **settings)
+    for checkpoint in [False, True]:
+        end = " checkpoint" if checkpoint else ""
+        for schedule in ["gpipe", "1f1b"]:
+            all_[f"pipelining K=2 M=8 {schedule}{end}"] = peer("pipelining", schedule=schedule, checkpoint=checkpoint, **settings)
+        all_[f"torchgpipe K=2 M=8{end}"] = peer("torchgpipe_peer", checkpoint="except_last" if checkpoint else "never", **settings)
+        all_[f"memory of pipelining K=2 M=8 1f1b{end}"] = peer("pipelining", checkpoint=checkpoint, memory=True, once=True, **settings)
+        all_[f"memory of torch M=8 threads=1{end}"] = peer("plain", checkpoint=checkpoint, memory=True, once=True, **settings)
+    all_["memory of torch M=1 threads=1"] = peer("plain", micro_batches=1, memory=True, once=True, **settings)
+    all_["pipelining K=1 M=8"] = peer("pipelining", stages=1, once=True, **settings)
+    all_["torchgpipe K=1 M=8"] = peer("torchgpipe_peer", stages=1, checkpoint="never", once=True, **settings)
+    return {name: dataclasses.replace(job, short=name in short) for name, job in all_.items()}
 
 
 CANARY = """
@@ -138,14 +160,17 @@ class Runner:
         return json.loads(result.stdout.strip().splitlines()[-1])
 
 
-def measure(workload, jobs, rounds, path, python):
-    """What each job found in each round; after each round it is in `path`, too."""
+def measure(workload, jobs, path, python, rounds=2, minutes=0):
+    """What each job found in each round; after each round it is in `path`, too. At least so many rounds, and more as long as
+    another one ends within so many minutes, by the time of the last."""
+    begun = time.monotonic()
     results, canaries, ceilings = {name: [] for name in jobs}, [], []
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(workload, folder, python)
         runner.run(gpipe(stages=1, steps=1, folder=folder))
         names = list(jobs)
-        for number in range(rounds):
+        for number in itertools.count():
+            round_begun = time.monotonic()
             canary, ceiling = python.canary()
             canaries.append(canary)
             ceilings.append(ceiling)
@@ -153,8 +178,10 @@ def measure(workload, jobs, rounds, path, python):
             for name in names[shift:] + names[:shift]:
                 if number == 0 or not jobs[name].once:
                     results[name].append(runner.run(jobs[name]))
-            print(f"{workload.name}: round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
+            now = time.monotonic()
+            print(f"{workload.name}: round {number + 1} took {now - round_begun:.0f} s", file=sys.stderr, flush=True)
             raw = {"machine": machine(), "commit": commit(), "torch": python.torch, "canary_ms": canaries, "ceiling": ceilings,
                    "results": results}
             Path(path).write_text(json.dumps(raw) + "\n")
-    return raw
+            if number + 1 >= rounds and 2 * now - round_begun - begun > 60 * minutes:
+                return raw
