@@ -1,5 +1,6 @@
 //! `cargo xtask soak`: the long proofs, an hour at most. Each step has its own bound; one that is beyond it is ended, which is a
-//! failure. Lines that tests print as `soak: ...` are counts of what was done: they and the outcomes are in `target/soak/report.md`.
+//! failure; so is one that does not tell what it did. Lines that tests print as `soak: ...` are counts of that: they and the outcomes are
+//! in `target/soak/report.md`. Everything is compiled before, which does not count.
 
 use std::{
     fmt::Write as _,
@@ -7,7 +8,7 @@ use std::{
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -92,6 +93,9 @@ pub const INTERLEAVINGS_ENVIRONMENT: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg lo
 
 /// Runs all of them, whatever comes of the others; whether all passed.
 pub fn run(root: &Path, cargo: &str) -> Result<bool, String> {
+    for proof in PROOFS {
+        build(root, cargo, proof)?;
+    }
     let begun = Instant::now();
     let mut report =
         "| proof | outcome | seconds | what was done |\n|---|---|---|---|\n".to_owned();
@@ -116,47 +120,71 @@ pub fn run(root: &Path, cargo: &str) -> Result<bool, String> {
     Ok(passed)
 }
 
+fn command(root: &Path, cargo: &str, proof: &Proof) -> Command {
+    let mut command = Command::new(cargo);
+    command.envs(proof.environment.iter().copied()).current_dir(root);
+    command
+}
+
+fn build(root: &Path, cargo: &str, proof: &Proof) -> Result<(), String> {
+    let own = proof.arguments.split(|argument| *argument == "--").next().unwrap_or_default();
+    match command(root, cargo, proof).args(own).arg("--no-run").status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{} cannot be built ({status})", proof.name)),
+        Err(error) => Err(format!("cannot run {cargo}: {error}")),
+    }
+}
+
+/// What is heard of a proof.
+enum Heard {
+    Count(String),
+    Ended(std::io::Result<ExitStatus>),
+}
+
 /// The outcome in words, and the counts.
 fn one(root: &Path, cargo: &str, proof: &Proof, limit: Duration) -> (String, Vec<String>) {
-    let mut command = Command::new(cargo);
-    command.args(proof.arguments).envs(proof.environment.iter().copied()).current_dir(root);
-    let mut child = match command.stdout(Stdio::piped()).process_group(0).spawn() {
+    let mut command = command(root, cargo, proof);
+    command.args(proof.arguments).stdout(Stdio::piped()).process_group(0);
+    let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return (format!("cannot run {cargo}: {error}"), Vec::new()),
     };
-    let end = Instant::now() + limit;
-    let (sender, lines) = mpsc::channel();
+    let (end, group) = (Instant::now() + limit, format!("-{}", child.id()));
+    let (sender, heard) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
+        let sender = sender.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 println!("{line}");
                 if let Some((_, count)) = line.split_once("soak: ") {
-                    let _ = sender.send(count.to_owned());
+                    let _ = sender.send(Heard::Count(count.to_owned()));
                 }
             }
         });
     }
-    let mut counts = Vec::new();
+    std::thread::spawn(move || sender.send(Heard::Ended(child.wait())));
+    let (mut counts, mut outcome) = (Vec::new(), None);
     loop {
-        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(count) => counts.push(count),
-            // It has closed its output: it has ended, or is about to.
-            Err(mpsc::RecvTimeoutError::Disconnected) => break (ended(&mut child), counts),
+        match heard.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(Heard::Count(count)) => counts.push(count),
+            Ok(Heard::Ended(ended)) => outcome = Some(ended),
+            // It has ended and closed its output.
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 // With all that it has started; processes of a launcher end with that.
-                let group = format!("-{}", child.id());
                 let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
-                let _ = child.wait();
-                break (format!("ended after {} s", limit.as_secs()), counts);
+                return (format!("ended after {} s", limit.as_secs()), counts);
             }
         }
     }
-}
-
-fn ended(child: &mut Child) -> String {
-    match child.wait() {
-        Ok(status) if status.success() => "passed".into(),
-        Ok(status) => format!("failed ({status})"),
-        Err(error) => format!("cannot be waited for: {error}"),
-    }
+    let outcome = match outcome {
+        Some(Ok(status)) if status.success() && counts.is_empty() => {
+            "failed (it does not tell what it did)".into()
+        }
+        Some(Ok(status)) if status.success() => "passed".into(),
+        Some(Ok(status)) => format!("failed ({status})"),
+        Some(Err(error)) => format!("cannot be waited for: {error}"),
+        None => "failed (its end was not heard)".into(),
+    };
+    (outcome, counts)
 }

@@ -19,7 +19,7 @@ use signal_hook::{
 
 /// Milliseconds that every file operation of a checkpoint waits.
 const DELAY: &str = "GPIPE_TEST_FILE_DELAY_MS";
-/// The file operation, from 1, before which the process kills itself.
+/// The file operation, from 1, before which the process kills itself; `7@1`: only where `RANK` is 1.
 const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
 /// Such as `KILL 1B2 5`: what the process does to itself (or `STOP`), before which action, and at which time it comes to that
 /// one, from 1. Several processes may have the variable: the one with the stage does it.
@@ -27,8 +27,15 @@ const AT_ACTION: &str = "GPIPE_TEST_AT_ACTION";
 
 /// The file system of checkpoints.
 pub(crate) fn files() -> Files {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let (delay, kill) = (number(DELAY), number(KILL));
+    let text = |name: &str| std::env::var(name).ok();
+    let number = |text: String| text.parse::<u64>().ok();
+    let delay = text(DELAY).and_then(number);
+    let kill = text(KILL).and_then(|asked| match asked.split_once('@') {
+        Some((operation, rank)) => {
+            number(operation.to_owned()).filter(|_| text("RANK").is_some_and(|own| own == rank))
+        }
+        None => number(asked),
+    });
     if delay.is_none() && kill.is_none() {
         return Files::default();
     }

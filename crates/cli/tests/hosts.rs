@@ -5,17 +5,20 @@
 mod common;
 
 use std::{
-    process::Command,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use common::{Folder, TRAIN, process::Process, results, skip};
+use common::{Folder, TRAIN, listening::listeners, process::Process, results, skip};
 
 /// Two namespaces and what connects them; gone when this is dropped.
 struct Hosts {
     names: [String; 2],
     /// The ends of the link.
     ends: [String; 2],
+    /// The program that is the link, if it is a slow one.
+    wire: Option<Child>,
     /// A network of its own, so that tests do not meet.
     network: usize,
 }
@@ -30,20 +33,54 @@ fn run(arguments: &[&str]) -> Result<(), String> {
     }
 }
 
+/// What a slow link is given; a round trip takes twice the delay.
+const DELAY_MS: u32 = 20;
+const MBIT_PER_S: u32 = 100;
+
 impl Hosts {
     /// None where this machine does not let us.
     fn new(test: &str) -> Option<Self> {
+        Self::connected(test, Self::cable)
+    }
+
+    /// With a slow link between them.
+    fn far(test: &str) -> Option<Self> {
+        Self::connected(test, Self::slow_wire)
+    }
+
+    fn connected(test: &str, link: impl Fn(&mut Self) -> Result<(), String>) -> Option<Self> {
         static NETWORKS: AtomicUsize = AtomicUsize::new(0);
         let (own, network) = (std::process::id(), NETWORKS.fetch_add(1, Ordering::SeqCst));
         let names = [0, 1].map(|host| format!("gpipe-{own}-{network}-{host}"));
         let ends = [0, 1].map(|host| format!("gp{}n{network}h{host}", own % 100_000));
-        let hosts = Self { names, ends, network: 1 + network + own as usize % 200 };
-        match hosts.set_up() {
+        let mut hosts = Self { names, ends, wire: None, network: 1 + network + own as usize % 200 };
+        match link(&mut hosts).and_then(|()| hosts.set_up()) {
             Ok(()) => Some(hosts),
             Err(reason) => {
-                skip(test, &format!("no network namespaces here: {reason}"));
+                skip(test, &format!("no such hosts here: {reason}"));
                 None
             }
+        }
+    }
+
+    fn cable(&mut self) -> Result<(), String> {
+        let [one, other] = &self.ends;
+        run(&["ip", "link", "add", one, "type", "veth", "peer", "name", other])
+    }
+
+    /// A program, because not every kernel has netem.
+    fn slow_wire(&mut self) -> Result<(), String> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/slow_wire.py");
+        let mut command = Command::new("python3");
+        command.arg(script).args(&self.ends).args([DELAY_MS, MBIT_PER_S].map(|n| n.to_string()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut wire = command.spawn().map_err(|error| format!("python3: {error}"))?;
+        let mut said = String::new();
+        let _ = BufReader::new(wire.stdout.take().unwrap()).read_line(&mut said);
+        self.wire = Some(wire);
+        match said.trim() {
+            "ready" => Ok(()),
+            _ => Err("no tun devices".to_owned()),
         }
     }
 
@@ -52,7 +89,6 @@ impl Hosts {
         for name in names {
             run(&["ip", "netns", "add", name])?;
         }
-        run(&["ip", "link", "add", &ends[0], "type", "veth", "peer", "name", &ends[1]])?;
         for host in [0, 1] {
             let address = format!("{}/24", self.address(host));
             run(&["ip", "link", "set", &ends[host], "netns", &names[host]])?;
@@ -105,6 +141,10 @@ impl Drop for Hosts {
             let _ = run(&["ip", "netns", "del", name]); // with its end of the link
         }
         let _ = run(&["ip", "link", "del", &self.ends[0]]);
+        if let Some(mut wire) = self.wire.take() {
+            drop(wire.stdin.take()); // it ends with its input
+            let _ = wire.wait();
+        }
     }
 }
 
@@ -137,26 +177,37 @@ fn transparency_of_two_hosts() {
 
 #[test]
 fn transparency_of_a_slow_link() {
-    let name = "transparency_of_a_slow_link";
-    let Some(hosts) = Hosts::new(name) else { return };
+    let Some(hosts) = Hosts::far("transparency_of_a_slow_link") else { return };
+    // Nobody listens there: the refusal has come and gone over the link.
+    let refused = format!("socket.create_connection(('{}', 9), timeout=30)", hosts.address(1));
+    let asks = [
+        "import socket, time",
+        "start = time.monotonic()",
+        &format!("try: {refused}"),
+        "except ConnectionRefusedError: pass",
+        &format!("assert time.monotonic() - start >= 2 * {DELAY_MS} / 1000"),
+    ];
+    hosts.on(0, &["python3", "-c", &asks.join("\n")]).unwrap();
     let folder = Folder::new();
     folder.succeeds(&[TRAIN, &["--out", "one"]].concat());
-    for host in [0, 1] {
-        let device = ["tc", "qdisc", "add", "dev", &hosts.ends[host], "root"];
-        let slow = ["netem", "delay", "10ms", "rate", "100mbit"]; // there and back: 20 ms
-        let Err(reason) = hosts.on(host, &[&device[..], &slow].concat()) else { continue };
-        let narrow = ["tbf", "rate", "100mbit", "burst", "32kbit", "latency", "400ms"];
-        match hosts.on(host, &[&device[..], &narrow].concat()) {
-            Ok(()) if host == 0 => skip(
-                &format!("{name} (its delay of 20 ms; 100 Mbit/s alone were tried)"),
-                &format!("no netem here: {reason}"),
-            ),
-            Ok(()) => {}
-            Err(reason) => return skip(name, &format!("no slow links here: {reason}")),
-        }
-    }
     end(hosts.train(&folder, "two", "12", &[]));
     assert!(folder.weights("one") == folder.weights("two"));
+    assert_eq!(results(&folder.path("one")), results(&folder.path("two")));
+}
+
+/// Neither at all addresses nor at a loopback one that the other cannot reach.
+#[test]
+fn property_a_host_listens_at_its_own_address() {
+    let Some(hosts) = Hosts::new("property_a_host_listens_at_its_own_address") else { return };
+    let folder = Folder::new();
+    let mut processes = hosts.train(&folder, "run", "100000", &[]);
+    processes[0].until("saved");
+    for (host, process) in processes.iter().enumerate() {
+        let found = listeners(process.number());
+        assert!(!found.is_empty(), "the links of host {host} listen somewhere");
+        let own = |at: &std::net::SocketAddr| at.ip().to_string() == hosts.address(host);
+        assert!(found.iter().all(own), "host {host}: {found:?}");
+    }
 }
 
 /// The link is down before the host dies, so that nothing says goodbye: only silence tells.

@@ -9,8 +9,9 @@ use std::{fs, process::Command, time::Duration};
 
 use common::{
     Folder, TRAIN, bytes,
+    mounts::with_mounts,
     process::{Process, output},
-    results, skip, steps, train,
+    results, steps, train,
 };
 use gpipe_checkpoint::weights;
 use gpipe_data::Tokenizer;
@@ -250,27 +251,6 @@ fn regression_outputs_that_nobody_reads_end_no_run() {
     assert!(folder.weights("closed") == folder.weights("reference"));
     let (code, ..) = through(full, &["eval", "run", "--json"]);
     assert_eq!(code, Some(1), "a result that is not printed is no success");
-}
-
-/// Runs `script`, in which `$GPIPE` is the command, as root of namespaces of its own, where it may mount. `None` where
-/// the system does not allow it, which is written down for `test`.
-fn with_mounts(folder: &Folder, test: &str, script: &str) -> Option<String> {
-    let allowed = "mount -t tmpfs -o size=64k tmpfs .";
-    let unshare = |script: &str| {
-        let mut command = Command::new("bash");
-        let unshare = r#"exec unshare --user --map-root-user --mount bash -ec "$1""#;
-        command.args(["-c", unshare, "bash", script]).current_dir(folder.path(""));
-        command.env("GPIPE", env!("CARGO_BIN_EXE_gpipe"));
-        output(&mut command)
-    };
-    if !unshare(allowed).status.success() {
-        skip(test, "a process may not have mounts of its own here");
-        return None;
-    }
-    let output = unshare(script);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {errors}");
-    Some(String::from_utf8(output.stdout).unwrap())
 }
 
 #[test]

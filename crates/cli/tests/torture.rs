@@ -16,6 +16,7 @@ use std::{
 
 use common::{
     Folder, TRAIN,
+    kills::{Phase, nothing_half_written_is_taken_for_complete},
     process::{DEADLINE, Process},
     results, train,
 };
@@ -207,8 +208,15 @@ fn property_a_long_run_holds_no_more_at_its_end() {
     assert_eq!(run.end(), Ok(0), "{}", run.printed);
 }
 
-/// The number of the processes that a launcher has started, by rank.
-fn children(launcher: u32) -> Vec<String> {
+/// Which of them a process is; none before it has begun.
+fn rank(process: u32) -> Option<String> {
+    let variables = fs::read(format!("/proc/{process}/environ")).ok()?;
+    let variables = String::from_utf8_lossy(&variables).into_owned();
+    variables.split('\0').find_map(|variable| variable.strip_prefix("RANK=").map(str::to_owned))
+}
+
+/// The numbers of the processes that a launcher has started.
+fn children(launcher: u32) -> Vec<u32> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc").unwrap() {
         let path = entry.unwrap().path();
@@ -216,7 +224,7 @@ fn children(launcher: u32) -> Vec<String> {
         // After the name, which may have spaces: the state, and the number of the parent.
         let parent = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap();
         if parent == launcher.to_string() {
-            all.push(path.file_name().unwrap().to_str().unwrap().to_owned());
+            all.push(path.file_name().unwrap().to_str().unwrap().parse().unwrap());
         }
     }
     all.sort();
@@ -228,6 +236,70 @@ fn long(out: &str) -> Vec<&str> {
     own.chain(["--out", out]).chain(MORE.iter().copied()).collect()
 }
 
+/// At the end of a run, or where it was killed: whether it was.
+fn look(
+    folder: &Folder,
+    run: &str,
+    process: &Process,
+    outcome: Result<i32, i32>,
+    harmed: &str,
+) -> bool {
+    match outcome {
+        Ok(0) => {
+            let same = folder.weights(run) == folder.weights("reference");
+            assert!(same, "{run}: {}", process.printed);
+            assert_eq!(results(&folder.path(run)), results(&folder.path("reference")));
+            false
+        }
+        // Its own end, or that of a process it had started; or one that lost another is heard before the system tells of that.
+        Err(9) | Ok(137 | 1) => {
+            let named = process.printed.contains(&format!("rank {harmed}"));
+            assert!(outcome != Ok(1) || named, "rank {harmed}: {}", process.printed);
+            nothing_half_written_is_taken_for_complete(&folder.path(run));
+            true
+        }
+        other => panic!("{other:?}: {}", process.printed),
+    }
+}
+
+/// The last run comes to its end, which is that of the undisturbed one.
+fn finish(folder: &Folder, run: &str) {
+    folder.succeeds(&launched(2, &long(run)));
+    assert!(folder.weights(run) == folder.weights("reference"));
+    assert_eq!(results(&folder.path(run)), results(&folder.path("reference")));
+}
+
+#[test]
+fn fault_a_process_that_is_killed_before_any_file_operation_of_a_joint_save() {
+    let folder = Folder::new();
+    folder.succeeds(&launched(2, &long("reference")));
+    let mut random = Stream::new(0x5a7e);
+    let (mut ended, mut phases) = (0, BTreeMap::<Phase, usize>::new());
+    for moment in 1..=60 {
+        for rank in ["0", "1"] {
+            if !soak() && random.below(15) != 0 {
+                continue;
+            }
+            let run = format!("run {ended}");
+            let mut command = folder.command(&launched(2, &long(&run)));
+            command.env("GPIPE_TEST_KILL_AT_FILE_OPERATION", format!("{moment}@{rank}"));
+            let mut process = Process::start(&mut command);
+            let outcome = process.end();
+            match look(&folder, &run, &process, outcome, rank) {
+                true => {
+                    *phases.entry(Phase::of(&process.printed, &folder.path(&run))).or_default() += 1
+                }
+                false => ended += 1,
+            }
+        }
+    }
+    println!(
+        "soak: processes killed before a file operation of a joint save, {ended} runs came to their end: {phases:?}"
+    );
+    assert!(phases.contains_key(&Phase::Writing), "{phases:?}");
+    finish(&folder, &format!("run {ended}"));
+}
+
 #[test]
 fn fault_processes_that_are_killed_at_random_moments_go_on_as_if_nothing_had_happened() {
     let folder = Folder::new();
@@ -236,11 +308,18 @@ fn fault_processes_that_are_killed_at_random_moments_go_on_as_if_nothing_had_hap
     folder.succeeds(&launched(2, &long("reference")));
     let longest_us = usize::try_from(start.elapsed().as_micros()).unwrap() * 11 / 10;
     let mut random = Stream::new(0x9a0);
-    let (mut killed, mut ended, mut starts) = (0, 0, 0);
-    while killed < kills {
+    let (mut ended, mut starts) = (0, 0);
+    let mut phases: BTreeMap<Phase, usize> = BTreeMap::new();
+    while phases.values().sum::<usize>() < kills {
         let run = format!("run {ended}");
         starts += 1;
-        let mut process = Process::start(&mut folder.command(&launched(2, &long(&run))));
+        let mut command = folder.command(&launched(2, &long(&run)));
+        if random.below(2) == 0 {
+            // Saves take longer, so that some are met.
+            command.env("GPIPE_TEST_FILE_DELAY_MS", "10");
+        }
+        let mut process = Process::start(&mut command);
+        let mut harmed = None;
         let after = Duration::from_micros(random.below(longest_us) as u64);
         let outcome = match process.ends_within(after) {
             Some(_) => {
@@ -252,32 +331,27 @@ fn fault_processes_that_are_killed_at_random_moments_go_on_as_if_nothing_had_hap
                 // One of them; where there is none yet or any more, the launcher.
                 let one = match all.is_empty() {
                     true => process.number().to_string(),
-                    false => all[random.below(all.len())].clone(),
+                    false => {
+                        let one = all[random.below(all.len())];
+                        harmed = rank(one);
+                        one.to_string()
+                    }
                 };
                 // It may have ended meanwhile.
                 let _ = std::process::Command::new("kill").args(["-KILL", &one]).output().unwrap();
                 process.end()
             }
         };
-        match outcome {
-            Ok(0) => {
-                let same = folder.weights(&run) == folder.weights("reference");
-                assert!(same, "{run}: {}", process.printed);
-                assert_eq!(results(&folder.path(&run)), results(&folder.path("reference")));
-                ended += 1;
+        match look(&folder, &run, &process, outcome, &harmed.unwrap_or_default()) {
+            true => {
+                *phases.entry(Phase::of(&process.printed, &folder.path(&run))).or_default() += 1;
             }
-            // Its own end, or that of a process it had started.
-            Err(9) | Ok(137) => killed += 1,
-            // A process that lost another one may be heard before the system tells of that one's end.
-            Ok(1) if process.printed.contains("rank ") => killed += 1,
-            other => panic!("{other:?}: {}", process.printed),
+            false => ended += 1,
         }
     }
     println!(
-        "soak: {killed} processes killed in {starts} starts, {ended} runs came to their end before"
+        "soak: processes killed in {starts} starts, {ended} runs came to their end before: {phases:?}"
     );
-    let last = format!("run {ended}");
-    folder.succeeds(&launched(2, &long(&last)));
-    assert!(folder.weights(&last) == folder.weights("reference"));
-    assert_eq!(results(&folder.path(&last)), results(&folder.path("reference")));
+    assert!(!soak() || phases.contains_key(&Phase::Writing), "{phases:?}");
+    finish(&folder, &format!("run {ended}"));
 }

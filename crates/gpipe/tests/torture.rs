@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{assert_same_bits, uniform};
+use common::{assert_same_bits, memory, uniform};
 use gpipe::{
     Adam, Balance, Bytes, CrossEntropy, LayerError, Pipeline, Remat, Schedule, Sequence,
     TensorSpec,
@@ -83,11 +83,12 @@ impl Trap {
 }
 
 /// Every kind of compute action that training has, and transfers of activations, gradients, tied weights and the vote.
-fn ways() -> [(Schedule, Remat); 3] {
+fn ways() -> [(Schedule, Remat); 4] {
     [
         (Schedule::OneFOneB, Remat::Always),
         (Schedule::ZbH1, Remat::Never),
         (Schedule::GPipe, Remat::Always),
+        (Schedule::GPipe, Remat::Selective),
     ]
 }
 
@@ -158,12 +159,12 @@ fn soak() -> bool {
     std::env::var_os("GPIPE_SOAK").is_some()
 }
 
-/// Threads of pipelines in this process, and all files that it has open.
-fn held() -> (usize, usize) {
+/// Threads of pipelines in this process, all files that it has open, and the bytes of its tensors.
+fn held() -> (usize, usize, u64) {
     let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let names = tasks.filter_map(|task| fs::read_to_string(task.join("comm")).ok());
     let devices = names.filter(|name| name.starts_with("gpipe-device")).count();
-    (devices, fs::read_dir("/proc/self/fd").unwrap().count())
+    (devices, fs::read_dir("/proc/self/fd").unwrap().count(), memory::live())
 }
 
 /// The panics that are injected here are not printed.
@@ -245,7 +246,11 @@ fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
     // A thread that was given up ends once it is free, which nobody waits for.
     let end = Instant::now() + Duration::from_secs(20);
     while held() != before {
-        assert!(Instant::now() < end, "{what}: threads and files {:?}, before {before:?}", held());
+        assert!(
+            Instant::now() < end,
+            "{what}: threads, files, bytes {:?}, before {before:?}",
+            held()
+        );
         std::thread::yield_now();
     }
 }

@@ -1,6 +1,6 @@
 //! Family `fault_`: an error, a panic or a stall at any action ends in one clear error, never a hang, and
 //! leaves everything as it was.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
 
 use std::{
     sync::{
@@ -120,6 +120,7 @@ fn fault_errors_and_panics_at_random_actions_of_random_schedules() {
         let kind = if random.below(2) == 0 { FaultKind::Error } else { FaultKind::Panic };
         check(&program, capacity, at, kind);
     }
+    println!("soak: {} errors and panics on mock stages", cases(300));
 }
 
 #[test]
@@ -169,6 +170,7 @@ fn fault_stalls_at_random_actions_end_within_the_deadline_and_name_the_stage() {
             scope.spawn(stall_all);
         }
     });
+    println!("soak: {} stalls on mock stages", cases(60));
 }
 
 fn stall_anywhere(seed: u64) {

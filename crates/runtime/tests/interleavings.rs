@@ -3,9 +3,12 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --package gpipe-runtime --release --test interleavings`
 #![cfg(loom)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use gpipe_core::{Action, MicroBatch, Nanos, Op, StageId};
 use gpipe_runtime::{
@@ -17,11 +20,21 @@ use loom::{sync::Arc, thread};
 
 const SLICE: Duration = Duration::from_millis(1);
 
+/// How many interleavings all tests have tried.
+static TRIED: AtomicUsize = AtomicUsize::new(0);
+
 /// Bounds how often loom lets a thread be interrupted where all of them are too many: three find nearly every fault there is.
 fn model(preemptions: Option<usize>, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
-    builder.check(f);
+    let before = TRIED.load(Ordering::Relaxed);
+    builder.check(move || {
+        TRIED.fetch_add(1, Ordering::Relaxed);
+        f();
+    });
+    let tried = TRIED.load(Ordering::Relaxed);
+    assert!(tried > before);
+    println!("soak: {tried} interleavings so far");
 }
 
 fn link(capacity: usize) -> Arc<Link<u32>> {

@@ -2,6 +2,9 @@
 #![allow(dead_code)] // each test file uses its own part
 
 pub mod images;
+pub mod kills;
+pub mod listening;
+pub mod mounts;
 pub mod process;
 
 use std::{

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its own part
 
 pub mod matrix;
+pub mod memory;
 
 use gpipe::{
     Accuracy, Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline,
