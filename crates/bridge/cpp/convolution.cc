@@ -51,6 +51,7 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
+    differentiable_once();
     at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
     const at::Tensor &used = saved[0], &w = saved[1];
@@ -88,6 +89,7 @@ struct Spatial : torch::autograd::Function<Spatial> {
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
+    differentiable_once();
     at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
     const auto list = [&](const char *name) { return context->saved_data[name].toIntVector(); };
@@ -110,12 +112,13 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
   // Where there is one place anyway a stride changes nothing; but with one over a map of one pixel's width oneDNN leaves parts of a
   // bfloat16 weight's gradient as they were in memory.
   std::vector<int64_t> steps(stride.begin(), stride.end());
-  if (x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && padding.size() == 2 && dilation.size() == 2)
+  const bool fits = x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && steps[0] > 0 && steps[1] > 0 && padding.size() == 2 &&
+                    dilation.size() == 2;
+  if (fits)
     for (std::size_t i = 0; i < 2; i++)
       if (x.size(2 + i) + 2 * padding[i] == dilation[i] * (w.size(2 + i) - 1) + 1)
         steps[i] = 1;
   const auto spatial = [&](const at::Tensor &from) {
-    const bool fits = x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && padding.size() == 2 && dilation.size() == 2;
     // Else it says what is wrong.
     return give(fits ? Spatial::apply(from, w, at::IntArrayRef(steps), list(padding), list(dilation), groups)
                      : at::conv2d(from, w, {}, steps, list(padding), list(dilation), groups));

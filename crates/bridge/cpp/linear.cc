@@ -24,7 +24,9 @@ struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
                             const Optional &bias, bool onednn) {
     at::AutoDispatchBelowADInplaceOrView below;
-    context->save_for_backward({x, w});
+    // As ATen's own: a frozen weight's gradient does not keep the input.
+    context->save_for_backward({w.requires_grad() ? x : at::Tensor(), w});
+    context->saved_data["sizes"] = x.sizes();
     context->saved_data["bias"] = bias.has_value();
     context->saved_data["onednn"] = onednn;
     auto shape = x.sizes().vec();
@@ -35,6 +37,7 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
+    differentiable_once();
     at::NoGradGuard no_grad;
     auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1];
@@ -43,7 +46,7 @@ struct Linear : torch::autograd::Function<Linear> {
     if (onednn)
       g = g.contiguous();
     if (context->needs_input_grad(0))
-      dx = (onednn ? onednn_product(g, w.t(), {}) : at::mm(g, w)).reshape(x.sizes());
+      dx = (onednn ? onednn_product(g, w.t(), {}) : at::mm(g, w)).reshape(context->saved_data["sizes"].toIntVector());
     if (context->needs_input_grad(1))
       dw = onednn ? onednn_product(g.t(), rows(x).t(), {}) : at::mm(g.t(), rows(x));
     // An absent bias is no input, and must not be asked for.

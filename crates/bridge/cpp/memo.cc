@@ -12,9 +12,11 @@ namespace impl = torch::autograd::impl;
 
 struct Memo::Impl {
   struct Value {
-    // Undefined where it was changed in place since: it is computed again.
     at::Tensor tensor;
+    // What was changed in place since is computed again. Undefined where that is known already, so that it holds nothing.
     uint32_t version;
+
+    bool is_changed() const { return !tensor.defined() || tensor._version() != version; }
   };
   std::vector<Value> values;
   std::size_t next = 0;
@@ -41,8 +43,10 @@ at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &
     Memo::Impl &memo = *replayed->impl;
     TORCH_CHECK(memo.next < memo.values.size(), "a forward that is computed again has more products than the first time (",
                 memo.values.size(), "): it must not depend on anything but its inputs, its parameters and its random numbers");
-    at::Tensor found = std::move(memo.values[memo.next++].tensor);
-    if (!found.defined())
+    Memo::Impl::Value &value = memo.values[memo.next++];
+    const bool changed = value.is_changed();
+    const at::Tensor found = std::move(value.tensor);
+    if (changed)
       return compute();
     TORCH_CHECK(found.sizes() == sizes, "a forward that is computed again has a product ", sizes, " where it had ", found.sizes(),
                 " the first time: it must not depend on anything but its inputs, its parameters and its random numbers");
@@ -66,7 +70,7 @@ void begin_recording() {
 std::unique_ptr<Memo> end_recording() {
   TORCH_CHECK(recorded, "this thread does not record");
   for (Memo::Impl::Value &value : recorded->impl->values)
-    if (value.tensor._version() != value.version)
+    if (value.is_changed())
       value.tensor = at::Tensor();
   return std::move(recorded);
 }

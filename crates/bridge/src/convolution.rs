@@ -165,4 +165,18 @@ mod tests {
             }
         }
     }
+
+    /// Sizes were divided by it before anyone looked at it, and the process ended by a signal.
+    #[test]
+    fn regression_a_stride_of_zero_is_an_error() {
+        let (x, w) = (values(&[1, 2, 5, 5], 0.1), values(&[3, 2, 3, 3], 0.2));
+        let point = values(&[3, 2, 1, 1], 0.3);
+        for kernels in [Kernels::Aten, Kernels::OneDnn] {
+            for (weight, stride) in [(&w, [0, 1]), (&w, [1, -1]), (&point, [0, 0])] {
+                let geometry = Geometry { stride, ..Geometry::default() };
+                let error = convolution(&x, weight, &geometry, kernels).unwrap_err().to_string();
+                assert!(error.contains("stride") || error.contains("step"), "{error}");
+            }
+        }
+    }
 }

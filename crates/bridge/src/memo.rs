@@ -136,6 +136,12 @@ mod tests {
         let plain = forward();
         let (_, memo) = Memo::record(forward).unwrap();
         assert_eq!(memo.replay(forward).unwrap(), plain);
+        // Or a later layer, to which it was handed.
+        let forward = || linear(&x, &w, None, Kernels::Aten);
+        let plain = forward().unwrap();
+        let (y, memo) = Memo::record(forward).unwrap();
+        let _ = tch::no_grad(|| y.unwrap().detach().g_add_scalar_(1.0));
+        assert_eq!(memo.replay(forward).unwrap().unwrap(), plain);
     }
 
     #[test]

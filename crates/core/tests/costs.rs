@@ -234,6 +234,28 @@ fn oracle_costs_on_a_line_are_those_of_any_size_on_it() {
     assert!(both.check().unwrap_err().to_string().contains("1 costs"));
 }
 
+/// A cap refused the larger size when it was profiled: sizes between were predicted with half of what they take.
+#[test]
+fn regression_a_size_without_selective_costs_is_no_zero() {
+    let cost = |samples: u64, selective: bool| LayerCost {
+        forward: Nanos(samples * 10),
+        rematerialize: Nanos(samples * 10),
+        rematerialize_selective: Nanos(if selective { samples } else { 0 }),
+        products: Bytes(if selective { samples * 100 } else { 0 }),
+        ..LayerCost::default()
+    };
+    let sizes = [(2, true), (4, true), (8, false)];
+    let sizes =
+        sizes.map(|(samples, selective)| (samples as usize, vec![cost(samples, selective)]));
+    let costs = ModelCosts { sizes: sizes.into(), ..ModelCosts::default() };
+    for (samples, known) in [(1, true), (2, true), (3, true), (4, true), (6, false), (8, false)] {
+        for schedule in [Schedule::OneFOneB, Schedule::GPipe] {
+            assert_eq!(costs.has_selective(samples, &schedule), known, "{samples}");
+        }
+    }
+    assert_eq!(costs.at(3, &Schedule::GPipe)[0].products, Bytes(300));
+}
+
 #[test]
 fn property_keep_n_never_keeps_more_than_n_and_one() {
     let mut random = Stream::new(23);

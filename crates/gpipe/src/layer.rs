@@ -227,7 +227,8 @@ impl Forward<'_> {
     }
 
     /// The affine map of the last axis: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias` `[outputs]`
-    /// to `[..., outputs]`; through the pipeline's [`Kernels`], which may be faster than libtorch's own.
+    /// to `[..., outputs]`; through the pipeline's [`Kernels`], which may be faster than libtorch's own. A selective
+    /// re-materialization finds what it gave. Differentiable once: a gradient of its gradient is an error.
     ///
     /// # Errors
     /// Shapes that do not fit.
@@ -241,7 +242,8 @@ impl Forward<'_> {
     }
 
     /// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups, height, width]`; through the
-    /// pipeline's [`Kernels`], of which some give channels-last layout: layers that pass through elements keep it.
+    /// pipeline's [`Kernels`], of which some give channels-last layout: layers that pass through elements keep it. A selective
+    /// re-materialization finds what it gave. Differentiable once: a gradient of its gradient is an error.
     ///
     /// # Errors
     /// Shapes that do not fit.

@@ -170,6 +170,9 @@ fn oracle_a_stage_that_is_not_trained_costs_what_it_does() {
     for (number, cost) in layers[..layers.len() - 1].iter().enumerate() {
         assert!(cost.forward.0 > 0 && cost.forward_kept.0 > 0, "layer {number}: {cost:?}");
         assert!(cost.kept.0 > 0 && cost.forward_peak.0 > 0, "layer {number}: {cost:?}");
+        // In another cut these may have to be computed again, and their products to be held.
+        assert!(cost.rematerialize_selective.0 > 0, "layer {number}: {cost:?}");
+        assert!(cost.products.0 > 0 && cost.selective_peak.0 > 0, "layer {number}: {cost:?}");
     }
     assert!(layers[0].backward.0 == 0 && layers[layers.len() - 2].backward.0 > 0);
 }

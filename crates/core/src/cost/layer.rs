@@ -87,7 +87,14 @@ pub(super) fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
     let line = |(a, b): (&LayerCost, &LayerCost)| {
         a.zip(b, |a, b| a as f64 + share * (b as f64 - a as f64))
     };
-    Some(sizes[&a].iter().zip(&sizes[&b]).map(line).collect())
+    let mut costs: Vec<LayerCost> = sizes[&a].iter().zip(&sizes[&b]).map(line).collect();
+    if [a, b].iter().any(|size| !sizes[size].iter().any(LayerCost::has_selective)) {
+        // One of them went over a cap when it was measured. What is not known is no zero to draw a line to.
+        for cost in &mut costs {
+            (cost.rematerialize_selective, cost.products, cost.selective_peak) = Default::default();
+        }
+    }
+    Some(costs)
 }
 
 impl LayerCost {

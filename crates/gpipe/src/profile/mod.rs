@@ -2,12 +2,14 @@
 //! nobody plans with the costs of another model.
 //!
 //! - `measure`: trains a few steps of each size of micro-batches, with every layer measured
+//! - `observed`: what such a training showed
 //! - `links`: what messages between stages took
 //! - `subject`: what was measured
 //! - here: the profile itself
 
 mod links;
 mod measure;
+mod observed;
 mod subject;
 
 use std::collections::BTreeMap;

@@ -282,6 +282,8 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
         })
     };
     let last = reports.last().ok_or("at least one step")?;
+    let weights = pipeline.parameters()?;
+    let gradients: usize = weights.iter().map(|(_, weight)| weight.numel() * 4).sum();
     Ok(json!({
         "loss": reports.iter().map(|report| report.loss).collect::<Vec<_>>(),
         "step_ms": reports.iter().map(|report| report.time.as_ms()).collect::<Vec<_>>(),
@@ -290,6 +292,8 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
         "simulated_bubble": simulated.as_ref().map(|timeline| timeline.bubble()),
         "balance": pipeline.balance(),
         "peak_bytes": last.devices.iter().map(|stage| stage.peak.0).collect::<Vec<_>>(),
+        // All of them, in float32; a step's peak has them, and what is live between steps does not.
+        "gradient_bytes": gradients,
         "live_bytes": last.devices.iter().map(|stage| stage.live.0).collect::<Vec<_>>(),
         "parts_ms": reports.iter().map(parts).collect::<Vec<_>>(),
     }))

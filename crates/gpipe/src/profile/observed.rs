@@ -1,0 +1,306 @@
+//! What a training of a few steps showed: times of layers, and bytes.
+
+use std::collections::HashMap;
+
+use gpipe_core::{
+    Action, Bytes, LayerId, MicroBatch, Nanos, Op,
+    cost::{LayerCost, ModelCosts},
+    lower::Recomputed,
+    simulate::Timeline,
+};
+
+use super::{LayerSpread, links::Messages, measure::Profiling};
+use crate::{
+    error::Result,
+    pipeline::Pipeline,
+    stage::recorder::{LayerBytes, Sample, Work},
+};
+
+/// Steps that are not measured: the first one makes the optimizer's state and fills caches, the second one still touches memory for the
+/// first time (of the `gpt` workload with all forwards kept it takes a third more than those after it), and the third of AmoebaNet
+/// is still 2 to 6% longer.
+const WARM_UP: usize = 3;
+
+/// What a training of a few steps showed.
+pub(super) struct Observed {
+    pub(super) messages: Messages,
+    samples: HashMap<(usize, Work), Vec<Sample>>,
+    /// The mean of a layer's times in each step.
+    means: HashMap<(usize, Work), Vec<f64>>,
+    /// By layer.
+    bytes: Vec<LayerBytes>,
+    /// The first layer of each stage.
+    starts: Vec<usize>,
+    /// What an action takes over the sum of its layers: dispatch, and what comes from and goes to links.
+    overhead: HashMap<(usize, Work), f64>,
+}
+
+impl Observed {
+    pub(super) fn train(
+        pipeline: &mut Pipeline,
+        settings: &Profiling<'_>,
+        micro_batches: usize,
+    ) -> Result<Self> {
+        let (mut timelines, mut all) = (Vec::new(), Vec::new());
+        let mut messages = Messages::default();
+        let mut means: HashMap<_, Vec<f64>> = HashMap::new();
+        let mut bytes = Vec::new();
+        // Skipped ones, which look for a loss scale, do not count.
+        let attempts = 4 * (settings.steps.max(1) + WARM_UP) + 16;
+        let mut step = 0;
+        for (inputs, targets) in settings.batches.iter().cycle().take(attempts) {
+            if step >= settings.steps.max(1) + WARM_UP {
+                break;
+            }
+            let report = pipeline.train_step(&inputs[..], &targets[..])?;
+            if report.skipped {
+                drop(pipeline.take_profiles());
+                continue;
+            }
+            step += 1;
+            let profiles = pipeline.take_profiles();
+            bytes = profiles.iter().flat_map(|stage| &stage.layers).copied().collect();
+            if step > WARM_UP {
+                messages.add(&report);
+                timelines.push(report.timeline);
+                let samples = profiles.into_iter().flat_map(|stage| stage.samples);
+                let samples: Vec<Sample> =
+                    samples.filter(|own| own.micro_batch.index() < micro_batches).collect();
+                let mut sums: HashMap<_, (f64, f64)> = HashMap::new();
+                for sample in &samples {
+                    let (sum, count) = sums.entry((sample.layer, sample.work)).or_default();
+                    (*sum, *count) = (*sum + sample.time.0 as f64, *count + 1.0);
+                }
+                for (key, (sum, count)) in sums {
+                    means.entry(key).or_default().push(sum / count);
+                }
+                all.extend(samples);
+            }
+        }
+        let starts: Vec<usize> = gpipe_core::topology::ranges(pipeline.balance())
+            .into_iter()
+            .map(|range| range.start)
+            .collect();
+        let overhead = overhead(&timelines, &all, &starts, micro_batches);
+        let mut samples: HashMap<_, Vec<Sample>> = HashMap::new();
+        for sample in all {
+            samples.entry((sample.layer, sample.work)).or_default().push(sample);
+        }
+        means.values_mut().for_each(|means| means.sort_unstable_by(f64::total_cmp));
+        Ok(Self { messages, samples, means, bytes, starts, overhead })
+    }
+
+    fn stage_of(&self, layer: usize) -> usize {
+        self.starts.iter().rposition(|&start| start <= layer).unwrap_or_default()
+    }
+
+    fn of(&self, layer: usize, work: Work) -> &[Sample] {
+        self.samples.get(&(layer, work)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The quantile of a layer's times, its share of the action's overhead included.
+    fn time(&self, layer: usize, work: Work, quantile: f64) -> Nanos {
+        let mut times: Vec<u64> = self.of(layer, work).iter().map(|s| s.time.0).collect();
+        times.sort_unstable();
+        let at = (times.len() as f64 * quantile) as usize;
+        let time = times.get(at.min(times.len().saturating_sub(1))).copied().unwrap_or(0);
+        self.with_overhead(layer, work, time as f64)
+    }
+
+    fn with_overhead(&self, layer: usize, work: Work, time: f64) -> Nanos {
+        let overhead = self.overhead.get(&(self.stage_of(layer), work)).copied().unwrap_or(1.0);
+        Nanos((time * overhead) as u64)
+    }
+
+    /// What a layer takes in a step like most: the median over the steps of its mean in each. A step is a sum, and the sum of
+    /// medians is less than it where some of the layers' runs are disturbed in every step.
+    fn typical(&self, layer: usize, work: Work) -> Nanos {
+        let means = self.means.get(&(layer, work)).map_or(&[][..], Vec::as_slice);
+        let time = match means.len() {
+            0 => 0.0,
+            count => (means[(count - 1) / 2] + means[count / 2]) / 2.0,
+        };
+        self.with_overhead(layer, work, time)
+    }
+
+    pub(super) fn spread(&self, layer: usize) -> LayerSpread {
+        let quartiles = |work| [0.25, 0.5, 0.75].map(|quantile| self.time(layer, work, quantile));
+        LayerSpread {
+            forward: quartiles(Work::Forward),
+            rematerialize: quartiles(Work::Rematerialize),
+            backward: quartiles(Work::Backward { kept: false }),
+        }
+    }
+
+    /// What it knows of a layer: a training knows only of its own kinds of work.
+    pub(super) fn fill(&self, layer: usize, cost: &mut LayerCost) {
+        let set = |time: &mut Nanos, work| {
+            if !self.of(layer, work).is_empty() {
+                *time = self.typical(layer, work);
+            }
+        };
+        set(&mut cost.forward, Work::Forward);
+        set(&mut cost.forward_kept, Work::ForwardKept);
+        set(&mut cost.rematerialize, Work::Rematerialize);
+        set(&mut cost.backward, Work::Backward { kept: false });
+        set(&mut cost.backward_kept, Work::Backward { kept: true });
+        set(&mut cost.backward_input, Work::BackwardInput { kept: false });
+        set(&mut cost.backward_input, Work::BackwardInput { kept: true });
+        set(&mut cost.backward_weight, Work::BackwardWeight);
+        // What other stages give back meanwhile makes less of a sample, never more.
+        for work in [Work::ForwardKept, Work::Rematerialize, Work::Forward] {
+            for sample in self.of(layer, work) {
+                let kept =
+                    if work == Work::Forward { Bytes(0) } else { sample.after - sample.before };
+                cost.kept = cost.kept.max(kept);
+                cost.forward_peak = cost.forward_peak.max(sample.peak - sample.before);
+            }
+        }
+        for work in [Work::Backward { kept: false }, Work::Backward { kept: true }] {
+            for sample in self.of(layer, work) {
+                let peak = match sample.micro_batch {
+                    MicroBatch(0) => &mut cost.first_backward_peak,
+                    _ => &mut cost.backward_peak,
+                };
+                *peak = (*peak).max(sample.peak - sample.before);
+            }
+        }
+        self.fill_split(layer, cost);
+        // With one micro-batch there is only the first.
+        if cost.backward_peak == Bytes(0) {
+            cost.backward_peak = cost.first_backward_peak;
+        }
+    }
+
+    /// What a re-materialization takes that finds what products gave, and what those hold.
+    pub(super) fn fill_selective(&self, measured: &mut [LayerCost]) {
+        for (layer, cost) in measured.iter_mut().enumerate() {
+            if !self.of(layer, Work::Rematerialize).is_empty() {
+                cost.products = Bytes(self.bytes.get(layer).map_or(0, |own| own.products));
+                // Where there is nothing to find, it is a re-materialization like others.
+                cost.rematerialize_selective = match cost.products {
+                    Bytes(0) => cost.rematerialize,
+                    _ => self.typical(layer, Work::Rematerialize).min(cost.rematerialize),
+                };
+                let peaks = self.of(layer, Work::Rematerialize).iter();
+                cost.selective_peak =
+                    peaks.map(|sample| sample.peak - sample.before).max().unwrap_or_default();
+            }
+        }
+    }
+
+    /// What a backward in halves holds.
+    fn fill_split(&self, layer: usize, cost: &mut LayerCost) {
+        for work in [Work::BackwardInput { kept: false }, Work::BackwardInput { kept: true }] {
+            for sample in self.of(layer, work) {
+                cost.backward_input_peak =
+                    cost.backward_input_peak.max(sample.peak - sample.before);
+            }
+        }
+        let gradients = Bytes(self.bytes.get(layer).map_or(0, |own| own.gradients));
+        let mut given_back = Vec::new();
+        for sample in self.of(layer, Work::BackwardWeight) {
+            let is_first = sample.micro_batch == MicroBatch(0);
+            let (made, peak) = match is_first {
+                true => (gradients, &mut cost.first_backward_weight_peak),
+                false => (Bytes(0), &mut cost.backward_weight_peak),
+            };
+            *peak = (*peak).max(sample.peak - sample.before);
+            given_back.push((sample.before + made - sample.after).0);
+        }
+        if cost.backward_weight_peak == Bytes(0) {
+            cost.backward_weight_peak = cost.first_backward_weight_peak;
+        }
+        // Other stages may give something back meanwhile: the most is too much.
+        let typical = Bytes(gpipe_core::simulate::median(&mut given_back).0);
+        cost.split = cost.split.max(typical);
+    }
+
+    /// Which layers' backwards could not be split.
+    pub(super) fn fill_unsplit(&self, costs: &mut ModelCosts) {
+        for (state, bytes) in costs.layers.iter_mut().zip(&self.bytes) {
+            state.unsplit |= bytes.unsplit;
+        }
+    }
+
+    /// What is once per step, shared among a stage's layers by the bytes of their gradients, and what layers hold
+    /// between steps. The latest size that is measured counts.
+    pub(super) fn fill_states(&self, costs: &mut ModelCosts) {
+        let gradients = |layer: usize| self.bytes.get(layer).map_or(0, |own| own.gradients) as f64;
+        for layer in 0..costs.layers.len() {
+            let Some(bytes) = self.bytes.get(layer) else { continue };
+            let stage = self.stage_of(layer);
+            let start = self.starts[stage];
+            let end = self.starts.get(stage + 1).copied().unwrap_or(costs.layers.len());
+            let sum: f64 = (start..end).map(gradients).sum();
+            let most = (start..end).map(gradients).fold(0.0, f64::max);
+            let share = |whole: f64| if whole > 0.0 { gradients(layer) / whole } else { 0.0 };
+            let part = |time: Nanos| Nanos((time.0 as f64 * share(sum)) as u64);
+            let ends = [Work::Norm, Work::Update];
+            let peaks = ends.iter().flat_map(|work| self.of(start, *work));
+            let peak = peaks.map(|sample| (sample.peak - sample.before).0).max().unwrap_or(0);
+            let state = &mut costs.layers[layer];
+            state.parameters = Bytes(bytes.parameters);
+            state.gradients = Bytes(bytes.gradients);
+            state.optimizer = Bytes(bytes.optimizer);
+            state.statistics = Bytes(bytes.statistics);
+            state.norm = part(self.typical(start, Work::Norm));
+            state.update = part(self.typical(start, Work::Update));
+            state.update_peak = Bytes((peak as f64 * share(most)) as u64);
+        }
+        for tie in &mut costs.ties {
+            let of = |bytes: fn(&LayerBytes) -> u64| {
+                let all = tie.layers.iter().filter_map(|&layer| self.bytes.get(layer));
+                Bytes(all.map(bytes).max().unwrap_or(0))
+            };
+            (tie.parameters, tie.optimizer) = (of(|b| b.tied_parameters), of(|b| b.tied_optimizer));
+        }
+    }
+}
+
+/// By stage and work: the time of its actions over that of its layers.
+fn overhead(
+    timelines: &[Timeline],
+    samples: &[Sample],
+    starts: &[usize],
+    micro_batches: usize,
+) -> HashMap<(usize, Work), f64> {
+    let stage_of = |layer: LayerId| starts.iter().rposition(|&start| start <= layer.index());
+    let mut layers: HashMap<(usize, Work), f64> = HashMap::new();
+    for sample in samples {
+        if let Some(stage) = stage_of(LayerId::from_index(sample.layer)) {
+            *layers.entry((stage, sample.work)).or_default() += sample.time.0 as f64;
+        }
+    }
+    let mut actions: HashMap<(usize, Work), f64> = HashMap::new();
+    for timeline in timelines {
+        let recomputed = Recomputed::of(timeline.actions());
+        for timed in timeline.devices.iter().flatten() {
+            let early = timed.action.op.computes().is_none_or(|m| m.index() < micro_batches);
+            if let Some(work) = work_of(timed.action, &recomputed).filter(|_| early) {
+                let time = (timed.end - timed.start).0 as f64;
+                *actions.entry((timed.action.stage.index(), work)).or_default() += time;
+            }
+        }
+    }
+    let ratio = |(key, sum): (&(usize, Work), &f64)| {
+        let action = actions.get(key)?;
+        (*sum > 0.0).then(|| (*key, (action / sum).max(1.0)))
+    };
+    layers.iter().filter_map(ratio).collect()
+}
+
+fn work_of(action: Action, recomputed: &Recomputed) -> Option<Work> {
+    let again = |m| recomputed.contains(action.stage, m);
+    Some(match action.op {
+        Op::Forward(m) if again(m) => Work::Forward,
+        Op::Forward(_) => Work::ForwardKept,
+        Op::Rematerialize(_) => Work::Rematerialize,
+        Op::Backward(m) => Work::Backward { kept: !again(m) },
+        Op::BackwardInput(m) => Work::BackwardInput { kept: !again(m) },
+        Op::BackwardWeight(_) => Work::BackwardWeight,
+        Op::Norm => Work::Norm,
+        Op::Update => Work::Update,
+        _ => return None,
+    })
+}
