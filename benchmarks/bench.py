@@ -35,7 +35,7 @@ from figures import ROOT, of_table, spread
 STEPS = {"gpt": gpt, "amoeba": amoeba}
 PARTS = [*STEPS, "memory", "scaling", "paper"]
 # Part -> minutes of rounds; and rounds of the scaling part: (short, full).
-MINUTES = {"gpt": (6, 24), "amoeba": (3, 12)}
+MINUTES = {"gpt": (8, 30), "amoeba": (4, 12)}
 SCALING_ROUNDS = (3, 5)
 # (network, size, samples of a mini-batch): tried in the short version, and in the full one.
 CAPS = {False: [("transformer", 3, 32)], True: [("amoeba", 68, 64), ("transformer", 3, 32)]}

@@ -67,5 +67,5 @@ def said_by(*command):
 
 def commit():
     """The commit that is measured, and whether the tree has changes beside it."""
-    changed = said_by("git", "status", "--porcelain", "--", "crates", "Cargo.toml", "Cargo.lock", "benchmarks/peers")
+    changed = said_by("git", "status", "--porcelain", "--", "crates", "Cargo.toml", "Cargo.lock", "benchmarks/*.py", "benchmarks/peers")
     return said_by("git", "rev-parse", "--short", "HEAD") + (" with changes" if changed else "")

@@ -20,9 +20,9 @@ import rounds
 import steps
 from figures import ROOT, commit, interval, machine, median, spread
 from rounds import Workload, gpipe, peer
-from targets import Ratio
+from targets import WARM_UP, Ratio
 
-STEPS, WARM_UP = 5, 2
+STEPS = 5
 
 
 def jobs():

@@ -59,14 +59,17 @@ def peer(program, short=False, once=False, **settings):
     return Job(program, {name.replace("_", "-"): value for name, value in settings.items()}, short, once)
 
 
-def peers(short, **settings):
-    """name -> job of everything that gpipe is compared with, those of `short` also in the short version. Each peer's time on one
-    stage is in the first round, and so are its bytes: a profiler is on then, and their times are not looked at."""
+def peers(short, once=(), **settings):
+    """name -> job of everything that gpipe is compared with, those of `short` also in the short version, those of `once` in the
+    first round only. Each peer's time on one stage is in that round, and so are its bytes: a profiler is on then, and their times
+    are not looked at."""
     all_ = {}
     for m, threads in [(1, 1), (1, 2), (8, 1), (8, 2)]:
         all_[f"torch M={m} threads={threads}"] = peer("plain", micro_batches=m, threads=threads, **settings)
     for threads in [1, 2]:
         all_[f"torch M=8 threads={threads} checkpoint"] = peer("plain", checkpoint=True, threads=threads, **settings)
+    all_["torch M=8 threads=2 checkpoint selective"] = peer("plain", checkpoint="selective", threads=2, **settings)
+    all_["pipelining K=2 M=8 1f1b checkpoint selective"] = peer("pipelining", checkpoint="selective", **settings)
     for checkpoint in [False, True]:
         end = " checkpoint" if checkpoint else ""
         for schedule in ["gpipe", "1f1b"]:
@@ -77,7 +80,7 @@ def peers(short, **settings):
     all_["memory of torch M=1 threads=1"] = peer("plain", micro_batches=1, memory=True, once=True, **settings)
     all_["pipelining K=1 M=8"] = peer("pipelining", stages=1, once=True, **settings)
     all_["torchgpipe K=1 M=8"] = peer("torchgpipe_peer", stages=1, checkpoint="never", once=True, **settings)
-    return {name: dataclasses.replace(job, short=name in short) for name, job in all_.items()}
+    return {name: dataclasses.replace(job, short=name in short, once=job.once or name in once) for name, job in all_.items()}
 
 
 CANARY = """

@@ -5,15 +5,19 @@ gpipe's names, so that a safetensors file which gpipe wrote loads by name.
 """
 
 import ctypes
+import functools
 import json
 import struct
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-CHECKPOINTS = ["parts", "stage"]  # what is recomputed in the backward: each part for itself, or all at once
+# What is recomputed in the backward: each part for itself; all at once; each part but what products, convolutions and attention gave.
+CHECKPOINTS = ["parts", "stage", "selective"]
+COSTLY = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
+          torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
 
 
 def as_tuple(values):
@@ -56,14 +60,17 @@ class Network(nn.Module):
             else:
                 groups.append((together, [layer]))
                 numbered = any(letter.isdigit() for letter in number)
-                self.recomputed.append(checkpoint == "stage" or (checkpoint == "parts" and numbered))
+                self.recomputed.append(checkpoint == "stage" or (checkpoint is not None and numbered))
+        # There is no dropout, so the generator's state does not matter.
+        self.how = {"use_reentrant": False, "preserve_rng_state": False}
+        if checkpoint == "selective":
+            self.how["context_fn"] = functools.partial(create_selective_checkpoint_contexts, COSTLY)
         self.parts = nn.ModuleList(Part(group) for _, group in groups)
 
     def forward(self, *values):
         for part, recomputed in zip(self.parts, self.recomputed):
             if recomputed:
-                # There is no dropout, so the generator's state does not matter.
-                values = checkpoint(part, *values, use_reentrant=False, preserve_rng_state=False)
+                values = checkpoint(part, *values, **self.how)
             else:
                 values = part(*values)
         return one_or_all(values)

@@ -2,11 +2,12 @@
 """torch.distributed.pipelining: a step on K processes of one thread each, Gloo over loopback.
 
 Usage: pipelining.py FOLDER [--workload gpt|amoeba] [--stages K] [--micro-batches M] [--schedule gpipe|1f1b] [--steps N]
-                     [--cut I[,J..]] [--checkpoint [parts|stage]] [--channels-last] [--memory]
+                     [--cut I[,J..]] [--checkpoint [parts|stage|selective]] [--channels-last] [--memory]
 
 FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes. Prints one line of JSON.
 `--cut` gives the first layer of each later stage, counted from 0 (gpt: [embedding, 0.attention, 0.mlp, .., head]; amoeba:
-[stem, stem.0, stem.1, 0, .., classifier]). `--checkpoint` recomputes each block or cell, or (`stage`) a whole stage. A step
+[stem, stem.0, stem.1, 0, .., classifier]). `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or (`selective`) all but
+what products, convolutions and attention gave. A step
 lasts from a barrier to the end of the last stage's optimizer. The processes are started here, and ended by their own id when
 one fails or the time is over. `--memory` counts each stage's bytes of tensors, and then times mean nothing.
 """

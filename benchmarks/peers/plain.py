@@ -2,11 +2,11 @@
 """Plain PyTorch, unpipelined: a step in a loop over the micro-batches, as one would write it for speed.
 
 Usage: plain.py FOLDER [--workload gpt|amoeba] [--micro-batches M] [--threads T] [--steps N]
-                [--checkpoint [parts|stage]] [--channels-last] [--dtype float32|bfloat16] [--memory]
+                [--checkpoint [parts|stage|selective]] [--channels-last] [--dtype float32|bfloat16] [--memory]
 
 FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes. Prints one line of JSON.
 The loss is the sum over targets divided by the targets of the mini-batch, as in gpipe. `--checkpoint` recomputes each block
-or cell, or (`stage`) all layers at once; `bfloat16` is autocast over float32 weights. `--memory` counts bytes of tensors,
+or cell, (`stage`) all layers at once, or (`selective`) all but what products, convolutions and attention gave; `bfloat16` is autocast over float32 weights. `--memory` counts bytes of tensors,
 and then times mean nothing.
 
 Tried for `gpt` and left out: torch.compile and one autocast around the whole step, since CPU time was the same within
