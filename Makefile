@@ -26,10 +26,10 @@ soak: setup ## The long proofs: kills, faults, endurance, interleavings, fuzzing
 fuzz: setup ## Fuzz every reader, guided by coverage (an hour of fuzzing: half of one on two cores)
 	$(CARGO) xtask fuzz
 
-bench: setup ## gpipe beside PyTorch, plain and pipelined, and the paper's tables: the short version (fetches PyTorch once; 15 minutes on two cores)
+bench: setup ## gpipe beside PyTorch, plain and pipelined, and the paper's tables: the short version (fetches PyTorch once; 15 to 30 minutes on two cores)
 	python3 benchmarks/bench.py $(ARGS)
 
-bench-full: setup ## ... with every configuration, torchgpipe and the ablations (an hour on two cores)
+bench-full: setup ## ... with every configuration, torchgpipe and the ablations (an hour to an hour and a half on two cores)
 	python3 benchmarks/bench.py --full $(ARGS)
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
@@ -46,7 +46,7 @@ bench-prediction: build ## Predicted against measured steps and bytes, of two wo
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
 
-bench-processes: setup ## The gpt step in two processes beside two threads and PyTorch's over Gloo (fetches PyTorch once; 15 minutes on two cores)
+bench-processes: setup ## The gpt step in two processes beside two threads and PyTorch's over Gloo (fetches PyTorch once; 15 to 30 minutes on two cores)
 	python3 benchmarks/processes.py --in-turn
 	python3 benchmarks/processes.py $(ARGS)
 
