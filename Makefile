@@ -46,7 +46,7 @@ bench-prediction: build ## Predicted against measured steps and bytes, of two wo
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
 
-bench-processes: setup ## The gpt step in two processes beside two threads and PyTorch's over Gloo (fetches PyTorch once; 15 to 30 minutes on two cores)
+bench-processes: setup ## The gpt step in two processes beside two threads and PyTorch's over Gloo (fetches PyTorch once; 15 minutes on two cores)
 	python3 benchmarks/processes.py --in-turn
 	python3 benchmarks/processes.py $(ARGS)
 
