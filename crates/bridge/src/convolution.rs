@@ -179,4 +179,22 @@ mod tests {
             }
         }
     }
+
+    /// The gradient of a gradient lacked the part through the convolution, without a word.
+    #[test]
+    fn regression_a_gradient_of_a_gradient_is_refused() {
+        let x = values(&[1, 2, 5, 5], 0.1).to_kind(Kind::Float).set_requires_grad(true);
+        for (shape, kernels) in [
+            ([3, 2, 3, 3], Kernels::Aten),
+            ([3, 2, 3, 3], Kernels::OneDnn),
+            ([3, 2, 1, 1], Kernels::OneDnn),
+        ] {
+            let w = values(&shape, 0.2).to_kind(Kind::Float);
+            let y = convolution(&x, &w, &Geometry::default(), kernels).unwrap().square();
+            let once = |graph| Tensor::f_run_backward(&[y.sum(Kind::Float)], &[&x], true, graph);
+            assert!(once(false).is_ok());
+            let error = once(true).unwrap_err().to_string();
+            assert!(error.contains("differentiable once"), "{error}");
+        }
+    }
 }

@@ -130,4 +130,17 @@ mod tests {
         let (x, w) = (values(&[4, 8], 0.0), values(&[3, 9], 1.0));
         assert!(linear(&x, &w, None, Kernels::OneDnn).is_err());
     }
+
+    /// The gradient of a gradient lacked the part through the product, without a word.
+    #[test]
+    fn regression_a_gradient_of_a_gradient_is_refused() {
+        for kernels in [Kernels::Aten, Kernels::OneDnn] {
+            let x = values(&[96, 128], 0.1).set_requires_grad(true);
+            let y = linear(&x, &values(&[256, 128], 0.2), None, kernels).unwrap().square();
+            let once = |graph| Tensor::f_run_backward(&[y.sum(Kind::Float)], &[&x], true, graph);
+            assert!(once(false).is_ok());
+            let error = once(true).unwrap_err().to_string();
+            assert!(error.contains("differentiable once"), "{error}");
+        }
+    }
 }

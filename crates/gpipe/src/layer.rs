@@ -246,7 +246,7 @@ impl Forward<'_> {
     /// re-materialization finds what it gave. Differentiable once: a gradient of its gradient is an error.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// Shapes that do not fit; a stride below 1.
     pub fn convolution(
         &self,
         x: &Tensor,
