@@ -246,7 +246,9 @@ pub(crate) fn font(bytes: &[u8]) {
 
 /// The header of a message between processes.
 pub(crate) fn header(bytes: &[u8]) {
-    if let Err(error) = gpipe_distributed::fuzzing::header(bytes) {
+    let read = gpipe_distributed::fuzzing::header(bytes).expect("memory is counted");
+    assert_eq!(read.beyond, None, "bytes that were asked for beyond what the message may have");
+    if let Err(error) = read.result {
         said(error);
     }
 }

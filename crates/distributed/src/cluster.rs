@@ -21,7 +21,7 @@ use gpipe::{
     processes::{Crossing, Elsewhere, Inbound, Outbound, Run, Transport, process_of},
 };
 use gpipe_bridge::c10d::{self, Group, TcpStore};
-use gpipe_core::{DeviceId, Nanos};
+use gpipe_core::{Bytes, DeviceId, Nanos};
 
 /// Most processes.
 pub const PROCESSES_MAX: usize = 4096;
@@ -281,8 +281,12 @@ impl Transport for Cluster {
         Ok(Box::new(Sender::new(&self.shared, crossing)))
     }
 
-    fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
-        Ok(Box::new(Receiver::new(&self.shared, crossing, self.posted(crossing))))
+    fn inbound(
+        &self,
+        crossing: Crossing,
+        most: Bytes,
+    ) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
+        Ok(Box::new(Receiver::new(&self.shared, crossing, most, self.posted(crossing))))
     }
 
     fn fail(&self, why: &Elsewhere) {

@@ -15,6 +15,8 @@ use crate::{
 
 /// Bytes that are sent at once, without asking how many there are: a step's outcome, mostly.
 const BLOCK_BYTES: usize = 8192;
+/// Bytes of the rest that are received at once: memory is asked for as they come, whatever length was told.
+const CHUNK_BYTES: usize = 64 << 20;
 /// Most bytes of a process.
 const GATHERED_BYTES_MAX: u64 = 1 << 36;
 
@@ -53,7 +55,7 @@ impl Gathers {
         let others: Vec<usize> = members.filter(|rank| *rank != shared.rank()).collect();
         let sizes = vec![BLOCK_BYTES; others.len()];
         let blocks = swap(shared, &others, &block, (self.tag, longest), &sizes)?;
-        let (mut all, mut sizes) = (Vec::new(), Vec::new());
+        let (mut all, mut left) = (Vec::new(), Vec::new());
         for (&rank, block) in others.iter().zip(&blocks) {
             let bytes = tensor_bytes(block).map_err(failed)?;
             let (length, first) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
@@ -63,14 +65,24 @@ impl Gathers {
                     format!("it gave {length} bytes: {GATHERED_BYTES_MAX} can be gathered");
                 return Err(Elsewhere { process: Some(rank), reason });
             }
-            sizes.push((length as usize).saturating_sub(BLOCK_BYTES - 8));
+            left.push((length as usize).saturating_sub(BLOCK_BYTES - 8));
             all.push(first[..first.len().min(length as usize)].to_vec());
         }
         // What did not fit; nothing is sent where everything did.
-        let rest = bytes_tensor(rest).map_err(failed)?;
-        let rests = swap(shared, &others, &rest, (self.tag + 1, longest), &sizes)?;
-        for (all, rest) in all.iter_mut().zip(&rests) {
-            all.extend(tensor_bytes(rest).map_err(failed)?);
+        let mut chunks = rest.chunks(CHUNK_BYTES);
+        loop {
+            let chunk = chunks.next().unwrap_or_default();
+            let sizes: Vec<usize> = left.iter().map(|&left| CHUNK_BYTES.min(left)).collect();
+            if chunk.is_empty() && sizes.iter().all(|&size| size == 0) {
+                break;
+            }
+            let chunk = bytes_tensor(chunk).map_err(failed)?;
+            let received = swap(shared, &others, &chunk, (self.tag + 1, longest), &sizes)?;
+            for ((all, left), received) in all.iter_mut().zip(&mut left).zip(&received) {
+                let received = tensor_bytes(received).map_err(failed)?;
+                *left -= received.len();
+                all.extend(received);
+            }
         }
         let here = self.members.iter().position(|rank| *rank == shared.rank());
         all.insert(here.unwrap_or_default().min(all.len()), own.to_vec());

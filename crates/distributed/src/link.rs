@@ -14,7 +14,7 @@ use gpipe::{
     processes::{Crossing, Elsewhere, Inbound, Outbound, Parcel},
 };
 use gpipe_bridge::c10d::{Error, Work};
-use gpipe_core::Half;
+use gpipe_core::{Bytes, Half};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -97,12 +97,19 @@ pub(crate) type Posted = Arc<Mutex<Option<(Work, Tensor)>>>;
 pub(crate) struct Receiver {
     shared: Arc<Shared>,
     crossing: Crossing,
+    /// Of a message.
+    most: Bytes,
     posted: Posted,
 }
 
 impl Receiver {
-    pub(crate) fn new(shared: &Arc<Shared>, crossing: Crossing, posted: Posted) -> Self {
-        Self { shared: Arc::clone(shared), crossing, posted }
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        crossing: Crossing,
+        most: Bytes,
+        posted: Posted,
+    ) -> Self {
+        Self { shared: Arc::clone(shared), crossing, most, posted }
     }
 
     fn post(&self, into: &Tensor) -> Result<Work, Elsewhere> {
@@ -125,11 +132,12 @@ impl Receiver {
         Ok((self.post(&header)?, header))
     }
 
-    fn header(&self) -> Result<Header, Elsewhere> {
+    /// The next header, of a message that may have `room` more.
+    fn header(&self, room: Bytes) -> Result<Header, Elsewhere> {
         let posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (work, header) = posted.map_or_else(|| self.post_header(), Ok)?;
         self.wait(work)?;
-        let read = tensor_bytes(&header).and_then(|bytes| Header::decode(&bytes));
+        let read = tensor_bytes(&header).and_then(|bytes| Header::decode(&bytes, room));
         read.map_err(|reason| Elsewhere { process: Some(self.crossing.from), reason })
     }
 
@@ -157,8 +165,10 @@ impl Receiver {
 impl Inbound<Value> for Receiver {
     fn receive(&mut self) -> Result<Parcel<Value>, Elsewhere> {
         let mut tensors = Vec::new();
+        let mut room = self.most;
         loop {
-            let header = self.header()?;
+            let header = self.header(room)?;
+            room = room - header.bytes();
             if header.before != tensors.len() {
                 let reason = format!(
                     "a header came out of order ({} tensors, not {})",

@@ -14,7 +14,7 @@ use gpipe::{
     },
 };
 use gpipe_bridge::c10d::{Group, TcpStore, Work};
-use gpipe_core::{DeviceId, Nanos, StageId};
+use gpipe_core::{Bytes, DeviceId, Nanos, StageId};
 use tch::Tensor;
 
 use crate::{
@@ -112,9 +112,14 @@ impl Transport for Member {
         Ok(Box::new(Sender::new(self.shared(), self.crossing(crossing))))
     }
 
-    fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
+    fn inbound(
+        &self,
+        crossing: Crossing,
+        most: Bytes,
+    ) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
         let crossing = self.crossing(crossing);
-        Ok(Box::new(Receiver::new(self.shared(), crossing, self.cluster.posted(crossing))))
+        let posted = self.cluster.posted(crossing);
+        Ok(Box::new(Receiver::new(self.shared(), crossing, most, posted)))
     }
 
     fn fail(&self, why: &Elsewhere) {

@@ -3,8 +3,8 @@
 //! and so its bits, may depend on them.
 
 use gpipe::Value;
-use gpipe::processes::{Message, Parcel, Verdict, Vote, dtype};
-use gpipe_core::{LayerId, MicroBatch};
+use gpipe::processes::{Message, Parcel, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
+use gpipe_core::{Bytes, LayerId, MicroBatch};
 use tch::{Kind, Tensor};
 
 /// Bytes of a header.
@@ -19,8 +19,8 @@ const DIMENSIONS_MAX: usize = 8;
 pub(crate) const TENSORS_MAX: usize = (HEADER_BYTES - START_BYTES) / TENSOR_BYTES;
 /// Most tensors of a message.
 const MESSAGE_TENSORS_MAX: usize = 1 << 12;
-/// Most bytes of a tensor: what a damaged header may ask for at most.
-const BYTES_MAX: u64 = 1 << 40;
+/// How many times its own elements a tensor may span in memory: a view of less of it than this arrives without the gaps.
+const STRETCH_MAX: u64 = 1 << 10;
 /// What every header begins with.
 const MAGIC: u32 = u32::from_le_bytes(*b"gpw1");
 /// In the place of a dtype: there is no tensor.
@@ -148,8 +148,9 @@ fn put_layout(header: &mut Vec<u8>, layout: Option<&Layout>) -> Result<()> {
 }
 
 impl Header {
-    /// Reads a header. What it says is bounded, whatever it was.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+    /// Reads a header, of a message that may have `room` more bytes of tensors. What it asks for is bounded by these, whatever it
+    /// was: [`STRETCH_MAX`] times as much memory.
+    pub(crate) fn decode(bytes: &[u8], room: Bytes) -> Result<Self> {
         let bad = |what: &str| format!("a damaged header: {what}");
         let word = |at: usize| -> Result<u32> {
             let word = bytes.get(at..at + 4).and_then(|word| word.try_into().ok());
@@ -168,7 +169,20 @@ impl Header {
         let rest = bytes.get(START_BYTES..).unwrap_or_default().chunks(TENSOR_BYTES).take(here);
         let tensors = rest.map(Layout::decode).collect::<Option<Vec<_>>>();
         let tensors = tensors.ok_or_else(|| bad("a tensor's layout"))?;
-        Ok(Self { content, micro_batch, total, before, tensors })
+        let header = Self { content, micro_batch, total, before, tensors };
+        if header.bytes() > room {
+            return Err(format!(
+                "it sends {} of tensors where at most {room} fit its shapes: its model or its mini-batch is another one, or the header is damaged",
+                header.bytes()
+            ));
+        }
+        Ok(header)
+    }
+
+    /// Of all its tensors' elements.
+    pub(crate) fn bytes(&self) -> Bytes {
+        let layouts = self.tensors.iter().flatten();
+        Bytes(layouts.map(Layout::bytes).fold(0, u64::saturating_add))
     }
 
     /// The message of all tensors that came with its headers.
@@ -192,7 +206,7 @@ impl Layout {
         let (sizes, strides) = (tensor.size(), tensor.stride());
         let own = Self { kind: tensor.kind(), strides, sizes };
         // What overlaps in a way that no expanding gives is sent as new memory.
-        if own.is_expanded() { own } else { own.contiguous() }
+        if own.is_expanded() && own.is_near() { own } else { own.contiguous() }
     }
 
     fn decode(bytes: &[u8]) -> Option<Option<Self>> {
@@ -208,8 +222,28 @@ impl Layout {
             numbers.filter_map(|n| n.try_into().ok().map(i64::from_le_bytes)).collect();
         let (sizes, strides) = numbers.split_at_checked(dimensions)?;
         let layout = Self { kind, sizes: sizes.to_vec(), strides: strides.to_vec() };
-        let fits = layout.extent()?.checked_mul(kind.elt_size_in_bytes() as u64)? <= BYTES_MAX;
-        (dimensions <= DIMENSIONS_MAX && fits && layout.is_expanded()).then_some(Some(layout))
+        let fits = dimensions <= DIMENSIONS_MAX && layout.is_near() && layout.is_expanded();
+        fits.then_some(Some(layout))
+    }
+
+    /// Of its elements, each of an expanded dimension's, too; so many that there is no such number are the largest one.
+    fn bytes(&self) -> u64 {
+        let count = |all: u64, &size: &i64| all.saturating_mul(size.max(0) as u64);
+        let elements = match self.sizes.contains(&0) {
+            true => 0,
+            false => self.sizes.iter().fold(1, count),
+        };
+        elements.saturating_mul(self.kind.elt_size_in_bytes() as u64)
+    }
+
+    /// Whether its gaps are not too large.
+    fn is_near(&self) -> bool {
+        let compact = self
+            .compact()
+            .iter()
+            .try_fold(1_u64, |all, &size| all.checked_mul(u64::try_from(size).ok()?));
+        let most = compact.and_then(|elements| elements.checked_mul(STRETCH_MAX));
+        self.extent().zip(most).is_some_and(|(extent, most)| extent <= most)
     }
 
     /// How many elements of memory it spans; `None`: too many, or negative ones.
@@ -341,7 +375,7 @@ fn vote_bytes(vote: &Vote) -> Vec<u8> {
 }
 
 fn read_vote(bytes: &[u8]) -> Option<Vote> {
-    let squares = bytes.chunks(12).map(|pair| {
+    let squares = bytes.chunks(SQUARE_BYTES).map(|pair| {
         let (layer, square) = pair.split_at_checked(4)?;
         let layer = LayerId(u32::from_le_bytes(layer.try_into().ok()?));
         Some((layer, f64::from_le_bytes(square.try_into().ok()?)))
@@ -355,26 +389,26 @@ fn verdict_bytes(verdict: Verdict) -> Vec<u8> {
 }
 
 fn read_verdict(bytes: &[u8]) -> Option<Verdict> {
-    let (&apply, rest) = bytes.split_first()?;
+    let (&apply, rest) = bytes.get(..VERDICT_BYTES)?.split_first()?;
     let (norm, scale) = rest.split_at_checked(8)?;
     let number = |bytes: &[u8]| Some(f64::from_le_bytes(bytes.try_into().ok()?));
     Some(Verdict { apply: apply == 1, norm: number(norm)?, scale: number(scale)? })
 }
 
-/// As [`crate::fuzzing::header`].
-pub(crate) fn fuzzed(bytes: &[u8]) -> Result<()> {
+/// Most memory that receiving a message of at most `most` bytes takes: what its tensors span, and what they come in.
+pub(crate) fn memory_max(most: Bytes) -> Bytes {
+    most.times(STRETCH_MAX as usize + 1)
+}
+
+/// As [`crate::fuzzing::header`], of a message that may have `most` bytes.
+pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
     let mut bytes = bytes.to_vec();
     bytes.resize(HEADER_BYTES, 0);
-    let header = Header::decode(&bytes)?;
-    let small = |layout: &&Layout| {
-        let elements = layout.sizes.iter().try_fold(1_i64, |all, &size| all.checked_mul(size));
-        elements.is_some_and(|all| all < 1 << 16)
-            && layout.extent().is_some_and(|all| all < 1 << 16)
-    };
-    for layout in header.tensors.iter().flatten().filter(small) {
-        let received = layout.receiver()?;
-        drop(layout.tensor(received)?);
-    }
+    let header = Header::decode(&bytes, most)?;
+    let receivers = header.tensors.iter().flatten().map(|layout| Ok((layout, layout.receiver()?)));
+    let receivers = receivers.collect::<Result<Vec<_>>>()?;
+    let tensors = receivers.into_iter().map(|(layout, received)| layout.tensor(received));
+    drop(tensors.collect::<Result<Vec<_>>>()?);
     let bytes = bytes_tensor(&bytes)?;
     header.message(vec![Some(bytes)]).map(drop)
 }

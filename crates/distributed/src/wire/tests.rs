@@ -7,13 +7,16 @@ use tch::Device;
 
 use super::*;
 
-/// Sends a message as its parts say, and reads it again.
-fn through(parcel: Parcel<Value>) -> (Option<MicroBatch>, Message<Value>) {
+/// Sends a message, of exactly `most` bytes, as its parts say, and reads it again.
+fn through(parcel: Parcel<Value>, most: Bytes) -> (Option<MicroBatch>, Message<Value>) {
     let parts = encode(parcel).unwrap();
     let mut tensors = Vec::new();
     let mut last = None;
+    let mut room = most;
     for part in parts {
-        let header = Header::decode(&part.header).unwrap();
+        let header = Header::decode(&part.header, room).unwrap();
+        room = room - header.bytes();
+
         assert_eq!(header.before, tensors.len());
         let mut payload = part.payload.into_iter();
         for layout in &header.tensors {
@@ -32,7 +35,7 @@ fn through(parcel: Parcel<Value>) -> (Option<MicroBatch>, Message<Value>) {
         last = Some(header);
     }
     let header = last.unwrap();
-    assert_eq!(header.total, tensors.len());
+    assert_eq!((header.total, room), (tensors.len(), Bytes(0)));
     (header.micro_batch, header.message(tensors).unwrap())
 }
 
@@ -41,13 +44,18 @@ fn value(tensors: &[Option<Tensor>]) -> Parcel<Value> {
     Parcel { micro_batch: Some(MicroBatch(7)), message: Message::Value(Value::new(tensors)) }
 }
 
+fn bytes_of(tensor: &Tensor) -> Bytes {
+    Bytes((tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64)
+}
+
 fn random(sizes: &[i64], kind: Kind) -> Tensor {
     Tensor::randn(sizes, (Kind::Float, Device::Cpu)).to_kind(kind)
 }
 
 #[track_caller]
 fn assert_arrives(tensors: &[Option<Tensor>]) {
-    let (micro_batch, message) = through(value(tensors));
+    let most = tensors.iter().flatten().map(bytes_of).sum();
+    let (micro_batch, message) = through(value(tensors), most);
     assert_eq!(micro_batch, Some(MicroBatch(7)));
     let Message::Value(found) = message else { panic!("not a value") };
     let found = found.into_parts().0;
@@ -93,7 +101,7 @@ fn oracle_votes_and_verdicts_arrive_to_the_bit() {
     let vote =
         Vote { squares: vec![(LayerId(3), f64::NAN), (LayerId(9), -0.0), (LayerId(0), 1.0 / 3.0)] };
     let (micro_batch, message) =
-        through(Parcel { micro_batch: None, message: Message::Vote(vote.clone()) });
+        through(Parcel { micro_batch: None, message: Message::Vote(vote.clone()) }, Bytes(3 * 12));
     assert_eq!(micro_batch, None);
     let Message::Vote(found) = message else { panic!("no vote") };
     let bits = |vote: &Vote| -> Vec<(LayerId, u64)> {
@@ -101,7 +109,8 @@ fn oracle_votes_and_verdicts_arrive_to_the_bit() {
     };
     assert_eq!(bits(&found), bits(&vote));
     let verdict = Verdict { apply: true, norm: 0.1, scale: f64::MIN_POSITIVE };
-    let (_, message) = through(Parcel { micro_batch: None, message: Message::Verdict(verdict) });
+    let (_, message) =
+        through(Parcel { micro_batch: None, message: Message::Verdict(verdict) }, Bytes(17));
     let Message::Verdict(found) = message else { panic!("no verdict") };
     assert_eq!(found, verdict);
 }
@@ -110,11 +119,48 @@ fn oracle_votes_and_verdicts_arrive_to_the_bit() {
 #[test]
 fn oracle_overlapping_tensors_arrive_contiguous() {
     let windows = random(&[9], Kind::Float).unfold(0, 3, 1);
-    let (_, message) = through(value(&[Some(windows.shallow_clone())]));
+    let (_, message) = through(value(&[Some(windows.shallow_clone())]), bytes_of(&windows));
     let Message::Value(found) = message else { panic!("not a value") };
     let found = found.into_parts().0.remove(0).unwrap();
     assert_eq!(found.stride(), [3, 1]);
     assert_eq!(found, windows);
+}
+
+/// A header may ask for what its message may have, to the byte, and for no more; those before it count.
+#[test]
+fn fault_a_header_that_asks_for_more_than_its_message_may_have_is_refused() {
+    let many: Vec<_> = (0..TENSORS_MAX + 2).map(|_| Some(random(&[2, 3], Kind::Float))).collect();
+    let headers: Vec<Vec<u8>> =
+        encode(value(&many)).unwrap().into_iter().map(|part| part.header).collect();
+    let first = Bytes(24 * TENSORS_MAX as u64);
+    for (header, own) in headers.iter().zip([first, Bytes(48)]) {
+        assert_eq!(Header::decode(header, own).unwrap().bytes(), own);
+        let error = Header::decode(header, own - Bytes(1)).unwrap_err();
+        assert!(error.contains(&format!("it sends {own} of tensors where at most")), "{error}");
+    }
+    // One element in memory, expanded: whoever computes with them meets as many as it says.
+    for size in [1_i64 << 10, 1 << 40] {
+        let layout = Layout { kind: Kind::Float, sizes: vec![size, size], strides: vec![0, 0] };
+        let mut header = start(Content::Value, None, 1, 0);
+        put_layout(&mut header, Some(&layout)).unwrap();
+        header.resize(HEADER_BYTES, 0);
+        assert!(Header::decode(&header, Bytes(1 << 20)).is_err());
+    }
+}
+
+/// A view of little of its memory has no gaps where it arrives; one of more has those that it had.
+#[test]
+fn oracle_gaps_arrive_as_far_as_they_are_near() {
+    let whole = random(&[3, 2 * STRETCH_MAX as i64, 2], Kind::Float);
+    let near = whole.narrow(1, 0, STRETCH_MAX as i64).contiguous().select(1, 5);
+    assert_eq!(near.stride(), [2 * STRETCH_MAX as i64, 1]);
+    assert_arrives(&[Some(near)]);
+    let far = whole.select(1, 5).narrow(1, 0, 1);
+    let (_, message) = through(value(&[Some(far.shallow_clone())]), bytes_of(&far));
+    let Message::Value(found) = message else { panic!("not a value") };
+    let found = found.into_parts().0.remove(0).unwrap();
+    assert_eq!(found.stride(), [1, 1]);
+    assert_eq!(found, far);
 }
 
 #[test]
@@ -130,8 +176,9 @@ fn fault_what_cannot_be_sent_is_an_error() {
 fn fault_damaged_headers_are_errors_or_harmless() {
     let parcel = value(&[Some(random(&[2, 3], Kind::Float)), None, Some(random(&[4], Kind::Half))]);
     let header = encode(parcel).unwrap().remove(0).header;
-    assert!(Header::decode(&header).is_ok());
-    assert!(Header::decode(&header[..HEADER_BYTES - 1]).is_err());
+    let most = Bytes(4 * 6 + 2 * 4);
+    assert!(Header::decode(&header, most).is_ok());
+    assert!(Header::decode(&header[..HEADER_BYTES - 1], most).is_err());
     let (mut stream, mut refused) = (Stream::new(11), 0);
     for _ in 0..20_000 {
         let mut damaged = header.clone();
@@ -140,13 +187,14 @@ fn fault_damaged_headers_are_errors_or_harmless() {
                 if stream.below(2) == 0 { stream.below(80) } else { stream.below(HEADER_BYTES) };
             damaged[at] = stream.below(256) as u8;
         }
-        match Header::decode(&damaged) {
+        match Header::decode(&damaged, most) {
             Err(_) => refused += 1,
             Ok(header) => {
+                assert!(header.bytes() <= most);
                 let layouts = header.tensors.iter().flatten();
                 for layout in layouts {
                     let bytes = layout.extent().unwrap() * layout.kind.elt_size_in_bytes() as u64;
-                    assert!(bytes <= BYTES_MAX && layout.is_expanded());
+                    assert!(bytes <= most.0 * STRETCH_MAX && layout.is_expanded());
                 }
             }
         }

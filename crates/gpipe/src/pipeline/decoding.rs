@@ -4,7 +4,7 @@
 
 use tch::Tensor;
 
-use super::{MiniBatch, Pipeline, outputs};
+use super::{Pipeline, mini_batch::MiniBatch, outputs};
 use crate::{
     error::{Error, Result},
     spec::TensorSpec,

@@ -1,7 +1,8 @@
 //! The pipeline as its user sees it: built once, then `train_step`, `evaluate` and `predict` in any order.
 //!
 //! - [`builder`]: settings, checked; stages placed on devices
-//! - [`padding`]: columns of a micro-batch that are only padding, cut off
+//! - [`mini_batch`]: a mini-batch, checked and cut; [`padding`]: columns of a micro-batch that are only padding, cut off
+//! - [`expected`]: what other processes may send
 //! - [`decoding`]: outputs of new positions, where layers keep what they need of earlier ones
 //! - [`balance`]: where a sequence is cut
 //! - [`parameters`]: parameters, gradients and averages, read and written
@@ -14,6 +15,8 @@
 mod balance;
 mod builder;
 mod decoding;
+mod expected;
+mod mini_batch;
 mod padding;
 mod parameters;
 mod replicas;
@@ -27,6 +30,7 @@ use std::{collections::HashMap, sync::Arc};
 pub use balance::Balance;
 pub use builder::PipelineBuilder;
 pub use decoding::{Decoding, GroupStep};
+use expected::Carried;
 use gpipe_core::{
     StageId,
     lower::{Program, Topology, lower},
@@ -36,6 +40,7 @@ use gpipe_core::{
     validate::{Held, Invalid, validate},
 };
 use gpipe_runtime::{Crew, Ran, StepError};
+use mini_batch::MiniBatch;
 pub use padding::Padding;
 use parameters::Averages;
 pub use report::{DeviceReport, Evaluation, StepReport};
@@ -53,14 +58,11 @@ use crate::{
     spec::TensorSpec,
     stage::{
         Stage, catching,
-        feed::{Feed, Group, Mode, Outcome, Slice, split},
+        feed::{Feed, Mode, Outcome},
         recorder::StageProfile,
     },
     value::IntoTensors,
 };
-
-/// Shapes that are remembered as fitting.
-const SHAPES_MAX: usize = 64;
 
 /// A parameter of the model, under its first use if it is tied.
 #[derive(Debug, Clone)]
@@ -85,6 +87,8 @@ pub struct Pipeline {
     replicas: Option<Arc<dyn Replicas>>,
     sequence: Sequence,
     topology: Topology,
+    /// By edge of the topology.
+    carried: Vec<Carried>,
     schedule: Schedule,
     remat: RematPolicies,
     micro_batches: usize,
@@ -112,18 +116,6 @@ pub struct Pipeline {
     link_capacity: usize,
     padding: Option<Padding>,
     profiled: Vec<StageProfile>,
-}
-
-/// A mini-batch, checked and cut into micro-batches.
-#[derive(Default)]
-struct MiniBatch {
-    /// By micro-batch.
-    inputs: Vec<Vec<Tensor>>,
-    targets: Vec<Vec<Tensor>>,
-    slices: Vec<Slice>,
-    /// In a decoding.
-    groups: Vec<Group>,
-    begins: bool,
 }
 
 impl Pipeline {
@@ -265,84 +257,6 @@ impl Pipeline {
         Ok(if output.kind() == compute { output.f_to_kind(master)? } else { output })
     }
 
-    /// Checks a mini-batch and cuts it, or the part of it that is this replica's.
-    fn check(
-        &mut self,
-        inputs: Vec<Tensor>,
-        targets: Option<&[Tensor]>,
-        only_own: bool,
-    ) -> Result<MiniBatch> {
-        if targets.is_some_and(<[Tensor]>::is_empty) {
-            return Err(Error::Input("there is no target tensor: give at least one".into()));
-        }
-        // A GPU's tensors may still be in the making on a stream that no stage knows.
-        let here = |tensors: &[Tensor]| -> Result<Vec<Tensor>> {
-            tensors.iter().map(|tensor| Ok(tensor.f_to(tch::Device::Cpu)?)).collect()
-        };
-        let trims = targets.is_some();
-        let (inputs, targets) = (here(&inputs)?, here(targets.unwrap_or_default())?);
-        let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
-        let Some(count) = inputs.first().map(samples) else {
-            return Err(Error::Input("there is no input tensor: give at least one".into()));
-        };
-        if count == 0 {
-            return Err(Error::Input(
-                "the mini-batch has no samples (N = 0): give at least 1".into(),
-            ));
-        }
-        if let Some(other) = inputs.iter().chain(&targets).find(|t| samples(t) != count) {
-            return Err(Error::Input(format!(
-                "the first input has {count} samples, another tensor {:?}: inputs and targets need the same first size",
-                other.size()
-            )));
-        }
-        let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
-        let shapes = (specs(&inputs), specs(&targets));
-        if !self.shapes.contains(&shapes) {
-            self.check_shapes(&shapes.0, &shapes.1)?;
-            if self.shapes.len() >= SHAPES_MAX {
-                self.shapes.remove(0);
-            }
-            self.shapes.push(shapes);
-        }
-        let own = if only_own { self.own_samples(count as usize)? } else { 0..count as usize };
-        let slices = split(own.len(), self.micro_batches).into_iter();
-        // Samples are counted in the whole mini-batch: dropout does not depend on the replicas.
-        let slices = slices.map(|slice| Slice { first: own.start + slice.first, ..slice });
-        let mut batch = MiniBatch { slices: slices.collect(), ..MiniBatch::default() };
-        for slice in &batch.slices {
-            let (mut inputs, mut targets) = (narrow(&inputs, *slice)?, narrow(&targets, *slice)?);
-            // Outputs to be joined must be of one length.
-            if let Some(padding) = self.padding.as_ref().filter(|_| trims) {
-                padding.trim(&mut inputs, &mut targets)?;
-            }
-            batch.inputs.push(inputs);
-            batch.targets.push(targets);
-        }
-        Ok(batch)
-    }
-
-    fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
-        let inferred = self.sequence.infer(&self.precision.fed(inputs), self.precision.compute)?;
-        let outputs = inferred.specs.last().map_or(&[][..], Vec::as_slice);
-        let outputs = &self.precision.seen_by_losses(outputs);
-        if let (Some(loss), false) = (&self.loss, targets.is_empty()) {
-            loss.check(outputs, targets).map_err(|error| Error::Input(error.to_string()))?;
-        }
-        Ok(())
-    }
-
-    fn denominator(&self, targets: &[Tensor]) -> Result<f64> {
-        let count = match &self.loss {
-            Some(loss) => loss.count(targets)?,
-            None => 1.0,
-        };
-        if count > 0.0 {
-            return Ok(count);
-        }
-        Err(Error::Input("no target counts in this mini-batch: all are ignored".into()))
-    }
-
     fn program(&mut self, trains: bool, micro_batches: usize) -> Result<Arc<Program>> {
         if let Some(program) = self.programs.get(&(trains, micro_batches)) {
             return Ok(Arc::clone(program));
@@ -367,6 +281,9 @@ impl Pipeline {
         check_finite: bool,
     ) -> Result<Ran<Stage>> {
         self.needs_whole_state()?;
+        if let Some(joined) = &self.joined {
+            joined.expect(self.expected(batch)?);
+        }
         let program = self.program(mode == Mode::Train, batch.slices.len())?;
         let mut feeds: Vec<Vec<Feed>> = (0..self.devices()).map(|_| Vec::new()).collect();
         for (stage, &device) in self.placement.iter().enumerate() {
@@ -489,9 +406,4 @@ fn not_finite(layer: &str, what: String) -> Error {
 /// The last stage's outputs, by micro-batch.
 fn outputs(ran: Ran<Stage>) -> Vec<Vec<Tensor>> {
     ran.outcomes.into_iter().next_back().map(|outcome| outcome.outputs).unwrap_or_default()
-}
-
-fn narrow(tensors: &[Tensor], slice: Slice) -> Result<Vec<Tensor>> {
-    let (first, count) = (slice.first as i64, slice.count as i64);
-    tensors.iter().map(|tensor| Ok(tensor.f_narrow(0, first, count)?)).collect()
 }

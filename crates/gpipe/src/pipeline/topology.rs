@@ -17,24 +17,24 @@ use crate::{
     stage::Edges,
 };
 
-/// The topology, and each stage's own view of its edges. `trained_before[l]`: whether anything before layer
+/// The topology, what each of its edges is for, and each stage's own view of them. `trained_before[l]`: whether anything before layer
 /// l is trained.
 pub(super) fn build(
     ranges: &[Range<usize>],
     skips: &[Skip],
     ties: &[TieGroup],
     trained_before: &[bool],
-) -> (Topology, Vec<Edges>) {
+) -> (Topology, Vec<Purpose>, Vec<Edges>) {
     let skips: Vec<_> = skips.iter().map(|skip| (skip.stash, skip.pop)).collect();
     let ties: Vec<Vec<LayerId>> =
         ties.iter().map(|group| group.uses.iter().map(|(layer, _)| *layer).collect()).collect();
     let across = Across { skips: &skips, ties: &ties, trained_before };
     let (topology, purposes) = of_cut(ranges, across);
     let mut views = vec![Edges::default(); ranges.len()];
-    for (index, (edge, purpose)) in topology.edges.iter().zip(purposes).enumerate() {
+    for (index, (edge, purpose)) in topology.edges.iter().zip(&purposes).enumerate() {
         let id = EdgeId::from_index(index);
         let (from, to) = (edge.from.index(), edge.to.index());
-        match purpose {
+        match *purpose {
             Purpose::Boundary => {
                 views[from].boundary_out = Some(id);
                 views[to].boundary_in = Some(id);
@@ -52,7 +52,7 @@ pub(super) fn build(
         }
         views[to].gradient.insert(id, edge.kind.goes_back());
     }
-    (topology, views)
+    (topology, purposes, views)
 }
 
 /// Each stage that uses a tied weight updates a copy of its own with the same gradient. On devices of one kind

@@ -18,7 +18,7 @@ use std::{
 };
 
 use gpipe_bridge::memory;
-use gpipe_core::{DeviceId, Half, Nanos, StageId, lower::Program};
+use gpipe_core::{Bytes, DeviceId, Half, Nanos, StageId, lower::Program};
 use gpipe_runtime::{Crew, Peers, peers::Share};
 pub use gpipe_runtime::{
     Elsewhere, Verdict, Vote,
@@ -34,6 +34,11 @@ use crate::{
     stage::Stage,
     value::Value,
 };
+
+/// Bytes of a layer's part of a vote: its number, and its sum of squares.
+pub const SQUARE_BYTES: usize = 4 + 8;
+/// Bytes of a verdict: whether to apply the update, the norm, the scale.
+pub const VERDICT_BYTES: usize = 1 + 8 + 8;
 
 /// As [`crate::fuzzing::share`].
 pub(crate) fn fuzzed(bytes: &[u8], program: &Program) -> std::result::Result<(), String> {
@@ -75,12 +80,14 @@ pub trait Transport: Send + Sync + 'static {
     ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere>;
 
     /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, strides included, and are allocated in the calling thread.
+    /// A message whose tensors have more than `most` bytes is refused before any memory is asked for.
     ///
     /// # Errors
     /// The connection is lost.
     fn inbound(
         &self,
         crossing: Crossing,
+        most: Bytes,
     ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere>;
 
     /// As [`gpipe_runtime::Peers::fail`].
@@ -120,6 +127,8 @@ pub(crate) struct Joined {
     arenas: Mutex<HashMap<StageId, u32>>,
     /// What is run.
     program: Mutex<Option<Arc<Program>>>,
+    /// The most bytes of a message, by edge.
+    expected: Mutex<Vec<Bytes>>,
 }
 
 impl Joined {
@@ -141,6 +150,7 @@ impl Joined {
             devices,
             arenas: Mutex::default(),
             program: Mutex::default(),
+            expected: Mutex::default(),
         }))
     }
 
@@ -156,6 +166,11 @@ impl Joined {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         arenas.extend(found.into_iter().flatten());
         Ok(())
+    }
+
+    /// Tells what a message of the next run has at most, by edge.
+    pub(crate) fn expect(&self, most: Vec<Bytes>) {
+        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = most;
     }
 
     fn program(&self) -> Option<Arc<Program>> {
@@ -213,7 +228,9 @@ impl Peers<Stage> for Joined {
         crossing: Crossing,
     ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere> {
         self.enter_arena(crossing)?;
-        self.transport.inbound(crossing)
+        let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = expected.get(crossing.edge.index()).copied();
+        self.transport.inbound(crossing, most.unwrap_or_default())
     }
 
     fn fail(&self, why: &Elsewhere) {

@@ -197,12 +197,21 @@ impl LayerRun<'_> {
         let mut ctx = Infer::with_open(self.kind, pops.collect());
         let promised = self.layer.layer.infer(&mut ctx, &specs(inputs))?;
         let made = specs(outputs);
-        let stashed: Vec<&str> = stashed.iter().map(|(name, _)| name.as_str()).collect();
-        if stashed != ctx.stashed {
+        let names: Vec<&str> = stashed.iter().map(|(name, _)| name.as_str()).collect();
+        if names != ctx.stashed {
             return Err(LayerError::Shape(format!(
-                "its forward stashed {stashed:?}, its infer says {:?}",
+                "its forward stashed {names:?}, its infer says {:?}",
                 ctx.stashed
             )));
+        }
+        for (name, tensor) in stashed {
+            let made = TensorSpec::of(tensor);
+            let promised = ctx.open.iter().find(|(open, _)| open == name).map(|(_, spec)| spec);
+            if let Some(promised) = promised.filter(|promised| **promised != made) {
+                return Err(LayerError::Shape(format!(
+                    "its forward stashed {made} as '{name}', its infer says {promised}"
+                )));
+            }
         }
         if made == promised {
             return Ok(());

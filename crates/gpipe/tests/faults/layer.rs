@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use gpipe::{
     Balance, Forward, Infer, Layer, LayerError, MeanSquaredError, Optimizer, Pipeline, Remat,
-    Schedule, Sequence, Sgd, StateSpec, TensorSpec, Update, layers::Linear,
+    Schedule, Sequence, Sgd, StateSpec, TensorSpec, Update,
+    layers::{Linear, Pop},
 };
 use tch::{Kind, Tensor};
 
@@ -234,6 +235,46 @@ impl Layer for Liar {
     fn forward(&self, _: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         Ok(vec![inputs[0].f_narrow(1, 0, 1)?])
     }
+}
+
+/// Stashes another tensor than its infer says.
+struct Hoarder;
+
+impl Layer for Hoarder {
+    fn kind(&self) -> &'static str {
+        "hoarder"
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        ctx.stash("hoard", inputs[0].clone())?;
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        ctx.stash("hoard", &inputs[0].f_narrow(1, 0, 1)?);
+        Ok(vec![inputs[0].shallow_clone()])
+    }
+}
+
+/// What a process receives for a skip is bounded by what the layer's infer says.
+#[test]
+fn fault_layer_whose_stash_contradicts_its_infer() {
+    let model = Sequence::new()
+        .push("one", Linear::new(4, 2))
+        .push("two", Hoarder)
+        .push("three", Linear::new(2, 2))
+        .push("four", Pop::new("hoard"));
+    let mut pipeline = Pipeline::builder(model, TensorSpec::new([6, 4], Kind::Float))
+        .stages(2)
+        .micro_batches(M)
+        .loss(MeanSquaredError)
+        .optimizer(Sgd::new(0.1))
+        .build()
+        .unwrap();
+    let (x, y) = data();
+    let text = refused(pipeline.train_step(&x, &y));
+    let says = "its forward stashed Float [2, 1] as 'hoard', its infer says Float [2, 2]";
+    assert_says(&text, &["layer 'two'", says]);
 }
 
 /// As the last layer it would be broadcast by the loss, and training would go on with nonsense.

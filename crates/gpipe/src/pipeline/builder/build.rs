@@ -22,7 +22,9 @@ use crate::{
     device::Device,
     error::{Error, Result},
     optim::{ParameterSettings, settings},
-    pipeline::{Pipeline, balance::stage_weights, parameters::Averages, topology},
+    pipeline::{
+        Pipeline, balance::stage_weights, expected::Carried, parameters::Averages, topology,
+    },
     precision::{LossScale, Precision},
     processes::{Joined, process_of},
     stage::{Stage, StagePlan},
@@ -63,7 +65,9 @@ impl PipelineBuilder {
         let trained_before = self.sequence.trained_before();
         let placed: Vec<Device> = placement.iter().map(|&device| self.devices[device]).collect();
         topology::check_ties(&ranges, &placed, &ties)?;
-        let (topology, views) = topology::build(&ranges, &inferred.skips, &ties, &trained_before);
+        let (topology, purposes, views) =
+            topology::build(&ranges, &inferred.skips, &ties, &trained_before);
+        let carried = Carried::of(&topology, &purposes, &ranges, &self.sequence, &ties, precision);
         let program = lower(&compute, &topology, self.micro_batches)?;
         let (link_capacity, _) =
             simulate_with_room(&program, &Costs::unit(topology.stages)).map_err(Invalid::from)?;
@@ -95,6 +99,7 @@ impl PipelineBuilder {
             joined,
             replicas: self.replicas,
             topology,
+            carried,
             schedule: self.schedule,
             remat,
             micro_batches: self.micro_batches,

@@ -1,0 +1,112 @@
+//! What a message between two stages has at most, from shapes alone: a process receives no more from another one, whatever that
+//! one says it sends.
+
+use std::ops::Range;
+
+use gpipe_core::{
+    Bytes, LayerId,
+    lower::{Edge, Topology},
+    topology::Purpose,
+};
+
+use super::{Pipeline, mini_batch::MiniBatch};
+use crate::{
+    error::Result,
+    precision::Precision,
+    processes::{SQUARE_BYTES, VERDICT_BYTES},
+    sequence::{Inferred, Sequence, TieGroup},
+    spec::TensorSpec,
+};
+
+/// What an edge carries, either way: a gradient is as large as what it is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Carried {
+    /// The inputs of a layer.
+    Inputs(LayerId),
+    /// The skip with this number.
+    Skip(usize),
+    /// What does not depend on the mini-batch.
+    Fixed(Bytes),
+}
+
+impl Carried {
+    /// What each edge of a cut into `ranges` carries.
+    pub(super) fn of(
+        topology: &Topology,
+        purposes: &[Purpose],
+        ranges: &[Range<usize>],
+        sequence: &Sequence,
+        ties: &[TieGroup],
+        precision: Precision,
+    ) -> Vec<Self> {
+        let carried = |(edge, purpose): (&Edge, &Purpose)| {
+            let (from, to) = (&ranges[edge.from.index()], &ranges[edge.to.index()]);
+            match *purpose {
+                Purpose::Boundary => Self::Inputs(LayerId::from_index(to.start)),
+                Purpose::Skip(index) => Self::Skip(index),
+                Purpose::Tie => Self::Fixed(tied(sequence, ties, from, to, precision)),
+                // A vote one way, a verdict the other.
+                Purpose::Vote => {
+                    let vote = (from.len() * SQUARE_BYTES) as u64;
+                    Self::Fixed(Bytes(vote.max(VERDICT_BYTES as u64)))
+                }
+            }
+        };
+        topology.edges.iter().zip(purposes).map(carried).collect()
+    }
+
+    /// Most bytes of a message, for a micro-batch whose shapes are these.
+    fn bytes(self, inferred: &Inferred) -> Bytes {
+        let bytes = match self {
+            Self::Inputs(layer) => inferred.specs.get(layer.index()).map(|specs| sum(specs)),
+            Self::Skip(index) => inferred.skips.get(index).map(|skip| skip.spec.bytes()),
+            Self::Fixed(bytes) => Some(bytes.0),
+        };
+        Bytes(bytes.unwrap_or_default())
+    }
+}
+
+fn sum(specs: &[TensorSpec]) -> u64 {
+    specs.iter().map(TensorSpec::bytes).fold(0, u64::saturating_add)
+}
+
+/// The gradients of one stage's uses of the weights that another one owns.
+fn tied(
+    sequence: &Sequence,
+    ties: &[TieGroup],
+    user: &Range<usize>,
+    owner: &Range<usize>,
+    precision: Precision,
+) -> Bytes {
+    let owned = |group: &&TieGroup| owner.contains(&group.uses[0].0.index());
+    let uses = ties.iter().filter(owned).flat_map(|group| &group.uses);
+    let elements = uses
+        .filter(|(layer, _)| user.contains(&layer.index()))
+        .map(|(layer, slot)| sequence.layers[layer.index()].parameters[*slot].elements());
+    let elements = elements.fold(0, u64::saturating_add);
+    Bytes(elements.saturating_mul(precision.master.elt_size_in_bytes() as u64))
+}
+
+impl Pipeline {
+    /// By edge: the most bytes of a message in a run of `batch`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub(super) fn expected(&self, batch: &MiniBatch) -> Result<Vec<Bytes>> {
+        let mut most = vec![Bytes(0); self.carried.len()];
+        let mut seen: Vec<Vec<TensorSpec>> = Vec::new();
+        for inputs in &batch.inputs {
+            let specs: Vec<TensorSpec> = inputs.iter().map(TensorSpec::of).collect();
+            if seen.contains(&specs) {
+                continue;
+            }
+            let fed = self.precision.fed(&specs);
+            let inferred = self.sequence.infer(&fed, self.precision.compute)?;
+            for (most, carried) in most.iter_mut().zip(&self.carried) {
+                *most = (*most).max(carried.bytes(&inferred));
+            }
+            seen.push(specs);
+        }
+        Ok(most)
+    }
+}

@@ -1,0 +1,110 @@
+//! A mini-batch: checked, and cut into micro-batches.
+
+use tch::Tensor;
+
+use super::Pipeline;
+use crate::{
+    error::{Error, Result},
+    spec::TensorSpec,
+    stage::feed::{Group, Slice, split},
+};
+
+/// Shapes that are remembered as fitting.
+const SHAPES_MAX: usize = 64;
+
+/// A mini-batch, checked and cut into micro-batches.
+#[derive(Default)]
+pub(super) struct MiniBatch {
+    /// By micro-batch.
+    pub inputs: Vec<Vec<Tensor>>,
+    pub targets: Vec<Vec<Tensor>>,
+    pub slices: Vec<Slice>,
+    /// In a decoding.
+    pub groups: Vec<Group>,
+    pub begins: bool,
+}
+
+impl Pipeline {
+    /// Checks a mini-batch and cuts it, or the part of it that is this replica's.
+    pub(super) fn check(
+        &mut self,
+        inputs: Vec<Tensor>,
+        targets: Option<&[Tensor]>,
+        only_own: bool,
+    ) -> Result<MiniBatch> {
+        if targets.is_some_and(<[Tensor]>::is_empty) {
+            return Err(Error::Input("there is no target tensor: give at least one".into()));
+        }
+        // A GPU's tensors may still be in the making on a stream that no stage knows.
+        let here = |tensors: &[Tensor]| -> Result<Vec<Tensor>> {
+            tensors.iter().map(|tensor| Ok(tensor.f_to(tch::Device::Cpu)?)).collect()
+        };
+        let trims = targets.is_some();
+        let (inputs, targets) = (here(&inputs)?, here(targets.unwrap_or_default())?);
+        let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
+        let Some(count) = inputs.first().map(samples) else {
+            return Err(Error::Input("there is no input tensor: give at least one".into()));
+        };
+        if count == 0 {
+            return Err(Error::Input(
+                "the mini-batch has no samples (N = 0): give at least 1".into(),
+            ));
+        }
+        if let Some(other) = inputs.iter().chain(&targets).find(|t| samples(t) != count) {
+            return Err(Error::Input(format!(
+                "the first input has {count} samples, another tensor {:?}: inputs and targets need the same first size",
+                other.size()
+            )));
+        }
+        let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
+        let shapes = (specs(&inputs), specs(&targets));
+        if !self.shapes.contains(&shapes) {
+            self.check_shapes(&shapes.0, &shapes.1)?;
+            if self.shapes.len() >= SHAPES_MAX {
+                self.shapes.remove(0);
+            }
+            self.shapes.push(shapes);
+        }
+        let own = if only_own { self.own_samples(count as usize)? } else { 0..count as usize };
+        let slices = split(own.len(), self.micro_batches).into_iter();
+        // Samples are counted in the whole mini-batch: dropout does not depend on the replicas.
+        let slices = slices.map(|slice| Slice { first: own.start + slice.first, ..slice });
+        let mut batch = MiniBatch { slices: slices.collect(), ..MiniBatch::default() };
+        for slice in &batch.slices {
+            let (mut inputs, mut targets) = (narrow(&inputs, *slice)?, narrow(&targets, *slice)?);
+            // Outputs to be joined must be of one length.
+            if let Some(padding) = self.padding.as_ref().filter(|_| trims) {
+                padding.trim(&mut inputs, &mut targets)?;
+            }
+            batch.inputs.push(inputs);
+            batch.targets.push(targets);
+        }
+        Ok(batch)
+    }
+
+    pub(super) fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
+        let inferred = self.sequence.infer(&self.precision.fed(inputs), self.precision.compute)?;
+        let outputs = inferred.specs.last().map_or(&[][..], Vec::as_slice);
+        let outputs = &self.precision.seen_by_losses(outputs);
+        if let (Some(loss), false) = (&self.loss, targets.is_empty()) {
+            loss.check(outputs, targets).map_err(|error| Error::Input(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn denominator(&self, targets: &[Tensor]) -> Result<f64> {
+        let count = match &self.loss {
+            Some(loss) => loss.count(targets)?,
+            None => 1.0,
+        };
+        if count > 0.0 {
+            return Ok(count);
+        }
+        Err(Error::Input("no target counts in this mini-batch: all are ignored".into()))
+    }
+}
+
+fn narrow(tensors: &[Tensor], slice: Slice) -> Result<Vec<Tensor>> {
+    let (first, count) = (slice.first as i64, slice.count as i64);
+    tensors.iter().map(|tensor| Ok(tensor.f_narrow(0, first, count)?)).collect()
+}
