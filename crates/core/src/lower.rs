@@ -139,6 +139,27 @@ impl Program {
         Recomputed::of(self.devices.iter().flatten())
     }
 
+    /// The same, but that every re-materialization waits for the gradients that its backward needs: nothing is gained by it, and what
+    /// starting before they arrive brings (Huang et al. 2019, section 2.3) can be measured.
+    #[must_use]
+    pub fn rematerializing_late(mut self) -> Self {
+        for list in &mut self.devices {
+            let mut at = 0;
+            while at < list.len() {
+                let waits = match list[at].op {
+                    Op::Rematerialize(_) => {
+                        let rest = list[at + 1..].iter();
+                        rest.take_while(|next| matches!(next.op, Op::Receive(_))).count()
+                    }
+                    _ => 0,
+                };
+                list[at..=at + waits].rotate_left(1);
+                at += waits + 1;
+            }
+        }
+        self
+    }
+
     /// Whether the program has backwards (else it only evaluates or predicts).
     pub fn trains(&self) -> bool {
         self.devices.iter().flatten().any(|action| action.op.goes_back().is_some())

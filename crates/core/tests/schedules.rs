@@ -32,6 +32,25 @@ fn property_unit_cost_bubble_is_the_papers() {
     }
 }
 
+/// Each stage's first backward waits for that of the next stage, and for its recomputation, too, unless that has been done meanwhile
+/// (Huang et al. 2019, section 2.3).
+#[test]
+fn property_early_rematerialization_saves_one_recomputation_per_stage() {
+    for k in 1..=8 {
+        for m in 1..=32 {
+            let early = program(&Schedule::GPipe, Remat::Always, k, m);
+            let late = early.clone().rematerializing_late();
+            assert_eq!(early == late, k == 1, "K={k} M={m}");
+            validate(&late, 1).unwrap();
+            let took = |program| simulate(program, &Costs::unit(k), 1).unwrap().makespan.0 as usize;
+            assert_eq!(took(&early), 3 * m + 2 * (k - 1), "K={k} M={m}");
+            assert_eq!(took(&late), 3 * m + 3 * (k - 1), "K={k} M={m}");
+        }
+    }
+    let never = program(&Schedule::OneFOneB, Remat::Never, 3, 5);
+    assert_eq!(never.clone().rematerializing_late(), never);
+}
+
 #[test]
 fn property_every_schedule_is_valid_and_holds_what_it_should() {
     for k in 1..=8 {

@@ -13,7 +13,8 @@ use common::{
     matrix::{Subject, one},
     model,
 };
-use gpipe::TensorSpec;
+use gpipe::{Remat, Schedule, TensorSpec};
+use gpipe_core::Op;
 use tch::Kind;
 
 /// The small model of `common`, with every even and ragged way to divide a mini-batch.
@@ -118,6 +119,29 @@ fn transparency_of_evaluation_between_training_steps() {
         pipeline.parameters().unwrap()
     };
     assert_same_bits(&parameters(true), &parameters(false), "evaluation changes training");
+}
+
+/// When a recomputation starts is a matter of time alone, and is seen in the order of the actions.
+#[test]
+fn transparency_of_the_start_of_rematerialization() {
+    let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
+    let (inputs, targets) = batch(7, 1);
+    let train = |run: &Run, early: bool| {
+        let builder = run.builder(model(features), 3).early_rematerialization(early);
+        let mut pipeline = builder.build().unwrap();
+        let report = pipeline.train_step(&inputs, &targets).unwrap();
+        let first: Vec<Op> = report.timeline.devices[0].iter().map(|own| own.action.op).collect();
+        let begins = |pair: &&[Op]| matches!(pair, [Op::Rematerialize(_), Op::Receive(_)]);
+        (pipeline.parameters().unwrap(), first.windows(2).filter(begins).count())
+    };
+    for remat in [Remat::Always, Remat::Selective, Remat::Segments(2)] {
+        for schedule in [Schedule::GPipe, Schedule::OneFOneB] {
+            let run = Run { stages: 3, schedule, remat, ..Run::plain() };
+            let ((early, before), (late, after)) = (train(&run, true), train(&run, false));
+            assert_eq!((before, after), (3, 0), "{run:?}");
+            assert_same_bits(&late, &early, &format!("{run:?} late"));
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! line of JSON as `gpt_step` does.
 //!
 //! Usage: amoeba_step [cells=6] [filters=128] [size=64] [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3]
-//!        [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [samples=32] [device=cpu] [keep_freed=true]
+//!        [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1] [samples=32] [device=cpu] [keep_freed=true]
 //!        [folder=DIR]
 //! With `folder` the initial weights and the images are written there, for the peers to start from.
 

@@ -3,7 +3,7 @@
 //! the step before the last, and bytes.
 //!
 //! Usage: gpt_step [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3] [kernels=fastest|aten]
-//!        [dtype=float32|bfloat16] [balance=cost] [samples=32] [device=cpu] [keep_freed=true] [folder=DIR]
+//!        [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1] [samples=32] [device=cpu] [keep_freed=true] [folder=DIR]
 //! With `folder` the initial weights and the tokens are written there, for the peers to start from.
 
 mod common;

@@ -91,6 +91,7 @@ pub struct Pipeline {
     carried: Vec<Carried>,
     schedule: Schedule,
     remat: RematPolicies,
+    rematerializes_early: bool,
     micro_batches: usize,
     balance: Vec<usize>,
     /// By stage: its device.
@@ -266,7 +267,10 @@ impl Pipeline {
             true => self.remat.apply(&self.schedule.actions(devices, micro_batches)),
             false => self.schedule.forwards(devices, micro_batches),
         };
-        let program = lower(&compute, &self.topology, micro_batches)?;
+        let mut program = lower(&compute, &self.topology, micro_batches)?;
+        if !self.rematerializes_early {
+            program = program.rematerializing_late();
+        }
         validate(&program, self.link_capacity)?;
         let program = Arc::new(program);
         self.programs.insert((trains, micro_batches), Arc::clone(&program));

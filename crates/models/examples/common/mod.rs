@@ -196,6 +196,8 @@ impl Measurement {
             .micro_batches(self.micro_batches)
             .schedule(arguments.take("schedule", "1f1b")?)
             .remat(arguments.take::<RematPolicies>("remat", "never")?)
+            .early_rematerialization(arguments.take("early", "true")?)
+            .threads_per_stage(arguments.take("threads", "1")?)
             .balance(arguments.take("balance", "cost")?)
             .kernels(arguments.choose("kernels", &kernels)?)
             .kind(arguments.choose("dtype", &dtypes)?)

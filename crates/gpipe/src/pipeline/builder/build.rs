@@ -102,6 +102,7 @@ impl PipelineBuilder {
             carried,
             schedule: self.schedule,
             remat,
+            rematerializes_early: self.rematerializes_early,
             micro_batches: self.micro_batches,
             balance,
             placement,
@@ -208,6 +209,7 @@ impl PipelineBuilder {
             // A file may be another one elsewhere.
             ("order of the schedule", self.order()),
             ("re-materialization", self.remat.to_string()),
+            ("start of re-materialization", self.rematerializes_early.to_string()),
             ("threads per stage", self.threads.to_string()),
             ("seed", self.seed.to_string()),
             ("dtype", format!("{:?}", self.kind)),

@@ -51,6 +51,7 @@ pub struct PipelineBuilder {
     schedule: Schedule,
     balance: Balance,
     remat: RematPolicies,
+    rematerializes_early: bool,
     pub(super) threads: usize,
     seed: u64,
     pub(super) kind: Kind,
@@ -83,6 +84,7 @@ impl PipelineBuilder {
             schedule: Schedule::OneFOneB,
             balance: Balance::default(),
             remat: RematPolicies::default(),
+            rematerializes_early: true,
             threads: 1,
             seed: 0,
             kind: Kind::Float,
@@ -188,6 +190,14 @@ impl PipelineBuilder {
     #[must_use]
     pub fn remat(mut self, remat: impl Into<RematPolicies>) -> Self {
         self.remat = remat.into();
+        self
+    }
+
+    /// Whether re-materialization starts before the gradients that its backward needs arrive (the default), or waits for them: for
+    /// measurements of what that brings. Results are the same.
+    #[must_use]
+    pub fn early_rematerialization(mut self, early: bool) -> Self {
+        self.rematerializes_early = early;
         self
     }
 
