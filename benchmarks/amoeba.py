@@ -36,6 +36,9 @@ def jobs():
         all_[f"gpipe K=2 M={m} 1f1b never"] = ours(micro_batches=m, remat="never")
     all_[f"{OURS} never aten"] = ours(remat="never", kernels="aten")
     all_[f"{OURS} never uniform"] = ours(remat="never", balance="uniform")
+    all_[f"{OURS} always, late"] = ours(remat="always", early="false")
+    all_["gpipe K=2 M=8 gpipe always, late"] = ours(remat="always", schedule="gpipe", early="false")
+    all_[f"{OURS} never, two threads"] = ours(remat="never", threads=2)
     all_[f"{OURS} never, freed memory given back"] = ours(remat="never", keep_freed="false")
     short = ["torch M=1 threads=1", "torch M=1 threads=2", "pipelining K=2 M=8 gpipe", "pipelining K=2 M=8 1f1b",
              "pipelining K=2 M=8 gpipe checkpoint", "pipelining K=2 M=8 1f1b checkpoint"]
@@ -82,6 +85,9 @@ ABLATIONS = [
              f"{OURS} always"),
     Ablation("finding products instead of computing them again (one device, GPipe's schedule)", "gpipe K=1 M=8 gpipe selective",
              "gpipe K=1 M=8 gpipe always"),
+    Ablation("a re-materialization starts before its gradients arrive (1F1B)", f"{OURS} always", f"{OURS} always, late"),
+    Ablation("... in GPipe's schedule", "gpipe K=2 M=8 gpipe always", "gpipe K=2 M=8 gpipe always, late"),
+    Ablation("one thread for each stage, not two on two cores", f"{OURS} never", f"{OURS} never, two threads"),
     Ablation("keeping freed memory", f"{OURS} never", f"{OURS} never, freed memory given back"),
 ]
 

@@ -30,6 +30,9 @@ def jobs():
     for remat in ["never", "always"]:
         all_[f"gpipe K=2 M=8 gpipe {remat}"] = ours(remat=remat, schedule="gpipe")
     all_[f"{OURS} never uniform"] = ours(remat="never", balance="uniform", once=True)
+    all_[f"{OURS} always, late"] = ours(remat="always", early="false")
+    all_["gpipe K=2 M=8 gpipe always, late"] = ours(remat="always", schedule="gpipe", early="false")
+    all_[f"{OURS} never, two threads"] = ours(remat="never", threads=2, once=True)
     all_[f"{OURS} never, freed memory given back"] = ours(remat="never", keep_freed="false", once=True)
     all_["gpipe K=2 M=1 1f1b never"] = ours(remat="never", micro_batches=1, once=True)
     short = ["torch M=1 threads=1", "torch M=1 threads=2", "pipelining K=2 M=8 1f1b", "pipelining K=2 M=8 1f1b checkpoint",
@@ -79,6 +82,9 @@ ABLATIONS = [
              f"{OURS} always"),
     Ablation("finding products instead of computing them again (one device, GPipe's schedule)", "gpipe K=1 M=8 gpipe selective",
              "gpipe K=1 M=8 gpipe always"),
+    Ablation("a re-materialization starts before its gradients arrive (1F1B)", f"{OURS} always", f"{OURS} always, late"),
+    Ablation("... in GPipe's schedule", "gpipe K=2 M=8 gpipe always", "gpipe K=2 M=8 gpipe always, late"),
+    Ablation("one thread for each stage, not two on two cores", f"{OURS} never", f"{OURS} never, two threads"),
     Ablation("keeping freed memory", f"{OURS} never", f"{OURS} never, freed memory given back"),
 ]
 
