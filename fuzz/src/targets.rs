@@ -255,7 +255,7 @@ pub(crate) fn header(bytes: &[u8]) {
 
 /// What processes tell of themselves when they meet.
 pub(crate) fn facts(bytes: &[u8]) {
-    gpipe_distributed::fuzzing::facts(bytes);
+    assert!(gpipe_distributed::fuzzing::facts(bytes), "facts read as others once they are written");
 }
 
 /// What a process tells the others of its part of a step.

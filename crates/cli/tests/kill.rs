@@ -162,6 +162,8 @@ fn fault_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened() {
     println!("soak: {kills} kills of one process in {} runs: {phases:?}", runs.ended + 1);
     runs.end();
     assert!(phases.contains_key(&Phase::Writing), "{phases:?}");
+    // Of 200 some are at start-up and in training, too.
+    assert!(kills < 200 || phases.len() >= 3, "{phases:?}");
 }
 
 #[test]

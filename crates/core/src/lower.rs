@@ -139,18 +139,22 @@ impl Program {
         Recomputed::of(self.devices.iter().flatten())
     }
 
-    /// The same, but that every re-materialization waits for the gradients that its backward needs: nothing is gained by it, and what
+    /// The same, but that a re-materialization directly before its backward waits for the gradients that this needs: nothing is gained by it, and what
     /// starting before they arrive brings (Huang et al. 2019, section 2.3) can be measured.
     #[must_use]
     pub fn rematerializing_late(mut self) -> Self {
         for list in &mut self.devices {
             let mut at = 0;
             while at < list.len() {
-                let waits = match list[at].op {
-                    Op::Rematerialize(_) => {
-                        let rest = list[at + 1..].iter();
-                        rest.take_while(|next| matches!(next.op, Op::Receive(_))).count()
-                    }
+                let Action { stage, op } = list[at];
+                let is_awaited = |next: &&Action| {
+                    let gradient = |own: Transfer| {
+                        own.half == Half::Backward && own.micro_batch == op.computes()
+                    };
+                    next.stage == stage && matches!(next.op, Op::Receive(own) if gradient(own))
+                };
+                let waits = match op {
+                    Op::Rematerialize(_) => list[at + 1..].iter().take_while(is_awaited).count(),
                     _ => 0,
                 };
                 list[at..=at + waits].rotate_left(1);

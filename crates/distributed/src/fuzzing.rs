@@ -41,7 +41,7 @@ pub fn headers() -> Result<Vec<Vec<u8>>, String> {
     wire::samples()
 }
 
-/// Reads facts; written again they read as the same.
+/// Reads facts; whether they read as the same once they are written again.
 pub fn facts(bytes: &[u8]) -> bool {
     let facts = told::decode(bytes);
     told::decode(&told::encode(&facts)) == facts

@@ -100,7 +100,7 @@ fn swap(
 ) -> Result<Vec<Tensor>, Elsewhere> {
     let (mut works, mut received) = (Vec::new(), Vec::new());
     for (&rank, &bytes) in others.iter().zip(sizes) {
-        let into = Tensor::f_zeros([bytes as i64], (Kind::Uint8, tch::Device::Cpu))
+        let into = Tensor::f_empty([bytes as i64], (Kind::Uint8, tch::Device::Cpu))
             .map_err(|error| shared.own(error.to_string()))?;
         if bytes > 0 {
             works.push((rank, shared.group.receive(&into, rank, tag)));

@@ -301,12 +301,16 @@ impl State {
         }
         (heard.number, heard.at) = (number, Instant::now());
         let pulses = self.run.as_ref().map(|(_, pulses, _)| pulses);
+        let devices_max = self.run.as_ref().map_or(0, |(program, ..)| program.devices.len());
         for device in devices.chunks_exact(12) {
             let word = |at: usize| {
                 let word = device.get(at..at + 4).and_then(|word| word.try_into().ok());
                 u32::from_le_bytes(word.unwrap_or_default())
             };
             let (own, position, silence) = (word(0) as usize, word(4), word(8));
+            if own >= devices_max {
+                continue; // whoever says so: it is not in the program
+            }
             let before = heard.positions.insert(own, position);
             // Another replica's devices have the same numbers.
             let is_ours =

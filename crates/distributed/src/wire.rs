@@ -1,6 +1,7 @@
 //! Messages as Gloo takes them: a header of a fixed size, so that its receive can be posted before anything is known of what
 //! comes, and then the elements of each tensor, contiguous. Tensors arrive with the strides that they had: a layer's kernels,
-//! and so its bits, may depend on them.
+//! and so its bits, may depend on them. (But for a view of less than a sixteenth of its memory, and of what overlaps: these arrive
+//! contiguous.)
 
 use gpipe::Value;
 use gpipe::processes::{Message, Parcel, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
@@ -19,8 +20,9 @@ const DIMENSIONS_MAX: usize = 8;
 pub(crate) const TENSORS_MAX: usize = (HEADER_BYTES - START_BYTES) / TENSOR_BYTES;
 /// Most tensors of a message.
 const MESSAGE_TENSORS_MAX: usize = 1 << 12;
-/// How many times its own elements a tensor may span in memory: a view of less of it than this arrives without the gaps.
-const STRETCH_MAX: u64 = 1 << 10;
+/// How many times its own elements a tensor may span in memory, the gaps of a view included: a head of sixteen has them still. A view of
+/// less arrives without gaps, so that nobody allocates much for little.
+const STRETCH_MAX: u64 = 16;
 /// What every header begins with.
 const MAGIC: u32 = u32::from_le_bytes(*b"gpw1");
 /// In the place of a dtype: there is no tensor.
@@ -172,7 +174,7 @@ impl Header {
         let header = Self { content, micro_batch, total, before, tensors };
         if header.bytes() > room {
             return Err(format!(
-                "it sends {} of tensors where at most {room} fit its shapes: its model or its mini-batch is another one, or the header is damaged",
+                "it sends {} of tensors where at most {room} more are due by the shapes of the mini-batch here: its model or its mini-batch is another one, or the header is damaged",
                 header.bytes()
             ));
         }
@@ -238,6 +240,9 @@ impl Layout {
 
     /// Whether its gaps are not too large.
     fn is_near(&self) -> bool {
+        if self.sizes.contains(&0) {
+            return true;
+        }
         let compact = self
             .compact()
             .iter()
@@ -333,9 +338,12 @@ impl Layout {
 
     /// Memory to receive its elements in; `None`: it has none.
     pub(crate) fn receiver(&self) -> Result<Option<Tensor>> {
+        if self.sizes.contains(&0) {
+            // The others may be of any size.
+            return Ok(None);
+        }
         let count: i64 = self.compact().iter().product();
-        let options = (self.kind, tch::Device::Cpu);
-        (count > 0).then(|| Tensor::f_empty([count], options).map_err(torch)).transpose()
+        Tensor::f_empty([count], (self.kind, tch::Device::Cpu)).map(Some).map_err(torch)
     }
 
     /// The tensor whose elements were received.

@@ -48,38 +48,6 @@ fn fault_another_pipeline_is_refused_by_all_with_the_difference() {
     }
 }
 
-/// What a process receives is bounded by the shapes of its own mini-batch, whatever the other says it sends.
-#[test]
-fn fault_a_process_with_another_mini_batch_sends_more_than_is_taken() {
-    let errors = in_processes(2, DEADLINE, |cluster| {
-        let samples = if cluster.rank() == 0 { 40 } else { 4 };
-        let (inputs, targets) = batch(samples, 1);
-        let mut pipeline = builder(2).processes(cluster).build().unwrap();
-        pipeline.train_step(inputs, targets).unwrap_err().to_string()
-    });
-    for error in errors {
-        assert!(error.contains("rank 0") && error.contains("where at most"), "{error}");
-    }
-}
-
-/// Lengths around the first block and around the chunks of the rest; a chunk is 64 MiB.
-#[test]
-fn oracle_bytes_of_any_length_are_gathered() {
-    const CHUNK: usize = 64 << 20;
-    let own = |rank: usize, length: usize| -> Vec<u8> {
-        (0..length).map(|i| (i * 7 + i / 251 + rank) as u8).collect()
-    };
-    let lengths = [[0, 1], [8184, 8185], [8183, 8184 + 3], [8184 + CHUNK, 8184 + CHUNK + 1]];
-    in_processes(2, DEADLINE, |cluster| {
-        for lengths in lengths {
-            let rank = cluster.rank();
-            let gathered = cluster.gather(own(rank, lengths[rank])).unwrap();
-            let is_whole = gathered == [own(0, lengths[0]), own(1, lengths[1])];
-            assert!(is_whole, "{lengths:?}");
-        }
-    });
-}
-
 #[test]
 fn fault_more_processes_than_stages_are_refused() {
     let errors = in_processes(3, DEADLINE, |cluster| {

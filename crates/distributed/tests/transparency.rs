@@ -7,8 +7,11 @@ use common::{
     DEADLINE, in_processes,
     model::{Features, Named, Recipe, Run, assert_same_bits, batch, bits, flat, model, restore},
 };
-use gpipe::{Pipeline, processes::Transport};
-use tch::Kind;
+use std::collections::HashMap;
+
+use gpipe::{Pipeline, decode::GroupStep, processes::Transport};
+use gpipe_core::{Nanos, Op, simulate::Timeline};
+use tch::{Kind, Tensor};
 
 /// What training gives: numbers of every step, its gradients, the state afterwards, and outputs.
 struct Computed {
@@ -146,8 +149,63 @@ fn oracle_every_process_has_the_report_of_all_stages() {
         // Each stage's time is all accounted for, on the clock that they share.
         let program_ends = report.timeline.devices.iter().map(|list| list.last().unwrap().end);
         assert_eq!(program_ends.max().unwrap(), report.time);
+        assert_no_message_arrives_before_it_leaves(&report.timeline);
         (rank, report.devices.iter().map(|stage| stage.sent).collect::<Vec<_>>(), report.time)
     });
     assert_eq!(reports[0].1, reports[1].1);
     assert_eq!(reports[0].2, reports[1].2);
+}
+
+/// Who shows two clocks as one would see it here.
+fn assert_no_message_arrives_before_it_leaves(timeline: &Timeline) {
+    // Clocks are compared to half of a round trip on loopback, the shortest of eight, which a busy machine may make long.
+    let apart = Nanos(5_000_000);
+    let mut left = HashMap::new();
+    let timed = || timeline.devices.iter().flatten();
+    for own in timed() {
+        if let Op::Send(transfer) = own.action.op {
+            left.insert(transfer, own.start);
+        }
+    }
+    let mut arrived = 0;
+    for own in timed() {
+        let Op::Receive(transfer) = own.action.op else { continue };
+        let left = left[&transfer];
+        assert!(own.end + apart >= left, "{} ended at {}, left at {left}", own.action, own.end);
+        arrived += 1;
+    }
+    assert_eq!(arrived, left.len());
+    assert!(arrived > 20, "{arrived}");
+}
+
+/// Outputs of two groups, position by position, each from the ones before it.
+fn decode(pipeline: &mut Pipeline) -> Vec<Tensor> {
+    let tokens = batch(4, 3).0;
+    let mut decoding = pipeline.decoding();
+    let mut outputs = Vec::new();
+    for (first, count) in [(0, 2), (2, 1), (3, 1)] {
+        let step = |group: i64| {
+            let own = tokens.narrow(0, 2 * group, 2).narrow(1, first, count).contiguous();
+            GroupStep { group: group as usize, inputs: vec![own], rows: None }
+        };
+        let steps = decoding.step((0..2).map(step).collect());
+        outputs.extend(steps.unwrap().into_iter().flatten());
+    }
+    outputs
+}
+
+#[test]
+fn transparency_of_a_decoding() {
+    let features = Features { tied: true, ..Features::plain() };
+    let run = Run { stages: 3, ..Run::plain() };
+    let expected = decode(&mut builder(features, &Run::plain(), 2).build().unwrap());
+    assert_eq!(expected.len(), 6);
+    for found in in_processes(3, DEADLINE, |cluster| {
+        let built = builder(features, &run, 2).processes(cluster).build();
+        decode(&mut built.unwrap())
+    }) {
+        for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_eq!((found.size(), bits(found)), (expected.size(), bits(expected)), "{number}");
+        }
+    }
 }

@@ -282,4 +282,6 @@ fn fault_at_every_kind_of_action_of_every_stage() {
         }
     }
     println!("soak: faults at actions of real stages: {counts:?}");
+    assert_eq!(counts.len(), 4, "{counts:?}");
+    assert!(!soak() || counts.values().all(|count| *count >= 25 * ways().len()), "{counts:?}");
 }

@@ -53,13 +53,14 @@ pub fn listeners(of: u32) -> BTreeSet<SocketAddr> {
                 Some(inode.to_owned())
             })
             .collect();
-        for table in ["tcp", "tcp6"] {
+        // TCP that listens, and UDP that takes from anyone.
+        for (table, state) in [("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")] {
             let Ok(text) = fs::read_to_string(format!("/proc/{process}/net/{table}")) else {
                 continue;
             };
             for line in text.lines().skip(1) {
                 let words: Vec<&str> = line.split_whitespace().collect();
-                if words[3] == "0A" && sockets.contains(words[9]) {
+                if words[3] == state && sockets.contains(words[9]) {
                     all.insert(address(words[1]));
                 }
             }

@@ -16,7 +16,6 @@ fn through(parcel: Parcel<Value>, most: Bytes) -> (Option<MicroBatch>, Message<V
     for part in parts {
         let header = Header::decode(&part.header, room).unwrap();
         room = room - header.bytes();
-
         assert_eq!(header.before, tensors.len());
         let mut payload = part.payload.into_iter();
         for layout in &header.tensors {
@@ -137,6 +136,18 @@ fn fault_a_header_that_asks_for_more_than_its_message_may_have_is_refused() {
         assert_eq!(Header::decode(header, own).unwrap().bytes(), own);
         let error = Header::decode(header, own - Bytes(1)).unwrap_err();
         assert!(error.contains(&format!("it sends {own} of tensors where at most")), "{error}");
+    }
+    // No element, beside sizes whose product is no number.
+    let empty = [([1 << 62, 2, 0], [1, 1 << 62, 1]), ([0, 1 << 62, 1 << 62], [1, 1, 1 << 62])];
+    for (sizes, strides) in empty {
+        let layout = Layout { kind: Kind::Float, sizes: sizes.to_vec(), strides: strides.to_vec() };
+        let mut header = start(Content::Value, None, 1, 0);
+        put_layout(&mut header, Some(&layout)).unwrap();
+        header.resize(HEADER_BYTES, 0);
+        for layout in Header::decode(&header, Bytes(0)).unwrap().tensors.iter().flatten() {
+            assert!(layout.receiver().unwrap().is_none());
+            drop(layout.tensor(None)); // an error or a tensor without elements
+        }
     }
     // One element in memory, expanded: whoever computes with them meets as many as it says.
     for size in [1_i64 << 10, 1 << 40] {

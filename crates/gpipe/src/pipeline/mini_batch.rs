@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Shapes that are remembered as fitting.
-const SHAPES_MAX: usize = 64;
+pub(super) const SHAPES_MAX: usize = 64;
 
 /// A mini-batch, checked and cut into micro-batches.
 #[derive(Default)]

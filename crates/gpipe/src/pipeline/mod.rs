@@ -32,7 +32,7 @@ pub use builder::PipelineBuilder;
 pub use decoding::{Decoding, GroupStep};
 use expected::Carried;
 use gpipe_core::{
-    StageId,
+    Bytes, StageId,
     lower::{Program, Topology, lower},
     remat::RematPolicies,
     schedule::Schedule,
@@ -89,6 +89,8 @@ pub struct Pipeline {
     topology: Topology,
     /// By edge of the topology.
     carried: Vec<Carried>,
+    /// By the inputs of a micro-batch: the most bytes of a message, by edge.
+    expected: Vec<(Vec<TensorSpec>, Vec<Bytes>)>,
     schedule: Schedule,
     remat: RematPolicies,
     rematerializes_early: bool,
@@ -285,8 +287,9 @@ impl Pipeline {
         check_finite: bool,
     ) -> Result<Ran<Stage>> {
         self.needs_whole_state()?;
-        if let Some(joined) = &self.joined {
-            joined.expect(self.expected(batch)?);
+        let expected = self.joined.is_some().then(|| self.expected(batch)).transpose()?;
+        if let (Some(joined), Some(expected)) = (&self.joined, expected) {
+            joined.expect(expected);
         }
         let program = self.program(mode == Mode::Train, batch.slices.len())?;
         let mut feeds: Vec<Vec<Feed>> = (0..self.devices()).map(|_| Vec::new()).collect();

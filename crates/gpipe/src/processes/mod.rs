@@ -79,8 +79,9 @@ pub trait Transport: Send + Sync + 'static {
         crossing: Crossing,
     ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere>;
 
-    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, strides included, and are allocated in the calling thread.
-    /// A message whose tensors have more than `most` bytes is refused before any memory is asked for.
+    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, with their strides unless these leave large gaps or overlap,
+    /// and are allocated in the calling thread. What says that it brings more than the `most` bytes of a message is refused before memory
+    /// is asked for.
     ///
     /// # Errors
     /// The connection is lost.
@@ -173,6 +174,12 @@ impl Joined {
         *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = most;
     }
 
+    /// The most bytes of a message of `crossing`.
+    fn most(&self, crossing: Crossing) -> Bytes {
+        let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        expected.get(crossing.edge.index()).copied().unwrap_or_default()
+    }
+
     fn program(&self) -> Option<Arc<Program>> {
         self.program.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -228,9 +235,7 @@ impl Peers<Stage> for Joined {
         crossing: Crossing,
     ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere> {
         self.enter_arena(crossing)?;
-        let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
-        let most = expected.get(crossing.edge.index()).copied();
-        self.transport.inbound(crossing, most.unwrap_or_default())
+        self.transport.inbound(crossing, self.most(crossing))
     }
 
     fn fail(&self, why: &Elsewhere) {

@@ -100,6 +100,7 @@ impl PipelineBuilder {
             replicas: self.replicas,
             topology,
             carried,
+            expected: Vec::new(),
             schedule: self.schedule,
             remat,
             rematerializes_early: self.rematerializes_early,
