@@ -172,8 +172,10 @@ fn fault_configurations_that_are_wrong_say_where_and_what_to_do() {
     folder.refuses(&with(&["--balance", "three"]), &["use cost, uniform, or layers per stage"]);
     folder
         .refuses(&with(&["--stages", "7"]), &["7 stages need at least 7 layers, the model has 6"]);
-    folder.refuses(&with(&["--stages", "0"]), &["at least one stage"]);
-    folder.refuses(&with(&["--micro-batches", "0"]), &["0 micro-batches"]);
+    // Before any text is looked for.
+    let without = |flag| ["train", "tiny.toml", "--text", "none.txt", flag, "0"];
+    folder.refuses(&without("--stages"), &["pipeline.stages = 0: use at least one stage"]);
+    folder.refuses(&without("--micro-batches"), &["pipeline.micro_batches = 0: use at least 1"]);
     folder.refuses(&with(&["--threads-per-stage", "0"]), &["0 threads per stage"]);
     folder.refuses(&with(&["--steps", "0"]), &["train.steps", "at least 1"]);
     folder.refuses(&with(&["--set", "model.heads=3"]), &["16 features do not divide into 3 heads"]);

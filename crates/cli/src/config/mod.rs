@@ -3,9 +3,10 @@
 //! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a [`kind`]
 //! - [`text`]: values that are written as text
 //! - [`keys`]: unknown keys, and `--set`
-//! - [`changes`]: what a run may change when it goes on
+//! - [`check`]: what is refused before anything is read; [`changes`]: what a run may change when it goes on
 
 mod changes;
+mod check;
 mod data;
 mod keys;
 mod kind;
@@ -36,8 +37,6 @@ pub(crate) use text::{
 
 use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 
-/// A year: longer waits are none.
-const DEADLINE_S_MAX: u64 = 366 * 24 * 3600;
 /// Largest configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -213,90 +212,6 @@ impl Config {
             pipeline.remat = flag("--remat", text)?;
         }
         self.check()
-    }
-
-    /// What no other room checks when it gets its part, or checks only after long work.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let refuse = |key, value: String, reason: &str| {
-            Err(ConfigError::Value { key, value, reason: reason.into() })
-        };
-        if self.train.steps == 0 {
-            return refuse("train.steps", "0".into(), "use at least 1");
-        }
-        if self.train.mini_batch == 0 {
-            return refuse("train.mini_batch", "0".into(), "use at least 1");
-        }
-        for (key, seconds) in [
-            ("pipeline.deadline_s", self.pipeline.deadline_s),
-            ("checkpoint.deadline_s", self.checkpoint.deadline_s),
-        ] {
-            if !(1..=DEADLINE_S_MAX).contains(&seconds) {
-                let reason = format!("use 1 to {DEADLINE_S_MAX} seconds");
-                return refuse(key, seconds.to_string(), &reason);
-            }
-        }
-        let (replicas, mini_batch) = (self.pipeline.replicas, self.train.mini_batch);
-        if replicas == 0 || replicas > mini_batch {
-            let reason = format!("use 1 to {mini_batch}, the samples of a mini-batch");
-            return refuse("pipeline.replicas", replicas.to_string(), &reason);
-        }
-        let optimizer = &self.optimizer;
-        if optimizer.clip_norm.is_nan() || optimizer.clip_norm < 0.0 {
-            let value = optimizer.clip_norm.to_string();
-            return refuse("optimizer.clip_norm", value, "use 0 (off) or a positive number");
-        }
-        if !(0.0..1.0).contains(&self.train.label_smoothing) {
-            let value = self.train.label_smoothing.to_string();
-            return refuse("train.label_smoothing", value, "use at least 0 and less than 1");
-        }
-        if !(1..=64).contains(&self.train.batches_ahead) {
-            let value = self.train.batches_ahead.to_string();
-            return refuse("train.batches_ahead", value, "use 1 to 64");
-        }
-        let fit = match self.model {
-            Model::Transformer(_) => matches!(self.data, Data::Text(_)),
-            Model::Translation(_) => matches!(self.data, Data::Parallel(_)),
-            _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
-        };
-        if !fit {
-            let reason = "a transformer learns from text (data.kind = text), a translation from parallel, an image network from image-folder, cifar10, cifar100 or glyphs";
-            return refuse("model.kind and data.kind", "these two".into(), reason);
-        }
-        if let Model::AmoebaNet(model) = &self.model
-            && !(model.auxiliary >= 0.0 && model.auxiliary.is_finite())
-        {
-            let value = model.auxiliary.to_string();
-            return refuse(
-                "model.auxiliary",
-                value,
-                "use 0 (no auxiliary head) or a positive number, such as 0.4",
-            );
-        }
-        let (devices, stages) = (self.pipeline.devices.0.len(), self.pipeline.stages);
-        if devices != 1 && devices != stages {
-            let value = self.pipeline.devices.to_string();
-            let reason = format!(
-                "that is {devices} devices for {stages} stages: name one for all, or one per stage"
-            );
-            return refuse("pipeline.devices", value, &reason);
-        }
-        for device in &self.pipeline.devices.0 {
-            if let Err(error) = device.check() {
-                return refuse("pipeline.devices", device.to_string(), &error.to_string());
-            }
-        }
-        if self.checkpoint.keep == 0 {
-            return refuse("checkpoint.keep", "0".into(), "keep at least 1");
-        }
-        if self.checkpoint.keep_best && self.train.validate_every == 0 {
-            let reason = "there is nothing to compare: set train.validate_every to the steps between validations";
-            return refuse("checkpoint.keep_best", "true".into(), reason);
-        }
-        if !(0.0..1.0).contains(&optimizer.average) {
-            let value = optimizer.average.to_string();
-            return refuse("optimizer.average", value, "use 0 (off) or less than 1, such as 0.999");
-        }
-        Ok(())
     }
 
     /// With every choice made that depends on the machine.

@@ -1,0 +1,129 @@
+//! What no other room checks when it gets its part of a configuration, or checks only after long work.
+
+use super::{Config, ConfigError, Data, Model};
+
+/// A year: longer waits are none.
+const DEADLINE_S_MAX: u64 = 366 * 24 * 3600;
+
+type Result = std::result::Result<(), ConfigError>;
+
+fn refuse(key: &'static str, value: impl ToString, reason: &str) -> Result {
+    Err(ConfigError::Value { key, value: value.to_string(), reason: reason.into() })
+}
+
+impl Config {
+    /// # Errors
+    /// The first value that does not fit, with its key and what does.
+    pub(crate) fn check(&self) -> Result {
+        self.check_train()?;
+        self.check_pipeline()?;
+        self.check_optimizer()?;
+        self.check_kinds()?;
+        self.check_devices()?;
+        self.check_checkpoint()
+    }
+
+    fn check_train(&self) -> Result {
+        let train = &self.train;
+        if train.steps == 0 {
+            return refuse("train.steps", 0, "use at least 1");
+        }
+        if train.mini_batch == 0 {
+            return refuse("train.mini_batch", 0, "use at least 1");
+        }
+        if !(0.0..1.0).contains(&train.label_smoothing) {
+            let value = train.label_smoothing;
+            return refuse("train.label_smoothing", value, "use at least 0 and less than 1");
+        }
+        if !(1..=64).contains(&train.batches_ahead) {
+            return refuse("train.batches_ahead", train.batches_ahead, "use 1 to 64");
+        }
+        Ok(())
+    }
+
+    fn check_pipeline(&self) -> Result {
+        let pipeline = &self.pipeline;
+        if pipeline.stages == 0 {
+            return refuse("pipeline.stages", 0, "use at least one stage");
+        }
+        if pipeline.micro_batches == 0 {
+            return refuse("pipeline.micro_batches", 0, "use at least 1");
+        }
+        for (key, seconds) in [
+            ("pipeline.deadline_s", pipeline.deadline_s),
+            ("checkpoint.deadline_s", self.checkpoint.deadline_s),
+        ] {
+            if !(1..=DEADLINE_S_MAX).contains(&seconds) {
+                return refuse(key, seconds, &format!("use 1 to {DEADLINE_S_MAX} seconds"));
+            }
+        }
+        let (replicas, mini_batch) = (pipeline.replicas, self.train.mini_batch);
+        if replicas == 0 || replicas > mini_batch {
+            let reason = format!("use 1 to {mini_batch}, the samples of a mini-batch");
+            return refuse("pipeline.replicas", replicas, &reason);
+        }
+        Ok(())
+    }
+
+    fn check_optimizer(&self) -> Result {
+        let optimizer = &self.optimizer;
+        if optimizer.clip_norm.is_nan() || optimizer.clip_norm < 0.0 {
+            let value = optimizer.clip_norm;
+            return refuse("optimizer.clip_norm", value, "use 0 (off) or a positive number");
+        }
+        if !(0.0..1.0).contains(&optimizer.average) {
+            let reason = "use 0 (off) or less than 1, such as 0.999";
+            return refuse("optimizer.average", optimizer.average, reason);
+        }
+        Ok(())
+    }
+
+    /// A network learns from data of its own kind.
+    fn check_kinds(&self) -> Result {
+        let fit = match self.model {
+            Model::Transformer(_) => matches!(self.data, Data::Text(_)),
+            Model::Translation(_) => matches!(self.data, Data::Parallel(_)),
+            _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
+        };
+        if !fit {
+            let reason = "a transformer learns from text (data.kind = text), a translation from parallel, an image network from image-folder, cifar10, cifar100 or glyphs";
+            return refuse("model.kind and data.kind", "these two", reason);
+        }
+        if let Model::AmoebaNet(model) = &self.model
+            && !(model.auxiliary >= 0.0 && model.auxiliary.is_finite())
+        {
+            let reason = "use 0 (no auxiliary head) or a positive number, such as 0.4";
+            return refuse("model.auxiliary", model.auxiliary, reason);
+        }
+        Ok(())
+    }
+
+    fn check_devices(&self) -> Result {
+        let pipeline = &self.pipeline;
+        let (devices, stages) = (pipeline.devices.0.len(), pipeline.stages);
+        if devices != 1 && devices != stages {
+            let reason = format!(
+                "that is {devices} devices for {stages} stages: name one for all, or one per stage"
+            );
+            return refuse("pipeline.devices", &pipeline.devices, &reason);
+        }
+        for device in &pipeline.devices.0 {
+            if let Err(error) = device.check() {
+                return refuse("pipeline.devices", device, &error.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    fn check_checkpoint(&self) -> Result {
+        let checkpoint = &self.checkpoint;
+        if checkpoint.keep == 0 {
+            return refuse("checkpoint.keep", 0, "keep at least 1");
+        }
+        if checkpoint.keep_best && self.train.validate_every == 0 {
+            let reason = "there is nothing to compare: set train.validate_every to the steps between validations";
+            return refuse("checkpoint.keep_best", true, reason);
+        }
+        Ok(())
+    }
+}
