@@ -12,7 +12,8 @@ use crate::{
     metrics::io,
     output::say,
     run_folder::{AVERAGES, WEIGHTS, checkpoint_in, checkpoint_weights},
-    setup, task,
+    setup,
+    task::{self, Vocabulary},
 };
 
 /// Writes the parameters of a checkpoint or run to one file.
@@ -62,7 +63,7 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
         set: arguments.set.clone(),
         ..ConfigArguments::default()
     })?;
-    let model = task::model(&config, task::configured_size(&config)?)?;
+    let model = task::model(&config, size(arguments, &config)?)?;
     let mut pipeline = setup::pipeline(&config, model)?.build()?;
     let mut file = TensorFile::open(&arguments.from)?;
     let fit = init::fit(&pipeline, &file, arguments.names.as_deref(), arguments.partial, &[])?;
@@ -78,6 +79,18 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
     }
     say!("{fit}");
     save(&arguments.out, &tensors)
+}
+
+/// How many tokens or classes the network is for: as told by `--set`, else as many as the run has whose configuration it is, which may have
+/// learnt fewer than it was asked for; else as configured.
+fn size(arguments: &ImportArguments, config: &Config) -> Result<usize, CliError> {
+    let keys = ["model.vocabulary=", "model.classes="];
+    let told = arguments.set.iter().any(|set| keys.iter().any(|key| set.starts_with(key)));
+    let of_run = arguments.config.with_file_name(Vocabulary::file_of(config));
+    match !told && of_run.is_file() {
+        true => Ok(Vocabulary::load(&of_run)?.size()),
+        false => task::configured_size(config),
+    }
 }
 
 fn kind(text: &str) -> Result<Kind, CliError> {

@@ -188,11 +188,20 @@ const IMPORT: &[&str] = &[
     "foreign.safetensors",
     "--config",
     "run/config.toml",
-    "--set",
-    "model.vocabulary=278",
     "--out",
     "imported/w.safetensors",
 ];
+
+/// The run was asked for 300 tokens or so and learnt 278: its own configuration once refused its own weights.
+#[test]
+fn regression_the_size_of_a_vocabulary_is_the_run_s() {
+    let folder = with_run();
+    let import = ["import", "run/weights.safetensors", "--config", "run/config.toml"];
+    let import = |more: &[&'static str]| [&import[..], &["--out", "w.safetensors"], more].concat();
+    folder.refuses(&import(&["--set", "model.vocabulary=300"]), &["[300, 16]", "[278, 16]"]);
+    folder.succeeds(&import(&[]));
+    assert_eq!(tensors(&folder, "w.safetensors"), tensors(&folder, "run/weights.safetensors"));
+}
 
 #[test]
 fn oracle_foreign_weights_are_the_run_s_again_once_they_are_imported() {
@@ -267,7 +276,7 @@ fn fault_foreign_weights_that_do_not_fit_are_told_name_by_name() {
     import(&names, &["foreign.safetensors"]);
 
     foreign(&folder);
-    let nowhere = [&IMPORT[..7], &["no/w.safetensors"], &names[..]].concat();
+    let nowhere = [&IMPORT[..5], &["no/w.safetensors"], &names[..]].concat();
     folder.refuses(&nowhere, &["no/w.safetensors"]);
     folder.succeeds(&[IMPORT, &narrow, &["--partial"]].concat());
     assert_eq!(tensors(&folder, "imported/w.safetensors").len(), 16 - 3);
