@@ -220,6 +220,32 @@ fn transparency_predict_names_what_is_on_images_at_every_k() {
 }
 
 #[test]
+fn transparency_an_image_run_in_two_processes() {
+    let folder = learnt();
+    let launched = |command: &[&'static str]| {
+        [&["launch", "--processes", "2", "--plain", "--"], command].concat()
+    };
+    folder.succeeds(&launched(&["train", "resnet.toml", "--out", "two"]));
+    assert!(folder.weights("two") == folder.weights("run"));
+    assert_eq!(results(&folder.path("two")), results(&folder.path("run")));
+    let images = ["held-out/disc/00.png", "held-out/square/00.png"];
+    for command in
+        [&["predict", "two", images[0], images[1], "--json"][..], &["eval", "two", "--json"]]
+    {
+        assert_eq!(folder.succeeds(&launched(command)), folder.succeeds(command));
+    }
+    // One step of both processes on one clock.
+    folder.succeeds(&launched(&["trace", "resnet.toml", "--steps", "3", "--out", "trace.json"]));
+    let trace = json(&fs::read_to_string(folder.path("trace.json")).unwrap());
+    let of = |device: usize| {
+        let events = trace["traceEvents"].as_array().unwrap().iter();
+        let measured = events.filter(|event| event["cat"] == "forward" && event["pid"] == 0);
+        measured.filter(|event| event["tid"] == device).count()
+    };
+    assert_eq!((of(0), of(1)), (2, 2), "two stages, two micro-batches");
+}
+
+#[test]
 fn transparency_an_image_run_goes_on_as_if_it_had_not_been_interrupted() {
     let folder = with_images();
     // All that has a state or draws random numbers: drop path, augmentation, batch norm, averages.

@@ -115,7 +115,9 @@ fn oracle_a_run_trains_resumes_evaluates_and_translates_the_same_on_every_k() {
     fs::remove_dir_all(folder.path("stopped/checkpoints/step-00000006")).unwrap();
     fs::remove_file(folder.path("stopped/weights.safetensors")).unwrap();
     folder.succeeds(&["train", "--resume", "stopped", "--stages", "3"]);
-    for other in ["one", "stopped"] {
+    let train = ["train", "t.toml", "--out", "two", "--every", "none"];
+    folder.succeeds(&[&["launch", "--processes", "2", "--"], &train[..]].concat());
+    for other in ["one", "stopped", "two"] {
         assert_eq!(folder.weights(other), folder.weights("run"), "{other}");
         assert_eq!(results(&folder.path(other)), results(&folder.path("run")), "{other}");
     }
@@ -129,6 +131,13 @@ fn oracle_a_run_trains_resumes_evaluates_and_translates_the_same_on_every_k() {
     assert!(lines[1].is_empty() && lines[3].is_empty());
     let again = translate(&folder, &["run", "--from", "xx", "--stages", "1"], input);
     assert_eq!(text(&again).0.lines().collect::<Vec<_>>(), lines);
+    let launched = ["launch", "--processes", "2", "--plain", "--"];
+    let mut command =
+        folder.command(&[&launched[..], &["translate", "run", "--from", "xx"]].concat());
+    fs::write(folder.path("input.txt"), input).unwrap();
+    let input = fs::File::open(folder.path("input.txt")).unwrap();
+    let in_two = text(&command.stdin(input).output().unwrap());
+    assert_eq!(in_two.0.lines().collect::<Vec<_>>(), lines, "{}", in_two.1);
     // No line, no output; a long one is told, and the lines stay as many.
     assert_eq!(text(&translate(&folder, &["run", "--from", "yy"], b"")).0, "");
     let long = format!("{}\nniv\n", "niv et ".repeat(100));
