@@ -57,6 +57,24 @@ pub fn random_compute(
     }
 }
 
+/// The lists with one random change: two actions of a device swapped, one left out, one done twice, or one at the end of another device.
+pub fn changed(random: &mut Stream, lists: &ActionLists) -> ActionLists {
+    let mut changed = lists.clone();
+    let devices = changed.len();
+    let list = &mut changed[random.below(devices)];
+    let (a, b) = (random.below(list.len()), random.below(list.len()));
+    match random.below(4) {
+        0 => list.swap(a, b),
+        1 => drop(list.remove(a)),
+        2 => list.insert(b, list[a]),
+        _ => {
+            let action = list.remove(a);
+            changed[random.below(devices)].push(action);
+        }
+    }
+    changed
+}
+
 /// A chain with random long skips and ties, some of whose edges carry no gradient.
 pub fn random_topology(random: &mut Stream, stages: usize) -> Topology {
     let mut topology = Topology::chain(stages);

@@ -9,7 +9,7 @@ use gpipe_core::{
     schedule::{ActionLists, Listed, Schedule, listed::print},
     simulate::{Costs, simulate_with_room},
     splitmix::Stream,
-    testing::random_compute,
+    testing::{changed, random_compute},
     validate::validate,
 };
 
@@ -63,19 +63,7 @@ fn property_random_files_are_read_and_changed_ones_are_read_only_if_correct() {
         let lists = random_compute(&mut random, stages, devices, micro_batches);
         assert_eq!(parse(&print(&lists)).unwrap().lists(), &lists, "seed {seed}");
         for _ in 0..10 {
-            let mut changed = lists.clone();
-            let device = random.below(devices);
-            let list = &mut changed[device];
-            let (a, b) = (random.below(list.len()), random.below(list.len()));
-            match random.below(4) {
-                0 => list.swap(a, b),
-                1 => drop(list.remove(a)),
-                2 => list.insert(b, list[a]),
-                _ => {
-                    let action = list.remove(a);
-                    changed[random.below(devices)].push(action);
-                }
-            }
+            let changed = changed(&mut random, &lists);
             let read = parse(&print(&changed));
             if changed.iter().any(Vec::is_empty) {
                 continue; // an empty line is no device

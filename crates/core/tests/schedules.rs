@@ -1,13 +1,15 @@
 //! Families: `property_` (bubble, held inputs, over all K and M), `golden_` (drawings), `oracle_` (text forms).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
+use std::sync::Arc;
+
 use gpipe_core::{
     Action, Nanos, Op, StageId,
     draw::grid,
     lower::{Program, Topology, lower},
     remat::Remat,
-    schedule::Schedule,
-    simulate::{Costs, simulate},
+    schedule::{Listed, Schedule},
+    simulate::{Costs, simulate, simulate_with_room},
     validate::validate,
 };
 
@@ -187,6 +189,28 @@ fn golden_timelines() {
     let timeline =
         simulate(&program(&Schedule::OneFOneB, Remat::Always, 3, 5), &Costs::unit(3), 2).unwrap();
     insta::assert_snapshot!("grid_1f1b_remat", grid(&timeline, Nanos(1)));
+}
+
+/// Every schedule, and one from a file, at small and ragged sizes, whole backwards taking two: a column is one unit.
+#[test]
+fn golden_grids() {
+    let text = "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2\n1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2";
+    let file = Schedule::Listed(Arc::new(Listed::parse("mine", text).unwrap()));
+    let sizes = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 5), (4, 8)];
+    let mut named: Vec<_> = Schedule::NAMED.iter().map(|own| (own.clone(), &sizes[..])).collect();
+    named.push((Schedule::Interleaved(3), &sizes[..5]));
+    named.push((file, &[(2, 3)]));
+    for (schedule, sizes) in named {
+        let mut text = String::new();
+        for &(k, m) in sizes {
+            let program = program(&schedule, Remat::Never, k, m);
+            let costs = Costs::unit_halves(program.topology.stages);
+            let (_, timeline) = simulate_with_room(&program, &costs).unwrap();
+            text += &format!("K = {k}, M = {m}\n{}\n", grid(&timeline, Nanos(1)));
+        }
+        let name = schedule.to_string().replace(':', "_");
+        insta::assert_snapshot!(format!("grids_{name}"), text);
+    }
 }
 
 #[test]

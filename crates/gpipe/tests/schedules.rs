@@ -1,5 +1,5 @@
 //! Schedules that a user wrote, run for real. Families: `property_` (any correct file computes what one stage computes, to the
-//! bit), `fault_` (what does not fit the pipeline is refused before anything runs).
+//! bit; a changed one is refused or does so, too), `fault_` (what does not fit the pipeline is refused before anything runs).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -8,10 +8,17 @@ use std::sync::Arc;
 
 use common::{Features, Named, Run, assert_same_bits, batch, flat, model};
 use gpipe::{
-    Bytes, Pipeline, Remat, Schedule,
+    Adam, Balance, Bytes, Forward, Infer, Init, Layer, LayerError, MeanSquaredError, ParameterSpec,
+    Pipeline, Remat, Schedule, Sequence, TensorSpec,
+    layers::Linear,
+    profile::{Profiling, profile},
     schedule::{Listed, listed::print},
 };
-use gpipe_core::{splitmix::Stream, testing::random_compute};
+use gpipe_core::{
+    splitmix::Stream,
+    testing::{changed, random_compute},
+};
+use tch::{Kind, Tensor};
 
 fn listed(name: &str, text: &str) -> Schedule {
     Schedule::Listed(Arc::new(Listed::parse(name, text).unwrap()))
@@ -51,6 +58,108 @@ fn property_random_files_compute_what_one_stage_does() {
         assert_same_bits(&found.1, &expected.1, &format!("seed {seed}:\n{text}"));
     }
     assert!(splits > 10, "{splits}");
+}
+
+/// A random change of a correct file makes one that is refused, or one that computes the same.
+#[test]
+fn property_changed_files_are_refused_or_compute_what_one_stage_does() {
+    let features = Features { skip: true, dropout: 0.1, ..Features::plain() };
+    let layers = model(features).len();
+    let (mut refused, mut ran) = (0, 0);
+    for seed in 0..100 {
+        let mut random = Stream::new(1000 + seed);
+        let stages = 1 + random.below(4).min(layers - 1);
+        let devices = 1 + random.below(stages);
+        let micro_batches = 1 + random.below(4);
+        let lists = random_compute(&mut random, stages, devices, micro_batches);
+        let mut plain = Run::plain().builder(model(features), micro_batches).build().unwrap();
+        let expected = trained(&mut plain);
+        for _ in 0..10 {
+            let changed = changed(&mut random, &lists);
+            let text = print(&changed);
+            if changed == lists || changed.iter().any(Vec::is_empty) {
+                continue; // an empty line is no device
+            }
+            let Ok(listed) = Listed::parse("changed", &text) else {
+                refused += 1;
+                continue;
+            };
+            if (listed.stages(), listed.micro_batches()) != (stages, micro_batches) {
+                continue; // correct, for another pipeline
+            }
+            let schedule = Schedule::Listed(Arc::new(listed));
+            let run = Run { stages: devices, schedule, remat: Remat::Never, ..Run::plain() };
+            let mut pipeline = run.builder(model(features), micro_batches).build().unwrap();
+            let found = trained(&mut pipeline);
+            assert_eq!(found.0, expected.0, "seed {seed}:\n{text}");
+            assert_same_bits(&found.1, &expected.1, &format!("seed {seed}:\n{text}"));
+            ran += 1;
+        }
+    }
+    assert!(refused > 200 && ran > 30, "{refused} {ran}");
+}
+
+/// (x) -> tanh(x w) w: one weight, reached from two products.
+struct Twice;
+
+impl Layer for Twice {
+    fn kind(&self) -> &'static str {
+        "twice"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        vec![ParameterSpec::new("weight", [4, 4], Init::Normal { std: 0.5 })]
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let once = inputs[0].f_matmul(ctx.parameter(0)?)?.f_tanh()?;
+        Ok(vec![once.f_matmul(ctx.parameter(0)?)?])
+    }
+}
+
+/// A layer that cannot be split computes the same under ZB-H1, and its profile says so.
+#[test]
+fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
+    let build = |schedule: Schedule| {
+        let model = Sequence::new()
+            .push("first", Linear::new(4, 4))
+            .push("twice", Twice)
+            .push("last", Linear::new(4, 4));
+        Pipeline::builder(model, TensorSpec::new([2, 4], Kind::Float))
+            .stages(2)
+            .micro_batches(3)
+            .schedule(schedule)
+            .balance(Balance::Layers(vec![2, 1]))
+            .remat(Remat::Never)
+            .loss(MeanSquaredError)
+            .optimizer(Adam::default())
+    };
+    let x = common::uniform(&[6, 4], 1, Kind::Float);
+    let y = common::uniform(&[6, 4], 2, Kind::Float);
+    let parameters = |schedule| {
+        let mut pipeline = build(schedule).build().unwrap();
+        pipeline.train_step(&x, &y).unwrap();
+        pipeline.parameters().unwrap()
+    };
+    assert_same_bits(&parameters(Schedule::ZbH1), &parameters(Schedule::OneFOneB), "zb-h1");
+
+    let batches = [(vec![x.shallow_clone()], vec![y.shallow_clone()])];
+    let settings = Profiling {
+        micro_batches: &[3],
+        schedules: &[Schedule::OneFOneB, Schedule::ZbH1],
+        steps: 1,
+        batches: &batches,
+        machine: "here",
+    };
+    let found = profile(&settings, || Ok(build(Schedule::OneFOneB)), |_| {}).unwrap();
+    let layers = found.costs.layers.iter();
+    let unsplit: Vec<&str> =
+        layers.filter(|layer| layer.unsplit).map(|layer| layer.name.as_str()).collect();
+    assert_eq!(unsplit, ["twice"]);
 }
 
 #[test]
