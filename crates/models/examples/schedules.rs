@@ -5,7 +5,8 @@
 //! first of the steps that are reported. More devices than two are simulated with the costs measured on two; of `gpt` with its blocks
 //! three times over, so that there are layers enough for 16 devices.
 //!
-//! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8]
+//! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [profiled=9]
+//! `profiled`: steps of the profile. Of few steps it is of another moment than the rounds are, on a machine that others disturb.
 
 #![allow(clippy::print_stdout)]
 
@@ -29,9 +30,6 @@ use serde_json::json;
 
 /// Steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
-/// Steps of a profile.
-const PROFILED: usize = 3;
-
 fn schedules() -> [Schedule; 3] {
     [Schedule::OneFOneB, Schedule::ZbH1, Schedule::Interleaved(2)]
 }
@@ -58,14 +56,14 @@ fn running(workload: &Workload, micro_batches: usize) -> Result<Vec<(Plan, Pipel
 fn measure(
     workload: &Workload,
     micro_batches: usize,
-    rounds: usize,
+    (rounds, profiled): (usize, usize),
 ) -> std::result::Result<ModelCosts, Failure> {
     let batches = [(vec![workload.inputs.shallow_clone()], vec![workload.targets.shallow_clone()])];
     let all = schedules();
     let settings = Profiling {
         micro_batches: &[micro_batches],
         schedules: &all,
-        steps: PROFILED,
+        steps: profiled,
         batches: &batches,
         machine: "this one",
     };
@@ -189,7 +187,7 @@ fn main() -> std::result::Result<(), Failure> {
     gpipe::keep_freed_memory();
     let mut arguments = Arguments::read()?;
     let name: String = arguments.take("workload", "gpt")?;
-    let rounds = arguments.take("rounds", "9")?;
+    let rounds = (arguments.take("rounds", "9")?, arguments.take("profiled", "9")?);
     let workload = Workload::named(&name)?;
     let sizes: String = arguments.take("micro_batches", "4,8")?;
     for size in sizes.split(',') {
