@@ -11,7 +11,7 @@ use crate::{
     init,
     metrics::io,
     output::say,
-    run_folder::{AVERAGES, WEIGHTS, checkpoint_in, checkpoint_weights},
+    run_folder::{AVERAGES, METRICS, WEIGHTS, checkpoint_in, checkpoint_weights},
     setup,
     task::{self, Vocabulary},
 };
@@ -84,10 +84,14 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
 /// How many tokens or classes the network is for: as told by `--set`, else as many as the run has whose configuration it is, which may have
 /// learnt fewer than it was asked for; else as configured.
 fn size(arguments: &ImportArguments, config: &Config) -> Result<usize, CliError> {
-    let keys = ["model.vocabulary=", "model.classes="];
-    let told = arguments.set.iter().any(|set| keys.iter().any(|key| set.starts_with(key)));
+    let key = |set: &String| set.split_once('=').map(|(key, _)| key.trim().to_owned());
+    let keys = ["model.vocabulary", "model.classes"];
+    let mut told = arguments.set.iter().filter_map(key);
+    let told = told.any(|key| keys.contains(&key.as_str()));
     let of_run = arguments.config.with_file_name(Vocabulary::file_of(config));
-    match !told && of_run.is_file() {
+    // Beside what only runs write: a tokenizer beside a configuration of one's own may be for something else.
+    let is_run = arguments.config.with_file_name(METRICS).is_file();
+    match !told && is_run && of_run.is_file() {
         true => Ok(Vocabulary::load(&of_run)?.size()),
         false => task::configured_size(config),
     }

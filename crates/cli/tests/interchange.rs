@@ -199,8 +199,16 @@ fn regression_the_size_of_a_vocabulary_is_the_run_s() {
     let import = ["import", "run/weights.safetensors", "--config", "run/config.toml"];
     let import = |more: &[&'static str]| [&import[..], &["--out", "w.safetensors"], more].concat();
     folder.refuses(&import(&["--set", "model.vocabulary=300"]), &["[300, 16]", "[278, 16]"]);
+    folder.refuses(&import(&["--set", "model.vocabulary = 300"]), &["[300, 16]", "[278, 16]"]);
     folder.succeeds(&import(&[]));
     assert_eq!(tensors(&folder, "w.safetensors"), tensors(&folder, "run/weights.safetensors"));
+    // A configuration of one's own is not a run's because some tokenizer lies beside it.
+    fs::create_dir(folder.path("own")).unwrap();
+    for file in ["config.toml", "tokenizer.json"] {
+        fs::copy(folder.path("run").join(file), folder.path("own").join(file)).unwrap();
+    }
+    let own = ["import", "run/weights.safetensors", "--config", "own/config.toml"];
+    folder.refuses(&[&own[..], &["--out", "o.safetensors"]].concat(), &["[300, 16]", "[278, 16]"]);
 }
 
 #[test]

@@ -204,6 +204,7 @@ fn transparency_of_a_decoding() {
         let built = builder(features, &run, 2).processes(cluster).build();
         decode(&mut built.unwrap())
     }) {
+        assert_eq!(found.len(), expected.len());
         for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert_eq!((found.size(), bits(found)), (expected.size(), bits(expected)), "{number}");
         }

@@ -77,8 +77,9 @@ fn property_changed_files_are_refused_or_compute_what_one_stage_does() {
         for _ in 0..10 {
             let changed = changed(&mut random, &lists);
             let text = print(&changed);
+            // An empty line is no device.
             if changed == lists || changed.iter().any(Vec::is_empty) {
-                continue; // an empty line is no device
+                continue;
             }
             let Ok(listed) = Listed::parse("changed", &text) else {
                 refused += 1;

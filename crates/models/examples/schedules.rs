@@ -30,6 +30,7 @@ use serde_json::json;
 
 /// Steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
+
 fn schedules() -> [Schedule; 3] {
     [Schedule::OneFOneB, Schedule::ZbH1, Schedule::Interleaved(2)]
 }
@@ -187,12 +188,12 @@ fn main() -> std::result::Result<(), Failure> {
     gpipe::keep_freed_memory();
     let mut arguments = Arguments::read()?;
     let name: String = arguments.take("workload", "gpt")?;
-    let rounds = (arguments.take("rounds", "9")?, arguments.take("profiled", "9")?);
+    let counts = (arguments.take("rounds", "9")?, arguments.take("profiled", "9")?);
     let workload = Workload::named(&name)?;
     let sizes: String = arguments.take("micro_batches", "4,8")?;
     for size in sizes.split(',') {
         let micro_batches = size.parse()?;
-        let costs = measure(&workload, micro_batches, rounds)?;
+        let costs = measure(&workload, micro_batches, counts)?;
         let times = if name == "gpt" { 3 } else { 1 };
         simulate(&longer(&costs, times), SAMPLES / micro_batches)?;
     }

@@ -213,7 +213,7 @@ pub(crate) struct ImportArguments {
     /// The configuration of the model that it is for
     #[arg(long, value_name = "CONFIG.toml")]
     pub config: PathBuf,
-    /// Override one key of the configuration; may be given several times. without the vocabulary of a run beside the configuration, model.vocabulary must be the exact size
+    /// Override one key of the configuration; may be given several times. model.vocabulary must be the exact size, but for the configuration of a run
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Which tensor of the file is which parameter; without it, names must be gpipe's own
