@@ -48,21 +48,21 @@ def slug(text):
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def environment(options, python, begun):
+def environment(options, python, begun, load):
     return {
         "date": str(datetime.date.today()), "command": f"make bench{'-full' if options.full else ''}" if not options.only else
         "python3 benchmarks/bench.py " + " ".join(sys.argv[1:]), "full": options.full, "machine": figures.machine(),
         "kernel": platform.release(), "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "commit": figures.commit(), "rustc": figures.said_by("rustc", "--version"), "python": platform.python_version(),
         "torch": python.torch, "torchgpipe": rounds.TORCHGPIPE, "libtorch of gpipe": "2.11.0",
-        "load before": os.getloadavg()[0], "seconds": round(time.monotonic() - begun),
+        "load before": load, "seconds": round(time.monotonic() - begun),
     }
 
 
 def measure(options, out, python):
     short = not options.full
-    begun = time.monotonic()
-    note = lambda: (out / "environment.json").write_text(json.dumps(environment(options, python, begun), indent=1) + "\n")
+    begun, load = time.monotonic(), os.getloadavg()[0]
+    note = lambda: (out / "environment.json").write_text(json.dumps(environment(options, python, begun, load), indent=1) + "\n")
     note()
     for part in options.only or PARTS:
         if part in STEPS:
@@ -101,9 +101,12 @@ def steps_section(module, out, pyplot):
               "interval is least and most.")
     lines = [f"## {what}", "", canary, "",
              *steps.targets(workload, results, module.TARGETS), "",
+             "Why not, where it was not kept:", "", module.WHY_NOT.strip(), "",
              *picture(plots.step_times(pyplot, workload, timed(results), out / f"{workload.name}-steps.svg"), "step times"),
              *steps.times(workload, results), "",
-             "### What each measure brings", "", *steps.ablations(workload, results, module.ABLATIONS), ""]
+             "### What each measure brings", "",
+             "What a profile or the parts of a step had shown, and what was done about it: `without` is before, `with` after, in the same rounds. "
+             "([benchmarks/README.md](../README.md#what-profiles-showed) tells how each was found.)", "", *steps.ablations(workload, results, module.ABLATIONS), ""]
     if any(ablation.look(results, workload.step_ms) for ablation in module.ABLATIONS):
         lines += picture(plots.ablations(pyplot, workload, results, module.ABLATIONS, out / f"{workload.name}-ablations.svg"), "ablations")
     lines += ["### Where the time goes", "",
@@ -131,7 +134,7 @@ def memory_section(out, pyplot):
     lines = ["## Table 1: the largest network under a cap", "",
              "The paper's: AmoebaNet-D(18, 208), 82 million parameters, plainly in 8 GB and (18, 416), 318 million, on the same accelerator "
              "with GPipe: 3.9 times. A transformer of 3 blocks, 282 million, in 16 GB, and of 13, 786 million: 2.7 times. Here on one CPU "
-             "device, measured: the allocator refuses what is over the cap. The paper's own networks at its own caps are simulated "
+             "device, measured, at the scale whose searches end in minutes on two cores (there was no GPU): the allocator refuses what is over the cap. The paper's own networks at its own caps are simulated "
              "(below, or in [docs/simulated-scale.md](../../docs/simulated-scale.md)).", "",
              *picture(plots.memory(pyplot, founds, out / "memory.svg"), "the largest network")]
     for found in founds:
@@ -149,7 +152,8 @@ def scaling_section(out, pyplot):
              "One mini-batch of 32 samples in every cell, GPipe's schedule, every micro-batch re-materialized, float32. K = 2 is measured, "
              "steps of each M in turn; K = 4 and 8 are simulated from the profile of the same machine, which has two cores. Each over the "
              "step of K = 2, M = 1, measured over measured and simulated over simulated. No number is fitted to the paper. Links: a latency "
-             "of 50 us and the nominal rate; between threads what the profile says.", "",
+             "of 50 us and the nominal rate; between threads what the profile says. Where measured and simulated differ for K = 2, so much may the other "
+             "columns be off.", "",
              *picture(plots.scaling(pyplot, tables, scaling.PAPER, out / "scaling.svg"), "throughput over stages and micro-batches")]
     for workload, path in paths.items():
         lines += [f"### `{workload}`", "", *scaling.section(workload, path), ""]

@@ -38,7 +38,8 @@ def ablations(workload, results, all_):
     for ablation in all_:
         without = ablation.look(results, workload.step_ms)
         if without:
-            rows.append([ablation.measure, interval(without, 2), ablation.on, ablation.off])
+            once = " (one round)" if len(without) == 1 else ""
+            rows.append([ablation.measure, interval(without, 2) + once, ablation.on, ablation.off])
     return of_table(["measure", "a step without it over one with it", "with", "without"], rows) if rows else ["Not in this run."]
 
 
