@@ -295,6 +295,31 @@ fn fault_a_full_disk_costs_checkpoints_and_not_the_run() {
     assert_eq!(results(&folder.path("run")), results(&folder.path("reference")));
 }
 
+/// Room for the first process's part of a checkpoint, and not for the second one's, which has nearly all parameters.
+#[test]
+fn fault_a_disk_that_is_full_for_one_of_two_processes() {
+    let folder = Folder::new();
+    let more = ["--set", "model.hidden=4096", "--balance", "1,3"];
+    folder.succeeds(&train("reference", &more));
+    let script = format!(
+        "mkdir disk; mount -t tmpfs -o size=1500k tmpfs disk
+        $GPIPE launch --processes 2 -- {} > out 2> err || echo code $?
+        ls disk/run/checkpoints; cp -r disk/run full",
+        train("disk/run", &more).join(" ")
+    );
+    let test = "fault_a_disk_that_is_full_for_one_of_two_processes";
+    let Some(printed) = with_mounts(&folder, test, &script) else { return };
+    let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap();
+    let (out, errors) = (read("out"), read("err"));
+    let warning = "[0] gpipe: warning: a checkpoint was not saved: rank 1: cannot write ";
+    assert_eq!(errors.matches(warning).count(), 2, "{errors}");
+    assert!(errors.contains("make room"), "{errors}");
+    // All steps were trained; that their last state is not saved is an error of both.
+    assert!(out.contains("step 12/12") && printed.contains("code 1\n"), "{out}{printed}");
+    assert!(!printed.contains("step-") && !printed.contains(".writing"), "{printed}");
+    assert!(folder.weights("full") == folder.weights("reference"));
+}
+
 #[test]
 fn fault_a_disk_without_room_for_the_last_files_is_an_error_that_names_them() {
     let folder = Folder::new();
