@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """1F1B, ZB-H1 and interleaved stages beside each other, in turn, and what profiles predicted of them.     (make bench-schedules)
 
-Usage: schedules.py [--workload gpt|amoeba] [--rounds 9] [--micro-batches 4,8] [--profiled 9] [--out FOLDER]
+Usage: schedules.py [--workload gpt|amoeba] [--rounds 9] [--micro-batches 4,8] [--passes 8] [--out FOLDER]
        schedules.py --report FOLDER      (the report again, from its raw data)
 
 All pipelines are in one process, with the same weights, and make one step each in turn, so that what disturbs the machine disturbs
-all; ratios are paired within a round. The profile, of --profiled steps under each schedule, is measured before. More devices than the machine has cores for are simulated from the
+all; ratios are paired within a round. The profile, of --passes times two steps under each schedule in turn, is measured before. More devices than the machine has cores for are simulated from the
 costs that were measured on two, and marked so.
 """
 
@@ -96,7 +96,7 @@ def main():
     parser.add_argument("--workload", choices=["gpt", "amoeba"], default="gpt")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--micro-batches", default="4,8")
-    parser.add_argument("--profiled", type=int, default=9)
+    parser.add_argument("--passes", type=int, default=8)
     parser.add_argument("--out")
     parser.add_argument("--report", metavar="FOLDER")
     options = parser.parse_args()
@@ -107,7 +107,7 @@ def main():
     folder = Path(options.out or ROOT / "benchmarks" / f"{datetime.date.today()}-schedules-{options.workload}")
     folder.mkdir(parents=True, exist_ok=True)
     command = [str(EXAMPLE), f"workload={options.workload}", f"rounds={options.rounds}", f"micro_batches={options.micro_batches}",
-               f"profiled={options.profiled}"]
+               f"passes={options.passes}"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     if result.returncode:
         sys.exit(result.stderr)

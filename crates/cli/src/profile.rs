@@ -103,6 +103,7 @@ pub(crate) fn measure(
         micro_batches: &all,
         schedules: &schedules,
         steps: steps as usize,
+        passes: 1,
         batches: &batches,
         machine: &machine,
     };

@@ -153,6 +153,7 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
         micro_batches: &[3],
         schedules: &[Schedule::OneFOneB, Schedule::ZbH1],
         steps: 1,
+        passes: 1,
         batches: &batches,
         machine: "here",
     };

@@ -91,6 +91,7 @@ impl Pairs {
             micro_batches: &[micro_batches],
             schedules: std::slice::from_ref(schedule),
             steps: 1,
+            passes: 1,
             batches: &batches,
             machine: "this one",
         };

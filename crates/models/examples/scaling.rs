@@ -73,6 +73,7 @@ impl Cell {
             micro_batches: &[micro_batches],
             schedules: &[Schedule::GPipe],
             steps: PROFILED,
+            passes: 1,
             batches: &batches,
             machine: "this one",
         };

@@ -5,14 +5,17 @@
 //! first of the steps that are reported. More devices than two are simulated with the costs measured on two; of `gpt` with its blocks
 //! three times over, so that there are layers enough for 16 devices.
 //!
-//! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [profiled=9]
-//! `profiled`: steps of the profile. Of few steps it is of another moment than the rounds are, on a machine that others disturb.
+//! What the halves of backwards cost is measured on one device, too, where there is no other that would be busier or less busy meanwhile:
+//! in the order in which the last device of two has them under ZB-H1, a micro-batch's weights after the next one's inputs.
+//!
+//! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [passes=8]
+//! `passes`: of the profile, of [`PROFILED`] steps each.
 
 #![allow(clippy::print_stdout)]
 
 mod common;
 
-use std::io::Write;
+use std::{io::Write, sync::Arc};
 
 use common::{
     Arguments, Failure,
@@ -23,11 +26,15 @@ use gpipe::{
     profile::{Profiling, profile},
 };
 use gpipe_core::{
+    StageId,
     cost::ModelCosts,
     plan::{Plan, PlanDevice, Request, predict, search},
+    schedule::Listed,
 };
 use serde_json::json;
 
+/// Steps of each pass of the profile.
+const PROFILED: usize = 2;
 /// Steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
 
@@ -57,14 +64,15 @@ fn running(workload: &Workload, micro_batches: usize) -> Result<Vec<(Plan, Pipel
 fn measure(
     workload: &Workload,
     micro_batches: usize,
-    (rounds, profiled): (usize, usize),
+    (rounds, passes): (usize, usize),
 ) -> std::result::Result<ModelCosts, Failure> {
     let batches = [(vec![workload.inputs.shallow_clone()], vec![workload.targets.shallow_clone()])];
     let all = schedules();
     let settings = Profiling {
         micro_batches: &[micro_batches],
         schedules: &all,
-        steps: profiled,
+        steps: PROFILED,
+        passes,
         batches: &batches,
         machine: "this one",
     };
@@ -110,6 +118,44 @@ fn measure(
         }
     }
     Ok(costs)
+}
+
+/// Whole backwards and backwards in halves on one device, in turn.
+fn alone(
+    workload: &Workload,
+    micro_batches: usize,
+    rounds: usize,
+) -> std::result::Result<(), Failure> {
+    let mut lists = Schedule::ZbH1.actions(STAGES, micro_batches).split_off(STAGES - 1);
+    lists.iter_mut().flatten().for_each(|action| action.stage = StageId(0));
+    let halves = Schedule::Listed(Arc::new(Listed::parse(
+        "halves",
+        &gpipe_core::schedule::listed::print(&lists),
+    )?));
+    let mut running = Vec::new();
+    for (name, schedule) in [("whole", Schedule::OneFOneB), ("halves", halves)] {
+        let built = workload.builder(micro_batches).stages(1).schedule(schedule);
+        let mut pipeline = built.remat(Remat::Never).build()?;
+        for _ in 0..WARM_UP {
+            pipeline.train_step(&workload.inputs, &workload.targets)?;
+        }
+        running.push((name, pipeline));
+    }
+    for round in 0..rounds {
+        for offset in 0..running.len() {
+            let at = (round + offset) % running.len();
+            let (name, pipeline) = &mut running[at];
+            let step = pipeline.train_step(&workload.inputs, &workload.targets)?;
+            print(&json!({
+                "alone": *name,
+                "micro_batches": micro_batches,
+                "round": round,
+                "step_ms": step.time.as_ms(),
+                "backward_ms": step.devices[0].backward.as_ms(),
+            }))?;
+        }
+    }
+    Ok(())
 }
 
 /// The same with its inner layers so many times over.
@@ -188,11 +234,12 @@ fn main() -> std::result::Result<(), Failure> {
     gpipe::keep_freed_memory();
     let mut arguments = Arguments::read()?;
     let name: String = arguments.take("workload", "gpt")?;
-    let counts = (arguments.take("rounds", "9")?, arguments.take("profiled", "9")?);
+    let counts = (arguments.take("rounds", "9")?, arguments.take("passes", "8")?);
     let workload = Workload::named(&name)?;
     let sizes: String = arguments.take("micro_batches", "4,8")?;
     for size in sizes.split(',') {
         let micro_batches = size.parse()?;
+        alone(&workload, micro_batches, counts.0)?;
         let costs = measure(&workload, micro_batches, counts)?;
         let times = if name == "gpt" { 3 } else { 1 };
         simulate(&longer(&costs, times), SAMPLES / micro_batches)?;

@@ -70,6 +70,7 @@ impl Subject {
             micro_batches: &[1, 2, 4, 8],
             schedules: &Schedule::TRAINING,
             steps: 2,
+            passes: 1,
             batches: &[(vec![inputs.shallow_clone()], vec![targets.shallow_clone()])],
             machine: "here",
         };
@@ -84,6 +85,7 @@ fn fault_a_profile_of_something_else_is_refused() {
         micro_batches: &[8],
         schedules: &[],
         steps: 1,
+        passes: 1,
         batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
         machine: "here",
     };
@@ -125,6 +127,7 @@ fn property_a_changed_profile_never_panics() {
         micro_batches: &[8],
         schedules: &[],
         steps: 1,
+        passes: 1,
         batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
         machine: "here",
     };

@@ -27,6 +27,9 @@ pub struct Profiling<'a> {
     pub schedules: &'a [Schedule],
     /// Steps that are measured of each, after those that only warm up.
     pub steps: usize,
+    /// How often everything is measured, one thing after the other, each time so many steps; 0 is 1. On a machine that others disturb,
+    /// costs under several schedules are of the same moments only with several.
+    pub passes: usize,
     /// Mini-batches, used in turn: inputs and targets, all with the same number of samples.
     pub batches: &'a [(Vec<Tensor>, Vec<Tensor>)],
     /// The machine, in words.
@@ -57,41 +60,63 @@ pub fn profile(
     let subject = builder.subject(settings.machine)?;
     let configured = [builder.scheduled()];
     let schedules = if settings.schedules.is_empty() { &configured } else { settings.schedules };
+    let mut cuts: Vec<Cut> = Vec::new();
+    for &micro_batches in settings.micro_batches {
+        let cut = Cut::of(mini_batch, micro_batches);
+        if cuts.iter().all(|other| other.samples != cut.samples) {
+            cuts.push(cut);
+        }
+    }
+    let mut ran = Ran::default();
+    let passes = settings.passes.max(1);
+    for pass in 1..=passes {
+        let mut tell = |what: &str| match passes {
+            1 => tell(what),
+            _ => tell(&format!("{pass} of {passes}: {what}")),
+        };
+        for (number, schedule) in schedules.iter().enumerate() {
+            for cut in &cuts {
+                let observe = |remat: Remat| {
+                    let Cut { samples, micro_batches, .. } = *cut;
+                    tell(&format!(
+                        "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
+                    ));
+                    let builder = build()?
+                        .micro_batches(micro_batches)
+                        .schedule(schedule.clone())
+                        .remat(remat);
+                    let mut pipeline = builder.profiled().build()?;
+                    (ran.stages, ran.copied) =
+                        (pipeline.balance().len(), pipeline.is_in_processes());
+                    Observed::train(&mut pipeline, settings, cut.of_that_size)
+                };
+                // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
+                match Seen::new(number == 0, observe) {
+                    Ok(seen) => {
+                        let seen = match ran.seen.remove(&(number, cut.samples)) {
+                            Some(before) => before.and(seen),
+                            None => seen,
+                        };
+                        ran.seen.insert((number, cut.samples), seen);
+                    }
+                    // A device that is full: smaller micro-batches may fit.
+                    Err(error) if error.is_out_of_memory() => {
+                        ran.full.entry(number).or_insert(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+    let (stages, copied) = (ran.stages, ran.copied);
     let mut costs = shapes(&mut builder)?;
-    let mut spread = BTreeMap::new();
-    let (mut stages, mut messages, mut full) = (1, Messages::default(), None);
-    let mut copied = false;
+    let (mut spread, mut messages) = (BTreeMap::new(), Messages::default());
     for (number, schedule) in schedules.iter().enumerate() {
         let mut sizes = BTreeMap::new();
-        for &micro_batches in settings.micro_batches {
-            let cut = Cut::of(mini_batch, micro_batches);
-            if sizes.contains_key(&cut.samples) {
-                continue;
-            }
-            let observe = |remat: Remat| {
-                let Cut { samples, micro_batches, .. } = cut;
-                tell(&format!(
-                    "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
-                ));
-                let builder =
-                    build()?.micro_batches(micro_batches).schedule(schedule.clone()).remat(remat);
-                let mut pipeline = builder.profiled().build()?;
-                stages = pipeline.balance().len();
-                copied = pipeline.is_in_processes();
-                Observed::train(&mut pipeline, settings, cut.of_that_size)
-            };
-            // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
-            let mut seen = match Seen::new(number == 0, observe) {
-                Ok(seen) => seen,
-                // A device that is full: smaller micro-batches may fit.
-                Err(error) if error.is_out_of_memory() => {
-                    full = Some(error);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
+        for Cut { samples, .. } in &cuts {
+            let Some(mut seen) = ran.seen.remove(&(number, *samples)) else { continue };
             seen.give_messages(&mut messages);
-            let mut measured = boundaries(&mut builder, cut.samples)?;
+            let mut measured = boundaries(&mut builder, *samples)?;
             seen.fill(&mut measured);
             let discarding = &seen.discarding;
             if schedule.splits() {
@@ -99,12 +124,12 @@ pub fn profile(
             }
             if number == 0 {
                 let all = (0..measured.len()).map(|layer| discarding.spread(layer)).collect();
-                spread.insert(cut.samples, all);
+                spread.insert(*samples, all);
                 discarding.fill_states(&mut costs);
             }
-            sizes.insert(cut.samples, measured);
+            sizes.insert(*samples, measured);
         }
-        match (number, full.take()) {
+        match (number, ran.full.remove(&number)) {
             (0, Some(error)) if sizes.is_empty() => return Err(error),
             (0, _) => costs.sizes = sizes,
             _ if sizes.is_empty() => {}
@@ -112,7 +137,20 @@ pub fn profile(
         }
     }
     costs.transport = messages.transport(copied);
-    Ok(Profile { format: FORMAT, subject, stages, steps: settings.steps, costs, spread })
+    let steps = settings.steps * passes;
+    Ok(Profile { format: FORMAT, subject, stages, steps, costs, spread })
+}
+
+/// What the trainings showed.
+#[derive(Default)]
+struct Ran {
+    /// By the schedule's number and the samples of a micro-batch.
+    seen: BTreeMap<(usize, usize), Seen>,
+    /// By the schedule's number: the first that did not fit.
+    full: BTreeMap<usize, Error>,
+    stages: usize,
+    /// Whether messages are.
+    copied: bool,
 }
 
 /// What one size of micro-batches was seen to take under one schedule, by what its forwards did.
@@ -135,6 +173,19 @@ impl Seen {
         let keeping = if_it_fits(Remat::Never)?;
         let selective = if selective { if_it_fits(Remat::Selective)? } else { None };
         Ok(Self { discarding, keeping, selective })
+    }
+
+    /// With what was seen in another pass.
+    fn and(self, other: Self) -> Self {
+        let both = |a: Option<Observed>, b: Option<Observed>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.and(b)),
+            (a, b) => a.or(b),
+        };
+        Self {
+            discarding: self.discarding.and(other.discarding),
+            keeping: both(self.keeping, other.keeping),
+            selective: both(self.selective, other.selective),
+        }
     }
 
     fn give_messages(&mut self, messages: &mut Messages) {
@@ -178,6 +229,7 @@ impl Seen {
 }
 
 /// How a mini-batch is cut to be measured.
+#[derive(Clone, Copy)]
 struct Cut {
     /// M, at most one for each sample.
     micro_batches: usize,

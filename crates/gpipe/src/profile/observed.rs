@@ -31,8 +31,8 @@ pub(super) struct Observed {
     bytes: Vec<LayerBytes>,
     /// The first layer of each stage.
     starts: Vec<usize>,
-    /// What an action takes over the sum of its layers: dispatch, and what comes from and goes to links.
-    overhead: HashMap<(usize, Work), f64>,
+    /// By stage and work: what actions took, and the layers in them. The rest is dispatch, and what comes from and goes to links.
+    actions: HashMap<(usize, Work), (f64, f64)>,
 }
 
 impl Observed {
@@ -81,13 +81,33 @@ impl Observed {
             .into_iter()
             .map(|range| range.start)
             .collect();
-        let overhead = overhead(&timelines, &all, &starts, micro_batches);
+        let actions = actions(&timelines, &all, &starts, micro_batches);
         let mut samples: HashMap<_, Vec<Sample>> = HashMap::new();
         for sample in all {
             samples.entry((sample.layer, sample.work)).or_default().push(sample);
         }
-        means.values_mut().for_each(|means| means.sort_unstable_by(f64::total_cmp));
-        Ok(Self { messages, samples, means, bytes, starts, overhead })
+        Ok(Self { messages, samples, means, bytes, starts, actions }.sorted())
+    }
+
+    fn sorted(mut self) -> Self {
+        self.means.values_mut().for_each(|means| means.sort_unstable_by(f64::total_cmp));
+        self
+    }
+
+    /// With what another training of the same kind showed.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        self.messages.extend(other.messages);
+        for (key, samples) in other.samples {
+            self.samples.entry(key).or_default().extend(samples);
+        }
+        for (key, means) in other.means {
+            self.means.entry(key).or_default().extend(means);
+        }
+        for (key, (action, layers)) in other.actions {
+            let sums = self.actions.entry(key).or_default();
+            *sums = (sums.0 + action, sums.1 + layers);
+        }
+        self.sorted()
     }
 
     fn stage_of(&self, layer: usize) -> usize {
@@ -108,7 +128,10 @@ impl Observed {
     }
 
     fn with_overhead(&self, layer: usize, work: Work, time: f64) -> Nanos {
-        let overhead = self.overhead.get(&(self.stage_of(layer), work)).copied().unwrap_or(1.0);
+        let overhead = match self.actions.get(&(self.stage_of(layer), work)) {
+            Some((action, layers)) if *layers > 0.0 => (action / layers).max(1.0),
+            _ => 1.0,
+        };
         Nanos((time * overhead) as u64)
     }
 
@@ -258,36 +281,34 @@ impl Observed {
     }
 }
 
-/// By stage and work: the time of its actions over that of its layers.
-fn overhead(
+/// By stage and work: the time of its actions, and that of the layers in them.
+fn actions(
     timelines: &[Timeline],
     samples: &[Sample],
     starts: &[usize],
     micro_batches: usize,
-) -> HashMap<(usize, Work), f64> {
+) -> HashMap<(usize, Work), (f64, f64)> {
     let stage_of = |layer: LayerId| starts.iter().rposition(|&start| start <= layer.index());
-    let mut layers: HashMap<(usize, Work), f64> = HashMap::new();
+    let mut sums: HashMap<(usize, Work), (f64, f64)> = HashMap::new();
     for sample in samples {
         if let Some(stage) = stage_of(LayerId::from_index(sample.layer)) {
-            *layers.entry((stage, sample.work)).or_default() += sample.time.0 as f64;
+            sums.entry((stage, sample.work)).or_default().1 += sample.time.0 as f64;
         }
     }
-    let mut actions: HashMap<(usize, Work), f64> = HashMap::new();
     for timeline in timelines {
         let recomputed = Recomputed::of(timeline.actions());
         for timed in timeline.devices.iter().flatten() {
             let early = timed.action.op.computes().is_none_or(|m| m.index() < micro_batches);
             if let Some(work) = work_of(timed.action, &recomputed).filter(|_| early) {
                 let time = (timed.end - timed.start).0 as f64;
-                *actions.entry((timed.action.stage.index(), work)).or_default() += time;
+                // Of what has layers.
+                if let Some((action, _)) = sums.get_mut(&(timed.action.stage.index(), work)) {
+                    *action += time;
+                }
             }
         }
     }
-    let ratio = |(key, sum): (&(usize, Work), &f64)| {
-        let action = actions.get(key)?;
-        (*sum > 0.0).then(|| (*key, (action / sum).max(1.0)))
-    };
-    layers.iter().filter_map(ratio).collect()
+    sums
 }
 
 fn work_of(action: Action, recomputed: &Recomputed) -> Option<Work> {
