@@ -128,7 +128,10 @@ impl From<tch::TchError> for CliError {
 impl CliError {
     /// Whether every process of a command has come to it, at the same place: they can still do something together.
     fn is_of_all(&self) -> bool {
-        matches!(self, Self::Nan { .. } | Self::NanInARow { .. } | Self::Interrupted { .. })
+        matches!(
+            self,
+            Self::Nan { .. } | Self::NanInARow { .. } | Self::Interrupted { .. } | Self::Differs
+        )
     }
 
     /// 128 and the signal's number after a signal, as shells have it; of what was launched, its own; 1 after an error.

@@ -16,7 +16,7 @@ use crate::{
     output::say,
     plan_file::{PlanFile, Source},
     processes::Processes,
-    profile::{self, host_memory},
+    profile::{self, Extent, host_memory},
     schedule::ScheduleChoice,
     setup,
     task::{self, Task},
@@ -27,8 +27,8 @@ const RATE: f64 = 1e11;
 const BANDWIDTH: f64 = 2e10;
 /// Most devices of a plan.
 const DEVICES_MAX: usize = 4096;
-/// Steps of the profile that `--plan auto` measures.
-const STEPS: u64 = 4;
+/// The profile that `--plan auto` measures.
+const EXTENT: Extent = Extent { micro_batches: &[], steps: 4, passes: 1 };
 
 /// Plans, explains, and writes what was asked for.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let caps = std::mem::take(&mut config.pipeline.memory.0);
     let devices = placed(devices, &caps, &arguments.speed)?;
     let balance = fixed_balance(&config, arguments.config.balance.is_some());
-    let source = source(arguments, &config)?;
+    let mut source = source(arguments, &config)?;
     let remat = arguments.remat.as_deref().map(|text| flag("--remat", text)).transpose()?;
     let schedules =
         arguments.schedule.iter().map(|text| planned(text)).collect::<Result<_, _>>()?;
@@ -48,17 +48,24 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         balance,
         remat,
     };
-    let found = find(&source, &devices, &config, choices)?;
+    let found = find(&mut source, &devices, &config, choices)?;
     say!("costs: {}", source.text);
     say!("{}", explain(&found).trim_end());
     if found.advice.is_empty() {
         // Where a choice was taken away, the best plan may not be a good one.
-        let samples = config.train.mini_batch;
+        let samples = config.samples_of_a_pipeline();
         if let Some(advice) = advice(&source.costs, &found.devices, samples, &found.plan)? {
             say!("{advice}");
         }
     }
     say!("{}", host_memory(&source.costs));
+    if config.pipeline.replicas > 1 {
+        say!(
+            "of one of {} replicas, with {} samples of each mini-batch: the sums of gradients over all of them come to the predicted time",
+            config.pipeline.replicas,
+            config.samples_of_a_pipeline()
+        );
+    }
     let name = arguments.config.config.as_deref().and_then(Path::file_stem).unwrap_or_default();
     let default = PathBuf::from("out").join(format!("{}.plan.json", name.to_string_lossy()));
     let path = arguments.out.clone().unwrap_or(default);
@@ -162,11 +169,11 @@ fn automatic(
     let found = match there {
         Some(found) => found,
         None => {
-            let own = profile::measure(config, (task, model), &[], STEPS, processes)?;
+            let own = profile::measure(config, (task, model), EXTENT, processes)?;
             processes.decided(|| profile::write(&path, &own).map(|()| own))?
         }
     };
-    let source = measured(found, &path);
+    let mut source = measured(found, &path);
     let pipeline = &config.pipeline;
     let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
     let mut choices = Choices::default();
@@ -174,7 +181,7 @@ fn automatic(
         // Batch norms would see micro-batches of another size.
         choices.micro_batches = vec![pipeline.micro_batches];
     }
-    let found = find(&source, &devices, config, choices)?;
+    let found = find(&mut source, &devices, config, choices)?;
     Ok(file(&source, &devices, config, &found))
 }
 
@@ -237,12 +244,13 @@ struct Choices {
 }
 
 fn find(
-    source: &Source,
+    source: &mut Source,
     devices: &[PlanDevice],
     config: &Config,
     choices: Choices,
 ) -> Result<Found, CliError> {
-    let samples = config.train.mini_batch;
+    source.costs.replicated = config.pipeline.replicas > 1;
+    let samples = config.samples_of_a_pipeline();
     let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
     let mut powers: Vec<usize> = powers_of_two(samples).collect();
     powers.push(config.pipeline.micro_batches.min(samples));
@@ -282,7 +290,7 @@ fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
 }
 
 fn file(source: &Source, devices: &[PlanDevice], config: &Config, found: &Found) -> PlanFile {
-    PlanFile::new(source, config.train.mini_batch, devices, &found.plan, &found.prediction)
+    PlanFile::new(source, config.samples_of_a_pipeline(), devices, &found.plan, &found.prediction)
 }
 
 /// Devices with caps and speeds, of which there is one for all or one for each.
@@ -365,7 +373,7 @@ fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliErr
     let model = task::model(&config, task::configured_size(&config)?)?;
     let subject = profile::subject(&config, &model)?.of_shapes();
     // Between the powers of two costs are on the line through their neighbours.
-    let samples = config.train.mini_batch;
+    let samples = config.samples_of_a_pipeline();
     let sizes: Vec<usize> = powers_of_two(samples).chain([samples]).collect();
     config.pipeline.memory.0.clear();
     let costs = setup::pipeline(&config, model)?.estimate(&sizes, &rate)?;

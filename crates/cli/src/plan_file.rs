@@ -43,7 +43,7 @@ pub(crate) struct PlanFile {
     /// What they are of; analytic ones are of shapes alone.
     pub subject: Subject,
     pub analytic: bool,
-    /// Samples of a mini-batch.
+    /// Samples of a mini-batch; of a replica's part of it, where there are several.
     pub samples: usize,
     pub plan: Plan,
     /// By stage.
@@ -137,11 +137,14 @@ impl PlanFile {
 
     /// Runs `config` as planned.
     pub(crate) fn apply(&self, config: &mut Config, origin: &str) -> Result<(), CliError> {
-        let mini_batch = config.train.mini_batch;
-        if mini_batch != self.samples {
-            let samples = self.samples;
+        let (wanted, samples) = (config.samples_of_a_pipeline(), self.samples);
+        if wanted != samples {
+            let of = match config.pipeline.replicas {
+                1 => String::new(),
+                replicas => format!(" for each of {replicas} replicas"),
+            };
             return Err(CliError::Usage(format!(
-                "{origin} is a plan for mini-batches of {samples} samples, the configuration has {mini_batch}: plan again"
+                "{origin} is a plan for mini-batches of {samples} samples, the configuration has {wanted}{of}: plan again"
             )));
         }
         let Plan { balance, micro_batches, schedule, remat } = &self.plan;

@@ -30,6 +30,8 @@ const STEPS: u64 = 4;
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Mini-batches that are made for it, and used in turn.
 const BATCHES_MAX: u64 = 8;
+/// Most passes.
+const PASSES_MAX: usize = 1000;
 /// Largest profile.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -44,17 +46,27 @@ pub(crate) fn run(
 
 fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?;
+    if !(1..=PASSES_MAX).contains(&arguments.passes) {
+        let passes = arguments.passes;
+        return Err(CliError::Usage(format!("--passes {passes}: use 1 to {PASSES_MAX}")));
+    }
     if let Some(stages) = arguments.stages {
         config.set_stages(stages, arguments.config.device.is_some());
     }
     config.check()?;
     processes.agree_on(&config)?;
+    if processes.are_several() {
+        // Each replica measures itself, with the others at work.
+        processes.replicate(config.pipeline.replicas)?;
+    }
     let steps = arguments.config.steps.unwrap_or(STEPS);
     let task = task::open(&config, None)?;
     let model = task::model(&config, task.vocabulary().size())?;
     processes.agree_on_data(&task.fingerprint())?;
     let model_of = (task.as_ref(), &model);
-    let found = measure(&config, model_of, &arguments.micro_batches, steps, processes)?;
+    let passes = arguments.passes;
+    let extent = Extent { micro_batches: &arguments.micro_batches, steps, passes };
+    let found = measure(&config, model_of, extent, processes)?;
     let path = arguments.out.clone().unwrap_or_else(|| default_path(&arguments.config));
     processes.decided(|| write(&path, &found))?;
     let sizes: Vec<usize> = found.costs.sizes.keys().copied().collect();
@@ -64,15 +76,24 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     Ok(())
 }
 
-/// Measures what `config` describes, for each M in `micro_batches` (or the usual ones, if there is none).
+/// How much is measured.
+pub(crate) struct Extent<'a> {
+    /// For each of these M, or the usual ones, if there is none.
+    pub micro_batches: &'a [usize],
+    /// Of each, in each pass.
+    pub steps: u64,
+    /// How often everything is measured.
+    pub passes: usize,
+}
+
+/// Measures what `config` describes.
 pub(crate) fn measure(
     config: &Config,
     (task, model): (&dyn Task, &Sequence),
-    micro_batches: &[usize],
-    steps: u64,
+    Extent { micro_batches, steps, passes }: Extent,
     processes: &Processes,
 ) -> Result<Profile, CliError> {
-    let make = task.training(0, 0)?;
+    let make = task.training(0, 0, task::ALL)?;
     let mut all =
         if micro_batches.is_empty() { MICRO_BATCHES.to_vec() } else { micro_batches.to_vec() };
     if all.contains(&0) {
@@ -80,7 +101,8 @@ pub(crate) fn measure(
     }
     all.push(config.pipeline.micro_batches);
     // More than there are samples are as many as there are.
-    all.iter_mut().for_each(|m| *m = (*m).min(config.train.mini_batch));
+    let samples = config.samples_of_a_pipeline();
+    all.iter_mut().for_each(|m| *m = (*m).min(samples));
     all.sort_unstable();
     all.dedup();
     let mut batches = Vec::new();
@@ -88,7 +110,7 @@ pub(crate) fn measure(
         let Batch { inputs, targets, .. } = task::made(&make, number)?;
         batches.push((inputs, vec![targets]));
     }
-    same_samples(&mut batches, config.train.mini_batch)?;
+    same_samples(&mut batches, samples)?;
     let machine = machine();
     // The configured one first, if it has whole backwards: quartiles are of the first.
     let own = &config.pipeline.schedule.schedule()?;
@@ -103,19 +125,20 @@ pub(crate) fn measure(
         micro_batches: &all,
         schedules: &schedules,
         steps: steps as usize,
-        passes: 1,
+        passes,
         batches: &batches,
         machine: &machine,
     };
+    let in_passes = if passes > 1 { format!(" in {passes} passes") } else { String::new() };
     say!(
-        "profiling {} layers on {machine}, {} stages at work, {steps} steps each:",
+        "profiling {} layers on {machine}, {} stages at work, {steps} steps each{in_passes}:",
         model.len(),
         config.pipeline.stages
     );
     Ok(profile(
         &settings,
         || {
-            let built = setup::pipeline_among(config, model.clone(), processes);
+            let built = setup::replica(config, model.clone(), processes);
             built.map_err(|error| gpipe::Error::Setting(error.to_string()))
         },
         |what| complain!("  {what}"),
@@ -233,7 +256,7 @@ fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
 /// A table of the layers at the configured M, measured beside estimated, and one of the sizes.
 fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &Schedule) {
     let costs = &profile.costs;
-    let samples = config.train.mini_batch.div_ceil(config.pipeline.micro_batches.max(1));
+    let samples = config.samples_of_a_pipeline().div_ceil(config.pipeline.micro_batches.max(1));
     let (layers, spreads) = (costs.at(samples, schedule), profile.spread.get(&samples));
     let (estimates, flops) =
         (estimated.at(samples, schedule), costs.layers.iter().map(|l| l.flops).sum::<u64>());

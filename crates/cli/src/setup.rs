@@ -15,18 +15,28 @@ use crate::{
     task,
 };
 
-/// A pipeline with everything that the configuration says, in the processes that there are.
+/// A pipeline with everything that the configuration says, in the processes that there are: one of the replicas, where there are several.
 pub(crate) fn pipeline_among(
     config: &Config,
     model: Sequence,
     processes: &Processes,
 ) -> Result<PipelineBuilder, CliError> {
-    let mut builder = pipeline(config, model)?;
-    if let Some(transport) = processes.transport() {
-        builder = builder.processes(transport);
-    }
+    let builder = replica(config, model, processes)?;
     match processes.replicas() {
         Some(replicas) => Ok(builder.replicas(replicas)),
+        None => Ok(builder),
+    }
+}
+
+/// The same without the other replicas: all samples that it is given are its own.
+pub(crate) fn replica(
+    config: &Config,
+    model: Sequence,
+    processes: &Processes,
+) -> Result<PipelineBuilder, CliError> {
+    let builder = pipeline(config, model)?;
+    match processes.transport() {
+        Some(transport) => Ok(builder.processes(transport)),
         None => Ok(builder),
     }
 }

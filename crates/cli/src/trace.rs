@@ -135,7 +135,7 @@ fn trained(
     processes.agree_on(&config)?;
     let task = task::open(&config, None)?;
     processes.agree_on_data(&task.fingerprint())?;
-    let make = task.training(0, 0)?;
+    let make = task.training(0, 0, task::ALL)?;
     let model = task::model(&config, task.vocabulary().size())?;
     let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     let mut reports = Vec::new();

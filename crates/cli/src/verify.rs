@@ -1,7 +1,13 @@
 //! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked for.
+//!
+//! In several processes the reference is one process's, which each of them runs for itself; each compares the tensors of its own stages
+//! with it, and the verdict is of all.
+
+use std::collections::{BTreeSet, HashMap};
 
 use gpipe::{Pipeline, RematPolicies, StepReport};
 use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
+use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -10,7 +16,7 @@ use crate::{
     config::{Config, flag},
     metrics::io,
     output::say,
-    processes::{Processes, environment::Environment},
+    processes::{self, Processes, environment::Environment},
     schedule::ScheduleChoice,
     setup,
     task::{self, Batch, Task},
@@ -26,31 +32,48 @@ struct Variant {
     schedule: ScheduleChoice,
     remat: RematPolicies,
     micro_batches: usize,
+    /// Among all processes; otherwise each runs it for itself.
+    among: bool,
 }
 
-/// What a run computed, in the order in which it was computed.
+/// What a run computed, in the order in which it was computed; in one of several processes: what its own stages did.
 struct Computed {
     /// "step 2: gradient of head.weight" and its value.
     tensors: Vec<(String, Tensor)>,
     reports: Vec<StepReport>,
 }
 
+/// What a process found of its tensors.
+#[derive(Serialize, Deserialize)]
+struct Compared {
+    /// Their places in the reference.
+    places: BTreeSet<usize>,
+    /// The place of the first that differs, and how.
+    difference: Option<(usize, String)>,
+}
+
 /// Runs all variants and compares each with the first.
 pub(crate) fn run(arguments: &VerifyArguments, here: Option<&Environment>) -> Result<(), CliError> {
-    Processes::refuse(here, "gpipe verify")?;
+    let deadline_s = processes::deadline_s(&arguments.config);
+    Processes::among(here, deadline_s, |processes| compare(arguments, processes))
+}
+
+fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?;
     if arguments.config.steps.is_none() {
         config.train.steps = STEPS;
     }
-    let variants = variants(arguments, &config)?;
+    let variants = variants(arguments, &config, processes.count())?;
     if config.pipeline.devices.0.len() > 1 {
         return Err(CliError::Usage(format!(
             "verify compares several numbers of stages, {} names a device for each of one number: name one device for all, such as --device {}",
             config.pipeline.devices, config.pipeline.devices.0[0]
         )));
     }
+    processes.agree_on(&config)?;
     let task = task::open(&config, None)?;
     let task = task.as_ref();
+    processes.agree_on_data(&task.fingerprint())?;
     say!("{}", task.summary());
     let shown = task::inputs(&config, config.train.mini_batch);
     let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
@@ -67,18 +90,18 @@ pub(crate) fn run(arguments: &VerifyArguments, here: Option<&Environment>) -> Re
     for variant in &variants {
         // The reference is not interrupted.
         let first = before.replace(variant).filter(|_| arguments.resume);
-        let found = train(&config, first, variant, task)?;
+        let found = train(&config, first, variant, (task, processes))?;
         let verdict = match &reference {
             None => "reference".to_owned(),
-            Some(expected) => match first_difference(expected, &found)? {
-                None => format!("identical: {} tensors", found.tensors.len()),
+            Some(expected) => match first_difference(expected, &found, variant, processes)? {
+                None => format!("identical: {} tensors", expected.tensors.len()),
                 Some(difference) => {
                     differs = true;
                     format!("DIFFERS first in {difference}")
                 }
             },
         };
-        print_line(variant, &found.reports, &verdict);
+        print_line(variant, &found.reports, &verdict, processes.count());
         reference.get_or_insert(found);
     }
     if differs {
@@ -94,7 +117,13 @@ pub(crate) fn run(arguments: &VerifyArguments, here: Option<&Environment>) -> Re
     Ok(())
 }
 
-fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>, CliError> {
+/// What is compared, the reference first. In several processes it is run by each of them, and all that have a stage for each of
+/// them are run among them.
+fn variants(
+    arguments: &VerifyArguments,
+    config: &Config,
+    processes: usize,
+) -> Result<Vec<Variant>, CliError> {
     let or_configured = |given: &[usize], configured: usize| {
         if given.is_empty() { vec![configured] } else { given.to_vec() }
     };
@@ -114,10 +143,20 @@ fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>
                 for remat in &remats {
                     let remat = remat.clone();
                     let schedule = schedule.clone();
-                    variants.push(Variant { stages, schedule, remat, micro_batches });
+                    let among = processes > 1 && stages >= processes;
+                    variants.push(Variant { stages, schedule, remat, micro_batches, among });
                 }
             }
         }
+    }
+    let first = variants.first().filter(|first| first.among).cloned();
+    if let Some(first) = first {
+        variants.insert(0, Variant { among: false, ..first });
+    }
+    if processes > 1 && variants.iter().all(|variant| !variant.among) {
+        return Err(CliError::Usage(format!(
+            "{processes} processes, and fewer stages in all that is compared: give --stages {processes} or more, too"
+        )));
     }
     if variants.len() < 2 {
         return Err(CliError::Usage(
@@ -127,14 +166,22 @@ fn variants(arguments: &VerifyArguments, config: &Config) -> Result<Vec<Variant>
     Ok(variants)
 }
 
-fn build(config: &Config, variant: &Variant, task: &dyn Task) -> Result<Pipeline, CliError> {
+fn build(
+    config: &Config,
+    variant: &Variant,
+    (task, processes): (&dyn Task, &Processes),
+) -> Result<Pipeline, CliError> {
     let mut config = config.clone();
     config.pipeline.stages = variant.stages;
     config.pipeline.schedule = variant.schedule.clone();
     config.pipeline.remat.clone_from(&variant.remat);
     config.pipeline.micro_batches = variant.micro_batches;
     let model = task::model(&config, task.vocabulary().size())?;
-    Ok(setup::pipeline(&config, model)?.keep_gradients().build()?)
+    let builder = match variant.among {
+        true => setup::pipeline_among(&config, model, processes)?,
+        false => setup::pipeline(&config, model)?,
+    };
+    Ok(builder.keep_gradients().build()?)
 }
 
 /// Trains as `first` says for the first half of the steps, if it says anything, then as `variant` says.
@@ -142,21 +189,21 @@ fn train(
     config: &Config,
     first: Option<&Variant>,
     variant: &Variant,
-    task: &dyn Task,
+    (task, processes): (&dyn Task, &Processes),
 ) -> Result<Computed, CliError> {
-    let mut pipeline = build(config, first.unwrap_or(variant), task)?;
-    let make = task.training(0, 0)?;
+    let mut pipeline = build(config, first.unwrap_or(variant), (task, processes))?;
+    let make = task.training(0, 0, task::ALL)?;
     let mut result = Computed { tensors: Vec::new(), reports: Vec::new() };
     for step in 0..config.train.steps {
-        if first.is_some() && step == config.train.steps / 2 {
-            let resumed = build(config, variant, task)?;
-            pipeline = through_files(pipeline, resumed)?;
+        if let Some(first) = first.filter(|_| step == config.train.steps / 2) {
+            let resumed = build(config, variant, (task, processes))?;
+            pipeline = through_files(pipeline, resumed, first.among.then_some(processes))?;
         }
         let Batch { inputs, targets, .. } = task::made(&make, step)?;
         let report = pipeline.train_step(inputs, targets)?;
         let number = report.step;
-        let loss = Tensor::f_from_slice(&[report.loss, report.grad_norm])?;
-        result.tensors.push((format!("step {number}: loss and gradient norm"), loss));
+        let value = Tensor::f_from_slice(&[report.loss, report.grad_norm])?;
+        result.tensors.push((format!("step {number}: loss and gradient norm"), value));
         for (name, gradient) in pipeline.gradients()? {
             result.tensors.push((format!("step {number}: gradient of {name}"), gradient));
         }
@@ -168,34 +215,74 @@ fn train(
     Ok(result)
 }
 
-/// `resumed`, with the state of `pipeline` from a checkpoint on disk.
-fn through_files(mut pipeline: Pipeline, mut resumed: Pipeline) -> Result<Pipeline, CliError> {
-    let folder = tempfile::tempdir().map_err(io(&std::env::temp_dir()))?;
-    let mut checkpoints = Checkpoints::open(folder.path(), Settings::default())?;
+/// `resumed`, with the state of `pipeline` from a checkpoint on disk, which the processes that `pipeline` is in save together.
+fn through_files(
+    mut pipeline: Pipeline,
+    mut resumed: Pipeline,
+    among: Option<&Processes>,
+) -> Result<Pipeline, CliError> {
+    let own = || tempfile::tempdir().map_err(io(&std::env::temp_dir()));
+    let is_first = among.is_none_or(Processes::is_first);
+    let own = is_first.then(own).transpose()?;
+    let path = || Ok(own.as_ref().map(|own| own.path().to_owned()).unwrap_or_default());
+    let path = among.map_or_else(path, |processes| processes.decided(path))?;
+    let mut checkpoints = match among.and_then(Processes::transport) {
+        None => Checkpoints::open(&path, Settings::default())?,
+        Some(transport) => Checkpoints::open_among(&path, Settings::default(), &transport)?,
+    };
     checkpoints.save(&mut pipeline, RunInfo::default())?;
     checkpoints.wait()?;
-    let found = folder::find(folder.path())?.found;
+    let found = folder::find(&path)?.found;
     let missing = || CliError::Usage("the checkpoint that was just written is not there".into());
-    found.ok_or_else(missing)?.restore(&mut resumed)?;
+    let restored = found.ok_or_else(missing)?.restore(&mut resumed).map_err(CliError::from);
+    // The first one's folder goes when all have read it.
+    among.map_or(Ok(()), |processes| processes.all(Ok(())))?;
+    restored?;
     Ok(resumed)
 }
 
-/// The name of the first tensor whose bits differ, and by how much.
-fn first_difference(expected: &Computed, found: &Computed) -> Result<Option<String>, CliError> {
-    if expected.tensors.len() != found.tensors.len() {
-        let counts = (expected.tensors.len(), found.tensors.len());
-        return Ok(Some(format!("the number of tensors: {} and {}", counts.0, counts.1)));
+/// The first tensor, of all processes, whose bits differ, and by how much.
+fn first_difference(
+    expected: &Computed,
+    found: &Computed,
+    variant: &Variant,
+    processes: &Processes,
+) -> Result<Option<String>, CliError> {
+    let compared = compared(expected, found)?;
+    let all = if variant.among { processes.gathered(&compared)? } else { vec![compared] };
+    let there: BTreeSet<usize> = all.iter().flat_map(|own| &own.places).copied().collect();
+    let first = all.into_iter().filter_map(|own| own.difference).min();
+    let missing = expected.tensors.iter().enumerate().find(|(at, _)| !there.contains(at));
+    let missing = missing.map(|(_, (name, _))| format!("{name} (nobody has it)"));
+    Ok(first.map(|(_, difference)| difference).or(missing))
+}
+
+fn compared(expected: &Computed, found: &Computed) -> Result<Compared, CliError> {
+    let all = expected.tensors.iter().enumerate();
+    let all: HashMap<&str, usize> = all.map(|(at, (name, _))| (name.as_str(), at)).collect();
+    let mut result = Compared { places: BTreeSet::new(), difference: None };
+    for (name, value) in &found.tensors {
+        let Some(&at) = all.get(name.as_str()) else {
+            let difference = format!("{name} (the reference does not have it)");
+            return Ok(Compared { difference: Some((0, difference)), ..result });
+        };
+        let difference = difference(&expected.tensors[at].1, value)?;
+        let difference = difference.map(|how| (at, format!("{name} {how}")));
+        result.difference = result.difference.into_iter().chain(difference).min();
+        result.places.insert(at);
     }
-    for ((name, a), (other, b)) in expected.tensors.iter().zip(&found.tensors) {
-        if name != other || a.size() != b.size() {
-            return Ok(Some(format!("'{name}' {:?} against '{other}' {:?}", a.size(), b.size())));
-        }
-        if !same_bits(a, b)? {
-            let largest = a.f_sub(b)?.f_abs()?.f_max()?.f_double_value(&[])?;
-            return Ok(Some(format!("{name} (largest difference {largest:.3e})")));
-        }
+    Ok(result)
+}
+
+fn difference(a: &Tensor, b: &Tensor) -> Result<Option<String>, CliError> {
+    if a.size() != b.size() {
+        return Ok(Some(format!("({:?} against {:?})", a.size(), b.size())));
     }
-    Ok(None)
+    if same_bits(a, b)? {
+        return Ok(None);
+    }
+    let largest = a.f_sub(b)?.f_abs()?.f_max()?.f_double_value(&[])?;
+    Ok(Some(format!("(largest difference {largest:.3e})")))
 }
 
 /// Compares as integers: 0 and -0 differ, equal NaNs do not.
@@ -208,7 +295,7 @@ fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool, CliError> {
     Ok(a.kind() == b.kind() && view(a)?.f_equal(&view(b)?)?)
 }
 
-fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str) {
+fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str, processes: usize) {
     let overlap_ms: f64 = reports.iter().map(|report| report.overlap.as_ms()).sum();
     let step_ms: f64 = reports.iter().map(|report| report.time.as_ms()).sum();
     let loss = reports.last().map_or(f64::NAN, |report| report.loss);
@@ -217,8 +304,13 @@ fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str) {
     } else {
         format!("one thread, {step_ms:.0} ms")
     };
+    let place = match (processes, variant.among) {
+        (1, _) => String::new(),
+        (_, true) => format!("in {processes} processes  "),
+        (_, false) => "in one process   ".into(),
+    };
     say!(
-        "K = {}  M = {}  {:<13} {:<16} loss {loss:.6}  {overlap}  {verdict}",
+        "K = {}  M = {}  {:<13} {:<16} {place}loss {loss:.6}  {overlap}  {verdict}",
         variant.stages,
         variant.micro_batches,
         variant.schedule.to_string(),

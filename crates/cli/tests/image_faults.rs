@@ -63,6 +63,29 @@ fn fault_an_unreadable_image_stops_training_and_the_state_is_saved() {
     assert!(folder.path("run/weights.safetensors").exists());
 }
 
+/// In two processes the images are read by the one whose stage is fed, in two replicas by the one whose part they are; its error is that
+/// of all.
+#[test]
+fn fault_an_unreadable_image_among_processes_is_told_by_who_reads_it() {
+    let folder = with_images();
+    for class in ["cross", "disc", "square"] {
+        spoil(&folder, &format!("train/{class}"));
+    }
+    let launch = ["launch", "--processes", "2", "--"];
+    let ended = |out: &'static str, more: &[&'static str]| {
+        let train = ["train", "resnet.toml", "--steps", "3", "--out", out];
+        let output = folder.gpipe(&[&launch[..], &train, more].concat());
+        assert_eq!(output.status.code(), Some(1));
+        errors(&output)
+    };
+    let text = ended("two", &[]);
+    assert!(text.contains("neither JPEG nor PNG"), "{text}");
+    // Nothing was read by the second one.
+    assert!(text.contains("[1] gpipe: rank 0: "), "{text}");
+    let text = ended("replicas", &["--replicas", "2"]);
+    assert!(text.contains("neither JPEG nor PNG"), "{text}");
+}
+
 #[test]
 fn fault_unreadable_images_are_left_out_of_an_evaluation_and_counted() {
     let folder = with_images();

@@ -133,6 +133,40 @@ fn transparency_of_what_is_done_with_a_model() {
     assert!(folder.weights("planned") == folder.weights("planned by two"));
 }
 
+/// Each process for itself and all of them together, against the reference of one.
+#[test]
+fn transparency_verify_among_processes() {
+    let folder = Folder::new();
+    let verify = ["verify", "tiny.toml", "--text", "text.txt", "--steps", "2"];
+    let verify = |processes: &'static str, more: &[&'static str]| {
+        launched(processes, &[&verify[..], more].concat())
+    };
+    let schedules = ["--stages", "1,2,3", "--schedule", "gpipe,1f1b,zb-h1,interleaved:2"];
+    for (processes, resume) in [("2", &["--resume"][..]), ("3", &[])] {
+        let printed = folder.succeeds(&verify(processes, &[&schedules[..], resume].concat()));
+        // Stages for each process, or one process.
+        let alone = if processes == "2" { 4 } else { 8 };
+        let places =
+            (printed.matches("in one process").count(), format!("in {processes} processes"));
+        assert_eq!(places.0, alone, "{printed}");
+        assert_eq!(printed.matches(&places.1).count(), 12 - alone, "{printed}");
+        assert_eq!(printed.matches("identical: ").count(), 11, "{printed}");
+        assert_eq!(printed.matches("same to the last bit").count(), 1, "{printed}");
+    }
+    // All that is compared is among them: the reference is one process's all the same.
+    let printed = folder.succeeds(&verify("2", &["--stages", "2", "--schedule", "1f1b"]));
+    assert!(
+        printed.contains("in one process   loss ") && printed.contains("identical"),
+        "{printed}"
+    );
+    let parts = ["--stages", "2", "--schedule", "1f1b", "--micro-batches", "3,2"];
+    let output = folder.gpipe(&verify("2", &parts));
+    let (out, text) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(out.contains("DIFFERS first in step 1: ") && out.contains("identical"), "{out}{text}");
+}
+
 /// However many processes each replica has; and a run that goes on with one pipeline alone.
 #[test]
 fn transparency_of_replicas_that_are_launched() {
@@ -285,12 +319,11 @@ fn fault_processes_that_do_not_fit_are_refused() {
     fails(&["launch", "--processes", "0", "--", "train"], &["--processes 0: use 1 to"]);
     fails(&["launch", "--processes", "2", "--", "launch"], &["cannot launch itself"]);
     fails(&["launch", "--processes", "2", "train"], &["--"]);
-    fails(&launched("2", &["verify", "tiny.toml"]), &["gpipe verify runs in one process"]);
+    let verify = ["verify", "tiny.toml", "--text", "text.txt", "--stages", "1"];
+    fails(&launched("2", &verify), &["2 processes, and fewer stages", "give --stages 2 or more"]);
     fails(&launched("2", &["train", "none.toml"]), &["none.toml"]);
     let skip = ["train", "tiny.toml", "--set", "images.on_unreadable=skip"];
     fails(&launched("2", &skip), &["on_unreadable", "mini-batches would differ"]);
-    let plan = [&train("run", &["--replicas", "2"])[..], &["--plan", "auto"]].concat();
-    fails(&launched("2", &plan), &["a plan is of one pipeline"]);
     // What no process could read is said once.
     let output = folder.gpipe(&launched("2", &["train", "--wrong"]));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -73,6 +73,7 @@ fn gpt(layers: usize) -> ModelCosts {
         ties: vec![tie],
         trained_before: (0..=layers).map(|layer| layer > 0).collect(),
         transport: Transport { latency: Nanos(5_000), bytes_per_s: 10_000_000_000 },
+        replicated: false,
     }
 }
 

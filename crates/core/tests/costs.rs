@@ -171,7 +171,29 @@ fn oracle_a_stages_bytes_are_those_of_a_replay() {
         let tied = model.ties.iter().filter(|tie| tie.layers.iter().any(|l| range.contains(l)));
         let tied: u64 = tied.map(|tie| tie.parameters.0 + tie.optimizer.0).sum();
         let states: u64 = states.iter().map(|s| s.parameters.0 + s.optimizer.0).sum();
-        assert_eq!(own.resident.0, states + tied);
+        // Sums over replicas are made in copies, which are few here.
+        let copies = if model.replicated { gradients.iter().map(|own| own.0).sum() } else { 0 };
+        assert_eq!(own.resident.0, states + tied + copies);
+    }
+}
+
+/// No more copies of gradients are under way than fit the bound, and one layer's more.
+#[test]
+fn oracle_copies_of_gradients_are_bounded() {
+    let mut random = Stream::new(24);
+    let mut model = model(&mut random, 5, 2, Kind::Plain);
+    let (mib, sizes) = (1 << 20, [4, 40, 30, 2, 60]);
+    for (layer, size) in model.layers.iter_mut().zip(sizes) {
+        layer.gradients = Bytes(size * mib);
+    }
+    let costs = model.at(2, &Schedule::OneFOneB);
+    // All of them where they fit; 50 MiB and the largest layer's where they do not.
+    for (range, copies) in [(0..1, 4), (0..2, 44), (1..3, 70), (1..4, 72), (0..5, 110)] {
+        let mut resident = |replicated| {
+            model.replicated = replicated;
+            model.stage_bytes(range.clone(), &costs, 2, Remat::Always).resident.0
+        };
+        assert_eq!(resident(true) - resident(false), copies * mib, "{range:?}");
     }
 }
 

@@ -328,6 +328,10 @@ pub(crate) struct ProfileArguments {
     /// Micro-batches M per mini-batch for which to measure [default: the configuration's, and 1, 2, 4 .. 32]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
+    /// Measure everything N times, one thing after the other, each time --steps steps: on a machine that others disturb, what is
+    /// compared is then of the same moments
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub passes: usize,
     /// The file to write [default: out/NAME.profile.json, NAME of the configuration's file]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,

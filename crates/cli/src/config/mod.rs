@@ -58,6 +58,11 @@ pub(crate) enum ConfigError {
 }
 
 impl Config {
+    /// The samples of a mini-batch that a pipeline is given: all of them, or the largest part of one of several replicas.
+    pub(crate) fn samples_of_a_pipeline(&self) -> usize {
+        self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
+    }
+
     /// Reads the file, applies `--set` and the flags, in this order, and checks what came out.
     pub(crate) fn load(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
         let config = Self::read(arguments)?;

@@ -118,6 +118,11 @@ impl Processes {
         self.cluster.is_some()
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.cluster.as_ref().map_or(1, |cluster| cluster.size())
+    }
+
     /// What the first process decides, in all of them; its error is theirs.
     pub(crate) fn decided<T: Serialize + DeserializeOwned>(
         &self,
@@ -132,35 +137,39 @@ impl Processes {
         }
         let gathered = cluster.gather(Vec::new())?;
         let first = gathered.first().map_or(&[][..], Vec::as_slice);
-        let failed = |reason| Elsewhere { process: Some(0), reason };
         let told: Result<T, String> =
-            serde_json::from_slice(first).map_err(|error| failed(error.to_string()))?;
-        told.map_err(|reason| failed(reason).into())
+            serde_json::from_slice(first).map_err(|error| failed(Some(0), error.to_string()))?;
+        told.map_err(|reason| failed(Some(0), reason))
+    }
+
+    /// What every process has to say, by rank.
+    pub(crate) fn gathered<T: Serialize + DeserializeOwned>(
+        &self,
+        own: &T,
+    ) -> Result<Vec<T>, CliError> {
+        let own = serde_json::to_vec(own).map_err(|error| failed(None, error.to_string()))?;
+        let all = match &self.cluster {
+            Some(cluster) => cluster.gather(own)?,
+            None => vec![own],
+        };
+        let read = |(rank, told): (usize, Vec<u8>)| {
+            serde_json::from_slice(&told).map_err(|error| failed(Some(rank), error.to_string()))
+        };
+        all.into_iter().enumerate().map(read).collect()
     }
 
     /// `own`, once all processes have come as far; the error of any of them otherwise.
     pub(crate) fn all<T>(&self, own: Result<T, CliError>) -> Result<T, CliError> {
-        let Some(cluster) = &self.cluster else { return own };
         let told = own.as_ref().map_or_else(ToString::to_string, |_| String::new());
-        let gathered = cluster.gather(told.into_bytes());
+        let gathered = self.gathered(&told);
         let own = own?;
-        for (rank, told) in gathered?.into_iter().enumerate() {
-            if !told.is_empty() {
-                let reason = String::from_utf8_lossy(&told).into_owned();
-                return Err(Elsewhere { process: Some(rank), reason }.into());
-            }
-        }
-        Ok(own)
+        let told = gathered?.into_iter().enumerate().find(|(_, told)| !told.is_empty());
+        told.map_or(Ok(own), |(rank, reason)| Err(failed(Some(rank), reason)))
     }
 
     /// The largest of all processes' numbers.
     pub(crate) fn largest(&self, own: i32) -> Result<i32, CliError> {
-        let Some(cluster) = &self.cluster else { return Ok(own) };
-        let numbers = cluster
-            .gather(own.to_le_bytes().to_vec())?
-            .into_iter()
-            .map(|told| told.first_chunk::<4>().map_or(own, |told| i32::from_le_bytes(*told)));
-        Ok(numbers.max().unwrap_or(own))
+        Ok(self.gathered(&own)?.into_iter().max().unwrap_or(own))
     }
 
     /// Refuses processes that have another configuration.
@@ -176,15 +185,9 @@ impl Processes {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         Ok(cluster.agree(&[("training data".into(), fingerprint.to_owned())])?)
     }
+}
 
-    /// Refuses processes where one alone is of use.
-    pub(crate) fn refuse(environment: Option<&Environment>, what: &str) -> Result<(), CliError> {
-        match environment {
-            None => Ok(()),
-            Some(environment) => Err(CliError::Usage(format!(
-                "{what} runs in one process, and this is one of {}",
-                environment.size
-            ))),
-        }
-    }
+/// The error that another process told of.
+fn failed(process: Option<usize>, reason: String) -> CliError {
+    Elsewhere { process, reason }.into()
 }

@@ -1,6 +1,7 @@
 //! The class of an image: where images come from, how training changes them, and their mini-batches.
 
 use std::{
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -117,9 +118,14 @@ impl Task for Classification {
         format!("{:016x}", self.train.fingerprint())
     }
 
-    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError> {
+    fn training(
+        &self,
+        batches: u64,
+        samples: u64,
+        fed: Range<usize>,
+    ) -> Result<MakeBatch, CliError> {
         let (all, kind) = (self.batches.clone().starting_at(batches, samples), self.kind);
-        Ok(Box::new(move |number| Ok(tensors(all.batch(number)?, kind)?)))
+        Ok(Box::new(move |number| Ok(tensors(all.batch_with(number, fed.clone())?, kind)?)))
     }
 
     fn validation(&self) -> Result<Vec<Part<'_>>, CliError> {

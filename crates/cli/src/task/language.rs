@@ -1,6 +1,6 @@
 //! The next token of a text: reading, splitting and encoding it; its mini-batches.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::{Corpus, Document, Limits, TokenSet, Tokenizer, TrainBatches, ValidationBatches};
@@ -78,7 +78,12 @@ impl Task for Language {
         sha256(parts.collect::<String>().as_bytes())
     }
 
-    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError> {
+    fn training(
+        &self,
+        batches: u64,
+        samples: u64,
+        _fed: Range<usize>,
+    ) -> Result<MakeBatch, CliError> {
         let (tokens, config) = (Arc::clone(&self.train), &self.config);
         let all = TrainBatches::new(tokens, self.sequence, config.train.mini_batch, config.seed)?;
         let all = all.starting_at(batches, samples);

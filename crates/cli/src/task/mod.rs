@@ -11,6 +11,8 @@ pub(crate) mod language;
 pub(crate) mod translation;
 mod vocabulary;
 
+use std::ops::Range;
+
 use gpipe::{
     Accuracy, CrossEntropy, LayerError, Loss, Metric, Padding, PipelineBuilder, Sequence,
     TensorSpec, TopK, WithAuxiliary,
@@ -40,6 +42,8 @@ pub(crate) struct Batch {
 pub(crate) type BatchError = Box<dyn std::error::Error + Send + Sync>;
 /// Makes the mini-batch of a number.
 pub(crate) type MakeBatch = Box<dyn Fn(u64) -> Result<Batch, BatchError> + Send>;
+/// Of every sample everything.
+pub(crate) const ALL: Range<usize> = 0..usize::MAX;
 /// Mini-batches in order.
 pub(crate) type Batches<'a> = Box<dyn Iterator<Item = Result<Batch, CliError>> + 'a>;
 
@@ -68,8 +72,14 @@ pub(crate) trait Task {
     /// What tells training data from others.
     fn fingerprint(&self) -> String;
 
-    /// The mini-batches of training, of which the first `batches` had `samples`: a function of the seed and the number.
-    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError>;
+    /// The mini-batches of training, of which the first `batches` had `samples`: a function of the seed and the number. Of samples outside
+    /// of `fed` only the targets need be true.
+    fn training(
+        &self,
+        batches: u64,
+        samples: u64,
+        fed: Range<usize>,
+    ) -> Result<MakeBatch, CliError>;
 
     /// What is held out, in order, as much of it as the configuration says.
     fn validation(&self) -> Result<Vec<Part<'_>>, CliError>;

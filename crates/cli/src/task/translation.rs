@@ -1,6 +1,7 @@
 //! Sentences of many languages and their English translations: reading, encoding, mini-batches.
 
 use std::{
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -107,7 +108,12 @@ impl Task for Translation {
     }
 
     /// Samples are counted as [`TrainPairs::pairs_seen`] does, so that their number says where in the order a run is.
-    fn training(&self, batches: u64, samples: u64) -> Result<MakeBatch, CliError> {
+    fn training(
+        &self,
+        batches: u64,
+        samples: u64,
+        _fed: Range<usize>,
+    ) -> Result<MakeBatch, CliError> {
         let options = TrainPairsOptions {
             target_tokens: self.data.batch_tokens,
             temperature: self.data.temperature,

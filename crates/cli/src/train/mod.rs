@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
 fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliError> {
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
     let mut start = Start::find(arguments, processes)?;
-    check(arguments, &start.config, processes)?;
+    check(&start.config, processes)?;
     processes.agree_on(&start.config)?;
     processes.replicate(start.config.pipeline.replicas)?;
     let init = arguments.init.as_deref().map(init::open).transpose()?;
@@ -93,7 +93,6 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     say!("{}", task.summary());
     processes.agree_on_data(&task.fingerprint())?;
     let mut position = position(start.checkpoint.as_ref(), task.fingerprint())?;
-    let make = task.training(position.batches, position.samples)?;
     let model = task::model(&start.config, task.vocabulary().size())?;
     let known = &arguments.pipeline.config;
     let model_of = (task.as_ref(), &model);
@@ -110,6 +109,8 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     describe(&config, &model);
     let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     say!("layers per stage: {:?}", pipeline.balance());
+    let fed = pipeline.samples_fed(config.train.mini_batch)?;
+    let make = task.training(position.batches, position.samples, fed)?;
     match (&start.checkpoint, init) {
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
         (None, Some(file)) => {
@@ -168,19 +169,11 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
 }
 
 /// Refuses what does not go together.
-fn check(
-    arguments: &TrainArguments,
-    config: &Config,
-    processes: &Processes,
-) -> Result<(), CliError> {
-    let refuse = |reason: &str| Err(CliError::Usage(reason.into()));
+fn check(config: &Config, processes: &Processes) -> Result<(), CliError> {
     if processes.are_several() && config.images.on_unreadable == OnUnreadableChoice::Skip {
-        return refuse(
-            "images.on_unreadable = \"skip\": what one of several processes cannot read others may, and their mini-batches would differ: use \"stop\"",
-        );
-    }
-    if arguments.plan.is_some() && config.pipeline.replicas > 1 {
-        return refuse("a plan is of one pipeline: leave --plan out, or the replicas");
+        return Err(CliError::Usage(
+            "images.on_unreadable = \"skip\": what one of several processes cannot read others may, and their mini-batches would differ: use \"stop\"".into(),
+        ));
     }
     Ok(())
 }

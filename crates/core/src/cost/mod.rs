@@ -24,6 +24,9 @@ use crate::{
 
 /// Most layers of a model.
 const LAYERS_MAX: usize = 1 << 16;
+/// Most bytes of gradients whose sums over replicas are under way in a stage, unless one layer has more: they are copies. Twice the bucket
+/// of PyTorch's DistributedDataParallel.
+pub const SUMS_UNDER_WAY: Bytes = Bytes(50 << 20);
 
 /// What a layer holds and takes whatever the micro-batches are. A tied weight is not counted here.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -118,6 +121,9 @@ pub struct ModelCosts {
     pub fed: Bytes,
     /// Between any two devices.
     pub transport: Transport,
+    /// Whether gradients are summed with those of other replicas, in copies.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replicated: bool,
 }
 
 /// Costs that cannot be used.
@@ -336,9 +342,13 @@ impl ModelCosts {
         let statistics = states.iter().map(|state| state.statistics).sum();
         let fed = if range.start == 0 { self.fed.times(samples) } else { Bytes(0) };
         let with_inputs = |held: Held| Held { peak: held.peak + fed, after: held.after + fed };
+        let made: Bytes = gradients.iter().copied().sum();
+        // Below the bound one more bucket is sent, which is a layer's.
+        let largest = gradients.iter().copied().max().unwrap_or_default();
+        let copies = if self.replicated { made.min(SUMS_UNDER_WAY + largest) } else { Bytes(0) };
         StageBytes {
-            resident: own.chain(tied).sum(),
-            gradients: gradients.iter().copied().sum(),
+            resident: own.chain(tied).sum::<Bytes>() + copies,
+            gradients: made,
             statistics,
             forward: with_inputs(layers.forward_discarding()),
             forward_kept: with_inputs(Held { after: kept.after - statistics, ..kept }),

@@ -77,6 +77,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         ties: if crossed { ties.iter().map(tie).collect() } else { Vec::new() },
         trained_before: (0..=layers).map(|layer| layer > frozen).collect(),
         transport,
+        replicated: layers % 3 == 2,
     }
 }
 

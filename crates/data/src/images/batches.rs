@@ -1,5 +1,6 @@
 //! Mini-batches of images.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
@@ -82,7 +83,9 @@ impl Source {
                 .zip(pixels.chunks_exact_mut(values))
                 .map(|(wanted, out)| {
                     let Some(found) = read(wanted)? else { return Ok(None) };
-                    self.transform.apply(&found.image, found.key, out)?;
+                    if let Some(image) = &found.image {
+                        self.transform.apply(image, found.key, out)?;
+                    }
                     Ok(Some(self.set.class(found.index) as i64))
                 })
                 .collect::<Result<Vec<Option<i64>>>>()
@@ -104,10 +107,11 @@ impl Source {
     }
 }
 
-/// An image that was read.
+/// An image that was looked for.
 struct Found {
     index: usize,
-    image: Image,
+    /// None: only its class is wanted.
+    image: Option<Image>,
     key: Option<u64>,
 }
 
@@ -194,13 +198,26 @@ impl TrainImages {
     /// With [`OnUnreadable::Stop`] an image cannot be read; with [`OnUnreadable::Skip`] neither it nor the 99 after it
     /// can. The system gives no thread.
     pub fn batch(&self, step: u64) -> Result<ImageBatch> {
-        let samples: Vec<Sample> = self.order.samples(step).collect();
+        self.batch_with(step, 0..usize::MAX)
+    }
+
+    /// As [`TrainImages::batch`], but of the samples outside of `pixels` only the classes are found: their pixels are zeros, and with
+    /// [`OnUnreadable::Stop`] their images are not read. For one of several processes that share a batch out.
+    ///
+    /// # Errors
+    /// As there, of the images that are read.
+    pub fn batch_with(&self, step: u64, pixels: Range<usize>) -> Result<ImageBatch> {
+        let samples: Vec<(usize, Sample)> = self.order.samples(step).enumerate().collect();
         let Source { set, on_unreadable, unreadable, .. } = &self.source;
-        self.source.batch(&samples, |sample| {
+        self.source.batch(&samples, |(place, sample)| {
             let wanted = sample.index as usize;
+            // Where others take the place of unreadable ones, a class is known when its image is.
+            if !pixels.contains(place) && *on_unreadable == OnUnreadable::Stop {
+                return Ok(Some(Found { index: wanted, image: None, key: None }));
+            }
             let (index, image) = unreadable.read_or_next(set.as_ref(), wanted, *on_unreadable)?;
             let key = mix(self.order.key(sample.epoch, AUGMENTATION_STREAM) ^ sample.index);
-            Ok(Some(Found { index, image, key: Some(key) }))
+            Ok(Some(Found { index, image: Some(image), key: Some(key) }))
         })
     }
 
@@ -265,7 +282,7 @@ impl EvaluationImages {
             // In 128 bits: a place times the size of a set may be more than 64 hold.
             let index = (place as u128 * set.len() as u128 / self.images as u128) as usize;
             let image = unreadable.read(set.as_ref(), index, *on_unreadable)?;
-            Ok(image.map(|image| Found { index, image, key: None }))
+            Ok(image.map(|image| Found { index, image: Some(image), key: None }))
         }))
     }
 

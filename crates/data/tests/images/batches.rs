@@ -130,6 +130,45 @@ fn property_threads_and_the_order_of_calls_change_nothing() {
     assert_eq!(pixels(&forward).len(), 40);
 }
 
+/// One of several processes that share a batch out: what it is not fed it does not read, but for the classes.
+#[test]
+fn property_what_is_not_fed_is_not_read() {
+    let of = |bad: &[usize], unreadable| {
+        let set = Arc::new(Numbered::new(20, 2, bad));
+        TrainImages::new(set, plain(), 8, 3, 2, unreadable).unwrap()
+    };
+    let whole = of(&[], OnUnreadable::Stop);
+    for step in 0..5 {
+        let all = whole.batch(step).unwrap();
+        let values = all.pixels.len() / 8;
+        for fed in [0..0, 0..3, 3..8, 5..usize::MAX, 0..usize::MAX] {
+            let is_fed = |place: usize| fed.contains(&place);
+            let numbers = numbers(&all);
+            let others = numbers.iter().enumerate().filter(|(place, _)| !is_fed(*place));
+            let mut others: Vec<usize> = others.map(|(_, number)| *number).collect();
+            // A step may have an image twice, at the end of an epoch.
+            others.retain(|other| {
+                !numbers.iter().enumerate().any(|(at, number)| is_fed(at) && number == other)
+            });
+            let images = of(&others, OnUnreadable::Stop);
+            let own = images.batch_with(step, fed.clone()).unwrap();
+            assert_eq!((&own.classes, own.samples), (&all.classes, 8));
+            for (place, pixels) in own.pixels.chunks(values).enumerate() {
+                match is_fed(place) {
+                    true => assert_eq!(pixels, &all.pixels[place * values..][..values]),
+                    false => assert!(pixels.iter().all(|pixel| *pixel == 0.0)),
+                }
+            }
+            if !others.is_empty() {
+                assert!(images.batch(step).is_err(), "they are not readable");
+            }
+            // Where others take their place, all are read: a class is that of the image which does.
+            let skipping = of(&others, OnUnreadable::Skip);
+            assert_eq!(skipping.batch_with(step, fed).unwrap(), skipping.batch(step).unwrap());
+        }
+    }
+}
+
 #[test]
 fn property_epochs_and_seeds_shuffle_differently() {
     let of = |seed| all(&train(Numbered::new(100, 2, &[]), 100, seed, 1), 0..2);

@@ -156,6 +156,7 @@ pub fn estimate(
         trained_before: sequence.trained_before(),
         fed: held(narrowed.map(bytes).sum()),
         transport: Transport::default(),
+        replicated: false,
     })
 }
 

@@ -19,6 +19,22 @@ struct Sums {
 }
 
 impl Pipeline {
+    /// The samples of a mini-batch of `count` whose inputs the stages of this process are fed by [`Pipeline::train_step`]: all of them in
+    /// one process; those of this replica in its first process; none in the others, whose stages are fed by other stages. What
+    /// stands in the place of the others' inputs is never looked at, so that a process need not read it. Targets are needed everywhere: the
+    /// loss is divided by the count of all of them. Where a [`crate::Padding`] trims micro-batches to their longest sample, inputs are looked at
+    /// everywhere.
+    ///
+    /// # Errors
+    /// Fewer samples than replicas.
+    pub fn samples_fed(&self, count: usize) -> Result<Range<usize>> {
+        match self.padding {
+            Some(_) => Ok(0..count),
+            None if self.here().contains(&0) => self.own_samples(count),
+            None => Ok(0..0),
+        }
+    }
+
     /// The samples of a mini-batch of `count` that this replica trains on: all of them, where there is one.
     pub(super) fn own_samples(&self, count: usize) -> Result<Range<usize>> {
         let Some(replicas) = &self.replicas else { return Ok(0..count) };

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use gpipe_core::cost::SUMS_UNDER_WAY;
 use tch::{Kind, Tensor};
 
 use super::{
@@ -13,10 +14,6 @@ use super::{
     parameters::{Parameters, Place},
 };
 use crate::{error::LayerError, processes::Summing, value::tensor_bytes};
-
-/// Most bytes whose sums are under way, unless one layer has more: they are copies. Twice the bucket of PyTorch's
-/// DistributedDataParallel.
-const UNDER_WAY_BYTES: u64 = 50 << 20;
 
 /// One stage's sums of a step.
 pub(super) struct Reduction {
@@ -89,7 +86,7 @@ impl Reduction {
     /// Begins to sum a bucket.
     fn send(&mut self, parameters: &mut Parameters, places: Vec<Place>) -> Result<(), LayerError> {
         let bytes = |bucket: &Bucket| tensor_bytes(&bucket.flat);
-        while self.under_way.iter().map(bytes).sum::<u64>() >= UNDER_WAY_BYTES {
+        while self.under_way.iter().map(bytes).sum::<u64>() >= SUMS_UNDER_WAY.0 {
             self.settle(parameters)?;
         }
         let mut parts = Vec::with_capacity(places.len() + 1);
