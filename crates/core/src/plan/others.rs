@@ -1,10 +1,10 @@
 //! Plans under schedules that the exact search does not know: several stages on a device, backwards in halves, lists of a user.
 //!
 //! Stages begin as equal as their layers' times allow, and re-materialize nothing; where that does not fit, one policy for all after
-//! another that holds less. Then layers move over boundaries and stages change their policies, one move at a time, while that helps and
-//! the budget lasts.
+//! another that holds less, and where none of them fits, the one that comes nearest. Then layers move from stage to stage and stages change their
+//! policies, one move at a time, while that helps and the budget lasts: first to go less over the caps, then to take less time.
 
-use super::{Plan, PlanDevice, PlanError, Prediction, Request, predict};
+use super::{Plan, PlanDevice, PlanError, Request, predict};
 use crate::{
     partition::by_weighted_cost,
     remat::{Remat, RematPolicies},
@@ -63,15 +63,16 @@ pub(super) fn best(
     budget: &mut u64,
 ) -> Result<Option<Other>, PlanError> {
     let mut trial = Trial { request, devices, examined: 0, budget };
-    let Some(mut best) = trial.first(schedule, micro_batches)? else { return Ok(None) };
+    let mut best = trial.first(schedule, micro_batches)?;
     while *trial.budget > 0 {
         let mut better = None;
         for plan in trial.moves(&best.0) {
             if *trial.budget == 0 {
                 break;
             }
-            if let Some(step) = trial.fitting(&plan)?.filter(|step| *step < best.1) {
-                better = Some((plan, step));
+            let worth = trial.worth(&plan)?;
+            if worth < best.1 {
+                better = Some((plan, worth));
                 break;
             }
         }
@@ -80,7 +81,16 @@ pub(super) fn best(
             None => break,
         }
     }
-    Ok(Some(Other { plan: best.0, step: best.1, examined: trial.examined }))
+    let (plan, Worth { over, step }) = best;
+    Ok((over == 0).then_some(Other { plan, step, examined: trial.examined }))
+}
+
+/// What a plan is worth; less is better.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Worth {
+    /// Bytes over the caps, of all devices.
+    over: u64,
+    step: u64,
 }
 
 struct Trial<'t, 'a> {
@@ -97,7 +107,7 @@ impl Trial<'_, '_> {
         &mut self,
         schedule: &Schedule,
         micro_batches: usize,
-    ) -> Result<Option<(Plan, u64)>, PlanError> {
+    ) -> Result<(Plan, Worth), PlanError> {
         let setting = |error: crate::schedule::DoesNotFit| PlanError::Setting(error.to_string());
         let stages = schedule.stages(self.devices.len()).map_err(setting)?;
         let balance = match &self.request.balance {
@@ -108,14 +118,19 @@ impl Trial<'_, '_> {
             Some(remat) => vec![remat.clone()],
             None => self.policies(schedule, micro_batches).map(RematPolicies::from).collect(),
         };
+        let mut nearest: Option<(Plan, Worth)> = None;
         for remat in policies {
             let (schedule, balance) = (schedule.clone(), balance.clone());
             let plan = Plan { balance, micro_batches, schedule, remat };
-            if let Some(step) = self.fitting(&plan)? {
-                return Ok(Some((plan, step)));
+            let worth = self.worth(&plan)?;
+            if worth.over == 0 {
+                return Ok((plan, worth));
+            }
+            if nearest.as_ref().is_none_or(|(_, other)| worth < *other) {
+                nearest = Some((plan, worth));
             }
         }
-        Ok(None)
+        nearest.ok_or_else(|| PlanError::Setting("no re-materialization policy to try".into()))
     }
 
     /// Stages of equal work, as far as the devices' speeds are equal.
@@ -155,28 +170,35 @@ impl Trial<'_, '_> {
         POLICIES.into_iter().filter(move |policy| selective || *policy != Remat::Selective)
     }
 
-    /// The step of a plan that fits.
-    fn fitting(&mut self, plan: &Plan) -> Result<Option<u64>, PlanError> {
+    fn worth(&mut self, plan: &Plan) -> Result<Worth, PlanError> {
         let Request { model, samples, .. } = *self.request;
         let prediction = predict(model, self.devices, samples, plan)?;
         let actions = prediction.timeline.actions().count() as u64;
         *self.budget = self.budget.saturating_sub(actions.max(1));
         self.examined += 1;
-        Ok(fits(&prediction, self.devices).then(|| prediction.step().0))
+        let peaks = prediction.device_peaks().into_iter().zip(self.devices);
+        let over = |(peak, device): (Bytes, &PlanDevice)| {
+            device.memory.map_or(0, |cap| peak.0.saturating_sub(cap.0))
+        };
+        Ok(Worth { over: peaks.map(over).sum(), step: prediction.step().0 })
     }
 
-    /// One layer over each boundary, and another policy for each stage.
+    /// A layer more in one stage and one less in another, those between them moving on by one, and another policy for each stage.
     fn moves(&self, plan: &Plan) -> Vec<Plan> {
         let mut all = Vec::new();
         let stages = plan.balance.len();
         if self.request.balance.is_none() {
-            for stage in 1..stages {
-                for (from, to) in [(stage - 1, stage), (stage, stage - 1)] {
-                    if plan.balance[from] > 1 {
-                        let mut moved = plan.clone();
-                        moved.balance[from] -= 1;
-                        moved.balance[to] += 1;
-                        all.push(moved);
+            // Near ones first.
+            for apart in 1..stages {
+                for low in 0..stages - apart {
+                    let high = low + apart;
+                    for (from, to) in [(low, high), (high, low)] {
+                        if plan.balance[from] > 1 {
+                            let mut moved = plan.clone();
+                            moved.balance[from] -= 1;
+                            moved.balance[to] += 1;
+                            all.push(moved);
+                        }
                     }
                 }
             }
@@ -194,12 +216,6 @@ impl Trial<'_, '_> {
         }
         all
     }
-}
-
-/// Whether every device can hold its stages.
-pub(super) fn fits(prediction: &Prediction, devices: &[PlanDevice]) -> bool {
-    let mut peaks = prediction.device_peaks().into_iter().zip(devices);
-    peaks.all(|(peak, device): (Bytes, _)| device.memory.is_none_or(|cap| peak <= cap))
 }
 
 /// What the request's other schedules take at least, and whether there are any.

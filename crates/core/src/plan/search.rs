@@ -315,7 +315,7 @@ impl<'r> Search<'r, '_> {
     fn least_memory(&mut self, keys: &[Key]) -> Result<(), PlanError> {
         if keys.is_empty() {
             return Err(PlanError::Setting(
-                "no plan under the schedules that were asked for fits: give the devices more memory, or let gpipe and 1f1b be chosen, too".into(),
+                "under the schedules that were asked for, of which not every cut is tried, no plan was found that fits: give the devices more memory, or let gpipe and 1f1b be chosen, too".into(),
             ));
         }
         let frames: Vec<Frame<'_>> = keys.iter().map(|&key| self.frame(key)).collect();
