@@ -33,8 +33,8 @@ def mib(count):
 def of_two(lines):
     """Measured beside predicted, on two devices."""
     out = []
-    for m in sorted({line["micro_batches"] for line in lines if "round" in line}):
-        own = [line for line in lines if "devices" not in line and line["micro_batches"] == m]
+    for m in sorted({line["micro_batches"] for line in lines if "round" in line and "alone" not in line}):
+        own = [line for line in lines if "devices" not in line and "alone" not in line and line["micro_batches"] == m]
         predicted = {line["schedule"]: line for line in own if "predicted_ms" in line}
         rounds = {}
         for line in own:
@@ -56,6 +56,24 @@ def of_two(lines):
                        f"{', '.join(map(mib, peaks))} | {', '.join(map(mib, predicted[name]['predicted_peaks']))} |")
         out.append("")
     return out
+
+
+def of_one(lines):
+    """Backwards in halves beside whole ones, on one device."""
+    lines = [line for line in lines if "alone" in line]
+    if not lines:
+        return []
+    out = ["## On one device alone", "",
+           "Backwards in halves, in the order of ZB-H1's last device of two, and whole ones, each in turn: what halves cost by themselves. On two devices a schedule "
+           "with a smaller bubble also has more that runs at once, on one memory.", "",
+           "| M | whole: step, ms | I + W over B | step over the whole one's |", "|---|---|---|---|"]
+    for m in sorted({line["micro_batches"] for line in lines}):
+        own = {(line["alone"], line["round"]): line for line in lines if line["micro_batches"] == m}
+        numbers = sorted({n for _, n in own})
+        ratio = lambda key: interval([own["halves", n][key] / own["whole", n][key] for n in numbers])
+        times = [own["whole", n]["step_ms"] for n in numbers]
+        out.append(f"| {m} | {MEDIAN(times):.0f} [{min(times):.0f} .. {max(times):.0f}] | {ratio('backward_ms')} | {ratio('step_ms')} |")
+    return out + [""]
 
 
 def of_more(lines):
@@ -86,7 +104,7 @@ def report(folder, raw):
              "```sh", f"python3 benchmarks/schedules.py --workload {raw['workload']} --rounds {raw['rounds']}", "```", "",
              "Gains are 1F1B's step over the schedule's, paired within a round: the median with an interval of at least 95% (of fewer than six: least and "
              "most). Losses of all schedules are the same, to the bit, in every round.", ""]
-    lines += of_two(raw["lines"]) + of_more(raw["lines"])
+    lines += of_two(raw["lines"]) + of_one(raw["lines"]) + of_more(raw["lines"])
     (folder / "report.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

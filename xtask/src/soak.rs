@@ -48,6 +48,21 @@ const PROOFS: &[Proof] = &[
         limit_s: 1500,
     },
     Proof {
+        name: "every run of the shared matrix in two and four processes and with several stages in each",
+        arguments: &[
+            "test",
+            "--locked",
+            "-p",
+            "gpipe-distributed",
+            "--test",
+            "transparency",
+            "--",
+            "--nocapture",
+        ],
+        environment: &[("GPIPE_SOAK", "1")],
+        limit_s: 400,
+    },
+    Proof {
         name: "an error, a panic, too little memory and a stall at every kind of action of real stages",
         arguments: &["test", "--locked", "-p", "gpipe", "--test", "torture", "--", "--nocapture"],
         environment: &[("GPIPE_SOAK", "1")],

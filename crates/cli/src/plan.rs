@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     say!("{}", host_memory(&source.costs));
     if config.pipeline.replicas > 1 {
         say!(
-            "of one of {} replicas, with {} samples of each mini-batch: the sums of gradients over all of them come to the predicted time",
+            "of one of {} replicas, with {} samples of each mini-batch; the time that sums of gradients take is not in the prediction",
             config.pipeline.replicas,
             config.samples_of_a_pipeline()
         );
@@ -249,6 +249,7 @@ fn find(
     config: &Config,
     choices: Choices,
 ) -> Result<Found, CliError> {
+    // Here, where every plan is made: the advice is of the same costs.
     source.costs.replicated = config.pipeline.replicas > 1;
     let samples = config.samples_of_a_pipeline();
     let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };

@@ -147,6 +147,12 @@ impl PlanFile {
                 "{origin} is a plan for mini-batches of {samples} samples, the configuration has {wanted}{of}: plan again"
             )));
         }
+        if config.pipeline.replicas > 1 && !self.costs.replicated {
+            return Err(CliError::Usage(format!(
+                "{origin} is a plan of one pipeline, without the bytes of sums over {} replicas: plan again, with pipeline.replicas",
+                config.pipeline.replicas
+            )));
+        }
         let Plan { balance, micro_batches, schedule, remat } = &self.plan;
         let devices = config.pipeline.devices.0.len();
         let stages = self.plan.devices();

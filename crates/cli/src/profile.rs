@@ -31,7 +31,7 @@ const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Mini-batches that are made for it, and used in turn.
 const BATCHES_MAX: u64 = 8;
 /// Most passes.
-const PASSES_MAX: usize = 1000;
+const PASSES_MAX: usize = 100;
 /// Largest profile.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -54,6 +54,7 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
         config.set_stages(stages, arguments.config.device.is_some());
     }
     config.check()?;
+    setup::check_images(&config, processes)?;
     processes.agree_on(&config)?;
     if processes.are_several() {
         // Each replica measures itself, with the others at work.

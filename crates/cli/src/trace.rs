@@ -132,6 +132,7 @@ fn trained(
     if arguments.pipeline.config.steps.is_none() {
         config.train.steps = STEPS;
     }
+    setup::check_images(&config, processes)?;
     processes.agree_on(&config)?;
     let task = task::open(&config, None)?;
     processes.agree_on_data(&task.fingerprint())?;

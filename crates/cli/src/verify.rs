@@ -26,7 +26,7 @@ use crate::{
 const STEPS: u64 = 3;
 
 /// One way to run the model.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct Variant {
     stages: usize,
     schedule: ScheduleChoice,
@@ -70,7 +70,12 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
             config.pipeline.devices, config.pipeline.devices.0[0]
         )));
     }
+    setup::check_images(&config, processes)?;
     processes.agree_on(&config)?;
+    processes.agree_on_facts(&[(
+        "what is verified".into(),
+        format!("{variants:?} {}", arguments.resume),
+    )])?;
     let task = task::open(&config, None)?;
     let task = task.as_ref();
     processes.agree_on_data(&task.fingerprint())?;
@@ -233,7 +238,12 @@ fn through_files(
     checkpoints.save(&mut pipeline, RunInfo::default())?;
     checkpoints.wait()?;
     let found = folder::find(&path)?.found;
-    let missing = || CliError::Usage("the checkpoint that was just written is not there".into());
+    let missing = || {
+        let place = path.display();
+        CliError::Usage(format!(
+            "{place}: the checkpoint that was just written is not there: processes of several hosts need a TMPDIR that they share"
+        ))
+    };
     let restored = found.ok_or_else(missing)?.restore(&mut resumed).map_err(CliError::from);
     // The first one's folder goes when all have read it.
     among.map_or(Ok(()), |processes| processes.all(Ok(())))?;
@@ -249,12 +259,22 @@ fn first_difference(
     processes: &Processes,
 ) -> Result<Option<String>, CliError> {
     let compared = compared(expected, found)?;
-    let all = if variant.among { processes.gathered(&compared)? } else { vec![compared] };
-    let there: BTreeSet<usize> = all.iter().flat_map(|own| &own.places).copied().collect();
-    let first = all.into_iter().filter_map(|own| own.difference).min();
-    let missing = expected.tensors.iter().enumerate().find(|(at, _)| !there.contains(at));
-    let missing = missing.map(|(_, (name, _))| format!("{name} (nobody has it)"));
-    Ok(first.map(|(_, difference)| difference).or(missing))
+    let all = processes.gathered(&compared)?;
+    let lacks = |there: &BTreeSet<usize>| {
+        let missing = expected.tensors.iter().enumerate().find(|(at, _)| !there.contains(at));
+        missing.map(|(at, (name, _))| (at, format!("{name} (it is not there)")))
+    };
+    // Among processes each has its part; for themselves each has all.
+    let missing = match variant.among {
+        true => lacks(&all.iter().flat_map(|own| &own.places).copied().collect()),
+        false => all.iter().filter_map(|own| lacks(&own.places)).min(),
+    };
+    let differences = all.into_iter().enumerate().filter_map(|(rank, own)| {
+        let (at, difference) = own.difference?;
+        let alone = processes.are_several() && !variant.among;
+        Some((at, if alone { format!("{difference} on rank {rank}") } else { difference }))
+    });
+    Ok(differences.chain(missing).min().map(|(_, difference)| difference))
 }
 
 fn compared(expected: &Computed, found: &Computed) -> Result<Compared, CliError> {

@@ -12,6 +12,8 @@ use std::{
 };
 
 use common::{Folder, process::output, results, skip, train};
+use gpipe_core::{Nanos, Op};
+use gpipe_observe::step_file::StepFile;
 
 fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -177,7 +179,8 @@ fn regression_named_pipes_are_not_waited_for() {
     folder.refuses(&["trace", "run"], &["step.json", "no regular file"]);
 }
 
-/// A clock that jumps a day back and forth at every look.
+/// A clock that jumps a day back and forth at every look; or, with AHEAD, one that is so many seconds ahead on rank 1, as another
+/// machine's may be.
 const CLOCK: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -193,19 +196,61 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int failed = real(clock, now);
-    if (clock == CLOCK_REALTIME) now->tv_sec += (__sync_fetch_and_add(&looks, 1) % 2 ? 86400 : -86400);
+    if (clock != CLOCK_REALTIME) return failed;
+    int look = __sync_fetch_and_add(&looks, 1);
+    const char *ahead = getenv("AHEAD"), *rank = getenv("RANK");
+    if (!ahead) now->tv_sec += look % 2 ? 86400 : -86400;
+    else if (rank && rank[0] == '1') now->tv_sec += atoi(ahead);
     return failed;
 }
 "#;
 
-#[test]
-fn fault_a_clock_that_jumps() {
-    let folder = Folder::new();
+/// Makes clock.so, which stands before the system's clock; whether it could, which is written down for `test`.
+fn has_clock(folder: &Folder, test: &str) -> bool {
     fs::write(folder.path("clock.c"), CLOCK).unwrap();
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"]);
-    if !compiler.current_dir(folder.path("")).status().is_ok_and(|status| status.success()) {
-        return skip("fault_a_clock_that_jumps", "there is no C compiler");
+    let made = compiler.current_dir(folder.path("")).status().is_ok_and(|status| status.success());
+    if !made {
+        skip(test, "there is no C compiler");
+    }
+    made
+}
+
+/// Rank 1's clock is an hour ahead: on the clock that a step is told on, its actions are where they were, so that nothing is received
+/// before it was sent.
+#[test]
+fn fault_processes_whose_clocks_differ_by_an_hour() {
+    let folder = Folder::new();
+    if !has_clock(&folder, "fault_processes_whose_clocks_differ_by_an_hour") {
+        return;
+    }
+    let run = train("run", &["--set", "pipeline.deadline_s=20"]);
+    let mut command = folder.command(&[&["launch", "--processes", "2", "--"], &run[..]].concat());
+    command.env("LD_PRELOAD", folder.path("clock.so")).env("LOOKS", folder.path("looks"));
+    let ran = output(command.env("AHEAD", "3600"));
+    assert!(ran.status.success(), "{}", errors(&ran));
+    let looks = fs::read_to_string(folder.path("looks")).unwrap();
+    assert!(looks.lines().filter(|looks| *looks != "0").count() >= 2, "{looks}");
+    let step = StepFile::read(&folder.path("run/step.json")).unwrap().measured;
+    assert!(step.makespan < Nanos(60_000_000_000), "{}", step.makespan);
+    let timed = || step.devices.iter().flatten();
+    let mut arrived = 0;
+    for own in timed() {
+        let Op::Receive(transfer) = own.action.op else { continue };
+        let sent = timed().find(|other| other.action.op == Op::Send(transfer)).unwrap();
+        // Clocks are compared to half of a round trip, the shortest of eight, which a busy machine may make long.
+        assert!(own.end + Nanos(5_000_000) >= sent.start, "{} of {}", own.end, sent.start);
+        arrived += 1;
+    }
+    assert!(arrived >= 6, "{arrived}");
+}
+
+#[test]
+fn fault_a_clock_that_jumps() {
+    let folder = Folder::new();
+    if !has_clock(&folder, "fault_a_clock_that_jumps") {
+        return;
     }
     let more = ["--every", "3", "--set", "pipeline.deadline_s=20"];
     folder.succeeds(&train("reference", &more[2..]));

@@ -67,23 +67,31 @@ fn fault_an_unreadable_image_stops_training_and_the_state_is_saved() {
 /// of all.
 #[test]
 fn fault_an_unreadable_image_among_processes_is_told_by_who_reads_it() {
+    let launch = ["launch", "--processes", "2", "--"];
+    let ended = |folder: &Folder, more: &[&str]| {
+        let train = ["train", "resnet.toml", "--steps", "3", "--out", "run"];
+        let output = folder.gpipe(&[&launch[..], &train, more].concat());
+        assert_eq!(output.status.code(), Some(1), "{more:?}: {}", errors(&output));
+        errors(&output)
+    };
     let folder = with_images();
     for class in ["cross", "disc", "square"] {
         spoil(&folder, &format!("train/{class}"));
     }
-    let launch = ["launch", "--processes", "2", "--"];
-    let ended = |out: &'static str, more: &[&'static str]| {
-        let train = ["train", "resnet.toml", "--steps", "3", "--out", out];
-        let output = folder.gpipe(&[&launch[..], &train, more].concat());
-        assert_eq!(output.status.code(), Some(1));
-        errors(&output)
-    };
-    let text = ended("two", &[]);
-    assert!(text.contains("neither JPEG nor PNG"), "{text}");
-    // Nothing was read by the second one.
-    assert!(text.contains("[1] gpipe: rank 0: "), "{text}");
-    let text = ended("replicas", &["--replicas", "2"]);
-    assert!(text.contains("neither JPEG nor PNG"), "{text}");
+    let text = ended(&folder, &[]);
+    // Nothing was read by the second one, and the first sample by the first.
+    assert!(
+        text.contains("[1] gpipe: rank 0: ") && text.contains("neither JPEG nor PNG"),
+        "{text}"
+    );
+    let own = text.lines().find(|line| line.starts_with("[0] gpipe: ") && line.contains("train/"));
+    let own = own.unwrap_or_else(|| panic!("{text}"));
+    let first = own[own.find("train/").unwrap()..].split('`').next().unwrap();
+    // The first sample of an epoch is in the first replica's part.
+    let folder = with_images();
+    spoil(&folder, first);
+    let text = ended(&folder, &["--replicas", "2"]);
+    assert!(text.contains("[1] gpipe: rank 0: ") && text.contains(first), "{first}: {text}");
 }
 
 #[test]

@@ -145,13 +145,30 @@ fn oracle_replicas_run_a_plan() {
     let printed = folder.succeeds(&train(&["--plan", "auto", "--out", "auto"]));
     assert!(printed.contains("plan: 2 stages, M = "), "{printed}");
     assert_eq!(json(&folder, "auto/plan.json")["samples"], 4);
-    // Not one of all samples.
-    folder.succeeds(&["plan", "tiny.toml", "--devices", "2", "--out", "whole.json"]);
-    let output = folder.gpipe(&train(&["--plan", "whole.json", "--out", "none"]));
-    let text = String::from_utf8_lossy(&output.stderr);
+    // Not one of all samples, nor one of a pipeline that sums nothing.
+    let refused = |plan: &'static str, parts: &[&str]| {
+        let output = folder.gpipe(&train(&["--plan", plan, "--out", "none"]));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{plan}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    let plan = ["plan", "tiny.toml", "--devices", "2", "--out"];
+    folder.succeeds(&with(&plan, &["whole.json"]));
     let parts =
         ["a plan for mini-batches of 8 samples", "has 4 for each of 2 replicas: plan again"];
-    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    refused("whole.json", &parts);
+    folder.succeeds(&with(&plan, &["four.json", "--set", "train.mini_batch=4"]));
+    refused("four.json", &["without the bytes of sums over 2 replicas: plan again"]);
+}
+
+/// Replicas of one process each: values between their stages are not copied, whatever is between the replicas.
+#[test]
+fn regression_a_replica_in_one_process_copies_no_messages() {
+    let folder = Folder::new();
+    let replicas = ["--set", "pipeline.replicas=2", "--micro-batches", "1,2", "--out", "p.json"];
+    let profile = with(PROFILE, &replicas);
+    folder.succeeds(&with(&["launch", "--processes", "2", "--"], &profile));
+    assert_eq!(json(&folder, "p.json")["costs"]["transport"]["bytes_per_s"], 0);
 }
 
 /// A plan by chance of the timing chose M = 4 for a mini-batch of 7, and was held to bytes of four equal micro-batches.

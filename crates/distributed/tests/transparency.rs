@@ -1,5 +1,5 @@
 //! Family `transparency_`: several processes, each with one stage or several, give what one process gives, to the last bit.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
 
 mod common;
 
@@ -54,6 +54,7 @@ fn merged(parts: Vec<Named>) -> Named {
 }
 
 fn matrix(features: Features, cases: &[(Vec<i64>, usize)]) {
+    let mut compared = 0;
     for (samples, micro_batches) in cases {
         let mut plain = builder(features, &Run::plain(), *micro_batches).build().unwrap();
         let expected = train(&mut plain, samples);
@@ -86,9 +87,11 @@ fn matrix(features: Features, cases: &[(Vec<i64>, usize)]) {
                 };
                 assert_same_bits(&merged(gradients), &sorted(&expected.gradients), &what);
                 assert_same_bits(&merged(states), &sorted(&expected.state), &what);
+                compared += 1;
             }
         }
     }
+    println!("soak: {compared} ways to run it in processes compared with one stage, bit for bit");
 }
 
 #[test]

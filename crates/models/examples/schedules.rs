@@ -47,6 +47,14 @@ fn print(line: &serde_json::Value) -> std::io::Result<()> {
     std::io::stdout().flush()
 }
 
+/// Whether all losses of a round are the same, to the last bit.
+fn same(round: usize, losses: &[f64]) -> std::result::Result<(), Failure> {
+    match losses.iter().all(|loss| loss.to_bits() == losses[0].to_bits()) {
+        true => Ok(()),
+        false => Err(format!("the losses of round {round} differ: {losses:?}").into()),
+    }
+}
+
 /// A pipeline under each schedule, past its first steps.
 fn running(workload: &Workload, micro_batches: usize) -> Result<Vec<(Plan, Pipeline)>> {
     let start = |schedule: Schedule| {
@@ -113,9 +121,7 @@ fn measure(
                 "peaks": step.devices.iter().map(|own| own.peak.0).collect::<Vec<_>>(),
             }))?;
         }
-        if losses.iter().any(|loss| loss.to_bits() != losses[0].to_bits()) {
-            return Err(format!("the losses of round {round} differ: {losses:?}").into());
-        }
+        same(round, &losses)?;
     }
     Ok(costs)
 }
@@ -142,10 +148,12 @@ fn alone(
         running.push((name, pipeline));
     }
     for round in 0..rounds {
+        let mut losses = Vec::new();
         for offset in 0..running.len() {
             let at = (round + offset) % running.len();
             let (name, pipeline) = &mut running[at];
             let step = pipeline.train_step(&workload.inputs, &workload.targets)?;
+            losses.push(step.loss);
             print(&json!({
                 "alone": *name,
                 "micro_batches": micro_batches,
@@ -154,6 +162,7 @@ fn alone(
                 "backward_ms": step.devices[0].backward.as_ms(),
             }))?;
         }
+        same(round, &losses)?;
     }
     Ok(())
 }

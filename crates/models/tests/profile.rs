@@ -69,8 +69,8 @@ impl Subject {
         let settings = Profiling {
             micro_batches: &[1, 2, 4, 8],
             schedules: &Schedule::TRAINING,
-            steps: 2,
-            passes: 1,
+            steps: 1,
+            passes: 2,
             batches: &[(vec![inputs.shallow_clone()], vec![targets.shallow_clone()])],
             machine: "here",
         };
@@ -117,6 +117,51 @@ fn fault_a_profile_of_something_else_is_refused() {
     ] {
         let error = Profile::from_json(text, "p.json").unwrap_err().to_string();
         assert!(error.starts_with("p.json: ") && error.contains(part), "{error}");
+    }
+}
+
+/// Everything as often as there are passes, schedules of one size one after the other.
+#[test]
+fn property_passes_measure_everything_in_turn() {
+    let subject = transformer();
+    let batch = (vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()]);
+    let (batches, mut told) = ([batch], Vec::new());
+    let settings = Profiling {
+        micro_batches: &[8, 4],
+        schedules: &[Schedule::OneFOneB, Schedule::ZbH1],
+        steps: 1,
+        passes: 2,
+        batches: &batches,
+        machine: "here",
+    };
+    let found = profile(&settings, || Ok(subject.builder()), |what| told.push(what.to_owned()));
+    let found = found.unwrap();
+    assert_eq!(found.steps, 2);
+    let (first, second) = told.split_at(told.len() / 2);
+    let plain = |all: &[String], pass: &str| -> Vec<String> {
+        all.iter().map(|what| what.strip_prefix(pass).unwrap().to_owned()).collect()
+    };
+    let first = plain(first, "1 of 2: ");
+    assert_eq!(first, plain(second, "2 of 2: "));
+    // Discarding, keeping and, under the first schedule, selective; M = 8 before M = 4.
+    let order = ["1f1b", "1f1b", "1f1b", "zb-h1", "zb-h1"];
+    let order = ["(M = 8)", "(M = 4)"].into_iter().flat_map(|m| order.map(|name| (m, name)));
+    assert_eq!(first.len(), 10);
+    for (what, (m, name)) in first.iter().zip(order) {
+        assert!(what.contains(m) && what.contains(name), "{what}");
+    }
+    let one = profile(&Profiling { passes: 1, ..settings }, || Ok(subject.builder()), |_| {});
+    let one = one.unwrap();
+    assert_eq!(one.steps, 1);
+    // Bytes are those of one pass, whatever the times are.
+    let schedule = Schedule::ZbH1;
+    for (samples, costs) in &found.costs.sizes {
+        assert_eq!(costs.len(), found.costs.layers.len() + 1);
+        let (two, one) = (found.costs.at(*samples, &schedule), one.costs.at(*samples, &schedule));
+        for (two, one) in two.iter().zip(&one) {
+            assert_eq!((two.kept, two.inputs, two.products), (one.kept, one.inputs, one.products));
+            assert_eq!(two.backward_weight > Nanos(0), one.backward_weight > Nanos(0));
+        }
     }
 }
 

@@ -180,10 +180,17 @@ impl Processes {
         Ok(cluster.agree(&facts.collect::<Vec<_>>())?)
     }
 
+    /// Refuses processes that were told something else.
+    pub(crate) fn agree_on_facts(&self, facts: &[(String, String)]) -> Result<(), CliError> {
+        match &self.cluster {
+            Some(cluster) => Ok(cluster.agree(facts)?),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses processes that have other data.
     pub(crate) fn agree_on_data(&self, fingerprint: &str) -> Result<(), CliError> {
-        let Some(cluster) = &self.cluster else { return Ok(()) };
-        Ok(cluster.agree(&[("training data".into(), fingerprint.to_owned())])?)
+        self.agree_on_facts(&[("training data".into(), fingerprint.to_owned())])
     }
 }
 

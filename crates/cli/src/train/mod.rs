@@ -35,7 +35,7 @@ use self::{
 use crate::{
     CliError,
     args::TrainArguments,
-    config::{Config, OnNan, OnUnreadableChoice},
+    config::{Config, OnNan},
     files::write_aside,
     init,
     metrics::{Metrics, Seen, io},
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
 fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliError> {
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
     let mut start = Start::find(arguments, processes)?;
-    check(&start.config, processes)?;
+    setup::check_images(&start.config, processes)?;
     processes.agree_on(&start.config)?;
     processes.replicate(start.config.pipeline.replicas)?;
     let init = arguments.init.as_deref().map(init::open).transpose()?;
@@ -166,16 +166,6 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
         run.summary.compare(&plan.predicted);
     }
     run.end(&mut pipeline, &mut position)
-}
-
-/// Refuses what does not go together.
-fn check(config: &Config, processes: &Processes) -> Result<(), CliError> {
-    if processes.are_several() && config.images.on_unreadable == OnUnreadableChoice::Skip {
-        return Err(CliError::Usage(
-            "images.on_unreadable = \"skip\": what one of several processes cannot read others may, and their mini-batches would differ: use \"stop\"".into(),
-        ));
-    }
-    Ok(())
 }
 
 /// The parameters that start afresh though the weights of `--init` have them: the softmax, where the network was trained for the

@@ -357,7 +357,7 @@ impl Pipeline {
 
     /// Whether some of its stages are in other processes.
     pub(crate) fn is_in_processes(&self) -> bool {
-        self.joined.is_some()
+        self.joined.is_some() && self.here().len() < self.placement.len()
     }
 
     /// On how many devices its stages are.

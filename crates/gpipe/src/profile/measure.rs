@@ -74,8 +74,9 @@ pub fn profile(
             1 => tell(what),
             _ => tell(&format!("{pass} of {passes}: {what}")),
         };
-        for (number, schedule) in schedules.iter().enumerate() {
-            for cut in &cuts {
+        // What is compared first: schedules of one size, one after the other.
+        for cut in &cuts {
+            for (number, schedule) in schedules.iter().enumerate() {
                 let observe = |remat: Remat| {
                     let Cut { samples, micro_batches, .. } = *cut;
                     tell(&format!(
