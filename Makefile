@@ -50,7 +50,7 @@ bench-processes: setup ## The gpt step in two processes beside two threads and P
 	python3 benchmarks/processes.py --in-turn
 	python3 benchmarks/processes.py $(ARGS)
 
-bench-schedules: setup ## 1F1B, ZB-H1 and interleaved stages in turn, and what was predicted of them (15 minutes on two cores)
+bench-schedules: setup ## 1F1B, ZB-H1 and interleaved stages in turn, and what was predicted of them (half an hour on two cores)
 	python3 benchmarks/schedules.py --workload gpt $(ARGS)
 	python3 benchmarks/schedules.py --workload amoeba $(ARGS)
 

@@ -100,7 +100,8 @@ def of_more(lines):
 
 def report(folder, raw):
     lines = [f"# Schedules beside each other: `{raw['workload']}`", "",
-             f"{raw['cpu']}, {raw['cores']} cores; commit {raw['commit']}; {raw['rounds']} rounds, a step of each schedule in turn.", "",
+             f"{raw['cpu']}, {raw['cores']} cores; commit {raw['commit']}; {raw['rounds']} rounds, a step of each schedule in turn"
+             + (f"; profiles of {raw['passes']} passes of two steps." if "passes" in raw else "."), "",
              "```sh", f"python3 benchmarks/schedules.py --workload {raw['workload']} --rounds {raw['rounds']}", "```", "",
              "Gains are 1F1B's step over the schedule's, paired within a round: the median with an interval of at least 95% (of fewer than six: least and "
              "most). Losses of all schedules are the same, to the bit, in every round.", ""]
@@ -130,7 +131,7 @@ def main():
     if result.returncode:
         sys.exit(result.stderr)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    raw = {"workload": options.workload, "rounds": options.rounds, "cpu": cpu(), "cores": os.cpu_count(), "commit": commit,
+    raw = {"workload": options.workload, "rounds": options.rounds, "cpu": cpu(), "cores": os.cpu_count(), "commit": commit, "passes": options.passes,
            "lines": [json.loads(line) for line in result.stdout.splitlines()]}
     (folder / "raw.json").write_text(json.dumps(raw) + "\n")
     report(folder, raw)
