@@ -67,48 +67,7 @@ pub fn profile(
             cuts.push(cut);
         }
     }
-    let mut ran = Ran::default();
-    let passes = settings.passes.max(1);
-    for pass in 1..=passes {
-        let mut tell = |what: &str| match passes {
-            1 => tell(what),
-            _ => tell(&format!("{pass} of {passes}: {what}")),
-        };
-        // What is compared first: schedules of one size, one after the other.
-        for cut in &cuts {
-            for (number, schedule) in schedules.iter().enumerate() {
-                let observe = |remat: Remat| {
-                    let Cut { samples, micro_batches, .. } = *cut;
-                    tell(&format!(
-                        "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
-                    ));
-                    let builder = build()?
-                        .micro_batches(micro_batches)
-                        .schedule(schedule.clone())
-                        .remat(remat);
-                    let mut pipeline = builder.profiled().build()?;
-                    (ran.stages, ran.copied) =
-                        (pipeline.balance().len(), pipeline.is_in_processes());
-                    Observed::train(&mut pipeline, settings, cut.of_that_size)
-                };
-                // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
-                match Seen::new(number == 0, observe) {
-                    Ok(seen) => {
-                        let seen = match ran.seen.remove(&(number, cut.samples)) {
-                            Some(before) => before.and(seen),
-                            None => seen,
-                        };
-                        ran.seen.insert((number, cut.samples), seen);
-                    }
-                    // A device that is full: smaller micro-batches may fit.
-                    Err(error) if error.is_out_of_memory() => {
-                        ran.full.entry(number).or_insert(error);
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-    }
+    let mut ran = Ran::of(settings, schedules, &cuts, build, &mut tell)?;
     let (stages, copied) = (ran.stages, ran.copied);
     let mut costs = shapes(&mut builder)?;
     let (mut spread, mut messages) = (BTreeMap::new(), Messages::default());
@@ -138,7 +97,7 @@ pub fn profile(
         }
     }
     costs.transport = messages.transport(copied);
-    let steps = settings.steps * passes;
+    let steps = settings.steps * settings.passes.max(1);
     Ok(Profile { format: FORMAT, subject, stages, steps, costs, spread })
 }
 
@@ -152,6 +111,61 @@ struct Ran {
     stages: usize,
     /// Whether messages are.
     copied: bool,
+}
+
+impl Ran {
+    /// Trains as often as there are passes: each size, under each schedule, with each policy.
+    fn of(
+        settings: &Profiling<'_>,
+        schedules: &[Schedule],
+        cuts: &[Cut],
+        build: impl Fn() -> Result<PipelineBuilder>,
+        tell: &mut impl FnMut(&str),
+    ) -> Result<Self> {
+        let mut ran = Ran::default();
+        let passes = settings.passes.max(1);
+        for pass in 1..=passes {
+            let mut tell = |what: &str| match passes {
+                1 => tell(what),
+                _ => tell(&format!("{pass} of {passes}: {what}")),
+            };
+            // What is compared first: schedules of one size, one after the other.
+            for cut in cuts {
+                for (number, schedule) in schedules.iter().enumerate() {
+                    let observe = |remat: Remat| {
+                        let Cut { samples, micro_batches, .. } = *cut;
+                        tell(&format!(
+                            "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
+                        ));
+                        let builder = build()?
+                            .micro_batches(micro_batches)
+                            .schedule(schedule.clone())
+                            .remat(remat);
+                        let mut pipeline = builder.profiled().build()?;
+                        (ran.stages, ran.copied) =
+                            (pipeline.balance().len(), pipeline.is_in_processes());
+                        Observed::train(&mut pipeline, settings, cut.of_that_size)
+                    };
+                    // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
+                    match Seen::new(number == 0, observe) {
+                        Ok(seen) => {
+                            let seen = match ran.seen.remove(&(number, cut.samples)) {
+                                Some(before) => before.and(seen),
+                                None => seen,
+                            };
+                            ran.seen.insert((number, cut.samples), seen);
+                        }
+                        // A device that is full: smaller micro-batches may fit.
+                        Err(error) if error.is_out_of_memory() => {
+                            ran.full.entry(number).or_insert(error);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(ran)
+    }
 }
 
 /// What one size of micro-batches was seen to take under one schedule, by what its forwards did.
