@@ -268,19 +268,29 @@ impl Job {
     fn run(self) -> Result<Saved> {
         let files = self.settings.files.clone();
         let aside = folder::aside(&self.folder, self.info.progress.batches);
-        let is_first = self.together.is_first();
+        let together = self.together.clone();
+        let lane = self.lane();
         let result = self.write(&files, &aside);
-        if result.is_err() && is_first {
-            // What is half-written must not fill a full disk; if that fails, too, the next start removes it.
-            let _ = files.remove(&aside);
+        if result.is_err() {
+            if together.is_first() {
+                // What is half-written must not fill a full disk; if that fails, too, the next start removes it.
+                let _ = files.remove(&aside);
+            }
+            // Whatever a process writes next on that disk finds the room. Where the others are lost, they are not waited for.
+            let _ = together.all(lane, Ok(()));
         }
         result
+    }
+
+    /// What the writers of several processes wait in for each other.
+    fn lane(&self) -> Lane {
+        Lane::Writing(self.settings.deadline.saturating_mul(PATIENCE))
     }
 
     fn write(self, files: &Files, aside: &Path) -> Result<Saved> {
         let start = Instant::now();
         let together = self.together.clone();
-        let lane = Lane::Writing(self.settings.deadline.saturating_mul(PATIENCE));
+        let lane = self.lane();
         let made = if together.is_first() { self.make(files, aside) } else { Ok(()) };
         together.all(lane, made)?;
         let Job { folder, settings, state, outlines, plan, info, copied, .. } = self;

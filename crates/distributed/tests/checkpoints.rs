@@ -9,9 +9,11 @@ use std::{
     io,
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
+    time::Duration,
 };
 
 use common::{
@@ -148,4 +150,45 @@ fn fault_a_process_that_cannot_write_its_part_is_named_by_all() {
     assert_eq!(steps, [3, 1]);
     let left = std::fs::read_dir(shared.path()).unwrap().count();
     assert_eq!(left, 3, "two checkpoints and a link");
+}
+
+/// One of two processes came back from a checkpoint for which there was no room before the other had removed what was written of it:
+/// the run's weights, which come next, found no room either.
+#[test]
+fn regression_what_is_half_written_is_gone_before_any_process_goes_on() {
+    let shared = tempfile::tempdir().unwrap();
+    let (tell, told) = mpsc::channel();
+    let told = Mutex::new(told);
+    let left = in_processes(2, DEADLINE, |cluster| {
+        let rank = cluster.rank();
+        let transport: Arc<dyn Transport> = cluster.clone();
+        // Rank 0 gives rank 1 time to go on too early before it removes anything.
+        let may_go_on = Arc::new(Mutex::new(None));
+        if rank == 0 {
+            let (went_on, wait) = mpsc::channel::<()>();
+            tell.send(went_on).unwrap();
+            *may_go_on.lock().unwrap() = Some(wait);
+        }
+        let hook = move |operation: Operation, _: &Path| match operation {
+            Operation::Write => Err(io::ErrorKind::StorageFull.into()),
+            Operation::Remove => {
+                if let Some(went_on) = &*may_go_on.lock().unwrap() {
+                    let _ = went_on.recv_timeout(Duration::from_millis(500));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        let settings = Settings { files: Files::with_hook(Arc::new(hook)), ..Settings::default() };
+        let mut pipeline = builder(2).processes(cluster).build().unwrap();
+        let mut checkpoints = Checkpoints::open_among(shared.path(), settings, &transport).unwrap();
+        checkpoints.save(&mut pipeline, at(1)).unwrap();
+        checkpoints.wait().unwrap_err();
+        let left = std::fs::read_dir(shared.path()).unwrap().count();
+        if rank == 1 {
+            let _ = told.lock().unwrap().recv().unwrap().send(());
+        }
+        left
+    });
+    assert_eq!(left, [0, 0]);
 }
