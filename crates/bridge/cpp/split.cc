@@ -5,11 +5,11 @@
 // nodes that lead to an input, for the inputs alone, and captures what reaches those nodes. Their way to the inputs is then cut
 // off, and the second half runs them again with what was captured, for their parameters alone. Every gradient comes from the same kernel and the same values as in
 // one run, so the bits are the same; twice is done only what lies between such a node and its parameters (a transposition, a
-// cast). What only the first half needs is released after it.
+// cast). What only the first half needs of a node is released when the node has run, as in a whole product.
 //
 // A node whose parameters are vectors (a normalization's scale and shift) finds their gradients on the way to its input's, and that of
 // a small convolution's kernel takes less time than reading again what it is computed from, which by the time of the second half
-// has left the cache: those are found in the first half, and added in the second.
+// has left the cache: those are found in the first half, and added there where it is their turn, or else in the second.
 //
 // Where a parameter is reached from two such nodes (one weight used twice in a layer) its gradient would be summed in
 // another order: such a layer is not split.
@@ -18,9 +18,11 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 namespace gpipe {
 
@@ -35,10 +37,10 @@ using torch::autograd::variable_list;
 // Where a leaf's gradient arrives; null if the graph does not have it.
 std::shared_ptr<Node> end_of(const at::Tensor &leaf) { return torch::autograd::impl::try_get_grad_accumulator(leaf); }
 
-// A kernel with fewer inputs of an output finds its gradient at the speed of memory: measured on two cores with eight samples of a
-// micro-batch, where AmoebaNet's I and W together took 1.08 of B with all of them in W, 1.06 with those below 130 in I, and 1.01 to
-// 1.04 with those below 200 to 300.
-constexpr int64_t FAN_IN_MIN = 256;
+// A kernel with fewer inputs of an output finds its gradient at the speed of memory. Measured on two cores, AmoebaNet's I and W together
+// took 1.05 of B with the kernels below 256 in I, 1.03 with those below 400, 1.02 below 512 and 600, and 1.00 with all of them, when
+// nothing is left for W to fill a bubble with; what is left at 512 leaves the bubble of four devices where it is at 256, but for a hundredth.
+constexpr int64_t FAN_IN_MIN = 512;
 
 // Whether a parameter's gradient is not worth a second run.
 bool is_small(const at::Tensor &parameter) {
@@ -48,6 +50,16 @@ bool is_small(const at::Tensor &parameter) {
 variable_list run(const edge_list &from, const variable_list &grads, const edge_list &to, bool keep) {
   return Engine::get_default_engine().execute(from, grads, keep, /*create_graph=*/false, /*accumulate_grad=*/false, to);
 }
+
+// Releases what a node holds when it has run.
+struct Release : torch::autograd::FunctionPostHook {
+  explicit Release(Node &node) : node(node) {}
+  variable_list operator()(const variable_list &found, const variable_list &) override {
+    node.release_variables();
+    return found;
+  }
+  Node &node; // whose hook it is
+};
 
 // The graph below the outputs, each node after all that it leads to, by number.
 struct Graph {
@@ -99,8 +111,8 @@ struct Halves::Impl {
   // Of the parameters: where their gradients arrive, and those that the first half has found.
   std::vector<std::shared_ptr<Node>> ends;
   std::vector<bool> early;
-  variable_list found_early;
-  std::vector<at::Tensor> inputs;
+  variable_list found_early; // not yet added
+  std::vector<at::Tensor> inputs, sums;
   bool splits = true;
 
   // Finds out which nodes start the second half, those that lead to an input and by another way to a parameter that is worth a second
@@ -152,9 +164,14 @@ Halves::Halves() : impl(std::make_unique<Impl>()) {}
 Halves::~Halves() = default;
 bool Halves::can_split() const { return impl->splits; }
 rust::Vec<Address> Halves::take_inputs() { return give_all(std::move(impl->inputs)); }
+rust::Vec<Address> Halves::take_sums() { return give_all(std::move(impl->sums)); }
 
+// `accumulators`: the parameters', to which what is found already is added at once; or none.
 std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
-                                  rust::Slice<const Address> inputs, rust::Slice<const Address> parameters) {
+                                  rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
+                                  rust::Slice<const Address> accumulators) {
+  TORCH_CHECK(accumulators.empty() || accumulators.size() == parameters.size(), "split: ", parameters.size(),
+              " parameters, ", accumulators.size(), " accumulators");
   TORCH_CHECK(outputs.size() == output_grads.size(), "split: ", outputs.size(), " outputs, ", output_grads.size(),
               " gradients");
   auto halves = std::make_unique<Halves>();
@@ -207,6 +224,9 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
     (leads_to_input ? from : impl.starts).push_back(roots[i]);
     (leads_to_input ? given : impl.grads).push_back(grads[i]);
   }
+  for (std::size_t number = 0; number < known.size(); number++)
+    if (Node &node = *graph.nodes[number]; known[number].leads && !known[number].starts && node.num_outputs() > 0)
+      node.add_post_hook(std::make_unique<Release>(node));
   if (!from.empty()) {
     variable_list found = run(from, given, ways, /*keep=*/true);
     for (std::size_t i = 0; i < of_input.size(); i++)
@@ -220,16 +240,16 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
       }
   }
   // What leads to inputs is not run again, but for the starts, from where there is no way to an input any more.
-  for (std::size_t number = 0; number < known.size(); number++) {
-    if (!known[number].leads)
-      continue;
-    Node &node = *graph.nodes[number];
-    if (!known[number].starts)
-      node.release_variables();
-    else
-      for (Edge &edge : node.next_edges())
+  for (std::size_t number = 0; number < known.size(); number++)
+    if (known[number].starts)
+      for (Edge &edge : graph.nodes[number]->next_edges())
         if (edge.is_valid() && known[graph.numbers.at(edge.function.get())].leads)
           edge = Edge();
+  if (!accumulators.empty()) {
+    at::NoGradGuard no_grad;
+    impl.sums = borrow_all(accumulators);
+    for (std::size_t i : of_parameter)
+      impl.sums[i] = accumulate(std::move(impl.sums[i]), std::exchange(impl.found_early[i], at::Tensor()));
   }
   return halves;
 }

@@ -45,9 +45,11 @@ pub(crate) mod bridged {
             output_grads: &[usize],
             inputs: &[usize],
             parameters: &[usize],
+            accumulators: &[usize],
         ) -> Result<UniquePtr<Halves>>;
         fn can_split(self: &Halves) -> bool;
         fn take_inputs(self: Pin<&mut Halves>) -> Result<Vec<usize>>;
+        fn take_sums(self: Pin<&mut Halves>) -> Result<Vec<usize>>;
         unsafe fn finish(self: Pin<&mut Halves>, accumulators: &[usize]) -> Result<Vec<usize>>;
         fn throw_for_test(kind: i32) -> Result<()>;
 

@@ -20,6 +20,9 @@ pub struct Later(UniquePtr<bridged::Halves>);
 /// Computes the gradients of a layer's inputs, and keeps of its graph what the parameters' need. Both halves together give the
 /// bits of [`crate::vjp::vjp`]. `None`: a parameter is used twice, so that the order of the sum would be another; nothing was done.
 ///
+/// Some parameters' gradients are found on the way. Where it is their turn to be summed, `accumulators` are those of
+/// [`crate::vjp::vjp`], and they are added at once; otherwise [`Later::finish`] adds them.
+///
 /// # Errors
 /// As of [`crate::vjp::vjp`].
 ///
@@ -31,27 +34,52 @@ pub struct Later(UniquePtr<bridged::Halves>);
 /// let y = &x * &w;
 /// let dy = Tensor::from_slice(&[10f32, 100.0]);
 /// let request = Request { outputs: &[&y], output_grads: &[&dy], inputs: &[&x], parameters: &[&w] };
-/// let first = split(&request).unwrap().unwrap();
+/// let first = split(&request, None).unwrap().unwrap();
 /// assert_eq!(first.inputs[0], Some(Tensor::from_slice(&[30f32, 400.0])));
 /// let mut dw = vec![None];
 /// first.later.finish(&mut dw).unwrap();
 /// assert_eq!(dw[0], Some(Tensor::from_slice(&[10f32, 200.0])));
 /// ```
-pub fn split(request: &Request) -> Result<Option<First>> {
-    // SAFETY: every address is of a tensor borrowed for the whole call.
+pub fn split(
+    request: &Request,
+    accumulators: Option<&mut [Option<Tensor>]>,
+) -> Result<Option<First>> {
+    let held = accumulators.as_deref().map(held).unwrap_or_default();
+    // SAFETY: every address is of a tensor borrowed for the whole call, or 0 where C++ accepts 0.
     let mut halves = unsafe {
         bridged::split_vjp(
             &addresses(request.outputs.iter().copied()),
             &addresses(request.output_grads.iter().copied()),
             &addresses(request.inputs.iter().copied()),
             &addresses(request.parameters.iter().copied()),
+            &held,
         )
     }?;
     if !halves.can_split() {
         return Ok(None);
     }
+    if let Some(accumulators) = accumulators {
+        replace(accumulators, halves.pin_mut().take_sums()?)?;
+    }
     let inputs = halves.pin_mut().take_inputs()?.into_iter().map(adopt).collect();
     Ok(Some(First { inputs, later: Later(halves) }))
+}
+
+/// The accumulators' addresses; 0 where nothing was summed yet.
+fn held(accumulators: &[Option<Tensor>]) -> Vec<usize> {
+    accumulators.iter().map(|tensor| tensor.as_ref().map_or(0, address)).collect()
+}
+
+/// Puts `sums`, which C++ made of the accumulators, in their place.
+fn replace(accumulators: &mut [Option<Tensor>], sums: Vec<usize>) -> Result<()> {
+    if sums.len() != accumulators.len() {
+        let (sums, accumulators) = (sums.len(), accumulators.len());
+        return Err(Error(format!("split returned {sums} accumulators for {accumulators}")));
+    }
+    for (accumulator, sum) in accumulators.iter_mut().zip(sums.into_iter().map(adopt)) {
+        *accumulator = sum;
+    }
+    Ok(())
 }
 
 impl Later {
@@ -60,18 +88,10 @@ impl Later {
     /// # Errors
     /// As there.
     pub fn finish(mut self, accumulators: &mut [Option<Tensor>]) -> Result<()> {
-        let held: Vec<usize> =
-            accumulators.iter().map(|tensor| tensor.as_ref().map_or(0, address)).collect();
+        let held = held(accumulators);
         // SAFETY: every address is of a tensor borrowed for the whole call, or 0 where C++ accepts 0.
         let sums = unsafe { self.0.pin_mut().finish(&held) }?;
-        if sums.len() != accumulators.len() {
-            let (sums, accumulators) = (sums.len(), accumulators.len());
-            return Err(Error(format!("split returned {sums} accumulators for {accumulators}")));
-        }
-        for (accumulator, sum) in accumulators.iter_mut().zip(sums.into_iter().map(adopt)) {
-            *accumulator = sum;
-        }
-        Ok(())
+        replace(accumulators, sums)
     }
 }
 
@@ -88,33 +108,38 @@ mod tests {
         x.sin().reshape(shape).set_requires_grad(true)
     }
 
-    /// What both ways give for the same graph, made anew for each.
+    /// What both ways give for the same graph, made anew for each; the halves add what they find early at once, and later.
     fn both(
         inputs: &[Tensor],
         parameters: &[Tensor],
         f: impl Fn(&[Tensor], &[Tensor]) -> Tensor,
     ) -> Option<[Vec<Option<Tensor>>; 2]> {
-        let of = |y: &Tensor| Tensor::ones_like(y) * 0.5;
         let (x, w): (Vec<&Tensor>, Vec<&Tensor>) =
             (inputs.iter().collect(), parameters.iter().collect());
         // Something was summed before.
         let before = || parameters.iter().map(|w| Some(Tensor::ones_like(w))).collect::<Vec<_>>();
-        let y = f(inputs, parameters);
-        let grad = of(&y);
-        let request =
-            Request { outputs: &[&y], output_grads: &[&grad], inputs: &x, parameters: &w };
-        let mut sums = before();
-        let found = split(&request).unwrap()?;
-        let mut halves = found.inputs;
-        found.later.finish(&mut sums).unwrap();
-        halves.extend(sums);
-        let y = f(inputs, parameters);
-        let request =
-            Request { outputs: &[&y], output_grads: &[&grad], inputs: &x, parameters: &w };
-        let mut sums = before();
-        let mut whole = vjp(&request, &mut sums).unwrap();
-        whole.extend(sums);
-        Some([halves, whole])
+        let with = |back: &dyn Fn(&Request) -> Option<Vec<Option<Tensor>>>| {
+            let y = f(inputs, parameters);
+            let grad = Tensor::ones_like(&y) * 0.5;
+            let (outputs, output_grads) = (&[&y], &[&grad]);
+            back(&Request { outputs, output_grads, inputs: &x, parameters: &w })
+        };
+        let halves = |at_once: bool| {
+            with(&|request| {
+                let mut sums = before();
+                let found = split(request, at_once.then_some(&mut sums[..])).unwrap()?;
+                found.later.finish(&mut sums).unwrap();
+                Some(found.inputs.into_iter().chain(sums).collect())
+            })
+        };
+        let whole = with(&|request| {
+            let mut sums = before();
+            let found = vjp(request, &mut sums).unwrap();
+            Some(found.into_iter().chain(sums).collect())
+        });
+        let later = halves(false)?;
+        assert_eq!(halves(true)?, later);
+        Some([later, whole?])
     }
 
     #[test]
@@ -136,6 +161,50 @@ mod tests {
         assert_eq!(halves.len(), 6);
         assert!(halves.iter().all(Option::is_some));
         assert_eq!(halves, whole);
+    }
+
+    /// Convolutions: one with many inputs of an output, whose kernel's gradient is left to the second half, and one with few.
+    fn images(x: &[Tensor], w: &[Tensor]) -> Tensor {
+        let convolution = |x: &Tensor, w: &Tensor| x.conv2d(w, None::<&Tensor>, 1, 1, 1, 1);
+        let normed = convolution(&x[0].relu(), &w[0]).batch_norm(
+            Some(&w[1]),
+            Some(&w[2]),
+            None::<&Tensor>,
+            None::<&Tensor>,
+            true,
+            0.1,
+            1e-5,
+            false,
+        );
+        convolution(&normed.relu(), &w[3])
+    }
+
+    fn kernels() -> [Tensor; 4] {
+        [random(&[8, 64, 3, 3], 2), random(&[8], 3), random(&[8], 4), random(&[4, 8, 3, 3], 5)]
+    }
+
+    #[test]
+    fn transparency_of_convolutions() {
+        let (x, w) = ([random(&[2, 64, 6, 6], 1)], kernels());
+        let [halves, whole] = both(&x, &w, images).unwrap();
+        assert!(halves.iter().all(Option::is_some));
+        assert_eq!(halves, whole);
+    }
+
+    #[test]
+    fn property_what_is_found_early_is_added_where_it_is_its_turn() {
+        let (x, w) = (random(&[2, 64, 6, 6], 1), kernels());
+        let y = images(&[x.shallow_clone()], &w);
+        let grad = Tensor::ones_like(&y);
+        let parameters: Vec<&Tensor> = w.iter().collect();
+        let (outputs, output_grads) = (&[&y], &[&grad]);
+        let request = Request { outputs, output_grads, inputs: &[&x], parameters: &parameters };
+        let mut sums = [None, None, None, None];
+        let first = split(&request, Some(&mut sums)).unwrap().unwrap();
+        let is_there: Vec<bool> = sums.iter().map(Option::is_some).collect();
+        assert_eq!(is_there, [false, true, true, true]);
+        first.later.finish(&mut sums).unwrap();
+        assert!(sums.iter().all(Option::is_some));
     }
 
     #[test]
@@ -169,7 +238,7 @@ mod tests {
             inputs: &[&x[0]],
             parameters: &[&w[0]],
         };
-        assert!(split(&request).unwrap().is_none());
+        assert!(split(&request, None).unwrap().is_none());
         assert!(vjp(&request, &mut [None]).unwrap()[0].is_some());
     }
 
@@ -191,7 +260,7 @@ mod tests {
         assert!(kept >= 5 * one, "{kept}");
         let request =
             Request { outputs: &[&y], output_grads: &[&grad], inputs: &[&x], parameters: &[&w] };
-        let first = split(&request).unwrap().unwrap();
+        let first = split(&request, None).unwrap().unwrap();
         drop(y);
         drop(grad);
         // The input's gradient, and what reached the product.
@@ -201,6 +270,30 @@ mod tests {
         first.later.finish(&mut sums).unwrap();
         drop((first.inputs, sums));
         assert!(live() - before < one, "{}", live() - before);
+        crate::memory::enter(0).unwrap();
+    }
+
+    /// As in a whole product, what a node of the first half saved is given back before the next one makes anything.
+    #[test]
+    fn property_the_first_half_gives_back_as_it_goes() {
+        let arena = crate::memory::Arena::acquire().unwrap();
+        crate::memory::enter(arena.id()).unwrap();
+        let (x, w) = (random(&[256, 64], 1), random(&[64, 64], 2));
+        let live = || crate::memory::stats(arena.id()).unwrap().live;
+        let one = 256 * 64 * 4;
+        let mut y = x.matmul(&w);
+        for _ in 0..8 {
+            y = y.tanh();
+        }
+        let grad = Tensor::ones_like(&y);
+        let before = live();
+        crate::memory::reset_peak(arena.id()).unwrap();
+        let (outputs, output_grads) = (&[&y], &[&grad]);
+        let request = Request { outputs, output_grads, inputs: &[&x], parameters: &[&w] };
+        let first = split(&request, None).unwrap().unwrap();
+        let peak = crate::memory::stats(arena.id()).unwrap().peak;
+        assert!(peak - before < 3 * one, "{}", peak - before);
+        drop(first);
         crate::memory::enter(0).unwrap();
     }
 }

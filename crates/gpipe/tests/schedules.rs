@@ -60,6 +60,27 @@ fn property_random_files_compute_what_one_stage_does() {
     assert!(splits > 10, "{splits}");
 }
 
+/// What first halves find of the weights' gradients is summed in the order of the micro-batches, in whichever order they run.
+#[test]
+fn transparency_first_halves_in_any_order() {
+    let features = Features { tied: true, skip: true, dropout: 0.1, ..Features::plain() };
+    let mut plain = Run::plain().builder(model(features), 4).build().unwrap();
+    let expected = trained(&mut plain);
+    for text in [
+        "0F0 0F1 0F2 0F3 0I3 0I2 0I1 0I0 0W0 0W1 0W2 0W3",
+        "0F0 0F1 0F2 0F3 0I1 0I3 0I0 0I2 0W0 0W1 0W2 0W3",
+        "0F0 0F1 0F2 0F3 0I3 0B0 0I1 0I2 0W1 0W2 0W3",
+        "0F0 0F1 0F2 0F3 0I2 0I0 0W0 0B1 0I3 0W2 0W3",
+    ] {
+        let schedule = listed("any order", text);
+        let run = Run { stages: 1, schedule, remat: Remat::Never, ..Run::plain() };
+        let mut pipeline = run.builder(model(features), 4).build().unwrap();
+        let found = trained(&mut pipeline);
+        assert_eq!(found.0, expected.0, "{text}");
+        assert_same_bits(&found.1, &expected.1, text);
+    }
+}
+
 /// A random change of a correct file makes one that is refused, or one that computes the same.
 #[test]
 fn property_changed_files_are_refused_or_compute_what_one_stage_does() {

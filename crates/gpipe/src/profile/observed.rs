@@ -221,7 +221,8 @@ impl Observed {
             }
         }
         let gradients = Bytes(self.bytes.get(layer).map_or(0, |own| own.gradients));
-        let mut given_back = Vec::new();
+        // The first micro-batch's include the sums that its first half began.
+        let (mut first, mut others) = (Vec::new(), Vec::new());
         for sample in self.of(layer, Work::BackwardWeight) {
             let is_first = sample.micro_batch == MicroBatch(0);
             let (made, peak) = match is_first {
@@ -229,14 +230,16 @@ impl Observed {
                 false => (Bytes(0), &mut cost.backward_weight_peak),
             };
             *peak = (*peak).max(sample.peak - sample.before);
-            given_back.push((sample.before + made - sample.after).0);
+            let given_back = (sample.before + made - sample.after).0;
+            if is_first { &mut first } else { &mut others }.push(given_back);
         }
         if cost.backward_weight_peak == Bytes(0) {
             cost.backward_weight_peak = cost.first_backward_weight_peak;
         }
         // Other stages may give something back meanwhile: the most is too much.
-        let typical = Bytes(gpipe_core::simulate::median(&mut given_back).0);
-        cost.split = cost.split.max(typical);
+        for given_back in [&mut first, &mut others] {
+            cost.split = cost.split.max(Bytes(gpipe_core::simulate::median(given_back).0));
+        }
     }
 
     /// Which layers' backwards could not be split.

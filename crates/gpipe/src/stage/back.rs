@@ -112,15 +112,17 @@ impl Stage {
                 .map(|index| index.and_then(|index| skip_grads.remove(&index)))
                 .collect();
             let whole = matches!(work, Work::Backward { .. });
-            let back = match whole {
-                true => island.backward(grads, stashes, self.parameters.accumulators(position)),
-                false => island.backward_input(grads, stashes).map(|(back, weights)| {
+            let back = if whole {
+                island.backward(grads, stashes, self.parameters.accumulators(position))
+            } else {
+                let sums = self.parameters.accumulators_in_turn(position, micro_batch);
+                island.backward_input(grads, stashes, sums).map(|(back, weights)| {
                     if let Some(recorder) = self.recorder.as_ref().filter(|_| weights.is_whole()) {
                         recorder.whole(position);
                     }
                     self.split.entry(micro_batch).or_default().push(weights);
                     back
-                }),
+                })
             };
             let (inputs, pops) = back.map_err(|source| self.in_layer(position, source))?;
             self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
@@ -154,6 +156,7 @@ impl Stage {
 
     /// A layer's gradients have `micro_batch`'s among them.
     fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
+        self.parameters.have_summed(position, micro_batch);
         if self.feed.check_finite {
             let layer = &self.plan.named[position].name;
             let of_parameters = self.parameters.accumulators(position).iter().flatten();

@@ -295,25 +295,39 @@ impl Island {
         Ok(self.back(found))
     }
 
-    /// The first half of the VJP: gradients of inputs and skips, and what is left for the second.
+    /// The first half of the VJP: gradients of inputs and skips, and what is left for the second. Parameters' gradients that are
+    /// found already are added to `accumulators` where it is their turn; otherwise, they wait for it.
     pub(super) fn backward_input(
         self,
         grads: Vec<Option<Tensor>>,
         stashes: Vec<Option<Tensor>>,
+        mut accumulators: Option<&mut [Option<Tensor>]>,
     ) -> Result<(Back, WeightGradients), LayerError> {
         let trained = self.trained();
         let mut later = Later::Gradients(Vec::new());
+        let mut sums = accumulators
+            .as_deref_mut()
+            .map(|all| trained.iter().map(|&i| all[i].take()).collect::<Vec<_>>());
         let found = self.pull(&grads, &stashes, &trained, |request| {
-            if let Some(First { inputs, later: rest }) = split(request)? {
+            if let Some(First { inputs, later: rest }) = split(request, sums.as_deref_mut())? {
                 later = Later::Graph(rest);
                 return Ok(inputs);
             }
-            // It cannot be split: both halves now, but what they sum to waits for its turn.
-            let mut sums = trained.iter().map(|_| None).collect::<Vec<_>>();
-            let found = vjp(request, &mut sums)?;
-            later = Later::Gradients(sums);
+            // It cannot be split: both halves now.
+            if let Some(sums) = &mut sums {
+                later = Later::Summed;
+                return Ok(vjp(request, sums)?);
+            }
+            let mut waiting = trained.iter().map(|_| None).collect::<Vec<_>>();
+            let found = vjp(request, &mut waiting)?;
+            later = Later::Gradients(waiting);
             Ok(found)
         })?;
+        if let (Some(all), Some(sums)) = (accumulators, sums) {
+            for (&i, sum) in trained.iter().zip(sums) {
+                all[i] = sum;
+            }
+        }
         let weights = WeightGradients { id: self.id, trained, later };
         Ok((self.back(found), weights))
     }
@@ -378,6 +392,8 @@ enum Later {
     Graph(split::Later),
     /// They are there, of a layer that cannot be split (or has none); not yet summed.
     Gradients(Vec<Option<Tensor>>),
+    /// Likewise, and summed.
+    Summed,
 }
 
 impl WeightGradients {
@@ -388,7 +404,11 @@ impl WeightGradients {
 
     /// Whether the first half had to compute them.
     pub(super) fn is_whole(&self) -> bool {
-        matches!(&self.later, Later::Gradients(found) if !found.is_empty())
+        match &self.later {
+            Later::Graph(_) => false,
+            Later::Gradients(found) => !found.is_empty(),
+            Later::Summed => true,
+        }
     }
 
     /// Adds them to `accumulators`.
@@ -402,6 +422,7 @@ impl WeightGradients {
                     accumulators[i] = sum;
                 }
             }
+            Later::Summed => {}
             Later::Gradients(found) => {
                 let _no_grad = tch::no_grad_guard();
                 for (i, grad) in trained.into_iter().zip(found) {

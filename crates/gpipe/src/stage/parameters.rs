@@ -3,7 +3,7 @@
 //! Each use of a tied weight has its own accumulator, also within one stage, so that the sum over uses is
 //! taken once per mini-batch in layer order, wherever the cuts are (DESIGN: contract 2).
 
-use gpipe_core::{EdgeId, LayerId};
+use gpipe_core::{EdgeId, LayerId, MicroBatch};
 use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
@@ -27,6 +27,8 @@ pub(crate) struct Parameters {
     working: Vec<Vec<Tensor>>,
     /// By layer: what the step has summed so far. `None`: no gradient yet.
     pub(super) grads: Vec<Vec<Option<Tensor>>>,
+    /// By layer: whose gradients are the next ones to be summed, for sums are in the order of the micro-batches.
+    turns: Vec<u32>,
     /// Gradients of the last step by full name, if they are kept.
     pub(super) last_grads: Vec<(String, Tensor)>,
     /// Optimizer state and averages.
@@ -54,7 +56,8 @@ impl Parameters {
             }
         }
         let (last_grads, updater) = (Vec::new(), Updater::default());
-        Ok(Self { masters, working, grads, last_grads, updater, trains })
+        let turns = vec![0; grads.len()];
+        Ok(Self { masters, working, grads, turns, last_grads, updater, trains })
     }
 
     /// What each layer holds between steps, once its optimizer state is made.
@@ -94,6 +97,23 @@ impl Parameters {
         &mut self.grads[position]
     }
 
+    /// The same, if it is the turn of `micro_batch`, all before which are summed; they count as summed with it then.
+    pub(super) fn accumulators_in_turn(
+        &mut self,
+        position: usize,
+        micro_batch: MicroBatch,
+    ) -> Option<&mut [Option<Tensor>]> {
+        (self.turns[position] == micro_batch.0).then(|| {
+            self.turns[position] += 1;
+            self.accumulators(position)
+        })
+    }
+
+    /// All of `micro_batch`'s are summed.
+    pub(super) fn have_summed(&mut self, position: usize, micro_batch: MicroBatch) {
+        self.turns[position] = self.turns[position].max(micro_batch.0 + 1);
+    }
+
     /// Whether anything up to the end of this stage is trained.
     pub(super) fn trains_up_to_here(&self) -> bool {
         self.trains
@@ -102,6 +122,7 @@ impl Parameters {
     /// The step is over or has failed.
     pub(super) fn forget_grads(&mut self) {
         self.grads.iter_mut().flatten().for_each(|grad| *grad = None);
+        self.turns.fill(0);
     }
 
     /// A failed step has no gradients to show.
