@@ -244,7 +244,7 @@ pub enum Error {
     },
 
     /// An image file that cannot be used.
-    #[error("cannot decode the image `{}`: {reason}; replace the file, remove it, or have unreadable images skipped", path.display())]
+    #[error("cannot decode the image `{}`: {reason}; replace the file, remove it, or (in one process) have unreadable images skipped", path.display())]
     Image {
         /// The file.
         path: PathBuf,

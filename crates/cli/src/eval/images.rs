@@ -41,7 +41,7 @@ pub(super) fn run(
     let mut pipeline = run.pipeline(processes)?;
     let (images, what) = images(arguments, run)?;
     let mut confusion = Confusion::new(classes.len());
-    for batch in classification::readable(&images, &run.config)? {
+    for batch in classification::readable(&images, &run.config, pipeline.is_fed())? {
         let Batch { inputs, targets, .. } = classification::tensors(batch?, kind(&run.config))?;
         let logits = classification::logits(&mut pipeline, inputs)?;
         confusion.add(&logits, &targets)?;

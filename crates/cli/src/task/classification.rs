@@ -128,8 +128,8 @@ impl Task for Classification {
         Ok(Box::new(move |number| Ok(tensors(all.batch_with(number, fed.clone())?, kind)?)))
     }
 
-    fn validation(&self) -> Result<Vec<Part<'_>>, CliError> {
-        let batches = readable(&self.validation, &self.config)?;
+    fn validation(&self, fed: bool) -> Result<Vec<Part<'_>>, CliError> {
+        let batches = readable(&self.validation, &self.config, fed)?;
         Ok(Part::all(Box::new(batches.map(|batch| Ok(tensors(batch?, self.kind)?)))))
     }
 
@@ -157,16 +157,20 @@ pub(crate) fn evaluation(
     )?)
 }
 
-/// The batches of which not every image is left out, in order, made ahead on a thread.
+/// The batches of which not every image is left out, in order, made ahead on a thread; unless this process is `fed`, without pixels.
 pub(crate) fn readable(
     images: &EvaluationImages,
     config: &Config,
+    fed: bool,
 ) -> Result<impl Iterator<Item = gpipe_data::Result<ImageBatch>> + use<>, CliError> {
     let settings = LoaderSettings {
         deadline: Duration::from_secs(config.pipeline.deadline_s),
         depth: config.train.batches_ahead,
     };
-    let ahead = images.clone();
+    let ahead = match fed {
+        true => images.clone(),
+        false => images.clone().classes_only(),
+    };
     let make = move |number| ahead.batch(number as usize).unwrap_or(Err(Error::NoImages));
     let loader = Loader::start(0..images.batches() as u64, settings, make)?;
     let batches = loader.map(|loaded| match loaded {

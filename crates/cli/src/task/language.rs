@@ -90,7 +90,7 @@ impl Task for Language {
         Ok(Box::new(move |number| Ok(tensors(&all.batch(number))?)))
     }
 
-    fn validation(&self) -> Result<Vec<Part<'_>>, CliError> {
+    fn validation(&self, _fed: bool) -> Result<Vec<Part<'_>>, CliError> {
         let most = self.config.train.validation_tokens;
         Ok(Part::all(batches(&self.validation, &self.config, most)?))
     }

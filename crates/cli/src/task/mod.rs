@@ -81,8 +81,8 @@ pub(crate) trait Task {
         fed: Range<usize>,
     ) -> Result<MakeBatch, CliError>;
 
-    /// What is held out, in order, as much of it as the configuration says.
-    fn validation(&self) -> Result<Vec<Part<'_>>, CliError>;
+    /// What is held out, in order, as much of it as the configuration says. Unless this process is `fed`, only the targets need be true.
+    fn validation(&self, fed: bool) -> Result<Vec<Part<'_>>, CliError>;
 
     /// The loss in bits per byte of the data held out, where they are bytes.
     fn bits_per_byte(&self, _nats: f64) -> Option<f64> {

@@ -127,7 +127,7 @@ impl Task for Translation {
         }))
     }
 
-    fn validation(&self) -> Result<Vec<Part<'_>>, CliError> {
+    fn validation(&self, _fed: bool) -> Result<Vec<Part<'_>>, CliError> {
         parts(&self.validation, &self.data)
     }
 }

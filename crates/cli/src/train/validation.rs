@@ -61,14 +61,15 @@ impl Run<'_> {
         let is_last = position.batches >= self.config.train.steps;
         // An error of asking comes again with the next step.
         let stop = || self.asked().is_ok_and(|asked| asked.is_some()) && !is_last;
-        let measured = match eval::measure(pipeline, self.task.validation()?, &stop) {
-            // What is learned is not lost by what cannot be measured.
-            Err(CliError::Pipeline(error)) if error.is_not_finite() => {
-                self.progress.warn(&format!("the {what} is not a number: {error}"));
-                return Ok(Some(Measured::none()));
-            }
-            measured => measured?,
-        };
+        let measured =
+            match eval::measure(pipeline, self.task.validation(pipeline.is_fed())?, &stop) {
+                // What is learned is not lost by what cannot be measured.
+                Err(CliError::Pipeline(error)) if error.is_not_finite() => {
+                    self.progress.warn(&format!("the {what} is not a number: {error}"));
+                    return Ok(Some(Measured::none()));
+                }
+                measured => measured?,
+            };
         let Some(Measured { loss, metrics, count, parts }) = &measured else { return Ok(None) };
         let unit = task::unit(self.config);
         let mut line = format!("step {}: {what} loss {loss:.4} nats/{unit}", position.batches);

@@ -235,6 +235,8 @@ pub struct EvaluationImages {
     source: Source,
     mini_batch: usize,
     images: usize,
+    /// Whether images are read, and not their classes alone.
+    pixels: bool,
 }
 
 impl EvaluationImages {
@@ -255,7 +257,15 @@ impl EvaluationImages {
             return Err(Error::NoImages);
         }
         let source = Source::new(set, transform, mini_batch, threads, on_unreadable)?;
-        Ok(Self { source, mini_batch, images })
+        Ok(Self { source, mini_batch, images, pixels: true })
+    }
+
+    /// The same, but only the classes are found: pixels are zeros, and with [`OnUnreadable::Stop`] no image is read. For a process that
+    /// leaves the pixels to another one.
+    #[must_use]
+    pub fn classes_only(mut self) -> Self {
+        self.pixels = false;
+        self
     }
 
     /// How many images the batches have, unreadable ones included.
@@ -281,6 +291,10 @@ impl EvaluationImages {
         Some(self.source.batch(&indices, |&place| {
             // In 128 bits: a place times the size of a set may be more than 64 hold.
             let index = (place as u128 * set.len() as u128 / self.images as u128) as usize;
+            // Where unreadable ones are left out, how many there are is known when they are read.
+            if !self.pixels && *on_unreadable == OnUnreadable::Stop {
+                return Ok(Some(Found { index, image: None, key: None }));
+            }
             let image = unreadable.read(set.as_ref(), index, *on_unreadable)?;
             Ok(image.map(|image| Found { index, image: Some(image), key: None }))
         }))

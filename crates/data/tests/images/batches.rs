@@ -170,6 +170,26 @@ fn property_what_is_not_fed_is_not_read() {
 }
 
 #[test]
+fn property_classes_are_found_without_reading_images() {
+    let of = |unreadable: &[usize], on_unreadable| {
+        let set = Arc::new(Numbered::new(10, 2, unreadable));
+        EvaluationImages::new(set, plain(), 4, Some(7), 2, on_unreadable).unwrap()
+    };
+    let all: Vec<usize> = (0..10).collect();
+    let (whole, nothing) = (of(&[], OnUnreadable::Stop), of(&all, OnUnreadable::Stop));
+    for (own, batch) in nothing.clone().classes_only().iter().zip(whole.iter()) {
+        let (own, batch) = (own.unwrap(), batch.unwrap());
+        assert_eq!((own.classes, own.samples), (batch.classes, batch.samples));
+        assert!(own.pixels.iter().all(|pixel| *pixel == 0.0));
+    }
+    assert!(nothing.batch(0).unwrap().is_err(), "they are not readable");
+    // Where unreadable ones are left out, all are read: how many there are depends on it.
+    let skipping = of(&[0, 4, 9], OnUnreadable::Skip);
+    let batches = |images: &EvaluationImages| images.iter().map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!(batches(&skipping.clone().classes_only()), batches(&skipping));
+}
+
+#[test]
 fn property_epochs_and_seeds_shuffle_differently() {
     let of = |seed| all(&train(Numbered::new(100, 2, &[]), 100, seed, 1), 0..2);
     let (a, b) = (of(1), of(2));

@@ -30,9 +30,15 @@ impl Pipeline {
     pub fn samples_fed(&self, count: usize) -> Result<Range<usize>> {
         match self.padding {
             Some(_) => Ok(0..count),
-            None if self.here().contains(&0) => self.own_samples(count),
+            None if self.is_fed() => self.own_samples(count),
             None => Ok(0..0),
         }
+    }
+
+    /// Whether this process looks at the inputs that [`Pipeline::evaluate`] and [`Pipeline::predict`] are given: it has the first stage,
+    /// or there is a [`crate::Padding`]. What stands in the place of the inputs in another process is never looked at.
+    pub fn is_fed(&self) -> bool {
+        self.padding.is_some() || self.here().contains(&0)
     }
 
     /// The samples of a mini-batch of `count` that this replica trains on: all of them, where there is one.
