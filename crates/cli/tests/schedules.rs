@@ -4,9 +4,9 @@
 
 mod common;
 
-use std::fs;
+use std::{fs, path::Path};
 
-use common::{Folder, train};
+use common::{Folder, bytes, train};
 use gpipe_observe::step_file::StepFile;
 
 #[test]
@@ -54,6 +54,23 @@ fn oracle_verify_compares_every_schedule() {
     let schedules = ["--schedule", "gpipe,zb-h1,interleaved:2", "--remat", "never,always"];
     let text = folder.succeeds(&[&verify[..], &schedules].concat());
     assert!(text.contains("zb-h1") && text.contains("interleaved:2"), "{text}");
+}
+
+/// Read-me and documentation show what the command draws today.
+#[test]
+fn oracle_the_pictures_in_the_documentation_are_what_is_drawn() {
+    let folder = Folder::new();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schedules");
+    let mut pictures = 0;
+    for picture in fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path()) {
+        let name =
+            picture.file_stem().unwrap().to_str().unwrap().replace("interleaved-", "interleaved:");
+        let of = ["--stages", "4", "--micro-batches", "8", "--svg", "own.svg"];
+        folder.succeeds(&[&["schedule", &name], &of[..]].concat());
+        assert!(bytes(&folder.path("own.svg")) == bytes(&picture), "{name}: draw it again");
+        pictures += 1;
+    }
+    assert_eq!(pictures, 4);
 }
 
 #[test]
