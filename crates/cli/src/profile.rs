@@ -254,13 +254,28 @@ fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
     );
 }
 
-/// A table of the layers at the configured M, measured beside estimated, and one of the sizes.
+/// A table of the layers at the configured M, measured beside estimated, one of the sizes, and what else was measured.
 fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &Schedule) {
     let costs = &profile.costs;
     let samples = config.samples_of_a_pipeline().div_ceil(config.pipeline.micro_batches.max(1));
+    show_layers(profile, estimated, samples, schedule);
+    show_sizes(costs);
+    show_halves(costs, samples);
+    show_selective(costs, samples, schedule);
+    let Transport { latency, bytes_per_s } = costs.transport;
+    let bytes = match bytes_per_s {
+        0 => String::new(),
+        rate => format!(", and {:.2} GB/s", rate as f64 / 1e9),
+    };
+    say!("a message between stages: {latency} after its send{bytes}");
+    say!("{}", host_memory(costs));
+}
+
+/// The layers in micro-batches of `samples` samples.
+fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedule: &Schedule) {
+    let costs = &profile.costs;
     let (layers, spreads) = (costs.at(samples, schedule), profile.spread.get(&samples));
-    let (estimates, flops) =
-        (estimated.at(samples, schedule), costs.layers.iter().map(|l| l.flops).sum::<u64>());
+    let estimates = estimated.at(samples, schedule);
     let all = |layers: &[LayerCost]| layers.iter().map(time_of).sum::<Nanos>().0.max(1) as f64;
     let (measured_time, estimated_time) = (all(&layers), all(&estimates));
     say!(
@@ -303,6 +318,11 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &S
             bytes(state.map(|state| state.optimizer))
         );
     }
+}
+
+/// All layers, by size of micro-batches.
+fn show_sizes(costs: &ModelCosts) {
+    let flops: u64 = costs.layers.iter().map(|layer| layer.flops).sum();
     say!("all layers, by size of micro-batches:");
     say!(
         "{:>8} {:>14} {:>16} {:>15} {:>18} {:>10}",
@@ -327,15 +347,6 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &S
             ms(backward)
         );
     }
-    show_halves(costs, samples);
-    show_selective(costs, samples, schedule);
-    let Transport { latency, bytes_per_s } = costs.transport;
-    let bytes = match bytes_per_s {
-        0 => String::new(),
-        rate => format!(", and {:.2} GB/s", rate as f64 / 1e9),
-    };
-    say!("a message between stages: {latency} after its send{bytes}");
-    say!("{}", host_memory(costs));
 }
 
 /// What is held besides the stages' tensors.

@@ -8,10 +8,10 @@ use gpipe_core::{
     lower::{Topology, lower},
     remat::RematPolicies,
     schedule::{
-        Listed, UnknownSchedule,
+        DoesNotFit, Listed, UnknownSchedule,
         listed::{BYTES_MAX, print},
     },
-    simulate::{Costs, simulate_with_room},
+    simulate::{Costs, Timeline, simulate_with_room},
     validate::validate,
 };
 use gpipe_observe::picture::{self, Panel, Scene};
@@ -79,31 +79,8 @@ impl FromStr for ScheduleChoice {
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
     let schedule = flag::<ScheduleChoice>("NAME", &arguments.name)?.schedule()?;
     let remat: RematPolicies = flag("--remat", &arguments.remat)?;
-    let (own_devices, own_micro_batches) = match &schedule {
-        Schedule::Listed(own) => (Some(own.lists().len()), Some(own.micro_batches())),
-        _ => (None, None),
-    };
-    let needs = |name: &str| {
-        CliError::Usage(format!(
-            "a schedule is for a number of stages and of micro-batches: give {name}"
-        ))
-    };
-    let devices = arguments.stages.or(own_devices).ok_or_else(|| needs("--stages"))?;
-    let micro_batches = arguments.micro_batches.or(own_micro_batches);
-    let micro_batches = micro_batches.ok_or_else(|| needs("--micro-batches"))?;
-    if devices == 0 || micro_batches == 0 {
-        return Err(CliError::Usage("--stages and --micro-batches: use 1 or more".into()));
-    }
-    let misfit = |error: gpipe_core::schedule::DoesNotFit| CliError::Usage(error.to_string());
+    let (devices, micro_batches) = size(arguments, &schedule)?;
     let stages = schedule.stages(devices).map_err(misfit)?;
-    schedule.check_micro_batches(micro_batches).map_err(misfit)?;
-    // An interleaved one is made for a multiple of its devices.
-    let whole = micro_batches.div_ceil(devices).saturating_mul(devices);
-    if stages.saturating_mul(whole).saturating_mul(4) > ACTIONS_MAX {
-        return Err(CliError::Usage(format!(
-            "{stages} stages and {micro_batches} micro-batches are more than {ACTIONS_MAX} actions: use fewer"
-        )));
-    }
     remat.check(stages).map_err(CliError::Usage)?;
     let lists = remat.apply(&schedule.actions(devices, micro_batches));
     let program = lower(&lists, &Topology::chain(stages), micro_batches);
@@ -132,14 +109,7 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
     }
     say!("{}", print(&lists).trim_end());
     if let Some(path) = &arguments.svg {
-        // A unit of time becomes a millisecond.
-        let mut timeline = timeline;
-        let longer = |time: &mut Nanos| *time = Nanos(time.0 * 1_000_000);
-        timeline.devices.iter_mut().flatten().for_each(|timed| {
-            longer(&mut timed.start);
-            longer(&mut timed.end);
-        });
-        longer(&mut timeline.makespan);
+        let timeline = in_milliseconds(timeline);
         let note = "simulated: forwards and halves of backwards take 1 ms each";
         let scene = Scene {
             title: format!("{schedule}: {devices} devices, {micro_batches} micro-batches"),
@@ -149,4 +119,48 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
         write_aside(path, &picture::svg(&scene))?;
     }
     Ok(())
+}
+
+/// How many devices and micro-batches it is for: as the arguments say, or the file.
+fn size(arguments: &ScheduleArguments, schedule: &Schedule) -> Result<(usize, usize), CliError> {
+    let (own_devices, own_micro_batches) = match schedule {
+        Schedule::Listed(own) => (Some(own.lists().len()), Some(own.micro_batches())),
+        _ => (None, None),
+    };
+    let needs = |name: &str| {
+        CliError::Usage(format!(
+            "a schedule is for a number of stages and of micro-batches: give {name}"
+        ))
+    };
+    let devices = arguments.stages.or(own_devices).ok_or_else(|| needs("--stages"))?;
+    let micro_batches = arguments.micro_batches.or(own_micro_batches);
+    let micro_batches = micro_batches.ok_or_else(|| needs("--micro-batches"))?;
+    if devices == 0 || micro_batches == 0 {
+        return Err(CliError::Usage("--stages and --micro-batches: use 1 or more".into()));
+    }
+    let stages = schedule.stages(devices).map_err(misfit)?;
+    schedule.check_micro_batches(micro_batches).map_err(misfit)?;
+    // An interleaved one is made for a multiple of its devices.
+    let whole = micro_batches.div_ceil(devices).saturating_mul(devices);
+    if stages.saturating_mul(whole).saturating_mul(4) > ACTIONS_MAX {
+        return Err(CliError::Usage(format!(
+            "{stages} stages and {micro_batches} micro-batches are more than {ACTIONS_MAX} actions: use fewer"
+        )));
+    }
+    Ok((devices, micro_batches))
+}
+
+fn misfit(error: DoesNotFit) -> CliError {
+    CliError::Usage(error.to_string())
+}
+
+/// A timeline in units of time, of which one becomes a millisecond.
+fn in_milliseconds(mut timeline: Timeline) -> Timeline {
+    let longer = |time: &mut Nanos| *time = Nanos(time.0 * 1_000_000);
+    timeline.devices.iter_mut().flatten().for_each(|timed| {
+        longer(&mut timed.start);
+        longer(&mut timed.end);
+    });
+    longer(&mut timeline.makespan);
+    timeline
 }

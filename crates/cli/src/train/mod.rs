@@ -123,21 +123,12 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     start.out.keep();
     let out = start.out.path();
     let vocabulary = task.vocabulary();
-    let write = || -> Result<Metrics, CliError> {
-        if let Some(note) = std::env::var_os(RUN_NOTE) {
-            let absolute = std::path::absolute(out).map_err(io(out))?;
-            let note = Path::new(&note);
-            std::fs::write(note, absolute.display().to_string()).map_err(io(note))?;
-        }
-        write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
-        if let Some(plan) = &plan {
-            plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
-        }
-        write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)?;
-        metrics(&start, &position, pipeline.steps() + 1)
-    };
     let is_first = processes.is_first();
-    let metrics = processes.all(is_first.then(write).transpose())?;
+    let written = is_first.then(|| {
+        write_begun(out, &config, plan.as_ref(), vocabulary)?;
+        metrics(&start, &position, pipeline.steps() + 1)
+    });
+    let metrics = processes.all(written.transpose())?;
     let mut run = Run {
         metrics,
         progress: Progress::new(config.train.steps, task::unit(&config)),
@@ -166,6 +157,25 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
         run.summary.compare(&plan.predicted);
     }
     run.end(&mut pipeline, &mut position)
+}
+
+/// Writes what a run's folder says of it from the start. Where a launcher asks which folder it is, it is told first.
+fn write_begun(
+    out: &Path,
+    config: &Config,
+    plan: Option<&PlanFile>,
+    vocabulary: &Vocabulary,
+) -> Result<(), CliError> {
+    if let Some(note) = std::env::var_os(RUN_NOTE) {
+        let absolute = std::path::absolute(out).map_err(io(out))?;
+        let note = Path::new(&note);
+        std::fs::write(note, absolute.display().to_string()).map_err(io(note))?;
+    }
+    write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
+    if let Some(plan) = plan {
+        plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
+    }
+    write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)
 }
 
 /// The parameters that start afresh though the weights of `--init` have them: the softmax, where the network was trained for the
