@@ -53,13 +53,14 @@ public:
   bool can_split() const;
   rust::Vec<Address> take_inputs();
   rust::Vec<Address> take_sums();
+  bool is_summed(uint32_t parameter) const;
   rust::Vec<Address> finish(rust::Slice<const Address> accumulators);
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
 std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
                                   rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
-                                  rust::Slice<const Address> accumulators);
+                                  rust::Slice<const Address> accumulators, rust::Slice<const bool> in_turn);
 
 // memo.cc
 class Memo {

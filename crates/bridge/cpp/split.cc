@@ -110,7 +110,7 @@ struct Halves::Impl {
   variable_list grads;
   // Of the parameters: where their gradients arrive, and those that the first half has found.
   std::vector<std::shared_ptr<Node>> ends;
-  std::vector<bool> early;
+  std::vector<bool> early, summed; // `summed`: and added
   variable_list found_early; // not yet added
   std::vector<at::Tensor> inputs, sums;
   bool splits = true;
@@ -165,13 +165,14 @@ Halves::~Halves() = default;
 bool Halves::can_split() const { return impl->splits; }
 rust::Vec<Address> Halves::take_inputs() { return give_all(std::move(impl->inputs)); }
 rust::Vec<Address> Halves::take_sums() { return give_all(std::move(impl->sums)); }
+bool Halves::is_summed(uint32_t parameter) const { return impl->summed.at(parameter); }
 
-// `accumulators`: the parameters', to which what is found already is added at once; or none.
+// `in_turn`: to which of the parameters' accumulators their gradients are added at once if they are found.
 std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
                                   rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
-                                  rust::Slice<const Address> accumulators) {
-  TORCH_CHECK(accumulators.empty() || accumulators.size() == parameters.size(), "split: ", parameters.size(),
-              " parameters, ", accumulators.size(), " accumulators");
+                                  rust::Slice<const Address> accumulators, rust::Slice<const bool> in_turn) {
+  TORCH_CHECK(accumulators.size() == parameters.size() && in_turn.size() == parameters.size(), "split: ",
+              parameters.size(), " parameters, ", accumulators.size(), " accumulators, ", in_turn.size(), " turns");
   TORCH_CHECK(outputs.size() == output_grads.size(), "split: ", outputs.size(), " outputs, ", output_grads.size(),
               " gradients");
   auto halves = std::make_unique<Halves>();
@@ -188,6 +189,7 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
     small.push_back(is_small(borrow(parameter)));
   }
   impl.early.resize(parameters.size(), false);
+  impl.summed.resize(parameters.size(), false);
   impl.found_early.resize(parameters.size());
   const Graph graph(roots);
   std::vector<Known> known(graph.nodes.size());
@@ -245,12 +247,13 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
       for (Edge &edge : graph.nodes[number]->next_edges())
         if (edge.is_valid() && known[graph.numbers.at(edge.function.get())].leads)
           edge = Edge();
-  if (!accumulators.empty()) {
-    at::NoGradGuard no_grad;
-    impl.sums = borrow_all(accumulators);
-    for (std::size_t i : of_parameter)
+  at::NoGradGuard no_grad;
+  impl.sums = borrow_all(accumulators);
+  for (std::size_t i : of_parameter)
+    if (in_turn[i]) {
       impl.sums[i] = accumulate(std::move(impl.sums[i]), std::exchange(impl.found_early[i], at::Tensor()));
-  }
+      impl.summed[i] = true;
+    }
   return halves;
 }
 

@@ -46,10 +46,12 @@ pub(crate) mod bridged {
             inputs: &[usize],
             parameters: &[usize],
             accumulators: &[usize],
+            in_turn: &[bool],
         ) -> Result<UniquePtr<Halves>>;
         fn can_split(self: &Halves) -> bool;
         fn take_inputs(self: Pin<&mut Halves>) -> Result<Vec<usize>>;
         fn take_sums(self: Pin<&mut Halves>) -> Result<Vec<usize>>;
+        fn is_summed(self: &Halves, parameter: u32) -> Result<bool>;
         unsafe fn finish(self: Pin<&mut Halves>, accumulators: &[usize]) -> Result<Vec<usize>>;
         fn throw_for_test(kind: i32) -> Result<()>;
 

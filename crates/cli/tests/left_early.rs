@@ -295,7 +295,7 @@ fn fault_a_full_disk_costs_checkpoints_and_not_the_run() {
     assert_eq!(results(&folder.path("run")), results(&folder.path("reference")));
 }
 
-/// Room for the first process's part of a checkpoint, and not for the second one's, which has nearly all parameters.
+/// Room for one process's part of a checkpoint, and not for both: whichever is later has none.
 #[test]
 fn fault_a_disk_that_two_processes_fill_costs_checkpoints_and_not_the_run() {
     let folder = Folder::new();

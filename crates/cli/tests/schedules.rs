@@ -56,7 +56,7 @@ fn oracle_verify_compares_every_schedule() {
     assert!(text.contains("zb-h1") && text.contains("interleaved:2"), "{text}");
 }
 
-/// Read-me and documentation show what the command draws today.
+/// The documentation shows what the command draws today.
 #[test]
 fn oracle_the_pictures_in_the_documentation_are_what_is_drawn() {
     let folder = Folder::new();

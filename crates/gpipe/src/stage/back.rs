@@ -115,8 +115,8 @@ impl Stage {
             let back = if whole {
                 island.backward(grads, stashes, self.parameters.accumulators(position))
             } else {
-                let sums = self.parameters.accumulators_in_turn(position, micro_batch);
-                island.backward_input(grads, stashes, sums).map(|(back, weights)| {
+                let turn = self.parameters.turn(position, micro_batch);
+                island.backward_input(grads, stashes, turn).map(|(back, weights)| {
                     if let Some(recorder) = self.recorder.as_ref().filter(|_| weights.is_whole()) {
                         recorder.whole(position);
                     }
@@ -133,6 +133,8 @@ impl Stage {
             }
             if whole {
                 self.summed(micro_batch, position)?;
+            } else {
+                self.check_sums(position)?;
             }
             grads = inputs;
             skip_grads.extend(pops.into_iter().filter_map(|(index, grad)| Some((index, grad?))));
@@ -157,12 +159,18 @@ impl Stage {
     /// A layer's gradients have `micro_batch`'s among them.
     fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
         self.parameters.have_summed(position, micro_batch);
+        self.check_sums(position)?;
+        self.complete(micro_batch, position)
+    }
+
+    /// Where values are checked: a layer's gradients so far.
+    fn check_sums(&mut self, position: usize) -> StageResult<()> {
         if self.feed.check_finite {
             let layer = &self.plan.named[position].name;
             let of_parameters = self.parameters.accumulators(position).iter().flatten();
             island::check_finite(layer, "the gradient of its parameters", of_parameters)?;
         }
-        self.complete(micro_batch, position)
+        Ok(())
     }
 
     fn in_layer(&self, position: usize, source: LayerError) -> StageError {

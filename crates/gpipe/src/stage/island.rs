@@ -16,7 +16,7 @@ use gpipe_core::LayerId;
 use gpipe_runtime::panic_message;
 use tch::{Kind, Tensor};
 
-use super::{differentiable, feed::Slice};
+use super::{differentiable, feed::Slice, parameters::Turn};
 use crate::{
     batch_norm::BatchStatistics,
     cache::Cache,
@@ -296,38 +296,44 @@ impl Island {
     }
 
     /// The first half of the VJP: gradients of inputs and skips, and what is left for the second. Parameters' gradients that are
-    /// found already are added to `accumulators` where it is their turn; otherwise, they wait for it.
+    /// found already are added where it is their turn; the others wait for it.
     pub(super) fn backward_input(
         self,
         grads: Vec<Option<Tensor>>,
         stashes: Vec<Option<Tensor>>,
-        mut accumulators: Option<&mut [Option<Tensor>]>,
+        mut turn: Turn<'_>,
     ) -> Result<(Back, WeightGradients), LayerError> {
         let trained = self.trained();
+        let in_turn: Vec<bool> = trained.iter().map(|&i| turn.is_of(i)).collect();
         let mut later = Later::Gradients(Vec::new());
-        let mut sums = accumulators
-            .as_deref_mut()
-            .map(|all| trained.iter().map(|&i| all[i].take()).collect::<Vec<_>>());
         let found = self.pull(&grads, &stashes, &trained, |request| {
-            if let Some(First { inputs, later: rest }) = split(request, sums.as_deref_mut())? {
-                later = Later::Graph(rest);
-                return Ok(inputs);
+            let mut sums: Vec<_> = trained.iter().map(|&i| turn.take(i)).collect();
+            let split = split(request, &mut sums, &in_turn)?;
+            let (found, summed) = match split {
+                Some(First { inputs, summed, later: rest }) => {
+                    later = Later::Graph(rest);
+                    (inputs, summed)
+                }
+                None => {
+                    // It cannot be split: both halves now.
+                    let own = sums.iter_mut().zip(&in_turn);
+                    let own = own.map(|(sum, &in_turn)| sum.take_if(|_| in_turn));
+                    let mut own: Vec<_> = own.collect();
+                    let found = vjp(request, &mut own)?;
+                    for ((sum, own), _) in
+                        sums.iter_mut().zip(&mut own).zip(&in_turn).filter(|(_, in_turn)| **in_turn)
+                    {
+                        *sum = own.take();
+                    }
+                    later = Later::Gradients(own);
+                    (found, in_turn.clone())
+                }
+            };
+            for ((&i, sum), summed) in trained.iter().zip(sums).zip(summed) {
+                turn.put(i, sum, summed);
             }
-            // It cannot be split: both halves now.
-            if let Some(sums) = &mut sums {
-                later = Later::Summed;
-                return Ok(vjp(request, sums)?);
-            }
-            let mut waiting = trained.iter().map(|_| None).collect::<Vec<_>>();
-            let found = vjp(request, &mut waiting)?;
-            later = Later::Gradients(waiting);
             Ok(found)
         })?;
-        if let (Some(all), Some(sums)) = (accumulators, sums) {
-            for (&i, sum) in trained.iter().zip(sums) {
-                all[i] = sum;
-            }
-        }
         let weights = WeightGradients { id: self.id, trained, later };
         Ok((self.back(found), weights))
     }
@@ -390,10 +396,8 @@ pub(super) struct WeightGradients {
 enum Later {
     /// They are yet to be computed.
     Graph(split::Later),
-    /// They are there, of a layer that cannot be split (or has none); not yet summed.
+    /// They are there, of a layer that cannot be split (or has none); those that are not summed yet.
     Gradients(Vec<Option<Tensor>>),
-    /// Likewise, and summed.
-    Summed,
 }
 
 impl WeightGradients {
@@ -404,11 +408,7 @@ impl WeightGradients {
 
     /// Whether the first half had to compute them.
     pub(super) fn is_whole(&self) -> bool {
-        match &self.later {
-            Later::Graph(_) => false,
-            Later::Gradients(found) => !found.is_empty(),
-            Later::Summed => true,
-        }
+        matches!(&self.later, Later::Gradients(found) if !found.is_empty())
     }
 
     /// Adds them to `accumulators`.
@@ -422,7 +422,6 @@ impl WeightGradients {
                     accumulators[i] = sum;
                 }
             }
-            Later::Summed => {}
             Later::Gradients(found) => {
                 let _no_grad = tch::no_grad_guard();
                 for (i, grad) in trained.into_iter().zip(found) {

@@ -27,13 +27,38 @@ pub(crate) struct Parameters {
     working: Vec<Vec<Tensor>>,
     /// By layer: what the step has summed so far. `None`: no gradient yet.
     pub(super) grads: Vec<Vec<Option<Tensor>>>,
-    /// By layer: whose gradients are the next ones to be summed, for sums are in the order of the micro-batches.
-    turns: Vec<u32>,
+    /// Like `grads`: whose gradient is the next one to be summed, for sums are in the order of the micro-batches.
+    turns: Vec<Vec<u32>>,
     /// Gradients of the last step by full name, if they are kept.
     pub(super) last_grads: Vec<(String, Tensor)>,
     /// Optimizer state and averages.
     pub(super) updater: Updater,
     trains: bool,
+}
+
+/// Where a layer sums its gradients, and which of those of a micro-batch may be added: where all earlier micro-batches' are.
+pub(super) struct Turn<'a> {
+    sums: &'a mut [Option<Tensor>],
+    turns: &'a mut [u32],
+    micro_batch: MicroBatch,
+}
+
+impl Turn<'_> {
+    /// Whether it is the turn of the parameter in `slot`.
+    pub(super) fn is_of(&self, slot: usize) -> bool {
+        self.turns[slot] == self.micro_batch.0
+    }
+
+    /// Its sum so far, to be put back.
+    pub(super) fn take(&mut self, slot: usize) -> Option<Tensor> {
+        self.sums[slot].take()
+    }
+
+    /// Its sum, to which the micro-batch's gradient was added where it is `summed`.
+    pub(super) fn put(&mut self, slot: usize, sum: Option<Tensor>, summed: bool) {
+        self.sums[slot] = sum;
+        self.turns[slot] += u32::from(summed);
+    }
 }
 
 impl Parameters {
@@ -56,7 +81,7 @@ impl Parameters {
             }
         }
         let (last_grads, updater) = (Vec::new(), Updater::default());
-        let turns = vec![0; grads.len()];
+        let turns = grads.iter().map(|own: &Vec<_>| vec![0; own.len()]).collect();
         Ok(Self { masters, working, grads, turns, last_grads, updater, trains })
     }
 
@@ -97,21 +122,16 @@ impl Parameters {
         &mut self.grads[position]
     }
 
-    /// The same, if it is the turn of `micro_batch`, all before which are summed; they count as summed with it then.
-    pub(super) fn accumulators_in_turn(
-        &mut self,
-        position: usize,
-        micro_batch: MicroBatch,
-    ) -> Option<&mut [Option<Tensor>]> {
-        (self.turns[position] == micro_batch.0).then(|| {
-            self.turns[position] += 1;
-            self.accumulators(position)
-        })
+    /// The same, for those gradients of `micro_batch` whose turn it is.
+    pub(super) fn turn(&mut self, position: usize, micro_batch: MicroBatch) -> Turn<'_> {
+        let (sums, turns) = (&mut self.grads[position], &mut self.turns[position]);
+        Turn { sums, turns, micro_batch }
     }
 
     /// All of `micro_batch`'s are summed.
     pub(super) fn have_summed(&mut self, position: usize, micro_batch: MicroBatch) {
-        self.turns[position] = self.turns[position].max(micro_batch.0 + 1);
+        let next = micro_batch.0 + 1;
+        self.turns[position].iter_mut().for_each(|turn| *turn = next.max(*turn));
     }
 
     /// Whether anything up to the end of this stage is trained.
@@ -122,7 +142,7 @@ impl Parameters {
     /// The step is over or has failed.
     pub(super) fn forget_grads(&mut self) {
         self.grads.iter_mut().flatten().for_each(|grad| *grad = None);
-        self.turns.fill(0);
+        self.turns.iter_mut().flatten().for_each(|turn| *turn = 0);
     }
 
     /// A failed step has no gradients to show.
