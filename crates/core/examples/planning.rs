@@ -56,6 +56,7 @@ fn gpt(layers: usize) -> ModelCosts {
             update_peak: Bytes(28 * MIB),
             flops: 1,
             unsplit: false,
+            early: Bytes(0),
         });
     }
     states.pop();

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
-    Bytes, Half, Nanos, Op,
+    Action, Bytes, Half, MicroBatch, Nanos, Op, StageId,
     lower::{Program, Topology, lower},
     memory::{EdgeBytes, Held, StageBytes, peaks, series},
     remat::{Remat, RematPolicies},
@@ -33,11 +33,17 @@ fn brute_force(
         let mut peak = bytes.resident.0;
         // What is held for micro-batches, gradients, and messages with the time at which they go.
         let (mut held, mut gradients, mut messages) = (0, 0, Vec::new());
+        // Whose gradients are summed next, and those that were found too early for that.
+        let (mut turn, mut waiting) = (0, Vec::new());
         for timed in of(stage) {
             let recomputed = |m| again.contains(timed.action.stage, m);
             messages.retain(|&(gone, _): &(Nanos, u64)| gone > timed.start);
-            let now =
-                bytes.resident.0 + held + gradients + messages.iter().map(|m| m.1).sum::<u64>();
+            let found = waiting.len() as u64 + u64::from(turn > 0 && gradients == 0);
+            let now = bytes.resident.0
+                + held
+                + gradients
+                + found * bytes.early.0
+                + messages.iter().map(|m| m.1).sum::<u64>();
             let (own, after) = match timed.action.op {
                 Op::Forward(m) => {
                     let forward = if recomputed(m) { bytes.forward } else { bytes.forward_kept };
@@ -58,18 +64,30 @@ fn brute_force(
                         (false, false) => (bytes.first_backward_kept, bytes.forward_kept.after),
                     };
                     gradients = bytes.gradients.0;
+                    turn = turn.max(m.0 + 1);
                     (peak.0, held - gone.0)
                 }
                 Op::BackwardInput(m) => {
-                    let (peak, gone) = match recomputed(m) {
-                        true => {
-                            (bytes.backward_input, bytes.forward.after + bytes.rematerialize.after)
-                        }
-                        false => (bytes.backward_input_kept, bytes.forward_kept.after),
+                    let gone = match recomputed(m) {
+                        true => bytes.forward.after + bytes.rematerialize.after,
+                        false => bytes.forward_kept.after,
                     };
+                    let adds = m.0 == turn && turn > 0;
+                    let peak = match (recomputed(m), adds) {
+                        (true, true) => bytes.backward_input,
+                        (true, false) => bytes.first_backward_input,
+                        (false, true) => bytes.backward_input_kept,
+                        (false, false) => bytes.first_backward_input_kept,
+                    };
+                    match m.0 == turn {
+                        true => turn += 1,
+                        false => waiting.push(m),
+                    }
                     (peak.0, held + bytes.split.0 - gone.0)
                 }
-                Op::BackwardWeight(_) => {
+                Op::BackwardWeight(m) => {
+                    waiting.retain(|other| *other != m);
+                    turn = turn.max(m.0 + 1);
                     let peak = match gradients_made(gradients, bytes) {
                         true => bytes.backward_weight,
                         false => bytes.first_backward_weight,
@@ -79,7 +97,7 @@ fn brute_force(
                 }
                 Op::Norm => (bytes.update.0, held),
                 Op::Update => {
-                    gradients = 0;
+                    (gradients, turn) = (0, 0);
                     // With the update go the statistics of all forwards.
                     (bytes.update.0, held - bytes.statistics.0 * program.micro_batches as u64)
                 }
@@ -129,7 +147,7 @@ fn gradients_made(now: u64, bytes: &StageBytes) -> bool {
 
 fn random_bytes(random: &mut Stream) -> StageBytes {
     let mut bytes = |most: usize| Bytes(random.below(most) as u64);
-    let (forward, forward_kept) = (bytes(10), bytes(60));
+    let (forward, forward_kept, split, early) = (bytes(10), bytes(60), bytes(70), bytes(20));
     let mut held = |after: Bytes| Held { peak: after + bytes(30), after };
     StageBytes {
         forward: held(forward),
@@ -142,9 +160,13 @@ fn random_bytes(random: &mut Stream) -> StageBytes {
         backward_kept: bytes(80),
         first_backward: bytes(110),
         first_backward_kept: bytes(110),
-        split: bytes(70),
-        backward_input: bytes(80),
-        backward_input_kept: bytes(80),
+        split,
+        early,
+        // A first half holds what it leaves, at its end at the latest.
+        backward_input: split + bytes(30),
+        backward_input_kept: split + bytes(30),
+        first_backward_input: split + early + bytes(30),
+        first_backward_input_kept: split + early + bytes(30),
         backward_weight: bytes(80),
         first_backward_weight: bytes(110),
         update: bytes(30),
@@ -192,15 +214,22 @@ fn compare(random: &mut Stream, program: &Program) -> Vec<bool> {
     let mut message = || Bytes(random.below(20) as u64);
     let messages: Vec<EdgeBytes> =
         (0..edges).map(|_| EdgeBytes { forward: message(), backward: message() }).collect();
-    // What an action sends is part of its peak.
+    // What an action sends is part of its peak, and of what it keeps.
     for (edge, sizes) in program.topology.edges.iter().zip(&messages) {
-        bytes[edge.from.index()].forward.peak += sizes.forward;
+        let from = &mut bytes[edge.from.index()];
+        from.forward.peak += sizes.forward;
+        from.forward_kept.peak += sizes.forward;
+        from.forward_kept.after += sizes.forward;
         let to = &mut bytes[edge.to.index()];
         let backwards = [
             &mut to.backward,
             &mut to.backward_kept,
             &mut to.first_backward,
             &mut to.first_backward_kept,
+            &mut to.backward_input,
+            &mut to.backward_input_kept,
+            &mut to.first_backward_input,
+            &mut to.first_backward_input_kept,
         ];
         for peak in backwards {
             *peak += sizes.backward;
@@ -234,7 +263,7 @@ fn compare(random: &mut Stream, program: &Program) -> Vec<bool> {
 
 #[test]
 fn property_no_timing_holds_more_than_the_peak_and_most_reach_it() {
-    let mut random = Stream::new(11);
+    let mut random = Stream::new(12);
     let (mut reached, mut all) = (0, 0);
     for round in 0..400 {
         let (stages, micro_batches) = (1 + random.below(5), 1 + random.below(9));
@@ -264,5 +293,44 @@ fn property_no_timing_of_random_orders_on_shared_devices_holds_more() {
         let topology = random_topology(&mut random, stages);
         let compute = random_compute(&mut random, stages, devices, micro_batches);
         compare(&mut random, &lower(&compute, &topology, micro_batches).unwrap());
+    }
+}
+
+/// Whole and split backwards of one stage, whose first halves come in any order: what these find waits for the turn of its micro-batch.
+fn random_halves(random: &mut Stream, micro_batches: u32) -> Vec<Op> {
+    let all = (0..micro_batches).map(MicroBatch);
+    let mut ops: Vec<Op> = all.clone().map(Op::Forward).collect();
+    let mut open: Vec<MicroBatch> = all.collect();
+    let (mut halved, mut next) = (vec![false; micro_batches as usize], MicroBatch(0));
+    while next.0 < micro_batches {
+        let is_halved = halved[next.index()];
+        match random.below(3) {
+            0 if is_halved => ops.push(Op::BackwardWeight(next)),
+            1 if !is_halved => {
+                open.retain(|m| *m != next);
+                ops.push(Op::Backward(next));
+            }
+            2 if !open.is_empty() => {
+                let m = open.swap_remove(random.below(open.len()));
+                halved[m.index()] = true;
+                ops.push(Op::BackwardInput(m));
+                continue;
+            }
+            _ => continue,
+        }
+        next.0 += 1;
+    }
+    ops
+}
+
+#[test]
+fn property_what_first_halves_find_is_held_as_long_as_it_waits() {
+    let mut random = Stream::new(13);
+    for _ in 0..1000 {
+        let micro_batches = 1 + random.below(6) as u32;
+        let ops = random_halves(&mut random, micro_batches);
+        let lists = vec![ops.into_iter().map(|op| Action { stage: StageId(0), op }).collect()];
+        let program = lower(&lists, &Topology::chain(1), micro_batches as usize).unwrap();
+        assert_eq!(compare(&mut random, &program), [true], "{}", lists[0].len());
     }
 }

@@ -10,11 +10,12 @@ use common::{Features, Named, Run, assert_same_bits, batch, flat, model};
 use gpipe::{
     Adam, Balance, Bytes, Forward, Infer, Init, Layer, LayerError, MeanSquaredError, ParameterSpec,
     Pipeline, Remat, Schedule, Sequence, Sgd, TensorSpec,
-    layers::Linear,
+    layers::{LayerNorm, Linear},
     profile::{Profiling, profile},
     schedule::{Listed, listed::print},
 };
 use gpipe_core::{
+    cost::LayerState,
     splitmix::Stream,
     testing::{changed, random_compute},
 };
@@ -200,12 +201,13 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
         let model = Sequence::new()
             .push("first", Linear::new(4, 4))
             .push("twice", Twice)
+            .push("norm", LayerNorm { features: 4 })
             .push("last", Linear::new(4, 4));
         Pipeline::builder(model, TensorSpec::new([2, 4], Kind::Float))
             .stages(2)
             .micro_batches(3)
             .schedule(schedule)
-            .balance(Balance::Layers(vec![2, 1]))
+            .balance(Balance::Layers(vec![2, 2]))
             .remat(Remat::Never)
             .loss(MeanSquaredError)
             .optimizer(Adam::default())
@@ -233,6 +235,13 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
     let unsplit: Vec<&str> =
         layers.filter(|layer| layer.unsplit).map(|layer| layer.name.as_str()).collect();
     assert_eq!(unsplit, ["twice"]);
+    // What first halves find: nothing where no input's gradient is asked for, all of a layer that is not split, and a norm's vectors;
+    // a bias comes with its weight.
+    let bytes = |of: fn(&LayerState) -> Bytes| -> Vec<u64> {
+        found.costs.layers.iter().map(|layer| of(layer).0).collect()
+    };
+    assert_eq!(bytes(|layer| layer.early), [0, 64, 32, 0]);
+    assert_eq!(bytes(|layer| layer.gradients), [80, 64, 32, 80]);
 }
 
 #[test]

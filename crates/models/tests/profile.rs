@@ -68,7 +68,7 @@ impl Subject {
         let (inputs, targets) = (&self.batch.0, &self.batch.1);
         let settings = Profiling {
             micro_batches: &[1, 2, 4, 8],
-            schedules: &Schedule::TRAINING,
+            schedules: &[Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1],
             steps: 1,
             passes: 2,
             batches: &[(vec![inputs.shallow_clone()], vec![targets.shallow_clone()])],
@@ -248,6 +248,8 @@ fn oracle_predicted_bytes_are_what_is_held() {
             (Schedule::OneFOneB, "selective,always", 4, layers / 3),
             (Schedule::OneFOneB, "segments:2,never", 4, layers / 2),
             (Schedule::OneFOneB, "never", 1, layers / 2),
+            (Schedule::ZbH1, "never", 4, layers / 2),
+            (Schedule::ZbH1, "always", 8, layers / 3),
         ] {
             let remat: RematPolicies = remat.parse().unwrap();
             let balance = vec![first, layers - first];
@@ -265,8 +267,10 @@ fn oracle_predicted_bytes_are_what_is_held() {
                 let ratio = own.peak.0 as f64 / measured as f64;
                 // Below only by samples that saw a part of another stage's giving back. Above by the gradients
                 // that may still be queued, but were not in this run; and, where segments are kept, by tensors that two layers' inputs
-                // share (AmoebaNet's pairs), which are counted twice.
-                let above = if plan.remat.of(stage).segments() > 1 { 1.10 } else { 1.05 };
+                // share (AmoebaNet's pairs), which are counted twice; where backwards are split, by inputs that a receiver may hold until
+                // its second half: two more may live than under 1F1B, a tenth of what three layers of AmoebaNet hold.
+                let wide = plan.remat.of(stage).segments() > 1 || plan.schedule.splits();
+                let above = if wide { 1.10 } else { 1.05 };
                 if !(0.999..=above).contains(&ratio) {
                     bad.push(format!("{} {plan:?} stage {stage}: {ratio:.4}", subject.name));
                 }

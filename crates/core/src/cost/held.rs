@@ -9,6 +9,8 @@ use crate::{memory::Held, remat::Remat, units::Bytes};
 pub(super) struct Layers<'a> {
     pub costs: &'a [LayerCost],
     pub gradients: &'a [Bytes],
+    /// Of `gradients`, what the first halves of split backwards find.
+    pub early: &'a [Bytes],
     pub segments: Vec<Range<usize>>,
     /// Whether a forward that discards keeps what products gave.
     pub selective: bool,
@@ -22,8 +24,10 @@ pub(super) enum Gradients {
     Made,
     /// Adds to them.
     Added,
-    /// Leaves them to its second half.
+    /// Leaves them to its second half, and adds those that it finds.
     Later,
+    /// The same, and makes those that it finds.
+    LaterMade,
 }
 
 /// The ends of a long skip that are in a stage, by the position of their layers, and what it holds.
@@ -114,11 +118,13 @@ impl Layers<'_> {
             }
             for layer in (segment.start..end).rev() {
                 let cost = &self.costs[layer];
-                let made = self.gradients.get(layer).copied().unwrap_or_default();
+                let of_layer = |bytes: &[Bytes]| bytes.get(layer).copied().unwrap_or_default();
+                let (made, early) = (of_layer(self.gradients), of_layer(self.early));
                 let (peak, left) = match weights {
                     Gradients::Made => (cost.first_backward_peak, made),
                     Gradients::Added => (cost.backward_peak, Bytes(0)),
                     Gradients::Later => (cost.backward_input_peak, cost.split),
+                    Gradients::LaterMade => (cost.backward_input_peak, cost.split + early),
                 };
                 most = most.max(now.saturating_add(signed(peak)));
                 // The gradient of its outputs goes, too, but where it came from another stage.
@@ -142,17 +148,21 @@ impl Layers<'_> {
         Bytes(u64::try_from(most).unwrap_or(0))
     }
 
-    /// Most above the start of the second half of a backward, layer by layer from the last. `first`: it makes the gradients.
+    /// Most above the start of the second half of a backward, layer by layer from the last. `first`: it makes those
+    /// gradients that the first half has not made.
     pub fn backward_weight(&self, first: bool) -> Bytes {
         let (mut now, mut most) = (0_i64, 0_i64);
         for (layer, cost) in self.costs.iter().enumerate().rev() {
-            let made = self.gradients.get(layer).copied().unwrap_or_default();
+            let of_layer = |bytes: &[Bytes]| signed(bytes.get(layer).copied().unwrap_or_default());
             let (peak, made) = match first {
-                true => (cost.first_backward_weight_peak, made),
-                false => (cost.backward_weight_peak, Bytes(0)),
+                true => {
+                    let made = of_layer(self.gradients) - of_layer(self.early);
+                    (cost.first_backward_weight_peak, made)
+                }
+                false => (cost.backward_weight_peak, 0),
             };
             most = most.max(now.saturating_add(signed(peak)));
-            now = now.saturating_add(signed(made) - signed(cost.split));
+            now = now.saturating_add(made - signed(cost.split));
         }
         Bytes(u64::try_from(most).unwrap_or(0))
     }

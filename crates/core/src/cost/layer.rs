@@ -51,7 +51,8 @@ pub struct LayerCost {
     pub backward_peak: Bytes,
     /// The same of a step's first backward, which makes the parameters' gradients.
     pub first_backward_peak: Bytes,
-    /// What the first half of a split backward leaves to the second, of what the layer kept and of gradients.
+    /// What the first half of a split backward leaves to the second, of what the layer kept and of gradients, without what it
+    /// found for the parameters ([`LayerState::early`](super::LayerState::early); in profiles of before that was known, with it).
     #[serde(default)]
     pub split: Bytes,
     /// As `backward_peak`, of the first half.

@@ -51,6 +51,9 @@ pub struct LayerState {
     /// Whether its backward was to be split and could not be: the first half is then all of it.
     #[serde(default)]
     pub unsplit: bool,
+    /// Of `gradients`, what the first half of a split backward finds, in passing. It is there from the step's first one.
+    #[serde(default)]
+    pub early: Bytes,
     /// Floating-point operations of a forward of one sample, as estimated.
     pub flops: u64,
 }
@@ -331,9 +334,11 @@ impl ModelCosts {
         });
         let update = states.iter().map(|state| state.update_peak).max().unwrap_or_default();
         let gradients: Vec<Bytes> = states.iter().map(|state| state.gradients).collect();
+        let early: Vec<Bytes> = states.iter().map(|state| state.early).collect();
         let layers = Layers {
             costs: self.with_loss(&range, costs),
             gradients: &gradients,
+            early: &early,
             segments: remat.segment_ranges(range.len()),
             selective: remat == Remat::Selective,
             skips: self.skips.iter().map(|skip| self.end_in(skip, &range, samples)).collect(),
@@ -358,8 +363,11 @@ impl ModelCosts {
             first_backward: layers.backward(true, Gradients::Made),
             first_backward_kept: layers.backward(false, Gradients::Made),
             split: layers.costs.iter().map(|cost| cost.split).sum(),
+            early: early.iter().copied().sum(),
             backward_input: layers.backward(true, Gradients::Later),
             backward_input_kept: layers.backward(false, Gradients::Later),
+            first_backward_input: layers.backward(true, Gradients::LaterMade),
+            first_backward_input_kept: layers.backward(false, Gradients::LaterMade),
             backward_weight: layers.backward_weight(false),
             first_backward_weight: layers.backward_weight(true),
             update: update + sums.sum(),

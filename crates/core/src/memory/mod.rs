@@ -8,6 +8,7 @@
 //! ```text
 //! held at an action = resident + gradients (after the first backward)
 //!                   + kept or discarded micro-batches x what they hold + messages x their size + the action's own peak
+//!                   + split backwards x what their first half leaves, and the gradients that it found already
 //! ```
 //!
 //! The counts depend on the program alone ([`moments`]); the sizes on the cut ([`StageBytes`]). A planner therefore asks
@@ -61,10 +62,17 @@ pub struct StageBytes {
     pub first_backward_kept: Bytes,
     /// What a backward that is split leaves from its first half to its second, of all that was held before it.
     pub split: Bytes,
+    /// Of `gradients`, what first halves find: there from the step's first one, and once more for each that waits for the turn of its
+    /// micro-batch.
+    pub early: Bytes,
     /// Most above its start, of the first half after a re-materialization.
     pub backward_input: Bytes,
     /// The same, where the forward kept its activations.
     pub backward_input_kept: Bytes,
+    /// As `backward_input`, of one that makes the `early` gradients: the step's first one, or one out of turn.
+    pub first_backward_input: Bytes,
+    /// As `backward_input_kept`, of one that makes them.
+    pub first_backward_input_kept: Bytes,
     /// Most above its start, of the second half.
     pub backward_weight: Bytes,
     /// The same, of the step's first one.
@@ -98,7 +106,7 @@ enum Kind {
     Forward { keeps: bool },
     Rematerialize,
     Backward { kept: bool, first: bool },
-    BackwardInput { kept: bool },
+    BackwardInput { kept: bool, first: bool },
     BackwardWeight { first: bool },
     Update,
 }
@@ -108,6 +116,7 @@ enum Kind {
 pub struct Moment {
     kind: Kind,
     gradients: bool,
+    early: u32,
     forwards: u32,
     kept: u32,
     discarded: u32,
@@ -122,6 +131,7 @@ impl Moment {
     fn is_within(&self, other: &Self) -> bool {
         self.kind == other.kind
             && self.gradients <= other.gradients
+            && self.early <= other.early
             && self.forwards <= other.forwards
             && self.kept <= other.kept
             && self.discarded <= other.discarded
@@ -187,6 +197,7 @@ fn own_bytes(bytes: &StageBytes, moment: &Moment) -> Bytes {
     let gradients = if moment.gradients { bytes.gradients } else { Bytes(0) };
     bytes.resident
         + gradients
+        + times(moment.early, bytes.early)
         + times(moment.forwards, bytes.statistics)
         + times(moment.kept, bytes.forward_kept.after)
         + times(moment.discarded, bytes.forward.after)
@@ -203,8 +214,10 @@ fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
         Kind::Backward { kept: true, first: false } => bytes.backward_kept,
         Kind::Backward { kept: false, first: true } => bytes.first_backward,
         Kind::Backward { kept: false, first: false } => bytes.backward,
-        Kind::BackwardInput { kept: true } => bytes.backward_input_kept,
-        Kind::BackwardInput { kept: false } => bytes.backward_input,
+        Kind::BackwardInput { kept: true, first: true } => bytes.first_backward_input_kept,
+        Kind::BackwardInput { kept: true, first: false } => bytes.backward_input_kept,
+        Kind::BackwardInput { kept: false, first: true } => bytes.first_backward_input,
+        Kind::BackwardInput { kept: false, first: false } => bytes.backward_input,
         Kind::BackwardWeight { first: true } => bytes.first_backward_weight,
         Kind::BackwardWeight { first: false } => bytes.backward_weight,
         Kind::Update => bytes.update,
@@ -215,6 +228,10 @@ fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     gradients: bool,
+    /// What first halves found: the sums that they began, and what waits for the turn of its micro-batch.
+    early: u32,
+    /// The micro-batch whose turn it is: gradients are summed in order.
+    turn: u32,
     forwards: u32,
     kept: u32,
     discarded: u32,
@@ -243,22 +260,33 @@ impl Counts {
             }
             Op::Backward(m) => {
                 after.gradients = true;
+                after.turn = after.turn.max(m.0 + 1);
                 after.release(again(m));
                 Kind::Backward { kept: !again(m), first: !self.gradients }
             }
             Op::BackwardInput(m) => {
                 after.release(again(m));
                 after.split += 1;
-                Kind::BackwardInput { kept: !again(m) }
+                let in_turn = m.0 == self.turn;
+                let first = !in_turn || m.0 == 0;
+                after.turn += u32::from(in_turn);
+                after.early += u32::from(first);
+                Kind::BackwardInput { kept: !again(m), first }
             }
-            Op::BackwardWeight(_) => {
+            Op::BackwardWeight(m) => {
+                // The sums that were begun are among all of them from now on.
+                after.early -= u32::from(!self.gradients).min(self.early);
                 after.gradients = true;
+                after.turn = after.turn.max(m.0 + 1);
                 after.split = after.split.saturating_sub(1);
+                // Whose gradients wait, its second half is still to come.
+                after.early = after.early.min(after.split);
                 Kind::BackwardWeight { first: !self.gradients }
             }
             Op::Norm => Kind::Update,
             Op::Update => {
                 after.gradients = false;
+                after.turn = 0;
                 after.forwards = 0;
                 Kind::Update
             }
@@ -278,8 +306,8 @@ impl Counts {
     }
 
     fn moment(self, kind: Kind, messages: Vec<u32>) -> Moment {
-        let Self { gradients, forwards, kept, discarded, recomputed, split } = self;
-        Moment { kind, gradients, forwards, kept, discarded, recomputed, split, messages }
+        let Self { gradients, early, turn: _, forwards, kept, discarded, recomputed, split } = self;
+        Moment { kind, gradients, early, forwards, kept, discarded, recomputed, split, messages }
     }
 }
 

@@ -22,17 +22,21 @@ pub enum Kind {
 
 pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> ModelCosts {
     let crossed = kind != Kind::Plain;
-    let state = |layer: usize, random: &mut Stream| LayerState {
-        name: format!("block.{layer}"),
-        parameters: Bytes(random.below(30) as u64),
-        gradients: Bytes(random.below(15) as u64),
-        statistics: Bytes(0),
-        optimizer: Bytes(random.below(30) as u64),
-        norm: Nanos(random.below(3) as u64),
-        update: Nanos(random.below(5) as u64),
-        update_peak: Bytes(random.below(10) as u64),
-        flops: 1,
-        unsplit: false,
+    let state = |layer: usize, random: &mut Stream| {
+        let gradients = Bytes(random.below(15) as u64);
+        LayerState {
+            name: format!("block.{layer}"),
+            parameters: Bytes(random.below(30) as u64),
+            gradients,
+            statistics: Bytes(0),
+            optimizer: Bytes(random.below(30) as u64),
+            norm: Nanos(random.below(3) as u64),
+            update: Nanos(random.below(5) as u64),
+            update_peak: Bytes(random.below(10) as u64),
+            flops: 1,
+            unsplit: false,
+            early: Bytes(gradients.0 / 2),
+        }
     };
     let states = (0..layers).map(|layer| state(layer, random)).collect();
     let mut measured = || -> BTreeMap<usize, Vec<LayerCost>> {

@@ -322,6 +322,7 @@ impl Model<'_> {
             update: self.rate.time(0.0, sum + 2.0 * (parameters + optimizer)),
             update_peak: held(largest.map_or(0.0, |bytes| bytes * temporaries + SCALARS)),
             unsplit: false,
+            early: Bytes(0),
             flops: layer.layer.flops(inputs).unwrap_or_else(touched) as u64,
         }
     }

@@ -80,7 +80,7 @@ pub fn profile(
             seen.fill(&mut measured);
             let discarding = &seen.discarding;
             if schedule.splits() {
-                discarding.fill_unsplit(&mut costs);
+                discarding.fill_halves(&mut costs);
             }
             if number == 0 {
                 let all = (0..measured.len()).map(|layer| discarding.spread(layer)).collect();

@@ -220,8 +220,9 @@ impl Observed {
                     cost.backward_input_peak.max(sample.peak - sample.before);
             }
         }
-        let gradients = Bytes(self.bytes.get(layer).map_or(0, |own| own.gradients));
-        // The first micro-batch's include the sums that its first half began.
+        // The first micro-batch's makes the sums that its first half did not begin.
+        let gradients =
+            Bytes(self.bytes.get(layer).map_or(0, |own| own.gradients.saturating_sub(own.early)));
         let (mut first, mut others) = (Vec::new(), Vec::new());
         for sample in self.of(layer, Work::BackwardWeight) {
             let is_first = sample.micro_batch == MicroBatch(0);
@@ -242,10 +243,11 @@ impl Observed {
         }
     }
 
-    /// Which layers' backwards could not be split.
-    pub(super) fn fill_unsplit(&self, costs: &mut ModelCosts) {
+    /// Which layers' backwards could not be split, and what of their gradients first halves find.
+    pub(super) fn fill_halves(&self, costs: &mut ModelCosts) {
         for (state, bytes) in costs.layers.iter_mut().zip(&self.bytes) {
             state.unsplit |= bytes.unsplit;
+            state.early = state.early.max(Bytes(bytes.early));
         }
     }
 

@@ -203,6 +203,7 @@ impl StageExecutor for Stage {
             }
             for (position, layer) in layers.iter_mut().enumerate() {
                 layer.unsplit = recorder.is_whole(position);
+                layer.early = recorder.early_of(position);
                 layer.products = recorder.products_of(position);
             }
             profile = Some(StageProfile { samples, layers });

@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::{Stage, StageResult, held::Held, island, not_held, own, recorder::Work};
 use crate::{
     error::{LayerError, StageError},
-    value::Value,
+    value::{Value, tensor_bytes},
 };
 
 /// What a backward does about the gradients of the weights.
@@ -126,6 +126,11 @@ impl Stage {
             };
             let (inputs, pops) = back.map_err(|source| self.in_layer(position, source))?;
             self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
+            if let Some(recorder) = self.recorder.as_ref().filter(|_| micro_batch.0 == 0 && !whole)
+            {
+                let sums = self.parameters.accumulators(position).iter().flatten();
+                recorder.early(position, sums.map(tensor_bytes).sum());
+            }
             if self.feed.check_finite {
                 let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
                 let layer = &self.plan.named[position].name;

@@ -66,6 +66,8 @@ pub(crate) struct LayerBytes {
     pub tied_optimizer: u64,
     /// Whether its backward was to be split and could not be.
     pub unsplit: bool,
+    /// Of `gradients`, what the first half of a split backward found.
+    pub early: u64,
     /// What its products gave of a micro-batch, where that is kept for a re-materialization.
     pub products: u64,
 }
@@ -88,6 +90,8 @@ pub(crate) struct Recorder {
     products: RefCell<BTreeMap<usize, u64>>,
     /// The layers of the stage whose backward was not split.
     unsplit: RefCell<BTreeSet<usize>>,
+    /// By layer of the stage: the sums of gradients that the step's first half backward began.
+    early: RefCell<BTreeMap<usize, u64>>,
     /// The step's peak, which looking at the layers' resets.
     peak: RefCell<u64>,
 }
@@ -169,6 +173,16 @@ impl Recorder {
     /// Whether that was so of the layer at `position`.
     pub(super) fn is_whole(&self, position: usize) -> bool {
         self.unsplit.borrow().contains(&position)
+    }
+
+    /// The first half of the step's first backward of the layer at `position` made so many bytes of its gradients.
+    pub(super) fn early(&self, position: usize, bytes: u64) {
+        self.early.borrow_mut().insert(position, bytes);
+    }
+
+    /// What that was of the layer at `position`.
+    pub(super) fn early_of(&self, position: usize) -> u64 {
+        self.early.borrow().get(&position).copied().unwrap_or(0)
     }
 
     /// By layer of the stage.
