@@ -67,7 +67,8 @@ def measure(options, out, python):
     for part in options.only or PARTS:
         if part in STEPS:
             module = STEPS[part]
-            jobs = {name: job for name, job in module.WORKLOAD.jobs.items() if options.full or job.short}
+            jobs = {name: job for name, job in module.WORKLOAD.jobs.items()
+                    if (options.full or job.short) and re.search(options.jobs, name)}
             minutes = options.minutes or MINUTES[part][options.full]
             rounds.measure(module.WORKLOAD, jobs, out / f"{part}.json", python, minutes=minutes)
         elif part == "memory":
@@ -195,6 +196,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--jobs", default="", metavar="REGEX", help="of the parts gpt and amoeba: those of such names")
     parser.add_argument("--minutes", type=float, help="of the parts gpt and amoeba each")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path, metavar="FOLDER")

@@ -69,6 +69,9 @@ def peers(short, once=(), **settings):
     for threads in [1, 2]:
         all_[f"torch M=8 threads={threads} checkpoint"] = peer("plain", checkpoint=True, threads=threads, **settings)
     all_["torch M=8 threads=2 checkpoint selective"] = peer("plain", checkpoint="selective", threads=2, **settings)
+    # Its checkpoints are computed again by each half of a split backward (12 s for 6 of a `gpt` step), so there is none with both.
+    for schedule in ["interleaved-zb", "zbv"]:
+        all_[f"pipelining K=2 M=8 {schedule}"] = peer("pipelining", schedule=schedule, **settings)
     all_["pipelining K=2 M=8 1f1b checkpoint selective"] = peer("pipelining", checkpoint="selective", **settings)
     for checkpoint in [False, True]:
         end = " checkpoint" if checkpoint else ""

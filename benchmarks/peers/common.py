@@ -106,7 +106,8 @@ class ChannelsLast(nn.Module):
         else:
             values = [value.permute(0, 3, 1, 2) for value in values]
         values = as_tuple(self.network(*values))
-        return one_or_all(values if self.last else tuple(value.permute(0, 2, 3, 1).contiguous() for value in values))
+        # A copy, not a view: a split backward detaches in place what a stage gave.
+        return one_or_all(values if self.last else tuple(value.permute(0, 2, 3, 1).clone() for value in values))
 
 
 def read_safetensors(path):

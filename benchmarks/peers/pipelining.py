@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """torch.distributed.pipelining: a step on K processes of one thread each, Gloo over loopback.
 
-Usage: pipelining.py FOLDER [--workload gpt|amoeba] [--stages K] [--micro-batches M] [--schedule gpipe|1f1b] [--steps N]
+Usage: pipelining.py FOLDER [--workload gpt|amoeba] [--stages K] [--micro-batches M] [--schedule NAME] [--steps N]
                      [--cut I[,J..]] [--checkpoint [parts|stage|selective]] [--channels-last] [--memory]
 
 FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes. Prints one line of JSON.
 `--cut` gives the first layer of each later stage, counted from 0 (gpt: [embedding, 0.attention, 0.mlp, .., head]; amoeba:
-[stem, stem.0, stem.1, 0, .., classifier]). `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or (`selective`) all but
+[stem, stem.0, stem.1, 0, .., classifier]). `--schedule`: `gpipe`, `1f1b`, or a zero-bubble one (its backward is split) of two stages in each
+process: `interleaved-zb`, `zbv`. `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or (`selective`) all but
 what products, convolutions and attention gave. A step
 lasts from a barrier to the end of the last stage's optimizer. The processes are started here, and ended by their own id when
 one fails or the time is over. `--memory` counts each stage's bytes of tensors, and then times mean nothing.
@@ -22,13 +23,15 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble,
+                                          ScheduleZBVZeroBubble)
 
 from common import PeakMemory, as_tuple, set_up
 from model import loss_sum
 from workloads import WORKLOADS, add_network_arguments, add_stage_arguments, arguments, build, cut_or_best, ends_of, file_of
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved-zb": ScheduleInterleavedZeroBubble,
+             "zbv": ScheduleZBVZeroBubble}
 WAIT = timedelta(seconds=300)  # longest silence of a peer
 TOTAL_S = 1800  # longest run
 
@@ -41,6 +44,16 @@ def parse():
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def stages_of(options, rank):
+    """The stages of a process, and how many there are of all."""
+    count = options.stages
+    if options.schedule == "interleaved-zb":
+        return [rank, rank + count], 2 * count
+    if options.schedule == "zbv":  # down and up again, so that the last process has the two in the middle
+        return [rank, 2 * count - 1 - rank], 2 * count
+    return [rank], count
 
 
 def boundaries(options, layers, file, samples):
@@ -57,23 +70,31 @@ def boundaries(options, layers, file, samples):
 
 
 def train(options, file):
-    """All steps of this process's stage: losses (of the last stage); when each began and ended, and its CPU seconds."""
-    rank, micro_batches = options.rank, options.micro_batches
-    first, last = rank == 0, rank == options.stages - 1
+    """All steps of this process's stages: losses (of the last stage); when each began and ended, and its CPU seconds."""
+    micro_batches = options.micro_batches
+    own, count = stages_of(options, options.rank)
+    first, last = 0 in own, count - 1 in own
     inputs, targets = file["inputs"], file["targets"]
     workload = WORKLOADS[options.workload]
     layers = workload.layers(file)
-    start, end = ends_of(options, len(layers))[rank:rank + 2]
-    network = build(options, layers[start:end], file, first, last)
-    optimizer = workload.optimizer(network.parameters())
+    ends = ends_of(options, count, len(layers))
     samples, left = divmod(inputs.shape[0], micro_batches)
     if left:
         raise SystemExit(f"pipelining: {micro_batches} micro-batches do not divide {inputs.shape[0]} samples")
     shapes = boundaries(options, workload.layers(file), file, samples)
-    placed = PipelineStage(network, rank, options.stages, torch.device("cpu"), input_args=shapes[start],
-                           output_args=shapes[end])
+    placed, parameters = [], []
+    for number in own:
+        start, end = ends[number], ends[number + 1]
+        network = build(options, layers[start:end], file, number == 0, number == count - 1)
+        parameters += network.parameters()
+        placed.append(PipelineStage(network, number, count, torch.device("cpu"), input_args=shapes[start], output_args=shapes[end]))
+        if options.schedule == "zbv":
+            # The hello to neighbours by which connections are made: ZBV's middle stages are neighbours in one process, to which Gloo
+            # has none. They are made at the first message all the same.
+            placed[-1]._get_init_p2p_neighbors_ops = lambda: []
+    optimizer = workload.optimizer(parameters)
     # The loss has the count of the whole mini-batch in it, so micro-batches' gradients are summed as they are.
-    schedule = SCHEDULES[options.schedule](placed, micro_batches, scale_grads=False,
+    schedule = SCHEDULES[options.schedule](placed if count > options.stages else placed[0], micro_batches, scale_grads=False,
                                            loss_fn=lambda output, target: loss_sum(output, target) / targets.numel())
     spans, totals = [], []
     for _ in range(options.steps):
@@ -103,7 +124,8 @@ def stage(options):
         steps = list(zip(*[spans for _, spans, _ in gathered]))
         times = [1e3 * (max(end for _, end, _ in step) - min(start for start, *_ in step)) for step in steps]
         cpu = [[1e3 * used for *_, used in step] for step in steps]
-        print(json.dumps({"loss": gathered[-1][0], "step_ms": times, "cpu_ms": cpu, "threads": options.stages,
+        losses = next(totals for totals, *_ in gathered if any(totals))
+        print(json.dumps({"loss": losses, "step_ms": times, "cpu_ms": cpu, "threads": options.stages,
                           "dtype": "float32", "cut": options.cut, "channels_last": options.channels_last,
                           "peak_tensor_bytes": [peak for *_, peak in gathered]}), flush=True)
     dist.barrier()
@@ -137,7 +159,7 @@ def start(options):
 
 def main():
     options = parse()
-    options.cut = cut_or_best(options)
+    options.cut = cut_or_best(options, stages_of(options, 0)[1])
     if options.rank is None:
         start(options)
     else:

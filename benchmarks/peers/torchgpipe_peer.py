@@ -44,7 +44,7 @@ def main():
     file, workload = file_of(options), WORKLOADS[options.workload]
     named = workload.layers(file)
     Network(named).load(file)
-    ends = ends_of(options, len(named))
+    ends = ends_of(options, options.stages, len(named))
     model = GPipe(nn.Sequential(*[Joined(layer) for _, layer in named]), [b - a for a, b in zip(ends, ends[1:])],
                   devices=["cpu"] * options.stages, chunks=options.micro_batches, checkpoint=options.checkpoint)
     optimizer = workload.optimizer(model.parameters())

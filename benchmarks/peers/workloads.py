@@ -16,7 +16,7 @@ from common import CHECKPOINTS, ChannelsLast, Network, read_safetensors
 class Workload:
     layers: Callable  # from a file's tensors: (name, layer) in order
     optimizer: Callable  # of parameters
-    cuts: dict  # stages -> the cut that was measured to be the fastest
+    cuts: dict  # stages, or a schedule with its own -> the fastest cut of those that were measured, or the likely one
 
 
 WORKLOADS = {
@@ -24,13 +24,16 @@ WORKLOADS = {
         layers=lambda file: model.layers(**model.GPT),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-4, fused=True),
         # CPU ms per step of two stages: 9: 3870 5040, 10: 4120 4557, 11: 5125 4376. Of more: by operations.
-        cuts={1: [], 2: [10], 3: [7, 13], 4: [5, 10, 15]},
+        # `zbv` has the first stage and the last in one process: 5, 9, 14: 5310 4850; 6, 10, 15: 5000 5250.
+        cuts={1: [], 2: [10], 3: [7, 13], 4: [5, 10, 15], "zbv": [6, 10, 15]},
     ),
     "amoeba": Workload(
         layers=images.amoebanet_of,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
         # As above: 4: 240 630, 5: 310 530, 6: 400 480, 7: 480 375, with --channels-last and M = 8.
-        cuts={1: [], 2: [6]},
+        # Of four stages, two in each process, ms of steps; interleaved-zb, six cuts: 3, 6, 9: 620 to 670, others 590 to 1070; zbv, four:
+        # 4, 6, 8: 650 to 710, others 680 to 890.
+        cuts={1: [], 2: [6], 4: [3, 6, 9], "zbv": [4, 6, 8]},
     ),
 }
 
@@ -68,16 +71,17 @@ def build(options, layers, file, first=True, last=True):
     return ChannelsLast(network, first, last) if options.channels_last else network
 
 
-def cut_or_best(options):
-    cut = options.cut or WORKLOADS[options.workload].cuts.get(options.stages)
+def cut_or_best(options, stages):
+    cuts = WORKLOADS[options.workload].cuts
+    cut = options.cut or cuts.get(getattr(options, "schedule", None), cuts.get(stages))
     if cut is None:
-        raise SystemExit(f"no cut is known for {options.workload} on {options.stages} stages: give --cut")
+        raise SystemExit(f"no cut is known for {options.workload} on {stages} stages: give --cut")
     return cut
 
 
-def ends_of(options, count):
+def ends_of(options, stages, layers):
     """Where the stages of so many layers begin and end."""
-    ends = [0, *cut_or_best(options), count]
-    if len(ends) != options.stages + 1 or sorted(set(ends)) != ends:
-        raise SystemExit(f"--cut needs {options.stages - 1} ascending numbers from 1 to {count - 1}")
+    ends = [0, *cut_or_best(options, stages), layers]
+    if len(ends) != stages + 1 or sorted(set(ends)) != ends:
+        raise SystemExit(f"--cut needs {stages - 1} ascending numbers from 1 to {layers - 1}")
     return ends
