@@ -87,12 +87,13 @@ pub enum StepError<E> {
     /// Another process of the pipeline failed, or cannot be reached any more.
     #[error(transparent)]
     Elsewhere(#[from] Elsewhere),
-    /// The update was applied by some stages only.
+    /// The update was applied by some stages, and perhaps not by all.
     #[error(
-        "the update was applied by stages {applied:?} only, the parameters are no longer of one step: restore a checkpoint; cause: {cause}"
+        "{cause}; the update was applied by {}, perhaps not by all others: the parameters may be of two steps, restore a checkpoint",
+        listed(applied)
     )]
     Torn {
-        /// Stages that have begun or finished it.
+        /// Stages of this process that have begun or finished it.
         applied: Vec<StageId>,
         /// The first error.
         cause: String,
@@ -103,6 +104,15 @@ pub enum StepError<E> {
         /// The earlier failure.
         reason: String,
     },
+}
+
+/// In words, in order.
+fn listed(stages: &[StageId]) -> String {
+    let mut stages = stages.to_vec();
+    stages.sort_unstable();
+    let plural = if stages.len() == 1 { "" } else { "s" };
+    let numbers: Vec<String> = stages.iter().map(ToString::to_string).collect();
+    format!("stage{plural} {}", numbers.join(", "))
 }
 
 /// Shared by all workers of a step.
@@ -176,4 +186,27 @@ pub fn peer(program: &Program, action: Action) -> Option<StageId> {
     let (Op::Send(transfer) | Op::Receive(transfer)) = action.op else { return None };
     let edge = program.topology.edges.get(transfer.edge.index())?;
     Some(if edge.from == action.stage { edge.to } else { edge.from })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host died while an update was applied: the error began with the stages that had applied it, printed as Rust prints a list,
+    /// claimed of stages elsewhere that they had not, and named the host last.
+    #[test]
+    fn regression_a_torn_update_names_its_cause_first() {
+        let torn = |applied: &[u32]| StepError::<std::convert::Infallible>::Torn {
+            applied: applied.iter().copied().map(StageId).collect(),
+            cause: "rank 1: no sign of life for 3.0s".to_owned(),
+        };
+        assert_eq!(
+            torn(&[0]).to_string(),
+            "rank 1: no sign of life for 3.0s; the update was applied by stage 0, perhaps not by all others: \
+             the parameters may be of two steps, restore a checkpoint"
+        );
+        assert!(
+            torn(&[2, 0]).to_string().contains("; the update was applied by stages 0, 2, perhaps")
+        );
+    }
 }

@@ -79,6 +79,7 @@ fn check(program: &Arc<Program>, capacity: usize, at: Action, kind: FaultKind) {
         // Another stage had applied the update already: then the error says so, and what caused it.
         (StepError::Torn { applied, cause }, _) if decided => {
             assert!(!applied.is_empty() && cause.contains(&at.to_string()), "{text}");
+            assert!(text.starts_with(cause.as_str()), "{text}");
         }
         _ => panic!("{at} {kind:?}: {text}"),
     }
