@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use gpipe_core::{
-    DeviceId, EdgeId, Half, MicroBatch, Op, StageId,
+    DeviceId, EdgeId, Half, MicroBatch, Op, StageId, Transfer,
     lower::{Edge, Program},
 };
 
@@ -120,9 +120,14 @@ impl Carrier {
         for &expected in &self.messages {
             let parcel = inbound.receive()?;
             if parcel.micro_batch != expected {
+                let of = |micro_batch| {
+                    let Crossing { edge, half, .. } = self.crossing;
+                    Transfer { half, micro_batch, edge }
+                };
                 let reason = format!(
-                    "it sent micro-batch {:?} where {expected:?} was due ({:?} of edge {}): its schedule is another",
-                    parcel.micro_batch, self.crossing.half, self.crossing.edge
+                    "it sent {} where {} was due: its schedule is another",
+                    of(parcel.micro_batch),
+                    of(expected)
                 );
                 return Err(Elsewhere { process: Some(self.crossing.from), reason });
             }

@@ -306,8 +306,8 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         self.clock.not_before(envelope.arrival);
         link.release(self.clock.now());
         if envelope.micro_batch != transfer.micro_batch {
-            let reason = format!("the link brought micro-batch {:?}", envelope.micro_batch);
-            return self.protocol(action, &reason);
+            let brought = Transfer { micro_batch: envelope.micro_batch, ..transfer };
+            return self.protocol(action, &format!("the link brought {brought}"));
         }
         match envelope.message {
             Message::Value(value) => self.mailbox.arrive(action.stage, transfer, value),

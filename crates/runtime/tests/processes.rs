@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use gpipe_core::{
     DeviceId, StageId,
-    lower::{Program, lower},
+    lower::{Program, Topology, lower},
     splitmix::Stream,
     testing::{random_compute, random_topology},
     validate::validate,
@@ -139,4 +139,23 @@ fn fault_any_failure_anywhere_ends_every_process_with_the_one_error() {
         }
     }
     assert!(crossed > 50, "only {crossed} errors crossed");
+}
+
+#[test]
+fn fault_another_schedule_is_named() {
+    let of = |lists: [&str; 2]| {
+        let actions = |list: &str| list.split(' ').map(|one| one.parse().unwrap()).collect();
+        Arc::new(lower(&lists.map(actions).to_vec(), &Topology::chain(2), 2).unwrap())
+    };
+    let own = of(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]);
+    let other = of(["0F1 0F0 0B0 0B1", "1F1 1F0 1B0 1B1"]);
+    let case = Case { program: own.clone(), capacity: 2, placement: vec![0, 1], processes: 2 };
+    let errors = in_processes(&case, None, |here, mut crew| {
+        let program = if here == 0 { &own } else { &other };
+        crew.run(program, feeds(program, 1)).unwrap_err().to_string()
+    });
+    for error in errors {
+        let expected = "rank 0: it sent F0@0 where F1@0 was due: its schedule is another";
+        assert_eq!(error, expected);
+    }
 }
