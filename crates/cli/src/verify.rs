@@ -89,6 +89,12 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
         shown.join(" and "),
         config.pipeline.threads_per_stage
     );
+    if config.pipeline.replicas > 1 {
+        let replicas = config.pipeline.replicas;
+        say!(
+            "one pipeline is verified, not its {replicas} replicas: their sums of gradients are in another order"
+        );
+    }
     let mut reference = None;
     let mut differs = false;
     let mut before: Option<&Variant> = None;

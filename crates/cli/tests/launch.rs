@@ -64,10 +64,30 @@ fn assert_same_run(folder: &Folder, one: &str, other: &str) {
     assert!(left.is_empty(), "{other}: {left:?}");
 }
 
+/// What TensorBoard is shown of a run, in the order of its one file, but for times and bytes.
+fn curves(folder: &Folder, run: &str) -> Vec<(&'static str, f32)> {
+    let files: Vec<_> = fs::read_dir(folder.path(run).join("tensorboard")).unwrap().collect();
+    assert_eq!(files.len(), 1, "{run}: {files:?}");
+    let bytes = fs::read(files[0].as_ref().unwrap().path()).unwrap();
+    let tags = ["train/loss", "train/lr", "train/grad_norm", "validation/loss"];
+    let mut found = Vec::new();
+    for at in 0..bytes.len() {
+        for tag in tags {
+            // A name, the mark of a float, and its bytes.
+            let rest = bytes[at..].strip_prefix(tag.as_bytes());
+            let value = rest.and_then(|rest| rest.strip_prefix(&[0x15])?.first_chunk());
+            found.extend(value.map(|value| (tag, f32::from_le_bytes(*value))));
+        }
+    }
+    found
+}
+
 #[test]
 fn transparency_of_launched_processes() {
     let folder = Folder::new();
     folder.succeeds(&train("one", MORE));
+    let shown = curves(&folder, "one");
+    assert!(shown.len() > 3 * 12, "12 steps and validations, not {shown:?}");
     for (out, processes, stages) in
         [("two", "2", "2"), ("two of four", "2", "4"), ("four", "4", "4")]
     {
@@ -75,6 +95,7 @@ fn transparency_of_launched_processes() {
         let printed = folder.succeeds(&launched(processes, &command));
         assert_same_run(&folder, "one", out);
         assert_eq!(steps(&folder, "one"), steps(&folder, out), "{out}");
+        assert_eq!(curves(&folder, out), shown, "{out}");
         // Printed once, by rank 0.
         assert!(printed.lines().all(|line| line.starts_with("[0] ")), "{printed}");
         assert_eq!(printed.matches("where the time went").count(), 1, "{printed}");
@@ -188,6 +209,14 @@ fn transparency_of_replicas_that_are_launched() {
     send("-TERM", &process_of(run.number(), 1));
     assert_eq!(run.end(), Ok(143), "{}", run.printed);
     assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
+
+    // The step of the first, in as many processes as the run has; what is compared bit by bit is one pipeline.
+    let of = |command| [command, "tiny.toml", "--text", "text.txt", "--set", "pipeline.replicas=2"];
+    let traced = folder.succeeds(&launched("2", &of("trace")));
+    assert!(traced.contains("measured") && folder.path("trace.json").exists(), "{traced}");
+    folder.refuses(&of("trace"), &["there is one process", "--replicas 1"]);
+    let verified = folder.succeeds(&[&of("verify")[..], &["--steps", "1"]].concat());
+    assert!(verified.contains("one pipeline is verified, not its 2 replicas"), "{verified}");
 
     folder.refuses(&train("one", &more), &["there is one process", "--processes 2"]);
     let output = folder.gpipe(&launched("3", &train("three", &more)));

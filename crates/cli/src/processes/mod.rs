@@ -82,7 +82,7 @@ impl Processes {
         }
         let Some(cluster) = &self.cluster else {
             return Err(CliError::Usage(format!(
-                "pipeline.replicas is {count}, and there is one process: start as many or a multiple, with gpipe launch --processes {count} or torchrun"
+                "pipeline.replicas is {count}, and there is one process: start as many or a multiple, with gpipe launch --processes {count} or torchrun, or give --replicas 1"
             )));
         };
         let member = cluster.replicas(count)?;
