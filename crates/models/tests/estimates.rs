@@ -1,7 +1,7 @@
 //! Bytes that are estimated from shapes alone, held to what stages then allocate.
 #![allow(clippy::unwrap_used)] // helpers of tests may panic
 
-use std::fmt::Write;
+use std::{fmt::Write, process::Command};
 
 use gpipe::{
     Adam, Balance, CrossEntropy, Kernels, Loss, MeanSquaredError, Optimizer, Pipeline, Remat,
@@ -245,17 +245,33 @@ fn oracle_predicted_peaks_are_those_of_stages() {
     compare(&networks, &cases(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
 }
 
+fn some_cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
+    cases(kernels, kind).into_iter().filter(|case| case.micro_batches == 4).step_by(4).collect()
+}
+
 #[test]
-fn oracle_other_kernels_dtypes_and_parts_hold_what_is_predicted() {
-    let some = |kernels, kind| -> Vec<Case> {
-        cases(kernels, kind).into_iter().filter(|case| case.micro_batches == 4).step_by(4).collect()
-    };
+fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     let networks = [gpt(false, 0.1), translation(false, 0.1), amoebanet(true)];
-    compare(&networks, &some(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
+    compare(&networks, &some_cases(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
     let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
-    compare(&networks, &some(Kernels::Aten, Kind::Float), 0.11, 0.03);
-    // What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled.
-    compare(&networks, &some(Kernels::OneDnn, Kind::BFloat16), 0.11, 0.06);
+    compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, 0.03);
+}
+
+/// What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled: up to 6% of these stages with AVX-512, and with AMX
+/// up to a megabyte each, of stages of two. So AMX is left out. oneDNN is told when it is first used: in a process of its own.
+#[test]
+fn oracle_bfloat16_holds_what_is_predicted() {
+    const INSTRUCTIONS: (&str, &str) = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16");
+    if std::env::var(INSTRUCTIONS.0).as_deref() != Ok(INSTRUCTIONS.1) {
+        let mut own = Command::new(std::env::current_exe().unwrap());
+        own.args(["--exact", "oracle_bfloat16_holds_what_is_predicted"]);
+        let output = own.env(INSTRUCTIONS.0, INSTRUCTIONS.1).output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
+        return;
+    }
+    let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
+    compare(&networks, &some_cases(Kernels::OneDnn, Kind::BFloat16), 0.11, 0.06);
 }
 
 /// AmoebaNet-D(72, 512) would need a hundred gigabytes to run.
