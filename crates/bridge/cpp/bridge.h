@@ -83,7 +83,8 @@ bool onednn_is_faster();
 
 // convolution.cc
 Address convolution(Address x, Address w, rust::Slice<const int64_t> stride, rust::Slice<const int64_t> padding,
-                    rust::Slice<const int64_t> dilation, int64_t groups, bool channels_last);
+                    rust::Slice<const int64_t> dilation, int64_t groups, bool channels_last,
+                    bool onednn);
 
 // loss.cc
 Address cross_entropy_sum(Address logits, Address target, int64_t ignore);

@@ -20,8 +20,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
-at::Tensor product(const at::Tensor &x, const at::Tensor &w) {
-  return x.numel() * w.size(0) >= kMultiplicationsMin ? onednn_product(x, w, {}) : at::linear(x, w);
+at::Tensor product(const at::Tensor &x, const at::Tensor &w, bool onednn) {
+  return onednn && x.numel() * w.size(0) >= kMultiplicationsMin ? onednn_product(x, w, {}) : at::linear(x, w);
 }
 
 // Every stride-th pixel.
@@ -40,14 +40,15 @@ at::Tensor images(const at::Tensor &rows, const at::Tensor &like) {
 // 1x1, without padding, in one group.
 struct Pointwise : torch::autograd::Function<Pointwise> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
-                            at::IntArrayRef stride) {
+                            at::IntArrayRef stride, bool onednn) {
     at::AutoDispatchBelowADInplaceOrView below;
     const at::Tensor used = pixels(x, stride).contiguous(kChannelsLast);
     context->save_for_backward({used, w});
     context->saved_data["sizes"] = x.sizes();
     context->saved_data["stride"] = stride;
+    context->saved_data["onednn"] = onednn;
     return remembered({used.size(0), w.size(0), used.size(2), used.size(3)},
-                      [&] { return images(product(rows(used), w.flatten(1)), used); });
+                      [&] { return images(product(rows(used), w.flatten(1), onednn), used); });
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
@@ -55,10 +56,11 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
     at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
     const at::Tensor &used = saved[0], &w = saved[1];
+    const bool onednn = context->saved_data["onednn"].toBool();
     const at::Tensor g = rows(grads[0].contiguous(kChannelsLast));
     at::Tensor dx, dw;
     if (context->needs_input_grad(0)) {
-      dx = images(product(g, w.flatten(1).t()), used);
+      dx = images(product(g, w.flatten(1).t(), onednn), used);
       const auto sizes = context->saved_data["sizes"].toIntVector();
       if (dx.sizes() != at::IntArrayRef(sizes)) {
         at::Tensor all = at::zeros(sizes, dx.options().memory_format(kChannelsLast));
@@ -67,8 +69,8 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
       }
     }
     if (context->needs_input_grad(1))
-      dw = product(g.t(), rows(used).t()).view(w.sizes());
-    return {dx, dw, at::Tensor()};
+      dw = product(g.t(), rows(used).t(), onednn).view(w.sizes());
+    return {dx, dw, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -106,7 +108,7 @@ struct Spatial : torch::autograd::Function<Spatial> {
 
 Address convolution(Address x_address, Address w_address, rust::Slice<const int64_t> stride,
                     rust::Slice<const int64_t> padding, rust::Slice<const int64_t> dilation, int64_t groups,
-                    bool channels_last) {
+                    bool channels_last, bool onednn) {
   const auto list = [](rust::Slice<const int64_t> slice) { return at::IntArrayRef(slice.data(), slice.size()); };
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
   // Where there is one place anyway a stride changes nothing; but with one over a map of one pixel's width oneDNN leaves parts of a
@@ -129,7 +131,7 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
               " group(s) does not take ", x.sizes());
   const bool pointwise = w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
   if (pointwise && w.device().is_cpu() && w.scalar_type() == at::kFloat)
-    return give(Pointwise::apply(x, w, at::IntArrayRef(steps)));
+    return give(Pointwise::apply(x, w, at::IntArrayRef(steps), onednn));
   return spatial(x.contiguous(kChannelsLast));
 }
 

@@ -25,7 +25,7 @@ impl Default for Geometry {
 }
 
 /// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups, height, width]`, differentiable
-/// once. With [`Kernels::OneDnn`], in float32 on a CPU, what it gives is in channels-last layout, and `x` is brought into it
+/// once. Unless they are [`Kernels::Aten`], in float32 on a CPU, what it gives is in channels-last layout, and `x` is brought into it
 /// where it is not.
 ///
 /// # Errors
@@ -37,10 +37,11 @@ pub fn convolution(
     kernels: Kernels,
 ) -> Result<Tensor> {
     let Geometry { stride, padding, dilation, groups } = geometry;
-    let (x, weight, channels_last) = (address(x), address(weight), kernels == Kernels::OneDnn);
+    let (x, weight) = (address(x), address(weight));
+    let (channels_last, onednn) = (kernels.are_channels_last(), kernels.are_onednn());
     // SAFETY: the addresses are of tensors borrowed for the whole call.
     let y = unsafe {
-        bridged::convolution(x, weight, stride, padding, dilation, *groups, channels_last)
+        bridged::convolution(x, weight, stride, padding, dilation, *groups, channels_last, onednn)
     }?;
     adopt(y).ok_or_else(|| Error("convolution gave no tensor".into()))
 }
@@ -99,7 +100,7 @@ mod tests {
         ];
         for case in &cases {
             let exact = run(case, Kind::Double, Kernels::Aten);
-            for kernels in [Kernels::Aten, Kernels::OneDnn] {
+            for kernels in [Kernels::Aten, Kernels::ChannelsLast, Kernels::OneDnn] {
                 for (a, b) in run(case, Kind::Float, kernels).iter().zip(&exact) {
                     assert_eq!(a.size(), b.size());
                     // Sums of at most 576 products of numbers below 1: so many roundings of 6e-8 in the worst case.
@@ -140,7 +141,7 @@ mod tests {
         let geometry = Geometry { stride: [2; 2], padding: [1; 2], ..Geometry::default() };
         let case = Case { x: [4, 64, 1, 1], w: [64, 64, 3, 3], geometry };
         let exact = run(&case, Kind::Double, Kernels::Aten);
-        for kernels in [Kernels::Aten, Kernels::OneDnn] {
+        for kernels in [Kernels::Aten, Kernels::ChannelsLast, Kernels::OneDnn] {
             for _ in 0..5 {
                 let dirty: Vec<Tensor> = (0..8)
                     .map(|_| Tensor::full([64 * 64 * 9], f64::NAN, (Kind::Float, Device::Cpu)))
@@ -160,7 +161,7 @@ mod tests {
         let x = values(&[2, 8, 4, 4], 0.0).to_kind(Kind::Float);
         for shape in [&[4, 9, 1, 1][..], &[4, 8, 1], &[4, 4, 3, 3]] {
             let w = values(shape, 1.0).to_kind(Kind::Float);
-            for kernels in [Kernels::Aten, Kernels::OneDnn] {
+            for kernels in [Kernels::Aten, Kernels::ChannelsLast, Kernels::OneDnn] {
                 assert!(convolution(&x, &w, &Geometry::default(), kernels).is_err(), "{shape:?}");
             }
         }
@@ -171,7 +172,7 @@ mod tests {
     fn regression_a_stride_of_zero_is_an_error() {
         let (x, w) = (values(&[1, 2, 5, 5], 0.1), values(&[3, 2, 3, 3], 0.2));
         let point = values(&[3, 2, 1, 1], 0.3);
-        for kernels in [Kernels::Aten, Kernels::OneDnn] {
+        for kernels in [Kernels::Aten, Kernels::ChannelsLast, Kernels::OneDnn] {
             for (weight, stride) in [(&w, [0, 1]), (&w, [1, -1]), (&point, [0, 0])] {
                 let geometry = Geometry { stride, ..Geometry::default() };
                 let error = convolution(&x, weight, &geometry, kernels).unwrap_err().to_string();
@@ -188,6 +189,7 @@ mod tests {
             ([3, 2, 3, 3], Kernels::Aten),
             ([3, 2, 3, 3], Kernels::OneDnn),
             ([3, 2, 1, 1], Kernels::OneDnn),
+            ([3, 2, 1, 1], Kernels::ChannelsLast),
         ] {
             let w = values(&shape, 0.2).to_kind(Kind::Float);
             let y = convolution(&x, &w, &Geometry::default(), kernels).unwrap().square();

@@ -72,6 +72,7 @@ pub(crate) mod bridged {
             dilation: &[i64],
             groups: i64,
             channels_last: bool,
+            onednn: bool,
         ) -> Result<usize>;
         unsafe fn cross_entropy_sum(logits: usize, target: usize, ignore: i64) -> Result<usize>;
         fn onednn_is_faster() -> bool;

@@ -4,22 +4,34 @@ use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// Whose matrix products an affine map or a 1x1 convolution in float32 on a CPU uses. Results differ in the last bits, so one
-/// choice holds for a whole run.
+/// Whose matrix products an affine map or a 1x1 convolution in float32 on a CPU uses, and how images lie. Results differ in the last
+/// bits, so one choice holds for a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernels {
-    /// ATen's own choice: MKL in float32.
+    /// ATen's own choice: MKL in float32; images as they come, in contiguous layout.
     #[default]
     Aten,
+    /// ATen's products; images in channels-last layout, where a 1x1 convolution is a product.
+    ChannelsLast,
     /// oneDNN's, from about a million multiplications on; images in channels-last layout.
     OneDnn,
 }
 
 impl Kernels {
-    /// The faster ones on this machine: oneDNN's where the processor has AVX-512 and is not Intel's, since
-    /// MKL falls back to AVX2 there.
+    /// The fastest on this machine: channels-last, with oneDNN's products where the processor has AVX-512 and is not Intel's,
+    /// since MKL falls back to AVX2 there.
     pub fn fastest() -> Self {
-        if bridged::onednn_is_faster() { Self::OneDnn } else { Self::Aten }
+        if bridged::onednn_is_faster() { Self::OneDnn } else { Self::ChannelsLast }
+    }
+
+    /// Whether products are oneDNN's.
+    pub fn are_onednn(self) -> bool {
+        self == Self::OneDnn
+    }
+
+    /// Whether images are in channels-last layout.
+    pub fn are_channels_last(self) -> bool {
+        self != Self::Aten
     }
 }
 
@@ -36,8 +48,7 @@ pub fn linear(
 ) -> Result<Tensor> {
     let bias = bias.map_or(0, address);
     // SAFETY: the addresses are of tensors borrowed for the whole call, or 0 where C++ accepts 0.
-    let y =
-        unsafe { bridged::linear(address(x), address(weight), bias, kernels == Kernels::OneDnn) }?;
+    let y = unsafe { bridged::linear(address(x), address(weight), bias, kernels.are_onednn()) }?;
     adopt(y).ok_or_else(|| Error("linear gave no tensor".into()))
 }
 

@@ -70,6 +70,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
         .kernels(match pipeline.kernels {
             KernelChoice::Fastest => Kernels::fastest(),
             KernelChoice::Aten => Kernels::Aten,
+            KernelChoice::ChannelsLast => Kernels::ChannelsLast,
             KernelChoice::OneDnn => Kernels::OneDnn,
         })
         .micro_batches(pipeline.micro_batches)

@@ -255,6 +255,8 @@ fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     compare(&networks, &some_cases(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
     let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
     compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, 0.03);
+    let networks = [amoebanet(false), resnet(), unet()];
+    compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, 0.03);
 }
 
 /// What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled: up to 6% of these stages with AVX-512, and with AMX

@@ -117,7 +117,7 @@ fn transparency_of_a_small_amoebanet_b() {
 #[test]
 fn transparency_of_a_small_resnet() {
     let resnet = ResNet { blocks: [1, 1, 1, 1], width: 4, channels: 3, classes: 4 };
-    matrix("ResNet", &|| resnet.build().unwrap(), Kernels::OneDnn);
+    matrix("ResNet", &|| resnet.build().unwrap(), Kernels::ChannelsLast);
 }
 
 /// Whose long skips span every boundary between stages.

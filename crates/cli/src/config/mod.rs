@@ -225,6 +225,7 @@ impl Config {
         if config.pipeline.kernels == KernelChoice::Fastest {
             config.pipeline.kernels = match Kernels::fastest() {
                 Kernels::Aten => KernelChoice::Aten,
+                Kernels::ChannelsLast => KernelChoice::ChannelsLast,
                 Kernels::OneDnn => KernelChoice::OneDnn,
             };
         }

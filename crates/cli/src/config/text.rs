@@ -150,7 +150,7 @@ choice!(
 );
 choice!(
     /// Whose matrix products.
-    KernelChoice, "kernels", { Fastest = "fastest", Aten = "aten", OneDnn = "onednn" }
+    KernelChoice, "kernels", { Fastest = "fastest", Aten = "aten", ChannelsLast = "channels-last", OneDnn = "onednn" }
 );
 choice!(
     /// How the learning rate falls.

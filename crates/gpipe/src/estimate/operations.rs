@@ -3,7 +3,6 @@
 //! What a kernel needs beside its tensors was measured with the allocator that stages use, once for each operation; the bytes
 //! that oneDNN's reorders and scratch take there are the numbers below.
 
-use gpipe_bridge::linear::Kernels;
 use tch::Kind;
 
 use super::{
@@ -46,7 +45,7 @@ impl Tape {
     }
 
     fn takes_onednn(&self, x: Var, outputs: i64) -> bool {
-        let (spec, onednn) = (self.spec(x), self.kernels() == Kernels::OneDnn);
+        let (spec, onednn) = (self.spec(x), self.kernels().are_onednn());
         let multiplications = spec.elements() * outputs as f64;
         onednn && spec.kind == Kind::Float && multiplications >= MULTIPLICATIONS_MIN
     }
@@ -203,7 +202,7 @@ impl Tape {
         // Of each of its outputs, a product with every weight of its kernel.
         let fan_in: i64 = self.shape(weight).iter().skip(1).product();
         let flops = 2.0 * output.elements() * fan_in as f64;
-        if self.kernels() != Kernels::OneDnn || !is_float {
+        if !self.kernels().are_channels_last() || !is_float {
             let node = Node::new(&[x], output).saving(&[x]).parameter(weight);
             let plain = pointwise && !strided;
             let forward = if plain { 0.0 } else { (input + weights).max(made) };
@@ -228,7 +227,8 @@ impl Tape {
         let node = if strided || plain { node.saving_bytes(used) } else { node.saving(&[x]) };
         let thinned = if strided { used } else { 0.0 };
         let multiplications = used / FLOAT * outputs;
-        let node = match multiplications >= MULTIPLICATIONS_MIN {
+        let onednn = self.kernels().are_onednn() && multiplications >= MULTIPLICATIONS_MIN;
+        let node = match onednn {
             true => node.parameter(weight).forward_bytes(weights).backward_bytes(made.max(thinned)),
             false => node.parameter_transposed(weight).backward_bytes(thinned),
         };

@@ -189,7 +189,12 @@ impl Measurement {
         let shape = [&[samples], sample].concat();
         let stages: usize = arguments.take("stages", "2")?;
         let device: Device = arguments.take("device", "cpu")?;
-        let kernels = [("fastest", Kernels::fastest()), ("aten", Kernels::Aten)];
+        let kernels = [
+            ("fastest", Kernels::fastest()),
+            ("aten", Kernels::Aten),
+            ("channels-last", Kernels::ChannelsLast),
+            ("onednn", Kernels::OneDnn),
+        ];
         let dtypes = [("float32", Kind::Float), ("bfloat16", Kind::BFloat16)];
         let builder = Pipeline::builder(model, TensorSpec::new(shape, kind))
             .devices(vec![device; stages])
