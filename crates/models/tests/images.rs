@@ -117,7 +117,9 @@ fn transparency_of_a_small_amoebanet_b() {
 #[test]
 fn transparency_of_a_small_resnet() {
     let resnet = ResNet { blocks: [1, 1, 1, 1], width: 4, channels: 3, classes: 4 };
-    matrix("ResNet", &|| resnet.build().unwrap(), Kernels::ChannelsLast);
+    for kernels in [Kernels::OneDnn, Kernels::ChannelsLast] {
+        matrix("ResNet", &|| resnet.build().unwrap(), kernels);
+    }
 }
 
 /// Whose long skips span every boundary between stages.
