@@ -88,7 +88,8 @@ WHY_NOT = """
   0.83x in a quiet hour, 0.75x and 0.90x in disturbed ones. The processor's faster kernels bring some of it back (the first ablation); on a processor where these are twice as fast, they brought 1.78x.
 - *Everything recomputed*: a forward is a third of what forward and backward take together, so that recomputing all of it makes the step 4/3 as long, 0.75x, and half of the
   micro-batches (`keep:4`) 7/6, 0.86x; nothing computes the same again for less. What does is not to compute all of it again: `selective`, of which 3% of the step is recomputation.
-- *Always, against those that do*: both compute the same, the pipelined ones with the same bubble; our kernels' gain is lost again to it against PyTorch's two threads. Rounds differ by more.
+- *Always, against those that do*: the pipelined peers have the same bubble and keep the input of each block, and PyTorch stops a block's recomputation before its last product (a third of a block's), which no backward
+  reads; a stage of ours keeps its own input alone and computes all of it again. Against PyTorch's two threads our kernels' gain is lost to the bubble, too.
 - *Efficiency*: the simulator has the costs of one step and is held to the next. Where neighbours take 10% of one of them and not of the other, it is off by as much; the canary says what kind of hour it was.
 """
 
