@@ -20,6 +20,7 @@ fn main() {
         .file("cpp/split.cc")
         .file("cpp/allocator.cc")
         .file("cpp/device.cc")
+        .file("cpp/layout.cc")
         .file("cpp/convolution.cc")
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")

@@ -77,6 +77,9 @@ void begin_replay(std::unique_ptr<Memo> memo);
 void end_replay();
 void forget_memos() noexcept;
 
+// layout.cc
+Address settled(Address address);
+
 // linear.cc
 Address linear(Address x, Address w, Address bias, bool use_onednn);
 bool onednn_is_faster();

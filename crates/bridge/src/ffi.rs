@@ -63,6 +63,8 @@ pub(crate) mod bridged {
         fn end_replay() -> Result<()>;
         fn forget_memos();
 
+        unsafe fn settled(tensor: usize) -> Result<usize>;
+
         unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;
         unsafe fn convolution(
             x: usize,

@@ -4,6 +4,7 @@
 //! - [`split`]: the same in two halves, first of the inputs and later of the parameters
 //! - [`memory`]: a CPU allocator that counts, caps and reuses, per arena
 //! - [`device`]: streams, events and memory of GPUs
+//! - [`layout`]: the one memory layout of what passes from a layer to the next
 //! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
 //! - [`memo`]: what products and convolutions gave, for a forward that is computed again
@@ -23,6 +24,7 @@ pub mod convolution;
 pub mod device;
 mod ffi;
 pub mod fill;
+pub mod layout;
 pub mod linear;
 pub mod loss;
 pub mod memo;

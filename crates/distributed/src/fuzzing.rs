@@ -26,7 +26,7 @@ pub struct Read {
 pub fn header(bytes: &[u8]) -> Result<Read, gpipe_bridge::Error> {
     let arena = Arena::acquire()?;
     memory::enter(arena.id())?;
-    memory::set_cap(arena.id(), Some((wire::memory_max(MOST) + ROUNDING).0))?;
+    memory::set_cap(arena.id(), Some((MOST + ROUNDING).0))?;
     let result = wire::fuzzed(bytes, MOST);
     let beyond = memory::take_refusal().map(|refusal| refusal.requested);
     memory::enter(0)?;

@@ -1,10 +1,10 @@
 //! Messages as Gloo takes them: a header of a fixed size, so that its receive can be posted before anything is known of what
 //! comes, and then the elements of each tensor, contiguous. Tensors arrive with the strides that they had: a layer's kernels,
-//! and so its bits, may depend on them. (But for a view of less than a sixteenth of its memory, and of what overlaps: these arrive
-//! contiguous.)
+//! and so its bits, may depend on them. What layers pass on is dense ([`gpipe_bridge::layout`]), so no message has gaps.
 
 use gpipe::Value;
 use gpipe::processes::{Message, Parcel, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
+use gpipe_bridge::layout::settled;
 use gpipe_core::{Bytes, LayerId, MicroBatch};
 use tch::{Kind, Tensor};
 
@@ -20,9 +20,6 @@ const DIMENSIONS_MAX: usize = 8;
 pub(crate) const TENSORS_MAX: usize = (HEADER_BYTES - START_BYTES) / TENSOR_BYTES;
 /// Most tensors of a message.
 const MESSAGE_TENSORS_MAX: usize = 1 << 12;
-/// How many times its own elements a tensor may span in memory, the gaps of a view included: a head of sixteen has them still. A view of
-/// less arrives without gaps, so that nobody allocates much for little.
-const STRETCH_MAX: u64 = 16;
 /// What every header begins with.
 const MAGIC: u32 = u32::from_le_bytes(*b"gpw1");
 /// In the place of a dtype: there is no tensor.
@@ -100,11 +97,14 @@ pub(crate) fn encode(parcel: Parcel<Value>) -> Result<Vec<Part>> {
         let mut payload = Vec::new();
         for tensor in rest.by_ref().take(TENSORS_MAX) {
             before += 1;
-            let layout = tensor.as_ref().map(Layout::of);
-            put_layout(&mut header, layout.as_ref())?;
-            let Some((tensor, layout)) = tensor.as_ref().zip(layout) else { continue };
-            if tensor.numel() > 0 {
-                payload.push(layout.flat(tensor)?);
+            // What comes from a stage is dense already.
+            let tensor = tensor.map(settled).transpose().map_err(|error| error.to_string())?;
+            put_layout(&mut header, tensor.as_ref().map(Layout::of).as_ref())?;
+            let Some(tensor) = tensor else { continue };
+            let count = tensor.numel() as i64;
+            if count > 0 {
+                let flat = tensor.f_detach().and_then(|own| own.f_as_strided([count], [1], None));
+                payload.push(flat.map_err(torch)?);
             }
         }
         header.resize(HEADER_BYTES, 0);
@@ -150,8 +150,7 @@ fn put_layout(header: &mut Vec<u8>, layout: Option<&Layout>) -> Result<()> {
 }
 
 impl Header {
-    /// Reads a header, of a message that may have `room` more bytes of tensors. What it asks for is bounded by these, whatever it
-    /// was: [`STRETCH_MAX`] times as much memory.
+    /// Reads a header, of a message that may have `room` more bytes of tensors: it asks for no more memory, whatever it says.
     pub(crate) fn decode(bytes: &[u8], room: Bytes) -> Result<Self> {
         let bad = |what: &str| format!("a damaged header: {what}");
         let word = |at: usize| -> Result<u32> {
@@ -205,10 +204,7 @@ impl Header {
 
 impl Layout {
     fn of(tensor: &Tensor) -> Self {
-        let (sizes, strides) = (tensor.size(), tensor.stride());
-        let own = Self { kind: tensor.kind(), strides, sizes };
-        // What overlaps in a way that no expanding gives is sent as new memory.
-        if own.is_expanded() && own.is_near() { own } else { own.contiguous() }
+        Self { kind: tensor.kind(), sizes: tensor.size(), strides: tensor.stride() }
     }
 
     fn decode(bytes: &[u8]) -> Option<Option<Self>> {
@@ -224,11 +220,11 @@ impl Layout {
             numbers.filter_map(|n| n.try_into().ok().map(i64::from_le_bytes)).collect();
         let (sizes, strides) = numbers.split_at_checked(dimensions)?;
         let layout = Self { kind, sizes: sizes.to_vec(), strides: strides.to_vec() };
-        let fits = dimensions <= DIMENSIONS_MAX && layout.is_near() && layout.is_expanded();
+        let fits = dimensions <= DIMENSIONS_MAX && layout.is_dense();
         fits.then_some(Some(layout))
     }
 
-    /// Of its elements, each of an expanded dimension's, too; so many that there is no such number are the largest one.
+    /// Of its elements; so many that there is no such number are the largest one.
     fn bytes(&self) -> u64 {
         let count = |all: u64, &size: &i64| all.saturating_mul(size.max(0) as u64);
         let elements = match self.sizes.contains(&0) {
@@ -238,102 +234,21 @@ impl Layout {
         elements.saturating_mul(self.kind.elt_size_in_bytes() as u64)
     }
 
-    /// Whether its gaps are not too large.
-    fn is_near(&self) -> bool {
-        if self.sizes.contains(&0) {
-            return true;
-        }
-        let compact = self
-            .compact()
-            .iter()
-            .try_fold(1_u64, |all, &size| all.checked_mul(u64::try_from(size).ok()?));
-        let most = compact.and_then(|elements| elements.checked_mul(STRETCH_MAX));
-        self.extent().zip(most).is_some_and(|(extent, most)| extent <= most)
-    }
-
-    /// How many elements of memory it spans; `None`: too many, or negative ones.
-    fn extent(&self) -> Option<u64> {
-        let mut extent = 1_u64;
-        for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
-            let (size, stride) = (u64::try_from(size).ok()?, u64::try_from(stride).ok()?);
-            if size == 0 {
-                return Some(0);
-            }
-            extent = extent.checked_add(stride.checked_mul(size - 1)?)?;
-        }
-        Some(extent)
-    }
-
-    /// Sizes and strides of the dimensions that count, from the innermost.
-    fn inner(&self) -> Vec<(i64, i64)> {
-        let mut inner: Vec<(i64, i64)> = self
-            .sizes
-            .iter()
-            .zip(&self.strides)
-            .filter(|&(&size, &stride)| size > 1 && stride != 0)
-            .map(|(&size, &stride)| (stride, size))
-            .collect();
-        inner.sort_unstable();
-        inner.into_iter().map(|(stride, size)| (size, stride)).collect()
-    }
-
-    /// Whether it is a tensor of distinct elements, some of whose dimensions may be expanded.
-    fn is_expanded(&self) -> bool {
-        let mut span = 1_i64;
-        self.inner().into_iter().all(|(size, stride)| {
-            let apart = stride >= span;
-            span = stride.saturating_mul(size - 1).saturating_add(span);
-            apart
-        })
-    }
-
-    /// Whether its elements are all of a piece of memory, each once.
+    /// Whether its elements are all of a piece of memory, each once; a tensor without elements is.
     fn is_dense(&self) -> bool {
-        let mut next = 1_i64;
-        let inner = self.inner().into_iter().all(|(size, stride)| {
-            let follows = stride == next;
-            next = next.saturating_mul(size);
+        if self.sizes.iter().chain(&self.strides).any(|&number| number < 0) {
+            return false;
+        }
+        let sized = self.sizes.iter().zip(&self.strides).filter(|(size, _)| **size > 1);
+        let mut inner: Vec<(i64, i64)> = sized.map(|(&size, &stride)| (stride, size)).collect();
+        inner.sort_unstable();
+        let mut next = Some(1_i64);
+        let follows = inner.into_iter().all(|(stride, size)| {
+            let follows = next == Some(stride);
+            next = next.and_then(|next| next.checked_mul(size));
             follows
         });
-        inner && self.compact() == self.sizes
-    }
-
-    /// The sizes without the expanded dimensions.
-    fn compact(&self) -> Vec<i64> {
-        let sizes = self.sizes.iter().zip(&self.strides);
-        sizes.map(|(&size, &stride)| if stride == 0 { size.min(1) } else { size }).collect()
-    }
-
-    fn contiguous(self) -> Self {
-        let mut next = 1;
-        let mut strides: Vec<i64> = self
-            .sizes
-            .iter()
-            .rev()
-            .map(|&size| {
-                let stride = next;
-                next *= size.max(1);
-                stride
-            })
-            .collect();
-        strides.reverse();
-        Self { strides, ..self }
-    }
-
-    /// The elements of `tensor` in one contiguous dimension.
-    fn flat(&self, tensor: &Tensor) -> Result<Tensor> {
-        let tensor = tensor.f_detach().map_err(torch)?;
-        if self.is_dense() && tensor.stride() == self.strides {
-            let count = tensor.numel() as i64;
-            return tensor.f_as_strided([count], [1], None).map_err(torch);
-        }
-        let mut compact = tensor;
-        for (dimension, (&size, &kept)) in self.sizes.iter().zip(&self.compact()).enumerate() {
-            if size != kept {
-                compact = compact.f_narrow(dimension as i64, 0, kept).map_err(torch)?;
-            }
-        }
-        compact.f_contiguous().and_then(|tensor| tensor.f_flatten(0, -1)).map_err(torch)
+        follows || self.sizes.contains(&0)
     }
 
     /// Memory to receive its elements in; `None`: it has none.
@@ -342,24 +257,19 @@ impl Layout {
             // The others may be of any size.
             return Ok(None);
         }
-        let count: i64 = self.compact().iter().product();
+        let count: i64 = self.sizes.iter().product();
         Tensor::f_empty([count], (self.kind, tch::Device::Cpu)).map(Some).map_err(torch)
     }
 
     /// The tensor whose elements were received.
     pub(crate) fn tensor(&self, received: Option<Tensor>) -> Result<Tensor> {
-        let options = (self.kind, tch::Device::Cpu);
-        let Some(flat) = received else {
-            return Tensor::f_empty_strided(&self.sizes, &self.strides, options).map_err(torch);
-        };
-        if self.is_dense() {
-            return flat.f_as_strided(&self.sizes, &self.strides, None).map_err(torch);
+        match received {
+            Some(flat) => flat.f_as_strided(&self.sizes, &self.strides, None).map_err(torch),
+            None => {
+                Tensor::f_empty_strided(&self.sizes, &self.strides, (self.kind, tch::Device::Cpu))
+                    .map_err(torch)
+            }
         }
-        let compact = self.compact();
-        let mut own = Tensor::f_empty_strided(&compact, &self.strides, options).map_err(torch)?;
-        let values = flat.f_view(&compact[..]).map_err(torch)?;
-        own.f_copy_(&values).map_err(torch)?;
-        own.f_expand(&self.sizes[..], false).map_err(torch)
     }
 }
 
@@ -401,11 +311,6 @@ fn read_verdict(bytes: &[u8]) -> Option<Verdict> {
     let (norm, scale) = rest.split_at_checked(8)?;
     let number = |bytes: &[u8]| Some(f64::from_le_bytes(bytes.try_into().ok()?));
     Some(Verdict { apply: apply == 1, norm: number(norm)?, scale: number(scale)? })
-}
-
-/// Most memory that receiving a message of at most `most` bytes takes: what its tensors span, and what they come in.
-pub(crate) fn memory_max(most: Bytes) -> Bytes {
-    most.times(STRETCH_MAX as usize + 1)
 }
 
 /// As [`crate::fuzzing::header`], of a message that may have `most` bytes.

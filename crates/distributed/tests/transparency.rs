@@ -5,7 +5,9 @@ mod common;
 
 use common::{
     DEADLINE, in_processes,
-    model::{Features, Named, Recipe, Run, assert_same_bits, batch, bits, flat, model, restore},
+    model::{
+        Features, Named, Recipe, Run, assert_same_bits, batch, bits, flat, model, restore, views,
+    },
 };
 use std::collections::HashMap;
 
@@ -23,7 +25,24 @@ struct Computed {
 
 const STEPS: u64 = 3;
 
-fn train(pipeline: &mut Pipeline, samples: &[i64]) -> Computed {
+/// What is trained: how it is built, its number of layers, and its mini-batches.
+struct Subject<'a> {
+    build: &'a (dyn Fn(&Run, usize) -> gpipe::PipelineBuilder + Sync),
+    layers: usize,
+    batch: fn(i64, u64) -> (Vec<Tensor>, Tensor),
+    what: String,
+}
+
+fn tokens(samples: i64, seed: u64) -> (Vec<Tensor>, Tensor) {
+    let (inputs, targets) = batch(samples, seed);
+    (vec![inputs], targets)
+}
+
+fn train(
+    pipeline: &mut Pipeline,
+    samples: &[i64],
+    batch: fn(i64, u64) -> (Vec<Tensor>, Tensor),
+) -> Computed {
     let (mut numbers, mut gradients) = (Vec::new(), Named::new());
     for step in 0..STEPS {
         let (inputs, targets) = batch(samples[step as usize % samples.len()], step);
@@ -34,9 +53,9 @@ fn train(pipeline: &mut Pipeline, samples: &[i64]) -> Computed {
         gradients.extend(own.into_iter().map(|(name, tensor)| (format!("{name} {step}"), tensor)));
     }
     let (inputs, targets) = batch(5, 77);
-    let evaluation = pipeline.evaluate(&inputs, &targets).unwrap();
+    let evaluation = pipeline.evaluate(&inputs[..], &targets).unwrap();
     numbers.push(evaluation.loss.to_bits());
-    let outputs = pipeline.predict(&inputs).unwrap();
+    let outputs = pipeline.predict(&inputs[..]).unwrap();
     let outputs = outputs.iter().flat_map(bits).collect();
     Computed { numbers, gradients, state: flat(pipeline), outputs }
 }
@@ -54,24 +73,36 @@ fn merged(parts: Vec<Named>) -> Named {
 }
 
 fn matrix(features: Features, cases: &[(Vec<i64>, usize)]) {
+    matrix_of(
+        &Subject {
+            build: &|run, micro_batches| builder(features, run, micro_batches),
+            layers: model(features).len(),
+            batch: tokens,
+            what: format!("{features:?}"),
+        },
+        cases,
+    );
+}
+
+fn matrix_of(subject: &Subject, cases: &[(Vec<i64>, usize)]) {
+    let Subject { build, layers, batch, what } = subject;
     let mut compared = 0;
     for (samples, micro_batches) in cases {
-        let mut plain = builder(features, &Run::plain(), *micro_batches).build().unwrap();
-        let expected = train(&mut plain, samples);
-        let layers = model(features).len();
+        let mut plain = build(&Run::plain(), *micro_batches).build().unwrap();
+        let expected = train(&mut plain, samples, *batch);
         for processes in [2, 3, 4] {
             // All cuts and policies of as many stages or more; the whole list is in the matrix of threads.
-            let runs = Run::all(layers).into_iter().filter(|run| run.stages >= processes);
+            let runs = Run::all(*layers).into_iter().filter(|run| run.stages >= processes);
             for (index, run) in runs.enumerate() {
                 if index % 3 != processes % 3 && std::env::var_os("GPIPE_SOAK").is_none() {
                     continue;
                 }
                 let what = format!(
-                    "{run:?} in {processes} processes: {features:?} N={samples:?} M={micro_batches}"
+                    "{run:?} in {processes} processes: {what} N={samples:?} M={micro_batches}"
                 );
                 let found = in_processes(processes, DEADLINE, |cluster| {
-                    let built = builder(features, &run, *micro_batches).processes(cluster);
-                    train(&mut built.build().unwrap(), samples)
+                    let built = build(&run, *micro_batches).processes(cluster);
+                    train(&mut built.build().unwrap(), samples, *batch)
                 });
                 let (mut gradients, mut states) = (Vec::new(), Vec::new());
                 for own in found {
@@ -107,6 +138,20 @@ fn transparency_of_processes_with_everything() {
     matrix(features, &[(vec![8], 4)]);
     let kind = Kind::BFloat16;
     matrix(Features { batch_norm: true, kind, recipe: Recipe::Adam, ..features }, &[(vec![6], 3)]);
+}
+
+/// A value whose memory overlaps itself was sent as contiguous memory between processes and as a view between
+/// threads, so that the next layer's kernel saw other strides and gave other bits. Expanded, strided and
+/// offset values, those of one element or none, and booleans are here for the same reason.
+#[test]
+fn regression_views_give_the_same_bits_in_processes() {
+    let subject = Subject {
+        build: &views::builder,
+        layers: views::model().len(),
+        batch: views::batch,
+        what: "views".into(),
+    };
+    matrix_of(&subject, &[(vec![8], 4), (vec![3, 1, 6], 4)]);
 }
 
 /// A state that was taken in processes is put back in other ones, or in none.

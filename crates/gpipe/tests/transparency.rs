@@ -11,7 +11,7 @@ mod common;
 use common::{
     Features, Recipe, Run, assert_close, assert_same_bits, batch,
     matrix::{Subject, one},
-    model,
+    model, views,
 };
 use gpipe::{Remat, Schedule, TensorSpec};
 use gpipe_core::Op;
@@ -78,6 +78,19 @@ fn transparency_of_batch_norm() {
 #[test]
 fn transparency_of_rmsprop() {
     matrix(Features { tied: true, recipe: Recipe::RmsProp, ..Features::plain() });
+}
+
+#[test]
+fn transparency_of_views() {
+    let subject = Subject {
+        model: &views::model,
+        inputs: views::inputs(),
+        batch: &views::batch,
+        build: &views::build,
+        may_skip: false,
+        what: "views".into(),
+    };
+    subject.matrix(&[(vec![8], 4), (vec![3, 1, 6], 4)]);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gpipe_bridge::{
+    layout::settled,
     linear::Kernels,
     memory,
     split::{self, First, split},
@@ -60,6 +61,11 @@ pub(super) fn leaves(tensors: &[Tensor], grads: bool) -> Result<Vec<Tensor>, Lay
 fn leaf(tensor: &Tensor, grads: bool) -> Result<Tensor, LayerError> {
     let leaf = tensor.f_detach()?;
     Ok(if grads && differentiable(&leaf) { leaf.f_set_requires_grad(true)? } else { leaf })
+}
+
+/// What a layer made, as the next one gets it: without a graph, and in the one layout that values pass in.
+fn passed_on(tensor: &Tensor) -> Result<Tensor, LayerError> {
+    Ok(settled(tensor.f_detach()?)?)
 }
 
 /// An error if any of `tensors` holds a NaN or an infinity.
@@ -162,24 +168,19 @@ impl LayerRun<'_> {
         let (stashed, statistics, cache) = (ctx.stashed, ctx.statistics, ctx.cache);
         self.check_outputs(&inputs, &pops, &outputs, &stashed)?;
         check_untouched(&inputs, &versions)?;
-        if !graph {
-            return Ok(Ran { outputs, stashed, island: None, statistics, cache });
-        }
-        let outside = leaves(&outputs, false)?;
-        let stashed_outside: Vec<_> = stashed
-            .iter()
-            .map(|(name, tensor)| Ok((name.clone(), leaf(tensor, false)?)))
-            .collect::<Result<_, LayerError>>()?;
-        let island = Island {
+        let passed_on = outputs.iter().map(passed_on).collect::<Result<_, LayerError>>()?;
+        let sent =
+            stashed.iter().map(|(name, tensor)| Ok((name.clone(), self::passed_on(tensor)?)));
+        let sent = sent.collect::<Result<_, LayerError>>()?;
+        let island = graph.then(|| Island {
             id: self.id,
             inputs,
             pops: pops.into_iter().map(|(index, _, tensor)| (index, tensor)).collect(),
             outputs,
             stashed,
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
-        };
-        let (outputs, stashed) = (outside, stashed_outside);
-        Ok(Ran { outputs, stashed, island: Some(island), statistics, cache })
+        });
+        Ok(Ran { outputs: passed_on, stashed: sent, island, statistics, cache })
     }
 }
 
@@ -292,7 +293,7 @@ impl Island {
             }
             Ok(found)
         })?;
-        Ok(self.back(found))
+        self.back(found)
     }
 
     /// The first half of the VJP: gradients of inputs and skips, and what is left for the second. Parameters' gradients that are
@@ -335,7 +336,7 @@ impl Island {
             Ok(found)
         })?;
         let weights = WeightGradients { id: self.id, trained, later };
-        Ok((self.back(found), weights))
+        Ok((self.back(found)?, weights))
     }
 
     /// Which of its parameters are trained.
@@ -375,14 +376,18 @@ impl Island {
         self.inputs.iter().chain(self.pops.iter().map(|(_, tensor)| tensor))
     }
 
-    /// Sorts what was found by inputs and skips.
-    fn back(&self, found: Vec<Option<Tensor>>) -> Back {
+    /// Sorts what was found by inputs and skips, in the layout that values pass in.
+    fn back(&self, found: Vec<Option<Tensor>>) -> Result<Back, LayerError> {
         let mut found = found.into_iter();
         let wanted = self.leaves().map(Tensor::requires_grad);
-        let mut all = wanted.map(|wanted| if wanted { found.next().flatten() } else { None });
+        let mut all = wanted
+            .map(|wanted| if wanted { found.next().flatten() } else { None })
+            .map(|found| Ok(found.map(settled).transpose()?))
+            .collect::<Result<Vec<_>, LayerError>>()?
+            .into_iter();
         let inputs = all.by_ref().take(self.inputs.len()).collect();
         let pops = self.pops.iter().map(|(index, _)| *index).zip(all).collect();
-        (inputs, pops)
+        Ok((inputs, pops))
     }
 }
 

@@ -37,7 +37,7 @@ use std::{
     sync::Arc,
 };
 
-use gpipe_bridge::{linear::Kernels, memo::Memo};
+use gpipe_bridge::{layout::settled, linear::Kernels, memo::Memo};
 use gpipe_core::{Action, EdgeId, LayerId, MicroBatch, StageId, remat::Remat};
 use gpipe_runtime::{Verdict, stage::OnEdges};
 use tch::Tensor;
@@ -418,13 +418,14 @@ impl Stage {
         }
     }
 
-    /// What the driver fed the first stage of `micro_batch`: on its device, and, where the arithmetic is in a
-    /// smaller dtype, in that.
+    /// What the driver fed the first stage of `micro_batch`: on its device, in the layout that values pass in, and,
+    /// where the arithmetic is in a smaller dtype, in that.
     fn fed_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<Tensor>> {
         let Precision { compute, master } = self.plan.precision;
         let fed = |tensor: &Tensor| {
             let tensor = self.device.own(tensor)?;
-            Ok(if tensor.kind() == master { tensor.f_to_kind(compute)? } else { tensor })
+            let tensor = if tensor.kind() == master { tensor.f_to_kind(compute)? } else { tensor };
+            Ok(settled(tensor)?)
         };
         let inputs = self.feed.inputs(micro_batch).iter().map(fed);
         inputs.collect::<Result<_, LayerError>>().map_err(own("the inputs"))

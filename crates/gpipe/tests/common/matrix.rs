@@ -88,10 +88,10 @@ impl Subject<'_> {
         for (samples, micro_batches) in cases {
             let samples = &samples[..];
             let expected = self.train(&Run::plain(), None, samples, micro_batches);
-            assert!(
-                expected.gradients.len() > STEPS * 9,
-                "every parameter has a gradient in every step"
-            );
+            let trained = expected.state.iter().filter(|(name, _)| name.ends_with(" updates"));
+            let all = STEPS * trained.count();
+            assert!(all > 0, "nothing is trained");
+            assert_eq!(expected.gradients.len(), all, "a gradient of each parameter in each step");
             // One of the few samples that only the widened matrix has may overflow in float16; nothing else is skipped.
             let skipped = STEPS - expected.applied;
             assert!(skipped <= usize::from(widened && self.may_skip), "{skipped} skipped");

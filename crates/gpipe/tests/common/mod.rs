@@ -3,6 +3,7 @@
 
 pub mod matrix;
 pub mod memory;
+pub mod views;
 
 use gpipe::{
     Accuracy, Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline,

@@ -1,0 +1,98 @@
+//! The one memory layout of what passes from a layer to the next.
+
+use tch::Tensor;
+
+use crate::{Result, address, adopt, ffi::bridged};
+
+/// `tensor` as a layer may pass it on: every element once, no gaps, from an address that is a multiple of 64
+/// bytes on. A dense tensor keeps its strides, transposed and channels-last ones too. Anything else (an
+/// expanded or overlapping view, one with gaps, one that begins inside another tensor's memory) is copied
+/// to contiguous memory. The result has no graph.
+///
+/// Why: kernels choose by strides and alignment, so a value must look alike whether it moved between two layers
+/// of a stage, two threads, two devices or two processes.
+///
+/// # Errors
+/// A tensor that is not strided (a sparse one, say); out of memory.
+pub fn settled(tensor: Tensor) -> Result<Tensor> {
+    // SAFETY: the address is of a tensor borrowed for the whole call.
+    let copy = unsafe { bridged::settled(address(&tensor)) }?;
+    Ok(adopt(copy).unwrap_or(tensor))
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    fn counted(shape: &[i64]) -> Tensor {
+        Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)).reshape(shape)
+    }
+
+    fn is_same_memory(a: &Tensor, b: &Tensor) -> bool {
+        a.data_ptr() == b.data_ptr() && a.stride() == b.stride()
+    }
+
+    #[test]
+    fn oracle_dense_tensors_stay_where_they_are() {
+        let images = counted(&[2, 3, 4, 8]);
+        let last = images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
+        // The second row begins 128 bytes in.
+        let aligned = counted(&[4, 32]).narrow(0, 1, 2);
+        for tensor in [images.shallow_clone(), images.transpose(1, 3), last, aligned] {
+            let found = settled(tensor.shallow_clone()).unwrap();
+            assert!(is_same_memory(&found, &tensor), "{:?}", tensor.stride());
+        }
+        for shape in [&[0, 3][..], &[3, 0, 2], &[], &[1], &[1, 1, 1]] {
+            let tensor = counted(shape);
+            assert_eq!(settled(tensor.shallow_clone()).unwrap().stride(), tensor.stride());
+        }
+    }
+
+    #[test]
+    fn oracle_every_other_view_is_copied_and_contiguous() {
+        let whole = counted(&[4, 6, 8]);
+        let views = [
+            ("overlapping", whole.unfold(1, 3, 1)),
+            ("expanded", whole.narrow(1, 0, 1).expand([4, 5, 8], false)),
+            ("gaps", whole.narrow(2, 1, 3)),
+            ("every second", whole.slice(1, 0, 6, 2)),
+            ("a diagonal", whole.diagonal(0, 0, 1)),
+            ("boolean", whole.gt(7.0).narrow(2, 3, 2)),
+        ];
+        for (what, view) in views {
+            let found = settled(view.shallow_clone()).unwrap();
+            assert!(found.is_contiguous() && found.data_ptr() != view.data_ptr(), "{what}");
+            assert!(found.equal(&view), "{what}");
+        }
+    }
+
+    #[test]
+    fn oracle_a_dense_view_at_an_odd_address_moves_and_keeps_its_strides() {
+        let view = counted(&[5, 3]).narrow(0, 1, 4); // 12 bytes in
+        let transposed = view.transpose(0, 1);
+        for view in [view, transposed] {
+            let found = settled(view.shallow_clone()).unwrap();
+            assert_eq!((found.stride(), found.data_ptr() as usize % 64), (view.stride(), 0));
+            assert!(found.equal(&view));
+        }
+    }
+
+    /// A view of negated numbers has the unnegated ones in memory: sent as bytes, they lost their sign.
+    #[test]
+    fn regression_a_lazily_negated_tensor_is_negated() {
+        let complex = Tensor::complex(&counted(&[8]), &counted(&[8]));
+        let negative = complex.conj().imag();
+        let found = settled(negative.shallow_clone()).unwrap();
+        assert_eq!(Vec::<f32>::try_from(&found).unwrap()[3], -3.0);
+        assert!(!found.is_neg());
+    }
+
+    #[test]
+    fn fault_a_sparse_tensor_is_an_error() {
+        let sparse = counted(&[3, 3]).to_sparse_sparse_dim(1);
+        let error = settled(sparse).unwrap_err().to_string();
+        assert!(error.contains("to_dense"), "{error}");
+    }
+}
