@@ -10,6 +10,7 @@
 // so reuse does not make the process larger than it already was.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <c10/core/Allocator.h>
@@ -23,7 +24,6 @@
 #endif
 #include <mutex>
 #include <unordered_map>
-#include <vector>
 
 namespace gpipe {
 
@@ -37,15 +37,24 @@ constexpr uint64_t kNoCap = ~uint64_t{0};
 struct Header {
   uint64_t size; // of the payload, as asked for
   uint32_t arena;
+  Header *next; // of the kept blocks of this size
 };
 static_assert(sizeof(Header) <= kHeader);
+
+// The blocks of one size. The list goes through the blocks themselves and its entry is made when a block is taken, so that
+// freeing, which must not fail, allocates nothing.
+struct Blocks {
+  Header *kept = nullptr;
+  uint64_t live = 0;
+};
 
 struct Arena {
   std::mutex mutex;
   uint64_t live = 0, kept = 0, cap = kNoCap;
-  uint64_t peak = 0; // since the last reset: what is reported
-  uint64_t high = 0; // since the last trim: what bounds the kept blocks
-  std::unordered_map<uint64_t, std::vector<void *>> free_blocks;
+  uint64_t pending = 0; // asked of the system, and not there yet: counts against the cap
+  uint64_t peak = 0;    // since the last reset: what is reported
+  uint64_t high = 0;    // since the last trim: what bounds the kept blocks
+  std::unordered_map<uint64_t, Blocks> blocks; // of at least kKeepMin
 };
 
 // Never destroyed: tensors in statics may be freed after any destructor of ours would run.
@@ -58,70 +67,102 @@ thread_local uint32_t current_arena = 0;
 thread_local Refusal last_refusal{};
 
 // Drops kept blocks, until `bytes` are gone. The caller holds the lock.
-void drop_kept(Arena &arena, uint64_t bytes) {
+void drop_kept(Arena &arena, uint64_t bytes) noexcept {
   uint64_t dropped = 0;
-  for (auto list = arena.free_blocks.begin();
-       dropped < bytes && list != arena.free_blocks.end();) {
-    while (dropped < bytes && !list->second.empty()) {
-      std::free(list->second.back());
-      list->second.pop_back();
-      dropped += list->first;
-      arena.kept -= list->first;
+  for (auto size = arena.blocks.begin(); dropped < bytes && size != arena.blocks.end();) {
+    Blocks &blocks = size->second;
+    while (dropped < bytes && blocks.kept != nullptr) {
+      Header *block = blocks.kept;
+      blocks.kept = block->next;
+      std::free(block);
+      dropped += size->first;
+      arena.kept -= size->first;
     }
-    list = list->second.empty() ? arena.free_blocks.erase(list) : std::next(list);
+    const bool is_unused = blocks.kept == nullptr && blocks.live == 0;
+    size = is_unused ? arena.blocks.erase(size) : std::next(size);
   }
+}
+
+// The kept blocks make room, so that live and kept together do not exceed the most that was ever live.
+void make_room(Arena &arena) noexcept {
+  const uint64_t held = arena.live + arena.pending, most = std::max(arena.high, held);
+  if (held + arena.kept > most)
+    drop_kept(arena, held + arena.kept - most);
+}
+
+// A block of `size` is held from now on.
+void hold(Arena &arena, std::size_t size) {
+  if (size >= kKeepMin)
+    arena.blocks[size].live++;
+  arena.live += size;
+  arena.peak = std::max(arena.peak, arena.live);
+  arena.high = std::max(arena.high, arena.live);
+}
+
+// A kept block of `size`, or null.
+Header *take_kept(Arena &arena, std::size_t size) noexcept {
+  const auto found = arena.blocks.find(size);
+  if (found == arena.blocks.end() || found->second.kept == nullptr)
+    return nullptr;
+  Header *block = found->second.kept;
+  found->second.kept = block->next;
+  arena.kept -= size;
+  return block;
 }
 
 void *take(std::size_t size) {
   Arena &arena = arenas()[current_arena];
   void *block = nullptr;
-  uint64_t peak_before, high_before;
   {
     std::lock_guard<std::mutex> lock(arena.mutex);
-    peak_before = arena.peak;
-    high_before = arena.high;
-    if (size > arena.cap || arena.live > arena.cap - size) {
+    const uint64_t held = arena.live + arena.pending;
+    if (size > arena.cap || held > arena.cap - size) {
       last_refusal = Refusal{true, size, arena.live, arena.cap};
       C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: ", size, " bytes asked, ", arena.live,
                                                  " live, cap ", arena.cap));
     }
-    auto list = arena.free_blocks.find(size);
-    if (list != arena.free_blocks.end() && !list->second.empty()) {
-      block = list->second.back();
-      list->second.pop_back();
-      arena.kept -= size;
-    }
-    arena.live += size;
-    arena.peak = std::max(arena.peak, arena.live);
-    arena.high = std::max(arena.high, arena.live);
-    if (arena.live + arena.kept > arena.high) // kept blocks of other sizes make room
-      drop_kept(arena, arena.live + arena.kept - arena.high);
+    block = take_kept(arena, size);
+    if (block != nullptr)
+      hold(arena, size);
+    else
+      arena.pending += size;
+    make_room(arena);
   }
-  if (block == nullptr && posix_memalign(&block, kHeader, kHeader + size) != 0) {
+  if (block == nullptr) {
+    const bool refused = posix_memalign(&block, kHeader, kHeader + size) != 0;
     std::lock_guard<std::mutex> lock(arena.mutex);
-    arena.live -= size; // what was never held must not raise what may be kept
-    arena.peak = std::max(peak_before, arena.live);
-    arena.high = std::max(high_before, arena.live);
-    last_refusal = Refusal{true, size, arena.live, kNoCap};
-    C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: the system has no ", size, " bytes"));
+    arena.pending -= size; // what was never held raises neither peak nor bound
+    if (refused) {
+      last_refusal = Refusal{true, size, arena.live, kNoCap};
+      C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: the system has no ", size, " bytes"));
+    }
+    hold(arena, size);
   }
-  *static_cast<Header *>(block) = Header{size, current_arena};
+  *static_cast<Header *>(block) = Header{size, current_arena, nullptr};
   return static_cast<char *>(block) + kHeader;
 }
 
-void put_back(void *payload) {
+// libtorch calls it from destructors: whatever it did that could fail would end the process.
+void put_back(void *payload) noexcept {
   if (payload == nullptr)
     return;
-  void *block = static_cast<char *>(payload) - kHeader;
-  const Header header = *static_cast<Header *>(block);
-  Arena &arena = arenas()[header.arena];
+  Header *block = reinterpret_cast<Header *>(static_cast<char *>(payload) - kHeader);
+  Arena &arena = arenas()[block->arena];
   {
     std::lock_guard<std::mutex> lock(arena.mutex);
-    arena.live -= header.size;
-    if (header.size >= kKeepMin && arena.live + arena.kept + header.size <= arena.high) {
-      arena.free_blocks[header.size].push_back(block);
-      arena.kept += header.size;
-      return;
+    const uint64_t size = block->size;
+    arena.live -= size;
+    if (const auto own = arena.blocks.find(size); own != arena.blocks.end()) {
+      Blocks &blocks = own->second;
+      blocks.live--;
+      if (arena.live + arena.pending + arena.kept + size <= arena.high) {
+        block->next = blocks.kept;
+        blocks.kept = block;
+        arena.kept += size;
+        return;
+      }
+      if (blocks.live == 0 && blocks.kept == nullptr)
+        arena.blocks.erase(own);
     }
   }
   std::free(block);

@@ -1,7 +1,7 @@
 // PyTorch's own engine for several processes: TCPStore and ProcessGroupGloo of libtorch's c10d.
 //
 // Gloo's tensors must be contiguous and on the CPU, and a receive must be as large as what is sent: a smaller one
-// ends the receiving process. Whoever calls this agrees on sizes first.
+// ends the receiving process. mail.rs and sums.rs agree on sizes first.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "c10d.h"
 #define USE_C10D
@@ -112,9 +112,8 @@ bool TcpStore::remove(rust::Str key) const { return impl->store->deleteKey(text(
 
 struct GroupWork::Impl {
   c10::intrusive_ptr<c10d::Work> work;
-  // A Gloo collective reads and writes through references to these.
+  // Gloo reads and writes through references to these.
   std::vector<at::Tensor> tensors;
-  std::vector<std::vector<at::Tensor>> lists;
 };
 GroupWork::GroupWork() : impl(std::make_unique<Impl>()) {}
 GroupWork::~GroupWork() = default;
@@ -144,35 +143,12 @@ std::unique_ptr<GroupWork> ProcessGroup::receive(Address tensor, int32_t from, i
   return work;
 }
 
-std::unique_ptr<GroupWork> ProcessGroup::all_reduce(Address tensor) const {
+std::unique_ptr<GroupWork> ProcessGroup::all_reduce(Address tensor, bool largest) const {
   auto work = std::make_unique<GroupWork>();
   work->impl->tensors = {borrow(tensor)};
-  work->impl->work = impl->backend->allreduce(work->impl->tensors);
-  return work;
-}
-
-std::unique_ptr<GroupWork> ProcessGroup::broadcast(Address tensor, int32_t root) const {
-  auto work = std::make_unique<GroupWork>();
-  work->impl->tensors = {borrow(tensor)};
-  c10d::BroadcastOptions options;
-  options.rootRank = root;
-  work->impl->work = impl->backend->broadcast(work->impl->tensors, options);
-  return work;
-}
-
-std::unique_ptr<GroupWork> ProcessGroup::all_gather(rust::Slice<const Address> outputs, Address input) const {
-  auto work = std::make_unique<GroupWork>();
-  work->impl->tensors = {borrow(input)};
-  work->impl->lists.emplace_back();
-  for (Address output : outputs)
-    work->impl->lists.front().push_back(borrow(output));
-  work->impl->work = impl->backend->allgather(work->impl->lists, work->impl->tensors);
-  return work;
-}
-
-std::unique_ptr<GroupWork> ProcessGroup::barrier() const {
-  auto work = std::make_unique<GroupWork>();
-  work->impl->work = impl->backend->barrier();
+  c10d::AllreduceOptions options;
+  options.reduceOp = largest ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+  work->impl->work = impl->backend->allreduce(work->impl->tensors, options);
   return work;
 }
 

@@ -37,10 +37,7 @@ struct ProcessGroup {
   ~ProcessGroup();
   std::unique_ptr<GroupWork> send(Address tensor, int32_t to, int32_t tag) const;
   std::unique_ptr<GroupWork> receive(Address tensor, int32_t from, int32_t tag) const;
-  std::unique_ptr<GroupWork> all_reduce(Address tensor) const;
-  std::unique_ptr<GroupWork> broadcast(Address tensor, int32_t root) const;
-  std::unique_ptr<GroupWork> all_gather(rust::Slice<const Address> outputs, Address input) const;
-  std::unique_ptr<GroupWork> barrier() const;
+  std::unique_ptr<GroupWork> all_reduce(Address tensor, bool largest) const;
   struct Impl;
   std::unique_ptr<Impl> impl;
 };

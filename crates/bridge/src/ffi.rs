@@ -173,17 +173,10 @@ pub(crate) mod bridged {
             from: i32,
             tag: i32,
         ) -> Result<UniquePtr<GroupWork>>;
-        unsafe fn all_reduce(self: &ProcessGroup, tensor: usize) -> Result<UniquePtr<GroupWork>>;
-        unsafe fn broadcast(
+        unsafe fn all_reduce(
             self: &ProcessGroup,
             tensor: usize,
-            root: i32,
+            largest: bool,
         ) -> Result<UniquePtr<GroupWork>>;
-        unsafe fn all_gather(
-            self: &ProcessGroup,
-            outputs: &[usize],
-            input: usize,
-        ) -> Result<UniquePtr<GroupWork>>;
-        fn barrier(self: &ProcessGroup) -> Result<UniquePtr<GroupWork>>;
     }
 }

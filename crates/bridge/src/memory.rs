@@ -212,6 +212,39 @@ mod tests {
         enter(0).unwrap();
     }
 
+    /// An allocation that the system refused put back the peak that it had seen before, and with it took away what
+    /// another thread had raised meanwhile.
+    #[test]
+    fn regression_a_refusal_does_not_forget_another_threads_peak() {
+        let arena = Arena::acquire().unwrap();
+        let id = arena.id();
+        let both = std::sync::Barrier::new(2);
+        let found: Vec<Stats> = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                enter(id).unwrap();
+                for _ in 0..5000 {
+                    both.wait();
+                    drop(floats(1 << 50));
+                    both.wait();
+                }
+            });
+            enter(id).unwrap();
+            let round = |_| {
+                trim(id).unwrap();
+                reset_peak(id).unwrap();
+                both.wait();
+                drop(floats(MIB).unwrap());
+                both.wait();
+                stats(id).unwrap()
+            };
+            (0..5000).map(round).collect()
+        });
+        enter(0).unwrap();
+        // Only now: a panic in the middle would leave the other thread at the barrier.
+        let lost = found.iter().filter(|found| found.peak != 1 << 20).count();
+        assert_eq!(lost, 0, "of {} rounds", found.len());
+    }
+
     #[test]
     fn property_live_and_kept_never_exceed_the_highest_live() {
         let arena = Arena::acquire().unwrap();

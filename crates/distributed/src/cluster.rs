@@ -11,16 +11,15 @@ use crate::{
     facts::{self, Facts},
     gathers::Gathers,
     interrupt::Interrupt,
-    link::{Posted, Receiver, Sender},
+    link::{Receiver, Sender, tag},
     member::Member,
     watch::{GOODBYE_KEY, Watch, Watcher},
-    wire::{bytes_tensor, tensor_bytes},
 };
 use gpipe::{
     Value,
     processes::{Crossing, Elsewhere, Inbound, Outbound, Run, Transport, process_of},
 };
-use gpipe_bridge::c10d::{self, Group, TcpStore};
+use gpipe_bridge::c10d::{self, Group, Inbox, Outbox, TcpStore};
 use gpipe_core::{Bytes, DeviceId, Nanos};
 
 /// Most processes.
@@ -123,11 +122,14 @@ impl Shared {
     }
 }
 
+type Ends<T> = Mutex<HashMap<Crossing, Arc<Mutex<T>>>>;
+
 /// This process among the others.
 pub struct Cluster {
     shared: Arc<Shared>,
-    /// Receives that were posted ahead.
-    posted: Mutex<HashMap<Crossing, Posted>>,
+    /// The ends of links, which outlive a run.
+    inboxes: Ends<Inbox>,
+    outboxes: Ends<Outbox>,
     gathers: Gathers,
     beside: Gathers,
     clock: Clock,
@@ -188,7 +190,8 @@ impl Cluster {
         let clock = Clock::agree(&shared).map_err(JoinError::Differs)?;
         Ok(Arc::new(Self {
             shared,
-            posted: Mutex::default(),
+            inboxes: Mutex::default(),
+            outboxes: Mutex::default(),
             gathers: Gathers::new(GATHER_TAG, 0..size),
             beside: Gathers::new(BESIDE_TAG, 0..size),
             clock,
@@ -220,11 +223,36 @@ impl Cluster {
         &self.shared
     }
 
-    /// The receives that were posted ahead for a crossing.
-    pub(crate) fn posted(&self, crossing: Crossing) -> Posted {
-        let mut posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(posted.entry(crossing).or_default())
+    /// The receiving end of a crossing between these ranks.
+    pub(crate) fn receiver(&self, crossing: Crossing, most: Bytes) -> Result<Receiver, Elsewhere> {
+        let from = crossing.from;
+        let inbox = end(&self.inboxes, crossing, || self.shared.group.inbox(from, tag(crossing)));
+        let inbox = inbox.map_err(|error| self.shared.lost(from, &error))?;
+        Ok(Receiver::new(&self.shared, from, most, inbox))
     }
+
+    /// The sending end of a crossing between these ranks.
+    pub(crate) fn sender(&self, crossing: Crossing) -> Result<Sender, Elsewhere> {
+        let to = crossing.to;
+        let outbox = end(&self.outboxes, crossing, || self.shared.group.outbox(to, tag(crossing)));
+        let outbox = outbox.map_err(|error| self.shared.lost(to, &error))?;
+        Ok(Sender::new(&self.shared, to, outbox))
+    }
+}
+
+/// The end of a crossing, which is opened once.
+fn end<T>(
+    ends: &Ends<T>,
+    crossing: Crossing,
+    open: impl FnOnce() -> c10d::Result<T>,
+) -> c10d::Result<Arc<Mutex<T>>> {
+    let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(end) = ends.get(&crossing) {
+        return Ok(Arc::clone(end));
+    }
+    let end = Arc::new(Mutex::new(open()?));
+    ends.insert(crossing, Arc::clone(&end));
+    Ok(end)
 }
 
 /// Waits for everyone, and compares what they must have alike.
@@ -278,7 +306,7 @@ impl Transport for Cluster {
     }
 
     fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<Value>>, Elsewhere> {
-        Ok(Box::new(Sender::new(&self.shared, crossing)))
+        Ok(Box::new(self.sender(crossing)?))
     }
 
     fn inbound(
@@ -286,7 +314,7 @@ impl Transport for Cluster {
         crossing: Crossing,
         most: Bytes,
     ) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
-        Ok(Box::new(Receiver::new(&self.shared, crossing, most, self.posted(crossing))))
+        Ok(Box::new(self.receiver(crossing, most)?))
     }
 
     fn fail(&self, why: &Elsewhere) {
@@ -310,7 +338,7 @@ impl Drop for Cluster {
     /// Says goodbye. Who serves the store waits for the others to do so, as long as a little while.
     fn drop(&mut self) {
         self.shared.interrupt.interrupt();
-        self.posted.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).clear();
         // A store behind a cut link answers nobody, for as long as TCP may take: its goodbye is the watcher's, which may be left behind.
         drop(self.watcher.take());
         if self.serves {
@@ -342,18 +370,20 @@ impl Clock {
         let own = Self { start, origin: unix.as_nanos() as i128 };
         if shared.rank == 0 {
             for rank in 1..shared.group.size() {
+                let mut line = Line::open(shared, rank)?;
                 for _ in 0..CLOCK_ROUNDS {
-                    receive_number(shared, rank)?;
-                    send_number(shared, rank, own.now().0)?;
+                    line.receive(shared)?;
+                    line.send(shared, own.now().0)?;
                 }
             }
             return Ok(own);
         }
         let mut best: Option<(u64, i128)> = None;
+        let mut line = Line::open(shared, 0)?;
         for _ in 0..CLOCK_ROUNDS {
             let before = own.now().0;
-            send_number(shared, 0, before)?;
-            let theirs = receive_number(shared, 0)?;
+            line.send(shared, before)?;
+            let theirs = line.receive(shared)?;
             let took = own.now().0.saturating_sub(before);
             // Their answer was made half-way.
             let ahead = i128::from(theirs) - i128::from(before + took / 2);
@@ -371,18 +401,35 @@ impl Clock {
     }
 }
 
-fn send_number(shared: &Shared, to: usize, number: u64) -> Result<(), Elsewhere> {
-    let tensor = bytes_tensor(&number.to_le_bytes()).map_err(|reason| shared.own(reason))?;
-    let sent = shared.group.send(&tensor, to, CLOCK_TAG);
-    let sent = sent.and_then(|work| shared.interrupt.wait(work, shared.longest_wait));
-    sent.map_err(|error| shared.lost(to, &error))
+/// Numbers to and from another process.
+struct Line {
+    rank: usize,
+    outbox: Outbox,
+    inbox: Inbox,
 }
 
-fn receive_number(shared: &Shared, from: usize) -> Result<u64, Elsewhere> {
-    let tensor = bytes_tensor(&[0; 8]).map_err(|reason| shared.own(reason))?;
-    let came = shared.group.receive(&tensor, from, CLOCK_TAG);
-    let came = came.and_then(|work| shared.interrupt.wait(work, shared.longest_wait));
-    came.map_err(|error| shared.lost(from, &error))?;
-    let bytes = tensor_bytes(&tensor).map_err(|reason| shared.own(reason))?;
-    Ok(u64::from_le_bytes(bytes.try_into().unwrap_or_default()))
+impl Line {
+    fn open(shared: &Shared, rank: usize) -> Result<Self, Elsewhere> {
+        let open = || -> c10d::Result<Self> {
+            let outbox = shared.group.outbox(rank, CLOCK_TAG)?;
+            Ok(Self { rank, outbox, inbox: shared.group.inbox(rank, CLOCK_TAG)? })
+        };
+        open().map_err(|error| shared.lost(rank, &error))
+    }
+
+    fn send(&mut self, shared: &Shared, number: u64) -> Result<(), Elsewhere> {
+        let lost = |error: c10d::Error| shared.lost(self.rank, &error);
+        let works = self.outbox.send(&number.to_le_bytes(), &[]).map_err(lost)?;
+        works
+            .iter()
+            .try_for_each(|work| shared.interrupt.wait(work, shared.longest_wait).map_err(lost))
+    }
+
+    fn receive(&mut self, shared: &Shared) -> Result<u64, Elsewhere> {
+        let lost = |error: c10d::Error| shared.lost(self.rank, &error);
+        let work = self.inbox.post().map_err(lost)?;
+        shared.interrupt.wait(&work, shared.longest_wait).map_err(lost)?;
+        let number = self.inbox.head().map_err(lost)?;
+        Ok(u64::from_le_bytes(number.try_into().unwrap_or_default()))
+    }
 }

@@ -1,118 +1,145 @@
 //! Bytes of each process, given to all of them.
 
 use std::{
+    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use gpipe::processes::Elsewhere;
-use tch::{Kind, Tensor};
+use gpipe_bridge::c10d::{BODY_MAX, Error, HEAD_BYTES_MAX, Inbox, Outbox};
+use tch::Kind;
 
 use crate::{
     cluster::Shared,
     wire::{bytes_tensor, tensor_bytes},
 };
 
-/// Bytes that are sent at once, without asking how many there are: a step's outcome, mostly.
-const BLOCK_BYTES: usize = 8192;
-/// Bytes of the rest that are received at once: memory is asked for as they come, whatever length was told.
+/// Bytes of a tensor: memory is asked for as they come, whatever length was told.
 const CHUNK_BYTES: usize = 64 << 20;
+/// Bytes that a head has room for beside the length of them all: they come without a wait for their memory.
+const FIRST_BYTES: usize = HEAD_BYTES_MAX - 8;
 /// Most bytes of a process.
 const GATHERED_BYTES_MAX: u64 = 1 << 36;
 
 /// One gathering after the other, in the same order in every process; those of other tags go on at the same time.
 pub(crate) struct Gathers {
-    /// Of the first block; what does not fit into it has the next one.
     tag: usize,
     /// The ranks of those that gather.
     members: Vec<usize>,
-    one: Mutex<()>,
+    /// The ends of the connections to the others, once there are any.
+    ends: Mutex<HashMap<usize, (Outbox, Inbox)>>,
 }
 
 impl Gathers {
     pub(crate) fn new(tag: usize, members: impl IntoIterator<Item = usize>) -> Self {
-        Self { tag, members: members.into_iter().collect(), one: Mutex::new(()) }
+        Self { tag, members: members.into_iter().collect(), ends: Mutex::default() }
     }
 
-    /// One process's bytes to every other, and theirs, for each of which it waits no longer than `longest`; in the order of the members.
+    /// One process's bytes to every other, and theirs, for each of which it waits no longer than `longest`; in the
+    /// order of the members.
     pub(crate) fn exchange(
         &self,
         shared: &Shared,
         own: &[u8],
         longest: Duration,
     ) -> Result<Vec<Vec<u8>>, Elsewhere> {
-        let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(failed) = shared.failed() {
             return Err(failed);
         }
-        let (first, rest) = own.split_at(own.len().min(BLOCK_BYTES - 8));
-        let mut block = (own.len() as u64).to_le_bytes().to_vec();
-        block.extend(first);
-        block.resize(BLOCK_BYTES, 0);
-        let failed = |reason: String| shared.own(reason);
-        let block = bytes_tensor(&block).map_err(failed)?;
-        let members = self.members.iter().copied();
-        let others: Vec<usize> = members.filter(|rank| *rank != shared.rank()).collect();
-        let sizes = vec![BLOCK_BYTES; others.len()];
-        let blocks = swap(shared, &others, &block, (self.tag, longest), &sizes)?;
-        let (mut all, mut left) = (Vec::new(), Vec::new());
-        for (&rank, block) in others.iter().zip(&blocks) {
-            let bytes = tensor_bytes(block).map_err(failed)?;
-            let (length, first) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-            let length = u64::from_le_bytes(*length);
-            if length > GATHERED_BYTES_MAX {
-                let reason =
-                    format!("it gave {length} bytes: {GATHERED_BYTES_MAX} can be gathered");
-                return Err(Elsewhere { process: Some(rank), reason });
+        let others: Vec<usize> =
+            self.members.iter().copied().filter(|rank| *rank != shared.rank()).collect();
+        let mut leaving = Vec::new();
+        for &rank in &others {
+            let open = || -> Result<_, Error> {
+                let group = &shared.group;
+                Ok((group.outbox(rank, self.tag)?, group.inbox(rank, self.tag)?))
+            };
+            if !ends.contains_key(&rank) {
+                ends.insert(rank, open().map_err(|error| shared.lost(rank, &error))?);
             }
-            left.push((length as usize).saturating_sub(BLOCK_BYTES - 8));
-            all.push(first[..first.len().min(length as usize)].to_vec());
+            let Some((outbox, inbox)) = ends.get_mut(&rank) else { continue };
+            inbox.post().map_err(|error| shared.lost(rank, &error))?;
+            leaving.extend(send(shared, outbox, rank, own)?.into_iter().map(|work| (rank, work)));
         }
-        // What did not fit; nothing is sent where everything did.
-        let mut chunks = rest.chunks(CHUNK_BYTES);
-        loop {
-            let chunk = chunks.next().unwrap_or_default();
-            let sizes: Vec<usize> = left.iter().map(|&left| CHUNK_BYTES.min(left)).collect();
-            if chunk.is_empty() && sizes.iter().all(|&size| size == 0) {
-                break;
-            }
-            let chunk = bytes_tensor(chunk).map_err(failed)?;
-            let received = swap(shared, &others, &chunk, (self.tag + 1, longest), &sizes)?;
-            for ((all, left), received) in all.iter_mut().zip(&mut left).zip(&received) {
-                let received = tensor_bytes(received).map_err(failed)?;
-                *left -= received.len();
-                all.extend(received);
+        let mut all = Vec::with_capacity(self.members.len());
+        for &rank in &self.members {
+            match ends.get_mut(&rank) {
+                Some((_, inbox)) => all.push(receive(shared, inbox, rank, longest)?),
+                None => all.push(own.to_vec()),
             }
         }
-        let here = self.members.iter().position(|rank| *rank == shared.rank());
-        all.insert(here.unwrap_or_default().min(all.len()), own.to_vec());
+        for (rank, work) in leaving {
+            let done = shared.interrupt.wait(&work, longest);
+            done.map_err(|error| shared.lost(rank, &error))?;
+        }
         Ok(all)
     }
 }
 
-/// Sends `own` to each of `others`, and receives from each so many bytes.
-fn swap(
+/// Begins to send bytes: their length and the first of them in a head, the others behind it.
+fn send(
     shared: &Shared,
-    others: &[usize],
-    own: &Tensor,
-    (tag, longest): (usize, Duration),
-    sizes: &[usize],
-) -> Result<Vec<Tensor>, Elsewhere> {
-    let (mut works, mut received) = (Vec::new(), Vec::new());
-    for (&rank, &bytes) in others.iter().zip(sizes) {
-        let into = Tensor::f_empty([bytes as i64], (Kind::Uint8, tch::Device::Cpu))
-            .map_err(|error| shared.own(error.to_string()))?;
-        if bytes > 0 {
-            works.push((rank, shared.group.receive(&into, rank, tag)));
+    outbox: &mut Outbox,
+    rank: usize,
+    own: &[u8],
+) -> Result<Vec<gpipe_bridge::c10d::Work>, Elsewhere> {
+    let (first, rest) = own.split_at(own.len().min(FIRST_BYTES));
+    let mut head = (own.len() as u64).to_le_bytes().to_vec();
+    head.extend(first);
+    let chunks: Vec<&[u8]> = rest.chunks(CHUNK_BYTES).collect();
+    let mut works = Vec::new();
+    let mut groups = chunks.chunks(BODY_MAX);
+    loop {
+        let body = groups.next().unwrap_or_default();
+        let body = body.iter().map(|chunk| bytes_tensor(chunk)).collect::<Result<Vec<_>, _>>();
+        let body = body.map_err(|reason| shared.own(reason))?;
+        let sent = outbox.send(&head, &body);
+        works.extend(sent.map_err(|error| shared.lost(rank, &error))?);
+        head.clear();
+        if groups.len() == 0 {
+            return Ok(works);
         }
-        if own.numel() > 0 {
-            works.push((rank, shared.group.send(own, rank, tag)));
+    }
+}
+
+fn receive(
+    shared: &Shared,
+    inbox: &mut Inbox,
+    rank: usize,
+    longest: Duration,
+) -> Result<Vec<u8>, Elsewhere> {
+    let lost = |error: Error| shared.lost(rank, &error);
+    let from = |reason: String| Elsewhere { process: Some(rank), reason };
+    let (mut all, mut length) = (Vec::new(), None);
+    loop {
+        let work = inbox.post().map_err(lost)?;
+        shared.interrupt.wait(&work, longest).map_err(lost)?;
+        let head = inbox.head().map_err(lost)?;
+        let due = match length {
+            Some(length) => length,
+            None => {
+                let (told, first) = head.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+                all.extend(first);
+                *length.insert(u64::from_le_bytes(*told))
+            }
+        };
+        if due > GATHERED_BYTES_MAX {
+            return Err(from(format!("it gave {due} bytes: {GATHERED_BYTES_MAX} can be gathered")));
         }
-        received.push(into);
+        let sizes: Vec<u64> = inbox.announced().collect();
+        for size in sizes {
+            if size > CHUNK_BYTES as u64 || size > due.saturating_sub(all.len() as u64) {
+                return Err(from(format!("it gave a part of {size} bytes, of {due} in all")));
+            }
+            let work = inbox.expect(size as i64, Kind::Uint8).map_err(lost)?;
+            shared.interrupt.wait(&work, longest).map_err(lost)?;
+            let part = inbox.tensor().map_err(lost)?;
+            all.extend(tensor_bytes(&part).map_err(|reason| shared.own(reason))?);
+        }
+        if all.len() as u64 >= due {
+            return Ok(all);
+        }
     }
-    for (rank, work) in works {
-        let done = work.and_then(|work| shared.interrupt.wait(work, longest));
-        done.map_err(|error| shared.lost(rank, &error))?;
-    }
-    Ok(received)
 }

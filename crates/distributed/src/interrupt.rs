@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ pub(crate) struct Interrupt {
 struct State {
     interrupted: bool,
     next: u64,
-    waiting: HashMap<u64, Arc<Work>>,
+    waiting: HashMap<u64, Work>,
 }
 
 impl Interrupt {
@@ -27,8 +27,7 @@ impl Interrupt {
     }
 
     /// Waits for `work`, at most so long.
-    pub(crate) fn wait(&self, work: Work, longest: Duration) -> Result<(), Error> {
-        let work = Arc::new(work);
+    pub(crate) fn wait(&self, work: &Work, longest: Duration) -> Result<(), Error> {
         let number = {
             let mut state = self.lock();
             if state.interrupted {
@@ -38,7 +37,7 @@ impl Interrupt {
             }
             state.next += 1;
             let number = state.next;
-            state.waiting.insert(number, Arc::clone(&work));
+            state.waiting.insert(number, work.clone());
             number
         };
         let done = work.wait(longest);
@@ -48,10 +47,10 @@ impl Interrupt {
 
     /// Ends all waits, now and later.
     pub(crate) fn interrupt(&self) {
-        let waiting: Vec<Arc<Work>> = {
+        let waiting: Vec<Work> = {
             let mut state = self.lock();
             state.interrupted = true;
-            state.waiting.values().map(Arc::clone).collect()
+            state.waiting.values().cloned().collect()
         };
         for work in waiting {
             let _ = work.abort();

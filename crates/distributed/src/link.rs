@@ -1,25 +1,25 @@
 //! The two ends of a link between processes.
 //!
-//! A message is a header and its tensors ([`crate::wire`]), all with the link's own tag, in order. The receiver posts the receive of the next
-//! header before it waits for a message's tensors, so that a header never waits for its receiver; tensors have theirs as soon as
-//! their header says how large they are.
+//! A message is a header and its tensors ([`crate::wire`]), all with the link's own tag, in order. The receiver posts the
+//! receive of the next header before it waits for a message's tensors, so that a header never waits for its
+//! receiver; tensors have theirs as soon as their header says how large they are.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use gpipe::{
     Value,
     processes::{Crossing, Elsewhere, Inbound, Outbound, Parcel},
 };
-use gpipe_bridge::c10d::{Error, Work};
+use gpipe_bridge::c10d::{Error, Inbox, Outbox, Work};
 use gpipe_core::{Bytes, Half};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::{
     cluster::Shared,
-    wire::{HEADER_BYTES, Header, Layout, Part, bytes_tensor, encode, tensor_bytes},
+    wire::{Header, Layout, Part, encode},
 };
 
 /// Tags below are the cluster's own.
@@ -27,46 +27,48 @@ const FIRST_TAG: usize = 16;
 /// Messages that may be under way at once: the next one is computed, and its header has left, while one is being sent.
 const UNDER_WAY_MAX: usize = 2;
 
-fn tag(crossing: Crossing) -> usize {
+pub(crate) fn tag(crossing: Crossing) -> usize {
     FIRST_TAG + 2 * crossing.edge.index() + usize::from(crossing.half == Half::Backward)
+}
+
+fn lock<T>(end: &Mutex<T>) -> MutexGuard<'_, T> {
+    end.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The sending end.
 pub(crate) struct Sender {
     shared: Arc<Shared>,
-    crossing: Crossing,
+    to: usize,
+    /// It outlives a run.
+    outbox: Arc<Mutex<Outbox>>,
     /// What was begun and not waited for, by message; each part holds its tensor until it has left.
     under_way: VecDeque<Vec<Work>>,
 }
 
 impl Sender {
-    pub(crate) fn new(shared: &Arc<Shared>, crossing: Crossing) -> Self {
-        Self { shared: Arc::clone(shared), crossing, under_way: VecDeque::new() }
+    pub(crate) fn new(shared: &Arc<Shared>, to: usize, outbox: Arc<Mutex<Outbox>>) -> Self {
+        Self { shared: Arc::clone(shared), to, outbox, under_way: VecDeque::new() }
     }
 
     fn begin(&self, parts: Vec<Part>) -> Result<Vec<Work>, Elsewhere> {
-        let (to, tag) = (self.crossing.to, tag(self.crossing));
+        let mut outbox = lock(&self.outbox);
         let mut works = Vec::new();
-        for part in parts {
-            let header = bytes_tensor(&part.header).map_err(|reason| self.shared.own(reason))?;
-            for tensor in [header].iter().chain(&part.payload) {
-                let work = self.shared.group.send(tensor, to, tag);
-                works.push(work.map_err(|error| self.lost(&error))?);
-            }
+        for Part { header, payload } in parts {
+            works.extend(outbox.send(&header, &payload).map_err(|error| self.lost(&error))?);
         }
         Ok(works)
     }
 
     fn finish_oldest(&mut self) -> Result<(), Elsewhere> {
         for work in self.under_way.pop_front().unwrap_or_default() {
-            let done = self.shared.interrupt.wait(work, self.shared.longest_wait);
+            let done = self.shared.interrupt.wait(&work, self.shared.longest_wait);
             done.map_err(|error| self.lost(&error))?;
         }
         Ok(())
     }
 
     fn lost(&self, error: &Error) -> Elsewhere {
-        self.shared.lost(self.crossing.to, error)
+        self.shared.lost(self.to, error)
     }
 }
 
@@ -89,74 +91,69 @@ impl Outbound<Value> for Sender {
     }
 }
 
-/// The receive of a header that is waiting for it, with what it is received in. It outlives a run: the next one's first header comes
-/// into it.
-pub(crate) type Posted = Arc<Mutex<Option<(Work, Tensor)>>>;
-
 /// The receiving end.
 pub(crate) struct Receiver {
     shared: Arc<Shared>,
-    crossing: Crossing,
+    from: usize,
     /// Of a message.
     most: Bytes,
-    posted: Posted,
+    /// It outlives a run: the receive of the next one's first header is posted in it.
+    inbox: Arc<Mutex<Inbox>>,
 }
 
 impl Receiver {
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        crossing: Crossing,
+        from: usize,
         most: Bytes,
-        posted: Posted,
+        inbox: Arc<Mutex<Inbox>>,
     ) -> Self {
-        Self { shared: Arc::clone(shared), crossing, most, posted }
-    }
-
-    fn post(&self, into: &Tensor) -> Result<Work, Elsewhere> {
-        let posted = self.shared.group.receive(into, self.crossing.from, tag(self.crossing));
-        posted.map_err(|error| self.lost(&error))
+        Self { shared: Arc::clone(shared), from, most, inbox }
     }
 
     fn lost(&self, error: &Error) -> Elsewhere {
-        self.shared.lost(self.crossing.from, error)
+        self.shared.lost(self.from, error)
     }
 
-    fn wait(&self, work: Work) -> Result<(), Elsewhere> {
+    fn wait(&self, work: &Work) -> Result<(), Elsewhere> {
         let done = self.shared.interrupt.wait(work, self.shared.longest_wait);
         done.map_err(|error| self.lost(&error))
     }
 
-    fn post_header(&self) -> Result<(Work, Tensor), Elsewhere> {
-        let header = Tensor::f_zeros([HEADER_BYTES as i64], (Kind::Uint8, tch::Device::Cpu))
-            .map_err(|error| self.shared.own(error.to_string()))?;
-        Ok((self.post(&header)?, header))
-    }
-
     /// The next header, of a message that may have `room` more.
-    fn header(&self, room: Bytes) -> Result<Header, Elsewhere> {
-        let posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (work, header) = posted.map_or_else(|| self.post_header(), Ok)?;
-        self.wait(work)?;
-        let read = tensor_bytes(&header).and_then(|bytes| Header::decode(&bytes, room));
-        read.map_err(|reason| Elsewhere { process: Some(self.crossing.from), reason })
+    fn header(&self, inbox: &mut Inbox, room: Bytes) -> Result<Header, Elsewhere> {
+        let work = inbox.post().map_err(|error| self.lost(&error))?;
+        self.wait(&work)?;
+        let header = inbox.head().map_err(|error| self.lost(&error))?;
+        let read = Header::decode(&header, room);
+        read.map_err(|reason| Elsewhere { process: Some(self.from), reason })
     }
 
     /// The tensors of one header. The next header's receive is posted behind them.
-    fn tensors(&self, layouts: &[Option<Layout>]) -> Result<Vec<Option<Tensor>>, Elsewhere> {
-        let failed = |reason: String| self.shared.own(reason);
+    fn tensors(
+        &self,
+        inbox: &mut Inbox,
+        layouts: &[Option<Layout>],
+    ) -> Result<Vec<Option<Tensor>>, Elsewhere> {
         let mut arriving = Vec::with_capacity(layouts.len());
         for layout in layouts {
-            let into = layout.as_ref().map(Layout::receiver).transpose().map_err(failed)?.flatten();
-            let work = into.as_ref().map(|into| self.post(into)).transpose()?;
-            arriving.push((work, into));
+            let expect = |elements| {
+                let kind = layout.as_ref().map_or(tch::Kind::Uint8, |layout| layout.kind);
+                inbox.expect(elements, kind).map_err(|error| self.lost(&error))
+            };
+            let elements = layout.as_ref().and_then(Layout::elements);
+            arriving.push(elements.map(expect).transpose()?);
         }
-        let next = self.post_header()?;
-        *self.posted.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
+        inbox.post().map_err(|error| self.lost(&error))?;
         let mut tensors = Vec::with_capacity(layouts.len());
-        for (layout, (work, into)) in layouts.iter().zip(arriving) {
-            work.map(|work| self.wait(work)).transpose()?;
-            let tensor = layout.as_ref().map(|layout| layout.tensor(into)).transpose();
-            tensors.push(tensor.map_err(failed)?);
+        for (layout, work) in layouts.iter().zip(arriving) {
+            let mut received = None;
+            if let Some(work) = work {
+                self.wait(&work)?;
+                received = Some(inbox.tensor().map_err(|error| self.lost(&error))?);
+            }
+            let tensor = layout.as_ref().map(|layout| layout.tensor(received)).transpose();
+            tensors.push(tensor.map_err(|reason| self.shared.own(reason))?);
         }
         Ok(tensors)
     }
@@ -164,10 +161,12 @@ impl Receiver {
 
 impl Inbound<Value> for Receiver {
     fn receive(&mut self) -> Result<Parcel<Value>, Elsewhere> {
+        let inbox = Arc::clone(&self.inbox);
+        let mut inbox = lock(&inbox);
         let mut tensors = Vec::new();
         let mut room = self.most;
         loop {
-            let header = self.header(room)?;
+            let header = self.header(&mut inbox, room)?;
             room = room - header.bytes();
             if header.before != tensors.len() {
                 let reason = format!(
@@ -175,14 +174,14 @@ impl Inbound<Value> for Receiver {
                     header.before,
                     tensors.len()
                 );
-                return Err(Elsewhere { process: Some(self.crossing.from), reason });
+                return Err(Elsewhere { process: Some(self.from), reason });
             }
-            tensors.extend(self.tensors(&header.tensors)?);
+            tensors.extend(self.tensors(&mut inbox, &header.tensors)?);
             if tensors.len() == header.total {
                 let micro_batch = header.micro_batch;
                 let message = header.message(tensors);
-                let message = message
-                    .map_err(|reason| Elsewhere { process: Some(self.crossing.from), reason })?;
+                let message =
+                    message.map_err(|reason| Elsewhere { process: Some(self.from), reason })?;
                 return Ok(Parcel { micro_batch, message });
             }
         }

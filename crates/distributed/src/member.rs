@@ -2,7 +2,7 @@
 //! anywhere is known to all.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -13,15 +13,13 @@ use gpipe::{
         Crossing, Elsewhere, Inbound, Outbound, Replicas, Run, Summing, Transport, process_of,
     },
 };
-use gpipe_bridge::c10d::{Group, TcpStore, Work};
+use gpipe_bridge::c10d::{Group, Sums, TcpStore, Work};
 use gpipe_core::{Bytes, DeviceId, Nanos, StageId};
 use tch::Tensor;
 
 use crate::{
     cluster::{Cluster, Shared},
     gathers::Gathers,
-    link::{Receiver, Sender},
-    wire::bytes_tensor,
 };
 
 /// Tags; links' come after them.
@@ -109,7 +107,7 @@ impl Transport for Member {
     }
 
     fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<Value>>, Elsewhere> {
-        Ok(Box::new(Sender::new(self.shared(), self.crossing(crossing))))
+        Ok(Box::new(self.cluster.sender(self.crossing(crossing))?))
     }
 
     fn inbound(
@@ -117,9 +115,7 @@ impl Transport for Member {
         crossing: Crossing,
         most: Bytes,
     ) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
-        let crossing = self.crossing(crossing);
-        let posted = self.cluster.posted(crossing);
-        Ok(Box::new(Receiver::new(self.shared(), crossing, most, posted)))
+        Ok(Box::new(self.cluster.receiver(self.crossing(crossing), most)?))
     }
 
     fn fail(&self, why: &Elsewhere) {
@@ -168,11 +164,11 @@ impl Replicas for Member {
         let store = store.prefixed(&format!("replicas/{stage}/{number}")).map_err(lost)?;
         let group =
             Group::gloo(&store, self.replica, self.replicas, &shared.address, shared.deadline);
-        let group = group.map_err(lost)?;
+        let sums = group.and_then(|group| group.sums()).map_err(lost)?;
         let place = self.cluster.rank() % self.processes;
         let others = (0..self.replicas).filter(|replica| *replica != self.replica);
         let others = others.map(|replica| replica * self.processes + place).collect();
-        Ok(Box::new(StageSums { shared, group, others, under_way: VecDeque::new() }))
+        Ok(Box::new(StageSums { shared, sums, others }))
     }
 
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
@@ -183,10 +179,9 @@ impl Replicas for Member {
 /// The sums of one stage over all replicas.
 struct StageSums {
     shared: Arc<Shared>,
-    group: Group,
+    sums: Sums,
     /// The ranks of the other processes.
     others: Vec<usize>,
-    under_way: VecDeque<Work>,
 }
 
 impl StageSums {
@@ -205,11 +200,11 @@ impl StageSums {
         if let [one] = self.others[..] {
             return Some(one);
         }
-        let byte = bytes_tensor(&[0]).ok()?;
         let mut sent = Vec::new();
         for &rank in &self.others {
-            match self.shared.group.send(&byte, rank, PROBE_TAG) {
-                Ok(work) => sent.push((rank, work)),
+            let outbox = self.shared.group.outbox(rank, PROBE_TAG);
+            match outbox.and_then(|mut outbox| outbox.send(&[], &[])) {
+                Ok(works) => sent.extend(works.into_iter().map(|work| (rank, work))),
                 Err(_) => return Some(rank),
             }
         }
@@ -223,14 +218,12 @@ impl StageSums {
 }
 
 impl Summing for StageSums {
-    fn begin(&mut self, tensor: &Tensor) -> Result<(), Elsewhere> {
-        let work = self.group.all_reduce(tensor).map_err(|error| self.lost(&error))?;
-        self.under_way.push_back(work);
-        Ok(())
+    fn begin(&mut self, tensor: Tensor) -> Result<(), Elsewhere> {
+        self.sums.begin(tensor).map_err(|error| self.lost(&error))
     }
 
-    fn end(&mut self) -> Result<(), Elsewhere> {
-        let Some(work) = self.under_way.pop_front() else { return Ok(()) };
-        work.wait(self.shared.longest_wait).map_err(|error| self.lost(&error))
+    fn end(&mut self) -> Result<Tensor, Elsewhere> {
+        let sum = self.sums.end(self.shared.longest_wait).map_err(|error| self.lost(&error))?;
+        sum.ok_or_else(|| self.shared.own("a sum ends that has not begun".into()))
     }
 }

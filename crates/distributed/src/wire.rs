@@ -1,5 +1,4 @@
-//! Messages as Gloo takes them: a header of a fixed size, so that its receive can be posted before anything is known of what
-//! comes, and then the elements of each tensor, contiguous. Tensors arrive with the strides that they had: a layer's kernels,
+//! Messages as c10d takes them: a header, and then the elements of each tensor, contiguous. Tensors arrive with the strides that they had: a layer's kernels,
 //! and so its bits, may depend on them. What layers pass on is dense ([`gpipe_bridge::layout`]), so no message has gaps.
 
 use gpipe::Value;
@@ -9,7 +8,7 @@ use gpipe_core::{Bytes, LayerId, MicroBatch};
 use tch::{Kind, Tensor};
 
 /// Bytes of a header.
-pub(crate) const HEADER_BYTES: usize = 1024;
+const HEADER_BYTES: usize = gpipe_bridge::c10d::HEAD_BYTES_MAX;
 /// Of the part before the tensors.
 const START_BYTES: usize = 32;
 /// Of a tensor: dtype, dimensions, sizes and strides.
@@ -251,14 +250,9 @@ impl Layout {
         follows || self.sizes.contains(&0)
     }
 
-    /// Memory to receive its elements in; `None`: it has none.
-    pub(crate) fn receiver(&self) -> Result<Option<Tensor>> {
-        if self.sizes.contains(&0) {
-            // The others may be of any size.
-            return Ok(None);
-        }
-        let count: i64 = self.sizes.iter().product();
-        Tensor::f_empty([count], (self.kind, tch::Device::Cpu)).map(Some).map_err(torch)
+    /// How many elements are to be received; `None`: none. (The other sizes may then be any.)
+    pub(crate) fn elements(&self) -> Option<i64> {
+        (!self.sizes.contains(&0)).then(|| self.sizes.iter().product())
     }
 
     /// The tensor whose elements were received.
@@ -318,7 +312,12 @@ pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
     let mut bytes = bytes.to_vec();
     bytes.resize(HEADER_BYTES, 0);
     let header = Header::decode(&bytes, most)?;
-    let receivers = header.tensors.iter().flatten().map(|layout| Ok((layout, layout.receiver()?)));
+    let receiver = |layout: &Layout| {
+        let options = (layout.kind, tch::Device::Cpu);
+        let empty = |count| Tensor::f_empty([count], options).map_err(torch);
+        layout.elements().map(empty).transpose()
+    };
+    let receivers = header.tensors.iter().flatten().map(|layout| Ok((layout, receiver(layout)?)));
     let receivers = receivers.collect::<Result<Vec<_>>>()?;
     let tensors = receivers.into_iter().map(|(layout, received)| layout.tensor(received));
     drop(tensors.collect::<Result<Vec<_>>>()?);

@@ -1,16 +1,24 @@
 //! c10d, the engine on which PyTorch scales out: a key-value store that processes find each other by, and groups
-//! of processes that send, receive, reduce and broadcast tensors.
+//! of processes that send and receive tensors, and sum them.
 //!
 //! - [`store`]: the store
-//! - [`group`]: groups, and their work that is under way
+//! - [`group`]: groups, which give out the ends that messages go through
+//! - [`mail`]: messages between two processes; [`sums`]: sums over all of them
+//! - [`work`]: what goes on in the background
 //!
-//! What it does not do, its caller must: agree on sizes before a receive, and bound every wait.
+//! What it does not do, its caller must: bound every wait.
 
 pub mod group;
+pub mod mail;
 pub mod store;
+pub mod sums;
+pub mod work;
 
-pub use group::{Group, Work};
+pub use group::Group;
+pub use mail::{BODY_MAX, HEAD_BYTES_MAX, Inbox, Outbox};
 pub use store::TcpStore;
+pub use sums::Sums;
+pub use work::Work;
 
 use std::{fmt, time::Duration};
 

@@ -2,13 +2,12 @@
 
 use std::{
     net::TcpListener,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use tch::{Kind, Tensor};
 
-use super::{Group, Result, TcpStore};
+use super::{BODY_MAX, Group, HEAD_BYTES_MAX, Inbox, Outbox, Result, TcpStore};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -82,23 +81,61 @@ fn oracle_the_store_listens_on_its_own_address_only() {
     assert!(std::net::TcpStream::connect_timeout(&elsewhere, TIMEOUT).is_err());
 }
 
+/// Waits for everything, and gives the head and the tensors of the next message.
+fn receive(inbox: &mut Inbox, kinds: &[(i64, Kind)]) -> Result<(Vec<u8>, Vec<Tensor>)> {
+    inbox.post()?.wait(TIMEOUT)?;
+    let head = inbox.head()?;
+    let mut tensors = Vec::new();
+    for &(elements, kind) in kinds {
+        inbox.expect(elements, kind)?.wait(TIMEOUT)?;
+        tensors.push(inbox.tensor()?);
+    }
+    Ok((head, tensors))
+}
+
+fn send(outbox: &mut Outbox, head: &[u8], body: &[Tensor]) -> Result<()> {
+    outbox.send(head, body)?.iter().try_for_each(|work| work.wait(TIMEOUT))
+}
+
 #[test]
-fn oracle_collectives_are_those_of_their_definition() {
+fn oracle_sums_are_those_of_all_processes() {
     let found = ranks(3, |group| -> Result<_> {
+        let mut sums = group.sums()?;
         let own = group.rank() as i64;
-        let (sum, root) = (numbers(own..own + 4), numbers(own..own + 2));
-        group.all_reduce(&sum)?.wait(TIMEOUT)?;
-        group.broadcast(&root, 2)?.wait(TIMEOUT)?;
-        let all: Vec<Tensor> = (0..3).map(|_| numbers(0..1)).collect();
-        group.all_gather(&all, &numbers(own..own + 1))?.wait(TIMEOUT)?;
-        group.barrier()?.wait(TIMEOUT)?;
-        Ok((sum, root, Tensor::cat(&all, 0)))
+        assert!(sums.end(TIMEOUT)?.is_none());
+        sums.begin(numbers(own..own + 4))?;
+        sums.begin(numbers(0..0))?;
+        sums.begin(Tensor::from_slice(&[1_i64 << own]))?;
+        let mut ended = Vec::new();
+        while let Some(sum) = sums.end(TIMEOUT)? {
+            ended.push(sum);
+        }
+        Ok(ended)
     });
     for found in found {
-        let (sum, root, all) = found.unwrap();
-        assert_eq!(sum, Tensor::from_slice(&[3f32, 6.0, 9.0, 12.0]));
-        assert_eq!(root, Tensor::from_slice(&[2f32, 3.0]));
-        assert_eq!(all, Tensor::from_slice(&[0f32, 1.0, 2.0]));
+        let found = found.unwrap();
+        assert_eq!(found[0], Tensor::from_slice(&[3f32, 6.0, 9.0, 12.0]));
+        assert_eq!((found[1].numel(), found.len()), (0, 3));
+        assert_eq!(found[2], Tensor::from_slice(&[7_i64]));
+    }
+}
+
+/// Gloo ended the process whose tensor was smaller than what came.
+#[test]
+fn regression_sums_of_unequal_tensors_are_errors_everywhere() {
+    for other in [numbers(0..5), numbers(0..4).to_kind(Kind::Double), numbers(0..4_000_000)] {
+        let other = std::sync::Mutex::new(other);
+        let errors = ranks(2, |group| {
+            let mut sums = group.sums().unwrap();
+            let other = other.lock().unwrap().shallow_clone();
+            sums.begin(if group.rank() == 0 { numbers(0..4) } else { other }).unwrap();
+            // The next ones are met as if nothing had been.
+            sums.begin(numbers(0..2)).unwrap();
+            let error = sums.end(TIMEOUT).unwrap_err();
+            assert_eq!(sums.end(TIMEOUT).unwrap(), Some(numbers(0..2) * 2));
+            error.to_string()
+        });
+        assert!(errors.iter().all(|error| error.contains("all must give as many")), "{errors:?}");
     }
 }
 
@@ -106,24 +143,25 @@ fn oracle_collectives_are_those_of_their_definition() {
 fn oracle_tags_are_apart_and_each_is_in_order_both_ways_at_once() {
     ranks(2, |group| {
         let peer = 1 - group.rank();
-        let group = &group;
         std::thread::scope(|scope| {
             for tag in 0..4usize {
+                let mut outbox = group.outbox(peer, tag).unwrap();
+                let mut inbox = group.inbox(peer, tag).unwrap();
+                let value = move |i: usize| (1000 * tag + i) as i64;
                 scope.spawn(move || {
                     for i in 0..20 {
-                        let value = (1000 * tag + i) as i64;
-                        group
-                            .send(&numbers(value..value + 3), peer, tag)
-                            .unwrap()
-                            .wait(TIMEOUT)
-                            .unwrap();
+                        let body = [numbers(value(i)..value(i) + 3), numbers(0..1 + i as i64)];
+                        send(&mut outbox, &[i as u8], &body[..i % 3]).unwrap();
                     }
                 });
                 scope.spawn(move || {
                     for i in 0..20 {
-                        let (value, into) = ((1000 * tag + i) as i64, numbers(0..3));
-                        group.receive(&into, peer, tag).unwrap().wait(TIMEOUT).unwrap();
-                        assert_eq!(into, numbers(value..value + 3));
+                        let due = [(3, Kind::Float), (1 + i as i64, Kind::Float)];
+                        let (head, body) = receive(&mut inbox, &due[..i % 3]).unwrap();
+                        assert_eq!((head, body.len()), (vec![i as u8], i % 3));
+                        if let [first, ..] = &body[..] {
+                            assert_eq!(*first, numbers(value(i)..value(i) + 3));
+                        }
                     }
                 });
             }
@@ -132,26 +170,72 @@ fn oracle_tags_are_apart_and_each_is_in_order_both_ways_at_once() {
 }
 
 #[test]
+fn oracle_a_head_and_a_body_of_the_largest_size_arrive() {
+    ranks(2, |group| {
+        let peer = 1 - group.rank();
+        let head: Vec<u8> = (0..HEAD_BYTES_MAX).map(|i| i as u8).collect();
+        let body: Vec<Tensor> = (0..BODY_MAX as i64).map(|i| numbers(i..i + 1000)).collect();
+        let (mut outbox, mut inbox) =
+            (group.outbox(peer, 3).unwrap(), group.inbox(peer, 3).unwrap());
+        let leaving = outbox.send(&head, &body).unwrap();
+        let (found, tensors) = receive(&mut inbox, &[(1000, Kind::Float); BODY_MAX]).unwrap();
+        assert_eq!((found, tensors), (head.clone(), body));
+        leaving.iter().for_each(|work| work.wait(TIMEOUT).unwrap());
+        assert!(outbox.send(&[head, vec![0]].concat(), &[]).is_err());
+        let many: Vec<Tensor> = (0..=BODY_MAX).map(|_| numbers(0..1)).collect();
+        assert!(outbox.send(&[], &many).is_err());
+    });
+}
+
+/// A receive that was smaller than what came ended the process, and one whose borrow was over was written to.
+#[test]
+fn regression_a_receive_of_another_size_is_an_error_and_nothing_is_written() {
+    ranks(2, |group| {
+        let peer = 1 - group.rank();
+        if group.rank() == 1 {
+            let mut outbox = group.outbox(0, 0).unwrap();
+            drop(outbox.send(&[], &[numbers(0..100)]).unwrap());
+            send(&mut group.outbox(0, 1).unwrap(), b"done", &[]).unwrap();
+            return;
+        }
+        let mut inbox = group.inbox(peer, 0).unwrap();
+        inbox.post().unwrap().wait(TIMEOUT).unwrap();
+        assert!(inbox.expect(100, Kind::Float).is_err(), "before its head is taken");
+        assert_eq!(inbox.head().unwrap(), b"");
+        assert_eq!(inbox.announced().collect::<Vec<_>>(), [400]);
+        assert!(inbox.post().is_err(), "the tensor comes first");
+        let error = inbox.expect(3, Kind::Float).unwrap_err().to_string();
+        assert!(error.contains("a tensor of 400 bytes comes where 3 of Float are due"), "{error}");
+        // What would come next is the tensor: it is met by nobody.
+        assert_eq!(inbox.expect(100, Kind::Float).unwrap_err().to_string(), error);
+        assert!(inbox.post().is_err() && inbox.head().is_err() && inbox.tensor().is_err());
+        drop(inbox);
+        let error = group.inbox(peer, 0).unwrap_err().to_string();
+        assert!(error.contains("given up in the middle"), "{error}");
+        // Other tags go on.
+        assert_eq!(receive(&mut group.inbox(peer, 1).unwrap(), &[]).unwrap().0, b"done");
+    });
+}
+
+#[test]
 fn fault_an_abort_ends_a_wait_and_leaves_the_connection() {
     ranks(2, |group| {
-        let into = numbers(0..3);
         if group.rank() == 0 {
-            let work = Arc::new(group.receive(&into, 1, 0).unwrap());
-            let waiting = Arc::clone(&work);
+            let mut inbox = group.inbox(1, 0).unwrap();
+            let work = inbox.post().unwrap();
+            let waiting = work.clone();
             let waits = std::thread::spawn(move || waiting.wait(TIMEOUT));
             // Whichever comes first, the wait or the abort, it ends.
             work.abort().unwrap();
             let error = waits.join().unwrap().unwrap_err();
             assert_eq!((error.peer, error.operation.as_str()), (Some(1), "receiving"));
-        }
-        group.barrier().unwrap().wait(TIMEOUT).unwrap();
-        if group.rank() == 0 {
-            group.receive(&into, 1, 1).unwrap().wait(TIMEOUT).unwrap();
-            assert_eq!(into, numbers(5..8));
+            assert_eq!(work.wait(TIMEOUT).unwrap_err(), error);
+            assert!(inbox.head().is_err());
+            let found = receive(&mut group.inbox(1, 1).unwrap(), &[(3, Kind::Float)]).unwrap();
+            assert_eq!(found.1, [numbers(5..8)]);
         } else {
-            group.send(&numbers(5..8), 0, 1).unwrap().wait(TIMEOUT).unwrap();
+            send(&mut group.outbox(0, 1).unwrap(), &[], &[numbers(5..8)]).unwrap();
         }
-        group.barrier().unwrap().wait(TIMEOUT).unwrap();
     });
 }
 
@@ -162,7 +246,7 @@ fn fault_a_peer_that_is_gone_is_named() {
             drop(group);
             return None;
         }
-        group.receive(&numbers(0..3), 1, 0).and_then(|work| work.wait(TIMEOUT)).err()
+        receive(&mut group.inbox(1, 0).unwrap(), &[]).err()
     });
     let error = errors.into_iter().flatten().next().unwrap();
     assert_eq!(error.peer, Some(1));
@@ -179,12 +263,37 @@ fn fault_a_rank_that_does_not_come_ends_at_the_deadline() {
 }
 
 #[test]
-fn fault_a_tensor_that_gloo_cannot_send_is_an_error() {
+fn fault_what_gloo_cannot_move_is_an_error() {
     ranks(2, |group| {
-        let transposed = numbers(0..6).reshape([2, 3]).tr();
-        let error = group.send(&transposed, 1 - group.rank(), 0).unwrap_err();
-        assert!(error.message.contains("contiguous"), "{error}");
-        group.barrier().unwrap().wait(TIMEOUT).unwrap();
+        let peer = 1 - group.rank();
+        let transposed = || numbers(0..6).reshape([2, 3]).tr();
+        let mut outbox = group.outbox(peer, 0).unwrap();
+        for (tensor, word) in [
+            (transposed(), "contiguous"),
+            (numbers(0..0), "without elements"),
+            (Tensor::new(), "without elements"),
+        ] {
+            let error = outbox.send(&[], &[tensor]).unwrap_err();
+            assert!(error.message.contains(word), "{error}");
+        }
+        let mut sums = group.sums().unwrap();
+        for tensor in [transposed(), Tensor::new()] {
+            assert!(sums.begin(tensor).is_err());
+        }
+        // An end is one's own, and leads to another process.
+        for error in [
+            group.outbox(peer, 0).unwrap_err(),
+            group.outbox(group.rank(), 1).unwrap_err(),
+            group.outbox(2, 1).unwrap_err(),
+            group.inbox(peer, 1 << 40).unwrap_err(),
+            group.sums().unwrap_err(),
+        ] {
+            assert!(!error.message.is_empty(), "{error}");
+        }
+        drop(outbox);
+        assert!(group.outbox(peer, 0).is_ok());
+        sums.begin(numbers(0..1)).unwrap();
+        assert!(sums.end(TIMEOUT).is_ok());
     });
 }
 
@@ -199,10 +308,10 @@ fn regression_groups_of_one_process_begin_at_once() {
         std::thread::scope(|scope| {
             let pair = || {
                 ranks(2, |group| {
-                    let sum = numbers(0..3);
+                    let mut sums = group.sums().unwrap();
                     start.wait();
-                    group.all_reduce(&sum).unwrap().wait(TIMEOUT).unwrap();
-                    assert_eq!(sum, numbers(0..3) * 2);
+                    sums.begin(numbers(0..3)).unwrap();
+                    assert_eq!(sums.end(TIMEOUT).unwrap(), Some(numbers(0..3) * 2));
                 })
             };
             let pairs: Vec<_> = (0..8).map(|_| scope.spawn(pair)).collect();

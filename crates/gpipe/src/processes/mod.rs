@@ -70,7 +70,7 @@ pub trait Transport: Send + Sync + 'static {
     /// Another process is gone.
     fn begin(&self, run: Run) -> std::result::Result<(), Elsewhere>;
 
-    /// As [`gpipe_runtime::Peers::outbound`]. Tensors are on the CPU, of any strides.
+    /// As [`gpipe_runtime::Peers::outbound`]. Tensors are on the CPU.
     ///
     /// # Errors
     /// The connection is lost.
@@ -79,8 +79,8 @@ pub trait Transport: Send + Sync + 'static {
         crossing: Crossing,
     ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere>;
 
-    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, with their strides unless these leave large gaps or overlap,
-    /// and are allocated in the calling thread. What says that it brings more than the `most` bytes of a message is refused before memory
+    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, with their strides, and are allocated in
+    /// the calling thread. What says that it brings more than the `most` bytes of a message is refused before memory
     /// is asked for.
     ///
     /// # Errors

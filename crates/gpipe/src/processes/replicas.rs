@@ -31,15 +31,15 @@ pub trait Replicas: Send + Sync + 'static {
 
 /// Sums of one stage over all replicas. All of them begin the same sums in the same order.
 pub trait Summing: Send {
-    /// Begins to put the sum into `tensor`, which is contiguous and on the CPU, and is not touched before it has ended.
+    /// Begins to sum `tensor`, which is contiguous and on the CPU, with those of the other replicas.
     ///
     /// # Errors
     /// The connection is lost.
-    fn begin(&mut self, tensor: &Tensor) -> Result<(), Elsewhere>;
+    fn begin(&mut self, tensor: Tensor) -> Result<(), Elsewhere>;
 
-    /// Waits for the oldest sum that has begun and not ended.
+    /// The oldest sum that has begun and not ended, once it is there.
     ///
     /// # Errors
     /// Another replica failed, is gone, or does not come.
-    fn end(&mut self) -> Result<(), Elsewhere>;
+    fn end(&mut self) -> Result<Tensor, Elsewhere>;
 }

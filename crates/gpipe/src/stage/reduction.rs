@@ -26,8 +26,8 @@ pub(super) struct Reduction {
 /// A layer's gradients.
 struct Bucket {
     places: Vec<Place>,
-    /// All of them, one after the other, and then for each of them in how many replicas it is.
-    flat: Tensor,
+    /// Of all of them, one after the other, and then for each of them in how many replicas it is.
+    bytes: u64,
 }
 
 /// What a batch norm saw of a mini-batch: values a channel, their mean, and the sum of squared differences from it, in float64.
@@ -85,8 +85,7 @@ impl Reduction {
 
     /// Begins to sum a bucket.
     fn send(&mut self, parameters: &mut Parameters, places: Vec<Place>) -> Result<(), LayerError> {
-        let bytes = |bucket: &Bucket| tensor_bytes(&bucket.flat);
-        while self.under_way.iter().map(bytes).sum::<u64>() >= SUMS_UNDER_WAY.0 {
+        while self.under_way.iter().map(|bucket| bucket.bytes).sum::<u64>() >= SUMS_UNDER_WAY.0 {
             self.settle(parameters)?;
         }
         let mut parts = Vec::with_capacity(places.len() + 1);
@@ -105,15 +104,15 @@ impl Reduction {
         let present = Tensor::f_from_slice::<f64>(&present)?.f_to_kind(kind)?;
         parts.push(present.f_to(parts.first().map_or(tch::Device::Cpu, Tensor::device))?);
         let flat = Tensor::f_cat(&parts, 0)?.f_to(tch::Device::Cpu)?;
-        self.summing.begin(&flat).map_err(lost)?;
-        self.under_way.push_back(Bucket { places, flat });
+        self.under_way.push_back(Bucket { places, bytes: tensor_bytes(&flat) });
+        self.summing.begin(flat).map_err(lost)?;
         Ok(())
     }
 
     /// Waits for the oldest bucket, and puts its sums where the gradients are.
     fn settle(&mut self, parameters: &mut Parameters) -> Result<(), LayerError> {
-        let Some(Bucket { places, flat }) = self.under_way.pop_front() else { return Ok(()) };
-        self.summing.end().map_err(lost)?;
+        let Some(Bucket { places, .. }) = self.under_way.pop_front() else { return Ok(()) };
+        let flat = self.summing.end().map_err(lost)?;
         let count = places.len() as i64;
         let present = flat.f_narrow(0, flat.size1()? - count, count)?.f_to_kind(Kind::Double)?;
         let present = Vec::<f64>::try_from(&present)?;
@@ -164,15 +163,14 @@ impl Reduction {
         &mut self,
         parts: Vec<[Tensor; N]>,
     ) -> Result<Vec<[Tensor; N]>, LayerError> {
-        let (mut flat, mut sums) = (Vec::new(), Vec::with_capacity(parts.len()));
+        let mut sums = Vec::with_capacity(parts.len());
         for part in &parts {
             let own = part.iter().map(|tensor| tensor.f_to(tch::Device::Cpu));
             let own = Tensor::f_cat(&own.collect::<Result<Vec<_>, _>>()?, 0)?;
-            self.summing.begin(&own).map_err(lost)?;
-            flat.push(own);
+            self.summing.begin(own).map_err(lost)?;
         }
-        for (part, flat) in parts.into_iter().zip(flat) {
-            self.summing.end().map_err(lost)?;
+        for part in parts {
+            let flat = self.summing.end().map_err(lost)?;
             let (mut start, mut own) = (0, part);
             for tensor in &mut own {
                 let length = tensor.numel() as i64;

@@ -1,0 +1,110 @@
+//! Sums of tensors over all processes of a group.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    time::Duration,
+};
+
+use tch::{Device, Tensor};
+
+use super::{Error, Result, group::Raw};
+
+/// Most sums that have begun and not ended.
+const UNDER_WAY_MAX: usize = 4096;
+/// c10d ends a sum at its group's timeout; this is for the case that it does not.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// Sums over all processes of a group, begun in the same order in each. A thread makes them, one after the other,
+/// and first compares their sizes: Gloo would end a process that is sent more than it has.
+pub struct Sums {
+    jobs: SyncSender<Job>,
+    under_way: VecDeque<Receiver<Result<Tensor>>>,
+}
+
+struct Job {
+    tensor: Tensor,
+    done: SyncSender<Result<Tensor>>,
+}
+
+impl Sums {
+    pub(super) fn start(group: Arc<Raw>) -> Result<Self> {
+        let (jobs, asked) = sync_channel::<Job>(UNDER_WAY_MAX);
+        let run = move || {
+            for Job { tensor, done } in asked {
+                // Whoever asked may have gone.
+                let _ = done.send(sum(&group, tensor));
+            }
+        };
+        let thread = std::thread::Builder::new().name("gpipe-sums".into()).spawn(run);
+        thread.map_err(|source| error(format!("no thread: {source}")))?;
+        Ok(Self { jobs, under_way: VecDeque::new() })
+    }
+
+    /// Begins to sum `tensor` with those of the other processes. The order of the additions depends on the number
+    /// of processes and an element's place alone.
+    ///
+    /// # Errors
+    /// A tensor that is not contiguous or not on the CPU; too many sums under way.
+    pub fn begin(&mut self, tensor: Tensor) -> Result<()> {
+        if !tensor.defined() || tensor.device() != Device::Cpu || !tensor.is_contiguous() {
+            return Err(error("a tensor to sum is contiguous and on the CPU".into()));
+        }
+        let (done, ended) = sync_channel(1);
+        match self.jobs.try_send(Job { tensor, done }) {
+            Ok(()) => self.under_way.push_back(ended),
+            Err(TrySendError::Full(_)) => {
+                return Err(error(format!("more than {UNDER_WAY_MAX} sums are under way")));
+            }
+            Err(TrySendError::Disconnected(_)) => return Err(error("its thread is gone".into())),
+        }
+        Ok(())
+    }
+
+    /// The oldest sum that has begun, once it is there; `None`: none has begun.
+    ///
+    /// # Errors
+    /// Another process gave a tensor of another size or dtype, is gone, or did not come within `timeout`.
+    pub fn end(&mut self, timeout: Duration) -> Result<Option<Tensor>> {
+        let Some(ended) = self.under_way.pop_front() else { return Ok(None) };
+        match ended.recv_timeout(timeout) {
+            Ok(sum) => sum.map(Some),
+            Err(RecvTimeoutError::Timeout) => Err(error(format!("timed out after {timeout:.1?}"))),
+            Err(RecvTimeoutError::Disconnected) => Err(error("its thread is gone".into())),
+        }
+    }
+}
+
+fn sum(group: &Raw, tensor: Tensor) -> Result<Tensor> {
+    let own = [tensor.numel() as i64, tensor.kind() as i64];
+    let torch = |source: tch::TchError| error(source.to_string());
+    // Where the largest and the smallest are one, all are.
+    let both = Tensor::f_from_slice(&[own[0], own[1], -own[0], -own[1]]).map_err(torch)?;
+    group.all_reduce(&both, true)?.wait(LONGEST)?;
+    let largest = Vec::<i64>::try_from(&both).map_err(torch)?;
+    if largest != [own[0], own[1], -own[0], -own[1]] {
+        return Err(error(format!(
+            "this process gives {} elements of {:?}, another one gives others: all must give as many \
+             of one dtype",
+            own[0],
+            tensor.kind()
+        )));
+    }
+    if tensor.numel() > 0 {
+        group.all_reduce(&tensor, false)?.wait(LONGEST)?;
+    }
+    Ok(tensor)
+}
+
+fn error(message: String) -> Error {
+    Error { operation: "a sum over all processes".into(), peer: None, message }
+}
+
+impl std::fmt::Debug for Sums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sums({} under way)", self.under_way.len())
+    }
+}
