@@ -16,6 +16,11 @@ pub enum LayerError {
     /// Values that the layer cannot take.
     #[error("{0}")]
     Value(String),
+    /// A forward that changed this parameter of its layer in place.
+    #[error(
+        "its forward changed its parameter '{0}' in place: use the form that makes a new tensor; the change cannot be undone, restore a checkpoint"
+    )]
+    ParameterChanged(String),
     /// The layer's code panicked.
     #[error("its code panicked: {0}")]
     Panic(String),
@@ -138,6 +143,9 @@ pub enum Error {
     /// Another process of the pipeline, or of another replica of it, failed or is gone.
     #[error(transparent)]
     Elsewhere(#[from] crate::processes::Elsewhere),
+    /// A loss or gradient norm that is not finite, of all micro-batches together. Nothing was updated.
+    #[error("{0}")]
+    NotFinite(StageError),
     /// A step that failed. Parameters and optimizer state are as before it.
     #[error("{}{error}", place(error))]
     Step {
@@ -165,18 +173,38 @@ fn place_of(action: Action) -> String {
 impl Error {
     /// Whether a stage went over its memory cap, or its device had no memory left.
     pub fn is_out_of_memory(&self) -> bool {
-        let Self::Step { error: StepError::Stage { source, .. } } = self else { return false };
-        let (StageError::Layer { source, .. } | StageError::Own { source, .. }) = source else {
-            return false;
+        self.layer_error().is_some_and(|error| {
+            matches!(error, LayerError::OutOfMemory(_) | LayerError::GpuOutOfMemory(_))
+        })
+    }
+
+    /// Whether a forward changed its layer's parameters for good.
+    pub(crate) fn has_changed_parameters(&self) -> bool {
+        self.layer_error().is_some_and(|error| matches!(error, LayerError::ParameterChanged(_)))
+    }
+
+    /// What a stage failed with, in a step or while it was built.
+    fn layer_error(&self) -> Option<&LayerError> {
+        let Self::Step { error } = self else { return None };
+        let (StepError::Stage { source, .. } | StepError::Build { source, .. }) = error else {
+            return None;
         };
-        matches!(source, LayerError::OutOfMemory(_) | LayerError::GpuOutOfMemory(_))
+        match source {
+            StageError::Layer { source, .. } | StageError::Own { source, .. } => Some(source),
+            StageError::NotFinite { .. } => None,
+        }
     }
 
     /// Whether a value was not a finite number: the data or the learning rate, and not the machine, is to blame,
     /// and the next mini-batch may pass.
     pub fn is_not_finite(&self) -> bool {
-        let Self::Step { error } = self else { return false };
-        matches!(error, StepError::Stage { source: StageError::NotFinite { .. }, .. })
+        match self {
+            Self::NotFinite(_) => true,
+            Self::Step { error: StepError::Stage { source, .. } } => {
+                matches!(source, StageError::NotFinite { .. })
+            }
+            _ => false,
+        }
     }
 }
 

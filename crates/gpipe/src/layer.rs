@@ -118,7 +118,8 @@ pub trait Layer: Send + Sync + 'static {
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError>;
 
     /// Its outputs; affine maps are fastest through [`Forward::linear`]. It must be a pure function of inputs, parameters and `ctx`, because it is run again
-    /// for re-materialization, and must not change its inputs in place. tch: only the `f_*` forms.
+    /// for re-materialization, and must not change
+    /// its inputs or parameters in place. tch: only the `f_*` forms.
     ///
     /// # Errors
     /// libtorch's, and values that the layer cannot take.
@@ -317,15 +318,17 @@ impl Forward<'_> {
         self.stashed.push((name.to_owned(), x.shallow_clone()));
     }
 
-    /// Takes what an earlier layer stashed under `name`.
+    /// Takes what an earlier layer stashed under `name`, once.
     ///
     /// # Errors
-    /// `infer` did not say that this layer pops `name`.
+    /// `infer` did not say that this layer pops `name`, or it was taken already.
     pub fn pop(&mut self, name: &str) -> Result<Tensor, LayerError> {
         let at = self.pops.iter().position(|(open, _)| open == name);
         match at {
-            Some(at) => Ok(self.pops[at].1.shallow_clone()),
-            None => Err(LayerError::Value(format!("its infer does not pop a skip '{name}'"))),
+            Some(at) => Ok(self.pops.swap_remove(at).1),
+            None => Err(LayerError::Value(format!(
+                "its infer does not pop a skip '{name}', or its forward took it already"
+            ))),
         }
     }
 }

@@ -8,6 +8,7 @@ use tch::Kind;
 use crate::{
     error::{Error, LayerError},
     layer::{Infer, Init, Layer, ParameterSpec},
+    optim::name_matches,
     spec::TensorSpec,
 };
 
@@ -23,6 +24,8 @@ pub(crate) struct NamedLayer {
 #[derive(Clone, Default)]
 pub struct Sequence {
     pub(crate) layers: Vec<NamedLayer>,
+    /// Patterns of parameters to freeze that matched none.
+    unmatched: Vec<String>,
 }
 
 /// A long skip: one layer stashes, a later one pops.
@@ -74,19 +77,56 @@ impl Sequence {
         self.push(name, layer)
     }
 
-    /// Freezes every parameter whose full name (`layer.parameter`) passes `test`: it is not trained, has no
-    /// gradient and no optimizer state, and no gradient is computed below the lowest trained one. Running statistics of
-    /// batch norms go on counting.
+    /// Freezes every parameter whose full name (`layer.parameter`) matches one of `patterns`, in which `*` stands for
+    /// any text: it is not trained, has no gradient and no optimizer state, and no gradient is computed below the
+    /// lowest trained one. Running statistics of batch norms go on counting. A pattern that matches no
+    /// parameter of the layers so far is an error of [`crate::PipelineBuilder::build`].
     #[must_use]
-    pub fn freeze(mut self, test: impl Fn(&str) -> bool) -> Self {
+    pub fn freeze<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
+        self.freeze_where(patterns, true)
+    }
+
+    /// Freezes every parameter but those that match one of `patterns`, as [`Sequence::freeze`] does those that match.
+    #[must_use]
+    pub fn freeze_except<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
+        self.freeze_where(patterns, false)
+    }
+
+    fn freeze_where<P: Into<String>>(
+        mut self,
+        patterns: impl IntoIterator<Item = P>,
+        matching: bool,
+    ) -> Self {
+        let patterns: Vec<String> = patterns.into_iter().map(Into::into).collect();
+        let mut unmatched = vec![true; patterns.len()];
         for layer in &mut self.layers {
             for parameter in &mut layer.parameters {
-                if test(&format!("{}.{}", layer.name, parameter.name)) {
-                    parameter.trainable = false;
+                let name = format!("{}.{}", layer.name, parameter.name);
+                let mut matches = false;
+                for (pattern, unmatched) in patterns.iter().zip(&mut unmatched) {
+                    let own = name_matches(pattern, &name);
+                    *unmatched &= !own;
+                    matches |= own;
                 }
+                parameter.trainable &= matches != matching;
             }
         }
+        let missed = patterns.into_iter().zip(unmatched).filter(|(_, unmatched)| *unmatched);
+        self.unmatched.extend(missed.map(|(pattern, _)| pattern));
         self
+    }
+
+    /// An error for a pattern that froze nothing.
+    pub(crate) fn check_frozen(&self) -> Result<(), Error> {
+        let Some(pattern) = self.unmatched.first() else { return Ok(()) };
+        let names = self.layers.iter().flat_map(|layer| {
+            layer.parameters.iter().map(|own| format!("{}.{}", layer.name, own.name))
+        });
+        let some: Vec<String> = names.take(4).collect();
+        Err(Error::Setting(format!(
+            "no parameter matches the pattern '{pattern}' of freeze: names are such as {}",
+            some.join(", ")
+        )))
     }
 
     /// Number of layers (L).

@@ -145,7 +145,7 @@ fn property_bytes_grow_with_samples_and_parameters_do_not() {
 #[test]
 fn property_what_is_frozen_has_no_gradient_and_keeps_nothing() {
     let all = of_model(&model(Features::plain()), &[2]);
-    let frozen = of_model(&model(Features::plain()).freeze(|name| !name.starts_with("head")), &[2]);
+    let frozen = of_model(&model(Features::plain()).freeze_except(["head*"]), &[2]);
     let last = all.layers.len() - 1;
     for (layer, state) in frozen.layers.iter().enumerate() {
         assert_eq!(state.parameters, all.layers[layer].parameters);

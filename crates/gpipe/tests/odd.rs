@@ -150,7 +150,7 @@ struct Training {
 }
 
 fn train(run: &Run, training: Training) -> (Vec<u64>, Named, Named) {
-    let frozen = |name: &str| training.frozen.iter().any(|part| name.contains(part));
+    let frozen = training.frozen.iter().map(|part| format!("*{part}*"));
     let builder = run
         .builder(model().freeze(frozen), training.micro_batches)
         .kind(training.kind)

@@ -181,7 +181,7 @@ fn transparency_of_frozen_layers() {
     let features = Features { skip: true, dropout: 0.2, ..Features::plain() };
     for frozen in ["embedding", "0.", "1.attention", "head"] {
         let train = |run: &Run| {
-            let sequence = model(features).freeze(|name| name.starts_with(frozen));
+            let sequence = model(features).freeze([format!("{frozen}*")]);
             let mut pipeline = run.builder(sequence, 3).build().unwrap();
             let before = pipeline.parameters().unwrap();
             let (inputs, targets) = batch(7, 1);

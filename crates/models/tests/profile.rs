@@ -212,7 +212,7 @@ fn property_a_changed_profile_never_panics() {
 #[test]
 fn oracle_a_stage_that_is_not_trained_costs_what_it_does() {
     let mut subject = amoebanet();
-    subject.model = subject.model.freeze(|name| !name.starts_with("classifier"));
+    subject.model = subject.model.freeze_except(["classifier*"]);
     let costs = subject.profile().costs;
     let layers = &costs.sizes[&4];
     for (number, cost) in layers[..layers.len() - 1].iter().enumerate() {

@@ -87,14 +87,16 @@ pub enum StepError<E> {
     /// Another process of the pipeline failed, or cannot be reached any more.
     #[error(transparent)]
     Elsewhere(#[from] Elsewhere),
-    /// The update was applied by some stages, and perhaps not by all.
+    /// The update was begun or applied by some stages, and perhaps not by all.
     #[error(
-        "{cause}; the update was applied by {}, perhaps not by all others: the parameters may be of two steps, restore a checkpoint",
-        listed(applied)
+        "{cause}; the update was {}, perhaps not by all others: the parameters may be of two steps, restore a checkpoint, or accept_torn_update to use what is there",
+        progress(applied, begun)
     )]
     Torn {
-        /// Stages of this process that have begun or finished it.
+        /// Stages of this process that have applied it.
         applied: Vec<StageId>,
+        /// Stages of this process that began it and did not come to its end: they may have changed some parameters.
+        begun: Vec<StageId>,
         /// The first error.
         cause: String,
     },
@@ -104,6 +106,16 @@ pub enum StepError<E> {
         /// The earlier failure.
         reason: String,
     },
+}
+
+/// How far an update came.
+fn progress(applied: &[StageId], begun: &[StageId]) -> String {
+    let begun_by = || format!("begun by {} and not finished there", listed(begun));
+    match (applied.is_empty(), begun.is_empty()) {
+        (_, true) => format!("applied by {}", listed(applied)),
+        (true, false) => begun_by(),
+        (false, false) => format!("applied by {}, {}", listed(applied), begun_by()),
+    }
 }
 
 /// In words, in order.
@@ -196,17 +208,20 @@ mod tests {
     /// claimed of stages elsewhere that they had not, and named the host last.
     #[test]
     fn regression_a_torn_update_names_its_cause_first() {
-        let torn = |applied: &[u32]| StepError::<std::convert::Infallible>::Torn {
-            applied: applied.iter().copied().map(StageId).collect(),
+        let stages = |stages: &[u32]| stages.iter().copied().map(StageId).collect();
+        let torn = |applied: &[u32], begun: &[u32]| StepError::<std::convert::Infallible>::Torn {
+            applied: stages(applied),
+            begun: stages(begun),
             cause: "rank 1: no sign of life for 3.0s".to_owned(),
         };
         assert_eq!(
-            torn(&[0]).to_string(),
+            torn(&[0], &[]).to_string(),
             "rank 1: no sign of life for 3.0s; the update was applied by stage 0, perhaps not by all others: \
-             the parameters may be of two steps, restore a checkpoint"
+             the parameters may be of two steps, restore a checkpoint, or accept_torn_update to use what is there"
         );
-        assert!(
-            torn(&[2, 0]).to_string().contains("; the update was applied by stages 0, 2, perhaps")
-        );
+        let told = torn(&[2, 0], &[1]).to_string();
+        let words = "; the update was applied by stages 0, 2, begun by stage 1 and not finished there, perhaps";
+        assert!(told.contains(words), "{told}");
+        assert!(torn(&[], &[1]).to_string().contains("; the update was begun by stage 1 and not"));
     }
 }

@@ -23,6 +23,15 @@ use crate::{
     stage::{Keep, Payload, StageExecutor},
 };
 
+/// Which stages of this process the update has come to.
+#[derive(Debug, Default)]
+pub struct Updates {
+    /// They began it, and did not come to its end.
+    pub begun: Vec<StageId>,
+    /// They applied it.
+    pub applied: Vec<StageId>,
+}
+
 /// What all workers of one step share.
 pub struct Step<E: StageExecutor> {
     /// What to do.
@@ -41,8 +50,8 @@ pub struct Step<E: StageExecutor> {
     pub pulses: Arc<Pulses>,
     /// Longest silence of a peer that is waited for.
     pub deadline: Duration,
-    /// Stages that have begun to apply the update; shared, because a stuck worker reports nothing.
-    pub applied: Mutex<Vec<StageId>>,
+    /// How far the update came; shared, because a stuck worker reports nothing.
+    pub updates: Mutex<Updates>,
     /// The other processes, if there are any.
     pub peers: Option<Arc<dyn Peers<E>>>,
 }
@@ -253,10 +262,19 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         };
         if verdict.apply {
             // Before the call: an update that fails half-way has changed something.
-            let mut applied = self.step.applied.lock().unwrap_or_else(PoisonError::into_inner);
-            applied.push(action.stage);
+            self.updates().begun.push(action.stage);
         }
-        self.guard(action, index, |executor| executor.update(verdict))
+        self.guard(action, index, |executor| executor.update(verdict))?;
+        if verdict.apply {
+            let mut updates = self.updates();
+            updates.begun.retain(|stage| *stage != action.stage);
+            updates.applied.push(action.stage);
+        }
+        Ok(())
+    }
+
+    fn updates(&self) -> std::sync::MutexGuard<'_, Updates> {
+        self.step.updates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn send(&mut self, action: Action, index: usize, transfer: Transfer) -> Result<(), Stop> {

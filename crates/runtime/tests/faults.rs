@@ -77,8 +77,11 @@ fn check(program: &Arc<Program>, capacity: usize, at: Action, kind: FaultKind) {
             assert_eq!((*action, message.as_str()), (at, "injected panic"));
         }
         // Another stage had applied the update already: then the error says so, and what caused it.
-        (StepError::Torn { applied, cause }, _) if decided => {
-            assert!(!applied.is_empty() && cause.contains(&at.to_string()), "{text}");
+        (StepError::Torn { applied, begun, cause }, _) if decided => {
+            assert!(!(applied.is_empty() && begun.is_empty()), "{text}");
+            // Who failed in its own update has not applied it.
+            assert!(!applied.contains(&at.stage) || at.op != Op::Update, "{text}");
+            assert!(cause.contains(&at.to_string()), "{text}");
             assert!(text.starts_with(cause.as_str()), "{text}");
         }
         _ => panic!("{at} {kind:?}: {text}"),

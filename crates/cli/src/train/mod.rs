@@ -397,7 +397,7 @@ impl Run<'_> {
             }
             self.stop_if_asked(position)?;
             if position.batches < steps {
-                self.saving.step(pipeline, position, &self.progress);
+                self.saving.step(pipeline, position, &self.progress)?;
                 self.processes.meet_replicas()?;
             } // the last one is saved after the validation at the end, which may make it the best
         }

@@ -78,27 +78,27 @@ impl<'a> Saving<'a> {
         })
     }
 
-    /// Between two steps: saves if it is time for it, and tells what became of the last one.
+    /// Between two steps: saves if it is time for it, and tells what became of the last one. That nothing can be
+    /// written is told, and ends no run; that another process has failed is an error.
     pub(super) fn step(
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
         progress: &Progress,
-    ) {
+    ) -> Result<(), CliError> {
         let is_best = self.keep_best && self.best.is_some_and(|b| b.batches == position.batches);
         let due = match self.every {
             Every::Never => false,
             Every::Steps(steps) => position.batches.is_multiple_of(steps),
             // Clocks of several processes would not agree.
-            Every::Time(time) => {
-                self.processes.decided(|| Ok(self.last.elapsed() >= time)).unwrap_or(false)
-            }
+            Every::Time(time) => self.processes.decided(|| Ok(self.last.elapsed() >= time))?,
         };
         let outcome = match due || is_best {
             true => self.save(pipeline, position),
             false => self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::poll),
         };
         tell(outcome, progress);
+        Ok(())
     }
 
     /// A validation's loss: the lowest one's checkpoint is kept.

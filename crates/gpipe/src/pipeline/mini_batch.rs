@@ -45,6 +45,13 @@ impl Pipeline {
         let Some(count) = inputs.first().map(samples) else {
             return Err(Error::Input("there is no input tensor: give at least one".into()));
         };
+        if inputs.len() != self.inputs {
+            return Err(Error::Input(format!(
+                "{} input tensors, the pipeline was built for {}: give as many as the builder was told",
+                inputs.len(),
+                self.inputs
+            )));
+        }
         if count == 0 {
             return Err(Error::Input(
                 "the mini-batch has no samples (N = 0): give at least 1".into(),

@@ -39,7 +39,7 @@ use gpipe_core::{
     simulate::{Costs, Timeline, median, simulate},
     validate::{Held, Invalid, validate},
 };
-use gpipe_runtime::{Crew, Ran, StepError};
+use gpipe_runtime::{Crew, Ran};
 use mini_batch::MiniBatch;
 pub use padding::Padding;
 use parameters::Averages;
@@ -110,6 +110,8 @@ pub struct Pipeline {
     averages: Averages,
     /// Why parameters and state are of no use any more.
     torn: Option<&'static str>,
+    /// How many tensors an input of it has.
+    inputs: usize,
     step: u64,
     seed: u64,
     owned: Vec<OwnedParameter>,
@@ -312,7 +314,11 @@ impl Pipeline {
                 begins: batch.begins,
             });
         }
-        let mut ran = self.crew.run(&program, feeds)?;
+        let ran = self.crew.run(&program, feeds).map_err(Error::from);
+        if ran.as_ref().is_err_and(Error::has_changed_parameters) {
+            self.torn = Some(parameters::CHANGED_PARAMETERS);
+        }
+        let mut ran = ran?;
         self.profiled = ran.outcomes.iter_mut().filter_map(|own| own.profile.take()).collect();
         Ok(ran)
     }
@@ -405,9 +411,7 @@ fn finite_loss(outcomes: &[Outcome]) -> Result<()> {
 }
 
 fn not_finite(layer: &str, what: String) -> Error {
-    let source = StageError::NotFinite { layer: layer.into(), what };
-    let action = gpipe_core::Action { stage: StageId(0), op: gpipe_core::Op::Decide };
-    StepError::Stage { action, source }.into()
+    Error::NotFinite(StageError::NotFinite { layer: layer.into(), what })
 }
 
 /// The last stage's outputs, by micro-batch.

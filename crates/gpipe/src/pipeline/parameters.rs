@@ -27,6 +27,9 @@ type Copy = fn(
     &[(String, (usize, usize))],
 ) -> std::result::Result<Vec<(String, Tensor)>, LayerError>;
 
+/// What a layer did that nothing can undo.
+pub(super) const CHANGED_PARAMETERS: &str = "a forward changed parameters in place";
+
 impl Pipeline {
     /// Copies of all parameters (in one of several processes: of its stages) with their full names (`layer.parameter`), in layer
     /// order; a tied weight once, under its first use.
@@ -94,10 +97,29 @@ impl Pipeline {
     pub(super) fn needs_whole_state(&self) -> Result<()> {
         match self.torn {
             None => Ok(()),
+            Some(what) if what == CHANGED_PARAMETERS => Err(Error::Setting(format!(
+                "{what}: restore a checkpoint, or accept_torn_update to use what is there"
+            ))),
             Some(what) => {
                 Err(Error::Setting(format!("{what} failed half-way: build the pipeline again")))
             }
         }
+    }
+
+    /// Takes the parameters and the optimizer's state as they are after an update that some stages applied and others
+    /// did not ([`gpipe_runtime::StepError::Torn`]), or after a forward that changed its own parameters: they can
+    /// be read, saved and trained again. The step in between is of both; the step's number is as before it.
+    /// Whether there was anything to accept.
+    ///
+    /// The promise that a step is all or nothing ends where an update has begun: an optimizer of your own that fails
+    /// then, after other stages have updated theirs, leaves parameters of two steps.
+    ///
+    /// # Errors
+    /// A stage's thread is gone, or stages are in other processes: restore a checkpoint there.
+    pub fn accept_torn_update(&mut self) -> Result<bool> {
+        let accepted = self.crew.accept_torn_update()?;
+        let changed = self.torn.take_if(|torn| *torn == CHANGED_PARAMETERS).is_some();
+        Ok(accepted || changed)
     }
 
     fn needs_averages(&self) -> Result<()> {

@@ -163,11 +163,32 @@ impl LayerRun<'_> {
             statistics: Vec::new(),
             cache,
         };
-        let versions = versions(&inputs)?;
-        let outputs = catching(|| self.layer.layer.forward(&mut ctx, &inputs))?;
+        let popped = pops.iter().map(|(_, _, tensor)| tensor);
+        let given = Untouched::new(inputs.iter().chain(popped))?;
+        let weights = Untouched::new(self.parameters)?;
+        let ran = catching(|| self.layer.layer.forward(&mut ctx, &inputs));
+        if let Some(index) = weights.changed()? {
+            let spec = self.layer.parameters.get(index);
+            return Err(LayerError::ParameterChanged(
+                spec.map_or_else(String::new, |spec| spec.name.clone()),
+            ));
+        }
+        let outputs = ran?;
         let (stashed, statistics, cache) = (ctx.stashed, ctx.statistics, ctx.cache);
+        if let Some((name, _)) = ctx.pops.first() {
+            return Err(LayerError::Value(format!(
+                "its infer pops a skip '{name}', and its forward does not take it: call pop in both"
+            )));
+        }
         self.check_outputs(&inputs, &pops, &outputs, &stashed)?;
-        check_untouched(&inputs, &versions)?;
+        if given.changed()?.is_some() {
+            let reason =
+                "its forward changes its input in place: use the form that makes a new tensor";
+            return Err(LayerError::Value(reason.into()));
+        }
+        if graph {
+            self.check_trains(&inputs, &pops, &outputs, &stashed)?;
+        }
         let passed_on = outputs.iter().map(passed_on).collect::<Result<_, LayerError>>()?;
         let sent =
             stashed.iter().map(|(name, tensor)| Ok((name.clone(), self::passed_on(tensor)?)));
@@ -226,20 +247,56 @@ impl LayerRun<'_> {
             list(&promised)
         )))
     }
-}
 
-/// How often each tensor has been changed in place.
-fn versions(tensors: &[Tensor]) -> Result<Vec<i64>, LayerError> {
-    tensors.iter().map(|tensor| Ok(tensor.f_internal_version()?)).collect()
-}
-
-/// An input is also what a re-materialization starts from, and perhaps the user's own batch.
-fn check_untouched(inputs: &[Tensor], before: &[i64]) -> Result<(), LayerError> {
-    if versions(inputs)? == before {
-        return Ok(());
+    /// Where something of it or before it is trained, its outputs must depend on that: else training goes on, step
+    /// after step, and nothing is learnt.
+    fn check_trains(
+        &self,
+        inputs: &[Tensor],
+        pops: &[(usize, String, Tensor)],
+        outputs: &[Tensor],
+        stashed: &[(String, Tensor)],
+    ) -> Result<(), LayerError> {
+        let popped = pops.iter().map(|(_, _, tensor)| tensor);
+        let trained = inputs.iter().chain(popped).chain(self.parameters);
+        let mut made = outputs.iter().chain(stashed.iter().map(|(_, tensor)| tensor)).peekable();
+        if !trained.into_iter().any(Tensor::requires_grad)
+            || made.peek().is_none()
+            || made.clone().any(Tensor::requires_grad)
+            || !made.any(differentiable)
+        {
+            return Ok(());
+        }
+        Err(LayerError::Value(
+            "no output of its forward has a gradient, so neither it nor any layer before it would \
+             learn: do not detach the outputs or compute them without gradients, or freeze the \
+             parameters up to here"
+                .into(),
+        ))
     }
-    let reason = "its forward changes its input in place: use the form that makes a new tensor";
-    Err(LayerError::Value(reason.into()))
+}
+
+/// Tensors that a call must not change in place. (A change through `Tensor::data`, which hides it from autograd, is
+/// not seen.)
+pub(super) struct Untouched<'t> {
+    tensors: Vec<(&'t Tensor, i64)>,
+}
+
+impl<'t> Untouched<'t> {
+    pub(super) fn new(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Self, LayerError> {
+        let version = |tensor: &'t Tensor| Ok((tensor, tensor.f_internal_version()?));
+        Ok(Self { tensors: tensors.into_iter().map(version).collect::<Result<_, LayerError>>()? })
+    }
+
+    /// The number of the first one that was changed.
+    pub(super) fn changed(&self) -> Result<Option<usize>, LayerError> {
+        for (index, (tensor, version)) in self.tensors.iter().enumerate() {
+            if tensor.f_internal_version()? != *version {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// Gradients of a layer's inputs, and of the skips it popped.

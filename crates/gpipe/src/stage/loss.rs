@@ -8,7 +8,7 @@ use tch::Tensor;
 use super::{
     Stage, StageResult,
     feed::Mode,
-    island::{self, Island},
+    island::{self, Island, Untouched},
     recorder::Work,
 };
 use crate::{
@@ -64,8 +64,19 @@ impl Stage {
             leaves.iter().map(widen).collect::<Result<_, LayerError>>().map_err(in_loss)?;
         let targets = targets.iter().map(|target| self.device.own(target));
         let targets: Vec<Tensor> = targets.collect::<Result<_, _>>().map_err(in_loss)?;
+        let given = Untouched::new(seen.iter().chain(&targets)).map_err(in_loss)?;
         let sum = island::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
+        check_untouched(&given).map_err(in_loss)?;
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
+        // A loss of nothing, where no target counts, may be a plain 0.
+        if graph && value != 0.0 && !sum.requires_grad() && leaves.iter().any(Tensor::requires_grad)
+        {
+            return Err(in_loss(LayerError::Value(
+                "its sum has no gradient, so nothing would learn: compute it from the outputs, \
+                 without detaching them"
+                    .into(),
+            )));
+        }
         // Among processes a stage that fails ends the run: there the driver looks, at what all of them have.
         if !value.is_finite() && self.plan.alone {
             let what = format!("the loss ({value})");
@@ -84,10 +95,25 @@ impl Stage {
         }
         let _no_grad = tch::no_grad_guard();
         let measure = |metric: &Arc<dyn Metric>| {
-            let sum = island::catching(|| metric.sum(outputs, targets));
+            let measure = || -> Result<f64, LayerError> {
+                let given = Untouched::new(outputs.iter().chain(targets))?;
+                let sum = island::catching(|| metric.sum(outputs, targets))?;
+                check_untouched(&given)?;
+                Ok(sum)
+            };
             let named = |source| StageError::Layer { layer: metric.name().to_owned(), source };
-            sum.map_err(named)
+            measure().map_err(named)
         };
         self.plan.metrics.iter().map(measure).collect()
+    }
+}
+
+/// Outputs and targets are also what the backward, other metrics and the user have.
+fn check_untouched(given: &Untouched) -> Result<(), LayerError> {
+    match given.changed()? {
+        None => Ok(()),
+        Some(_) => Err(LayerError::Value(
+            "it changes outputs or targets in place: use the form that makes a new tensor".into(),
+        )),
     }
 }

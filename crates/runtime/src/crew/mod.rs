@@ -22,7 +22,7 @@ use crate::{
     peers::{Peers, Share},
     pulse::Pulses,
     stage::StageExecutor,
-    worker::{Command, Report, Step, doing, panic_message, serve},
+    worker::{Command, Report, Step, Updates, doing, panic_message, serve},
 };
 
 /// What a crew is told once.
@@ -77,6 +77,8 @@ pub struct Crew<E: StageExecutor> {
     pulses: Arc<Pulses>,
     /// Why nothing can run any more.
     unusable: Option<String>,
+    /// The update that some stages applied and others did not, until it is accepted.
+    torn: Option<String>,
 }
 
 impl<E: StageExecutor> Crew<E> {
@@ -136,7 +138,7 @@ impl<E: StageExecutor> Crew<E> {
             workers.push(Some(Worker { commands, thread: Some(thread), ended }));
             built.push((device, ready));
         }
-        let mut crew = Self { workers, settings, peers, pulses, unusable: None };
+        let mut crew = Self { workers, settings, peers, pulses, unusable: None, torn: None };
         for (device, ready) in built {
             crew.await_build(device, &ready)?;
         }
@@ -220,7 +222,7 @@ impl<E: StageExecutor> Crew<E> {
             failure: Failure::default(),
             pulses: Arc::clone(&self.pulses),
             deadline: self.settings.deadline,
-            applied: Mutex::default(),
+            updates: Mutex::default(),
             peers: self.peers.clone(),
         });
         let started = self.peers.as_ref().map(|peers| peers.now()).unwrap_or_default();
@@ -251,12 +253,23 @@ impl<E: StageExecutor> Crew<E> {
         self.conclude(&step, shares)
     }
 
+    /// Takes what a torn update left for the stages' state: they may be visited and run again. Whether there was one.
+    ///
+    /// # Errors
+    /// A thread is gone, or there are other processes: the pipeline cannot go on in any case.
+    pub fn accept_torn_update(&mut self) -> Result<bool, StepError<E::Error>> {
+        if let Some(reason) = &self.unusable {
+            return Err(StepError::Unusable { reason: reason.clone() });
+        }
+        Ok(self.torn.take().is_some())
+    }
+
     fn check_usable(
         &self,
         program: &Program,
         feeds: &[Vec<E::Feed>],
     ) -> Result<(), StepError<E::Error>> {
-        let reason = match &self.unusable {
+        let reason = match self.unusable.as_ref().or(self.torn.as_ref()) {
             Some(reason) => reason.clone(),
             None if program.devices.len() == self.workers.len()
                 && feeds.len() == self.workers.len() =>
@@ -347,16 +360,16 @@ impl<E: StageExecutor> Crew<E> {
         shares: Vec<Share<E>>,
     ) -> Result<Ran<E>, StepError<E::Error>> {
         if let Some(cause) = step.failure.take() {
-            let applied =
-                std::mem::take(&mut *step.applied.lock().unwrap_or_else(PoisonError::into_inner));
+            let Updates { begun, applied } =
+                std::mem::take(&mut *step.updates.lock().unwrap_or_else(PoisonError::into_inner));
             if self.peers.is_some() {
                 self.unusable = Some(cause.to_string());
             }
-            if applied.is_empty() {
+            if applied.is_empty() && begun.is_empty() {
                 return Err(cause);
             }
-            let error = StepError::Torn { applied, cause: cause.to_string() };
-            self.unusable = Some(error.to_string());
+            let error = StepError::Torn { applied, begun, cause: cause.to_string() };
+            self.torn = Some(error.to_string());
             return Err(error);
         }
         let first = shares.iter().map(|share| share.origin).min().unwrap_or_default();
@@ -422,8 +435,8 @@ impl<E: StageExecutor> Crew<E> {
         device: DeviceId,
         visit: impl FnOnce(&mut [E]) -> T + Send + 'static,
     ) -> Result<mpsc::Receiver<T>, StepError<E::Error>> {
-        if let Some(reason) = &self.unusable {
-            // What a torn update left is nobody's state.
+        // What a torn update left is nobody's state, unless somebody takes it for one.
+        if let Some(reason) = self.torn.as_ref().or(self.unusable.as_ref()) {
             return Err(StepError::Unusable { reason: reason.clone() });
         }
         let (reply, receive) = mpsc::channel();

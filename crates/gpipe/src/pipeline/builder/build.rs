@@ -117,6 +117,7 @@ impl PipelineBuilder {
             loss_scale: LossScale::new(precision.compute),
             averages: if self.average.is_some() { Averages::Kept } else { Averages::None },
             torn: None,
+            inputs: self.inputs.len(),
             step: 0,
             seed: self.seed,
             owned,
@@ -262,6 +263,7 @@ impl PipelineBuilder {
 
     /// Freezes what the groups freeze; the settings of every parameter, by layer.
     pub(in crate::pipeline) fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
+        self.sequence.check_frozen()?;
         let mut owners: HashMap<String, String> = HashMap::new();
         let mut names = Vec::new();
         for layer in &self.sequence.layers {
