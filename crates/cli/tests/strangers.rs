@@ -9,12 +9,13 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use common::{
     Folder, TRAIN,
-    listening::listeners,
+    listening::{family, listeners},
     mounts::with_mounts,
     process::{DEADLINE, Process},
     results, train,
@@ -104,6 +105,98 @@ fn fault_strangers_at_a_run_that_waits() {
     assert!(folder.weights("run") == folder.weights("reference"));
     assert_eq!(results(&folder.path("run")), results(&folder.path("reference")));
     drop(held);
+}
+
+/// Both waited for ever.
+#[test]
+fn regression_a_process_that_was_stopped_while_another_joins_it() {
+    let folder = Folder::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = listener.local_addr().unwrap();
+    drop(listener);
+    let start = |rank: &str, out: &str| {
+        let mut command = folder.command(&[&long(out, "12")[..], DEADLINE_OF_3].concat());
+        command.env("RANK", rank).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", store.port().to_string());
+        Process::start(&mut command)
+    };
+    let mut first = start("0", "run");
+    let end = Instant::now() + DEADLINE;
+    while !listeners(first.number()).contains(&store) {
+        assert!(Instant::now() < end, "rank 0 does not listen: {}", first.printed);
+        std::thread::yield_now();
+    }
+    first.signal("STOP");
+    let mut second = start("1", "run");
+    assert_eq!(second.end(), Ok(1), "{}", second.printed);
+    let named = second.printed.contains(&store.to_string()) || second.printed.contains("rank 0");
+    assert!(named && second.printed.contains("3.0s"), "{}", second.printed);
+    first.signal("KILL");
+}
+
+const DEADLINE_OF_3: &[&str] = &["--set", "pipeline.deadline_s=3"];
+
+/// Processes that were launched, once they run: their numbers by rank.
+fn ranks_of(launcher: &Process, count: usize) -> Vec<u32> {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let mut found = vec![None; count];
+        for process in family(launcher.number()) {
+            let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+            let rank = environment.split(|byte| *byte == 0).find_map(|variable| {
+                String::from_utf8_lossy(variable).strip_prefix("RANK=")?.parse::<usize>().ok()
+            });
+            if let Some(rank) = rank.filter(|_| process != launcher.number()) {
+                found[rank] = Some(process);
+            }
+        }
+        if found.iter().all(Option::is_some) {
+            return found.into_iter().flatten().collect();
+        }
+        assert!(Instant::now() < end, "its processes do not start: {}", launcher.printed);
+        std::thread::yield_now();
+    }
+}
+
+fn signal(name: &str, process: u32) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status();
+    assert!(sent.unwrap().success(), "kill -{name} {process}");
+}
+
+/// Its processes waited for ever for the store that it serves.
+#[test]
+fn regression_a_launcher_that_was_stopped_once_its_processes_exist() {
+    let folder = Folder::new();
+    let run = [&["launch", "--processes", "2", "--"], &long("run", "12")[..], DEADLINE_OF_3];
+    let launcher = Process::start(&mut folder.command(&run.concat()));
+    let ranks = ranks_of(&launcher, 2);
+    launcher.signal("STOP");
+    let is_alive = |process: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        // A process that has ended stays as a zombie: its parent is stopped.
+        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    };
+    let end = Instant::now() + DEADLINE;
+    while ranks.iter().any(is_alive) {
+        assert!(Instant::now() < end, "its processes wait for ever");
+        std::thread::yield_now();
+    }
+    launcher.signal("CONT");
+}
+
+/// The others noticed nothing until the launcher killed them, 15 seconds later.
+#[test]
+fn regression_a_process_that_is_killed_while_it_joins_is_named() {
+    let folder = Folder::new();
+    let run = [&["launch", "--processes", "3", "--"], &long("run", "12")[..]].concat();
+    let mut launcher = Process::start(&mut folder.command(&run));
+    // It has just begun to load libtorch.
+    let ranks = ranks_of(&launcher, 3);
+    signal("KILL", ranks[2]);
+    let start = Instant::now();
+    assert_eq!(launcher.end(), Ok(1), "{}", launcher.printed);
+    assert!(start.elapsed() < Duration::from_secs(14), "{:?}", start.elapsed());
+    assert!(launcher.printed.contains("rank 2: "), "{}", launcher.printed);
 }
 
 #[test]

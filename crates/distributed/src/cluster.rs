@@ -8,12 +8,13 @@ use std::{
 };
 
 use crate::{
+    bounded::{GaveUp, within},
     facts::{self, Facts},
     gathers::Gathers,
     interrupt::Interrupt,
     link::{Receiver, Sender, tag},
     member::Member,
-    watch::{GOODBYE_KEY, Watch, Watcher},
+    watch::{self, GOODBYE_KEY, Watch, Watcher},
 };
 use gpipe::{
     Value,
@@ -30,6 +31,8 @@ const GATHER_TAG: usize = 2;
 const BESIDE_TAG: usize = 4;
 /// How long who serves the store waits, before it goes, for the others to have read what is in it.
 const GOODBYE: Duration = Duration::from_secs(5);
+/// How often it is looked whether another process has come.
+const MEETING_LOOK: Duration = Duration::from_millis(20);
 /// How often clocks are compared; the answer that took least is the truest.
 const CLOCK_ROUNDS: usize = 8;
 
@@ -80,9 +83,12 @@ pub enum JoinError {
         /// What c10d says.
         source: c10d::Error,
     },
-    /// They do not belong together.
+    /// They do not belong together, or another process failed or is silent.
     #[error("{0}")]
     Differs(Elsewhere),
+    /// Whoever should answer does not.
+    #[error("{0}")]
+    Silent(String),
 }
 
 /// What the ends of links share.
@@ -135,15 +141,103 @@ pub struct Cluster {
     clock: Clock,
     /// Before the store: it says goodbye there.
     watcher: Option<Watcher>,
-    store: TcpStore,
+    store: Arc<TcpStore>,
     serves: bool,
 }
 
+/// Names what was tried in an error of c10d.
+fn connect(what: String) -> impl FnOnce(c10d::Error) -> JoinError {
+    move |source| JoinError::Connect { what, source }
+}
+
+impl Store {
+    /// In words, for messages.
+    fn place(&self) -> String {
+        match self {
+            Self::Serve(_) => "this process's own store".into(),
+            Self::At { host, port } => format!("the store at {host}:{port}"),
+        }
+    }
+}
+
+/// What c10d's own deadlines are longer by: their errors say more.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// The steps of a meeting, each of which ends.
+struct Joining {
+    deadline: Duration,
+    /// Where the store is, in words.
+    store: String,
+    /// Once there is one.
+    watch: Option<Arc<Watch>>,
+}
+
+impl Joining {
+    /// Connects to the store, or serves it.
+    fn connect(&self, store: Store) -> Result<TcpStore, JoinError> {
+        let deadline = self.deadline;
+        self.ask_store(move || match store {
+            Store::Serve(listener) => TcpStore::serve(listener, deadline),
+            Store::At { host, port } => TcpStore::connect(&host, port, deadline),
+        })
+        .map_err(|error| match error {
+            JoinError::Connect { source, .. } => {
+                let what =
+                    format!("no store ({}): start rank 0, or look at its address", self.store);
+                JoinError::Connect { what, source }
+            }
+            other => other,
+        })
+    }
+
+    /// A call that nobody but the store answers.
+    fn ask_store<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> c10d::Result<T> + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let answer = self.ask(move || call().map_err(connect("the store".into())));
+        self.or_silent(answer, "a question to it")
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, GaveUp> {
+        let failed = || self.watch.as_ref().and_then(|watch| watch.failed());
+        within(self.deadline + GRACE, failed, call)
+    }
+
+    /// The outcome of `step`; a failure here is told to the others, one of theirs is the one that all know.
+    fn or_silent<T>(
+        &self,
+        outcome: Result<Result<T, JoinError>, GaveUp>,
+        step: &str,
+    ) -> Result<T, JoinError> {
+        let (store, deadline) = (&self.store, self.deadline);
+        let error = match outcome {
+            Ok(Ok(result)) => return Ok(result),
+            Ok(Err(error)) => error,
+            Err(GaveUp::Failed(why)) => return Err(JoinError::Differs(why)),
+            Err(GaveUp::NoThread(error)) => JoinError::Setting(format!("no thread: {error}")),
+            Err(GaveUp::Late) => JoinError::Silent(format!(
+                "{store} did not answer within {deadline:.1?} ({step}): who serves it was stopped, or it is \
+                 no store of gpipe: look at its process, or at MASTER_ADDR and MASTER_PORT"
+            )),
+        };
+        if let (Some(watch), false) = (&self.watch, matches!(error, JoinError::Differs(_))) {
+            watch.fail(&Elsewhere { process: Some(watch.rank()), reason: error.to_string() });
+        }
+        Err(error)
+    }
+}
+
 impl Cluster {
-    /// Meets the other processes: waits for them, compares facts, and connects.
+    /// Meets the other processes: waits for them, compares facts, and connects. No step of it waits longer than the
+    /// meeting's deadline, whoever answers at the other end; one that does not end leaves its thread behind.
     ///
     /// # Errors
-    /// [`JoinError`]: numbers that do not fit, a process that does not come, another one with other facts.
+    /// [`JoinError`]: numbers that do not fit, a process that does not come, is gone or is silent, a store that does not
+    /// answer, another process with other facts.
     pub fn join(meeting: Meeting) -> Result<Arc<Self>, JoinError> {
         let Meeting { rank, size, store, name, address, deadline, facts } = meeting;
         if size == 0 || size > PROCESSES_MAX || rank >= size {
@@ -151,43 +245,61 @@ impl Cluster {
                 "rank {rank} of {size} processes: there are 1 to {PROCESSES_MAX}, ranks count from 0"
             )));
         }
-        let connect = |what: String| move |source| JoinError::Connect { what, source };
         let serves = matches!(store, Store::Serve(_));
-        let store = match store {
-            Store::Serve(listener) => TcpStore::serve(listener, deadline)
-                .map_err(connect("the store cannot be served".into()))?,
-            Store::At { host, port } => {
-                let what =
-                    format!("no store at {host}:{port}: start rank 0, or look at its address");
-                TcpStore::connect(&host, port, deadline).map_err(connect(what))?
-            }
-        };
+        let mut joining = Joining { deadline, store: store.place(), watch: None };
+        let store = joining.connect(store)?;
         let meeting = store.prefixed(&name).map_err(connect("the store".into()))?;
-        let arrived = meeting.add(&format!("arrived/{rank}"), 1);
-        if arrived.map_err(connect("the store".into()))? > 1 {
+        let meeting = Arc::new(meeting);
+        let arrived = {
+            let meeting = Arc::clone(&meeting);
+            joining.ask_store(move || meeting.add(&format!("arrived/{rank}"), 1))?
+        };
+        if arrived > 1 {
             return Err(JoinError::Setting(format!(
                 "two processes are rank {rank}: every process needs a rank of its own"
             )));
         }
-        let met = meet(&meeting, rank, size, deadline, facts);
-        let looked = meeting.add("looked", 1);
-        if serves && met.is_err() && looked.is_ok() {
-            // The others must have seen why, too, before the store is gone.
-            wait_for(&meeting, "looked", size, GOODBYE.min(deadline));
-        }
-        met?;
-        let gloo = meeting.prefixed("gloo").map_err(connect("the store".into()))?;
-        let what = format!("the processes cannot reach each other (this one is at {address})");
-        let group = Group::gloo(&gloo, rank, size, &address, deadline).map_err(connect(what))?;
         let interrupt = Arc::new(Interrupt::default());
-        let speaks = meeting.another().map_err(connect("the store".into()))?;
+        let speaks = {
+            let meeting = Arc::clone(&meeting);
+            joining.ask_store(move || meeting.another())?
+        };
+        // From here on every process hears of the others, and of what has failed.
         let watcher = Watcher::start(speaks, rank, size, deadline, &interrupt)
             .map_err(|error| JoinError::Setting(format!("no thread: {error}")))?;
         let watch = Arc::clone(&watcher.watch);
+        joining.watch = Some(Arc::clone(&watch));
+        let found = {
+            let meeting = Arc::clone(&meeting);
+            joining.ask(move || meet(&meeting, rank, size, deadline, facts, serves))
+        };
+        match joining.or_silent(found, "the meeting of all processes")? {
+            Met::All => watch.met(),
+            Met::Without(other) => {
+                let reason = format!(
+                    "rank {other} of {size} did not come within {deadline:.0?}: start it, or raise the deadline"
+                );
+                return Err(JoinError::Differs(watch.fail(&Elsewhere { process: None, reason })));
+            }
+        }
+        let group = {
+            let (meeting, address) = (Arc::clone(&meeting), address.clone());
+            joining.ask(move || {
+                let gloo = meeting.prefixed("gloo")?;
+                Group::gloo(&gloo, rank, size, &address, deadline)
+            })
+        };
+        let what = format!("the processes cannot reach each other (this one is at {address})");
+        let group =
+            joining.or_silent(group.map(|group| group.map_err(connect(what.clone()))), &what)?;
         let longest_wait = deadline.saturating_mul(4);
         let shared = Shared { rank, group, interrupt, longest_wait, deadline, address, watch };
         let shared = Arc::new(shared);
-        let clock = Clock::agree(&shared).map_err(JoinError::Differs)?;
+        let clock = {
+            let shared = Arc::clone(&shared);
+            joining.ask(move || Clock::agree(&shared).map_err(JoinError::Differs))
+        };
+        let clock = joining.or_silent(clock, "comparing clocks with rank 0")?;
         Ok(Arc::new(Self {
             shared,
             inboxes: Mutex::default(),
@@ -212,10 +324,10 @@ impl Cluster {
                 "{size} processes for {count} replicas: each replica has as many processes, use a multiple of {count}"
             )));
         }
-        let store = self
-            .store
-            .another()
-            .map_err(|source| JoinError::Connect { what: "the store".into(), source })?;
+        let (watch, deadline) = (Some(Arc::clone(&self.shared.watch)), self.shared.deadline);
+        let joining = Joining { deadline, store: "the store".into(), watch };
+        let store = Arc::clone(&self.store);
+        let store = joining.ask_store(move || store.another())?;
         Ok(Arc::new(Member::new(Arc::clone(self), store, count)))
     }
 
@@ -255,6 +367,12 @@ fn end<T>(
     Ok(end)
 }
 
+/// Whether all processes came.
+enum Met {
+    All,
+    Without(usize),
+}
+
 /// Waits for everyone, and compares what they must have alike.
 fn meet(
     store: &TcpStore,
@@ -262,23 +380,30 @@ fn meet(
     size: usize,
     deadline: Duration,
     mut own: Facts,
-) -> Result<(), JoinError> {
+    serves: bool,
+) -> Result<Met, JoinError> {
+    let failed = || connect("the store".into());
     own.insert(0, ("number of processes".into(), size.to_string()));
-    let told = store.set(&format!("facts/{rank}"), &facts::encode(&own));
-    told.map_err(|source| JoinError::Connect { what: "the store".into(), source })?;
+    store.set(&format!("facts/{rank}"), &facts::encode(&own)).map_err(failed())?;
     let end = Instant::now() + deadline;
     let mut all = Vec::with_capacity(size);
     for other in 0..size {
-        let left = end.saturating_duration_since(Instant::now());
-        let found = store.get(&format!("facts/{other}"), left).map_err(|source| {
-            let what = format!(
-                "rank {other} of {size} did not come within {deadline:.0?}: start it, or raise the deadline"
-            );
-            JoinError::Connect { what, source }
-        })?;
-        all.push(facts::decode(&found));
+        let key = format!("facts/{other}");
+        while !store.check(&key).map_err(failed())? {
+            if Instant::now() >= end {
+                return Ok(Met::Without(other));
+            }
+            std::thread::park_timeout(MEETING_LOOK);
+        }
+        all.push(facts::decode(&store.get(&key, deadline).map_err(failed())?));
     }
-    facts::compare(&all).map_err(JoinError::Differs)
+    let compared = facts::compare(&all).map_err(JoinError::Differs);
+    let looked = store.add("looked", 1);
+    if serves && compared.is_err() && looked.is_ok() {
+        // The others must have seen why, too, before the store is gone.
+        wait_for(store, "looked", size, GOODBYE.min(deadline));
+    }
+    compared.map(|()| Met::All)
 }
 
 impl Transport for Cluster {
@@ -353,6 +478,16 @@ fn wait_for(store: &TcpStore, key: &str, size: usize, longest: Duration) {
     while Instant::now() < patience && store.add(key, 0).is_ok_and(|count| count < size as i64) {
         std::thread::park_timeout(Duration::from_millis(10));
     }
+}
+
+/// Tells the processes of the meeting `name` in `store` that `rank` has ended, if they know of no other failure:
+/// what a launcher does that sees it first.
+///
+/// # Errors
+/// The store does not answer.
+pub fn tell_of_end(store: &TcpStore, name: &str, rank: usize, reason: &str) -> c10d::Result<()> {
+    let why = Elsewhere { process: Some(rank), reason: reason.to_owned() };
+    watch::tell(&store.prefixed(name)?, &why).map(drop)
 }
 
 /// A clock that all processes share: rank 0's.

@@ -6,11 +6,13 @@
 //! - `link`: the two ends of a link between processes
 //! - `wire`: messages as headers and contiguous tensors
 //! - `watch`: signs of life, and the one failure that all of them know
+//! - `bounded`: calls of c10d that may wait for ever, with a deadline
 //! - `interrupt`: waits that end when the run has failed
 //! - `facts`: what processes must have alike
 //!
 //! What does not live here: what runs where (that is the pipeline's), and how processes are started (the command's).
 
+mod bounded;
 pub mod cluster;
 mod facts;
 #[doc(hidden)]
@@ -22,5 +24,5 @@ pub mod member;
 mod watch;
 mod wire;
 
-pub use cluster::{Cluster, JoinError, Meeting, Store};
+pub use cluster::{Cluster, JoinError, Meeting, Store, tell_of_end};
 pub use member::Member;

@@ -15,7 +15,7 @@ use std::{
 };
 
 use gpipe::processes::{Alarm, Elsewhere, Pulses, Run};
-use gpipe_bridge::c10d::TcpStore;
+use gpipe_bridge::c10d::{self, TcpStore};
 use gpipe_core::{DeviceId, lower::Program};
 
 use crate::interrupt::Interrupt;
@@ -59,6 +59,8 @@ struct State {
     /// The devices of every process.
     devices: Vec<Vec<DeviceId>>,
     failed: Option<Elsewhere>,
+    /// Whether all processes have come. Before, only those are missed that were heard of.
+    met: bool,
 }
 
 /// When a process last gave a sign of life, and what it said.
@@ -99,6 +101,7 @@ impl Watcher {
                 run: None,
                 devices: vec![Vec::new(); size],
                 failed: None,
+                met: false,
             }),
             interrupt: Arc::clone(interrupt),
             tell,
@@ -133,6 +136,19 @@ impl Drop for Watcher {
 impl Watch {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of this process.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// All processes have come: their silence counts from now on.
+    pub(crate) fn met(&self) {
+        let mut state = self.lock();
+        state.met = true;
+        let now = Instant::now();
+        state.heard.iter_mut().for_each(|heard| heard.at = now);
     }
 
     /// The devices of every process, from now on.
@@ -233,7 +249,7 @@ impl Watch {
     }
 
     /// Says where this process is, and hears where the others are.
-    fn round(&self, store: &TcpStore, number: u64) -> gpipe_bridge::c10d::Result<()> {
+    fn round(&self, store: &TcpStore, number: u64) -> c10d::Result<()> {
         let own = self.lock().own_beat(self.rank, number);
         store.set(&beat_key(self.rank), &own)?;
         if store.check(FAILED)? {
@@ -331,7 +347,8 @@ impl State {
             return Some(Elsewhere { process: None, reason });
         }
         let others = self.heard.iter().enumerate().filter(|(rank, _)| *rank != own);
-        let mut silent = others.filter(|(_, heard)| !heard.left && heard.at.elapsed() > deadline);
+        let known = others.filter(|(_, heard)| self.met || heard.number > 0);
+        let mut silent = known.filter(|(_, heard)| !heard.left && heard.at.elapsed() > deadline);
         let (rank, heard) = silent.next()?;
         let reason = format!(
             "no sign of life for {:.1?}{}: it was stopped, or the network is cut",
@@ -358,14 +375,14 @@ impl State {
 }
 
 /// Tells of a failure, if it is the first; returns the first.
-fn tell(store: &TcpStore, why: &Elsewhere) -> Option<Elsewhere> {
+pub(crate) fn tell(store: &TcpStore, why: &Elsewhere) -> c10d::Result<Elsewhere> {
     let mut text = why.process.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     text.push(' ');
     text.push_str(&why.reason);
     let end = (0..=REASON_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or_default());
-    let first = store.compare_set(FAILED, b"", text.as_bytes()).ok()?;
-    Some(read_failure(&first))
+    let first = store.compare_set(FAILED, b"", text.as_bytes())?;
+    Ok(read_failure(&first))
 }
 
 fn read_failure(bytes: &[u8]) -> Elsewhere {

@@ -83,7 +83,7 @@ impl Environment {
             host: host.trim().to_owned(),
             port,
             agent: variable(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true")),
-            name: format!("gpipe/{run}/{attempt}"),
+            name: meeting_name(&run, &attempt),
             address: variable(ADDRESS),
         }))
     }
@@ -131,6 +131,16 @@ impl Environment {
         socket.connect(master).map_err(failed)?;
         Ok(socket.local_addr().map_err(failed)?.ip().to_string())
     }
+}
+
+/// What tells a try of a run from others at the same store.
+fn meeting_name(run: &str, attempt: &str) -> String {
+    format!("gpipe/{run}/{attempt}")
+}
+
+/// The name of the meeting of the processes that this one launches, which have its environment.
+pub(super) fn launched_name(attempt: u32) -> String {
+    meeting_name(&std::env::var(RUN_ID).unwrap_or_default(), &attempt.to_string())
 }
 
 /// A listener at one address of this machine, and no other.

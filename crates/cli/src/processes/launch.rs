@@ -10,14 +10,17 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use clap::Parser;
 use gpipe_bridge::c10d::TcpStore;
-use gpipe_distributed::cluster::PROCESSES_MAX;
+use gpipe_distributed::{cluster::PROCESSES_MAX, tell_of_end};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -26,7 +29,7 @@ use signal_hook::{
 };
 
 use super::environment::{
-    AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, RUN_NOTE, WORLD_SIZE,
+    AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, RUN_NOTE, WORLD_SIZE, launched_name,
 };
 use crate::{
     CliError,
@@ -36,6 +39,8 @@ use crate::{
 
 /// When one has failed, the others have so long to end by themselves, and to say why.
 const GRACE: Duration = Duration::from_secs(15);
+/// How long after its end the others are told of a process: most know it at once, and more of it.
+const TELL: Duration = Duration::from_secs(1);
 /// Longest part of a line that is shown at once.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// How often is looked who has ended; mostly the end of its output says so before.
@@ -177,7 +182,9 @@ struct Supervisor {
     /// Threads that show what is printed; they end when all of it is.
     readers: Vec<thread::JoinHandle<()>>,
     /// Served as long as it is here.
-    _store: TcpStore,
+    store: Arc<TcpStore>,
+    /// What the processes meet under in it.
+    meeting: String,
 }
 
 impl Supervisor {
@@ -196,7 +203,8 @@ impl Supervisor {
         let port = listener.local_addr().map_err(failed("listening at 127.0.0.1"))?.port();
         let store = TcpStore::serve(listener, STORE).map_err(LaunchError::from)?;
         let program = std::env::current_exe().map_err(failed("finding its own program"))?;
-        let mut supervisor = Self { children: Vec::new(), readers: Vec::new(), _store: store };
+        let (store, meeting) = (Arc::new(store), launched_name(attempt));
+        let mut supervisor = Self { children: Vec::new(), readers: Vec::new(), store, meeting };
         for rank in 0..arguments.processes {
             let mut command = Command::new(&program);
             command
@@ -253,7 +261,8 @@ impl Supervisor {
     /// Waits until all have ended; which was the first that did not end well, and whether a signal asked for the end.
     fn wait(&mut self, events: &Receiver<Event>) -> (Option<(usize, ExitStatus)>, bool) {
         let (mut first, mut asked): (Option<(usize, ExitStatus)>, _) = (None, false);
-        let (mut end, mut ended_here): (Option<Instant>, _) = (None, false);
+        let (mut ended, mut ended_here): (Option<(Instant, usize, ExitStatus)>, _) = (None, false);
+        let mut told = false;
         loop {
             for rank in 0..self.children.len() {
                 let Some(child) = &mut self.children[rank] else { continue };
@@ -274,7 +283,7 @@ impl Supervisor {
                 if first.is_none() || tells && killed {
                     first = Some((rank, status));
                 }
-                end.get_or_insert_with(|| Instant::now() + GRACE);
+                ended.get_or_insert_with(|| (Instant::now(), rank, status));
             }
             if self.children.iter().all(Option::is_none) {
                 for reader in self.readers.drain(..) {
@@ -282,8 +291,12 @@ impl Supervisor {
                 }
                 return (first, asked);
             }
-            if let Some(end) = end {
-                let late = Instant::now() >= end;
+            if let Some((at, rank, status)) = ended {
+                if at.elapsed() >= TELL && !told {
+                    told = true;
+                    self.tell(rank, status);
+                }
+                let late = at.elapsed() >= GRACE;
                 // One that is stopped would not end by itself.
                 ended_here |= self.signal(Signal::KILL, |child| late || is_stopped(child));
             }
@@ -298,6 +311,20 @@ impl Supervisor {
                 Err(RecvTimeoutError::Disconnected) => thread::park_timeout(LOOK),
             }
         }
+    }
+
+    /// Tells the others of a process that has ended: those that are still meeting have no connection to it that would.
+    fn tell(&self, rank: usize, status: ExitStatus) {
+        let reason = match status.signal() {
+            Some(signal) => {
+                format!("it was ended by {}", signal_name(signal).unwrap_or("a signal"))
+            }
+            None => format!("it has ended with exit code {}", status.code().unwrap_or_default()),
+        };
+        let (store, meeting) = (Arc::clone(&self.store), self.meeting.clone());
+        // On a thread of its own: the store may be busy with a stranger. Without it they end at the deadline.
+        let tell = move || drop(tell_of_end(&store, &meeting, rank, &reason));
+        let _ = thread::Builder::new().name("gpipe-tell".into()).spawn(tell);
     }
 
     /// To those that have not been waited for, so that no number is another process's by now, and are meant; whether there were any.

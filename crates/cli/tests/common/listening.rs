@@ -7,7 +7,7 @@ use std::{
 };
 
 /// A process and all that it has started.
-fn family(of: u32) -> Vec<u32> {
+pub fn family(of: u32) -> Vec<u32> {
     let mut family = vec![of];
     let mut seen = 0;
     while let Some(&parent) = family.get(seen) {
