@@ -102,7 +102,7 @@ class Process:
                     stderr=stderr,
                     text=True,
                     errors="replace",
-                    start_new_session=True,
+                    process_group=0,  # not a session: what ends this program's ends it, too
                 )
             except OSError as error:
                 return self.found(begun, code=None, error=f"{self.step.command[0]}: {error}")
@@ -269,7 +269,7 @@ def run(options):
     results = Results(
         options.out,
         earlier(before / RESULTS, options.out, machine, tiny),
-        {f"{ROOT}/": "", python: "python3"},
+        {f"{ROOT}/": "", python: "python3", str(Path(torch["lib"]).parent): "torch"},
     )
     command = " ".join(["scripts/gpu_first_hour.sh", *sys.argv[1:]])
     results.data["runs"].append(
