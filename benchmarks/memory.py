@@ -124,23 +124,35 @@ class Run:
         return self.note({"kind": kind, "variant": variant, "cap": cap, **result})
 
     def largest(self, variant, cap, guess):
-        """The largest that fits: steps away from the guess that double, then bisection."""
-        least = self.network.step
-        fits, refused, at, step = None, None, guess, least
-        while not (fits and refused) or refused - fits > least:
-            if "refused" in self.attempt("try", variant, at, cap):
-                refused = at
-            else:
-                fits = at
-            if not fits:
-                if at == least:
-                    sys.exit(f"memory: not even {self.network.letter} = {least} fits {cap} bytes")
-                at, step = max(least, refused - step), 2 * step
-            elif not refused:
-                at, step = fits + step, 2 * step
-            else:
-                at = (fits + refused) // (2 * least) * least
-        return fits
+        tries = search(guess, self.network.step)
+        at = next(tries)
+        try:
+            while True:
+                at = tries.send("refused" not in self.attempt("try", variant, at, cap))
+        except StopIteration as end:
+            if end.value is None:
+                sys.exit(f"memory: not even {self.network.letter} = {at} fits {cap} bytes")
+            return end.value
+
+
+def search(guess, least):
+    """Yields sizes to try, and is sent whether each fits. Returns the largest that does, or None.
+    Steps away from the guess double until both are known; then bisection ends at `least`."""
+    fits, refused, at, step = None, None, guess, least
+    while not (fits and refused) or refused - fits > least:
+        if (yield at):
+            fits = at
+        else:
+            refused = at
+        if not fits:
+            if at == least:
+                return None
+            at, step = max(least, refused - step), 2 * step
+        elif not refused:
+            at, step = fits + step, 2 * step
+        else:
+            at = (fits + refused) // (2 * least) * least
+    return fits
 
 
 def guess(network, result, cap):

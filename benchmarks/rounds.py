@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import pytorch  # noqa: E402
 
 PEERS = ROOT / "benchmarks" / "peers"
+PROGRAMS = ROOT / "target" / "release" / "examples"
 TORCHGPIPE = "0.0.7"
 TORCH = "2.11.0"
 LIMIT_S = 900  # of a job
@@ -139,18 +140,20 @@ def build(*examples):
 
 
 def example(name):
-    return ROOT / "target" / "release" / "examples" / name
+    return PROGRAMS / name
 
 
 class Runner:
-    """Runs a workload's jobs; `folder` has the weights that the peers start from."""
+    """Runs a workload's jobs; `folder` has the weights that the peers start from, `programs` gpipe's
+    own programs."""
 
-    def __init__(self, workload, folder, python):
-        self.workload, self.folder, self.python = workload, folder, python
+    def __init__(self, workload, folder, python, programs=PROGRAMS):
+        self.workload, self.folder, self.python, self.programs = workload, folder, python, programs
 
     def command(self, job):
         if job.program == "gpipe":
-            return [str(example(f"{self.workload.name}_step")), *(f"{key}={value}" for key, value in job.settings.items())]
+            program = self.programs / f"{self.workload.name}_step"
+            return [str(program), *(f"{key}={value}" for key, value in job.settings.items())]
         flags = []
         for key, value in job.settings.items():
             if value is not False:

@@ -220,16 +220,8 @@ def wanted_on_cpu(name):
     return library and "cuda" not in name and "nvshmem" not in name and "python" not in name
 
 
-def main():
-    if existing():
-        return
-    link = ROOT / ".libtorch"
-    variant = os.environ.get("GPIPE_LIBTORCH")
-    if variant is None and link.is_symlink() and version_of(link) == VERSION:
-        return  # whichever set was chosen before stays
-    variant = variant or "cpu"
-    if variant not in ("cpu", "cuda"):
-        fail(f"GPIPE_LIBTORCH={variant}: use cpu or cuda")
+def stored(variant):
+    """The folder of the pinned set "cpu" or "cuda", fetched if need be. No clone's link changes."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         fail(f"no libtorch is pinned for {platform.system()} {platform.machine()}: install libtorch "
              f"{VERSION} yourself and set LIBTORCH to its folder")
@@ -244,14 +236,28 @@ def main():
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not destination.exists():
             install(variant, home, destination)
-    if not link.is_symlink() or Path(os.readlink(link)) != destination / "torch":
+    return destination / "torch"
+
+
+def main():
+    if existing():
+        return
+    link = ROOT / ".libtorch"
+    variant = os.environ.get("GPIPE_LIBTORCH")
+    if variant is None and link.is_symlink() and version_of(link) == VERSION:
+        return  # whichever set was chosen before stays
+    variant = variant or "cpu"
+    if variant not in ("cpu", "cuda"):
+        fail(f"GPIPE_LIBTORCH={variant}: use cpu or cuda")
+    torch = stored(variant)
+    if not link.is_symlink() or Path(os.readlink(link)) != torch:
         replaced = link.is_symlink()
         link.unlink(missing_ok=True)
-        link.symlink_to(destination / "torch")
+        link.symlink_to(torch)
         if replaced:  # cargo does not see that the same name now means another folder
             for profile in ([], ["--release"]):
                 subprocess.run(["cargo", "clean", *profile, "-p", "torch-sys", "-p", "gpipe-bridge"], cwd=ROOT)
-        print(f"setup: .libtorch -> {destination / 'torch'}")
+        print(f"setup: .libtorch -> {torch}")
 
 
 if __name__ == "__main__":

@@ -151,6 +151,19 @@ class Chosen(unittest.TestCase):
             self.assertEqual(self.run_main(root, GPIPE_LIBTORCH="cpu", **environment), 1)
             self.assertIn("-cpu", os.readlink(root / ".libtorch"))
 
+    def test_a_set_that_is_only_stored_leaves_the_clones_link(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root, home = Path(folder) / "clone", Path(folder) / "home"
+            root.mkdir()
+            self.run_main(root, GPIPE_LIBTORCH="cpu", GPIPE_HOME=str(home))
+            linked = os.readlink(root / ".libtorch")
+            with mock.patch.dict(os.environ, {"GPIPE_HOME": str(home)}), \
+                    mock.patch.object(setup, "ROOT", root), \
+                    mock.patch.object(setup, "install") as install:
+                torch = setup.stored("cuda")
+            self.assertEqual(torch, home / f"libtorch-{setup.VERSION}-cuda" / "torch")
+            self.assertEqual((install.call_count, os.readlink(root / ".libtorch")), (1, linked))
+
     def test_an_unknown_set_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             with self.assertRaisesRegex(SystemExit, "use cpu or cuda"):

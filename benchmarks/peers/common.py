@@ -17,7 +17,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 # What is recomputed in the backward: each part for itself; all at once; each part but what products, convolutions and attention gave.
 CHECKPOINTS = ["parts", "stage", "selective"]
 COSTLY = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
-          torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
+          torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+          torch.ops.aten._scaled_dot_product_flash_attention.default,
+          torch.ops.aten._scaled_dot_product_efficient_attention.default,
+          torch.ops.aten._scaled_dot_product_cudnn_attention.default]
 
 
 def as_tuple(values):
@@ -125,8 +128,17 @@ def read_safetensors(path):
     return tensors
 
 
+def synchronize(device):
+    """Waits for a GPU's kernels; on a CPU there is nothing to wait for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def set_up(threads):
-    """Threads, and an allocator that keeps freed memory instead of asking for the same pages in each step."""
+    """Threads, an allocator that keeps freed memory instead of asking for the same pages in each
+    step, and full float32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
     try:

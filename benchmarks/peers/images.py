@@ -17,7 +17,7 @@ EPSILON = 1e-5
 def pointwise(x, weight):
     """A 1x1 convolution. Of fewer than 16 samples, on one thread, ATen gives it a slow kernel of its own, not oneDNN's: then
     it is a matrix product where the layout allows it, else dilated, which changes nothing but the kernel."""
-    few = x.shape[0] < 16
+    few = x.shape[0] < 16 and x.device.type == "cpu"
     if few and x.is_contiguous(memory_format=torch.channels_last):
         return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1)).permute(0, 3, 1, 2)
     return F.conv2d(x, weight, dilation=2 if few else 1)

@@ -57,6 +57,16 @@ class Head(nn.Module):
         return F.linear(self.norm(x), self.weight)
 
 
+def sizes_of(tensors):
+    """The sizes of the decoder whose parameters these are. A head has as many features as one of
+    `GPT`."""
+    vocabulary, features = tensors["embedding.tokens"].shape
+    blocks = {name.split(".")[0] for name in tensors if name.endswith(".mlp.hidden.weight")}
+    return {"vocabulary": vocabulary, "positions": tensors["embedding.positions"].shape[0],
+            "features": features, "heads": features * GPT["heads"] // GPT["features"],
+            "hidden": tensors["0.mlp.hidden.weight"].shape[0], "blocks": len(blocks)}
+
+
 def layers(vocabulary, positions, features, heads, hidden, blocks, tied=False):
     """(name, layer) in order."""
     named = [("embedding", Embedding(vocabulary, positions, features))]

@@ -21,7 +21,7 @@ class Workload:
 
 WORKLOADS = {
     "gpt": Workload(
-        layers=lambda file: model.layers(**model.GPT),
+        layers=lambda file: model.layers(**model.sizes_of(file)),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-4, fused=True),
         # CPU ms per step of two stages: 9: 3870 5040, 10: 4120 4557, 11: 5125 4376. Of more: by operations.
         # `zbv` has the first stage and the last in one process: 5, 9, 14: 5310 4850; 6, 10, 15: 5000 5250.

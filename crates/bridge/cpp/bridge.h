@@ -121,7 +121,7 @@ void synchronize_stream(DeviceStream stream);
 std::unique_ptr<DeviceEvent> record_event(DeviceStream stream);
 Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to);
 void record_use(Address tensor, DeviceStream stream);
-void prefer_deterministic_kernels();
+void prefer_deterministic_kernels(bool prefer);
 MemoryStats gpu_stats(int32_t device);
 void reset_gpu_peak(int32_t device);
 

@@ -83,8 +83,11 @@ Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
 
 void record_use(Address tensor, DeviceStream stream) { borrow(tensor).record_stream(unpack(stream)); }
 
-void prefer_deterministic_kernels() {
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+// libtorch also fills every new tensor with NaN then. That takes a kernel of its own and changes no
+// result here.
+void prefer_deterministic_kernels(bool prefer) {
+  at::globalContext().setDeterministicAlgorithms(prefer, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
 MemoryStats gpu_stats(int32_t device) {

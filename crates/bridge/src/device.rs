@@ -110,12 +110,13 @@ impl std::fmt::Debug for Event {
     }
 }
 
-/// Lets libtorch choose deterministic kernels wherever it has them, in the whole process, and warn elsewhere.
+/// Lets libtorch choose deterministic kernels wherever it has them, and warn elsewhere; or, if not
+/// `prefer`, any kernels. It holds for the whole process. New tensors stay uninitialised.
 ///
 /// # Errors
 /// libtorch's.
-pub fn prefer_deterministic_kernels() -> Result<()> {
-    Ok(bridged::prefer_deterministic_kernels()?)
+pub fn prefer_deterministic_kernels(prefer: bool) -> Result<()> {
+    Ok(bridged::prefer_deterministic_kernels(prefer)?)
 }
 
 /// What libtorch's allocator holds on GPU number `device`, for all its users in this process.
@@ -151,5 +152,18 @@ mod tests {
         assert!(Stream::new(missing).is_err());
         assert!(stats(missing).is_err());
         assert!(reset_peak(missing + 1000).is_err());
+    }
+
+    /// libtorch fills every new tensor with NaN while deterministic kernels are asked for. On a GPU
+    /// that was one more kernel for each tensor.
+    #[test]
+    fn regression_deterministic_kernels_leave_new_tensors_unfilled() {
+        prefer_deterministic_kernels(true).unwrap();
+        let options = (tch::Kind::Float, tch::Device::Cpu);
+        drop(Tensor::f_zeros([1 << 16], options).unwrap());
+        let filled = Tensor::f_empty([1 << 16], options).unwrap().f_isnan().unwrap();
+        let all = filled.f_all().unwrap().f_int64_value(&[]).unwrap();
+        prefer_deterministic_kernels(false).unwrap();
+        assert_eq!(all, 0, "every element of a new tensor is NaN");
     }
 }

@@ -114,7 +114,7 @@ pub(crate) mod bridged {
         fn record_event(stream: DeviceStream) -> Result<UniquePtr<DeviceEvent>>;
         unsafe fn copy_on_stream(tensor: usize, stream: DeviceStream, to: i32) -> Result<usize>;
         unsafe fn record_use(tensor: usize, stream: DeviceStream) -> Result<()>;
-        fn prefer_deterministic_kernels() -> Result<()>;
+        fn prefer_deterministic_kernels(prefer: bool) -> Result<()>;
         fn gpu_stats(device: i32) -> Result<MemoryStats>;
         fn reset_gpu_peak(device: i32) -> Result<()>;
 

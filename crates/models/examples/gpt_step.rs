@@ -4,25 +4,28 @@
 //!
 //! Usage: gpt_step [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3] [kernels=fastest|aten]
 //!        [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1] [samples=32] [device=cpu] [keep_freed=true] [folder=DIR]
+//!        [vocabulary=8192] [length=128] [features=512] [heads=8] [hidden=2048] [blocks=8]
 //! With `folder` the initial weights and the tokens are written there, for the peers to start from.
 
 mod common;
 
-use common::{Arguments, Failure, LENGTH, Measurement, Numbers, VOCABULARY};
+use common::{Arguments, Failure, Measurement, Numbers};
 use gpipe::{Adam, CrossEntropy};
 use tch::Kind;
 
 fn main() -> Result<(), Failure> {
     let mut arguments = Arguments::read()?;
     arguments.keep_freed()?;
+    let model = common::gpt_of(&mut arguments)?;
+    let (vocabulary, length) = (model.vocabulary, model.positions);
     let mut measurement = Measurement::new(arguments)?;
     let pipeline = measurement
-        .builder(common::gpt().build()?, &[LENGTH], Kind::Int64)?
+        .builder(model.build()?, &[length], Kind::Int64)?
         .loss(CrossEntropy::default())
         .optimizer(Adam { lr: 1e-4, ..Adam::default() })
         .build()?;
-    let (mut numbers, shape) = (Numbers::new(), [measurement.samples, LENGTH]);
-    let (inputs, targets) =
-        (numbers.below(VOCABULARY, &shape)?, numbers.below(VOCABULARY, &shape)?);
+    let (mut numbers, shape) = (Numbers::new(), [measurement.samples, length]);
+    let mut tokens = || numbers.below(vocabulary, &shape);
+    let (inputs, targets) = (tokens()?, tokens()?);
     measurement.run("gpt", pipeline, &inputs, &targets)
 }

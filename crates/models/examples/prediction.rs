@@ -4,13 +4,14 @@
 //! A profile and the step after it are a second or two apart, so that what disturbs the machine for longer disturbs both; and each
 //! prediction is there before the step that it is about, and comes from another pipeline's steps.
 //!
-//! Usage: prediction [workload=gpt|amoeba] [pairs=9]
+//! Usage: prediction [workload=gpt|amoeba|gpt-tiny] [pairs=9] [stages=2]
+//!        [micro_batches=2,4,8,16,32] [schedules=gpipe,1f1b]
 
 #![allow(clippy::print_stdout)]
 
 mod common;
 
-use std::io::Write;
+use std::{io::Write, str::FromStr};
 
 use common::{
     Arguments, Failure,
@@ -25,28 +26,42 @@ use serde_json::json;
 
 /// Steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
-const MICRO_BATCHES: [usize; 5] = [2, 4, 8, 16, 32];
 
 /// M with re-materialization; without it all are measured.
 fn again(workload: &str) -> &'static [usize] {
     match workload {
-        "gpt" => &[8],
-        _ => &MICRO_BATCHES,
+        "amoeba" => &[2, 4, 8, 16, 32],
+        _ => &[8],
     }
 }
+
+type Parsed<T> = std::result::Result<T, Failure>;
 
 /// What is run.
 struct Pairs {
     workload: Workload,
     again: &'static [usize],
+    stages: usize,
+    micro_batches: Vec<usize>,
+    schedules: Vec<Schedule>,
+}
+
+/// The values of `key`, between commas.
+fn list<T: FromStr>(arguments: &mut Arguments, key: &str, default: &str) -> Parsed<Vec<T>>
+where
+    T::Err: std::fmt::Display,
+{
+    let text: String = arguments.take(key, default)?;
+    let one = |part: &str| part.parse().map_err(|error| format!("{key}={text}: {error}").into());
+    text.split(',').map(one).collect()
 }
 
 impl Pairs {
     /// Each M and schedule, with what is re-materialized: one profile is of both.
     fn configurations(&self) -> Vec<(usize, Schedule, Vec<Remat>)> {
         let mut all = Vec::new();
-        for schedule in Schedule::TRAINING {
-            for micro_batches in MICRO_BATCHES {
+        for schedule in &self.schedules {
+            for &micro_batches in &self.micro_batches {
                 let again = self.again.contains(&micro_batches).then_some(Remat::Always);
                 all.push((
                     micro_batches,
@@ -64,8 +79,9 @@ impl Pairs {
         micro_batches: usize,
         schedule: &Schedule,
         remat: Remat,
-    ) -> std::result::Result<(Plan, Pipeline), Failure> {
-        let built = self.workload.builder(micro_batches).schedule(schedule.clone()).remat(remat);
+    ) -> Parsed<(Plan, Pipeline)> {
+        let built = self.workload.builder(micro_batches).stages(self.stages);
+        let built = built.schedule(schedule.clone()).remat(remat);
         let mut pipeline = built.balance(Balance::Cost).build()?;
         for _ in 0..WARM_UP {
             pipeline.train_step(&self.workload.inputs, &self.workload.targets)?;
@@ -82,7 +98,7 @@ impl Pairs {
         schedule: &Schedule,
         remats: &[Remat],
         pairs: usize,
-    ) -> std::result::Result<(), Failure> {
+    ) -> Parsed<()> {
         let batches = [(
             vec![self.workload.inputs.shallow_clone()],
             vec![self.workload.targets.shallow_clone()],
@@ -95,16 +111,20 @@ impl Pairs {
             batches: &batches,
             machine: "this one",
         };
-        let build = || -> Result<PipelineBuilder> { Ok(self.workload.builder(micro_batches)) };
+        let build = || -> Result<PipelineBuilder> {
+            Ok(self.workload.builder(micro_batches).stages(self.stages))
+        };
+        let devices = vec![PlanDevice::default(); self.stages];
         let running = |&remat: &Remat| self.running(micro_batches, schedule, remat);
-        let mut running = remats.iter().map(running).collect::<std::result::Result<Vec<_>, _>>()?;
+        let mut running = remats.iter().map(running).collect::<Parsed<Vec<_>>>()?;
         for pair in 0..pairs {
             let costs = profile(&settings, build, |_| {})?.costs;
             for (plan, pipeline) in &mut running {
-                let predicted = predict(&costs, &[PlanDevice::default(); STAGES], SAMPLES, plan)?;
+                let predicted = predict(&costs, &devices, SAMPLES, plan)?;
                 let step = pipeline.train_step(&self.workload.inputs, &self.workload.targets)?;
                 let (planned, held) = (predicted.device_peaks().into_iter(), step.devices.iter());
                 let line = json!({
+                    "stages": self.stages,
                     "micro_batches": micro_batches,
                     "schedule": schedule.to_string(),
                     "remat": plan.remat.to_string(),
@@ -123,11 +143,17 @@ impl Pairs {
     }
 }
 
-fn main() -> std::result::Result<(), Failure> {
+fn main() -> Parsed<()> {
     gpipe::keep_freed_memory();
     let mut arguments = Arguments::read()?;
     let name: String = arguments.take("workload", "gpt")?;
-    let workload = Pairs { workload: Workload::named(&name)?, again: again(&name) };
+    let workload = Pairs {
+        workload: Workload::named(&name)?,
+        again: again(&name),
+        stages: arguments.take("stages", &STAGES.to_string())?,
+        micro_batches: list(&mut arguments, "micro_batches", "2,4,8,16,32")?,
+        schedules: list(&mut arguments, "schedules", "gpipe,1f1b")?,
+    };
     let pairs = arguments.take("pairs", "9")?;
     for (micro_batches, schedule, remats) in workload.configurations() {
         workload.pairs(micro_batches, &schedule, &remats, pairs)?;

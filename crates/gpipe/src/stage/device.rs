@@ -39,7 +39,7 @@ impl StageDevice {
             Some(number) => {
                 let (compute, copies) = (Stream::new(number)?, Stream::new(number)?);
                 compute.enter()?;
-                device::prefer_deterministic_kernels()?;
+                device::prefer_deterministic_kernels(true)?;
                 // The first allocation brings the GPU's allocator into being; its peak may be an earlier user's.
                 drop(Tensor::f_zeros([1], (tch::Kind::Float, device.tch()))?);
                 device::reset_peak(number)?;

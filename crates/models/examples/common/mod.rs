@@ -64,6 +64,14 @@ impl Arguments {
         Ok(())
     }
 
+    /// Refuses what nothing took.
+    pub fn done(&self) -> Result<(), Failure> {
+        match self.0.keys().next() {
+            Some(key) => Err(format!("there is no argument '{key}'").into()),
+            None => Ok(()),
+        }
+    }
+
     /// The value of `key` among those that `choices` name.
     fn choose<T: Clone>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<T, Failure> {
         let text: String = self.take(key, choices[0].0)?;
@@ -77,6 +85,21 @@ impl Arguments {
 /// Tokens and positions of [`gpt`].
 pub const VOCABULARY: i64 = 8192;
 pub const LENGTH: i64 = 128;
+
+/// The `gpt` workload's model in the sizes of the command line; each default is [`gpt`]'s.
+pub fn gpt_of(arguments: &mut Arguments) -> Result<Transformer, Failure> {
+    let default = gpt();
+    let mut size = |key: &str, default: i64| arguments.take::<i64>(key, &default.to_string());
+    let model = Transformer {
+        vocabulary: size("vocabulary", default.vocabulary)?,
+        positions: size("length", default.positions)?,
+        features: size("features", default.features)?,
+        heads: size("heads", default.heads)?,
+        hidden: size("hidden", default.hidden)?,
+        ..default
+    };
+    Ok(Transformer { blocks: arguments.take("blocks", &model.blocks.to_string())?, ..model })
+}
 
 /// The model of the `gpt` workload.
 pub fn gpt() -> Transformer {
@@ -208,13 +231,12 @@ impl Measurement {
             .kind(arguments.choose("dtype", &dtypes)?)
             .seed(1);
         let builder = self.processes.build(builder);
-        match arguments.0.keys().next() {
-            Some(key) => Err(format!("there is no argument '{key}'").into()),
-            None => Ok(builder),
-        }
+        arguments.done()?;
+        Ok(builder)
     }
 
-    /// Writes what the peers start from, if a folder was given; runs the steps; prints the line.
+    /// Writes what the peers start from, if a folder was given; runs the steps, if any, and prints
+    /// the line.
     pub fn run(
         &self,
         workload: &str,
@@ -227,6 +249,9 @@ impl Measurement {
             tensors.push(("inputs".into(), inputs.shallow_clone()));
             tensors.push(("targets".into(), targets.shallow_clone()));
             Tensor::write_safetensors(&tensors, format!("{}/{workload}.safetensors", self.folder))?;
+        }
+        if self.steps == 0 {
+            return Ok(());
         }
         let reports = (0..self.steps)
             .map(|_| pipeline.train_step(inputs, targets))

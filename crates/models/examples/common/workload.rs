@@ -1,15 +1,20 @@
 //! The workloads that are run within a program, without a peer: a model with its mini-batch.
 
 use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec};
-use gpipe_models::{AmoebaNet, Variant};
+use gpipe_models::{AmoebaNet, Transformer, Variant};
 use tch::Tensor;
 
-use super::{Failure, LENGTH, Numbers, VOCABULARY, gpt};
+use super::{Failure, Numbers, gpt};
 
 /// Stages, or devices where a schedule puts several on each.
 pub const STAGES: usize = 2;
 /// Samples of a mini-batch.
 pub const SAMPLES: usize = 32;
+
+/// As many layers as [`gpt`] in a thousandth of the work.
+fn tiny() -> Transformer {
+    Transformer { vocabulary: 256, positions: 16, features: 64, heads: 1, hidden: 256, ..gpt() }
+}
 
 /// A model with its mini-batch.
 pub struct Workload {
@@ -20,16 +25,13 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// `gpt` or `amoeba`.
+    /// `gpt`, `amoeba`, or `gpt-tiny`, which tries out a measurement in a moment.
     pub fn named(name: &str) -> Result<Self, Failure> {
         let mut numbers = Numbers::new();
         let samples = SAMPLES as i64;
         match name {
-            "gpt" => {
-                let mut tokens = || numbers.below(VOCABULARY, &[samples, LENGTH]);
-                let (inputs, targets) = (tokens()?, tokens()?);
-                Ok(Self { model: gpt().build()?, inputs, targets, adam: true })
-            }
+            "gpt" => Self::gpt(&gpt(), &mut numbers),
+            "gpt-tiny" => Self::gpt(&tiny(), &mut numbers),
             "amoeba" => {
                 let (channels, classes) = (3, 10);
                 let model = AmoebaNet {
@@ -46,8 +48,15 @@ impl Workload {
                 let model = model.build()?;
                 Ok(Self { model, inputs, targets, adam: false })
             }
-            other => Err(format!("workload={other}: use gpt or amoeba").into()),
+            other => Err(format!("workload={other}: use gpt, gpt-tiny or amoeba").into()),
         }
+    }
+
+    fn gpt(model: &Transformer, numbers: &mut Numbers) -> Result<Self, Failure> {
+        let shape = [SAMPLES as i64, model.positions];
+        let mut tokens = || numbers.below(model.vocabulary, &shape);
+        let (inputs, targets) = (tokens()?, tokens()?);
+        Ok(Self { model: model.build()?, inputs, targets, adam: true })
     }
 
     /// Its pipeline on [`STAGES`] devices.
