@@ -172,6 +172,9 @@ pub(crate) fn safetensors(bytes: &[u8]) {
     let entries = file.entries().to_vec();
     let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
     assert!(total <= bytes.len() as u64);
+    if let Err(error) = file.verify() {
+        named(error, Path::new(ORIGIN));
+    }
     for entry in entries {
         match file.read(&entry.name) {
             Ok(tensor) => {

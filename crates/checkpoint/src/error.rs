@@ -39,6 +39,14 @@ pub enum CheckpointError {
         /// What was found there instead.
         reason: String,
     },
+    /// The folder that was written to is not there any more. Nothing is made in its place.
+    #[error("{}: {reason}", path.display())]
+    Gone {
+        /// The folder's name.
+        path: PathBuf,
+        /// What became of it.
+        reason: String,
+    },
     /// A tensor that cannot be written, or a number that cannot be.
     #[error("{what}: {reason}")]
     Content {
@@ -70,8 +78,9 @@ pub enum CheckpointError {
 const EIO: i32 = 5;
 
 /// What may help against an error of the system.
-fn remedy(error: &io::Error) -> &'static str {
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
+        io::ErrorKind::FileTooLarge => ": raise the limit on the size of files (ulimit -f)",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": make room, or keep fewer checkpoints"
         }

@@ -64,6 +64,15 @@ impl Files {
         create().map_err(failed("create", path))
     }
 
+    /// A new folder in one that is there: a folder that is gone is not made again.
+    pub(crate) fn create_folder_within(&self, path: &Path) -> Result<()> {
+        let create = || {
+            self.before(Operation::CreateFolder, path)?;
+            fs::create_dir(path)
+        };
+        create().map_err(failed("create", path))
+    }
+
     /// A new file with `bytes`, on disk when this returns.
     pub(crate) fn write_new(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let write = || {

@@ -46,6 +46,17 @@ pub struct Mismatch {
     pub found: Vec<i64>,
 }
 
+/// A tensor that is left out because it equals another one, which is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyOf {
+    /// The tensor's name in the file.
+    pub name: String,
+    /// The name in the file of the one that it must equal to the bit.
+    pub of: String,
+    /// The parameter that it would be in a model that has that one.
+    pub parameter: Option<String>,
+}
+
 /// How a file fits a model. Parameters are in the model's order, tensors in that of their names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fit {
@@ -59,6 +70,8 @@ pub struct Fit {
     pub mismatched: Vec<Mismatch>,
     /// Tensors of the file that the map leaves out.
     pub ignored: Vec<String>,
+    /// Tensors of the file that the map leaves out because they are copies: [`Fit::read`] compares them.
+    pub copies: Vec<CopyOf>,
     /// Parameters that keep their own values on purpose: see [`Fit::without`].
     pub fresh: Vec<String>,
 }
@@ -68,35 +81,58 @@ impl Fit {
     ///
     /// # Errors
     /// [`FileError`]: two tensors become one parameter; what becomes a parameter is not floating-point, or is to be
-    /// transposed and no matrix.
+    /// transposed and no matrix; a rule of the map that is not optional matches no tensor; a tensor is said to be a copy of
+    /// one that is not there.
     pub fn new(
         parameters: &[(String, Vec<i64>)],
         file: &TensorFile,
         names: &NameMap,
     ) -> Result<Self, FileError> {
+        let entries = file.entries();
+        if let Some(rule) = names.unused(entries.iter().map(|entry| entry.name.as_str())) {
+            let file = file.path().display();
+            let reason = format!(
+                "it is the first match of no tensor in {file}: correct it, or add `optional = true`"
+            );
+            return Err(FileError::Rule { rule, reason });
+        }
         let mut fit = Self::default();
         let mut sources = BTreeMap::new();
-        for (index, entry) in file.entries().iter().enumerate() {
-            match names.map(&entry.name) {
-                Mapped::Ignored => fit.ignored.push(entry.name.clone()),
-                Mapped::Unmatched => fit.unexpected.push(entry.name.clone()),
-                Mapped::To { name, transpose } => match sources.entry(name) {
-                    btree_map::Entry::Vacant(place) => {
-                        place.insert((index, transpose));
-                    }
-                    btree_map::Entry::Occupied(place) => {
-                        let first = &file.entries()[place.get().0].name;
-                        return Err(FileError::format(
-                            file.path(),
-                            format!(
-                                "{} and {} both become {}: let the map ignore one",
-                                shown(first),
-                                shown(&entry.name),
-                                shown(place.key())
-                            ),
-                        ));
-                    }
-                },
+        for (index, entry) in entries.iter().enumerate() {
+            let (name, transpose) = match names.map(&entry.name) {
+                Mapped::Ignored => {
+                    fit.ignored.push(entry.name.clone());
+                    continue;
+                }
+                Mapped::Unmatched => {
+                    fit.unexpected.push(entry.name.clone());
+                    continue;
+                }
+                Mapped::Copy { to: Some(to), .. } if parameters.iter().any(|own| own.0 == to) => {
+                    (to, false)
+                }
+                Mapped::Copy { to, of } => {
+                    fit.copies.push(copy(file, names, &entry.name, &of, to)?);
+                    continue;
+                }
+                Mapped::To { name, transpose } => (name, transpose),
+            };
+            match sources.entry(name) {
+                btree_map::Entry::Vacant(place) => {
+                    place.insert((index, transpose));
+                }
+                btree_map::Entry::Occupied(place) => {
+                    let first = &entries[place.get().0].name;
+                    return Err(FileError::format(
+                        file.path(),
+                        format!(
+                            "{} and {} both become {}: let the map ignore one",
+                            shown(first),
+                            shown(&entry.name),
+                            shown(place.key())
+                        ),
+                    ));
+                }
             }
         }
         for (parameter, shape) in parameters {
@@ -171,21 +207,63 @@ impl Fit {
     }
 
     /// Reads what fits from `file`, one parameter at a time and as `kind`, which is a floating-point one. What is out of
-    /// a narrower dtype's range becomes infinite.
+    /// a narrower dtype's range becomes infinite. First of all, copies are compared with what they are copies of.
     ///
     /// # Errors
-    /// Each item has its own: [`FileError`]. `file` is the one that this was made from.
+    /// [`FileError`]: a tensor that the map says is a copy is none. Each item has its own. `file` is the one that this was
+    /// made from.
     pub fn read<'a>(
         &'a self,
         file: &'a mut TensorFile,
         kind: Kind,
-    ) -> impl Iterator<Item = Result<(String, Tensor), FileError>> + 'a {
-        self.loaded.iter().map(move |pair| {
+    ) -> Result<impl Iterator<Item = Result<(String, Tensor), FileError>> + 'a, FileError> {
+        for copy in &self.copies {
+            copy.check(file)?;
+        }
+        Ok(self.loaded.iter().map(move |pair| {
             let tensor = file.read(&pair.from)?;
             pair.adapt(&tensor, kind)
                 .map(|tensor| (pair.parameter.clone(), tensor))
                 .map_err(|error| FileError::format(file.path(), error.to_string()))
-        })
+        }))
+    }
+}
+
+/// The tensor `name`, which the map says is a copy of `of`.
+fn copy(
+    file: &TensorFile,
+    names: &NameMap,
+    name: &str,
+    of: &str,
+    parameter: Option<String>,
+) -> Result<CopyOf, FileError> {
+    let found = file.entries().iter().find(|entry| names.bare(&entry.name) == of);
+    let Some(found) = found.filter(|found| found.name != name) else {
+        let (name, of) = (shown(&name), shown(&of));
+        let reason =
+            format!("{name} is said to be a copy of {of}, which it has not: correct the map");
+        return Err(FileError::format(file.path(), reason));
+    };
+    Ok(CopyOf { name: name.to_owned(), of: found.name.clone(), parameter })
+}
+
+impl CopyOf {
+    /// Compares it with what it is a copy of.
+    fn check(&self, file: &mut TensorFile) -> Result<(), FileError> {
+        if file.are_equal(&self.name, &self.of)? {
+            return Ok(());
+        }
+        let (name, of) = (shown(&self.name), shown(&self.of));
+        let remedy = match &self.parameter {
+            Some(parameter) => format!(
+                "the weights are not tied: use model.tied = false, where {name} is {}",
+                shown(parameter)
+            ),
+            None => "correct the map".to_owned(),
+        };
+        let reason =
+            format!("{name} differs from {of}, of which the map says it is a copy: {remedy}");
+        Err(FileError::format(file.path(), reason))
     }
 }
 
@@ -245,6 +323,9 @@ impl fmt::Display for Fit {
             },
         )?;
         list(f, "start afresh", &self.fresh, |name| shown(name))?;
+        list(f, "copies of others, to the bit", &self.copies, |CopyOf { name, of, .. }| {
+            format!("{} of {}", shown(name), shown(of))
+        })?;
         list(f, "ignored", &self.ignored, |name| shown(name))
     }
 }

@@ -25,14 +25,17 @@
 //! - [`tensor_file`]: one safetensors file, read and written tensor by tensor
 //! - [`weights`]: a run's weights in such a file
 //! - [`names`]: from a foreign state dict's names to `layer.parameter`
+//! - [`aside`]: a file that takes the place of another at once
 //! - `together`: saving by several processes, each the state of its own stages
 //! - [`fit`]: how a file's tensors fit a model, and reading those that do
 
+pub mod aside;
 mod checkpoint;
 mod error;
 pub mod files;
 pub mod fit;
 pub mod folder;
+mod identity;
 mod layer_files;
 pub mod manifest;
 pub mod names;
@@ -43,4 +46,5 @@ pub mod weights;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
+pub use identity::FolderIdentity;
 pub use save::{Checkpoints, RunInfo, Saved, Settings};

@@ -63,6 +63,9 @@ pub struct Progress {
     pub evaluated: bool,
     /// What the data are, such as their SHA-256; the run goes on only with the same.
     pub data: String,
+    /// Records of steps in the run's metrics file so far; none where nobody counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<u64>,
 }
 
 /// The best evaluation.

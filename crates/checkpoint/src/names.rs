@@ -15,19 +15,25 @@
 //!     [[names]]
 //!     from = "*.attn.bias"
 //!     ignore = true               # left out on purpose
+//!     optional = true             # a file may have no such tensor
+//!     [[names]]
+//!     from = "lm_head.weight"
+//!     to = "head.weight"          # where the model has this parameter
+//!     copy_of = "wte.weight"      # elsewhere it is left out, if it equals this tensor to the bit
 //! "#, "gpt2.toml")?;
 //! let to = |name: &str, transpose| Mapped::To { name: name.to_owned(), transpose };
 //! assert_eq!(map.map("transformer.h.0.attn.c_attn.weight"), to("0.attention.qkv.weight", true));
 //! assert_eq!(map.map("h.1.attn.c_attn.weight"), to("1.attention.qkv.weight", true));
 //! assert_eq!(map.map("transformer.h.0.attn.bias"), Mapped::Ignored);
-//! assert_eq!(map.map("lm_head.weight"), Mapped::Unmatched);
+//! assert_eq!(map.map("other.weight"), Mapped::Unmatched);
 //! assert_eq!(map.fresh(), ["*.scale"]);
 //! # Ok::<(), gpipe_checkpoint::names::NamesError>(())
 //! ```
 //!
 //! `*` stands for any text, with dots or empty; each takes as little as it can, the first one first. The n-th
 //! `*` of `to` is what the n-th of `from` stood for. A name that no rule matches is not guessed at; a last rule from `*`
-//! to `*` keeps all other names.
+//! to `*` keeps all other names. A rule that is the first match of no tensor is an error ([`NameMap::unused`]), unless it
+//! says `optional = true`.
 
 use serde::Deserialize;
 
@@ -58,6 +64,13 @@ pub enum Mapped {
     },
     /// It is left out on purpose.
     Ignored,
+    /// It is said to be a copy of another tensor.
+    Copy {
+        /// The parameter that it is where the model has that one.
+        to: Option<String>,
+        /// The tensor that it equals elsewhere, by its name without the prefix.
+        of: String,
+    },
     /// No rule speaks of it.
     Unmatched,
 }
@@ -65,6 +78,8 @@ pub enum Mapped {
 /// Rules from a file's names to a model's.
 #[derive(Debug, Clone)]
 pub struct NameMap {
+    /// Where it comes from, for errors; empty for the identity.
+    origin: String,
     /// Taken off a name that begins with it, before the rules.
     prefix: String,
     fresh: Vec<String>,
@@ -74,10 +89,14 @@ pub struct NameMap {
 /// A pattern is kept as the texts between its `*`; there is always at least one.
 #[derive(Debug, Clone)]
 struct Rule {
+    /// Its number and its text, for errors.
+    shown: String,
     from: Vec<String>,
     /// Nothing: the tensor is ignored.
     to: Option<Vec<String>>,
     transpose: bool,
+    copy_of: Option<Vec<String>>,
+    optional: bool,
 }
 
 #[derive(Deserialize)]
@@ -99,6 +118,9 @@ struct RawRule {
     transpose: bool,
     #[serde(default)]
     ignore: bool,
+    copy_of: Option<String>,
+    #[serde(default)]
+    optional: bool,
 }
 
 impl NameMap {
@@ -117,20 +139,34 @@ impl NameMap {
         let mut rules = Vec::with_capacity(document.names.len());
         for (index, table) in document.names.into_iter().enumerate() {
             let text = table.to_string().trim_end().replace('\n', ", ");
-            let rule = Rule::new(table).map_err(|reason| {
-                error(format!("rule {} ({}): {reason}", index + 1, shown(&text)))
-            })?;
-            rules.push(rule);
+            let text = format!("rule {} ({})", index + 1, shown(&text));
+            let rule = Rule::new(table, &text);
+            rules.push(rule.map_err(|reason| error(format!("{text}: {reason}")))?);
         }
-        Ok(Self { prefix: document.prefix, fresh: document.fresh, rules })
+        let (prefix, fresh) = (document.prefix, document.fresh);
+        Ok(Self { origin: origin.to_owned(), prefix, fresh, rules })
     }
 
     /// Every tensor is the parameter of its own name.
     #[must_use]
     pub fn identity() -> Self {
         let any = pieces("*");
-        let rules = vec![Rule { from: any.clone(), to: Some(any), transpose: false }];
-        Self { prefix: String::new(), fresh: Vec::new(), rules }
+        let rule = Rule {
+            shown: "every name is kept".into(),
+            from: any.clone(),
+            to: Some(any),
+            transpose: false,
+            copy_of: None,
+            optional: true,
+        };
+        let (origin, prefix) = (String::new(), String::new());
+        Self { origin, prefix, fresh: Vec::new(), rules: vec![rule] }
+    }
+
+    /// Where it comes from; empty for the identity.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        &self.origin
     }
 
     /// Patterns of parameters that keep their own values: see [`Fit::without`](crate::fit::Fit::without).
@@ -142,36 +178,74 @@ impl NameMap {
     /// What becomes of the tensor `name`.
     #[must_use]
     pub fn map(&self, name: &str) -> Mapped {
-        let name = name.strip_prefix(&self.prefix).unwrap_or(name);
-        for rule in &self.rules {
-            if let Some(found) = captures(&rule.from, name) {
-                return match &rule.to {
-                    None => Mapped::Ignored,
-                    Some(to) => Mapped::To { name: fill(to, &found), transpose: rule.transpose },
-                };
+        let name = self.bare(name);
+        let Some((_, rule, found)) = self.first_match(name) else { return Mapped::Unmatched };
+        let to = rule.to.as_ref().map(|to| fill(to, &found));
+        match (&rule.copy_of, to) {
+            (Some(of), to) => Mapped::Copy { to, of: fill(of, &found) },
+            (None, Some(name)) => Mapped::To { name, transpose: rule.transpose },
+            (None, None) => Mapped::Ignored,
+        }
+    }
+
+    /// `name` without the prefix, as rules see it.
+    #[must_use]
+    pub fn bare<'n>(&self, name: &'n str) -> &'n str {
+        name.strip_prefix(&self.prefix).unwrap_or(name)
+    }
+
+    /// What to say of the first rule that is not optional and the first match of none of `names`: a misspelt pattern, or a
+    /// map for another file. Nothing where all rules are used.
+    #[must_use]
+    pub fn unused<'n>(&self, names: impl Iterator<Item = &'n str>) -> Option<String> {
+        let mut used: Vec<bool> = self.rules.iter().map(|rule| rule.optional).collect();
+        for name in names {
+            if let Some((index, ..)) = self.first_match(self.bare(name)) {
+                used[index] = true;
             }
         }
-        Mapped::Unmatched
+        let index = used.iter().position(|used| !used)?;
+        Some(format!("{}: {}", self.origin, self.rules[index].shown))
+    }
+
+    fn first_match<'n>(&self, name: &'n str) -> Option<(usize, &Rule, Vec<&'n str>)> {
+        let found = |(index, rule): (usize, &'_ Rule)| Some((index, captures(&rule.from, name)?));
+        let (index, found) = self.rules.iter().enumerate().find_map(found)?;
+        Some((index, &self.rules[index], found))
     }
 }
 
 impl Rule {
-    fn new(table: toml::Table) -> Result<Self, String> {
-        let RawRule { from, to, transpose, ignore } =
+    fn new(table: toml::Table, shown: &str) -> Result<Self, String> {
+        let RawRule { from, to, transpose, ignore, copy_of, optional } =
             table.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
         let from = pieces(&from);
-        let to = to.as_deref().map(pieces);
-        match &to {
-            None if !ignore => return Err("give it `to = \"...\"` or `ignore = true`".to_owned()),
-            None if transpose => return Err("what is ignored is not transposed".to_owned()),
-            Some(_) if ignore => return Err("it has both `to` and `ignore`: keep one".to_owned()),
-            Some(to) if to.len() > from.len() => {
-                let (to, from) = (to.len() - 1, from.len() - 1);
-                return Err(format!("`to` has {to} `*`, `from` only {from}"));
-            }
-            _ => {}
+        let (to, copy_of) = (to.as_deref().map(pieces), copy_of.as_deref().map(pieces));
+        let refuse = |reason: &str| Err(reason.to_owned());
+        if to.is_none() && !ignore && copy_of.is_none() {
+            return refuse("give it `to = \"...\"`, `copy_of = \"...\"` or `ignore = true`");
         }
-        Ok(Self { from, to, transpose })
+        if ignore && transpose {
+            return refuse("what is ignored is not transposed");
+        }
+        if ignore && to.is_some() {
+            return refuse("it has both `to` and `ignore`: keep one");
+        }
+        if ignore && copy_of.is_some() {
+            return refuse("it has both `copy_of` and `ignore`: keep one");
+        }
+        if transpose && copy_of.is_some() {
+            return refuse("a copy has the axes of what it is a copy of: leave `transpose` out");
+        }
+        for (key, pattern) in [("to", &to), ("copy_of", &copy_of)] {
+            let count = pattern.as_ref().map_or(0, |pattern| pattern.len() - 1);
+            if count > from.len() - 1 {
+                let from = from.len() - 1;
+                return Err(format!("`{key}` has {count} `*`, `from` only {from}"));
+            }
+        }
+        let shown = shown.to_owned();
+        Ok(Self { shown, from, to, transpose, copy_of, optional })
     }
 }
 
@@ -272,6 +346,9 @@ mod tests {
             ("from = \"x.*\"\nto = \"*.*\"", "`to` has 2 `*`, `from` only 1"),
             ("from = \"x.*\"\nto = \"*\"\nignore = true", "keep one"),
             ("from = \"x.*\"\ntranspose = true\nignore = true", "not transposed"),
+            ("from = \"x.*\"\nto = \"*\"\ncopy_of = \"*.*\"", "`copy_of` has 2 `*`, `from` only 1"),
+            ("from = \"x.*\"\ncopy_of = \"y\"\nignore = true", "keep one"),
+            ("from = \"x.*\"\ncopy_of = \"y\"\ntranspose = true", "leave `transpose` out"),
             ("from = \"x.*\"\nto = \"*\"\ntranpose = true", "tranpose"),
             ("from = \"x.*\"\nto = 3", "string"),
         ] {

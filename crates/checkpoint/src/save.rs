@@ -30,6 +30,7 @@ use crate::{
     error::{CheckpointError, Result},
     files::Files,
     folder,
+    identity::FolderIdentity,
     layer_files::encode_layer,
     manifest::{self, Best, CounterFields, FORMAT, FileEntry, FileKind, Layer, Manifest, Progress},
     together::{Lane, Together},
@@ -94,7 +95,7 @@ pub struct Saved {
 /// The checkpoints of one run, written one after the other. Only one process may write in a folder, or those that do so together.
 #[derive(Debug)]
 pub struct Checkpoints {
-    folder: PathBuf,
+    home: FolderIdentity,
     settings: Settings,
     together: Together,
     writing: Option<Writing>,
@@ -111,7 +112,7 @@ struct Writing {
 
 /// All that a writer needs.
 struct Job {
-    folder: PathBuf,
+    home: FolderIdentity,
     settings: Settings,
     together: Together,
     state: State,
@@ -136,12 +137,8 @@ impl Checkpoints {
             settings.files.sync_folder(above.unwrap_or(Path::new(".")))?;
         }
         folder::remove_unfinished(&settings.files, folder)?;
-        Ok(Self {
-            folder: folder.to_owned(),
-            settings,
-            together: Together::default(),
-            writing: None,
-        })
+        let (home, together) = (FolderIdentity::of(folder)?, Together::default());
+        Ok(Self { home, settings, together, writing: None })
     }
 
     /// Opens `folder` for a pipeline in several processes. Each of them calls this, and then saves at the same steps: it writes the state
@@ -160,13 +157,14 @@ impl Checkpoints {
             false => Ok(()),
         };
         together.all(Lane::Training, opened)?;
-        together.all(Lane::Training, together.see(folder))?;
-        Ok(Self { folder: folder.to_owned(), settings, together, writing: None })
+        let seen = together.see(folder).and_then(|()| FolderIdentity::of(folder));
+        let home = together.all(Lane::Training, seen)?;
+        Ok(Self { home, settings, together, writing: None })
     }
 
     /// The folder.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.home.path()
     }
 
     /// Copies the state of `pipeline` and begins to write it; returns when the copies are made. A checkpoint that is
@@ -186,11 +184,11 @@ impl Checkpoints {
         // All processes begin to write, or none does.
         let state = self.together.all(Lane::Training, state)?;
         let (outlines, plan) = (pipeline.outline(), pipeline.plan());
-        let (folder, settings) = (self.folder.clone(), self.settings.clone());
+        let (home, settings) = (self.home.clone(), self.settings.clone());
         let together = self.together.clone();
-        let target = folder.join(folder::name(info.progress.batches));
+        let target = home.path().join(folder::name(info.progress.batches));
         let copied = start.elapsed();
-        let job = Job { folder, settings, together, state, outlines, plan, info, copied };
+        let job = Job { home, settings, together, state, outlines, plan, info, copied };
         let (done, receive) = mpsc::channel();
         let thread = thread::Builder::new().name("gpipe-checkpoint".into());
         let spawned = thread.spawn(move || {
@@ -232,7 +230,8 @@ impl Checkpoints {
 
     /// The checkpoint that is being written is late.
     fn late(&self) -> CheckpointError {
-        let path = self.writing.as_ref().map_or(&self.folder, |writing| &writing.folder).clone();
+        let writing = self.writing.as_ref().map(|writing| writing.folder.as_path());
+        let path = writing.unwrap_or(self.folder()).to_owned();
         CheckpointError::Late { path, waited: self.settings.deadline }
     }
 
@@ -267,12 +266,12 @@ impl Drop for Checkpoints {
 impl Job {
     fn run(self) -> Result<Saved> {
         let files = self.settings.files.clone();
-        let aside = folder::aside(&self.folder, self.info.progress.batches);
+        let aside = folder::aside(self.home.path(), self.info.progress.batches);
         let together = self.together.clone();
-        let lane = self.lane();
+        let (lane, home) = (self.lane(), self.home.clone());
         let result = self.write(&files, &aside);
         if result.is_err() {
-            if together.is_first() {
+            if together.is_first() && home.check().is_ok() {
                 // What is half-written must not fill a full disk; if that fails, too, the next start removes it.
                 let _ = files.remove(&aside);
             }
@@ -293,15 +292,15 @@ impl Job {
         let lane = self.lane();
         let made = if together.is_first() { self.make(files, aside) } else { Ok(()) };
         together.all(lane, made)?;
-        let Job { folder, settings, state, outlines, plan, info, copied, .. } = self;
+        let Job { home, settings, state, outlines, plan, info, copied, .. } = self;
         let seen = together.see(aside);
         let own = seen.and_then(|()| write_layers(files, aside, state.stages, &outlines));
         let layers = in_order(together.exchange(lane, own)?, &outlines);
         let batches = info.progress.batches;
-        let target = folder.join(folder::name(batches));
+        let target = home.path().join(folder::name(batches));
         let whole = Whole { counters: CounterFields::from(&state.counters), plan, layers, info };
         let committed = match together.is_first() {
-            true => whole.commit(files, &folder, aside, &settings).map(Some),
+            true => whole.commit(files, &home, aside, &settings).map(Some),
             false => Ok(None),
         };
         let committed = together.exchange(lane, committed)?;
@@ -317,8 +316,9 @@ impl Job {
                 reason,
             })
         })?;
-        folder::remove_unfinished(files, &self.folder)?;
-        files.create_folder(aside)
+        self.home.check()?;
+        folder::remove_unfinished(files, self.home.path())?;
+        files.create_folder_within(aside)
     }
 }
 
@@ -335,10 +335,11 @@ impl Whole {
     fn commit(
         self,
         files: &Files,
-        folder: &Path,
+        home: &FolderIdentity,
         aside: &Path,
         settings: &Settings,
     ) -> Result<(u64, Option<String>)> {
+        let folder = home.path();
         let Self { counters, plan, layers, info } = self;
         let run_files =
             info.files.iter().map(|(name, bytes)| write_run_file(files, aside, name, bytes));
@@ -362,6 +363,7 @@ impl Whole {
         files.write_new(&path, &encoded)?;
         files.sync_folder(aside)?;
 
+        home.check()?; // another run's checkpoints are neither replaced nor pruned
         let name = folder::name(batches);
         let target = folder.join(&name);
         folder::publish(files, folder, aside, &target)?;

@@ -2,7 +2,8 @@
 //!
 //! Each tensor is named `layer.parameter`: the layer's name, which may have dots itself, and the parameter's, such as
 //! `block0.attention.qkv.weight`. The file's metadata say `format = "pt"` (which readers of
-//! PyTorch's files ask for) and `names = "layer.parameter"`.
+//! PyTorch's files ask for) and `names = "layer.parameter"`, and digests of its tensors
+//! ([`tensor_file`]).
 
 use std::{
     collections::BTreeMap,
@@ -23,16 +24,37 @@ use crate::{
 /// What the metadata of our files say.
 pub const METADATA: [(&str, &str); 2] = [("format", "pt"), ("names", "layer.parameter")];
 
+/// What else the metadata of a file say, by key: facts of the model that no shape shows.
+pub type Facts = BTreeMap<String, String>;
+
 pub(crate) fn metadata() -> BTreeMap<String, String> {
     METADATA.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// Writes `tensors` to `path`. Whatever was there stays until the new file is complete and on disk.
+fn metadata_with(facts: &Facts) -> BTreeMap<String, String> {
+    let mut all = facts.clone();
+    all.extend(metadata());
+    all
+}
+
+/// Writes `tensors` to `path`, with digests. Whatever was there stays until the new file is complete and on disk.
 ///
 /// # Errors
 /// [`WeightsError`]; the file aside is removed then.
 pub fn save(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsError> {
-    tensor_file::write(path, tensors, &metadata())
+    save_with(path, tensors, &Facts::new())
+}
+
+/// The same with `facts` among the metadata.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_with(
+    path: &Path,
+    tensors: &[(String, Tensor)],
+    facts: &Facts,
+) -> Result<(), WeightsError> {
+    tensor_file::write(path, tensors, &metadata_with(facts))
 }
 
 /// The same for a pipeline in several processes, of which each calls this with the tensors of its own stages: they write files beside
@@ -43,6 +65,7 @@ pub fn save(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsErro
 pub fn save_among(
     path: &Path,
     own: &[(String, Tensor)],
+    facts: &Facts,
     processes: &Arc<dyn Transport>,
 ) -> Result<(), CheckpointError> {
     let together = Together::with(processes);
@@ -56,7 +79,9 @@ pub fn save_among(
     let written = together.all(Lane::Training, written);
     let merged = written.and_then(|()| {
         let merged = match together.is_first() {
-            true => merge(path, (0..processes.size()).map(part)).map_err(CheckpointError::from),
+            true => {
+                merge(path, (0..processes.size()).map(part), facts).map_err(CheckpointError::from)
+            }
             false => Ok(()),
         };
         together.all(Lane::Training, merged)
@@ -65,12 +90,16 @@ pub fn save_among(
     merged
 }
 
-fn merge(path: &Path, parts: impl Iterator<Item = PathBuf>) -> Result<(), WeightsError> {
+fn merge(
+    path: &Path,
+    parts: impl Iterator<Item = PathBuf>,
+    facts: &Facts,
+) -> Result<(), WeightsError> {
     let mut files = parts.map(|part| TensorFile::open(&part)).collect::<Result<Vec<_>, _>>()?;
-    tensor_file::merge(path, &mut files, &metadata())
+    tensor_file::merge(path, &mut files, &metadata_with(facts))
 }
 
-/// Reads all tensors of `path`, by name.
+/// Reads all tensors of `path`, by name, and compares each with its digest if it has one.
 ///
 /// # Errors
 /// [`WeightsError`]
@@ -121,13 +150,16 @@ mod tests {
             parts.push(path(&format!("part{part}")));
             save(&parts[part], &own).unwrap();
         }
-        merge(&path("merged"), parts.iter().cloned()).unwrap();
+        merge(&path("merged"), parts.iter().cloned(), &Facts::new()).unwrap();
         assert!(std::fs::read(path("merged")).unwrap() == std::fs::read(path("all")).unwrap());
         // A tensor that is in two of them, and a part that is not there.
         let twice = vec![parts[0].clone(), parts[0].clone()];
-        let error = merge(&path("twice"), twice.into_iter()).unwrap_err().to_string();
+        let error =
+            merge(&path("twice"), twice.into_iter(), &Facts::new()).unwrap_err().to_string();
         assert!(error.contains("layer0.weight"), "{error}");
-        let error = merge(&path("twice"), [path("part9")].into_iter()).unwrap_err().to_string();
+        let error = merge(&path("twice"), [path("part9")].into_iter(), &Facts::new())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("part9") && !path("twice").exists(), "{error}");
     }
 

@@ -45,7 +45,7 @@ fn rules(text: &str) -> NameMap {
 }
 
 fn read(fit: &Fit, file: &mut TensorFile, kind: Kind) -> Result<Named, FileError> {
-    fit.read(file, kind).collect()
+    fit.read(file, kind)?.collect()
 }
 
 const GPT2: &str = r#"
@@ -103,6 +103,7 @@ fn oracle_each_category_has_its_names() {
         }],
         ignored: vec!["h.0.bias_mask".into()],
         fresh: vec![],
+        copies: vec![],
     };
     assert_eq!(fit, expected);
     assert!(!fit.is_exact());
@@ -300,4 +301,82 @@ fn oracle_what_is_to_start_afresh_is_neither_loaded_nor_missed() {
     assert_eq!(fit.fresh, ["head.weight", "head.bias", "head.shift"]);
     assert_eq!(fit.ignored, ["head.scale"]);
     assert!(fit.to_string().starts_with("1 of 4 parameters are in the file\n3 start afresh:\n"));
+}
+
+const TIED: &str = r#"
+    prefix = "transformer."
+    [[names]]
+    from = "wte.weight"
+    to = "embedding.weight"
+    [[names]]
+    from = "lm_head.weight"
+    to = "head.weight"
+    copy_of = "wte.weight"
+    optional = true
+"#;
+
+/// The head of an untied GPT-2 was left out by name, as if it were the embedding's copy: another network was imported.
+#[test]
+fn regression_what_is_left_out_as_a_copy_is_one_to_the_bit() {
+    let table = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([3, 2]);
+    let head = |head: Tensor| {
+        save(&[("transformer.wte.weight", table.shallow_clone()), ("lm_head.weight", head)])
+    };
+    let tied = model(&[("embedding.weight", &[3, 2])]);
+    let fit = |saved: &Saved| Fit::new(&tied, &saved.open(), &rules(TIED)).unwrap();
+    let same = head(table.copy());
+    let found = fit(&same);
+    assert!(found.is_exact());
+    assert!(found.to_string().ends_with("lm_head.weight of transformer.wte.weight"), "{found}");
+    assert_eq!(read(&found, &mut same.open(), Kind::Float).unwrap().len(), 1);
+    // One bit, the sign of a zero; another dtype; another shape.
+    let negative = table.copy();
+    let _ = negative.get(0).get(0).fill_(-0.0);
+    for other in [negative, table.to_kind(Kind::Double), table.view([2, 3])] {
+        let saved = head(other);
+        let message = read(&fit(&saved), &mut saved.open(), Kind::Float).unwrap_err().to_string();
+        for part in [
+            "model.safetensors",
+            "lm_head.weight differs from transformer.wte.weight",
+            "model.tied = false",
+            "head.weight",
+        ] {
+            assert!(message.contains(part), "'{part}' is not in: {message}");
+        }
+    }
+    // In a model whose head has weights of its own it is a parameter, equal or not.
+    let untied = model(&[("embedding.weight", &[3, 2]), ("head.weight", &[3, 2])]);
+    let saved = head(&table + 1);
+    let found = Fit::new(&untied, &saved.open(), &rules(TIED)).unwrap();
+    assert!(found.is_exact() && found.copies.is_empty());
+    let tensors = read(&found, &mut saved.open(), Kind::Float).unwrap();
+    assert_eq!(tensors[1], ("head.weight".into(), &table + 1));
+    // A file may have none, where the rule is optional; and cannot be a copy of what is not there.
+    let alone = save(&[("wte.weight", table.copy())]);
+    assert!(Fit::new(&tied, &alone.open(), &rules(TIED)).unwrap().is_exact());
+    let orphan = save(&[("lm_head.weight", table.copy()), ("wte.weight", table.copy())]);
+    let map = TIED.replace("copy_of = \"wte", "copy_of = \"xte");
+    let message = Fit::new(&tied, &orphan.open(), &rules(&map)).unwrap_err().to_string();
+    assert!(message.contains("a copy of xte.weight, which it has not"), "{message}");
+}
+
+/// A misspelt pattern was passed over, and its tensors were ignored or missing.
+#[test]
+fn regression_a_rule_that_matches_no_tensor_is_named() {
+    let saved = save(&[("h.0.w", ones(&[2], Kind::Float)), ("h.0.mask", ones(&[2], Kind::Float))]);
+    let parameters = model(&[("block0.w", &[2])]);
+    let good = "[[names]]\nfrom = \"h.*.w\"\nto = \"block*.w\"\n";
+    let rest = "[[names]]\nfrom = \"*.mask\"\nignore = true\n";
+    let fit = |text: &str| Fit::new(&parameters, &saved.open(), &rules(text));
+    assert!(fit(&format!("{good}{rest}")).unwrap().is_exact());
+    let typo = "[[names]]\nfrom = \"*.maks\"\nignore = true\n";
+    // What an earlier rule takes is not matched either.
+    let late = "[[names]]\nfrom = \"h.0.w\"\nto = \"other\"\n";
+    for (rule, pattern) in [(typo, "*.maks"), (late, "h.0.w")] {
+        let message = fit(&format!("{good}{rest}{rule}")).unwrap_err().to_string();
+        for part in ["map.toml: rule 3 (", pattern, "model.safetensors", "optional = true"] {
+            assert!(message.contains(part), "'{part}' is not in: {message}");
+        }
+        assert!(fit(&format!("{good}{rest}{rule}optional = true\n")).unwrap().is_exact());
+    }
 }

@@ -13,7 +13,7 @@ use std::{
 use common::{info, keep, linked, names, newest, path, save, tiny, trained};
 use gpipe::Pipeline;
 use gpipe_checkpoint::{
-    Checkpoints, RunInfo, Settings,
+    CheckpointError, Checkpoints, RunInfo, Settings,
     files::{Files, Operation},
     folder,
     manifest::Best,
@@ -259,4 +259,38 @@ fn fault_a_folder_that_cannot_be_one_is_named() {
     assert_eq!(log.lock().unwrap()[..], above);
     drop(Checkpoints::open(&run.path().join("a/b/c"), settings).unwrap());
     assert_eq!(log.lock().unwrap().len(), 3, "nothing is new");
+}
+
+/// A folder of checkpoints that was removed was made again; one that was replaced by another run's had its checkpoints
+/// replaced and pruned.
+#[test]
+fn regression_a_folder_that_is_gone_or_another_is_not_written_to() {
+    let place = tempfile::tempdir().unwrap();
+    let (folder, moved) = (place.path().join("checkpoints"), place.path().join("moved"));
+    let mut pipeline = trained(tiny(), 1, 1);
+    let mut checkpoints = Checkpoints::open(&folder, keep(1)).unwrap();
+    checkpoints.save(&mut pipeline, info(1)).unwrap();
+    checkpoints.wait().unwrap();
+    fs::rename(&folder, &moved).unwrap();
+    let mut refuses = |number: u64, part: &str| {
+        checkpoints.save(&mut pipeline, info(number)).unwrap();
+        let error = checkpoints.wait().unwrap_err();
+        assert!(matches!(error, CheckpointError::Gone { .. }), "{error:?}");
+        let message = error.to_string();
+        assert!(message.contains("checkpoints: ") && message.contains(part), "{message}");
+    };
+    refuses(2, "was removed or moved");
+    assert!(!folder.exists());
+    // Another run's folder has its name now.
+    save(&folder, keep(1), &mut trained(tiny(), 1, 2), info(1));
+    let before = names(&folder);
+    refuses(3, "another folder has its name");
+    assert_eq!((names(&folder), newest(&folder)), (before, Some(1)));
+    assert_eq!(newest(&moved), Some(1));
+    // Back at its place it is written to as before.
+    fs::remove_dir_all(&folder).unwrap();
+    fs::rename(&moved, &folder).unwrap();
+    checkpoints.save(&mut pipeline, info(4)).unwrap();
+    checkpoints.wait().unwrap();
+    assert_eq!(newest(&folder), Some(4));
 }

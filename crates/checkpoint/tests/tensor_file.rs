@@ -120,7 +120,7 @@ fn oracle_each_dtype_and_shape_comes_back_to_the_bit() {
 #[test]
 fn oracle_a_file_made_by_hand_is_read() {
     let header = concat!(
-        " {\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[3,11]},\n",
+        "{ \"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[3,11]},\n",
         "\"__metadata__\":{\"made\":\"by hand\"},",
         "\"é.\\u0061\":{\"shape\":[1,3],\"data_offsets\":[0,3],\"dtype\":\"U8\"}}   "
     );
@@ -189,11 +189,13 @@ fn oracle_the_bytes_depend_on_content_alone() {
     let folder = Folder::new();
     let mut tensors = all_sorts();
     let expected = encode(&tensors, &many()).unwrap();
+    write(&folder.path(), &tensors, &many()).unwrap();
+    let written = fs::read(folder.path()).unwrap();
     for _ in 0..3 {
         tensors.rotate_left(7);
         assert!(encode(&tensors, &many()).unwrap() == expected);
         write(&folder.path(), &tensors, &many()).unwrap();
-        assert!(fs::read(folder.path()).unwrap() == expected);
+        assert!(fs::read(folder.path()).unwrap() == written);
     }
     assert_eq!(folder.files(), 1, "nothing is left aside");
 }
@@ -299,5 +301,149 @@ fn fault_what_is_in_the_way_is_named_and_nothing_is_left_aside() {
         .unwrap();
     write(&path, &[], &none()).unwrap();
     assert!(TensorFile::open(&path).unwrap().entries().is_empty());
-    assert_eq!(folder.files(), 2);
+    assert_eq!(folder.files(), 3);
+    // A name that leaves no room for more.
+    let long = folder.0.path().join("x".repeat(250));
+    write(&long, &[], &none()).unwrap();
+    assert!(TensorFile::open(&long).unwrap().entries().is_empty());
+}
+
+/// A small file with digests, and what is in it.
+fn with_digests(folder: &Folder) -> (Vec<u8>, Named) {
+    let tensors: Named = vec![
+        ("a.weight".into(), Tensor::from_slice(&[1.0f32, -2.0, 3.5, 0.0]).view([2, 2])),
+        ("b".into(), Tensor::from_slice(&[1i64, 2])),
+        ("empty".into(), Tensor::zeros([3, 0], (Kind::Half, Device::Cpu))),
+    ];
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    write(&folder.path(), &tensors, &metadata).unwrap();
+    (fs::read(folder.path()).unwrap(), tensors)
+}
+
+/// Reads everything in `bytes`; its metadata too.
+fn read_all(bytes: &[u8]) -> Result<(Named, BTreeMap<String, String>), String> {
+    let path = PathBuf::from("t.safetensors");
+    let said = |error: gpipe_checkpoint::tensor_file::FileError| error.to_string();
+    let mut file = TensorFile::from_bytes(bytes.to_vec(), &path).map_err(said)?;
+    file.verify().map_err(said)?;
+    let names: Vec<_> = file.entries().iter().map(|entry| entry.name.clone()).collect();
+    let read = names.into_iter().map(|name| Ok((name.clone(), file.read(&name).map_err(said)?)));
+    let tensors = read.collect::<Result<Vec<_>, String>>()?;
+    Ok((tensors, file.metadata().clone()))
+}
+
+/// Weights had no digest: a flipped bit passed `inspect`, `eval` and `export`, and in a name, a dtype or a shape as well.
+#[test]
+fn regression_each_changed_byte_of_a_file_with_digests_is_an_error() {
+    let folder = Folder::new();
+    let (whole, tensors) = with_digests(&folder);
+    let (read, metadata) = read_all(&whole).unwrap();
+    assert_eq!(metadata, BTreeMap::from([("format".to_owned(), "pt".to_owned())]));
+    for ((name, value), (expected, tensor)) in read.iter().zip(&tensors) {
+        assert_eq!(name, expected);
+        assert_same(value, tensor, name);
+    }
+    for at in 0..whole.len() {
+        // Each bit alone, and all of them.
+        for change in [1, 2, 4, 8, 16, 32, 64, 128, 255] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= change;
+            match read_all(&bytes) {
+                Err(message) => assert!(message.contains("t.safetensors: "), "{message}"),
+                // Of no consequence: an offset of the tensor that has no bytes.
+                Ok((found, kept)) => {
+                    assert_eq!(kept, metadata, "byte {at}");
+                    for ((name, value), (expected, tensor)) in found.iter().zip(&tensors) {
+                        assert_eq!(name, expected, "byte {at}");
+                        assert_same(value, tensor, name);
+                    }
+                    assert_eq!(found.len(), tensors.len(), "byte {at}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn fault_a_file_whose_digests_do_not_belong_to_it_is_refused() {
+    let folder = Folder::new();
+    let (whole, _) = with_digests(&folder);
+    let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let (header, data) = whole[8..].split_at(length);
+    let header = std::str::from_utf8(header).unwrap().trim_end();
+    let refuses = |header: &str, data: &[u8], part: &str| {
+        let message = read_all(&file(header, data)).unwrap_err();
+        assert!(message.contains(part) && message.contains("another program"), "{message}");
+    };
+    // The digests of another file, as a program leaves them that copies metadata to tensors of its own.
+    let mut other = data.to_vec();
+    other[0] ^= 1;
+    refuses(header, &other, "b: its SHA-256 is ");
+    refuses(&header.replace("a.weight\":{", "c.weight\":{"), data, "its header's SHA-256 is ");
+    refuses(&header.replace("[2,2]", "[4,1]"), data, "its header's SHA-256 is ");
+    refuses(&header.replace("\"F32\"", "\"I32\""), data, "its header's SHA-256 is ");
+    refuses(&header.replace("\"pt\"", "\"pd\""), data, "its header's SHA-256 is ");
+    refuses(&header.replace("gpipe.sha256\"", "gpipe.sha257\""), data, "no 'gpipe.sha256'");
+    // All of them taken out: a file as any other program writes it.
+    let mut fields: serde_json::Value = serde_json::from_str(header).unwrap();
+    let metadata = fields["__metadata__"].as_object_mut().unwrap();
+    metadata.retain(|key, _| !key.starts_with("gpipe.sha256"));
+    assert_eq!(metadata.len(), 1);
+    let bare = file(&fields.to_string(), &other);
+    assert!(read_all(&bare).is_ok());
+    let bare = TensorFile::from_bytes(bare, &folder.path()).unwrap();
+    assert!(!bare.has_digests() && bare.entries().iter().all(|entry| entry.sha256.is_none()));
+}
+
+#[test]
+fn oracle_digests_are_what_the_format_says() {
+    use sha2::{Digest, Sha256};
+    let folder = Folder::new();
+    with_digests(&folder);
+    let file = TensorFile::open(&folder.path()).unwrap();
+    let number = |n: u64| n.to_le_bytes();
+    let mut hash = Sha256::new();
+    hash.update(number(1));
+    hash.update("b");
+    hash.update(number(3));
+    hash.update("I64");
+    hash.update(number(1));
+    hash.update(number(2));
+    hash.update(1i64.to_le_bytes());
+    hash.update(2i64.to_le_bytes());
+    let expected: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let entry = file.entries().iter().find(|entry| entry.name == "b").unwrap();
+    assert_eq!(entry.sha256.as_ref(), Some(&expected));
+    assert!(file.has_digests());
+}
+
+/// A header that began with blanks was accepted, and padding of any white space, which the format forbids.
+#[test]
+fn regression_a_header_is_an_object_with_blanks_behind_it_alone() {
+    let one = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
+    let folder = Folder::new();
+    for (header, data) in [
+        (" ".repeat(64), 0),
+        (" ".repeat(64), 4),
+        (format!("  {one}"), 1),
+        (format!("\n{one}"), 1),
+        (format!("{one}\n"), 1),
+        (format!("{one} \t"), 1),
+        ("{".to_owned() + &" ".repeat(63), 0),
+    ] {
+        let message = folder.open(&file(&header, &vec![0; data])).unwrap_err();
+        assert!(message.contains("it is not a safetensors file"), "{header:?}: {message}");
+    }
+    assert!(folder.open(&file(&format!("{one}    "), &[1])).is_ok());
+}
+
+/// A file whose digests a Python program made from what `digest.rs` says of the format.
+#[test]
+fn oracle_digests_that_another_program_made_are_right() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/safetensors/digests");
+    let mut file = TensorFile::open(path.as_ref()).unwrap();
+    assert!(file.has_digests() && file.entries().len() == 2);
+    file.verify().unwrap();
+    assert_same(&file.read("b").unwrap(), &Tensor::from_slice(&[1i64, 2]), "b");
+    assert_eq!(file.metadata()["names"], "layer.parameter");
 }

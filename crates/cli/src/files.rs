@@ -1,11 +1,14 @@
 //! Small text files, read with a bound and written whole or not at all; where what was fetched lies.
 
 use std::{
-    io::Read,
+    io::{Read, Write},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use gpipe::Bytes;
+use gpipe_checkpoint::aside::Aside;
+use signal_hook::consts::SIGXFSZ;
 
 use crate::{CliError, metrics::io};
 
@@ -39,19 +42,27 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliErr
 
 /// Sees that a file can be written later, and leaves what is there as it is.
 pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(io(parent))?;
-    }
-    let aside = path.with_extension("writing");
-    std::fs::write(&aside, "").and_then(|()| std::fs::remove_file(&aside)).map_err(io(&aside))
+    Aside::new(path, folder_of(path)?).map(drop).map_err(io(path))
 }
 
-/// Writes a file that is there whole or not at all, and the folder that it is in.
+/// Writes a file that is there whole or not at all, and the folder that it is in. It is on disk when this returns.
 pub(crate) fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(io(parent))?;
-    }
-    let aside = path.with_extension("writing");
-    std::fs::write(&aside, text).map_err(io(&aside))?;
-    std::fs::rename(&aside, path).map_err(io(path))
+    let aside = Aside::new(path, folder_of(path)?).map_err(io(path))?;
+    aside.file().write_all(text.as_bytes()).map_err(io(path))?;
+    aside.publish().map_err(io(path))
+}
+
+/// The folder that a file is in, which is made if need be.
+fn folder_of(path: &Path) -> Result<&Path, CliError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(io(folder))?;
+    Ok(folder)
+}
+
+/// Lets a file that grows beyond the limit of the process (`ulimit -f`) be an error of writing, as a full disk is: SIGXFSZ
+/// would end the process.
+pub(crate) fn limits_are_errors() {
+    // With a handler the signal ends nothing, and the write fails. Where there is no such signal there is no such end.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }

@@ -12,6 +12,8 @@ use gpipe_checkpoint::{
 use crate::{
     CliError,
     args::TrainArguments,
+    config::Config,
+    facts,
     files::read_bounded,
     output::say,
     run_folder::{WEIGHTS, checkpoint_in, checkpoint_weights},
@@ -33,9 +35,11 @@ pub(crate) struct Init {
 pub(crate) fn load(
     pipeline: &mut Pipeline,
     mut file: TensorFile,
+    config: &Config,
     arguments: &TrainArguments,
     fresh: &[&str],
 ) -> Result<(), CliError> {
+    check_facts(&file, config)?;
     let named = arguments.fresh.iter().map(String::as_str);
     let fresh: Vec<&str> = named.chain(fresh.iter().copied()).collect();
     let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial, &fresh)?;
@@ -50,7 +54,7 @@ pub(crate) fn load(
     }
     let own = pipeline.parameters()?;
     let kind = own.first().map_or(tch::Kind::Float, |(_, value)| value.kind());
-    for loaded in fit.read(&mut file, kind) {
+    for loaded in fit.read(&mut file, kind)? {
         pipeline.set_parameters(&[loaded?])?;
     }
     say!("weights of {}:\n{fit}", file.path().display());
@@ -71,10 +75,21 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
         )));
     };
     let all = checkpoint_weights(&checkpoint, false)?;
-    let bytes = tensor_file::encode(&all, &Default::default());
+    let bytes = tensor_file::encode(&all, &facts::of_checkpoint(&checkpoint));
     let bytes = bytes.map_err(|error| CliError::Usage(error.to_string()))?;
     let file = TensorFile::from_bytes(bytes, checkpoint.folder())?;
     Ok(Init { file, vocabulary: Some(Vocabulary::of_checkpoint(&checkpoint)?) })
+}
+
+/// Refuses weights of another model than the configured one where no shape shows it; tells what could not be compared.
+pub(crate) fn check_facts(file: &TensorFile, config: &Config) -> Result<(), CliError> {
+    let said = facts::in_metadata(file.metadata());
+    facts::check(file.path(), &said, config)?;
+    let is_open = facts::of(config).keys().any(|key| !said.contains_key(key));
+    if is_open && let Some(note) = facts::check_source(file.path(), config)? {
+        say!("{note}");
+    }
+    Ok(())
 }
 
 /// How the file fits the pipeline's model; an error if some parameter would stay as it was, unless that is meant.
@@ -106,6 +121,14 @@ pub(crate) fn fit(
     let left: Vec<&str> =
         names.fresh().iter().map(String::as_str).chain(fresh.iter().copied()).collect();
     let fit = Fit::new(&shapes, file, &names)?.without(&left);
+    let is_used =
+        |pattern: &String| fit.fresh.iter().any(|name| gpipe::name_matches(pattern, name));
+    if let Some(pattern) = names.fresh().iter().find(|pattern| !is_used(pattern)) {
+        return Err(CliError::Usage(format!(
+            "{}: fresh = \"{pattern}\" is the name of no parameter: correct it, or leave it out",
+            names.origin()
+        )));
+    }
     if fit.is_exact() || partial && !fit.loaded.is_empty() {
         return Ok(fit);
     }

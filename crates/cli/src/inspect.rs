@@ -1,6 +1,9 @@
 //! `gpipe inspect`: what is on disk, and whether it is as it was written.
 
-use std::path::Path;
+use std::{
+    fmt::Display,
+    path::{Path, PathBuf},
+};
 
 use gpipe::Bytes;
 use gpipe_checkpoint::{
@@ -14,81 +17,117 @@ use crate::{
     CliError,
     args::InspectArguments,
     output::say,
-    run_folder::{CHECKPOINTS, WEIGHTS},
+    run_folder::{AVERAGES, CHECKPOINTS, EARLIER, WEIGHTS},
 };
 
+/// What is said of a file from elsewhere.
+const NO_DIGESTS: &str = "it has no digests: whether it is as it was written cannot be seen";
 /// Longest list of layers or tensors that is printed without --json.
 const ROWS_MAX: usize = 1000;
 
+/// Files of weights in a run's folder.
+const FILES: [&str; 2] = [WEIGHTS, AVERAGES];
+
 /// Prints what `arguments.path` is.
 pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
-    let path = &arguments.path;
+    let (path, json) = (&arguments.path, arguments.json);
     if path.is_file() {
-        return tensors(&TensorFile::open(path)?, arguments.json);
+        return tensors(TensorFile::open(path)?, json);
     }
     if path.join(manifest::NAME).exists() {
-        return checkpoint(&Checkpoint::open(path)?, arguments.json);
+        return checkpoint(&Checkpoint::open(path)?, json);
     }
     let checkpoints = path.join(CHECKPOINTS);
     let checkpoints = if checkpoints.is_dir() { checkpoints } else { path.clone() };
     let all = folder::list(&checkpoints)?;
-    if !all.is_empty() {
-        return folder_of(&all, arguments.json);
+    let names = FILES.iter().flat_map(|name| [(*name).to_owned(), format!("{EARLIER}{name}")]);
+    let files: Vec<_> = names.map(|name| path.join(name)).filter(|path| path.is_file()).collect();
+    match (all.is_empty(), &files[..]) {
+        (true, []) => {
+            let reason = match path.exists() {
+                true => {
+                    "it is no checkpoint, no run, no folder of checkpoints and no safetensors file"
+                }
+                false => "there is no such file or folder",
+            };
+            Err(CliError::Usage(format!("{}: {reason}", path.display())))
+        }
+        (true, [one]) => tensors(TensorFile::open(one)?, json),
+        _ => folder_of(&all, &files, json),
     }
-    let weights = path.join(WEIGHTS);
-    if weights.is_file() {
-        return tensors(&TensorFile::open(&weights)?, arguments.json);
-    }
-    let reason = match path.exists() {
-        true => "it is no checkpoint, no run, no folder of checkpoints and no safetensors file",
-        false => "there is no such file or folder",
-    };
-    Err(CliError::Usage(format!("{}: {reason}", path.display())))
 }
 
-/// One line for each checkpoint of a run.
-fn folder_of(all: &[(u64, std::path::PathBuf)], json: bool) -> Result<(), CliError> {
-    let mut damaged = 0;
+/// One line for each checkpoint of a run, and one for each of its files of weights. All of them are read.
+fn folder_of(all: &[(u64, PathBuf)], files: &[PathBuf], json: bool) -> Result<(), CliError> {
     // The newest one knows; an older one may have been the best once.
     let newest = all.iter().find_map(|(_, path)| Checkpoint::open(path).ok());
-    let best = newest.and_then(|newest| newest.manifest().best);
-    for (_, path) in all.iter().rev() {
-        let found = Checkpoint::open(path).and_then(|found| found.verify().map(|()| found));
-        let shown = path.display();
-        match found {
-            Ok(found) => {
-                let progress = &found.manifest().progress;
-                let is_best = best.is_some_and(|best| best.batches == progress.batches);
-                let bytes = found.manifest().bytes();
-                if json {
-                    let line = json!({ "path": path, "batches": progress.batches, "tokens": progress.tokens, "bytes": bytes, "complete": true, "best": is_best });
-                    say!("{line}");
-                } else {
-                    let best = if is_best { ", the best so far" } else { "" };
-                    say!(
-                        "{shown}: step {}, {} tokens, {}, complete{best}",
-                        progress.batches,
-                        progress.tokens,
-                        Bytes(bytes)
-                    );
-                }
+    let best = newest.and_then(|newest| newest.manifest().best).map(|best| best.batches);
+    let damaged = all.iter().rev().filter(|(_, path)| !checkpoint_line(path, best, json)).count();
+    let damaged_files = files.iter().filter(|path| !weights_line(path, json)).count();
+    let count = |damaged: usize, all: usize, what: &str| {
+        (damaged > 0).then(|| format!("{damaged} of {all} {what} are damaged"))
+    };
+    let told = [
+        count(damaged, all.len(), "checkpoints"),
+        count(damaged_files, files.len(), "files of weights"),
+    ];
+    let told: Vec<String> = told.into_iter().flatten().collect();
+    if told.is_empty() { Ok(()) } else { Err(CliError::Usage(told.join(", "))) }
+}
+
+/// The line of a checkpoint; whether it is complete.
+fn checkpoint_line(path: &Path, best: Option<u64>, json: bool) -> bool {
+    match Checkpoint::open(path).and_then(|found| found.verify().map(|()| found)) {
+        Ok(found) => {
+            let progress = &found.manifest().progress;
+            let (batches, tokens, bytes) =
+                (progress.batches, progress.tokens, found.manifest().bytes());
+            let best = best == Some(batches);
+            if json {
+                say!(
+                    "{}",
+                    json!({ "path": path, "batches": batches, "tokens": tokens, "bytes": bytes, "complete": true, "best": best })
+                );
+            } else {
+                let best = if best { ", the best so far" } else { "" };
+                let (path, bytes) = (path.display(), Bytes(bytes));
+                say!("{path}: step {batches}, {tokens} tokens, {bytes}, complete{best}");
             }
-            Err(error) => {
-                damaged += 1;
-                match json {
-                    true => say!(
-                        "{}",
-                        json!({ "path": path, "complete": false, "reason": error.to_string() })
-                    ),
-                    false => say!("{shown}: DAMAGED: {error}"),
-                }
-            }
+            true
         }
+        Err(error) => damage(path, &error, json),
     }
-    match damaged {
-        0 => Ok(()),
-        count => Err(CliError::Usage(format!("{count} of {} checkpoints are damaged", all.len()))),
+}
+
+/// The line of a file of weights; false if it is damaged.
+fn weights_line(path: &Path, json: bool) -> bool {
+    match TensorFile::open(path).and_then(|mut file| file.verify().map(|()| file)) {
+        Ok(file) => {
+            let (count, bytes) = (file.entries().len(), size(&file));
+            if json {
+                let complete = file.has_digests().then_some(true);
+                say!(
+                    "{}",
+                    json!({ "path": path, "tensors": count, "bytes": bytes, "digests": file.has_digests(), "complete": complete })
+                );
+            } else {
+                let state = if file.has_digests() { "complete" } else { NO_DIGESTS };
+                say!("{}: {count} tensors, {}, {state}", path.display(), Bytes(bytes));
+            }
+            true
+        }
+        Err(error) => damage(path, &error, json),
     }
+}
+
+/// The line of what is damaged.
+fn damage(path: &Path, reason: &dyn Display, json: bool) -> bool {
+    let reason = reason.to_string();
+    match json {
+        true => say!("{}", json!({ "path": path, "complete": false, "reason": reason })),
+        false => say!("{}: DAMAGED: {reason}", path.display()),
+    }
+    false
 }
 
 fn checkpoint(checkpoint: &Checkpoint, json: bool) -> Result<(), CliError> {
@@ -174,31 +213,46 @@ fn elements(shape: &[i64]) -> i64 {
     shape.iter().fold(1, |all, &size| all.saturating_mul(size))
 }
 
-fn tensors(file: &TensorFile, json: bool) -> Result<(), CliError> {
+/// Bytes of a file's tensors.
+fn size(file: &TensorFile) -> u64 {
+    file.entries().iter().map(|entry| entry.bytes).sum()
+}
+
+/// What a file of tensors holds, and whether it is as it was written: all of it is read for that.
+fn tensors(mut file: TensorFile, json: bool) -> Result<(), CliError> {
+    if file.entries().is_empty() {
+        let path = file.path().display();
+        return Err(CliError::Usage(format!("{path}: its header has no tensors: it is empty")));
+    }
+    let verified = file.verify();
     if json {
+        let complete = file.has_digests().then_some(verified.is_ok());
         let entries = file.entries().iter();
         let entries: Vec<_> = entries
-            .map(|entry| json!({ "name": entry.name, "dtype": entry.dtype, "shape": entry.shape }))
+            .map(|entry| json!({ "name": entry.name, "dtype": entry.dtype, "shape": entry.shape, "sha256": entry.sha256 }))
             .collect();
-        say!("{}", json!({ "metadata": file.metadata(), "tensors": entries }));
-        return Ok(());
+        say!(
+            "{}",
+            json!({ "metadata": file.metadata(), "tensors": entries, "digests": file.has_digests(), "complete": complete })
+        );
+        return Ok(verified?);
     }
-    let bytes = file.entries().iter().map(|entry| entry.bytes).sum();
     let total = file.entries().iter().fold(0, |all: i64, e| all.saturating_add(elements(&e.shape)));
-    say!(
-        "{}: {} tensors, {total} elements, {}",
-        file.path().display(),
-        file.entries().len(),
-        Bytes(bytes)
-    );
+    let count = file.entries().len();
+    say!("{}: {count} tensors, {total} elements, {}", file.path().display(), Bytes(size(&file)));
     for (key, value) in file.metadata() {
         say!("metadata: {} = {}", shown(key), shown(value));
     }
     for entry in file.entries().iter().take(ROWS_MAX) {
         say!("  {:<44} {:<5} {:?}", shown(&entry.name), entry.dtype, entry.shape);
     }
-    if file.entries().len() > ROWS_MAX {
-        say!("  and {} more: --json lists all", file.entries().len() - ROWS_MAX);
+    if count > ROWS_MAX {
+        say!("  and {} more: --json lists all", count - ROWS_MAX);
     }
-    Ok(())
+    match (&verified, file.has_digests()) {
+        (Err(_), _) => {}
+        (Ok(()), true) => say!("complete: all {count} tensors are as they were written (SHA-256)"),
+        (Ok(()), false) => say!("{NO_DIGESTS}"),
+    }
+    Ok(verified?)
 }

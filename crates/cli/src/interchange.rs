@@ -1,14 +1,18 @@
 //! `gpipe export` and `gpipe import`: parameters as one safetensors file, for and from other programs.
 
 use gpipe::Bytes;
-use gpipe_checkpoint::{fit::convert, tensor_file::TensorFile, weights};
+use gpipe_checkpoint::{
+    fit::convert,
+    tensor_file::TensorFile,
+    weights::{self, Facts},
+};
 use tch::{Kind, Tensor};
 
 use crate::{
     CliError,
     args::{ConfigArguments, ExportArguments, ImportArguments},
     config::{Config, Dtype, flag},
-    init,
+    facts, init,
     metrics::io,
     output::say,
     run_folder::{AVERAGES, METRICS, WEIGHTS, checkpoint_in, checkpoint_weights},
@@ -19,18 +23,26 @@ use crate::{
 /// Writes the parameters of a checkpoint or run to one file.
 pub(crate) fn export(arguments: &ExportArguments) -> Result<(), CliError> {
     let kind = arguments.dtype.as_deref().map(kind).transpose()?;
-    let (mut tensors, from) = read(arguments)?;
+    let Source { mut tensors, facts, from } = read(arguments)?;
     if let Some(kind) = kind {
         tensors =
             convert(&tensors, kind).map_err(|error| CliError::Usage(format!("{from}: {error}")))?;
     }
-    save(arguments.out.as_path(), &tensors)?;
+    save(arguments.out.as_path(), &tensors, &facts)?;
     say!("from {from}");
     Ok(())
 }
 
-/// The tensors, and where they are from.
-fn read(arguments: &ExportArguments) -> Result<(Vec<(String, Tensor)>, String), CliError> {
+/// What is exported.
+struct Source {
+    tensors: Vec<(String, Tensor)>,
+    /// What no shape shows of their model.
+    facts: Facts,
+    /// Where they are from.
+    from: String,
+}
+
+fn read(arguments: &ExportArguments) -> Result<Source, CliError> {
     let folder = &arguments.from;
     if !folder.is_dir() {
         return Err(CliError::Usage(format!(
@@ -41,12 +53,16 @@ fn read(arguments: &ExportArguments) -> Result<(Vec<(String, Tensor)>, String), 
     // As `eval` has it: what a run ended with, or else what it has so far.
     let path = folder.join(if arguments.averages { AVERAGES } else { WEIGHTS });
     if path.is_file() {
-        return Ok((weights::load(&path)?, path.display().to_string()));
+        let facts = facts::in_metadata(TensorFile::open(&path)?.metadata());
+        let (tensors, from) = (weights::load(&path)?, path.display().to_string());
+        return Ok(Source { tensors, facts, from });
     }
     match checkpoint_in(folder)? {
         Some(checkpoint) => {
             let from = checkpoint.folder().display().to_string();
-            Ok((checkpoint_weights(&checkpoint, arguments.averages)?, from))
+            let facts = facts::of_checkpoint(&checkpoint);
+            let tensors = checkpoint_weights(&checkpoint, arguments.averages)?;
+            Ok(Source { tensors, facts, from })
         }
         None => Err(CliError::Usage(format!(
             "{}: there is neither a checkpoint nor {} in it",
@@ -66,19 +82,20 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
     let model = task::model(&config, size(arguments, &config)?)?;
     let mut pipeline = setup::pipeline(&config, model)?.build()?;
     let mut file = TensorFile::open(&arguments.from)?;
+    init::check_facts(&file, &config)?;
     let fit = init::fit(&pipeline, &file, arguments.names.as_deref(), arguments.partial, &[])?;
     let kind = match config.pipeline.dtype {
         Dtype::Float64 => Kind::Double,
         _ => Kind::Float,
     };
-    let mut tensors = fit.read(&mut file, kind).collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = fit.read(&mut file, kind)?.collect::<Result<Vec<_>, _>>()?;
     if !fit.fresh.is_empty() {
         // With the values that they start from, so that the weights are whole.
         let own = pipeline.parameters()?.into_iter();
         tensors.extend(own.filter(|(name, _)| fit.fresh.contains(name)));
     }
     say!("{fit}");
-    save(&arguments.out, &tensors)
+    save(&arguments.out, &tensors, &facts::of(&config))
 }
 
 /// How many tokens or classes the network is for: as told by `--set`, else as many as the run has whose configuration it is, which may have
@@ -106,8 +123,12 @@ fn kind(text: &str) -> Result<Kind, CliError> {
     })
 }
 
-fn save(path: &std::path::Path, tensors: &[(String, Tensor)]) -> Result<(), CliError> {
-    weights::save(path, tensors)?;
+fn save(
+    path: &std::path::Path,
+    tensors: &[(String, Tensor)],
+    facts: &Facts,
+) -> Result<(), CliError> {
+    weights::save_with(path, tensors, facts)?;
     let bytes = std::fs::metadata(path).map_err(io(path))?.len();
     say!("wrote {}: {} tensors, {}", path.display(), tensors.len(), Bytes(bytes));
     Ok(())

@@ -8,6 +8,7 @@
 //! - [`schedule`]: schedules by name or from a file, and printed
 //! - [`processes`]: a command in several of them, and [`processes::launch`], which starts them
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
+//! - [`facts`]: what shapes do not show of a model, and who says it
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
 //! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes; [`output`]: lines; [`files`]: whole or not at all
@@ -16,6 +17,7 @@
 mod args;
 mod config;
 mod eval;
+mod facts;
 mod faults;
 mod files;
 #[doc(hidden)]
@@ -111,6 +113,12 @@ enum CliError {
     /// The user or the system asked the run to stop.
     #[error("stopped by {signal_name} after step {step}")]
     Interrupted { signal: i32, signal_name: String, step: u64 },
+    /// The folder of the run is not there any more, or another one is.
+    #[error(
+        "{}: the run's folder {became} while the run was training: what was not saved before is lost{rest}",
+        folder.display()
+    )]
+    FolderGone { folder: std::path::PathBuf, became: String, rest: String },
     /// Every image is left out.
     #[error("there is nothing to measure on: nothing that is held out can be read; check the data")]
     NothingMeasured,
@@ -149,6 +157,7 @@ impl CliError {
 /// The command, with the arguments and the environment of this process.
 pub fn main() -> ExitCode {
     gpipe::keep_freed_memory();
+    files::limits_are_errors();
     processes::launch::end_with_launcher();
     match Environment::read().and_then(|here| run(args::Arguments::parse().command, here.as_ref()))
     {

@@ -28,6 +28,8 @@ pub(crate) struct Seen {
 pub(crate) struct Metrics {
     lines: metrics::Writer,
     events: tensorboard::Writer,
+    /// Records of steps that are in the file of lines.
+    records: u64,
     /// Records that are not in a file, and why not.
     lost: u64,
     reason: String,
@@ -43,19 +45,30 @@ impl Metrics {
             true => tensorboard::Writer::resume(&events, now, 1)?,
             false => tensorboard::Writer::create(&events, now)?,
         };
-        Ok(Self { lines, events, lost: 0, reason: String::new() })
+        Ok(Self { lines, events, records: 0, lost: 0, reason: String::new() })
     }
 
     /// Goes on with those in `folder`, of which the records stay that are to `keep`; `step` is written next.
     pub(crate) fn resume(
         folder: &Path,
         step: u64,
-        keep: impl FnMut(&Record) -> bool,
+        mut keep: impl FnMut(&Record) -> bool,
     ) -> Result<Self, CliError> {
-        let lines = metrics::Writer::resume(&folder.join(METRICS), keep)?;
+        let mut records = 0;
+        let lines = metrics::Writer::resume(&folder.join(METRICS), |record| {
+            let kept = keep(record);
+            records += u64::from(kept && matches!(record, Record::Step(_)));
+            kept
+        })?;
         let (events, now) = (folder.join(TENSORBOARD), SystemTime::now());
         let events = tensorboard::Writer::resume(&events, now, step)?;
-        Ok(Self { lines, events, lost: 0, reason: String::new() })
+        Ok(Self { lines, events, records, lost: 0, reason: String::new() })
+    }
+
+    /// How many records of steps the file of lines has, once they are on disk: a checkpoint that counts them must not
+    /// outlast them. Nothing where that is not known.
+    pub(crate) fn records(&mut self) -> Option<u64> {
+        self.lines.sync().is_ok().then_some(self.records)
     }
 
     /// After a step of `samples` samples, for whose batch the loop waited; `seen` counts them, too.
@@ -90,6 +103,7 @@ impl Metrics {
 
     fn write(&mut self, record: &Record) {
         let lines = self.lines.write(record).map_err(|error| error.to_string());
+        self.records += u64::from(lines.is_ok() && matches!(record, Record::Step(_)));
         // A skipped step has the number of the one before it, whose point it would take the place of.
         let skipped = matches!(record, Record::Step(step) if step.skipped);
         let events = match skipped {

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use gpipe::{IntoTensors, Pipeline, Schedule};
-use gpipe_checkpoint::{Checkpoint, folder, manifest};
+use gpipe_checkpoint::{Checkpoint, folder, manifest, tensor_file::TensorFile};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -15,6 +15,7 @@ use crate::{
     CliError,
     args::{ConfigArguments, RunArguments},
     config::Config,
+    facts,
     output::complain,
     processes::{Processes, deadline_s},
     schedule::ScheduleChoice,
@@ -86,11 +87,28 @@ impl RunArguments {
     }
 }
 
+impl RunArguments {
+    /// What every process must have been told alike.
+    fn told(&self) -> Vec<(String, String)> {
+        let path = |path: &Option<PathBuf>| {
+            path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+        };
+        let facts = [
+            ("RUN_DIR", path(&self.folder)),
+            ("--config", path(&self.config)),
+            ("--weights", path(&self.weights)),
+            ("--averages", self.averages.to_string()),
+        ];
+        facts.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+}
+
 impl RunFolder {
     /// Reads the configuration and the vocabulary, and sees that there are weights.
     ///
     /// Of several processes one looks for them, so that all have the same, whatever is saved meanwhile.
     pub(crate) fn open(arguments: &RunArguments, processes: &Processes) -> Result<Self, CliError> {
+        processes.agree_on_facts(&arguments.told())?; // the first process's are followed
         let mut own = None;
         let place = processes.decided(|| {
             let found = Source::find(arguments)?;
@@ -126,10 +144,13 @@ impl RunFolder {
         processes.agree_on(&self.config)?;
         let (weights, from, config) = match &self.source {
             Source::Files { config, weights } => {
+                let said = facts::in_metadata(TensorFile::open(weights)?.metadata());
+                facts::check(weights, &said, &self.config)?;
                 (gpipe_checkpoint::weights::load(weights)?, weights.clone(), config.clone())
             }
             Source::Checkpoint(checkpoint) => {
                 let folder = checkpoint.folder().to_owned();
+                facts::check(&folder, &facts::of_checkpoint(checkpoint), &self.config)?;
                 (checkpoint_weights(checkpoint, self.averages)?, folder.clone(), folder)
             }
         };

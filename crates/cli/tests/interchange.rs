@@ -35,14 +35,19 @@ fn loss(folder: &Folder, arguments: &[&str]) -> String {
 fn oracle_inspect_says_what_a_run_a_checkpoint_and_a_file_hold() {
     let folder = with_run();
     let all = folder.succeeds(&["inspect", "run"]);
-    assert_eq!(all, folder.succeeds(&["inspect", "run/checkpoints"]).replace("//", "/"));
+    let checkpoints = folder.succeeds(&["inspect", "run/checkpoints"]).replace("//", "/");
+    let weights = all.strip_prefix(&checkpoints).unwrap();
+    for (line, name) in weights.lines().zip(["weights", "averages"]) {
+        assert_eq!(line, format!("run/{name}.safetensors: 16 tensors, 26.7 KiB, complete"));
+    }
     let lines: Vec<&str> = all.lines().collect();
     assert!(lines[0].starts_with("run/checkpoints/step-00000008: step 8, 448 tokens, "), "{all}");
     assert!(lines[0].ends_with(", complete"), "{all}");
     assert!(lines[1].starts_with("run/checkpoints/step-00000012: step 12, 672 tokens, "), "{all}");
     let both = json(&folder.succeeds(&["inspect", "run", "--json"]));
-    assert_eq!((both.len(), &both[1]["batches"]), (2, &12.into()));
-    assert!(both.iter().all(|one| one["complete"] == true && one["bytes"].as_u64() > Some(50_000)));
+    assert_eq!((both.len(), &both[1]["batches"]), (4, &12.into()));
+    assert!(both.iter().all(|one| one["complete"] == true && one["bytes"].as_u64() > Some(27_000)));
+    assert_eq!((&both[3]["digests"], &both[3]["tensors"]), (&true.into(), &16.into()));
 
     let one = folder.succeeds(&["inspect", "run/checkpoints/latest"]);
     for part in [
@@ -73,6 +78,7 @@ fn oracle_inspect_says_what_a_run_a_checkpoint_and_a_file_hold() {
     let tokens = file[0]["tensors"].as_array().unwrap();
     let tokens = tokens.iter().find(|tensor| tensor["name"] == "embedding.tokens").unwrap();
     assert_eq!((&tokens["dtype"], &tokens["shape"][0]), (&"F32".into(), &278.into()));
+    assert_eq!(tokens["sha256"].as_str().map(str::len), Some(64));
     // Of a run without checkpoints: its weights.
     fs::remove_dir_all(folder.path("run/checkpoints")).unwrap();
     assert!(

@@ -71,7 +71,7 @@ fn ended_like(folder: &Folder, out: &str, reference: &str) {
     let best = |run: &Path| newest(run).manifest().best.unwrap();
     assert_eq!(best(&run), best(&reference), "{out}");
 
-    let shown = folder.succeeds(&["inspect", out]);
+    let shown = folder.succeeds(&["inspect", &format!("{out}/checkpoints")]);
     let last = shown.lines().last().unwrap(); // which is the best: the loss falls
     assert!(last.contains("/step-00000060: step 60, ") && last.ends_with(", the best so far"));
     // More than two are left only where the last save was killed before it removed the others.

@@ -259,7 +259,7 @@ fn fault_damaged_checkpoints_are_passed_over_with_the_reason() {
     }
 
     // All of them: one cut off, one without a file, one with a manifest that is none.
-    let all = folder.succeeds(&["inspect", "run"]).lines().count();
+    let all = folder.succeeds(&["inspect", "run/checkpoints"]).lines().count();
     assert_eq!((all, steps(&folder, "run")), (2, vec![6, 8]));
     fs::remove_file(folder.path(&file(6, "0003-head.optimizer.safetensors"))).unwrap();
     fs::write(folder.path(&file(8, "manifest.json")), "{").unwrap();

@@ -79,7 +79,13 @@ fn transparency_of_checkpoints_that_processes_write_together() {
                 checkpoints.save(&mut pipeline, at(number + 1)).unwrap();
             }
             let own = pipeline.parameters().unwrap();
-            weights::save_among(&shared.path().join("weights"), &own, &transport).unwrap();
+            weights::save_among(
+                &shared.path().join("weights"),
+                &own,
+                &Default::default(),
+                &transport,
+            )
+            .unwrap();
             let saved = checkpoints.wait().unwrap().unwrap();
             (saved.folder, saved.batches, saved.bytes, saved.untidy)
         });

@@ -14,12 +14,19 @@ use std::{
 pub(crate) trait Sink: Write + Debug + Send + Sync {
     /// Makes it `length` bytes long; the next write begins there.
     fn cut(&mut self, length: u64) -> io::Result<()>;
+
+    /// Waits until all of it is on disk.
+    fn sync(&mut self) -> io::Result<()>;
 }
 
 impl Sink for File {
     fn cut(&mut self, length: u64) -> io::Result<()> {
         self.set_len(length)?;
         self.seek(SeekFrom::Start(length)).map(drop)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
     }
 }
 
@@ -53,6 +60,11 @@ impl Append {
             }
         }
         written
+    }
+
+    /// Waits until all pieces are on disk.
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
+        self.sink.sync()
     }
 
     fn cut_torn(&mut self) -> io::Result<()> {
@@ -127,6 +139,10 @@ pub(crate) mod testing {
                 return Err(io::ErrorKind::PermissionDenied.into());
             }
             state.bytes.truncate(length as usize);
+            Ok(())
+        }
+
+        fn sync(&mut self) -> io::Result<()> {
             Ok(())
         }
     }

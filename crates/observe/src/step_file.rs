@@ -127,7 +127,8 @@ impl StepFile {
         let written = File::create(&aside).and_then(|file| {
             let mut out = BufWriter::new(file);
             self.write_to(&mut out)?;
-            out.flush()
+            out.flush()?;
+            out.get_ref().sync_all()
         });
         let written = written
             .map_err(failed("write", path))

@@ -35,6 +35,15 @@ pub(super) struct Header {
 
 impl Header {
     pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
+        let no_file = |reason: &str| format!("it is not a safetensors file: {reason}");
+        // The format's rules: an object from the first byte on, blanks alone behind it.
+        if text.first() != Some(&b'{') {
+            return Err(no_file("its header does not begin with '{'"));
+        }
+        let end = text.iter().rposition(|byte| *byte != b' ');
+        if end.is_none_or(|end| text[end] != b'}') {
+            return Err(no_file("its header does not end with '}' and blanks"));
+        }
         let mut header: Self = serde_json::from_slice(text)
             .map_err(|error| format!("it is not a safetensors file: {}", shown(&error)))?;
         header.tensors.sort_by_key(|(_, info)| info.data_offsets);

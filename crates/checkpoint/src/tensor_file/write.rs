@@ -2,20 +2,22 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::{BufWriter, Write},
-    path::{Path, PathBuf},
+    fs::File,
+    io::{BufWriter, Seek, SeekFrom, Write},
+    path::Path,
 };
 
 use safetensors::tensor::{Dtype, TensorInfo};
+use sha2::Digest;
 use tch::Tensor;
 
-use super::{FileError, KINDS, TensorError, TensorFile, header::Header, read_entry};
+use super::{FileError, KINDS, TensorError, TensorFile, digest, header::Header};
+use crate::aside::Aside;
 
 /// Room for a layer's header: growing a large buffer for it would copy all of it.
 const HEADER_GUESS: usize = 16 << 10;
 
-/// The bytes of a file with `tensors` and `metadata`. Tensors may be on any device and have any strides.
+/// The bytes of a file with `tensors` and `metadata`, without digests. Tensors may be on any device and have any strides.
 ///
 /// # Errors
 /// [`TensorError`]: a dtype that has no place in the format, two tensors of one name.
@@ -23,17 +25,18 @@ pub fn encode(
     tensors: &[(String, Tensor)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, TensorError> {
-    let parts = parts(tensors, metadata)?;
-    let bodies: usize = tensors.iter().map(|(_, tensor)| size(tensor)).sum();
+    let Layout { header, tensors: sorted } = layout(place(tensors)?, metadata);
+    let bodies: usize = sorted.iter().map(|placed| placed.bytes).sum();
     let mut all = Vec::with_capacity(bodies + HEADER_GUESS);
-    for part in parts {
-        all.append(&mut part?);
+    all.append(&mut header.render()?);
+    for placed in sorted {
+        all.append(&mut bytes(&placed.name, placed.body)?);
     }
     Ok(all)
 }
 
-/// Writes [`encode`]'s bytes to `path`, one tensor in memory at a time. Whatever was there stays until the new file is
-/// complete and on disk.
+/// Writes [`encode`]'s tensors and metadata to `path`, with digests, one tensor in memory at a time. Whatever was there
+/// stays until the new file is complete and on disk.
 ///
 /// # Errors
 /// [`FileError`]; the file aside is removed then.
@@ -43,14 +46,16 @@ pub fn write(
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), FileError> {
     let cannot = |error: TensorError| FileError::format(path, error.to_string());
-    let parts = parts(tensors, metadata).map_err(cannot)?;
-    put(path, parts.map(|part| part.map_err(cannot)))
+    let layout = layout(place(tensors).map_err(cannot)?, metadata);
+    put(path, layout, |placed| bytes(&placed.name, placed.body).map_err(cannot))
 }
 
-/// Writes all tensors of `files` to one file, the same that [`write()`] would make of them, one tensor in memory at a time.
+/// Writes all tensors of `files` to one file, the same that [`write()`] would make of them, one tensor in memory at a
+/// time. Those that have digests are compared with them.
 ///
 /// # Errors
-/// [`FileError`]: two tensors of one name, a dtype of which nothing is known; a failing disk. The file aside is removed then.
+/// [`FileError`]: two tensors of one name, a dtype of which nothing is known; damage; a failing disk. The file aside is
+/// removed then.
 pub fn merge(
     path: &Path,
     files: &mut [TensorFile],
@@ -70,47 +75,59 @@ pub fn merge(
             all.push(Placed { name: entry.name.clone(), dtype: *dtype, shape, bytes, body });
         }
     }
-    let (head, sorted) = layout(all, metadata).map_err(cannot)?;
-    let bodies = sorted.into_iter().map(|placed| {
+    put(path, layout(all, metadata), |placed| {
         let (number, index) = placed.body;
-        let TensorFile { path, file, entries, .. } = &mut files[number];
-        read_entry(file.as_mut(), &entries[index]).map_err(FileError::io(path))
-    });
-    put(path, std::iter::once(Ok(head)).chain(bodies))
+        files[number].bytes(index)
+    })
 }
 
-/// Writes the parts of a file aside, and gives it its name when all of them are on disk.
-fn put(
+/// Writes a file aside, and gives it its name when all of it is on disk.
+fn put<T>(
     path: &Path,
-    parts: impl Iterator<Item = Result<Vec<u8>, FileError>>,
+    layout: Layout<T>,
+    body: impl FnMut(&Placed<T>) -> Result<Vec<u8>, FileError>,
 ) -> Result<(), FileError> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".writing");
-    let aside = PathBuf::from(aside);
-    let result = put_aside(&aside, parts)
-        .and_then(|()| fs::rename(&aside, path).map_err(FileError::io(path)));
-    if result.is_err() {
-        let _ = fs::remove_file(&aside);
-        return result;
-    }
-    // The new name is on disk when the folder is.
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(FileError::io(folder))
+    let aside = Aside::new(path, folder).map_err(FileError::io(path))?;
+    fill(aside.file(), path, layout, body)?;
+    aside.publish().map_err(FileError::io(path))
 }
 
-fn put_aside(
-    aside: &Path,
-    parts: impl Iterator<Item = Result<Vec<u8>, FileError>>,
+/// Writes the parts of a file: the header last of all, once the digests are known, in the room that was left for it.
+fn fill<T>(
+    file: &File,
+    path: &Path,
+    layout: Layout<T>,
+    mut body: impl FnMut(&Placed<T>) -> Result<Vec<u8>, FileError>,
 ) -> Result<(), FileError> {
-    let io = FileError::io(aside);
-    let mut file = BufWriter::new(File::create(aside).map_err(&io)?);
-    for part in parts {
-        file.write_all(&part?).map_err(&io)?;
+    let io = FileError::io(path);
+    let render = |header: &Header| {
+        header.render().map_err(|error| FileError::format(path, error.to_string()))
+    };
+    let Layout { mut header, tensors } = layout;
+    digest::reserve(&mut header);
+    let room = render(&header)?;
+    let mut out = BufWriter::new(file);
+    out.write_all(&room).map_err(&io)?;
+    for placed in &tensors {
+        let bytes = body(placed)?;
+        let shape = placed.shape.iter().map(|&axis| axis as u64);
+        let mut hash = digest::begin(&placed.name, &digest::dtype(placed.dtype), shape);
+        hash.update(&bytes);
+        digest::put(&mut header, &placed.name, hash);
+        out.write_all(&bytes).map_err(&io)?;
     }
-    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&io)
+    digest::seal(&mut header);
+    let head = render(&header)?;
+    if head.len() != room.len() {
+        let reason = "its header changed its length while it was written: report this as a bug";
+        return Err(FileError::format(path, reason));
+    }
+    out.seek(SeekFrom::Start(0)).and_then(|_| out.write_all(&head)).map_err(&io)?;
+    out.flush().map_err(&io)
 }
 
 /// A tensor that has its place in a file.
@@ -122,31 +139,28 @@ struct Placed<T> {
     body: T,
 }
 
-/// What a file is made of: the header, then each tensor's bytes.
-fn parts<'a>(
-    tensors: &'a [(String, Tensor)],
-    metadata: &BTreeMap<String, String>,
-) -> Result<impl Iterator<Item = Result<Vec<u8>, TensorError>> + use<'a>, TensorError> {
-    let placed = |(name, tensor): &'a (String, Tensor)| {
-        Ok(Placed {
+/// A header, and the tensors in the order of their bytes.
+struct Layout<T> {
+    header: Header,
+    tensors: Vec<Placed<T>>,
+}
+
+fn place(tensors: &[(String, Tensor)]) -> Result<Vec<Placed<&Tensor>>, TensorError> {
+    let mut all = Vec::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        all.push(Placed {
             name: name.clone(),
             dtype: dtype(name, tensor)?,
             shape: tensor.size().iter().map(|&axis| axis.unsigned_abs() as usize).collect(),
             bytes: size(tensor),
             body: tensor,
-        })
-    };
-    let all = tensors.iter().map(placed).collect::<Result<Vec<_>, TensorError>>()?;
-    let (head, sorted) = layout(all, metadata)?;
-    let bodies = sorted.into_iter().map(|placed| bytes(&placed.name, placed.body));
-    Ok(std::iter::once(Ok(head)).chain(bodies))
+        });
+    }
+    Ok(all)
 }
 
-/// The header, and the order of the tensors: the widest dtype first to keep all aligned.
-fn layout<T>(
-    mut tensors: Vec<Placed<T>>,
-    metadata: &BTreeMap<String, String>,
-) -> Result<(Vec<u8>, Vec<Placed<T>>), TensorError> {
+/// The order of the tensors: the widest dtype first to keep all aligned.
+fn layout<T>(mut tensors: Vec<Placed<T>>, metadata: &BTreeMap<String, String>) -> Layout<T> {
     tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
     let mut header = Header { metadata: metadata.clone(), tensors: Vec::new() };
     let mut end = 0;
@@ -160,7 +174,7 @@ fn layout<T>(
         };
         header.tensors.push((placed.name.clone(), info));
     }
-    Ok((header.render()?, tensors))
+    Layout { header, tensors }
 }
 
 fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype, TensorError> {

@@ -65,13 +65,18 @@ pub(crate) enum Command {
     Schedule(ScheduleArguments),
     /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
     Plot(PlotArguments),
-    /// Say what a checkpoint, a run or a safetensors file holds, and whether every file is as it was written
+    /// Say what a checkpoint, a run or a safetensors file holds, and whether it is as it was written
+    ///
+    /// Every file of a checkpoint is compared with its SHA-256, and every tensor of weights.safetensors, averages.safetensors
+    /// and other files of gpipe's own with the digest in their metadata. A file from elsewhere has no digests, which is said.
+    /// The other files of a run's folder are not checked.
     Inspect(InspectArguments),
     /// Write the parameters of a checkpoint or run to one safetensors file, named layer.parameter
     Export(ExportArguments),
     /// Make weights of a safetensors file from elsewhere, such as a PyTorch state dict
     ///
-    /// NAMES.toml lists which tensor of the file becomes which parameter; the first rule that matches a name holds:
+    /// NAMES.toml lists which tensor of the file becomes which parameter; the first rule that matches
+    /// a name holds:
     ///
     ///   prefix = "transformer."
     ///   fresh = ["*.scale"]
@@ -84,9 +89,21 @@ pub(crate) enum Command {
     ///   [[names]]
     ///   from = "*.attn.bias"
     ///   ignore = true
+    ///   optional = true
     ///
-    /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. The prefix is taken off names
-    /// that begin with it; parameters that match `fresh` need not be in the file. `gpipe inspect` lists the names on either side.
+    ///   [[names]]
+    ///   from = "lm_head.weight"
+    ///   to = "head.weight"
+    ///   copy_of = "wte.weight"
+    ///
+    /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. The prefix
+    /// is taken off names that begin with it; parameters that match `fresh` need not be in the file.
+    /// `gpipe inspect` lists the names on either side.
+    ///
+    /// A rule that matches no tensor is an error, unless it is `optional`. With `copy_of` a tensor is
+    /// left out where the model has no parameter `to`, and must then equal the other tensor to the
+    /// bit. No shape shows the number of attention heads: it is compared with the config.json beside
+    /// the file, if there is one.
     #[command(verbatim_doc_comment)]
     Import(ImportArguments),
 }
@@ -184,7 +201,7 @@ pub(crate) struct InspectArguments {
     /// A checkpoint's folder, a run's folder, a folder of checkpoints, or a safetensors file
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Print one JSON object; of a run one for each checkpoint, a line each
+    /// Print one JSON object; of a run one for each checkpoint and each file of weights, a line each
     #[arg(long)]
     pub json: bool,
 }

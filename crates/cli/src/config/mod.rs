@@ -26,9 +26,7 @@ pub(crate) use data::{
 };
 use gpipe::{Balance, Kernels, RematPolicies};
 use keys::{check_keys, defaults, flatten, set};
-pub(crate) use model::Model;
-#[cfg(test)]
-pub(crate) use model::TransformerConfig;
+pub(crate) use model::{Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 pub(crate) use text::{
     CropChoice, Decays, Dtype, Every, KernelChoice, OnNan, OnUnreadableChoice, OptimizerName,

@@ -1,12 +1,15 @@
 //! `gpipe train`.
 //!
-//! - [`start`]: from nothing, or from a checkpoint; the run's folder
+//! - [`start`]: from nothing, or from a checkpoint
+//! - [`claim`]: the run's folder; [`records`]: its metrics
 //! - [`saving`]: when checkpoints are saved
 //! - [`signals`]: Ctrl-C and SIGTERM
 //! - [`validation`]: what is held out, measured on the way and at the end
 //! - [`step_trace`]: the file of the latest step
 //! - here: the loop, and what goes on beside it
 
+mod claim;
+mod records;
 mod saving;
 mod signals;
 mod start;
@@ -23,10 +26,10 @@ use std::{
 use gpipe::{Pipeline, StepReport};
 use gpipe_checkpoint::{Checkpoint, manifest::Progress as Position, weights};
 use gpipe_data::{Loaded, Loader, LoaderSettings};
-use gpipe_observe::metrics::Record;
 use tch::Tensor;
 
 use self::{
+    claim::Claim,
     saving::Saving,
     signals::{Stop, name},
     start::Start,
@@ -36,6 +39,7 @@ use crate::{
     CliError,
     args::TrainArguments,
     config::{Config, OnNan},
+    facts,
     files::write_aside,
     init,
     metrics::{Metrics, Seen, io},
@@ -47,7 +51,7 @@ use crate::{
         environment::{Environment, RUN_NOTE},
     },
     progress::Progress,
-    run_folder::{AVERAGES, EARLIER, METRICS, PLAN, WEIGHTS, config_of},
+    run_folder::{AVERAGES, EARLIER, PLAN, WEIGHTS, config_of},
     setup,
     summary::Summary,
     task::{self, Batch, MakeBatch, Task, Vocabulary, classification::tell_unreadable},
@@ -73,6 +77,7 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
 }
 
 fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliError> {
+    processes.agree_on_facts(&told(arguments))?; // the first process's are followed
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
     let mut start = Start::find(arguments, processes)?;
     setup::check_images(&start.config, processes)?;
@@ -115,7 +120,7 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
         (None, Some(file)) => {
             let fresh = fresh(earlier, task.vocabulary());
-            init::load(&mut pipeline, file, arguments, fresh)?;
+            init::load(&mut pipeline, file, &config, arguments, fresh)?;
         }
         (None, None) => {}
     }
@@ -126,7 +131,7 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     let is_first = processes.is_first();
     let written = is_first.then(|| {
         write_begun(out, &config, plan.as_ref(), vocabulary)?;
-        metrics(&start, &position, pipeline.steps() + 1)
+        records::open(&start, &position, pipeline.steps() + 1)
     });
     let metrics = processes.all(written.transpose())?;
     let mut run = Run {
@@ -140,6 +145,7 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
         told: BTreeSet::new(),
         task: task.as_ref(),
         processes,
+        claim: &start.out,
         out,
         config: &config,
     };
@@ -157,6 +163,25 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
         run.summary.compare(&plan.predicted);
     }
     run.end(&mut pipeline, &mut position)
+}
+
+/// What every process must have been told alike, beside the configuration.
+fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
+    let TrainArguments { plan, out, resume, init, names, partial, fresh, .. } = arguments;
+    let path = |path: &Option<std::path::PathBuf>| {
+        path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+    };
+    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());
+    let facts = [
+        ("--out", path(out)),
+        ("--resume", text(resume)),
+        ("--init", path(init)),
+        ("--names", path(names)),
+        ("--partial", partial.to_string()),
+        ("--fresh", fresh.join(",")),
+        ("--plan", text(plan)),
+    ];
+    facts.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
 /// Writes what a run's folder says of it from the start. Where a launcher asks which folder it is, it is told first.
@@ -202,32 +227,6 @@ fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<Position, C
     )))
 }
 
-/// The run's metrics: new ones, or those so far of the run that goes on at `position`, whose next update is number `step`.
-fn metrics(start: &Start, position: &Position, step: u64) -> Result<Metrics, CliError> {
-    let out = start.out.path();
-    if start.checkpoint.is_none() {
-        return Metrics::create(out);
-    }
-    if let Some(earlier) = &start.earlier_metrics {
-        // The curves of the run so far belong to this one, too.
-        let copy = out.join(METRICS);
-        std::fs::copy(earlier, &copy).map_err(io(&copy))?;
-    }
-    // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at the very end is
-    // made again, too, because it comes before the files that it is of.
-    let again = position.batches >= start.config.train.steps || due(&start.config, position);
-    let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
-    Metrics::resume(out, step, |record| match record {
-        Record::Step(step) => {
-            samples = step.samples_total;
-            samples <= position.samples
-        }
-        Record::Evaluation(_) => {
-            samples < position.samples || samples == position.samples && !again
-        }
-    })
-}
-
 /// Gives a file of an earlier end of the run another name.
 fn set_aside(out: &Path, name: &str) -> Result<(), CliError> {
     let path = out.join(name);
@@ -251,6 +250,7 @@ struct Run<'a> {
     told: BTreeSet<String>,
     task: &'a dyn Task,
     processes: &'a Processes,
+    claim: &'a Claim,
     out: &'a Path,
     config: &'a Config,
 }
@@ -258,6 +258,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// After the last step: the validation, and what stays of the run.
     fn end(&mut self, pipeline: &mut Pipeline, position: &mut Position) -> Result<(), CliError> {
+        self.check_folder()?;
         self.write_trace(pipeline);
         let validated = self.validate(pipeline, position);
         self.tell_unreadable();
@@ -266,7 +267,8 @@ impl Run<'_> {
         }
         let (size, unit) = (self.task.vocabulary().size() as f64, task::unit(self.config));
         say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
-        let saved = self.saving.end(pipeline, position, &self.progress);
+        self.check_folder()?;
+        let saved = self.saving.end(pipeline, position, &mut self.metrics, &self.progress);
         self.processes.meet_replicas()?;
         // Where there is no room for a checkpoint, there may yet be some for the weights.
         self.write_weights(WEIGHTS, &pipeline.parameters()?)?;
@@ -276,9 +278,15 @@ impl Run<'_> {
         if let Some(metrics) = &self.metrics {
             metrics.tell_lost();
         }
+        self.check_folder()?; // or all that was written lies somewhere else, or nowhere
         saved?;
         say!("files: {}", self.out.display());
         Ok(())
+    }
+
+    /// Sees, in all processes, that the run's folder is still the one that it began in.
+    fn check_folder(&self) -> Result<(), CliError> {
+        self.processes.decided(|| self.claim.check())
     }
 
     /// The parameters of all processes' stages, of which `own` are this one's, in one file.
@@ -286,10 +294,10 @@ impl Run<'_> {
         if !self.processes.saves() {
             return Ok(());
         }
-        let path = self.out.join(name);
+        let (path, facts) = (self.out.join(name), facts::of(self.config));
         match self.processes.transport() {
-            None => weights::save(&path, own)?,
-            Some(transport) => weights::save_among(&path, own, &transport)?,
+            None => weights::save_with(&path, own, &facts)?,
+            Some(transport) => weights::save_among(&path, own, &facts, &transport)?,
         }
         Ok(())
     }
@@ -322,6 +330,10 @@ impl Run<'_> {
 
     /// Saves the state before `error` ends the run.
     fn left(&mut self, pipeline: &mut Pipeline, position: &Position, error: CliError) -> CliError {
+        if matches!(error, CliError::FolderGone { .. }) {
+            self.processes.fail(&error);
+            return error; // nothing is written in another folder's place
+        }
         self.write_trace(pipeline);
         if self.processes.are_several() && !error.is_of_all() {
             // The others cannot come to save with this one.
@@ -332,7 +344,7 @@ impl Run<'_> {
             );
             return error;
         }
-        match self.saving.leave(pipeline, position, &self.progress) {
+        match self.saving.leave(pipeline, position, &mut self.metrics, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
                 complain!(
@@ -362,6 +374,7 @@ impl Run<'_> {
             self.validate(pipeline, position)?; // which an interrupted run left out
         }
         for loaded in loader {
+            self.claim.check()?;
             let Loaded { batch, waited, .. } = loaded?;
             let Batch { inputs, targets, samples } = batch;
             let result = pipeline.train_step(inputs, targets);
@@ -397,7 +410,7 @@ impl Run<'_> {
             }
             self.stop_if_asked(position)?;
             if position.batches < steps {
-                self.saving.step(pipeline, position, &self.progress)?;
+                self.saving.step(pipeline, position, &mut self.metrics, &self.progress)?;
                 self.processes.meet_replicas()?;
             } // the last one is saved after the validation at the end, which may make it the best
         }

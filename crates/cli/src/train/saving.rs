@@ -13,6 +13,7 @@ use crate::{
     CliError,
     config::{Config, Every},
     faults,
+    metrics::Metrics,
     processes::Processes,
     progress::Progress,
     run_folder::CHECKPOINTS,
@@ -84,6 +85,7 @@ impl<'a> Saving<'a> {
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
+        metrics: &mut Option<Metrics>,
         progress: &Progress,
     ) -> Result<(), CliError> {
         let is_best = self.keep_best && self.best.is_some_and(|b| b.batches == position.batches);
@@ -94,7 +96,7 @@ impl<'a> Saving<'a> {
             Every::Time(time) => self.processes.decided(|| Ok(self.last.elapsed() >= time))?,
         };
         let outcome = match due || is_best {
-            true => self.save(pipeline, position),
+            true => self.save(pipeline, position, metrics),
             false => self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::poll),
         };
         tell(outcome, progress);
@@ -113,14 +115,16 @@ impl<'a> Saving<'a> {
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
+        metrics: &mut Option<Metrics>,
     ) -> Result<Option<Saved>, CheckpointError> {
         if self.at == Some(position.batches) {
             return Ok(None);
         }
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(None) };
         let start = Instant::now();
+        let records = metrics.as_mut().and_then(Metrics::records);
         let info = RunInfo {
-            progress: position.clone(),
+            progress: Position { records, ..position.clone() },
             best: self.best,
             config: self.config.clone(),
             files: vec![self.vocabulary.clone()],
@@ -138,11 +142,12 @@ impl<'a> Saving<'a> {
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
+        metrics: &mut Option<Metrics>,
         progress: &Progress,
     ) -> Result<(), CliError> {
         // Where some are kept, the newest must not be behind the run: it would go on from there.
         if self.every != Every::Never || self.keep_best || self.at.is_some() {
-            self.leave(pipeline, position, progress)?;
+            self.leave(pipeline, position, metrics, progress)?;
         }
         Ok(())
     }
@@ -152,13 +157,14 @@ impl<'a> Saving<'a> {
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
+        metrics: &mut Option<Metrics>,
         progress: &Progress,
     ) -> Result<(), CheckpointError> {
         if self.at != Some(position.batches) {
             let before = self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::wait);
             tell(before, progress); // so that what follows is about this one
         }
-        self.save(pipeline, position)?;
+        self.save(pipeline, position, metrics)?;
         let outcome = self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::wait)?;
         tell(Ok(outcome), progress);
         Ok(())

@@ -1,13 +1,14 @@
 //! Where a run starts: from nothing in a folder of its own, or from a checkpoint.
 
-use std::{
-    fs::{self, File, TryLockError},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use gpipe_checkpoint::{Checkpoint, folder, manifest::Best};
 use serde::{Deserialize, Serialize};
 
+use super::{
+    claim::{Claim, last_numbered},
+    records,
+};
 use crate::{
     CliError,
     args::TrainArguments,
@@ -18,9 +19,6 @@ use crate::{
     run_folder::{CHECKPOINTS, METRICS, WEIGHTS},
     task,
 };
-
-/// Numbered folders tried for a run without --out.
-const FOLDERS_MAX: usize = 10_000;
 
 /// Everything that is decided before the data are read.
 pub(crate) struct Start {
@@ -42,15 +40,6 @@ struct Place {
     best: Option<Best>,
 }
 
-/// A run's folder, for this process alone, and those that train with it.
-pub(crate) struct Claim {
-    path: PathBuf,
-    /// The folder itself, locked as long as it is open; of several processes by the first one.
-    _lock: Option<File>,
-    /// Made by this process, and nothing is in it yet.
-    fresh: bool,
-}
-
 impl Start {
     fn new(config: Config, out: Claim) -> Self {
         Self { config, out, checkpoint: None, best: None, earlier_metrics: None }
@@ -65,6 +54,7 @@ impl Start {
         let mut own = None;
         let place = processes.decided(|| {
             let found = Self::first(arguments)?;
+            records::check(&found)?;
             let place = found.place()?;
             own = Some(found);
             Ok(place)
@@ -111,7 +101,7 @@ impl Start {
             (None, Some(checkpoint)) => saved_configuration(checkpoint, arguments)?,
             _ => configuration(arguments)?,
         };
-        let out = Claim { path: out, _lock: None, fresh: false };
+        let out = Claim::followed(out);
         Ok(Self { checkpoint, best, ..Self::new(config, out) })
     }
 
@@ -285,93 +275,4 @@ fn relative(path: &Path) -> PathBuf {
     let here = std::env::current_dir().and_then(|here| here.canonicalize());
     let inside = here.ok().and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
     inside.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| path.to_owned())
-}
-
-fn numbered(arguments: &TrainArguments, number: usize) -> PathBuf {
-    let config = arguments.pipeline.config.config.as_deref();
-    let name = config.and_then(Path::file_stem).unwrap_or_default().to_string_lossy();
-    match number {
-        1 => PathBuf::from("out").join(name.as_ref()),
-        _ => PathBuf::from("out").join(format!("{name}-{number}")),
-    }
-}
-
-/// The last folder of runs of this configuration.
-fn last_numbered(arguments: &TrainArguments) -> Option<PathBuf> {
-    let folders = (1..FOLDERS_MAX).map(|number| numbered(arguments, number));
-    folders.take_while(|path| path.exists()).last()
-}
-
-impl Claim {
-    /// The folder of a new run: the one named, or the next free one under `out/`.
-    fn new_run(arguments: &TrainArguments) -> Result<Self, CliError> {
-        if let Some(out) = &arguments.out {
-            return Self::other_run(out);
-        }
-        for number in 1..FOLDERS_MAX {
-            let path = numbered(arguments, number);
-            let parent = path.parent().unwrap_or(Path::new("."));
-            fs::create_dir_all(parent).map_err(io(parent))?;
-            match fs::create_dir(&path) {
-                Ok(()) => return Self::lock(path, true),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(io(&path)(error)),
-            }
-        }
-        Err(CliError::Usage("out/ is full: give --out DIR".into()))
-    }
-
-    /// A folder that must not hold a run.
-    fn other_run(path: &Path) -> Result<Self, CliError> {
-        if [METRICS, CHECKPOINTS, WEIGHTS].iter().any(|name| path.join(name).exists()) {
-            return Err(CliError::Usage(format!(
-                "{} already holds a run: give another --out, remove it, or go on with --resume",
-                path.display()
-            )));
-        }
-        let fresh = !path.exists();
-        fs::create_dir_all(path).map_err(io(path))?;
-        Self::lock(path.to_owned(), fresh)
-    }
-
-    /// The folder of a run that goes on.
-    fn existing(path: &Path) -> Result<Self, CliError> {
-        Self::lock(path.to_owned(), false)
-    }
-
-    fn lock(path: PathBuf, fresh: bool) -> Result<Self, CliError> {
-        let folder = File::open(&path).map_err(io(&path))?;
-        match folder.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(CliError::Usage(format!(
-                    "another process is training in {}: let it end, or give another --out",
-                    path.display()
-                )));
-            }
-            Err(TryLockError::Error(error)) => return Err(io(&path)(error)),
-        }
-        // Now, and not after the text was read, it is known whether it can be written.
-        let probe = path.join(".writable");
-        File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(io(&path))?;
-        Ok(Self { path, _lock: Some(folder), fresh })
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The run begins: the folder stays.
-    pub(crate) fn keep(&mut self) {
-        self.fresh = false;
-    }
-}
-
-impl Drop for Claim {
-    /// A folder that was made for a run which did not begin is removed, if nothing is in it.
-    fn drop(&mut self) {
-        if self.fresh {
-            let _ = fs::remove_dir(&self.path);
-        }
-    }
 }

@@ -26,7 +26,7 @@ pub enum FileError {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: "create", "write", "read" or "replace".
+        /// What was tried: "create", "write", "sync", "read" or "replace".
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -117,6 +117,14 @@ impl Writer {
         line.push(b'\n');
         self.file.piece(&line).map_err(failed("write", &self.path))
     }
+
+    /// Waits until all lines are on disk: they outlast a power failure then.
+    ///
+    /// # Errors
+    /// [`FileError::Io`].
+    pub fn sync(&mut self) -> Result<(), FileError> {
+        self.file.sync().map_err(failed("sync", &self.path))
+    }
 }
 
 /// Writes the lines of `path` that are kept to `aside`; `None` where that is `path` as it is.
@@ -157,6 +165,20 @@ fn copy_of_head(path: &Path, length: u64, aside: &Path) -> Result<BufWriter<File
     let mut copy = BufWriter::new(File::create(aside).map_err(failed("create", aside))?);
     io::copy(&mut head, &mut copy).map_err(failed("write", aside))?;
     Ok(copy)
+}
+
+/// Calls `each` with all records of `path`, in order; one is in memory at a time. A torn last line is passed over.
+///
+/// # Errors
+/// As [`read`].
+pub fn scan(path: &Path, mut each: impl FnMut(&Record)) -> Result<(), FileError> {
+    let mut lines = Lines::open(path)?;
+    while let Some(line) = lines.next_line()? {
+        if let Line::Record(record) = line {
+            each(&record);
+        }
+    }
+    Ok(())
 }
 
 /// All records of `path`, in order. A last line without its end that is no record is what a killed run

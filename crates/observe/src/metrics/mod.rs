@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use file::{FILE_BYTES_MAX, FileError, LINE_BYTES_MAX, RECORDS_MAX, Writer, read};
+pub use file::{FILE_BYTES_MAX, FileError, LINE_BYTES_MAX, RECORDS_MAX, Writer, read, scan};
 
 /// One line of the file; its field `kind` says which, and a line without it is a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]

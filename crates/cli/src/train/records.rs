@@ -1,0 +1,70 @@
+//! The metrics of a run that goes on: which of them stay, and whether all of them are there.
+
+use gpipe_checkpoint::manifest::Progress as Position;
+use gpipe_observe::metrics::{Record, scan};
+
+use super::start::Start;
+use crate::{
+    CliError,
+    metrics::{Metrics, io},
+    output::say,
+    run_folder::METRICS,
+};
+
+/// Refuses metrics that do not reach as far as the checkpoint: the curves of the run would have a hole.
+pub(super) fn check(start: &Start) -> Result<(), CliError> {
+    let Some(checkpoint) = &start.checkpoint else { return Ok(()) };
+    let own = start.out.path().join(METRICS);
+    let path = start.earlier_metrics.as_ref().unwrap_or(&own);
+    let progress = &checkpoint.manifest().progress;
+    if !path.exists() {
+        say!("there is no {}: it begins after step {}", path.display(), progress.batches);
+        return Ok(());
+    }
+    let mut found: u64 = 0;
+    scan(path, |record| {
+        found += u64::from(is_step_until(record, progress.samples));
+    })?;
+    // An older checkpoint does not say how many there were: some, at least.
+    let wanted = progress.records.unwrap_or(progress.batches.min(1));
+    if found >= wanted {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "{}: it has records of {found} steps up to step {}, not of the {wanted} that were written before {}: it was cut or emptied; bring it back, or remove it: a new one then begins after that step",
+        path.display(),
+        progress.batches,
+        checkpoint.folder().display()
+    )))
+}
+
+/// The run's metrics: new ones, or those so far of the run that goes on at `position`, whose next update is number `step`.
+pub(super) fn open(start: &Start, position: &Position, step: u64) -> Result<Metrics, CliError> {
+    let out = start.out.path();
+    if start.checkpoint.is_none() {
+        return Metrics::create(out);
+    }
+    if let Some(earlier) = &start.earlier_metrics {
+        // The curves of the run so far belong to this one, too.
+        let copy = out.join(METRICS);
+        std::fs::copy(earlier, &copy).map_err(io(&copy))?;
+    }
+    // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at the very end is
+    // made again, too, because it comes before the files that it is of.
+    let again = position.batches >= start.config.train.steps || super::due(&start.config, position);
+    let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
+    Metrics::resume(out, step, |record| match record {
+        Record::Step(step) => {
+            samples = step.samples_total;
+            is_step_until(record, position.samples)
+        }
+        Record::Evaluation(_) => {
+            samples < position.samples || samples == position.samples && !again
+        }
+    })
+}
+
+/// Whether a record is of one of the steps up to that of so many samples.
+fn is_step_until(record: &Record, samples: u64) -> bool {
+    matches!(record, Record::Step(step) if step.samples_total <= samples)
+}
