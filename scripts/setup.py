@@ -33,6 +33,7 @@ from pathlib import Path
 
 VERSION = "2.11.0"
 PIP = "pip==25.3"  # can answer "which file would you install?" without downloading it
+PIP_HASH = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
 # One interpreter's wheel serves every host: only its C++ part is used.
 # pip takes the platforms literally, so each glibc that a wheel may name (the CUDA libraries differ) is listed.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
@@ -97,13 +98,23 @@ def existing():
 
 
 def resolver(home):
-    """A private pip, new enough to resolve a wheel to its address without downloading it."""
-    folder = home / PIP.replace("==", "-")
+    """A private pip, new enough to resolve a wheel to its address without downloading it.
+
+    Its code runs before anything else is checked, so the host's pip is told which file it must be.
+    """
+    folder = home / f"{PIP.replace('==', '-')}-{PIP_HASH[:12]}"
     if not folder.exists():
         aside = Path(tempfile.mkdtemp(dir=home))
-        run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(aside), PIP])
-        aside.chmod(0o755)
-        aside.rename(folder)
+        try:
+            wanted = aside.with_suffix(".txt")
+            wanted.write_text(f"{PIP} --hash=sha256:{PIP_HASH}\n")
+            run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:",
+                 "--require-hashes", "--target", str(aside), "--requirement", str(wanted)])
+            aside.chmod(0o755)
+            aside.rename(folder)
+        finally:
+            wanted.unlink(missing_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 

@@ -45,6 +45,38 @@ class Flaky(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Resolving(unittest.TestCase):
+    """The pip that resolves was installed and run without a look at what it is."""
+
+    def resolver(self, home, outcome=None):
+        commands = []
+
+        def run(command, **_):
+            wanted = Path(command[command.index("--requirement") + 1])
+            commands.append((command, wanted.read_text()))
+            if outcome:
+                raise outcome
+
+        with mock.patch.object(setup, "run", run):
+            return setup.resolver(home), commands
+
+    def test_regression_the_pip_that_is_run_is_checked_against_its_hash(self):
+        with tempfile.TemporaryDirectory() as home:
+            folder, [(command, wanted)] = self.resolver(Path(home))
+            self.assertIn("--require-hashes", command)
+            self.assertEqual(wanted, f"{setup.PIP} --hash=sha256:{setup.PIP_HASH}\n")
+            self.assertEqual(os.listdir(home), [folder.name])
+            # What was installed without a check has another name; what was checked is not installed again.
+            self.assertNotEqual(folder.name, "pip-25.3")
+            self.assertEqual(self.resolver(Path(home)), (folder, []))
+
+    def test_a_pip_that_is_another_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as home:
+            with self.assertRaises(SystemExit):
+                self.resolver(Path(home), SystemExit("hashes do not match"))
+            self.assertEqual(os.listdir(home), [])
+
+
 class Downloads(unittest.TestCase):
     def setUp(self):
         Flaky.failures, Flaky.ranges = 0, []

@@ -120,7 +120,7 @@ fn regression_a_process_that_was_stopped_while_another_joins_it() {
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", store.port().to_string());
         Process::start(&mut command)
     };
-    let mut first = start("0", "run");
+    let first = start("0", "run");
     let end = Instant::now() + DEADLINE;
     while !listeners(first.number()).contains(&store) {
         assert!(Instant::now() < end, "rank 0 does not listen: {}", first.printed);
