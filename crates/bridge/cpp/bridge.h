@@ -32,7 +32,9 @@ using Address = std::size_t;
 
 inline const at::Tensor &borrow(Address address) {
   TORCH_CHECK(address != 0, "no tensor where one is needed");
-  return *reinterpret_cast<const at::Tensor *>(address);
+  const at::Tensor &tensor = *reinterpret_cast<const at::Tensor *>(address);
+  TORCH_CHECK(tensor.defined(), "an undefined tensor where one is needed");
+  return tensor;
 }
 
 inline Address give(at::Tensor tensor) {

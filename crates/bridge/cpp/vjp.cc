@@ -27,6 +27,8 @@ at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
     bool ours = grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_contiguous();
     return ours ? grad : grad.clone(at::MemoryFormat::Contiguous);
   }
+  TORCH_CHECK(accumulator.sizes() == grad.sizes(), "the gradient of a parameter ", grad.sizes(), " is added to a sum ",
+              accumulator.sizes(), ": both need one shape");
   accumulator.add_(grad);
   return accumulator;
 }
