@@ -108,9 +108,7 @@ fn fault_products_and_convolutions() {
         for (b, w) in &all {
             for kernels in kernels {
                 calls.call(&format!("linear of {a} and {b}"), || linear(x, w, none, kernels));
-                calls.call(&format!("... with a bias"), || {
-                    linear(w, &floats(&[4, 4]), Some(x), kernels)
-                });
+                calls.call("... with a bias", || linear(w, &floats(&[4, 4]), Some(x), kernels));
                 for geometry in [
                     Geometry::default(),
                     Geometry { stride: [0, -1], ..Geometry::default() },

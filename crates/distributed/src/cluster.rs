@@ -2,19 +2,19 @@
 
 use std::{
     collections::HashMap,
-    net::TcpListener,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::Duration,
 };
 
 use crate::{
-    bounded::{GaveUp, within},
-    facts::{self, Facts},
+    clock::Clock,
+    facts,
     gathers::Gathers,
     interrupt::Interrupt,
+    joining::{GOODBYE, JoinError, Joining, Meeting, Met, Store, connect, meet, wait_for},
     link::{Receiver, Sender, tag},
     member::Member,
-    watch::{self, GOODBYE_KEY, Watch, Watcher},
+    watch::{GOODBYE_KEY, Watch, Watcher},
 };
 use gpipe::{
     Value,
@@ -26,70 +26,8 @@ use gpipe_core::{Bytes, DeviceId, Nanos};
 /// Most processes.
 pub const PROCESSES_MAX: usize = 4096;
 /// Tags of the cluster's own messages; links' come after them.
-const CLOCK_TAG: usize = 1;
 const GATHER_TAG: usize = 2;
 const BESIDE_TAG: usize = 4;
-/// How long who serves the store waits, before it goes, for the others to have read what is in it.
-const GOODBYE: Duration = Duration::from_secs(5);
-/// How often it is looked whether another process has come.
-const MEETING_LOOK: Duration = Duration::from_millis(20);
-/// How often clocks are compared; the answer that took least is the truest.
-const CLOCK_ROUNDS: usize = 8;
-
-/// Who serves the store.
-#[derive(Debug)]
-pub enum Store {
-    /// This process, at this listener.
-    Serve(TcpListener),
-    /// Another process, or a launcher.
-    At {
-        /// Its host.
-        host: String,
-        /// And port.
-        port: u16,
-    },
-}
-
-/// How a process finds the others.
-#[derive(Debug)]
-pub struct Meeting {
-    /// The number of this process, from 0.
-    pub rank: usize,
-    /// How many there are.
-    pub size: usize,
-    /// Where they meet.
-    pub store: Store,
-    /// What is served there for this run: a later try must not meet an earlier one.
-    pub name: String,
-    /// The host name or address of this machine that the others connect to.
-    pub address: String,
-    /// Longest wait for another process to come, and longest silence of one that has.
-    pub deadline: Duration,
-    /// What all processes must have alike: versions, configuration.
-    pub facts: Vec<(String, String)>,
-}
-
-/// Why processes do not come together.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError {
-    /// Numbers that do not fit.
-    #[error("{0}")]
-    Setting(String),
-    /// The store or a connection.
-    #[error("{what}: {source}")]
-    Connect {
-        /// What was tried, and the remedy.
-        what: String,
-        /// What c10d says.
-        source: c10d::Error,
-    },
-    /// They do not belong together, or another process failed or is silent.
-    #[error("{0}")]
-    Differs(Elsewhere),
-    /// Whoever should answer does not.
-    #[error("{0}")]
-    Silent(String),
-}
 
 /// What the ends of links share.
 pub(crate) struct Shared {
@@ -143,92 +81,6 @@ pub struct Cluster {
     watcher: Option<Watcher>,
     store: Arc<TcpStore>,
     serves: bool,
-}
-
-/// Names what was tried in an error of c10d.
-fn connect(what: String) -> impl FnOnce(c10d::Error) -> JoinError {
-    move |source| JoinError::Connect { what, source }
-}
-
-impl Store {
-    /// In words, for messages.
-    fn place(&self) -> String {
-        match self {
-            Self::Serve(_) => "this process's own store".into(),
-            Self::At { host, port } => format!("the store at {host}:{port}"),
-        }
-    }
-}
-
-/// What c10d's own deadlines are longer by: their errors say more.
-const GRACE: Duration = Duration::from_millis(500);
-
-/// The steps of a meeting, each of which ends.
-struct Joining {
-    deadline: Duration,
-    /// Where the store is, in words.
-    store: String,
-    /// Once there is one.
-    watch: Option<Arc<Watch>>,
-}
-
-impl Joining {
-    /// Connects to the store, or serves it.
-    fn connect(&self, store: Store) -> Result<TcpStore, JoinError> {
-        let deadline = self.deadline;
-        self.ask_store(move || match store {
-            Store::Serve(listener) => TcpStore::serve(listener, deadline),
-            Store::At { host, port } => TcpStore::connect(&host, port, deadline),
-        })
-        .map_err(|error| match error {
-            JoinError::Connect { source, .. } => {
-                let what =
-                    format!("no store ({}): start rank 0, or look at its address", self.store);
-                JoinError::Connect { what, source }
-            }
-            other => other,
-        })
-    }
-
-    /// A call that nobody but the store answers.
-    fn ask_store<T: Send + 'static>(
-        &self,
-        call: impl FnOnce() -> c10d::Result<T> + Send + 'static,
-    ) -> Result<T, JoinError> {
-        let answer = self.ask(move || call().map_err(connect("the store".into())));
-        self.or_silent(answer, "a question to it")
-    }
-
-    fn ask<T: Send + 'static>(
-        &self,
-        call: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, GaveUp> {
-        let failed = || self.watch.as_ref().and_then(|watch| watch.failed());
-        within(self.deadline + GRACE, failed, call)
-    }
-
-    /// The outcome of `step`; a failure here is told to the others, one of theirs is the one that all know.
-    fn or_silent<T>(
-        &self,
-        outcome: Result<Result<T, JoinError>, GaveUp>,
-        step: &str,
-    ) -> Result<T, JoinError> {
-        let (store, deadline) = (&self.store, self.deadline);
-        let error = match outcome {
-            Ok(Ok(result)) => return Ok(result),
-            Ok(Err(error)) => error,
-            Err(GaveUp::Failed(why)) => return Err(JoinError::Differs(why)),
-            Err(GaveUp::NoThread(error)) => JoinError::Setting(format!("no thread: {error}")),
-            Err(GaveUp::Late) => JoinError::Silent(format!(
-                "{store} did not answer within {deadline:.1?} ({step}): who serves it was stopped, or it is \
-                 no store of gpipe: look at its process, or at MASTER_ADDR and MASTER_PORT"
-            )),
-        };
-        if let (Some(watch), false) = (&self.watch, matches!(error, JoinError::Differs(_))) {
-            watch.fail(&Elsewhere { process: Some(watch.rank()), reason: error.to_string() });
-        }
-        Err(error)
-    }
 }
 
 impl Cluster {
@@ -367,45 +219,6 @@ fn end<T>(
     Ok(end)
 }
 
-/// Whether all processes came.
-enum Met {
-    All,
-    Without(usize),
-}
-
-/// Waits for everyone, and compares what they must have alike.
-fn meet(
-    store: &TcpStore,
-    rank: usize,
-    size: usize,
-    deadline: Duration,
-    mut own: Facts,
-    serves: bool,
-) -> Result<Met, JoinError> {
-    let failed = || connect("the store".into());
-    own.insert(0, ("number of processes".into(), size.to_string()));
-    store.set(&format!("facts/{rank}"), &facts::encode(&own)).map_err(failed())?;
-    let end = Instant::now() + deadline;
-    let mut all = Vec::with_capacity(size);
-    for other in 0..size {
-        let key = format!("facts/{other}");
-        while !store.check(&key).map_err(failed())? {
-            if Instant::now() >= end {
-                return Ok(Met::Without(other));
-            }
-            std::thread::park_timeout(MEETING_LOOK);
-        }
-        all.push(facts::decode(&store.get(&key, deadline).map_err(failed())?));
-    }
-    let compared = facts::compare(&all).map_err(JoinError::Differs);
-    let looked = store.add("looked", 1);
-    if serves && compared.is_err() && looked.is_ok() {
-        // The others must have seen why, too, before the store is gone.
-        wait_for(store, "looked", size, GOODBYE.min(deadline));
-    }
-    compared.map(|()| Met::All)
-}
-
 impl Transport for Cluster {
     fn rank(&self) -> usize {
         self.shared.rank
@@ -469,102 +282,5 @@ impl Drop for Cluster {
         if self.serves {
             wait_for(&self.store, GOODBYE_KEY, self.shared.group.size(), GOODBYE);
         }
-    }
-}
-
-/// Waits until all processes have counted `key`, at most so long.
-fn wait_for(store: &TcpStore, key: &str, size: usize, longest: Duration) {
-    let patience = Instant::now() + longest;
-    while Instant::now() < patience && store.add(key, 0).is_ok_and(|count| count < size as i64) {
-        std::thread::park_timeout(Duration::from_millis(10));
-    }
-}
-
-/// Tells the processes of the meeting `name` in `store` that `rank` has ended, if they know of no other failure:
-/// what a launcher does that sees it first.
-///
-/// # Errors
-/// The store does not answer.
-pub fn tell_of_end(store: &TcpStore, name: &str, rank: usize, reason: &str) -> c10d::Result<()> {
-    let why = Elsewhere { process: Some(rank), reason: reason.to_owned() };
-    watch::tell(&store.prefixed(name)?, &why).map(drop)
-}
-
-/// A clock that all processes share: rank 0's.
-struct Clock {
-    start: Instant,
-    /// What rank 0's clock says at `start`.
-    origin: i128,
-}
-
-impl Clock {
-    /// Compares this process's clock with that of rank 0, which answers one process after the other.
-    fn agree(shared: &Shared) -> Result<Self, Elsewhere> {
-        let start = Instant::now();
-        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let own = Self { start, origin: unix.as_nanos() as i128 };
-        if shared.rank == 0 {
-            for rank in 1..shared.group.size() {
-                let mut line = Line::open(shared, rank)?;
-                for _ in 0..CLOCK_ROUNDS {
-                    line.receive(shared)?;
-                    line.send(shared, own.now().0)?;
-                }
-            }
-            return Ok(own);
-        }
-        let mut best: Option<(u64, i128)> = None;
-        let mut line = Line::open(shared, 0)?;
-        for _ in 0..CLOCK_ROUNDS {
-            let before = own.now().0;
-            line.send(shared, before)?;
-            let theirs = line.receive(shared)?;
-            let took = own.now().0.saturating_sub(before);
-            // Their answer was made half-way.
-            let ahead = i128::from(theirs) - i128::from(before + took / 2);
-            if best.is_none_or(|(least, _)| took < least) {
-                best = Some((took, ahead));
-            }
-        }
-        let ahead = best.map_or(0, |(_, ahead)| ahead);
-        Ok(Self { origin: own.origin + ahead, ..own })
-    }
-
-    fn now(&self) -> Nanos {
-        let now = self.origin + self.start.elapsed().as_nanos() as i128;
-        Nanos(u64::try_from(now).unwrap_or_default())
-    }
-}
-
-/// Numbers to and from another process.
-struct Line {
-    rank: usize,
-    outbox: Outbox,
-    inbox: Inbox,
-}
-
-impl Line {
-    fn open(shared: &Shared, rank: usize) -> Result<Self, Elsewhere> {
-        let open = || -> c10d::Result<Self> {
-            let outbox = shared.group.outbox(rank, CLOCK_TAG)?;
-            Ok(Self { rank, outbox, inbox: shared.group.inbox(rank, CLOCK_TAG)? })
-        };
-        open().map_err(|error| shared.lost(rank, &error))
-    }
-
-    fn send(&mut self, shared: &Shared, number: u64) -> Result<(), Elsewhere> {
-        let lost = |error: c10d::Error| shared.lost(self.rank, &error);
-        let works = self.outbox.send(&number.to_le_bytes(), &[]).map_err(lost)?;
-        works
-            .iter()
-            .try_for_each(|work| shared.interrupt.wait(work, shared.longest_wait).map_err(lost))
-    }
-
-    fn receive(&mut self, shared: &Shared) -> Result<u64, Elsewhere> {
-        let lost = |error: c10d::Error| shared.lost(self.rank, &error);
-        let work = self.inbox.post().map_err(lost)?;
-        shared.interrupt.wait(&work, shared.longest_wait).map_err(lost)?;
-        let number = self.inbox.head().map_err(lost)?;
-        Ok(u64::from_le_bytes(number.try_into().unwrap_or_default()))
     }
 }

@@ -1,7 +1,7 @@
 //! Bytes of each process, given to all of them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -56,10 +56,12 @@ impl Gathers {
                 let group = &shared.group;
                 Ok((group.outbox(rank, self.tag)?, group.inbox(rank, self.tag)?))
             };
-            if !ends.contains_key(&rank) {
-                ends.insert(rank, open().map_err(|error| shared.lost(rank, &error))?);
-            }
-            let Some((outbox, inbox)) = ends.get_mut(&rank) else { continue };
+            let (outbox, inbox) = match ends.entry(rank) {
+                Entry::Occupied(opened) => opened.into_mut(),
+                Entry::Vacant(none) => {
+                    none.insert(open().map_err(|error| shared.lost(rank, &error))?)
+                }
+            };
             inbox.post().map_err(|error| shared.lost(rank, &error))?;
             leaving.extend(send(shared, outbox, rank, own)?.into_iter().map(|work| (rank, work)));
         }
