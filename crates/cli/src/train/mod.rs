@@ -36,6 +36,7 @@ use crate::{
     CliError,
     args::TrainArguments,
     config::{Config, OnNan},
+    demand,
     files::write_aside,
     init,
     metrics::{Metrics, Seen, io},
@@ -81,7 +82,10 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     let init = arguments.init.as_deref().map(init::open).transpose()?;
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
-        (None, Some(init)) => (Some(init.file), init.vocabulary),
+        (None, Some(init)) => {
+            let vocabulary = Vocabulary::of_weights(&start.config, &init.from, init.vocabulary)?;
+            (Some(init.file), vocabulary)
+        }
         (None, None) => (None, None),
     };
     // A text model's tokenizer is kept; an image model's classes are those of the data, whatever it was trained for.
@@ -107,6 +111,7 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     };
     let config = start.config.clone();
     describe(&config, &model);
+    demand::check(&config, &model, processes)?;
     let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     say!("layers per stage: {:?}", pipeline.balance());
     let fed = pipeline.samples_fed(config.train.mini_batch)?;
