@@ -14,7 +14,7 @@ build: setup ## Build the gpipe command
 	$(CARGO) build --release --locked --package gpipe-cli
 
 train: build ## Train a small transformer on real text with two stages
-	$(CARGO) fetch --locked
+	$(CARGO) fetch --locked --manifest-path configs/text/Cargo.toml
 	./target/release/gpipe train configs/small.toml $(ARGS)
 
 test: setup ## All that CI runs

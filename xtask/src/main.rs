@@ -46,6 +46,12 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
+        name: "text to learn from",
+        program: "cargo",
+        arguments: &["fetch", "--locked", "--manifest-path", "configs/text/Cargo.toml"],
+        environment: &[],
+    },
+    Step {
         name: "tests",
         program: "cargo",
         arguments: &["test", "--workspace", "--locked"],

@@ -1,6 +1,6 @@
 //! Starting from weights that are there: `train --init`, and the part of it that `import` shares.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gpipe::Pipeline;
 use gpipe_checkpoint::{
@@ -26,6 +26,8 @@ const NAMES_BYTES_MAX: u64 = 1 << 20;
 /// What `--init` names.
 pub(crate) struct Init {
     pub file: TensorFile,
+    /// Where they are.
+    pub from: PathBuf,
     /// What their numbers mean, where that is known.
     pub vocabulary: Option<Vocabulary>,
 }
@@ -66,7 +68,7 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     let weights = if from.is_dir() { from.join(WEIGHTS) } else { from.to_owned() };
     if !from.is_dir() || weights.is_file() {
         let vocabulary = Vocabulary::beside(&weights)?;
-        return Ok(Init { file: TensorFile::open(&weights)?, vocabulary });
+        return Ok(Init { file: TensorFile::open(&weights)?, from: weights, vocabulary });
     }
     let Some(checkpoint) = checkpoint_in(from)? else {
         return Err(CliError::Usage(format!(
@@ -78,7 +80,8 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     let bytes = tensor_file::encode(&all, &facts::of_checkpoint(&checkpoint));
     let bytes = bytes.map_err(|error| CliError::Usage(error.to_string()))?;
     let file = TensorFile::from_bytes(bytes, checkpoint.folder())?;
-    Ok(Init { file, vocabulary: Some(Vocabulary::of_checkpoint(&checkpoint)?) })
+    let vocabulary = Some(Vocabulary::of_checkpoint(&checkpoint)?);
+    Ok(Init { file, from: checkpoint.folder().to_owned(), vocabulary })
 }
 
 /// Refuses weights of another model than the configured one where no shape shows it; tells what could not be compared.

@@ -17,7 +17,7 @@ use crate::{
     output::say,
     run_folder::{AVERAGES, METRICS, WEIGHTS, checkpoint_in, checkpoint_weights},
     setup,
-    task::{self, Vocabulary},
+    task::{self, TOKENIZER, Vocabulary},
 };
 
 /// Writes the parameters of a checkpoint or run to one file.
@@ -95,7 +95,15 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
         tensors.extend(own.filter(|(name, _)| fit.fresh.contains(name)));
     }
     say!("{fit}");
-    save(&arguments.out, &tensors, &facts::of(&config))
+    save(&arguments.out, &tensors, &facts::of(&config))?;
+    let tokens = arguments.out.with_file_name(TOKENIZER);
+    if Vocabulary::file_of(&config) == TOKENIZER && !tokens.is_file() {
+        say!(
+            "there is no {}: put the model's there, or name it with --set data.tokenizer=PATH, before gpipe train --init uses these weights",
+            tokens.display()
+        );
+    }
+    Ok(())
 }
 
 /// How many tokens or classes the network is for: as told by `--set`, else as many as the run has whose configuration it is, which may have

@@ -3,6 +3,7 @@
 //! - [`args`]: the command line
 //! - [`config`]: the configuration file and its overrides, one validated struct
 //! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a pipeline
+//! - [`demand`]: what a run asks of the machine, held against what the [`machine`] has
 //! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`], [`plot`]: the commands
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
 //! - [`schedule`]: schedules by name or from a file, and printed
@@ -16,6 +17,7 @@
 
 mod args;
 mod config;
+mod demand;
 mod eval;
 mod facts;
 mod faults;
@@ -26,6 +28,7 @@ mod generate;
 mod init;
 mod inspect;
 mod interchange;
+mod machine;
 mod metrics;
 mod output;
 mod plan;

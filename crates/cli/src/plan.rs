@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use gpipe::{
     Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence, estimate::Rate, profile::Profile,
 };
-use gpipe_core::plan::{Found, PlanDevice, Request, advice, explain, search};
+use gpipe_core::plan::{Found, PlanDevice, Request, Usual, advice, explain, search};
 use gpipe_observe::picture::{self, Panel, Scene};
 
 use crate::{
@@ -50,6 +50,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     };
     let found = find(&mut source, &devices, &config, choices)?;
     say!("costs: {}", source.text);
+    if found.interval.is_none() {
+        say!("{}", uncertain(source.analytic));
+    }
     say!("{}", explain(&found).trim_end());
     if found.advice.is_empty() {
         // Where a choice was taken away, the best plan may not be a good one.
@@ -82,6 +85,16 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         say!("{}: the planned step", path.display());
     }
     Ok(())
+}
+
+/// Why there is no interval around a predicted step.
+fn uncertain(analytic: bool) -> &'static str {
+    match analytic {
+        true => {
+            "costs from shapes do not say how certain they are: gpipe profile measures that, too"
+        }
+        false => "this profile does not say how certain it is: gpipe profile measures it again",
+    }
 }
 
 /// The plan that a training was asked for.
@@ -130,12 +143,13 @@ pub(crate) fn for_training(
     plan.apply(config, &origin)?;
     let predicted = &plan.predicted;
     say!(
-        "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {} per step, bubble {:.1}%, peak {} ({})",
+        "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {}{} per step, bubble {:.1}%, peak {} ({})",
         plan.plan.balance.len(),
         plan.plan.micro_batches,
         plan.plan.schedule,
         plan.plan.remat,
         predicted.step,
+        predicted.quartiles(),
         100.0 * predicted.bubble,
         predicted.peaks.iter().max().copied().unwrap_or_default(),
         plan.source
@@ -182,6 +196,9 @@ fn automatic(
         choices.micro_batches = vec![pipeline.micro_batches];
     }
     let found = find(&mut source, &devices, config, choices)?;
+    if let Some(text) = found.within() {
+        say!("{text}");
+    }
     Ok(file(&source, &devices, config, &found))
 }
 
@@ -256,7 +273,13 @@ fn find(
     let mut powers: Vec<usize> = powers_of_two(samples).collect();
     powers.push(config.pipeline.micro_batches.min(samples));
     // Of its own accord it plans with sizes of micro-batches that were measured.
-    powers.retain(|&m| source.analytic || source.costs.has_size(samples.div_ceil(m)));
+    powers.sort_unstable();
+    powers.dedup();
+    let is_measured = |m: usize| source.analytic || source.costs.has_size(samples.div_ceil(m));
+    if choices.micro_batches.is_empty() {
+        tell_unmeasured(&powers, samples, is_measured);
+    }
+    powers.retain(|&m| is_measured(m));
     for &m in &choices.micro_batches {
         let size = samples.div_ceil(m.clamp(1, samples));
         if !source.costs.has_size(size) {
@@ -271,8 +294,14 @@ fn find(
             "--stages {stages}: there are {devices} devices; --devices says how many"
         )));
     }
-    powers.sort_unstable();
-    powers.dedup();
+    let usual = match &config.pipeline.schedule {
+        ScheduleChoice::Named(schedule) => Some(Usual {
+            stages: devices.len(),
+            micro_batches: config.pipeline.micro_batches,
+            schedule: schedule.clone(),
+        }),
+        ScheduleChoice::File(_) => None,
+    };
     Ok(search(&Request {
         model: &source.costs,
         devices,
@@ -283,7 +312,21 @@ fn find(
         balance: choices.balance,
         remat: choices.remat,
         budget: Request::BUDGET,
+        usual,
     })?)
+}
+
+/// Names the M that are not planned with because nothing of their size was measured.
+fn tell_unmeasured(all: &[usize], samples: usize, is_measured: impl Fn(usize) -> bool) {
+    let without = all.iter().filter(|&&m| !is_measured(m));
+    let without: Vec<String> =
+        without.map(|m| format!("{m} ({} samples)", samples.div_ceil(*m))).collect();
+    if !without.is_empty() {
+        say!(
+            "left out: M = {}, of whose size no micro-batches were measured: gpipe profile --micro-batches, or gpipe plan --micro-batches, which interpolates",
+            without.join(", ")
+        );
+    }
 }
 
 fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
@@ -291,7 +334,8 @@ fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
 }
 
 fn file(source: &Source, devices: &[PlanDevice], config: &Config, found: &Found) -> PlanFile {
-    PlanFile::new(source, config.samples_of_a_pipeline(), devices, &found.plan, &found.prediction)
+    let predicted = (&found.prediction, found.interval);
+    PlanFile::new(source, config.samples_of_a_pipeline(), devices, &found.plan, predicted)
 }
 
 /// Devices with caps and speeds, of which there is one for all or one for each.

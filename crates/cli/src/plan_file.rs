@@ -67,9 +67,19 @@ pub(crate) struct Placed {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Predicted {
     pub step: Nanos,
+    /// The quartiles of the step, as far as the costs say how certain they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<[Nanos; 2]>,
     pub bubble: f64,
     /// By stage.
     pub peaks: Vec<Bytes>,
+}
+
+impl Predicted {
+    /// ` [low .. high]`, or nothing.
+    pub(crate) fn quartiles(&self) -> String {
+        self.interval.map_or(String::new(), |[low, high]| format!(" [{low} .. {high}]"))
+    }
 }
 
 impl PlanFile {
@@ -79,7 +89,7 @@ impl PlanFile {
         samples: usize,
         devices: &[PlanDevice],
         plan: &Plan,
-        prediction: &Prediction,
+        (prediction, interval): (&Prediction, Option<[Nanos; 2]>),
     ) -> Self {
         let placed = |device: &PlanDevice| Placed { speed: device.speed, memory: device.memory };
         let used = plan.devices();
@@ -93,6 +103,7 @@ impl PlanFile {
             devices: devices.iter().take(used).map(placed).collect(),
             predicted: Predicted {
                 step: prediction.step(),
+                interval,
                 bubble: prediction.bubble(),
                 peaks: prediction.device_peaks(),
             },
@@ -213,7 +224,8 @@ mod tests {
         let prediction = predict(&costs, &devices, 8, &plan).unwrap();
         let subject = builder.subject("here").unwrap();
         let source = Source { costs, text: "a test".into(), subject, analytic: false };
-        PlanFile::new(&source, 8, &devices, &plan, &prediction)
+        let interval = Some([Nanos(1), Nanos(99)]);
+        PlanFile::new(&source, 8, &devices, &plan, (&prediction, interval))
     }
 
     #[test]

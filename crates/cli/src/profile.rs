@@ -8,7 +8,7 @@ use gpipe::{
     profile::{Profile, Profiling, Subject, profile},
 };
 use gpipe_core::{
-    cost::{LayerCost, ModelCosts, Transport},
+    cost::{LayerCost, ModelCosts, Spread, Transport},
     schedule::Schedule,
 };
 use tch::Tensor;
@@ -17,9 +17,12 @@ use crate::{
     CliError,
     args::{ConfigArguments, ProfileArguments},
     config::Config,
+    demand,
     files::{read_bounded, write_aside},
+    machine,
     output::{complain, say},
     processes::{self, Processes, environment::Environment},
+    schedule::ScheduleChoice,
     setup,
     task::{self, Batch, Task},
 };
@@ -62,6 +65,7 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     }
     let steps = arguments.config.steps.unwrap_or(STEPS);
     let task = task::open(&config, None)?;
+    say!("{}", task.summary());
     let model = task::model(&config, task.vocabulary().size())?;
     processes.agree_on_data(&task.fingerprint())?;
     let model_of = (task.as_ref(), &model);
@@ -103,6 +107,9 @@ pub(crate) fn measure(
     all.push(config.pipeline.micro_batches);
     // More than there are samples are as many as there are.
     let samples = config.samples_of_a_pipeline();
+    for asked in micro_batches.iter().filter(|&&asked| asked > samples) {
+        say!("--micro-batches {asked}: a mini-batch has {samples} samples: {samples} are measured");
+    }
     all.iter_mut().for_each(|m| *m = (*m).min(samples));
     all.sort_unstable();
     all.dedup();
@@ -122,6 +129,7 @@ pub(crate) fn measure(
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
     let config = &uncapped;
+    let all = that_fit(config, model, all, processes)?;
     let settings = Profiling {
         micro_batches: &all,
         schedules: &schedules,
@@ -143,7 +151,39 @@ pub(crate) fn measure(
             built.map_err(|error| gpipe::Error::Setting(error.to_string()))
         },
         |what| complain!("  {what}"),
+        |own| {
+            let told = processes.decided(|| Ok(own));
+            told.map_err(|error| gpipe::Error::Setting(error.to_string()))
+        },
     )?)
+}
+
+/// The M whose steps fit in this machine's memory where everything is kept, which is measured, too. The others are told.
+fn that_fit(
+    config: &Config,
+    model: &Sequence,
+    all: Vec<usize>,
+    processes: &Processes,
+) -> Result<Vec<usize>, CliError> {
+    let (mut fit, mut last) = (Vec::new(), None);
+    for micro_batches in all {
+        let mut keeping = config.clone();
+        keeping.pipeline.balance = gpipe::Balance::Cost;
+        keeping.pipeline.remat = gpipe::Remat::Never.into();
+        keeping.pipeline.schedule = ScheduleChoice::Named(Schedule::GPipe);
+        keeping.pipeline.micro_batches = micro_batches;
+        match demand::refuse(&keeping, model, processes) {
+            Ok(()) => fit.push(micro_batches),
+            Err(error) => {
+                say!("M = {micro_batches} is left out: {error}");
+                last = Some(error);
+            }
+        }
+    }
+    match last {
+        Some(error) if fit.is_empty() => Err(error),
+        _ => Ok(fit),
+    }
 }
 
 /// Mini-batches of sentences have as many as their tokens allow. Of each so many are taken as plans count with, evenly; where there are
@@ -193,7 +233,7 @@ pub(crate) fn read(path: &Path) -> Result<Profile, CliError> {
 
 /// The processor and its cores, in words.
 pub(crate) fn machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = machine::cores();
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| line.strip_prefix("model name"));
     let model =
@@ -268,7 +308,24 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &S
         rate => format!(", and {:.2} GB/s", rate as f64 / 1e9),
     };
     say!("a message between stages: {latency} after its send{bytes}");
+    show_spread(profile);
     say!("{}", host_memory(costs));
+}
+
+/// How far the steps are spread, and what was done about it.
+fn show_spread(profile: &Profile) {
+    let costs = &profile.costs;
+    let own = costs.spread.iter().map(|(samples, spread)| (*samples, *spread));
+    let under = costs.spread_under.values().flatten().map(|(samples, spread)| (*samples, *spread));
+    let widest = own.chain(under).max_by(|a, b| a.1.width().total_cmp(&b.1.width()));
+    let Some((samples, Spread { low, high })) = widest else { return };
+    let part = |part: u32| f64::from(part) / 1000.0;
+    say!(
+        "the steps of one kind are spread from {:.2} to {:.2} of their median at most (quartiles, in micro-batches of {samples} samples); {} measurements were made again because they were spread further",
+        part(low),
+        part(high),
+        profile.again
+    );
 }
 
 /// The layers in micro-batches of `samples` samples.

@@ -106,7 +106,8 @@ impl Summary {
         let peak = predicted.peaks.iter().max().copied().unwrap_or_default();
         let held = Bytes(self.devices.iter().map(|stage| stage.peak).max().unwrap_or(0));
         say!(
-            "predicted {step:.1} ms per step, measured {median:.1} ms (the median), {:.3} of it; at most {peak} on a {}, measured {held}",
+            "predicted {step:.1} ms{} per step, measured {median:.1} ms (the median), {:.3} of it; at most {peak} on a {}, measured {held}",
+            predicted.quartiles(),
             median / step,
             self.row()
         );

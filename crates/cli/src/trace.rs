@@ -23,9 +23,10 @@ use crate::{
     CliError,
     args::{ConfigArguments, PipelineArguments, TraceArguments},
     config::Config,
+    demand,
     files::write_aside,
     metrics::io,
-    output::say,
+    output::{complain, say},
     processes::{self, Processes, environment::Environment},
     setup,
     task::{self, Batch},
@@ -139,6 +140,8 @@ fn trained(
     processes.agree_on_data(&task.fingerprint())?;
     let make = task.training(0, 0, task::ALL)?;
     let model = task::model(&config, task.vocabulary().size())?;
+    complain!("{}", task.summary());
+    demand::refuse(&config, &model, processes)?;
     let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     let mut reports = Vec::new();
     for step in 0..config.train.steps {

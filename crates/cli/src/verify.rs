@@ -14,6 +14,7 @@ use crate::{
     CliError,
     args::VerifyArguments,
     config::{Config, flag},
+    demand,
     metrics::io,
     output::say,
     processes::{self, Processes, environment::Environment},
@@ -188,6 +189,7 @@ fn build(
     config.pipeline.remat.clone_from(&variant.remat);
     config.pipeline.micro_batches = variant.micro_batches;
     let model = task::model(&config, task.vocabulary().size())?;
+    demand::refuse(&config, &model, processes)?;
     let builder = match variant.among {
         true => setup::pipeline_among(&config, model, processes)?,
         false => setup::pipeline(&config, model)?,

@@ -198,7 +198,7 @@ fn fault_text_that_cannot_be_used_is_named() {
     folder.refuses(&["train", "tiny.toml", "--text", "short.txt"], &["token"]);
     folder.refuses(&["train", "tiny.toml", "--text", "missing.txt"], &["missing.txt"]);
     // Without --text and without cargo's sources.
-    folder.refuses(&["train", "tiny.toml"], &["no Cargo.lock here", "--text PATH"]);
+    folder.refuses(&["train", "tiny.toml"], &["no configs/text/Cargo.lock here", "--text PATH"]);
 }
 
 #[test]

@@ -318,8 +318,14 @@ fn oracle_init_starts_from_the_weights_of_a_file_a_run_or_a_checkpoint() {
     .enumerate()
     {
         let out = format!("out-{i}");
-        let names: &[&str] =
-            if from.starts_with("foreign") { &["--names", "names.toml"] } else { &[] };
+        // A file without a tokenizer beside it says nothing of its tokens.
+        let names: &[&str] = match from {
+            "alone.safetensors" => &["--set", "data.tokenizer=run/tokenizer.json"],
+            "foreign.safetensors" => {
+                &["--names", "names.toml", "--set", "data.tokenizer=run/tokenizer.json"]
+            }
+            _ => &[],
+        };
         let more = [STILL, &["--init", from, "--stages", "3"], names].concat();
         let printed = folder.succeeds(&train(&out, &more));
         assert!(printed.contains(&format!("weights of {told}:\n16 of 16 parameters")), "{printed}");

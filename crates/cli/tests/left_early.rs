@@ -105,7 +105,8 @@ fn poisoned() -> (Folder, Vec<&'static str>) {
         }
     }
     weights::save(&folder.path("poisoned.safetensors"), &weights).unwrap();
-    (folder, [&untied[..], &["--init", "poisoned.safetensors"]].concat())
+    let tokens = ["--set", "data.tokenizer=source/tokenizer.json"];
+    (folder, [&untied[..], &tokens, &["--init", "poisoned.safetensors"]].concat())
 }
 
 #[test]

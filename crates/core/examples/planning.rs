@@ -75,6 +75,7 @@ fn gpt(layers: usize) -> ModelCosts {
         trained_before: (0..=layers).map(|layer| layer > 0).collect(),
         transport: Transport { latency: Nanos(5_000), bytes_per_s: 10_000_000_000 },
         replicated: false,
+        ..ModelCosts::default()
     }
 }
 
@@ -116,6 +117,7 @@ fn main() {
                 balance: None,
                 remat: None,
                 budget: Request::BUDGET,
+                usual: None,
             };
             timed(&format!("{layers} layers, 8 devices, {gib:?} GiB"), &request, show);
             let all = Request { stages: (1..=8).collect(), ..request };
@@ -136,6 +138,7 @@ fn main() {
             balance: None,
             remat: None,
             budget: Request::BUDGET,
+            usual: None,
         };
         timed(&format!("400 layers, 64 devices, M 512, {gib:?} GiB"), &request, false);
     }

@@ -1,4 +1,5 @@
-//! Families: `oracle_` (the search against all plans), `property_`, `fault_` (requests and files that are wrong), and snapshots
+//! Families: `oracle_` (the search against all plans), `property_`, `fault_` (requests and files that are wrong),
+//! `regression_` (what was once dropped or believed in silence), and snapshots
 //! of the explanations.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
@@ -6,8 +7,10 @@ mod support;
 
 use gpipe_core::{
     Bytes, Nanos,
-    cost::{LayerCost, LayerState, ModelCosts, Transport},
-    plan::{Limit, Move, Plan, PlanDevice, PlanError, Request, advice, explain, predict, search},
+    cost::{LayerCost, LayerState, ModelCosts, Spread, Transport},
+    plan::{
+        Limit, Move, Plan, PlanDevice, PlanError, Request, Usual, advice, explain, predict, search,
+    },
     remat::{Remat, RematPolicies},
     schedule::Schedule,
     splitmix::Stream,
@@ -75,6 +78,7 @@ impl Case {
             balance: None,
             remat: None,
             budget,
+            usual: None,
         }
     }
 
@@ -294,6 +298,7 @@ fn request<'a>(model: &'a ModelCosts, devices: &'a [PlanDevice]) -> Request<'a> 
         balance: None,
         remat: None,
         budget: Request::BUDGET,
+        usual: None,
     }
 }
 
@@ -554,4 +559,84 @@ proptest! {
             explain(&found);
         }
     }
+}
+
+/// `gpipe plan --schedule 1f1b,zb-h1,gpipe` once named neither zb-h1 nor K = 2: only the seven best alternatives were told,
+/// and what cannot be was dropped without a word.
+#[test]
+fn regression_every_choice_that_was_asked_for_is_in_the_plan_or_among_the_rejected() {
+    let model = regular(&[1; 8]);
+    let devices = devices::<3>(None);
+    let request = Request {
+        samples: 8,
+        stages: vec![1, 2, 3, 9],
+        micro_batches: vec![1, 2, 4, 8, 16],
+        schedules: vec![
+            Schedule::OneFOneB,
+            Schedule::ZbH1,
+            Schedule::Interleaved(9), // more stages than layers
+            Schedule::GPipe,
+        ],
+        ..request(&model, &devices)
+    };
+    let found = search(&request).unwrap();
+    let told: Vec<String> = found.rejected.iter().map(|own| own.what.clone()).collect();
+    let named = |part: &str| {
+        let plan = &found.plan;
+        let own = format!("K {}, M {}, {}", plan.balance.len(), plan.micro_batches, plan.schedule);
+        told.iter().chain([&own]).any(|what| what.contains(part))
+    };
+    for part in [
+        "K 1", "K 2", "K 3", "K 9", "M 1,", "M 2", "M 4", "M 8", "M 16", "zb-h1", "1f1b", ", gpipe",
+    ] {
+        assert!(named(part), "'{part}' is not in {told:?}");
+    }
+    let why = |part: &str| {
+        let own = found.rejected.iter().find(|own| own.what.contains(part)).unwrap();
+        own.why.clone()
+    };
+    assert_eq!(why("K 9"), "there are 3 devices and 8 layers");
+    assert_eq!(why("M 16"), "a mini-batch has 8 samples: it is M 8");
+    assert!(why("interleaved:9").contains("9 stages"), "{}", why("interleaved:9"));
+    // All combinations are counted: 3 K, 4 M and 4 schedules, without the plan itself.
+    let combinations = found.rejected.iter().filter(|own| own.what.matches(", ").count() == 2);
+    assert_eq!(combinations.count() + found.others, 3 * 4 * 4 - 1);
+    assert!(explain(&found).contains("other combinations of K, M and schedule take no less"));
+}
+
+/// A profile that was spread from 2.85 to 15.40 around 5.39 made a plan that took three times as long as the default.
+#[test]
+fn regression_a_choice_within_the_spread_of_the_costs_is_not_preferred_to_the_usual_one() {
+    let mut model = regular(&[1; 8]);
+    let devices = devices::<2>(None);
+    let usual = |micro_batches| Usual { stages: 2, micro_batches, schedule: Schedule::OneFOneB };
+    let plan = |model: &ModelCosts, micro_batches| {
+        let usual = Some(usual(micro_batches));
+        search(&Request { usual, ..request(model, &devices) }).unwrap()
+    };
+    // Nothing is known of the costs' spread: the best is taken, and nothing is said of how certain it is.
+    let best = plan(&model, 2);
+    assert_eq!((best.plan.micro_batches, best.interval, &best.faster), (8, None, &None));
+    let sizes = [1, 4];
+    let spread = |low, high| sizes.map(|samples| (samples, Spread { low, high })).into();
+    // Certain to a thousandth: the same, with an interval.
+    model.spread = spread(999, 1001);
+    let certain = plan(&model, 2);
+    assert_eq!((&certain.plan, &certain.faster), (&best.plan, &None));
+    let [low, high] = certain.interval.unwrap();
+    let step = certain.prediction.step();
+    assert!(low < step && step < high && high.0 - low.0 <= step.0 / 400, "{low} {step} {high}");
+    // Spread as that profile was: the usual M, and what would be faster is told.
+    model.spread = spread(529, 2857);
+    let uncertain = plan(&model, 2);
+    assert_eq!(uncertain.plan.micro_batches, 2);
+    let faster = uncertain.faster.clone().unwrap();
+    assert_eq!((&faster.plan, faster.step), (&best.plan, best.prediction.step()));
+    let text = explain(&uncertain);
+    for part in ["would be ", "% faster (", "within the spread of the costs", "% faster\n"] {
+        assert!(text.contains(part), "'{part}' is not in {text}");
+    }
+    // The usual one is the best, or is not among what was asked for.
+    assert_eq!((plan(&model, 8).plan.micro_batches, plan(&model, 8).faster), (8, None));
+    assert_eq!((plan(&model, 4).plan.micro_batches, plan(&model, 4).faster), (8, None));
 }

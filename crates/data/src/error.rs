@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::Omissions;
 use crate::parallel::ParallelError;
 
 /// Shorthand for results of this crate.
@@ -93,11 +94,24 @@ pub enum Error {
         most: u64,
     },
 
-    /// Nothing but empty files and binary files.
-    #[error("there is no text in {}: name files or folders with UTF-8 text", list(.paths))]
+    /// A file of JSON records was to be learned as plain text.
+    #[error(
+        "`{}` is JSON: its records would be learned as plain text, braces and names of fields and all; extract the text \
+         (for example with `jq -r .text`), or insist with data.json = \"text\" (\"skip\" leaves such files of a folder out)",
+        path.display()
+    )]
+    Json {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// Nothing but files that are left out.
+    #[error("there is no text in {}{}: name files or folders with UTF-8 text", list(.paths), without(.left_out))]
     Empty {
         /// What was named.
         paths: Vec<PathBuf>,
+        /// What was left out.
+        left_out: Omissions,
     },
 
     /// One side of the split has no text.
@@ -150,7 +164,10 @@ pub enum Error {
     },
 
     /// A tokenizer file that is damaged or of another kind.
-    #[error("`{}` is not a byte-level BPE tokenizer of this crate: {reason}; train and save it again", path.display())]
+    #[error(
+        "`{}` is not a byte-level BPE tokenizer as gpipe and GPT-2 have it: {reason}; name such a file, or train one",
+        path.display()
+    )]
     TokenizerFile {
         /// The file.
         path: PathBuf,
@@ -419,6 +436,10 @@ impl Error {
     pub(crate) fn tokenizer(action: &'static str) -> impl FnOnce(BoxError) -> Error {
         move |source| Error::Tokenizer { action, source }
     }
+}
+
+fn without(left_out: &Omissions) -> String {
+    if left_out.is_empty() { String::new() } else { format!(" without {left_out}") }
 }
 
 fn list(paths: &[PathBuf]) -> String {

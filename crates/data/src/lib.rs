@@ -8,7 +8,7 @@
 //!       [1]        [2]           [3]          [4]                                     [5]
 //! ```
 //!
-//! 1. [`Corpus`]: documents read from disk, split into training and validation, capped.
+//! 1. [`Corpus`]: documents read from disk, split into training and validation; and what was left out.
 //! 2. [`Tokenizer`]: byte-level BPE learned from the training documents; lossless on any UTF-8.
 //! 3. [`TokenSet`]: all documents as one sequence of tokens, with the bytes they stand for; in their order or shuffled.
 //! 4. [`TrainBatches`], [`ValidationBatches`]: windows of that sequence.
@@ -52,6 +52,7 @@ pub mod fuzzing;
 mod hash;
 pub mod images;
 mod loader;
+mod omissions;
 mod order;
 pub mod parallel;
 mod permutation;
@@ -59,9 +60,10 @@ mod tokenizer;
 mod tokens;
 
 pub use batches::{BATCH_TOKENS_MAX, Batch, IGNORE, TrainBatches, ValidationBatches};
-pub use corpus::{Corpus, Document, FILE_BYTES_MAX, Limits};
+pub use corpus::{Corpus, Cut, Document, FILE_BYTES_MAX, JsonFiles, Limits, TextReport, Texts};
 pub use error::{Error, Result};
 pub use loader::{LOADER_DEPTH_MAX, Loaded, Loader, LoaderSettings};
+pub use omissions::Omissions;
 pub use tokenizer::{
     END_OF_DOCUMENT, TRAINING_BYTES_MAX, Tokenizer, VOCABULARY_MAX, VOCABULARY_MIN,
 };

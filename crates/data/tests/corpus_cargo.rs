@@ -8,8 +8,15 @@ use std::path::{Path, PathBuf};
 use gpipe_data::{Corpus, Document, Error, Limits};
 use tempfile::TempDir;
 
-const LIMITS: Limits =
-    Limits { train_bytes: 1 << 20, validation_bytes: 1 << 20, per_crate_bytes: 1 << 20 };
+const LIMITS: Limits = limits(1 << 20, 1 << 20, 1 << 20);
+
+const fn limits(train: u64, validation: u64, per_crate: u64) -> Limits {
+    Limits {
+        train_bytes: Some(train),
+        validation_bytes: Some(validation),
+        per_crate_bytes: Some(per_crate),
+    }
+}
 
 /// A lock file and a registry of unpacked crates.
 struct Registry {
@@ -114,7 +121,7 @@ fn property_the_same_files_give_the_same_corpus() {
 fn property_limits_hold_and_do_not_favour_the_alphabet() {
     let text = "fn line() {}\n".repeat(100); // 1,300 bytes
     let registry = Registry::with_crates(100, &text);
-    let limits = Limits { train_bytes: 20_000, validation_bytes: 2_000, per_crate_bytes: 1_000 };
+    let limits = limits(20_000, 2_000, 1_000);
     let corpus = registry.corpus(&limits).unwrap();
     for (side, limit) in [(&corpus.train, 20_000), (&corpus.validation, 2_000)] {
         assert!((limit - 13..=limit).contains(&bytes(side)), "{} of {limit}", bytes(side));
@@ -132,7 +139,7 @@ fn property_the_limit_of_a_crate_spans_its_versions_and_files() {
     for version in ["1.0.0", "2.0.0"] {
         registry.add("giant", version, &[("a.rs", &text), ("b.rs", &text)]);
     }
-    let limits = Limits { per_crate_bytes: 1000, ..LIMITS };
+    let limits = Limits { per_crate_bytes: Some(1000), ..LIMITS };
     let corpus = registry.corpus(&limits).unwrap();
     let both: Vec<_> = corpus.train.into_iter().chain(corpus.validation).collect();
     let giant: Vec<_> = both.into_iter().filter(|d| d.name.starts_with("giant")).collect();
@@ -169,6 +176,37 @@ fn oracle_generated_and_foreign_files_are_left_out() {
     ];
     assert_eq!(all_names(&corpus), BTreeSet::from(expected));
     assert!(!corpus.train.is_empty() && !corpus.validation.is_empty());
+    let report = corpus.report.to_string();
+    for part in [
+        "read 4 files (4 .rs), 46 B; left out ",
+        "2 crates of bindings and tables (winapi-0.3.0, z-sys-0.3.0)",
+        "1 crate that is not on disk (elsewhere-0.3.0)",
+        "2 generated Rust files (all-generated-1.0.0/src/lib.rs, mixed-0.1.0/src/table.rs)",
+        "1 Rust file over 200 KiB (mixed-0.1.0/src/huge.rs)",
+        "1 Rust file that is not UTF-8 (mixed-0.1.0/src/latin1.rs)",
+        "1 empty Rust file (mixed-0.1.0/src/empty.rs)",
+    ] {
+        assert!(report.contains(part), "'{part}' is not in {report}");
+    }
+}
+
+/// The default text once changed with every dependency of the workspace, and the README's loss with it. A text is told
+/// by the fingerprint of all its documents, which no limit and no other crate in the registry changes.
+#[test]
+fn regression_a_text_has_a_fingerprint_of_its_own() {
+    let fingerprint = |registry: &Registry, limits: &Limits| {
+        registry.corpus(limits).unwrap().report.fingerprint.unwrap()
+    };
+    let mut registry = Registry::with_crates(20, "fn a() {}\n");
+    let first = fingerprint(&registry, &Limits::default());
+    registry.write("index-1/unlocked-1.0.0/src/lib.rs", b"fn unlocked() {}\n");
+    assert_eq!(fingerprint(&registry, &Limits::default()), first);
+    assert_eq!(fingerprint(&registry, &limits(50, 10, 10)), first);
+    registry.write("index-1/crate7-1.0.0/src/lib.rs", b"fn b() {}\n");
+    let changed = fingerprint(&registry, &Limits::default());
+    assert_ne!(changed, first);
+    registry.add("crate20", "1.0.0", &[("src/lib.rs", "fn a() {}\n")]);
+    assert_ne!(fingerprint(&registry, &Limits::default()), changed);
 }
 
 #[cfg(unix)]
@@ -208,14 +246,14 @@ fn fault_locks_that_are_missing_or_malformed() {
 
 #[test]
 fn fault_a_limit_of_nothing() {
-    let limits = Limits { validation_bytes: 0, ..LIMITS };
+    let limits = Limits { validation_bytes: Some(0), ..LIMITS };
     let error = Registry::with_crates(3, "x").corpus(&limits).unwrap_err();
     assert!(matches!(error, Error::ZeroLimit { limit: "validation_bytes" }), "{error}");
 }
 
 #[test]
 fn fault_a_limit_less_than_a_line() {
-    let limits = Limits { train_bytes: 3, ..LIMITS };
+    let limits = Limits { train_bytes: Some(3), ..LIMITS };
     let registry = Registry::with_crates(3, "fn a() {}\n");
     let error = registry.corpus(&limits).unwrap_err();
     assert!(matches!(error, Error::NoText { train_bytes: 0, .. }), "{error}");

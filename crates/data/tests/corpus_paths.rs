@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpipe_data::{Corpus, Document, Error, Limits};
+use gpipe_data::{Corpus, Document, Error, JsonFiles, Limits, Texts};
 use tempfile::TempDir;
 
 fn folder(files: &[(&str, &[u8])]) -> TempDir {
@@ -30,7 +30,7 @@ fn many(count: usize) -> TempDir {
 
 fn read(paths: &[&Path]) -> Result<Corpus, Error> {
     let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
-    Corpus::from_paths(&paths, &Limits::default())
+    Corpus::from_paths(&paths, &Limits::default(), JsonFiles::Refuse)
 }
 
 fn names(documents: &[Document]) -> BTreeSet<&str> {
@@ -73,8 +73,9 @@ fn property_few_documents_give_their_tails() {
 #[test]
 fn property_limits_hold() {
     let folder = many(200); // About 16 bytes each
-    let limits = Limits { train_bytes: 500, validation_bytes: 50, ..Limits::default() };
-    let corpus = Corpus::from_paths(&[folder.path().join("texts")], &limits).unwrap();
+    let limits = Limits { train_bytes: Some(500), validation_bytes: Some(50), ..Limits::default() };
+    let texts = [folder.path().join("texts")];
+    let corpus = Corpus::from_paths(&texts, &limits, JsonFiles::Refuse).unwrap();
     for (side, limit) in [(&corpus.train, 500), (&corpus.validation, 50)] {
         let bytes: usize = side.iter().map(|d| d.text.len()).sum();
         assert!((limit - 20..=limit).contains(&bytes), "{bytes} of {limit}");
@@ -120,7 +121,9 @@ fn regression_a_file_named_twice_counts_once() {
     let texts = folder.path().join("texts");
     let once = read(&[&texts]).unwrap();
     let twice = read(&[&texts, &texts.join("3.txt"), &texts.join("../texts")]).unwrap();
-    assert_eq!(once, twice);
+    assert_eq!((&once.train, &once.validation), (&twice.train, &twice.validation));
+    let left_out = twice.report.left_out.to_string();
+    assert!(left_out.starts_with("21 files that were read before (3.txt, "), "{left_out}");
 }
 
 #[test]
@@ -171,9 +174,81 @@ fn oracle_documents_of_paths_are_whole() {
     let (a, b) = (folder.path().join("a.txt"), folder.path().join("b.txt"));
     std::fs::write(&a, "one\ntwo\n".repeat(20)).unwrap();
     std::fs::write(&b, "three\n").unwrap();
-    let documents = Document::from_paths(&[b, a.clone()]).unwrap();
+    let read = |paths: &[PathBuf]| Texts::from_paths(paths, JsonFiles::Refuse);
+    let documents = read(&[b, a.clone()]).unwrap().documents;
     let found: Vec<_> = documents.iter().map(|d| (d.name.as_str(), d.text.len())).collect();
     assert_eq!(found, [("a.txt", 160), ("b.txt", 6)]);
     std::fs::write(&a, "").unwrap();
-    assert!(matches!(Document::from_paths(&[a]), Err(Error::Empty { .. })));
+    assert!(matches!(read(&[a]), Err(Error::Empty { .. })));
+}
+
+/// A text of 38 MB was once cut to its first 16 MiB by a default, without a word.
+#[test]
+fn regression_all_of_a_text_is_taken_unless_a_limit_says_otherwise() {
+    let text = "a line of sixteen\n".repeat(2 << 20); // 36 MiB
+    let folder = folder(&[("a.txt", text.as_bytes())]);
+    let paths = [folder.path().join("texts/a.txt")];
+    let read = |limits: &Limits| Corpus::from_paths(&paths, limits, JsonFiles::Refuse).unwrap();
+    let bytes = |corpus: &Corpus| {
+        corpus.train[0].text.len() as u64 + corpus.validation[0].text.len() as u64
+    };
+    let all = read(&Limits::default());
+    assert_eq!((bytes(&all), all.report.cut.len()), (36 << 20, 0));
+    assert_eq!(all.report.to_string(), "read 1 file (1 .txt), 36.0 MiB");
+    let limits = Limits { train_bytes: Some(16 << 20), ..Limits::default() };
+    let cut = read(&limits).report.to_string();
+    let part = "; took 16.0 MiB of 32.4 MiB of training text, as train_bytes says";
+    assert!(cut.ends_with(part), "{cut}");
+}
+
+/// Binaries, links and hidden files of a folder were once passed over without a word.
+#[cfg(unix)]
+#[test]
+fn regression_what_is_left_out_of_a_folder_is_counted_and_named() {
+    let text = "line\n".repeat(20);
+    let folder = folder(&[
+        ("a.txt", text.as_bytes()),
+        ("b.md", text.as_bytes()),
+        ("c/image.png", b"PNG\0\xff"),
+        (".git/config", b"hidden"),
+        ("empty.txt", b""),
+    ]);
+    let texts = folder.path().join("texts");
+    std::os::unix::fs::symlink(texts.join("a.txt"), texts.join("link.txt")).unwrap();
+    assert_eq!(
+        read(&[&texts]).unwrap().report.to_string(),
+        "read 2 files (1 .md, 1 .txt), 200 B; left out 1 binary file (texts/c/image.png), \
+         1 empty file (texts/empty.txt), 1 hidden entry (.git), 1 symbolic link (link.txt)"
+    );
+    // Where nothing is left, the error says what there was.
+    let error = read(&[&texts.join("c")]).unwrap_err().to_string();
+    assert!(error.contains("without 1 binary file (c/image.png): name"), "{error}");
+}
+
+/// A file of JSON lines was once learned as plain text, braces and keys and all, without a word.
+#[test]
+fn regression_json_is_refused_unless_someone_insists() {
+    let text = "line\n".repeat(20);
+    let record = "{\"text\": \"line\"}\n".repeat(20);
+    let folder = folder(&[("a.txt", text.as_bytes()), ("rows.JSONL", record.as_bytes())]);
+    let texts = folder.path().join("texts");
+    let file = texts.join("rows.JSONL");
+    let read = |path: &Path, json| Corpus::from_paths(&[path.into()], &Limits::default(), json);
+    for (path, json) in [
+        (&texts, JsonFiles::Refuse),
+        (&file, JsonFiles::Refuse),
+        (&file, JsonFiles::LeaveOut), // what is named is asked for
+    ] {
+        let error = read(path, json).unwrap_err();
+        assert!(matches!(error, Error::Json { .. }), "{error}");
+        let error = error.to_string();
+        for part in ["rows.JSONL", "jq -r .text", "data.json = \"text\"", "skip"] {
+            assert!(error.contains(part), "'{part}' is not in {error}");
+        }
+    }
+    assert_eq!(read(&texts, JsonFiles::AsText).unwrap().report.files, 2);
+    let without = read(&texts, JsonFiles::LeaveOut).unwrap().report.to_string();
+    assert!(without.ends_with("left out 1 JSON file (texts/rows.JSONL)"), "{without}");
+    let eval = Texts::from_paths(&[file], JsonFiles::Refuse).unwrap_err();
+    assert!(matches!(eval, Error::Json { .. }), "{eval}");
 }

@@ -216,3 +216,54 @@ fn fault_files_that_are_missing_or_not_ours() {
     let nowhere = tokenizer.save(&folder.path().join("no/such/folder.json"));
     assert!(matches!(nowhere, Err(Error::Io { action: "write", .. })));
 }
+
+/// GPT-2's weights could only be trained on with a new vocabulary, for which their embedding means nothing: GPT-2's own
+/// tokenizer file was refused for spelling the same settings in another way.
+#[test]
+fn regression_gpt2_s_spelling_of_a_tokenizer_is_read() {
+    let text = "the rain in Spain stays mainly in the plain\n".repeat(20);
+    let documents = [Document { name: "rain".into(), text: text.clone() }];
+    let ours = Tokenizer::train(&documents, 300).unwrap();
+    let mut root: serde_json::Value = serde_json::from_str(&ours.to_json().unwrap()).unwrap();
+    // As in the file that is published with GPT-2: its end comes last, and has another name.
+    let last = ours.vocabulary() as u64 - 1;
+    let vocabulary = root["model"]["vocab"].as_object_mut().unwrap();
+    vocabulary.remove(END_OF_DOCUMENT);
+    vocabulary.values_mut().for_each(|id| *id = (id.as_u64().unwrap() - 1).into());
+    vocabulary.insert("<|endoftext|>".into(), last.into());
+    root["added_tokens"][0]["content"] = "<|endoftext|>".into();
+    root["added_tokens"][0]["id"] = last.into();
+    root["added_tokens"][0]["normalized"] = true.into();
+    root["post_processor"] = serde_json::json!({
+        "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false
+    });
+    let merges = root["model"]["merges"].as_array_mut().unwrap();
+    for merge in merges {
+        *merge = format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into();
+    }
+    let model = root["model"].as_object_mut().unwrap();
+    model.remove("byte_fallback");
+    model.remove("ignore_merges");
+    model.insert("continuing_subword_prefix".into(), "".into());
+    model.insert("end_of_word_suffix".into(), "".into());
+    root["pre_tokenizer"].as_object_mut().unwrap().remove("use_regex");
+
+    let read = |root: &serde_json::Value| {
+        Tokenizer::from_json(&root.to_string(), std::path::Path::new("gpt2.json"))
+    };
+    let theirs = read(&root).unwrap();
+    assert_eq!(u64::from(theirs.end_of_document()), last);
+    let expected: Vec<u32> = ours.encode(&text).unwrap().iter().map(|token| token - 1).collect();
+    assert_eq!(theirs.encode(&text).unwrap(), expected);
+    // What would encode otherwise is still refused.
+    for (pointer, value) in [
+        ("/normalizer", serde_json::json!({"type": "NFC"})),
+        ("/post_processor", serde_json::json!({"type": "TemplateProcessing"})),
+        ("/model/continuing_subword_prefix", "##".into()),
+    ] {
+        let mut other = root.clone();
+        *other.pointer_mut(pointer).unwrap() = value;
+        let error = read(&other).unwrap_err().to_string();
+        assert!(error.contains(pointer) && error.contains("gpt2.json"), "{error}");
+    }
+}

@@ -230,7 +230,7 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
         batches: &batches,
         machine: "here",
     };
-    let found = profile(&settings, || Ok(build(Schedule::OneFOneB)), |_| {}).unwrap();
+    let found = profile(&settings, || Ok(build(Schedule::OneFOneB)), |_| {}, |_| Ok(None)).unwrap();
     let layers = found.costs.layers.iter();
     let unsplit: Vec<&str> =
         layers.filter(|layer| layer.unsplit).map(|layer| layer.name.as_str()).collect();

@@ -118,7 +118,7 @@ impl Pairs {
         let running = |&remat: &Remat| self.running(micro_batches, schedule, remat);
         let mut running = remats.iter().map(running).collect::<Parsed<Vec<_>>>()?;
         for pair in 0..pairs {
-            let costs = profile(&settings, build, |_| {})?.costs;
+            let costs = profile(&settings, build, |_| {}, Ok)?.costs;
             for (plan, pipeline) in &mut running {
                 let predicted = predict(&costs, &devices, SAMPLES, plan)?;
                 let step = pipeline.train_step(&self.workload.inputs, &self.workload.targets)?;

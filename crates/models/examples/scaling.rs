@@ -80,7 +80,7 @@ impl Cell {
         let built = || -> Result<PipelineBuilder> {
             Ok(workload.builder(micro_batches).schedule(Schedule::GPipe))
         };
-        let costs = profile(&settings, built, |_| {})?.costs;
+        let costs = profile(&settings, built, |_| {}, Ok)?.costs;
         let mut pipeline = built()?.remat(Remat::Always).balance(Balance::Cost).build()?;
         for _ in 0..WARM_UP {
             pipeline.train_step(&workload.inputs, &workload.targets)?;

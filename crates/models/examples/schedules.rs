@@ -86,7 +86,7 @@ fn measure(
     };
     let build = || -> Result<PipelineBuilder> { Ok(workload.builder(micro_batches)) };
     let mut running = running(workload, micro_batches)?;
-    let costs = profile(&settings, build, |_| {})?.costs;
+    let costs = profile(&settings, build, |_| {}, Ok)?.costs;
     for (plan, _) in &running {
         let own = predict(&costs, &[PlanDevice::default(); STAGES], SAMPLES, plan)?;
         let peaks: Vec<u64> = own.device_peaks().into_iter().map(|peak| peak.0).collect();
@@ -211,6 +211,7 @@ fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failu
                 balance: None,
                 remat: Some(Remat::Never.into()),
                 budget: Request::BUDGET,
+                usual: None,
             };
             let found = match search(&request) {
                 Ok(found) => found,

@@ -74,7 +74,7 @@ impl Subject {
             batches: &[(vec![inputs.shallow_clone()], vec![targets.shallow_clone()])],
             machine: "here",
         };
-        profile(&settings, || Ok(self.builder()), |_| {}).unwrap()
+        profile(&settings, || Ok(self.builder()), |_| {}, |_| Ok(None)).unwrap()
     }
 }
 
@@ -89,7 +89,7 @@ fn fault_a_profile_of_something_else_is_refused() {
         batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
         machine: "here",
     };
-    let found = profile(&settings, || Ok(subject.builder()), |_| {}).unwrap();
+    let found = profile(&settings, || Ok(subject.builder()), |_| {}, |_| Ok(None)).unwrap();
     let json = found.to_json().unwrap();
     assert_eq!(Profile::from_json(&json, "p.json").unwrap(), found);
     let refused = |mut builder: PipelineBuilder, machine: &str| {
@@ -134,7 +134,12 @@ fn property_passes_measure_everything_in_turn() {
         batches: &batches,
         machine: "here",
     };
-    let found = profile(&settings, || Ok(subject.builder()), |what| told.push(what.to_owned()));
+    let found = profile(
+        &settings,
+        || Ok(subject.builder()),
+        |what| told.push(what.to_owned()),
+        |_| Ok(None),
+    );
     let found = found.unwrap();
     assert_eq!(found.steps, 2);
     let (first, second) = told.split_at(told.len() / 2);
@@ -150,7 +155,12 @@ fn property_passes_measure_everything_in_turn() {
     for (what, (m, name)) in first.iter().zip(order) {
         assert!(what.contains(m) && what.contains(name), "{what}");
     }
-    let one = profile(&Profiling { passes: 1, ..settings }, || Ok(subject.builder()), |_| {});
+    let one = profile(
+        &Profiling { passes: 1, ..settings },
+        || Ok(subject.builder()),
+        |_| {},
+        |_| Ok(None),
+    );
     let one = one.unwrap();
     assert_eq!(one.steps, 1);
     // Bytes are those of one pass, whatever the times are.
@@ -176,7 +186,10 @@ fn property_a_changed_profile_never_panics() {
         batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
         machine: "here",
     };
-    let text = profile(&settings, || Ok(subject.builder()), |_| {}).unwrap().to_json().unwrap();
+    let text = profile(&settings, || Ok(subject.builder()), |_| {}, |_| Ok(None))
+        .unwrap()
+        .to_json()
+        .unwrap();
     let costs = text.find("\"costs\"").unwrap();
     let pieces = ["9999999999999999999", "00", "-", "18446744073709551615", "[0],"];
     let mut random = Stream::new(7);

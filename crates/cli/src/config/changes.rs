@@ -86,6 +86,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             Effect::Refused("the position in the data is counted in a mixture made with it")
         }
         "data.batch_tokens" => Effect::FromHereOn,
+        "data.tokenizer" => Effect::Refused("the state is of the checkpoint's tokens"),
         _ if key.starts_with("data.") => Effect::Text,
         "images.validation_images" => Effect::Evaluations,
         "images.threads" => Effect::Nothing,

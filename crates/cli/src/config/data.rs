@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use gpipe::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use super::{
     kind::{DATA, KINDS_ARE, with_kind},
-    text::{CropChoice, OnUnreadableChoice, as_text},
+    text::{CropChoice, JsonChoice, MostBytes, OnUnreadableChoice, TokenizerChoice, as_text},
 };
 
 /// What is learned from. Its other keys depend on `kind`.
@@ -28,16 +27,21 @@ pub(crate) struct TextConfig {
     /// Files or folders; none: the sources of the crates in `cargo_lock`, as cargo fetched them.
     pub text: Vec<PathBuf>,
     pub cargo_lock: PathBuf,
+    /// What is done with files of JSON.
+    #[serde(with = "as_text")]
+    pub json: JsonChoice,
+    #[serde(with = "as_text")]
+    pub tokenizer: TokenizerChoice,
     /// Tokens of a sample.
     pub sequence: usize,
     /// Whether training documents are joined in an order that the seed chooses, and not by name.
     pub shuffle_documents: bool,
     #[serde(with = "as_text")]
-    pub train_bytes: Bytes,
+    pub train_bytes: MostBytes,
     #[serde(with = "as_text")]
-    pub validation_bytes: Bytes,
+    pub validation_bytes: MostBytes,
     #[serde(with = "as_text")]
-    pub crate_bytes: Bytes,
+    pub crate_bytes: MostBytes,
 }
 
 /// Sentences and their English translations.
@@ -51,6 +55,8 @@ pub(crate) struct ParallelConfig {
     pub tsv: Vec<TsvConfig>,
     /// Pairs of files with a sentence a line, plain or gzip.
     pub lines: Vec<LinesConfig>,
+    #[serde(with = "as_text")]
+    pub tokenizer: TokenizerChoice,
     /// The only languages; none: all.
     pub languages: Vec<String>,
     /// Whether files of `tsv` and `lines` are cleaned as catalogues are, and not only of pairs that cannot be right.
@@ -179,12 +185,14 @@ impl Default for TextConfig {
     fn default() -> Self {
         Self {
             text: Vec::new(),
-            cargo_lock: "Cargo.lock".into(),
+            cargo_lock: "configs/text/Cargo.lock".into(),
+            json: JsonChoice::Refuse,
+            tokenizer: TokenizerChoice::Auto,
             sequence: 128,
             shuffle_documents: false,
-            train_bytes: Bytes(16 << 20),
-            validation_bytes: Bytes(1 << 20),
-            crate_bytes: Bytes(2 << 20),
+            train_bytes: MostBytes::All,
+            validation_bytes: MostBytes::All,
+            crate_bytes: MostBytes::All,
         }
     }
 }
@@ -195,6 +203,7 @@ impl Default for ParallelConfig {
             catalogues: Vec::new(),
             tsv: Vec::new(),
             lines: Vec::new(),
+            tokenizer: TokenizerChoice::Auto,
             languages: Vec::new(),
             clean: true,
             validation_share: 0.02,

@@ -29,8 +29,8 @@ use keys::{check_keys, defaults, flatten, set};
 pub(crate) use model::{Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 pub(crate) use text::{
-    CropChoice, Decays, Dtype, Every, KernelChoice, OnNan, OnUnreadableChoice, OptimizerName,
-    VariantName,
+    CropChoice, Decays, Dtype, Every, JsonChoice, KernelChoice, OnNan, OnUnreadableChoice,
+    OptimizerName, TokenizerChoice, VariantName,
 };
 
 use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
@@ -59,6 +59,15 @@ impl Config {
     /// The samples of a mini-batch that a pipeline is given: all of them, or the largest part of one of several replicas.
     pub(crate) fn samples_of_a_pipeline(&self) -> usize {
         self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
+    }
+
+    /// Which tokens a model of text learns; none of other models.
+    pub(crate) fn tokenizer(&self) -> Option<&TokenizerChoice> {
+        match &self.data {
+            Data::Text(data) => Some(&data.tokenizer),
+            Data::Parallel(data) => Some(&data.tokenizer),
+            _ => None,
+        }
     }
 
     /// Reads the file, applies `--set` and the flags, in this order, and checks what came out.

@@ -53,6 +53,8 @@ pub(crate) struct PipelineConfig {
     /// One for all stages, or one per stage.
     #[serde(with = "as_text")]
     pub memory: Caps,
+    /// Whether to run though the threads or the bytes of a step are more than the machine has.
+    pub oversubscribe: bool,
     pub deadline_s: u64,
 }
 
@@ -184,6 +186,7 @@ impl Default for PipelineConfig {
             kernels: KernelChoice::Fastest,
             threads_per_stage: 1,
             memory: Caps::default(),
+            oversubscribe: false,
             deadline_s: 300,
         }
     }

@@ -1,6 +1,6 @@
 //! Values that a configuration writes as text, and their forms.
 
-use std::{fmt::Display, str::FromStr, time::Duration};
+use std::{fmt::Display, path::PathBuf, str::FromStr, time::Duration};
 
 use gpipe::{Balance, Bytes, Device, RematPolicies};
 use serde::{Deserialize, Deserializer, Serializer};
@@ -29,6 +29,82 @@ impl FromStr for Caps {
             return Ok(Self::default());
         }
         Ok(Self(text.split(',').map(str::parse).collect::<Result<_, _>>()?))
+    }
+}
+
+/// Most bytes to take of something: `all`, or a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum MostBytes {
+    #[default]
+    All,
+    Bytes(Bytes),
+}
+
+impl MostBytes {
+    /// The number, if there is one.
+    pub(crate) fn limit(self) -> Option<u64> {
+        match self {
+            Self::All => None,
+            Self::Bytes(bytes) => Some(bytes.0),
+        }
+    }
+}
+
+impl Display for MostBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Bytes(bytes) => f.write_str(&bytes.plain()),
+        }
+    }
+}
+
+impl FromStr for MostBytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim() {
+            "all" => Ok(Self::All),
+            text => text
+                .parse()
+                .map(Self::Bytes)
+                .map_err(|error: gpipe_core::units::ParseBytesError| format!("{error}; or all")),
+        }
+    }
+}
+
+/// Which tokens a model of text learns.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum TokenizerChoice {
+    /// Those of the weights that it starts from; without such weights new ones.
+    #[default]
+    Auto,
+    /// New ones, learned from the training text.
+    New,
+    /// Those of a file.
+    File(PathBuf),
+}
+
+impl Display for TokenizerChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::New => f.write_str("new"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for TokenizerChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" => Err("use auto, new, or the path of a tokenizer.json".into()),
+            "auto" => Ok(Self::Auto),
+            "new" => Ok(Self::New),
+            path => Ok(Self::File(path.into())),
+        }
     }
 }
 
@@ -173,6 +249,10 @@ choice!(
     VariantName, "AmoebaNet", { B = "B", D = "D" }
 );
 choice!(
+    /// What is done with files of JSON among text.
+    JsonChoice, "choice", { Refuse = "refuse", Text = "text", Skip = "skip" }
+);
+choice!(
     /// What an unreadable image does.
     OnUnreadableChoice, "choice", { Stop = "stop", Skip = "skip" }
 );
@@ -278,6 +358,9 @@ plain_is_display!(
     Balance,
     RematPolicies,
     Caps,
+    MostBytes,
+    TokenizerChoice,
+    JsonChoice,
     Devices,
     Dtype,
     KernelChoice,

@@ -97,7 +97,7 @@ fn images(
     match &arguments.images {
         Some(folder) => {
             let set = ImageFolder::with_classes(folder, classes)?;
-            let what = folder.display().to_string();
+            let what = format!("{}{}", folder.display(), classification::left_out(&set));
             Ok((classification::evaluation(&run.config, Arc::new(set), None)?, what))
         }
         None => {

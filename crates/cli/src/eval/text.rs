@@ -1,6 +1,6 @@
 //! A text model on held-out text.
 
-use gpipe_data::{Document, TokenSet};
+use gpipe_data::{JsonFiles, Texts, TokenSet};
 
 use super::{Measured, measure};
 use crate::{
@@ -34,7 +34,7 @@ pub(super) fn run(
     }
     let tokenizer = run.vocabulary.tokenizer()?;
     let mut pipeline = run.pipeline(processes)?;
-    let (documents, what) = documents(arguments, &run.config)?;
+    let (Texts { documents, report }, what) = texts(arguments, &run.config)?;
     let tokens = TokenSet::encode(tokenizer, &documents)?;
     let batches = language::batches(&tokens, &run.config, tokens_max)?;
     let Some(Measured { loss, metrics, count, .. }) =
@@ -56,6 +56,7 @@ pub(super) fn run(
         return Ok(());
     }
     say!("text           {what}: {} tokens", tokens.tokens.len());
+    say!("               {report}");
     if tokens_max < tokens.tokens.len() {
         say!("measured       the first {tokens_max} tokens; --tokens N measures more");
     }
@@ -68,16 +69,17 @@ pub(super) fn run(
 }
 
 /// The text to measure on, and what it is.
-fn documents(
-    arguments: &EvalArguments,
-    config: &Config,
-) -> Result<(Vec<Document>, String), CliError> {
+fn texts(arguments: &EvalArguments, config: &Config) -> Result<(Texts, String), CliError> {
     match &config.data {
         Data::Text(data) if arguments.text.is_empty() => language::held_out(data),
-        _ => {
+        data => {
             let names: Vec<String> =
                 arguments.text.iter().map(|path| path.display().to_string()).collect();
-            Ok((Document::from_paths(&arguments.text)?, names.join(", ")))
+            let json = match data {
+                Data::Text(data) => language::json(data),
+                _ => JsonFiles::Refuse,
+            };
+            Ok((Texts::from_paths(&arguments.text, json)?, names.join(", ")))
         }
     }
 }

@@ -32,6 +32,9 @@ use crate::{
 /// Ratios of width to height of [`CropChoice::Resized`] (Szegedy et al. 2015, section 6).
 const RATIO: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 
+/// Fonts that are left out of which each is told.
+const FONTS_TOLD: usize = 3;
+
 /// Images with classes.
 pub(crate) struct Classification {
     vocabulary: Vocabulary,
@@ -43,17 +46,19 @@ pub(crate) struct Classification {
     config: Config,
 }
 
-/// Two sides of a set, and a line about them.
+/// Two sides of a set, and what they are.
 struct Sides {
     train: Arc<dyn ImageSet>,
     validation: Arc<dyn ImageSet>,
     what: String,
+    /// A line for each source: what was read of it, and what was left out.
+    read: String,
 }
 
 impl Classification {
     /// Finds the images. Their classes must be those of `given`, if it is there.
     pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Self, CliError> {
-        let Sides { train, validation, what } = sides(config)?;
+        let Sides { train, validation, what, read } = sides(config)?;
         let classes = train.classes().to_vec();
         if let Some(given) = given {
             let given = given.classes()?;
@@ -74,11 +79,18 @@ impl Classification {
         let (images, mini_batch) = (&config.images, config.train.mini_batch);
         let (threads, on_unreadable) = (images.threads, on_unreadable(images));
         let transform = transform(images);
+        let measured = match images.validation_images {
+            most if most > 0 && most < validation.len() => {
+                format!(" (of which images.validation_images = {most} are measured)")
+            }
+            _ => String::new(),
+        };
         let summary = format!(
-            "{what}: {} images to train on, {} to validate on, {} classes",
+            "{read}{what}: {} images to train on, {} to validate on{measured}, {} classes{}",
             train.len(),
             validation.len(),
-            classes.len()
+            classes.len(),
+            without_images(validation.as_ref())
         );
         let batches = TrainImages::new(
             Arc::clone(&train),
@@ -255,21 +267,52 @@ fn named(folder: &Path) -> Result<&Path, CliError> {
 fn folder(data: &ImageFolderConfig, seed: u64) -> Result<Sides, CliError> {
     let all = ImageFolder::open(named(&data.folder)?)?;
     let what = data.folder.display().to_string();
+    let mut read = read_of(&data.folder, &all);
     let (train, validation) = match &data.validation {
-        Some(validation) => {
-            let validation = ImageFolder::with_classes(validation, all.classes())?;
+        Some(folder) => {
+            let validation = ImageFolder::with_classes(folder, all.classes())?;
+            read += &read_of(folder, &validation);
             (all, validation)
         }
         None => all.split(data.validation_share, seed)?,
     };
-    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what })
+    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
+}
+
+/// What was read of a folder, and what was left out: a line.
+fn read_of(folder: &Path, set: &ImageFolder) -> String {
+    let (folder, bytes) = (folder.display(), gpipe::Bytes(set.bytes()));
+    format!("{folder}: read {} images, {bytes}{}\n", set.len(), left_out(set))
+}
+
+/// What was left out of a folder, if anything was.
+pub(crate) fn left_out(set: &ImageFolder) -> String {
+    match set.left_out() {
+        none if none.is_empty() => String::new(),
+        some => format!("; left out {some}"),
+    }
+}
+
+/// What is to be said of classes without an image, of which nothing will be measured.
+fn without_images(set: &dyn ImageSet) -> String {
+    let mut seen = vec![false; set.classes().len()];
+    for index in 0..set.len() {
+        if let Some(seen) = seen.get_mut(set.class(index)) {
+            *seen = true;
+        }
+    }
+    match seen.iter().filter(|seen| !**seen).count() {
+        0 => String::new(),
+        empty => format!(", of which {empty} have no image to validate on"),
+    }
 }
 
 fn cifar(folder: &Path, kind: CifarKind) -> Result<Sides, CliError> {
     let open = |part| Cifar::open(named(folder)?, kind, part).map_err(CliError::from);
     let (train, validation) = (open(CifarPart::Train)?, open(CifarPart::Test)?);
     let what = folder.display().to_string();
-    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what })
+    let read = String::new(); // all of it, or an error
+    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
 }
 
 fn glyphs(data: &GlyphsConfig, config: &Config) -> Result<Sides, CliError> {
@@ -283,7 +326,17 @@ fn glyphs(data: &GlyphsConfig, config: &Config) -> Result<Sides, CliError> {
     let folders = if data.fonts.is_empty() { font_folders() } else { data.fonts.clone() };
     let (train, validation) = Glyphs::open(&folders, &settings)?;
     let what = train.summary();
-    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what })
+    let read = match train.left_out() {
+        [] => String::new(),
+        left_out => {
+            let first = left_out.iter().take(FONTS_TOLD);
+            let first = first.map(|font| format!("{}: {}", font.name, font.reason));
+            let first: Vec<String> = first.collect();
+            let more = if left_out.len() > first.len() { ", ..." } else { "" };
+            format!("left out {} fonts ({}{more})\n", left_out.len(), first.join(", "))
+        }
+    };
+    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
 }
 
 /// Where `make fonts` puts fonts, and where systems keep theirs; those that are there.

@@ -3,13 +3,16 @@
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use gpipe_checkpoint::manifest::sha256;
-use gpipe_data::{Corpus, Document, Limits, TokenSet, Tokenizer, TrainBatches, ValidationBatches};
+use gpipe_data::{
+    Corpus, Document, JsonFiles, Limits, Texts, TokenSet, Tokenizer, TrainBatches,
+    ValidationBatches,
+};
 use tch::Tensor;
 
-use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary};
+use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary, pinned};
 use crate::{
     CliError,
-    config::{Config, Model, TextConfig},
+    config::{Config, JsonChoice, Model, TextConfig},
 };
 
 /// Tokens that are hashed at once.
@@ -33,10 +36,12 @@ impl Language {
         given: Option<Vocabulary>,
     ) -> Result<Self, CliError> {
         let (corpus, what) = corpus(data)?;
+        let mut learned = String::new();
         let vocabulary = match (given, &config.model) {
             (Some(given), _) => given,
             (None, Model::Transformer(model)) => {
                 let tokenizer = Tokenizer::train(&corpus.train, model.vocabulary)?;
+                learned = learned_from(&corpus.train, model.vocabulary, &tokenizer);
                 Vocabulary::Tokens(Box::new(tokenizer))
             }
             (None, _) => return Err(CliError::Usage("text needs a transformer".into())),
@@ -48,10 +53,15 @@ impl Language {
             TokenSet::encode(tokenizer, &corpus.train)?
         };
         let validation = TokenSet::encode(tokenizer, &corpus.validation)?;
+        let (all, most) = (validation.tokens.len(), config.train.validation_tokens);
+        let measured = match most < all {
+            true => format!(" (of which train.validation_tokens = {most} are measured)"),
+            false => String::new(),
+        };
         let summary = format!(
-            "{what}: {} training tokens, {} validation tokens, vocabulary {}",
+            "{what}: {}\n{what}: {} training tokens, {all} validation tokens{measured}, vocabulary {}{learned}",
+            corpus.report,
             train.tokens.len(),
-            validation.tokens.len(),
             tokenizer.vocabulary()
         );
         let (config, sequence) = (config.clone(), data.sequence);
@@ -119,36 +129,60 @@ fn tensors(batch: &gpipe_data::Batch) -> Result<Batch, tch::TchError> {
     Ok(Batch { inputs: vec![inputs], targets, samples: batch.samples as u64 })
 }
 
+/// What is to be known of a vocabulary that was learned from `documents`: fewer tokens than were asked for, or a sample.
+fn learned_from(documents: &[Document], asked: usize, tokenizer: &Tokenizer) -> String {
+    let fewer = match tokenizer.vocabulary() < asked {
+        true => format!(" (of {asked} that were asked for: the text repeats no more)"),
+        false => String::new(),
+    };
+    match Tokenizer::sampled_one_in(documents) {
+        1 => fewer,
+        one_in => format!("{fewer}, learned from 1 in {one_in} parts of the training text"),
+    }
+}
+
 /// The held-out part of the configured text, and what it is.
-pub(crate) fn held_out(data: &TextConfig) -> Result<(Vec<Document>, String), CliError> {
+pub(crate) fn held_out(data: &TextConfig) -> Result<(Texts, String), CliError> {
     let (corpus, what) = corpus(data).map_err(|error| match error {
         CliError::Data(source @ gpipe_data::Error::MissingPath { .. }) => CliError::Usage(format!(
             "{source}: it is the run's own text; run where you trained, or name another with --text PATH"
         )),
         other => other,
     })?;
-    Ok((corpus.validation, format!("held out of {what}")))
+    let texts = Texts { documents: corpus.validation, report: corpus.report };
+    Ok((texts, format!("held out of {what}")))
+}
+
+/// What the configuration says of files of JSON.
+pub(crate) fn json(data: &TextConfig) -> JsonFiles {
+    match data.json {
+        JsonChoice::Refuse => JsonFiles::Refuse,
+        JsonChoice::Text => JsonFiles::AsText,
+        JsonChoice::Skip => JsonFiles::LeaveOut,
+    }
 }
 
 /// Reads the text and splits it; with it, what it is.
 fn corpus(data: &TextConfig) -> Result<(Corpus, String), CliError> {
     let limits = Limits {
-        train_bytes: data.train_bytes.0,
-        validation_bytes: data.validation_bytes.0,
-        per_crate_bytes: data.crate_bytes.0,
+        train_bytes: data.train_bytes.limit(),
+        validation_bytes: data.validation_bytes.limit(),
+        per_crate_bytes: data.crate_bytes.limit(),
     };
-    if data.text.is_empty() {
-        if !data.cargo_lock.exists() {
-            return Err(CliError::Usage(format!(
-                "there is no {} here, whose crates' sources would be the text: run in gpipe's own folder, or name your text with --text PATH",
-                data.cargo_lock.display()
-            )));
-        }
-        let corpus = Corpus::from_cargo_sources(&data.cargo_lock, &registry_sources()?, &limits)?;
-        return Ok((corpus, "Rust sources of this workspace's dependencies".to_owned()));
+    if !data.text.is_empty() {
+        let names: Vec<String> = data.text.iter().map(|path| path.display().to_string()).collect();
+        return Ok((Corpus::from_paths(&data.text, &limits, json(data))?, names.join(", ")));
     }
-    let names: Vec<String> = data.text.iter().map(|path| path.display().to_string()).collect();
-    Ok((Corpus::from_paths(&data.text, &limits)?, names.join(", ")))
+    let lock = &data.cargo_lock;
+    if !lock.exists() {
+        return Err(CliError::Usage(format!(
+            "there is no {} here, whose crates' sources would be the text: run in gpipe's own folder, or name your text with --text PATH",
+            lock.display()
+        )));
+    }
+    let corpus = Corpus::from_cargo_sources(lock, &registry_sources()?, &limits)?;
+    pinned::check(lock, &corpus.report)?;
+    Ok((corpus, format!("Rust sources of the crates in {}", lock.display())))
 }
 
 /// Where cargo keeps the sources that it fetched.

@@ -3,11 +3,13 @@
 //! - [`language`]: the next token of a text
 //! - [`translation`]: the English of sentences in many languages
 //! - [`classification`]: the class of an image
+//! - [`pinned`]: a text that is told by its content
 //! - [`vocabulary`]: what a trained model's numbers mean: its tokens, or its classes
 //! - here: what both have in common, and the choice between them
 
 pub(crate) mod classification;
 pub(crate) mod language;
+mod pinned;
 pub(crate) mod translation;
 mod vocabulary;
 
@@ -20,7 +22,7 @@ use gpipe::{
 use gpipe_models::{AmoebaNet, ResNet, Transformer, Variant};
 use tch::{Kind, Tensor};
 
-pub(crate) use self::vocabulary::Vocabulary;
+pub(crate) use self::vocabulary::{TOKENIZER, Vocabulary};
 use self::{
     classification::Classification,
     language::Language,
@@ -63,7 +65,7 @@ impl<'a> Part<'a> {
 
 /// Data to train on and to measure with.
 pub(crate) trait Task {
-    /// What they are, in a line.
+    /// What they are: a line for each source, with what was left out of it, and one for what became of them.
     fn summary(&self) -> &str;
 
     /// What they mean.
@@ -95,8 +97,13 @@ pub(crate) trait Task {
     }
 }
 
-/// Reads the data that the configuration names. `given` is what an earlier training made of them, if there was one.
+/// Reads the data that the configuration names. `given` is what an earlier training made of them, if there was one; else
+/// tokens are those of the file that the configuration names, if it names one.
 pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn Task>, CliError> {
+    let given = match given {
+        Some(given) => Some(given),
+        None => Vocabulary::configured(config)?,
+    };
     Ok(match &config.data {
         Data::Text(data) => Box::new(Language::open(config, data, given)?),
         Data::Parallel(data) => Box::new(Translation::open(config, data, given)?),

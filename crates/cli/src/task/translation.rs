@@ -18,13 +18,10 @@ use crate::{
     CliError,
     config::{Config, Model, ParallelConfig},
     files::gpipe_home,
-    output::complain,
 };
 
 /// The token that fills rows: the same in every vocabulary of ours.
 pub(crate) const PAD: i64 = 1;
-/// Files that could not be read of which each is told.
-const FILES_TOLD: usize = 5;
 
 /// Pairs as tokens.
 pub(crate) struct Translation {
@@ -44,7 +41,7 @@ impl Translation {
         data: &ParallelConfig,
         given: Option<Vocabulary>,
     ) -> Result<Self, CliError> {
-        let (corpus, what) = corpus(data)?;
+        let (corpus, what, report) = corpus(data)?;
         let own = match (given, &config.model) {
             (Some(given), _) => TranslationVocabulary::from_tokenizer(given.tokenizer()?.clone())?,
             (None, Model::Translation(model)) => {
@@ -74,8 +71,14 @@ impl Translation {
             .iter()
             .flat_map(|set| (0..languages).map(|l| set.left_out(l)))
             .sum();
+        let measured = match validation_pairs(data) {
+            Some(most) if (0..languages).any(|language| validation.pairs(language) > most) => {
+                format!(" (of which data.validation_pairs = {most} of a language are measured)")
+            }
+            _ => String::new(),
+        };
         let summary = format!(
-            "{what}: {languages} languages, {} pairs to train on, {} to validate on ({longer} of more than {} tokens are left out), vocabulary {}",
+            "{what}: {report}\n{what}: {languages} languages, {} pairs to train on, {} to validate on{measured} ({longer} of more than {} tokens are left out), vocabulary {}",
             train.len(),
             validation.len(),
             data.length,
@@ -186,7 +189,7 @@ fn fingerprint(train: &PairSet) -> String {
 }
 
 /// Reads the configured pairs; with them, what they are.
-fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, String), CliError> {
+fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, String, Report), CliError> {
     let sources = sources(data);
     if sources.is_empty() {
         return Err(CliError::Usage(
@@ -204,12 +207,11 @@ fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, String), CliError> {
         clean: data.clean,
     };
     let (corpus, report) = ParallelCorpus::read(&sources, &options)?;
-    tell(&report);
     let what = match sources.iter().all(|source| matches!(source, Source::Catalogues { .. })) {
         true => "gettext catalogues",
         false => "parallel text",
     };
-    Ok((corpus, what.to_owned()))
+    Ok((corpus, what.to_owned(), report))
 }
 
 /// Where pairs come from.
@@ -244,14 +246,4 @@ fn catalogue_folders() -> Vec<PathBuf> {
         languages.is_ok_and(|all| all.flatten().any(|language| has_some(&language.path())));
     let own = Some(gpipe_home().join("catalogues")).filter(|folder| folder.is_dir());
     own.into_iter().chain(is_used.then_some(system)).collect()
-}
-
-/// Tells of files that could not be read; the others are used.
-fn tell(report: &Report) {
-    for error in report.errors.iter().take(FILES_TOLD) {
-        complain!("gpipe: left out: {}: {}", error.path.display(), error.reason);
-    }
-    if let Some(more) = report.errors.len().checked_sub(FILES_TOLD + 1) {
-        complain!("gpipe: and {} more files", more + 1);
-    }
 }

@@ -7,12 +7,12 @@ use gpipe_data::Tokenizer;
 
 use crate::{
     CliError,
-    config::{Config, Model},
+    config::{Config, Model, TokenizerChoice},
     files::read_bounded,
 };
 
 /// The file of a text model's tokenizer.
-const TOKENIZER: &str = "tokenizer.json";
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The file of an image model's classes: a JSON list of their names.
 const CLASSES: &str = "classes.json";
 /// Largest file of classes.
@@ -56,6 +56,34 @@ impl Vocabulary {
         match config.model {
             Model::Transformer(_) | Model::Translation(_) => TOKENIZER,
             _ => CLASSES,
+        }
+    }
+
+    /// The tokens that the configuration names, if it names a file.
+    pub(crate) fn configured(config: &Config) -> Result<Option<Self>, CliError> {
+        match config.tokenizer() {
+            Some(TokenizerChoice::File(path)) => {
+                Ok(Some(Self::Tokens(Box::new(Tokenizer::load(path)?))))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Of a run that starts from the weights at `from`, beside which `beside` lies: what its numbers are to mean, if that is
+    /// not for the data to say. What the configuration says of tokens wins.
+    pub(crate) fn of_weights(
+        config: &Config,
+        from: &Path,
+        beside: Option<Self>,
+    ) -> Result<Option<Self>, CliError> {
+        match (config.tokenizer(), beside) {
+            (Some(TokenizerChoice::File(_)), _) => Self::configured(config),
+            (Some(TokenizerChoice::New), _) => Ok(None),
+            (Some(TokenizerChoice::Auto), None) => Err(CliError::Usage(format!(
+                "{}: there is no {TOKENIZER} beside these weights, and tokens learned from this text would not be those that they were trained on: put the model's {TOKENIZER} there, or name it with --set data.tokenizer=PATH (or learn new tokens all the same with --set data.tokenizer=new)",
+                from.display()
+            ))),
+            (_, beside) => Ok(beside),
         }
     }
 

@@ -1,6 +1,7 @@
 //! `gpipe train`.
 //!
 //! - [`start`]: from nothing, or from a checkpoint
+//! - [`begun`]: what its folder says from the start, and what all processes must have been told
 //! - [`claim`]: the run's folder; [`records`]: its metrics
 //! - [`saving`]: when checkpoints are saved
 //! - [`signals`]: Ctrl-C and SIGTERM
@@ -8,6 +9,7 @@
 //! - [`step_trace`]: the file of the latest step
 //! - here: the loop, and what goes on beside it
 
+mod begun;
 mod claim;
 mod records;
 mod saving;
@@ -18,7 +20,6 @@ mod validation;
 
 use std::{
     collections::BTreeSet,
-    io::ErrorKind,
     path::Path,
     time::{Duration, Instant},
 };
@@ -29,6 +30,7 @@ use gpipe_data::{Loaded, Loader, LoaderSettings};
 use tch::Tensor;
 
 use self::{
+    begun::{set_aside, told, write_begun},
     claim::Claim,
     saving::Saving,
     signals::{Stop, name},
@@ -39,19 +41,14 @@ use crate::{
     CliError,
     args::TrainArguments,
     config::{Config, OnNan},
-    facts,
-    files::write_aside,
-    init,
-    metrics::{Metrics, Seen, io},
+    demand, facts, init,
+    metrics::{Metrics, Seen},
     output::{complain, say},
     plan,
     plan_file::PlanFile,
-    processes::{
-        self, Processes,
-        environment::{Environment, RUN_NOTE},
-    },
+    processes::{self, Processes, environment::Environment},
     progress::Progress,
-    run_folder::{AVERAGES, EARLIER, PLAN, WEIGHTS, config_of},
+    run_folder::{AVERAGES, PLAN, WEIGHTS, config_of},
     setup,
     summary::Summary,
     task::{self, Batch, MakeBatch, Task, Vocabulary, classification::tell_unreadable},
@@ -86,7 +83,10 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     let init = arguments.init.as_deref().map(init::open).transpose()?;
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
-        (None, Some(init)) => (Some(init.file), init.vocabulary),
+        (None, Some(init)) => {
+            let vocabulary = Vocabulary::of_weights(&start.config, &init.from, init.vocabulary)?;
+            (Some(init.file), vocabulary)
+        }
         (None, None) => (None, None),
     };
     // A text model's tokenizer is kept; an image model's classes are those of the data, whatever it was trained for.
@@ -112,6 +112,7 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     };
     let config = start.config.clone();
     describe(&config, &model);
+    demand::check(&config, &model, processes)?;
     let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     say!("layers per stage: {:?}", pipeline.balance());
     let fed = pipeline.samples_fed(config.train.mini_batch)?;
@@ -165,44 +166,6 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     run.end(&mut pipeline, &mut position)
 }
 
-/// What every process must have been told alike, beside the configuration.
-fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
-    let TrainArguments { plan, out, resume, init, names, partial, fresh, .. } = arguments;
-    let path = |path: &Option<std::path::PathBuf>| {
-        path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
-    };
-    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());
-    let facts = [
-        ("--out", path(out)),
-        ("--resume", text(resume)),
-        ("--init", path(init)),
-        ("--names", path(names)),
-        ("--partial", partial.to_string()),
-        ("--fresh", fresh.join(",")),
-        ("--plan", text(plan)),
-    ];
-    facts.map(|(name, value)| (name.to_owned(), value)).into()
-}
-
-/// Writes what a run's folder says of it from the start. Where a launcher asks which folder it is, it is told first.
-fn write_begun(
-    out: &Path,
-    config: &Config,
-    plan: Option<&PlanFile>,
-    vocabulary: &Vocabulary,
-) -> Result<(), CliError> {
-    if let Some(note) = std::env::var_os(RUN_NOTE) {
-        let absolute = std::path::absolute(out).map_err(io(out))?;
-        let note = Path::new(&note);
-        std::fs::write(note, absolute.display().to_string()).map_err(io(note))?;
-    }
-    write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
-    if let Some(plan) = plan {
-        plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
-    }
-    write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)
-}
-
 /// The parameters that start afresh though the weights of `--init` have them: the softmax, where the network was trained for the
 /// `earlier` classes, and these are others.
 fn fresh(earlier: Option<Vec<String>>, vocabulary: &Vocabulary) -> &'static [&'static str] {
@@ -225,15 +188,6 @@ fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<Position, C
         "the training data are not those of {}: the run would go on elsewhere in others; bring them back, or start another run (--init takes its weights)",
         checkpoint.folder().display()
     )))
-}
-
-/// Gives a file of an earlier end of the run another name.
-fn set_aside(out: &Path, name: &str) -> Result<(), CliError> {
-    let path = out.join(name);
-    match std::fs::rename(&path, out.join(format!("{EARLIER}{name}"))) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(io(&path)(error)),
-        _ => Ok(()),
-    }
 }
 
 /// What goes on beside the training.

@@ -1,9 +1,10 @@
 //! What layers cost: times and bytes, measured or estimated, for micro-batches of several sizes; and what a stage made of
 //! them costs. The one source that the planner, the simulator and the tables read. `layer` is what one layer takes, `held` what a stage's layers hold
-//! together.
+//! together, `spread` how far measured times are apart.
 
 mod held;
 mod layer;
+mod spread;
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -11,6 +12,7 @@ use held::{Gradients, Layers, SkipEnds};
 pub use layer::LayerCost;
 use layer::{Sizes, between};
 use serde::{Deserialize, Serialize};
+pub use spread::Spread;
 
 use crate::{
     ids::LayerId,
@@ -114,6 +116,12 @@ pub struct ModelCosts {
     /// decides what is still in a cache, and which work runs beside which.
     #[serde(default)]
     pub under: BTreeMap<String, BTreeMap<usize, Vec<LayerCost>>>,
+    /// How far the times of `sizes` were spread, by samples of a micro-batch; empty where nothing was measured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spread: BTreeMap<usize, Spread>,
+    /// The same of `under`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spread_under: BTreeMap<String, BTreeMap<usize, Spread>>,
     /// Long skips.
     pub skips: Vec<SkipCost>,
     /// Tied weights.
@@ -178,6 +186,21 @@ impl ModelCosts {
     /// Whether micro-batches of `samples` samples were measured (or estimated) themselves.
     pub fn has_size(&self, samples: usize) -> bool {
         self.sizes.contains_key(&samples)
+    }
+
+    /// How far the times are spread that [`ModelCosts::at`] gives; of a size that was not measured, as far as those of the
+    /// nearest sizes together. None where that is not known: the costs are from shapes, or from an older profile.
+    pub fn spread(&self, samples: usize, schedule: &Schedule) -> Option<Spread> {
+        let own = self.spread_under.get(&schedule.to_string()).unwrap_or(&self.spread);
+        if let Some(found) = own.get(&samples).or_else(|| self.spread.get(&samples)) {
+            return Some(*found);
+        }
+        let below = own.range(..samples).next_back().map(|(_, spread)| *spread);
+        let above = own.range(samples..).next().map(|(_, spread)| *spread);
+        match (below, above) {
+            (Some(below), Some(above)) => Some(below.and(above)),
+            (below, above) => below.or(above),
+        }
     }
 
     /// Whether it is known what the halves of a split backward take, in micro-batches of `samples` samples under `schedule`.

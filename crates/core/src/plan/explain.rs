@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Found, Plan, rejected::Percent};
+use super::{Faster, Found, Plan, rejected::Percent};
 use crate::{report::stage_times, topology::ranges, units::Bytes};
 
 /// A table of the plan's stages, what it takes, what limits it, and what lost against it.
@@ -23,10 +23,15 @@ pub fn explain(found: &Found) -> String {
         let over = Percent::more(step.0, found.bound.0);
         format!("at most {over} above the best possible ({})", found.bound)
     };
+    let interval = match found.interval {
+        Some([low, high]) => format!(" [{low} .. {high}]"),
+        None => String::new(),
+    };
+    let exact = found.within().unwrap_or(exact);
     // Writing to a String does not fail.
     let _ = writeln!(
         text,
-        "\nstep {step}, bubble {:.1}%, peak {peak}\n{exact}; {} plans simulated\nlimited by {}",
+        "\nstep {step}{interval}, bubble {:.1}%, peak {peak}\n{exact}; {} plans simulated\nlimited by {}",
         100.0 * prediction.bubble(),
         found.examined,
         found.limits
@@ -39,10 +44,27 @@ pub fn explain(found: &Found) -> String {
         });
         text.push_str(&table(&rows.collect::<Vec<_>>()));
     }
+    if found.others > 0 {
+        let _ =
+            writeln!(text, "{} other combinations of K, M and schedule take no less", found.others);
+    }
     for advice in &found.advice {
         let _ = writeln!(text, "\nadvice: {advice}");
     }
     text
+}
+
+impl Found {
+    /// What is faster, and why it is not the plan, if anything is.
+    pub fn within(&self) -> Option<String> {
+        let Faster { plan, step, interval: [low, high] } = self.faster.as_ref()?;
+        let Plan { balance, micro_batches, schedule, .. } = plan;
+        let less = Percent::more(self.prediction.step().0, step.0);
+        Some(format!(
+            "K {}, M {micro_batches}, {schedule} would be {less} faster ({step} [{low} .. {high}]): that is within the spread of the costs, so this is what is configured",
+            balance.len(),
+        ))
+    }
 }
 
 const HEAD: [&str; 12] = [

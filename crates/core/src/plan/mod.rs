@@ -2,7 +2,7 @@
 //! and hold, before anything runs.
 //!
 //! - here: a plan, and its [`Prediction`]
-//! - `search`: the best plan of a [`Request`]; `explore` goes through the plans of one K, M and schedule, which `space` prices
+//! - `request`: what may be chosen; `search`: the best plan of a [`Request`]; `explore` goes through the plans of one K, M and schedule, which `space` prices
 //!   and `bound` rules out; `neighbours` are one move away
 //! - `rejected`: what lost against the plan; `others`: plans under schedules that the exact search does not know
 //! - `shortage`: the smallest caps that work, where the given ones do not
@@ -17,6 +17,7 @@ mod limit;
 mod neighbours;
 mod others;
 mod rejected;
+mod request;
 mod search;
 mod shortage;
 mod space;
@@ -28,7 +29,8 @@ pub use advice::{Advice, Move, advice};
 pub use explain::explain;
 pub use limit::Limit;
 pub use rejected::Rejected;
-pub use search::{Found, Request, search};
+pub use request::{Request, Usual};
+pub use search::{Faster, Found, search};
 pub use shortage::Shortage;
 
 use std::ops::Range;

@@ -17,6 +17,11 @@ pub struct Rejected {
 }
 
 impl Rejected {
+    /// What was asked for and is in no combination.
+    pub(super) fn omitted(what: String, why: String) -> Self {
+        Self { what, plan: None, step: None, why }
+    }
+
     pub(super) fn other(
         frame: Frame<'_>,
         own: Option<(u64, Plan)>,
@@ -26,10 +31,7 @@ impl Rejected {
         let stages = frame.devices.len();
         let what = format!("K {stages}, M {}, {}", frame.micro_batches, frame.schedule);
         let (plan, step, why) = match own {
-            Some((own, plan)) => {
-                let why = format!("{} slower", Percent::more(own, step));
-                (Some(plan), Some(Nanos(own)), why)
-            }
+            Some((own, plan)) => (Some(plan), Some(Nanos(own)), Percent::slower(own, step)),
             None => {
                 let why = match frame.schedule.is_plain() {
                     true => shortage::reason(frame)?,
@@ -56,7 +58,7 @@ impl Rejected {
             Some((_, device, peak, cap)) => {
                 format!("needs {peak} on device {device}, which has {cap}")
             }
-            None => format!("{} slower", Percent::more(own.0, step)),
+            None => Percent::slower(own.0, step),
         };
         Self {
             what: "the same, re-materializing never".into(),
@@ -71,6 +73,15 @@ impl Rejected {
 pub(super) struct Percent(f64);
 
 impl Percent {
+    /// How `a` compares with `b`, in words.
+    pub fn slower(a: u64, b: u64) -> String {
+        if a < b {
+            format!("{} faster", Self::more(b, a))
+        } else {
+            format!("{} slower", Self::more(a, b))
+        }
+    }
+
     /// How much more `a` is than `b`.
     pub fn more(a: u64, b: u64) -> Self {
         Self(if b == 0 { 0.0 } else { (a as f64 / b as f64 - 1.0) * 100.0 })

@@ -6,55 +6,25 @@
 //!     improve the best plan, and what is not ruled out says how much better a plan might be. (4) Schedules other than GPipe and
 //!     1F1B are `others`' to search, which is not exact.
 
+use std::collections::BTreeSet;
+
 use super::{
-    Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, bound, check_devices,
-    check_size, explore, limit, neighbours, others, predict,
+    Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, bound, explore, limit,
+    neighbours, others, predict,
     rejected::Rejected,
+    request::{Key, Request, keys},
     shortage,
     space::{Frame, Space},
 };
-use crate::{
-    cost::ModelCosts,
-    partition::{PartitionError, check_balance},
-    remat::{Remat, RematPolicies},
-    schedule::Schedule,
-    units::Nanos,
-};
+use crate::{partition::PartitionError, remat::Remat, units::Nanos};
 
-/// Alternatives that are reported.
+/// The best alternatives that are reported, and the most where others are the only ones with their K or M.
 const REJECTED_MAX: usize = 8;
+const TOLD_MAX: usize = 32;
 /// Of what is left of the budget, one part in so many is for one combination.
 const SHARE: u64 = 2;
 /// Of the budget, one part in so many is for each alternative that was not searched.
 const OTHERS_SHARE: u64 = 64;
-
-/// What to search.
-#[derive(Debug, Clone)]
-pub struct Request<'a> {
-    /// What layers cost.
-    pub model: &'a ModelCosts,
-    /// The devices; K stages use the first K.
-    pub devices: &'a [PlanDevice],
-    /// Samples of a step.
-    pub samples: usize,
-    /// Each K to try.
-    pub stages: Vec<usize>,
-    /// Each M to try; no more than there are samples.
-    pub micro_batches: Vec<usize>,
-    /// Each schedule to try.
-    pub schedules: Vec<Schedule>,
-    /// The only cut, if there is no choice.
-    pub balance: Option<Vec<usize>>,
-    /// The only policies, if there is no choice.
-    pub remat: Option<RematPolicies>,
-    /// Actions that may be simulated, about; [`Request::BUDGET`] is enough for a second or so.
-    pub budget: u64,
-}
-
-impl Request<'_> {
-    /// A budget for interactive use.
-    pub const BUDGET: u64 = 4_000_000;
-}
 
 /// The best plan that was found.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,16 +44,31 @@ pub struct Found {
     pub bound: Nanos,
     /// Plans that were simulated.
     pub examined: usize,
-    /// Alternatives, and why they are not the plan; the best first.
+    /// Alternatives, and why they are not the plan; the best first. Each schedule, K and M that was asked for is in the plan
+    /// or in one of them.
     pub rejected: Vec<Rejected>,
+    /// Combinations of K, M and schedule that are neither the plan nor in `rejected`: none of them takes less than the best.
+    pub others: usize,
+    /// The quartiles of the step, as far as the costs say how certain they are.
+    pub interval: Option<[Nanos; 2]>,
+    /// What takes less than the plan, but by no more than the costs are certain.
+    pub faster: Option<Faster>,
     /// What keeps the step from being shorter.
     pub limits: Limit,
     /// One better move, where the search was not exact and there is one.
     pub advice: Vec<Advice>,
 }
 
-/// K, M and the schedule's place in the request: what decides between equal steps.
-type Key = (usize, usize, usize);
+/// A plan that takes less than the usual one, if the costs are right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faster {
+    /// How it would run.
+    pub plan: Plan,
+    /// Its step.
+    pub step: Nanos,
+    /// The quartiles of its step.
+    pub interval: [Nanos; 2],
+}
 
 struct Best {
     step: u64,
@@ -102,6 +87,8 @@ struct Search<'r, 'a> {
     tried: Vec<(Key, Option<(u64, Plan)>)>,
     /// Combinations that cannot be, and why.
     misfits: Vec<(Key, PlanError)>,
+    /// What was asked for and is in no combination.
+    omitted: Vec<Rejected>,
 }
 
 /// The plan of least predicted step under every device's cap. Among equal steps: the one with fewer stages, then fewer
@@ -110,7 +97,7 @@ struct Search<'r, 'a> {
 /// # Errors
 /// [`PlanError`]: settings that do not fit each other; [`PlanError::Memory`] where no plan fits, with the smallest caps that work.
 pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
-    let keys = keys(request)?;
+    let (keys, omitted) = keys(request)?;
     let mut search = Search {
         request,
         best: None,
@@ -119,6 +106,7 @@ pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
         open: bound::NONE,
         tried: Vec::new(),
         misfits: Vec::new(),
+        omitted,
     };
     let bounds = keys.iter().map(|&key| (Space::new(search.frame(key)).loose_bound(), key));
     let mut bounds: Vec<(u64, Key)> = bounds.collect();
@@ -135,77 +123,6 @@ pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
     search.improve()?;
     bounds.extend(others);
     search.found(&bounds)
-}
-
-/// All combinations that are searched exactly, once each.
-fn keys(request: &Request<'_>) -> Result<Vec<Key>, PlanError> {
-    let Request { model, devices, samples, .. } = *request;
-    let setting = |text: &str| Err(PlanError::Setting(text.into()));
-    model.check()?;
-    check_devices(devices)?;
-    let layers = model.layers.len();
-    if request.micro_batches.is_empty() || request.schedules.is_empty() {
-        return setting("there is nothing to choose from: give at least one M and one schedule");
-    }
-    let mut stages = request.stages.clone();
-    let plain = request.schedules.iter().any(Schedule::is_plain);
-    if let Some(balance) = request.balance.as_ref().filter(|_| plain) {
-        if !stages.contains(&balance.len()) {
-            return Err(PartitionError::WrongLength {
-                balance: balance.clone(),
-                stages: stages.first().copied().unwrap_or_default(),
-            }
-            .into());
-        }
-        stages = vec![balance.len()];
-        check_balance(balance, balance.len(), layers)?;
-    }
-    for &stages in &stages {
-        if stages == 0 {
-            return Err(PartitionError::NoStages.into());
-        }
-        if let Some(remat) = request.remat.as_ref().filter(|_| plain) {
-            remat.check(stages).map_err(PlanError::Setting)?;
-        }
-        for &micro_batches in &request.micro_batches {
-            check_size(stages, micro_batches, samples)?;
-        }
-    }
-    let most = devices.len().min(layers);
-    let Some(&least) = stages.iter().min() else {
-        return setting("there is nothing to choose from: give at least one K");
-    };
-    stages.retain(|&stages| stages <= most);
-    if stages.is_empty() {
-        if layers < least {
-            return Err(PartitionError::TooManyStages { stages: least, layers }.into());
-        }
-        return Err(PlanError::Setting(format!(
-            "{least} stages need {least} devices, there are {}: give more devices, or use fewer stages",
-            devices.len()
-        )));
-    }
-    let (mut keys, mut too_long) = (Vec::new(), None);
-    for &stages in &stages {
-        for micro_batches in request.micro_batches.iter().map(|m| (*m).min(samples)) {
-            // As `predict` counts, with all edges that a cut can have.
-            let edges = 2 * stages + model.skips.len() + model.ties.len();
-            if (3 * stages + 4 * edges).saturating_mul(micro_batches) > super::ACTIONS_MAX {
-                too_long = Some((stages, micro_batches));
-                continue;
-            }
-            let plain = request.schedules.iter().enumerate().filter(|(_, own)| own.is_plain());
-            keys.extend(plain.map(|(s, _)| (stages, micro_batches, s)));
-        }
-    }
-    if let (Some((stages, micro_batches)), true, true) = (too_long, keys.is_empty(), plain) {
-        return Err(PlanError::Setting(format!(
-            "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer of either"
-        )));
-    }
-    keys.sort_unstable();
-    keys.dedup();
-    Ok(keys)
 }
 
 impl<'r> Search<'r, '_> {
@@ -350,13 +267,15 @@ impl<'r> Search<'r, '_> {
 
     fn found(mut self, bounds: &[(u64, Key)]) -> Result<Found, PlanError> {
         let request = self.request;
-        let Some(Best { step, key, plan }) = self.best.take() else {
+        let Some(best) = self.best.take() else {
             return Err(PlanError::Setting("no plan was found".into()));
         };
+        let exact = self.open >= best.step;
+        let bound = Nanos(self.open.min(best.step));
+        let (Best { step, key, plan }, faster) = self.usual(best)?;
         let devices = &request.devices[..key.0];
         let prediction = predict(request.model, devices, request.samples, &plan)?;
-        let rejected = self.rejected(bounds, key, step, &plan)?;
-        let exact = self.open >= step;
+        let (rejected, others) = self.rejected(bounds, key, step, &plan)?;
         let advice = match exact {
             true => None,
             false => advice(request.model, devices, request.samples, &plan)?,
@@ -366,9 +285,12 @@ impl<'r> Search<'r, '_> {
             layers: request.model.layers.iter().map(|layer| layer.name.clone()).collect(),
             devices: devices.to_vec(),
             exact,
-            bound: Nanos(self.open.min(step)),
+            bound,
             examined: self.examined,
             rejected,
+            others,
+            interval: self.interval(key, prediction.step().0),
+            faster,
             limits,
             advice: advice.into_iter().collect(),
             plan,
@@ -376,15 +298,68 @@ impl<'r> Search<'r, '_> {
         })
     }
 
-    /// The best of other combinations, and the plan without re-materialization.
+    /// The quartiles of a step of one combination.
+    fn interval(&self, (_, micro_batches, schedule): Key, step: u64) -> Option<[Nanos; 2]> {
+        let samples = self.request.samples.div_ceil(micro_batches.max(1));
+        let spread = self.request.model.spread(samples, &self.request.schedules[schedule])?;
+        Some(spread.around(Nanos(step)))
+    }
+
+    /// The best plan as it is usually run, and what is faster, where the difference is within what the costs are certain to:
+    /// the quartiles of both steps overlap. Else the best plan.
+    fn usual(&mut self, best: Best) -> Result<(Best, Option<Faster>), PlanError> {
+        let Some(usual) = &self.request.usual else { return Ok((best, None)) };
+        let index = self.request.schedules.iter().position(|own| *own == usual.schedule);
+        let micro_batches = usual.micro_batches.min(self.request.samples);
+        let is_asked = self.request.stages.contains(&usual.stages)
+            && self
+                .request
+                .micro_batches
+                .iter()
+                .any(|m| *m.min(&self.request.samples) == micro_batches)
+            && usual.stages <= self.request.devices.len();
+        let Some(index) = index.filter(|_| is_asked) else { return Ok((best, None)) };
+        let key = (usual.stages, micro_batches, index);
+        if key == best.key {
+            return Ok((best, None));
+        }
+        let Some(interval) = self.interval(best.key, best.step) else { return Ok((best, None)) };
+        let Some((step, plan)) = self.tried_or_now(key)? else { return Ok((best, None)) };
+        let Some([low, _]) = self.interval(key, step) else { return Ok((best, None)) };
+        if low > interval[1] || step <= best.step {
+            return Ok((best, None));
+        }
+        let faster = Faster { plan: best.plan, step: Nanos(best.step), interval };
+        Ok((Best { step, key, plan }, Some(faster)))
+    }
+
+    /// The best plan of a combination that was tried or ruled out; none where nothing fits.
+    fn tried_or_now(&self, key: Key) -> Result<Option<(u64, Plan)>, PlanError> {
+        let tried = self.tried.iter().find(|(tried, _)| *tried == key);
+        if let Some((_, Some(own))) = tried {
+            return Ok(Some(own.clone()));
+        }
+        let frame = self.frame(key);
+        let layers = self.request.model.layers.len();
+        if !frame.schedule.is_plain() || key.0 > layers {
+            return Ok(None);
+        }
+        let mut space = Space::new(frame);
+        let until = self.request.budget / OTHERS_SHARE;
+        let first = explore::first_plan(&mut space, bound::NONE, until)?;
+        let below = first.as_ref().map_or(bound::NONE, |(step, _)| *step);
+        Ok(explore::all_plans(&mut space, below, until)?.best.or(first))
+    }
+
+    /// The best of other combinations, and the plan without re-materialization; and how many more there are.
     fn rejected(
         &mut self,
         bounds: &[(u64, Key)],
         key: Key,
         step: u64,
         plan: &Plan,
-    ) -> Result<Vec<Rejected>, PlanError> {
-        let mut rejected = Vec::new();
+    ) -> Result<(Vec<Rejected>, usize), PlanError> {
+        let mut rejected = std::mem::take(&mut self.omitted);
         let mut others: Vec<(u64, Key)> = bounds.iter().filter(|b| b.1 != key).copied().collect();
         for (bound, key) in &mut others {
             let tried = self.tried.iter().find(|(tried, _)| tried == key);
@@ -393,24 +368,14 @@ impl<'r> Search<'r, '_> {
             }
         }
         others.sort_unstable();
-        others.truncate(REJECTED_MAX - 1);
+        let all = others.len();
+        let others = told(others, key);
+        let untold = all - others.len();
         for (_, key) in others {
-            let frame = self.frame(key);
-            let tried = self.tried.iter().position(|(tried, _)| *tried == key);
-            let own = match tried.and_then(|index| self.tried[index].1.clone()) {
-                Some(own) => Some(own),
-                None if !frame.schedule.is_plain() => None,
-                None => {
-                    let mut space = Space::new(frame);
-                    let until = self.request.budget / OTHERS_SHARE;
-                    let first = explore::first_plan(&mut space, bound::NONE, until)?;
-                    let below = first.as_ref().map_or(bound::NONE, |(step, _)| *step);
-                    explore::all_plans(&mut space, below, until)?.best.or(first)
-                }
-            };
+            let own = self.tried_or_now(key)?;
             let misfit = self.misfits.iter().find(|(misfit, _)| *misfit == key);
             let misfit = misfit.map(|(_, error)| error.to_string());
-            rejected.push(Rejected::other(frame, own, step, misfit)?);
+            rejected.push(Rejected::other(self.frame(key), own, step, misfit)?);
         }
         let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
         if self.request.remat.is_none() && never != *plan {
@@ -419,6 +384,25 @@ impl<'r> Search<'r, '_> {
             rejected.push(Rejected::without_remat(never, &prediction, devices, step));
         }
         rejected.sort_by_key(|r| (r.step.is_none(), r.step, r.what.clone()));
-        Ok(rejected)
+        Ok((rejected, untold))
     }
+}
+
+/// Of other combinations, the best first: so many, and the best of each K, M and schedule that is not among them.
+fn told(others: Vec<(u64, Key)>, plan: Key) -> Vec<(u64, Key)> {
+    let (mut stages, mut sizes, mut schedules) =
+        (BTreeSet::from([plan.0]), BTreeSet::from([plan.1]), BTreeSet::from([plan.2]));
+    let mut told = Vec::new();
+    for (place, other) in others.into_iter().enumerate() {
+        let (count, micro_batches, schedule) = other.1;
+        let is_first = [
+            told.len() < TOLD_MAX && stages.insert(count),
+            told.len() < TOLD_MAX && sizes.insert(micro_batches),
+            schedules.insert(schedule),
+        ];
+        if place < REJECTED_MAX - 1 || is_first.contains(&true) {
+            told.push(other);
+        }
+    }
+    told
 }

@@ -82,6 +82,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         trained_before: (0..=layers).map(|layer| layer > frozen).collect(),
         transport,
         replicated: layers % 3 == 2,
+        ..ModelCosts::default()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The Rust sources of a lock file's crates as documents.
 //!
-//! Crates are read lazily, in the order in which a limit is filled: a registry's folder holds gigabytes.
+//! Only the crates that the lock file names are read, of a registry's gigabytes. They are read whole, also where a limit
+//! takes a part of them: the report says how much there is.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,29 +9,32 @@ use std::path::{Path, PathBuf};
 
 use super::generated::{self, SOURCE_BYTES_MAX};
 use super::lock::{self, Package};
-use super::{Corpus, Document, Limits, read, split};
-use crate::{Error, Result};
+use super::{Corpus, Document, Limits, TextReport, read, split};
+use crate::hash::StableHasher;
+use crate::{Error, Omissions, Result};
 
 /// One crate in this many is validation text.
 const VALIDATION_ONE_IN: u64 = 12;
 
-/// A crate with all its versions on disk.
+/// Why sources are left out.
+const BINDINGS: (&str, &str) = ("crate of bindings or tables", "crates of bindings and tables");
+const ABSENT: (&str, &str) = ("crate that is not on disk", "crates that are not on disk");
+const LARGE: (&str, &str) = ("Rust file over 200 KiB", "Rust files over 200 KiB");
+const GENERATED: (&str, &str) = ("generated Rust file", "generated Rust files");
+const NOT_UTF8: (&str, &str) = ("Rust file that is not UTF-8", "Rust files that are not UTF-8");
+const EMPTY: (&str, &str) = ("empty Rust file", "empty Rust files");
+
+/// A crate with all its versions on disk: documents `<crate>-<version>/<path in it>`.
 struct Crate {
     name: String,
-    files: Vec<Source>,
-}
-
-/// A file of a crate that is small enough to be written by hand; it has not been read.
-struct Source {
-    path: PathBuf,
-    /// `<crate>-<version>/<path in it>`
-    name: String,
+    documents: Vec<Document>,
 }
 
 pub(super) fn corpus(lock: &Path, registry: &Path, limits: &Limits) -> Result<Corpus> {
     let packages = lock::registry_packages(lock)?;
     let locked = packages.len();
-    let crates = crates_on_disk(packages, registry)?;
+    let mut report = TextReport::default();
+    let crates = crates_on_disk(packages, registry, &mut report)?;
     if crates.len() < 2 {
         return Err(Error::NoSources {
             lock: lock.to_path_buf(),
@@ -39,62 +43,81 @@ pub(super) fn corpus(lock: &Path, registry: &Path, limits: &Limits) -> Result<Co
             usable: crates.len(),
         });
     }
+    let documents = || crates.iter().flat_map(|of| &of.documents);
+    documents().for_each(|document| report.read(document));
+    report.fingerprint = Some(fingerprint(documents()));
     // By name, not by version: two versions of a crate are nearly the same text.
     let (train, validation) = split::split(crates, VALIDATION_ONE_IN, |c| &c.name);
-    Corpus {
-        train: side(train, limits.train_bytes, limits)?,
-        validation: side(validation, limits.validation_bytes, limits)?,
+    let train = side(("training", train), ("train_bytes", limits.train_bytes), limits, &mut report);
+    let most = ("validation_bytes", limits.validation_bytes);
+    let validation = side(("validation", validation), most, limits, &mut report);
+    Corpus { train, validation, report }.checked()
+}
+
+/// A stable hash of names and texts, in order.
+fn fingerprint<'a>(documents: impl Iterator<Item = &'a Document>) -> String {
+    let mut hasher = StableHasher::new();
+    for Document { name, text } in documents {
+        hasher.field(name.as_bytes());
+        hasher.field(text.as_bytes());
     }
-    .checked()
+    format!("{:016x}", hasher.finish())
 }
 
 /// The documents of one side: crates in the order of their hashes until the limit, then sorted.
-fn side(mut crates: Vec<Crate>, limit_bytes: u64, limits: &Limits) -> Result<Vec<Document>> {
+fn side(
+    (side, mut crates): (&'static str, Vec<Crate>),
+    most: (&'static str, Option<u64>),
+    limits: &Limits,
+    report: &mut TextReport,
+) -> Vec<Document> {
+    let texts = crates.iter().flat_map(|of| &of.documents);
+    let all: u64 = texts.map(|document| document.text.len() as u64).sum();
     split::shuffle(&mut crates, |c| &c.name);
-    let mut taken = Vec::new();
-    let mut left = limit_bytes;
+    let (mut taken, mut bytes) = (Vec::new(), 0);
+    let mut left = most.1.unwrap_or(u64::MAX);
     for mut of in crates {
-        let share = left.min(limits.per_crate_bytes);
-        split::shuffle(&mut of.files, |file| &file.name);
-        let documents = of.files.iter().filter_map(|file| file.read().transpose());
-        let filled = split::fill(documents, share)?;
+        let share = left.min(limits.per_crate_bytes.unwrap_or(u64::MAX));
+        split::shuffle(&mut of.documents, |document| &document.name);
+        let filled = split::fill(of.documents, share);
         taken.extend(filled.documents);
+        bytes += filled.bytes;
         if filled.is_full && share == left {
             break; // The side is full, not just the crate.
         }
         left -= filled.bytes; // At most `share`.
     }
+    report.cut(side, (bytes, all), &[most, ("crate_bytes", limits.per_crate_bytes)]);
     taken.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(taken)
+    taken
 }
 
 /// The crates, by name, that are on disk with at least one usable file.
 fn crates_on_disk(
     packages: impl IntoIterator<Item = Package>,
     registry: &Path,
+    report: &mut TextReport,
 ) -> Result<Vec<Crate>> {
     let indexes = index_folders(registry)?;
-    let mut crates: BTreeMap<String, Vec<Source>> = BTreeMap::new();
+    let mut crates: BTreeMap<String, Vec<Document>> = BTreeMap::new();
     for package in packages {
+        let folder = package.folder();
         if generated::is_generated_crate(&package.name) {
+            report.left_out.add(BINDINGS, folder);
             continue;
         }
-        let folder = package.folder();
         // The same crate from two indexes is the same crate: the first one counts.
         let on_disk = indexes.iter().map(|index| index.join(&folder));
-        if let Some(path) = on_disk.into_iter().find(|path| path.is_dir()) {
-            let files = crates.entry(package.name).or_default();
-            files.extend(sources(&path, &folder)?);
+        match on_disk.into_iter().find(|path| path.is_dir()) {
+            Some(path) => {
+                let sources = sources(&path, &folder, &mut report.left_out)?;
+                crates.entry(package.name).or_default().extend(sources);
+            }
+            None => report.left_out.add(ABSENT, folder),
         }
     }
-    let mut usable = Vec::new();
-    for (name, files) in crates {
-        let of = Crate { name, files };
-        if of.is_usable()? {
-            usable.push(of);
-        }
-    }
-    Ok(usable)
+    let crates = crates.into_iter().filter(|(_, documents)| !documents.is_empty());
+    Ok(crates.map(|(name, documents)| Crate { name, documents }).collect())
 }
 
 /// The folders in the registry's folder, one per index, sorted. A registry that is not there holds no crates.
@@ -113,39 +136,34 @@ fn index_folders(registry: &Path) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// The Rust files of a crate that are not too large.
-fn sources(folder: &Path, name: &str) -> Result<Vec<Source>> {
+/// The Rust files of a crate that someone wrote.
+fn sources(folder: &Path, name: &str, left_out: &mut Omissions) -> Result<Vec<Document>> {
     let mut sources = Vec::new();
-    for entry in read::walk(folder)? {
-        if entry.relative.ends_with(".rs") && read::size_bytes(&entry.path)? <= SOURCE_BYTES_MAX {
-            sources.push(Source { name: format!("{name}/{}", entry.relative), path: entry.path });
+    // What is no Rust file was not asked for: nobody need be told of it.
+    for entry in read::walk(folder, &mut Omissions::default())? {
+        if !entry.relative.ends_with(".rs") {
+            continue;
+        }
+        let name = format!("{name}/{}", entry.relative);
+        match source(&entry.path)? {
+            Ok(text) => sources.push(Document { name, text }),
+            Err(reason) => left_out.add(reason, name),
         }
     }
     Ok(sources)
 }
 
-impl Crate {
-    /// Whether there is text in it. Usually the first file answers.
-    fn is_usable(&self) -> Result<bool> {
-        for file in &self.files {
-            if file.read()?.is_some() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+/// The text of a Rust file, or why it is left out. That it is not UTF-8 is no error here: the file is a third party's
+/// (parsers keep such files as tests), and the user cannot repair it.
+fn source(path: &Path) -> Result<Result<String, (&'static str, &'static str)>> {
+    if read::size_bytes(path)? > SOURCE_BYTES_MAX {
+        return Ok(Err(LARGE));
     }
-}
-
-impl Source {
-    /// The file as a document; none where it is empty, generated or not UTF-8. The last is no error here: the file is
-    /// a third party's (parsers keep such files as tests), and the user cannot repair it.
-    fn read(&self) -> Result<Option<Document>> {
-        let Ok(text) = String::from_utf8(read::bytes(&self.path)?) else {
-            return Ok(None);
-        };
-        if text.is_empty() || generated::is_generated_text(&text) {
-            return Ok(None);
-        }
-        Ok(Some(Document { name: self.name.clone(), text }))
+    let Ok(text) = String::from_utf8(read::bytes(path)?) else {
+        return Ok(Err(NOT_UTF8));
+    };
+    if text.is_empty() {
+        return Ok(Err(EMPTY));
     }
+    Ok(if generated::is_generated_text(&text) { Err(GENERATED) } else { Ok(text) })
 }

@@ -5,6 +5,7 @@
 //! - `generated`: which of those sources nobody wrote;
 //! - `paths`: files and folders of the user as documents ([`Corpus::from_paths`]);
 //! - `read`: walking folders, reading text;
+//! - `report`: what was read, and what was left out;
 //! - `split`: which side a name is on, and where a text is cut.
 
 mod cargo;
@@ -12,6 +13,7 @@ mod generated;
 mod lock;
 mod paths;
 pub(crate) mod read;
+mod report;
 mod split;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +22,7 @@ use crate::hash::StableHasher;
 use crate::{Error, Result};
 
 pub use read::FILE_BYTES_MAX;
+pub use report::{Cut, TextReport};
 
 /// A named text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,16 +33,38 @@ pub struct Document {
     pub text: String,
 }
 
-impl Document {
+/// Whole texts, unsplit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Texts {
+    /// The texts, by name.
+    pub documents: Vec<Document>,
+    /// What was read and what was left out.
+    pub report: TextReport,
+}
+
+impl Texts {
     /// The texts of files and folders, whole and unsplit, by name: to measure on all of a text. What is read and what is
-    /// passed over is as for [`Corpus::from_paths`].
+    /// left out is as for [`Corpus::from_paths`].
     ///
     /// # Errors
-    /// A path is missing; a text file is not UTF-8 or is larger than [`FILE_BYTES_MAX`]; there is no text; a file cannot
-    /// be read.
-    pub fn from_paths(paths: &[PathBuf]) -> Result<Vec<Document>> {
-        paths::documents(paths)
+    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 or is larger than [`FILE_BYTES_MAX`];
+    /// there is no text; a file cannot be read.
+    pub fn from_paths(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
+        paths::texts(paths, json)
     }
+}
+
+/// What is done with files of JSON (`.json`, `.jsonl`, `.ndjson`, `.geojson`, `.ipynb`). They hold records, of which
+/// only some fields are text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum JsonFiles {
+    /// They are an error.
+    #[default]
+    Refuse,
+    /// They are read as plain text: braces, names of fields and all.
+    AsText,
+    /// Those in folders are left out. One that is named directly is an error.
+    LeaveOut,
 }
 
 /// Texts to train on and texts to validate on. No document is on both sides.
@@ -49,25 +74,20 @@ pub struct Corpus {
     pub train: Vec<Document>,
     /// Documents to measure on, by name.
     pub validation: Vec<Document>,
+    /// What was read, what was left out, and what limits cut.
+    pub report: TextReport,
 }
 
-/// How much text to take at most, in bytes of UTF-8.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How much text to take at most, in bytes of UTF-8; none: all of it, which is the default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
     /// Of training text.
-    pub train_bytes: u64,
+    pub train_bytes: Option<u64>,
     /// Of validation text.
-    pub validation_bytes: u64,
+    pub validation_bytes: Option<u64>,
     /// Of one crate, all its versions together, so that giants do not dominate.
     /// [`Corpus::from_paths`] has no crates and does not use it.
-    pub per_crate_bytes: u64,
-}
-
-impl Default for Limits {
-    /// 8 MiB to train on, 1 MiB to validate on, 256 KiB of any one crate.
-    fn default() -> Self {
-        Self { train_bytes: 8 << 20, validation_bytes: 1 << 20, per_crate_bytes: 256 << 10 }
-    }
+    pub per_crate_bytes: Option<u64>,
 }
 
 impl Limits {
@@ -77,7 +97,7 @@ impl Limits {
             ("validation_bytes", self.validation_bytes),
             ("per_crate_bytes", self.per_crate_bytes),
         ];
-        match limits.into_iter().find(|(_, bytes)| *bytes == 0) {
+        match limits.into_iter().find(|(_, bytes)| *bytes == Some(0)) {
             Some((limit, _)) => Err(Error::ZeroLimit { limit }),
             None => Ok(()),
         }
@@ -92,7 +112,8 @@ impl Corpus {
     ///
     /// - Bindings, tables and other generated files are left out, as are files over 200 KiB and files that are not
     ///   UTF-8: nobody here can repair a third party's file. Symbolic links are not followed.
-    /// - A crate that is not on disk (another platform's, say) is passed over.
+    /// - A crate that is not on disk (another platform's, say) is left out, too.
+    /// - [`TextReport`] counts all of these.
     /// - The split is by a stable hash of the crate's name, about 1 in 12 to validation. Two versions of a crate are
     ///   thus on the same side: their texts are nearly the same.
     /// - Where `limits` cut, crates (and files within a crate) are taken in the order of their hashes: the order of the
@@ -113,18 +134,19 @@ impl Corpus {
     /// The text of files and folders.
     ///
     /// - Folders are read recursively. In them, hidden entries, symbolic links and binary files (a NUL byte in the first
-    ///   8 KiB) are passed over. A file that is named directly is always read.
-    /// - A file that is reached twice counts once.
+    ///   8 KiB) are left out. A file that is named directly is always read. A file that is reached twice counts once.
+    ///   [`TextReport`] counts what was left out.
+    /// - Files of JSON are what `json` says.
     /// - With 10 documents or more, the split is by a stable hash of the document's name, about 1 in 10 to validation.
     ///   With fewer, the last tenth of every document, cut at a line where there is one, is validation text.
     /// - Where `limits` cut, documents are taken in the order of their names' hashes, and the last one is cut at a line.
     ///
     /// # Errors
-    /// A path is missing; a text file is not UTF-8 (with the offset) or is larger than [`FILE_BYTES_MAX`]; one side has
-    /// no text; a limit is 0; a file cannot be read.
-    pub fn from_paths(paths: &[PathBuf], limits: &Limits) -> Result<Corpus> {
+    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 (with the offset) or is larger than
+    /// [`FILE_BYTES_MAX`]; one side has no text; a limit is 0; a file cannot be read.
+    pub fn from_paths(paths: &[PathBuf], limits: &Limits, json: JsonFiles) -> Result<Corpus> {
         limits.check()?;
-        paths::corpus(paths, limits)
+        paths::corpus(paths, limits, json)
     }
 
     /// The corpus, if there is text on both sides.

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Corpus, Document, Limits, read, split};
+use super::{Corpus, Document, JsonFiles, Limits, TextReport, Texts, read, split};
 use crate::{Error, Result};
 
 /// One part in this many is validation text.
@@ -17,14 +17,22 @@ const SPLIT_BY_DOCUMENT_MIN: usize = 10;
 /// A NUL byte among this many first bytes marks a binary file, as it does for git and grep.
 const BINARY_PROBE_BYTES: usize = 8 * 1024;
 
-pub(super) fn corpus(paths: &[PathBuf], limits: &Limits) -> Result<Corpus> {
-    let documents = documents(paths)?;
+/// How files of JSON end, in any case of letters. Notebooks are JSON, too.
+const JSON: [&str; 5] = ["json", "jsonl", "ndjson", "geojson", "ipynb"];
+
+/// Why files are left out.
+const BINARY: (&str, &str) = ("binary file", "binary files");
+const EMPTY: (&str, &str) = ("empty file", "empty files");
+const AGAIN: (&str, &str) = ("file that was read before", "files that were read before");
+const JSON_FILE: (&str, &str) = ("JSON file", "JSON files");
+
+pub(super) fn corpus(paths: &[PathBuf], limits: &Limits, json: JsonFiles) -> Result<Corpus> {
+    let Texts { documents, mut report } = texts(paths, json)?;
     let (train, validation) = split_documents(documents);
-    Corpus {
-        train: side(train, limits.train_bytes),
-        validation: side(validation, limits.validation_bytes),
-    }
-    .checked()
+    let train = side("training", train, ("train_bytes", limits.train_bytes), &mut report);
+    let most = ("validation_bytes", limits.validation_bytes);
+    let validation = side("validation", validation, most, &mut report);
+    Corpus { train, validation, report }.checked()
 }
 
 fn split_documents(documents: Vec<Document>) -> (Vec<Document>, Vec<Document>) {
@@ -36,44 +44,102 @@ fn split_documents(documents: Vec<Document>) -> (Vec<Document>, Vec<Document>) {
 }
 
 /// The documents of one side: in the order of their hashes until the limit, then sorted.
-fn side(mut documents: Vec<Document>, limit_bytes: u64) -> Vec<Document> {
+fn side(
+    side: &'static str,
+    mut documents: Vec<Document>,
+    most: (&'static str, Option<u64>),
+    report: &mut TextReport,
+) -> Vec<Document> {
+    let all = documents.iter().map(|document| document.text.len() as u64).sum();
     split::shuffle(&mut documents, |document| &document.name);
-    let documents = documents.into_iter().map(Ok::<_, std::convert::Infallible>);
-    let Ok(filled) = split::fill(documents, limit_bytes);
+    let filled = split::fill(documents, most.1.unwrap_or(u64::MAX));
+    report.cut(side, (filled.bytes, all), &[most]);
     let mut taken = filled.documents;
     taken.sort_by(|a, b| a.name.cmp(&b.name));
     taken
 }
 
 /// Every document that is not empty, sorted by name; at least one.
-pub(super) fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
-    let mut seen = BTreeSet::new();
-    let mut documents = Vec::new();
+pub(super) fn texts(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
+    let mut reading = Reading { json, ..Reading::default() };
     for path in paths {
         let metadata = fs::metadata(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::MissingPath { path: path.clone() },
             _ => Error::io("read", path)(error),
         })?;
         if metadata.is_dir() {
-            for entry in read::walk(path)? {
+            for entry in read::walk(path, &mut reading.report.left_out)? {
                 let name = document_name(path, Some(&entry.relative));
-                let text = unless_seen(&mut seen, &entry.path, text_in_folder)?;
-                documents.extend(text.map(|text| Document { name, text }));
+                reading.file(&entry.path, name, Place::InFolder)?;
             }
         } else if metadata.is_file() {
-            let name = document_name(path, None);
-            let text = unless_seen(&mut seen, path, text_named_directly)?;
-            documents.extend(text.map(|text| Document { name, text }));
+            reading.file(path, document_name(path, None), Place::Named)?;
         } else {
             return Err(Error::NotAFile { path: path.clone() });
         }
     }
-    documents.retain(|document| !document.text.is_empty());
+    let Reading { mut documents, mut report, .. } = reading;
     if documents.is_empty() {
-        return Err(Error::Empty { paths: paths.to_vec() });
+        let left_out = report.left_out;
+        return Err(Error::Empty { paths: paths.to_vec(), left_out });
     }
     documents.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(documents)
+    documents.iter().for_each(|document| report.read(document));
+    Ok(Texts { documents, report })
+}
+
+/// Where a file was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Named,
+    InFolder,
+}
+
+/// The documents so far.
+#[derive(Default)]
+struct Reading {
+    json: JsonFiles,
+    /// A text that counts twice may be split onto both sides, and validation would then measure memory.
+    seen: BTreeSet<PathBuf>,
+    documents: Vec<Document>,
+    report: TextReport,
+}
+
+impl Reading {
+    fn file(&mut self, path: &Path, name: String, place: Place) -> Result<()> {
+        let real = fs::canonicalize(path).map_err(Error::io("read", path))?;
+        if !self.seen.insert(real) {
+            self.report.left_out.add(AGAIN, name);
+            return Ok(());
+        }
+        match (is_json(path), self.json, place) {
+            (true, JsonFiles::LeaveOut, Place::InFolder) => {
+                self.report.left_out.add(JSON_FILE, name);
+                return Ok(());
+            }
+            (true, JsonFiles::Refuse | JsonFiles::LeaveOut, _) => {
+                return Err(Error::Json { path: path.to_path_buf() });
+            }
+            _ => {}
+        }
+        let bytes = read::bytes(path)?;
+        let is_binary = || bytes.iter().take(BINARY_PROBE_BYTES).any(|&byte| byte == 0);
+        if place == Place::InFolder && is_binary() {
+            self.report.left_out.add(BINARY, name);
+            return Ok(());
+        }
+        let text = read::text(path, bytes)?;
+        if text.is_empty() {
+            self.report.left_out.add(EMPTY, name);
+            return Ok(());
+        }
+        self.documents.push(Document { name, text });
+        Ok(())
+    }
+}
+
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|end| JSON.iter().any(|known| end.eq_ignore_ascii_case(known)))
 }
 
 /// The last part of the path as it was named, and the path from there. Not the absolute path: the split and the
@@ -85,27 +151,4 @@ fn document_name(named: &Path, relative: Option<&str>) -> String {
         (Some(base), None) => base.into_owned(),
         (None, relative) => relative.unwrap_or_default().to_owned(),
     }
-}
-
-/// Reads a file unless it was read before, under this or another name: a text that counts twice may be split onto both
-/// sides, and validation would then measure memory.
-fn unless_seen(
-    seen: &mut BTreeSet<PathBuf>,
-    path: &Path,
-    text: impl FnOnce(&Path) -> Result<Option<String>>,
-) -> Result<Option<String>> {
-    let real = fs::canonicalize(path).map_err(Error::io("read", path))?;
-    if seen.insert(real) { text(path) } else { Ok(None) }
-}
-
-fn text_named_directly(path: &Path) -> Result<Option<String>> {
-    read::text(path, read::bytes(path)?).map(Some)
-}
-
-fn text_in_folder(path: &Path) -> Result<Option<String>> {
-    let bytes = read::bytes(path)?;
-    if bytes.iter().take(BINARY_PROBE_BYTES).any(|&byte| byte == 0) {
-        return Ok(None);
-    }
-    read::text(path, bytes).map(Some)
 }

@@ -4,7 +4,11 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use crate::{Error, Omissions, Result};
+
+const HIDDEN: (&str, &str) = ("hidden entry", "hidden entries");
+const LINK: (&str, &str) = ("symbolic link", "symbolic links");
+const SPECIAL: (&str, &str) = ("socket, pipe or device", "sockets, pipes and devices");
 
 /// No file larger than this is read: 1 GiB. A corpus is held in memory, several times over while it is encoded.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -18,26 +22,31 @@ pub(super) struct Entry {
     pub(super) relative: String,
 }
 
-/// Every regular file under `folder`, sorted by relative path. Hidden entries and symbolic links are passed over, so
-/// the walk ends.
-pub(super) fn walk(folder: &Path) -> Result<Vec<Entry>> {
+/// Every regular file under `folder`, sorted by relative path. Hidden entries and symbolic links are left out, so
+/// the walk ends; `left_out` counts them.
+pub(super) fn walk(folder: &Path, left_out: &mut Omissions) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
     let mut folders = vec![(folder.to_path_buf(), String::new())];
     while let Some((folder, prefix)) = folders.pop() {
         for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
             let entry = entry.map_err(Error::io("list", &folder))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with('.') {
-                continue;
-            }
             let path = entry.path();
             let relative = format!("{prefix}{name}");
+            if name.starts_with('.') {
+                left_out.add(HIDDEN, relative);
+                continue;
+            }
             // `DirEntry::file_type` does not follow links: a link is neither a folder nor a file here.
             let kind = entry.file_type().map_err(Error::io("read", &path))?;
             if kind.is_dir() {
                 folders.push((path, relative + "/"));
             } else if kind.is_file() {
                 found.push(Entry { path, relative });
+            } else if kind.is_symlink() {
+                left_out.add(LINK, relative);
+            } else {
+                left_out.add(SPECIAL, relative);
             }
         }
     }

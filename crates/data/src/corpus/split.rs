@@ -51,17 +51,12 @@ pub(super) struct Filled {
 }
 
 /// Takes whole documents, as they come, until `limit_bytes`; the one that crosses the limit is cut.
-/// Reads no further than it must.
-pub(super) fn fill<E>(
-    documents: impl Iterator<Item = Result<Document, E>>,
-    limit_bytes: u64,
-) -> Result<Filled, E> {
+pub(super) fn fill(documents: Vec<Document>, limit_bytes: u64) -> Filled {
     let mut filled = Filled { documents: Vec::new(), bytes: 0, is_full: limit_bytes == 0 };
-    for document in documents {
+    for mut document in documents {
         if filled.is_full {
             break;
         }
-        let mut document = document?;
         let was_cut = truncate(&mut document.text, limit_bytes - filled.bytes);
         filled.bytes += document.text.len() as u64; // At most `limit_bytes`, after the cut.
         filled.is_full = was_cut || filled.bytes == limit_bytes;
@@ -69,7 +64,7 @@ pub(super) fn fill<E>(
             filled.documents.push(document);
         }
     }
-    Ok(filled)
+    filled
 }
 
 /// Cuts a text to `limit_bytes` at most, and says whether it did: after a line where one ends in that range; between
@@ -134,7 +129,7 @@ mod tests {
             limit in 0u64..60,
         ) {
             let documents: Vec<_> = texts.iter().map(|t| document("d", t)).collect();
-            let taken = fill(documents.into_iter().map(Ok::<_, ()>), limit).unwrap().documents;
+            let taken = fill(documents, limit).documents;
             let bytes: u64 = taken.iter().map(|d| d.text.len() as u64).sum();
             prop_assert!(bytes <= limit);
             prop_assert!(taken.iter().all(|d| texts.iter().any(|t| t.starts_with(&d.text))));
@@ -180,9 +175,8 @@ mod tests {
 
     #[test]
     fn regression_a_limit_is_not_filled_with_scraps() {
-        let documents =
-            ["12345678\n123\n", "a\n", "b\n"].map(|text| Ok::<_, ()>(document("d", text)));
-        let filled = fill(documents.into_iter(), 11).unwrap();
+        let documents = ["12345678\n123\n", "a\n", "b\n"].map(|text| document("d", text));
+        let filled = fill(documents.into(), 11);
         assert_eq!(filled.documents, [document("d", "12345678\n")]);
         assert!(filled.is_full);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Image, ImageSet, decode};
 use crate::hash::{self, StableHasher, mix};
-use crate::{Error, Result};
+use crate::{Error, Omissions, Result};
 
 /// No more classes than this.
 const CLASSES_MAX: usize = 1 << 16;
@@ -30,13 +30,15 @@ const SPLIT_STREAM: u64 = 0x7370_6c69_7400;
 /// The JPEG and PNG files of a folder with one folder per class.
 ///
 /// - Classes are the names of the folders in `root`, sorted. Images lie in them at any depth, sorted by path.
-/// - Hidden entries and files that do not end in `jpg`, `jpeg` or `png` (in any case) are passed over.
+/// - Hidden entries and files that do not end in `jpg`, `jpeg` or `png` (in any case) are left out, as are files beside
+///   the classes; [`ImageFolder::left_out`] counts them.
 /// - Symbolic links are followed; within a class a folder that is reached twice counts once, so loops end.
 #[derive(Debug, Clone)]
 pub struct ImageFolder {
     root: PathBuf,
     classes: Vec<String>,
     files: Vec<ImageFile>,
+    left_out: Omissions,
 }
 
 #[derive(Debug, Clone)]
@@ -46,6 +48,12 @@ struct ImageFile {
     class: usize,
     bytes: u64,
 }
+
+/// Why entries are left out.
+const HIDDEN: (&str, &str) = ("hidden entry", "hidden entries");
+const BESIDE: (&str, &str) = ("file beside the classes", "files beside the classes");
+const OTHER: (&str, &str) = ("file that is no JPEG or PNG", "files that are no JPEG or PNG");
+const AGAIN: (&str, &str) = ("folder that was read before", "folders that were read before");
 
 /// What folders are called that hold parts of a data set, not classes.
 const PARTS: [&str; 6] = ["train", "training", "val", "valid", "validation", "test"];
@@ -57,7 +65,8 @@ impl ImageFolder {
     /// `root` is missing, is no folder, or has no folders in it; a class has no image; there are more than 65,536
     /// classes or 16,777,216 entries; a folder cannot be listed.
     pub fn open(root: &Path) -> Result<Self> {
-        let folders = class_folders(root)?;
+        let mut left_out = Omissions::default();
+        let folders = class_folders(root, &mut left_out)?;
         let classes: Vec<String> = folders.keys().cloned().collect();
         if classes.iter().all(|class| PARTS.contains(&class.to_lowercase().as_str())) {
             return Err(malformed(
@@ -68,7 +77,7 @@ impl ImageFolder {
                 ),
             ));
         }
-        let set = Self::read(root, classes, &folders)?;
+        let set = Self::read(root, classes, &folders, left_out)?;
         let mut counts = vec![0; set.classes.len()];
         for file in &set.files {
             if let Some(count) = counts.get_mut(file.class) {
@@ -94,7 +103,8 @@ impl ImageFolder {
     /// # Errors
     /// As for [`ImageFolder::open`], but for classes without images; a folder is none of the classes; there is no image.
     pub fn with_classes(root: &Path, classes: &[String]) -> Result<Self> {
-        let folders = class_folders(root)?;
+        let mut left_out = Omissions::default();
+        let folders = class_folders(root, &mut left_out)?;
         if let Some(unknown) = folders.keys().find(|name| !classes.contains(name)) {
             return Err(malformed(
                 root,
@@ -106,7 +116,7 @@ impl ImageFolder {
                 ),
             ));
         }
-        let set = Self::read(root, classes.to_vec(), &folders)?;
+        let set = Self::read(root, classes.to_vec(), &folders, left_out)?;
         if set.is_empty() {
             return Err(malformed(
                 root,
@@ -120,14 +130,26 @@ impl ImageFolder {
         root: &Path,
         classes: Vec<String>,
         folders: &BTreeMap<String, PathBuf>,
+        left_out: Omissions,
     ) -> Result<Self> {
-        let mut walk = Walk { root, files: Vec::new(), entries: 0 };
+        let mut walk = Walk { root, files: Vec::new(), entries: 0, left_out };
         for (class, name) in classes.iter().enumerate() {
             if let Some(folder) = folders.get(name) {
                 walk.class(class, folder)?;
             }
         }
-        Ok(Self { root: root.to_path_buf(), files: walk.files, classes })
+        let Walk { files, left_out, .. } = walk;
+        Ok(Self { root: root.to_path_buf(), files, classes, left_out })
+    }
+
+    /// Entries of the folder that are none of its images. Both sides of a split have those of the whole folder.
+    pub fn left_out(&self) -> &Omissions {
+        &self.left_out
+    }
+
+    /// Bytes of the images' files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
     }
 
     /// Cuts the set into (training, validation): each image is on a side by a hash of `seed` and its path from the
@@ -136,7 +158,7 @@ impl ImageFolder {
     /// # Errors
     /// `validation_share` is not between 0 and 1, or one side has no image.
     pub fn split(self, validation_share: f64, seed: u64) -> Result<(Self, Self)> {
-        let Self { root, classes, files } = self;
+        let Self { root, classes, files, left_out } = self;
         let to_validation = |file: &ImageFile| {
             let bits = mix(hash::stable(&slashed(&file.relative)) ^ mix(seed ^ SPLIT_STREAM));
             super::unit(bits) < validation_share
@@ -151,7 +173,12 @@ impl ImageFolder {
             );
             return Err(malformed(&root, reason));
         }
-        let side = |files| Self { root: root.clone(), classes: classes.clone(), files };
+        let side = |files| Self {
+            root: root.clone(),
+            classes: classes.clone(),
+            files,
+            left_out: left_out.clone(),
+        };
         Ok((side(train), side(validation)))
     }
 
@@ -198,7 +225,7 @@ impl ImageSet for ImageFolder {
 }
 
 /// The folders in `root` by name.
-fn class_folders(root: &Path) -> Result<BTreeMap<String, PathBuf>> {
+fn class_folders(root: &Path, left_out: &mut Omissions) -> Result<BTreeMap<String, PathBuf>> {
     let metadata = fs::metadata(root).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::MissingPath { path: root.to_path_buf() },
         _ => Error::io("read", root)(error),
@@ -211,11 +238,13 @@ fn class_folders(root: &Path) -> Result<BTreeMap<String, PathBuf>> {
     for entry in fs::read_dir(root).map_err(Error::io("list", root))? {
         let path = entry.map_err(Error::io("list", root))?.path();
         if is_hidden(&path) {
+            left_out.add(HIDDEN, path.display().to_string());
             continue;
         }
         // Follows links: collections are often put together from links to folders.
         if !fs::metadata(&path).map_err(Error::io("read", &path))?.is_dir() {
             loose_images += usize::from(is_named_as_image(&path));
+            left_out.add(BESIDE, path.display().to_string());
             continue;
         }
         let Some(name) = path.file_name().and_then(|name| name.to_str()).map(str::to_owned) else {
@@ -245,6 +274,7 @@ struct Walk<'a> {
     root: &'a Path,
     files: Vec<ImageFile>,
     entries: usize,
+    left_out: Omissions,
 }
 
 impl Walk<'_> {
@@ -256,6 +286,7 @@ impl Walk<'_> {
             // One folder by two names would count its images twice, and a loop of links has no end.
             let real = fs::canonicalize(&folder).map_err(Error::io("read", &folder))?;
             if !seen.insert(real) {
+                self.left_out.add(AGAIN, folder.display().to_string());
                 continue;
             }
             for path in self.list(&folder)? {
@@ -271,6 +302,8 @@ impl Walk<'_> {
                 } else if metadata.is_file() && is_named_as_image(&path) {
                     let relative = path.strip_prefix(self.root).unwrap_or(&path).to_path_buf();
                     self.files.push(ImageFile { relative, class, bytes: metadata.len() });
+                } else {
+                    self.left_out.add(OTHER, path.display().to_string());
                 }
             }
         }
@@ -295,7 +328,11 @@ impl Walk<'_> {
             let path = entry.path();
             // Of other files not even the size is asked: annotations may be as many as images.
             let is_plain = entry.file_type().is_ok_and(|kind| kind.is_file());
-            if !is_hidden(&path) && (!is_plain || is_named_as_image(&path)) {
+            if is_hidden(&path) {
+                self.left_out.add(HIDDEN, path.display().to_string());
+            } else if is_plain && !is_named_as_image(&path) {
+                self.left_out.add(OTHER, path.display().to_string());
+            } else {
                 paths.push(path);
             }
         }

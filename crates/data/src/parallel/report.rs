@@ -7,6 +7,9 @@ use std::path::PathBuf;
 /// No more errors of single catalogues than this are remembered; the rest is counted.
 pub const CATALOGUE_ERRORS_MAX: usize = 100;
 
+/// Errors of single catalogues that the summary names.
+const ERRORS_SHOWN: usize = 3;
+
 /// Why a pair was left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -133,29 +136,39 @@ impl Report {
     }
 }
 
-/// A summary of some lines.
+/// One line.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kept, languages, files) = (self.kept(), self.languages.len(), self.files);
         let validation: usize = self.languages.values().map(|language| language.validation).sum();
         write!(
             f,
-            "{} pairs in {} languages, {validation} of them to validate on, from {} files",
-            self.kept(),
-            self.languages.len(),
-            self.files,
+            "read {files} files: {kept} pairs in {languages} languages, {validation} of them to validate on"
         )?;
-        for (reason, pairs) in self.left_out() {
-            write!(f, "\n  left out: {pairs} {}", reason.words())?;
+        let left_out = self.left_out();
+        if !left_out.is_empty() {
+            let all: usize = left_out.values().sum();
+            let parts =
+                left_out.iter().map(|(reason, pairs)| format!("{pairs} {}", reason.words()));
+            write!(f, "; left out {all} pairs ({})", parts.collect::<Vec<_>>().join(", "))?;
         }
         if !self.too_few.is_empty() {
-            let names: Vec<&str> = self.too_few.keys().map(String::as_str).collect();
-            write!(f, "\n  too few pairs: {}", names.join(", "))?;
+            let language =
+                |(code, own): (&String, &LanguageReport)| format!("{code} {}", own.kept());
+            let names: Vec<String> = self.too_few.iter().map(language).collect();
+            write!(f, "; left out languages with too few pairs ({})", names.join(", "))?;
+        }
+        if self.files_passed_over > 0 {
+            let files = self.files_passed_over;
+            write!(f, "; left out {files} files in English, in other languages, or links")?;
         }
         if self.errors_count > 0 {
-            write!(f, "\n  {} files could not be used", self.errors_count)?;
-        }
-        for error in self.errors.iter().take(3) {
-            write!(f, "\n    `{}`: {}", error.path.display(), error.reason)?;
+            let first = self.errors.iter().take(ERRORS_SHOWN);
+            let first = first.map(|error| format!("`{}`: {}", error.path.display(), error.reason));
+            let first: Vec<String> = first.collect();
+            let more = if self.errors_count > first.len() { ", ..." } else { "" };
+            let (count, first) = (self.errors_count, first.join(", "));
+            write!(f, "; {count} files could not be used ({first}{more})")?;
         }
         Ok(())
     }

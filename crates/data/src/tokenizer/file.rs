@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, HashSet};
 use serde_json::Value;
 
 use super::merges::{Learned, Pair};
-use super::{END_OF_DOCUMENT, VOCABULARY_MAX, VOCABULARY_MIN, alphabet, specials};
+use super::{
+    END_OF_DOCUMENT, GPT2_END, VOCABULARY_MAX, VOCABULARY_MIN, alphabet, end_of_document, specials,
+};
 
 /// The vocabulary and merges of a tokenizer's JSON, or what is wrong with it.
 pub(super) fn parse(json: &str) -> Result<Learned, String> {
@@ -22,31 +24,40 @@ pub(super) fn parse(json: &str) -> Result<Learned, String> {
     Ok(Learned { tokens, merges, specials })
 }
 
-/// Everything that [`super::Tokenizer::assemble`] sets must be set so in the file: else it would read as one tokenizer
-/// and encode as another.
+/// A setting, what it must be, and what else means the same.
+type Setting = (&'static str, Value, &'static [&'static str]);
+
+/// Everything that [`super::Tokenizer::assemble`] sets must be set so in the file, or in a way that means the same, as in
+/// GPT-2's own file: else it would read as one tokenizer and encode as another.
 fn check_kind(root: &Value) -> Result<(), String> {
-    let expected = [
-        ("/model/type", Value::from("BPE")),
-        ("/pre_tokenizer/type", Value::from("ByteLevel")),
-        ("/pre_tokenizer/add_prefix_space", Value::from(false)),
-        ("/pre_tokenizer/use_regex", Value::from(true)),
-        ("/decoder/type", Value::from("ByteLevel")),
-        ("/normalizer", Value::Null),
-        ("/post_processor", Value::Null),
-        ("/model/dropout", Value::Null),
-        ("/model/unk_token", Value::Null),
-        ("/model/continuing_subword_prefix", Value::Null),
-        ("/model/end_of_word_suffix", Value::Null),
-        ("/model/byte_fallback", Value::from(false)),
-        ("/model/ignore_merges", Value::from(false)),
+    let expected: [Setting; 14] = [
+        ("/model/type", Value::from("BPE"), &[]),
+        ("/pre_tokenizer/type", Value::from("ByteLevel"), &[]),
+        ("/pre_tokenizer/add_prefix_space", Value::from(false), &[]),
+        ("/pre_tokenizer/use_regex", Value::from(true), &["null"]), // older files lack it
+        ("/decoder/type", Value::from("ByteLevel"), &[]),
+        ("/normalizer", Value::Null, &[]),
+        ("/model/dropout", Value::Null, &[]),
+        ("/model/unk_token", Value::Null, &[r#""""#]), // all bytes are tokens: it is never used
+        ("/model/continuing_subword_prefix", Value::Null, &[r#""""#]),
+        ("/model/end_of_word_suffix", Value::Null, &[r#""""#]),
+        ("/model/byte_fallback", Value::from(false), &["null"]),
+        ("/model/ignore_merges", Value::from(false), &["null"]),
+        ("/truncation", Value::Null, &[]),
+        ("/padding", Value::Null, &[]),
     ];
-    for (pointer, value) in expected {
+    for (pointer, value, same) in expected {
         let found = root.pointer(pointer).unwrap_or(&Value::Null);
-        if *found != value {
+        if *found != value && !same.contains(&found.to_string().as_str()) {
             return Err(format!("{pointer} is {found} and must be {value}"));
         }
     }
-    Ok(())
+    // One of bytes only says where tokens begin; any other adds tokens.
+    match root.pointer("/post_processor/type") {
+        None => Ok(()),
+        Some(kind) if kind == "ByteLevel" => Ok(()),
+        Some(kind) => Err(format!("/post_processor/type is {kind} and must be null")),
+    }
 }
 
 /// The special tokens: all that were added to the vocabulary.
@@ -57,8 +68,8 @@ fn specials(root: &Value, tokens: &[String]) -> Result<Vec<String>, String> {
         .flatten()
         .map(|token| special(token, tokens))
         .collect::<Result<_, _>>()?;
-    if !specials.iter().any(|special| special == END_OF_DOCUMENT) {
-        return Err(format!("its added tokens lack {END_OF_DOCUMENT}"));
+    if end_of_document(&specials).is_none() {
+        return Err(format!("its added tokens lack {END_OF_DOCUMENT} and {GPT2_END}"));
     }
     specials::check(&specials)
         .map_err(|(special, reason)| format!("its added token {special} {reason}"))?;
@@ -69,13 +80,8 @@ fn specials(root: &Value, tokens: &[String]) -> Result<Vec<String>, String> {
 fn special(token: &Value, tokens: &[String]) -> Result<String, String> {
     let content = token.get("content").and_then(Value::as_str);
     let content = content.ok_or("one of its added tokens has no text")?;
-    let expected = [
-        ("special", true),
-        ("single_word", false),
-        ("lstrip", false),
-        ("rstrip", false),
-        ("normalized", false),
-    ];
+    let expected =
+        [("special", true), ("single_word", false), ("lstrip", false), ("rstrip", false)]; // and `normalized` means nothing without a normalizer
     for (key, value) in expected {
         if token.get(key) != Some(&Value::from(value)) {
             return Err(format!("{key} of its added token {content} must be {value}"));
@@ -111,8 +117,8 @@ fn check_tokens(tokens: &[String]) -> Result<(), String> {
     if !byte_texts.all(|text| texts.contains(text.as_str())) {
         return Err("its vocabulary lacks some of the 256 bytes".to_owned());
     }
-    if !texts.contains(END_OF_DOCUMENT) {
-        return Err(format!("its vocabulary lacks {END_OF_DOCUMENT}"));
+    if !texts.contains(END_OF_DOCUMENT) && !texts.contains(GPT2_END) {
+        return Err(format!("its vocabulary lacks {END_OF_DOCUMENT} and {GPT2_END}"));
     }
     Ok(())
 }

@@ -35,6 +35,15 @@ pub use words::TRAINING_BYTES_MAX;
 /// as ordinary text.
 pub const END_OF_DOCUMENT: &str = "<|end|>";
 
+/// What GPT-2 calls it: a tokenizer that lacks [`END_OF_DOCUMENT`] may have this one instead.
+const GPT2_END: &str = "<|endoftext|>";
+
+/// Which of the special tokens follows each document.
+fn end_of_document(specials: &[String]) -> Option<&str> {
+    let has = |name: &&str| specials.iter().any(|special| special == name);
+    [END_OF_DOCUMENT, GPT2_END].into_iter().find(has)
+}
+
 /// The least vocabulary: 256 bytes and the end of a document. Each further special token is one more.
 pub const VOCABULARY_MIN: usize = 257;
 
@@ -92,16 +101,22 @@ impl Tokenizer {
         Self::assemble(merges::learn(&words, vocabulary, specials))
     }
 
+    /// Of how many parts of the documents' text [`Tokenizer::train`] learns from one: 1 is all of it.
+    pub fn sampled_one_in(documents: &[Document]) -> usize {
+        words::one_in(documents, TRAINING_BYTES_MAX)
+    }
+
     /// Builds the dependency's tokenizer around a vocabulary that contains the special tokens.
     fn assemble(learned: Learned) -> Result<Tokenizer> {
         let Learned { tokens, merges, specials } = learned;
         let text = |id: u32| tokens.get(id as usize).cloned().unwrap_or_default();
         let merges = merges.iter().map(|&(a, b)| (text(a), text(b))).collect();
         let ids: Vocab = tokens.iter().cloned().zip(0..).collect();
+        let end = end_of_document(&specials).unwrap_or(END_OF_DOCUMENT);
+        let end_of_document = ids.get(end).copied().unwrap_or_default();
         let id = |text: String| ids.get(&text).map(|&id| (text, id));
         let mut specials: Vec<(String, u32)> = specials.into_iter().filter_map(id).collect();
         specials.sort_unstable_by_key(|(_, id)| *id);
-        let end_of_document = ids.get(END_OF_DOCUMENT).copied().unwrap_or_default();
         let model = BPE::builder()
             .vocab_and_merges(ids, merges)
             .build()
@@ -119,10 +134,11 @@ impl Tokenizer {
         Ok(Tokenizer { inner, vocabulary: tokens.len(), end_of_document, specials })
     }
 
-    /// Reads a tokenizer that [`Tokenizer::save`] wrote.
+    /// Reads a tokenizer that [`Tokenizer::save`] wrote, or another byte-level BPE tokenizer of the same kind, such as
+    /// GPT-2's `tokenizer.json`, whose documents end with `<|endoftext|>`.
     ///
     /// # Errors
-    /// The file is missing, damaged, or of a tokenizer that is not lossless or has other special tokens.
+    /// The file is missing, damaged, or of a tokenizer that is not lossless or has no token for the end of a document.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let json = read::text_of_at_most(path, JSON_BYTES_MAX)?;
         Self::from_json(&json, path)

@@ -29,11 +29,10 @@ pub(super) fn count(documents: &[Document]) -> Result<Vec<(&str, u64)>> {
 
 fn count_within(documents: &[Document], limit_bytes: u64) -> Result<Vec<(&str, u64)>> {
     let words = SysRegex::new(WORD).map_err(Error::tokenizer("compile the pattern of words"))?;
-    let bytes: usize = documents.iter().map(|document| document.text.len()).sum();
-    let every = usize::try_from((bytes as u64).div_ceil(limit_bytes.max(1))).unwrap_or(usize::MAX);
+    let every = one_in(documents, limit_bytes);
     let mut counts = HashMap::new();
     for document in documents {
-        for sample in samples(&document.text, every.max(1)) {
+        for sample in samples(&document.text, every) {
             for (start, end) in words.find_iter(sample) {
                 if let Some(word) = sample.get(start..end)
                     && word.len() <= WORD_BYTES_MAX
@@ -46,6 +45,13 @@ fn count_within(documents: &[Document], limit_bytes: u64) -> Result<Vec<(&str, u
     let mut sorted: Vec<(&str, u64)> = counts.into_iter().collect();
     sorted.sort_unstable();
     Ok(sorted)
+}
+
+/// One in how many runs of lines is looked at, so that about `limit_bytes` are; at least 1.
+pub(super) fn one_in(documents: &[Document], limit_bytes: u64) -> usize {
+    let bytes: usize = documents.iter().map(|document| document.text.len()).sum();
+    let every = (bytes as u64).div_ceil(limit_bytes.max(1));
+    usize::try_from(every).unwrap_or(usize::MAX).max(1)
 }
 
 /// One in `every` runs of [`SAMPLE_LINES`] lines; the whole text where `every` is 1.

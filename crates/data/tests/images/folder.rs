@@ -44,6 +44,11 @@ fn oracle_classes_and_files_are_sorted_and_the_rest_is_passed_over() {
     fs::write(folder.path().join("dog/labels.csv"), "text").unwrap();
     let set = ImageFolder::open(folder.path()).unwrap();
     assert_eq!(set.classes(), ["cat", "dog"]);
+    assert_eq!(set.left_out().count(), 5);
+    let left_out = set.left_out().to_string();
+    for part in ["3 hidden entries (", "1 file beside the classes (", "1 file that is no JPEG or"] {
+        assert!(left_out.contains(part), "'{part}' is not in {left_out}");
+    }
     let expected = [
         ("cat/deep/er/x.png", "cat"),
         ("cat/y.PNG", "cat"),

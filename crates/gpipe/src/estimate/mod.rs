@@ -157,6 +157,7 @@ pub fn estimate(
         fed: held(narrowed.map(bytes).sum()),
         transport: Transport::default(),
         replicated: false,
+        ..ModelCosts::default()
     })
 }
 

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use gpipe_core::{
     Bytes,
-    cost::{LayerCost, LayerState, ModelCosts, TieCost},
+    cost::{LayerCost, LayerState, ModelCosts, Spread, TieCost},
     remat::Remat,
     schedule::Schedule,
 };
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::{FORMAT, Profile, links::Messages, observed::Observed};
@@ -17,6 +18,12 @@ use crate::{
     estimate::Rate,
     pipeline::PipelineBuilder,
 };
+
+/// Steps whose quartiles are further apart than this share of their median are measured again: a plan could not tell two
+/// choices apart that differ by less.
+const WIDE: f64 = 0.25;
+/// Most times that one thing is.
+const AGAIN_MAX: usize = 3;
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -36,9 +43,22 @@ pub struct Profiling<'a> {
     pub machine: &'a str,
 }
 
+/// What is measured again because its steps are spread too far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Again {
+    /// The place of its schedule in [`Profiling::schedules`].
+    pub schedule: usize,
+    /// Samples of its micro-batches.
+    pub samples: usize,
+    /// How far the quartiles of its steps are apart, in percent of the median.
+    pub percent: u64,
+}
+
 /// Measures a profile of the pipeline that `build` gives, each time anew. Each size of micro-batches is measured under each
 /// schedule, with all forwards discarding and, unless that goes over a memory cap, with all keeping. `tell` hears what is being
-/// measured.
+/// measured. What is spread too far is measured again, a few times at most; [`ModelCosts::spread`] says how far it is then.
+/// `decide` hears what that would be, and gives back what is to be: of several processes, which measure different times, the
+/// same in each.
 ///
 /// # Errors
 /// Those of `build` and of the steps; no mini-batches.
@@ -46,6 +66,7 @@ pub fn profile(
     settings: &Profiling<'_>,
     build: impl Fn() -> Result<PipelineBuilder>,
     mut tell: impl FnMut(&str),
+    mut decide: impl FnMut(Option<Again>) -> Result<Option<Again>>,
 ) -> Result<Profile> {
     let mini_batch =
         settings.batches.first().and_then(|(inputs, _)| inputs.first()?.size().first().copied());
@@ -67,12 +88,13 @@ pub fn profile(
             cuts.push(cut);
         }
     }
-    let mut ran = Ran::of(settings, schedules, &cuts, build, &mut tell)?;
+    let mut ran = Ran::of(settings, schedules, &cuts, (build, &mut tell, &mut decide))?;
+    let again = ran.again;
     let (stages, copied) = (ran.stages, ran.copied);
     let mut costs = shapes(&mut builder)?;
     let (mut spread, mut messages) = (BTreeMap::new(), Messages::default());
     for (number, schedule) in schedules.iter().enumerate() {
-        let mut sizes = BTreeMap::new();
+        let (mut sizes, mut spreads) = (BTreeMap::new(), BTreeMap::new());
         for Cut { samples, .. } in &cuts {
             let Some(mut seen) = ran.seen.remove(&(number, *samples)) else { continue };
             seen.give_messages(&mut messages);
@@ -81,6 +103,9 @@ pub fn profile(
             let discarding = &seen.discarding;
             if schedule.splits() {
                 discarding.fill_halves(&mut costs);
+            }
+            if let Some(own) = seen.spread() {
+                spreads.insert(*samples, own);
             }
             if number == 0 {
                 let all = (0..measured.len()).map(|layer| discarding.spread(layer)).collect();
@@ -91,36 +116,45 @@ pub fn profile(
         }
         match (number, ran.full.remove(&number)) {
             (0, Some(error)) if sizes.is_empty() => return Err(error),
-            (0, _) => costs.sizes = sizes,
+            (0, _) => (costs.sizes, costs.spread) = (sizes, spreads),
             _ if sizes.is_empty() => {}
-            _ => drop(costs.under.insert(schedule.to_string(), sizes)),
+            _ => {
+                costs.under.insert(schedule.to_string(), sizes);
+                costs.spread_under.insert(schedule.to_string(), spreads);
+            }
         }
     }
     costs.transport = messages.transport(copied);
     let steps = settings.steps * settings.passes.max(1);
-    Ok(Profile { format: FORMAT, subject, stages, steps, costs, spread })
+    Ok(Profile { format: FORMAT, subject, stages, steps, costs, spread, again })
 }
 
 /// What the trainings showed.
 #[derive(Default)]
 struct Ran {
     /// By the schedule's number and the samples of a micro-batch.
-    seen: BTreeMap<(usize, usize), Seen>,
+    seen: BTreeMap<Thing, Seen>,
     /// By the schedule's number: the first that did not fit.
     full: BTreeMap<usize, Error>,
     stages: usize,
     /// Whether messages are.
     copied: bool,
+    /// How often something was measured again.
+    again: usize,
 }
 
 impl Ran {
-    /// Trains as often as there are passes: each size, under each schedule, with each policy.
+    /// Trains as often as there are passes: each size, under each schedule, with each policy. Then again what is spread
+    /// too far.
     fn of(
         settings: &Profiling<'_>,
         schedules: &[Schedule],
         cuts: &[Cut],
-        build: impl Fn() -> Result<PipelineBuilder>,
-        tell: &mut impl FnMut(&str),
+        (build, tell, decide): (
+            impl Fn() -> Result<PipelineBuilder>,
+            &mut impl FnMut(&str),
+            &mut impl FnMut(Option<Again>) -> Result<Option<Again>>,
+        ),
     ) -> Result<Self> {
         let mut ran = Ran::default();
         let passes = settings.passes.max(1);
@@ -130,42 +164,85 @@ impl Ran {
                 _ => tell(&format!("{pass} of {passes}: {what}")),
             };
             // What is compared first: schedules of one size, one after the other.
-            for cut in cuts {
-                for (number, schedule) in schedules.iter().enumerate() {
-                    let observe = |remat: Remat| {
-                        let Cut { samples, micro_batches, .. } = *cut;
-                        tell(&format!(
-                            "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
-                        ));
-                        let builder = build()?
-                            .micro_batches(micro_batches)
-                            .schedule(schedule.clone())
-                            .remat(remat);
-                        let mut pipeline = builder.profiled().build()?;
-                        (ran.stages, ran.copied) =
-                            (pipeline.balance().len(), pipeline.is_in_processes());
-                        Observed::train(&mut pipeline, settings, cut.of_that_size)
-                    };
-                    // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
-                    match Seen::new(number == 0, observe) {
-                        Ok(seen) => {
-                            let seen = match ran.seen.remove(&(number, cut.samples)) {
-                                Some(before) => before.and(seen),
-                                None => seen,
-                            };
-                            ran.seen.insert((number, cut.samples), seen);
-                        }
-                        // A device that is full: smaller micro-batches may fit.
-                        Err(error) if error.is_out_of_memory() => {
-                            ran.full.entry(number).or_insert(error);
-                        }
-                        Err(error) => return Err(error),
-                    }
+            for &cut in cuts {
+                for named in schedules.iter().enumerate() {
+                    ran.one(settings, named, cut, &build, &mut tell)?;
                 }
             }
         }
+        let mut turns = BTreeMap::new();
+        // At most as much again as one pass.
+        for _ in 0..cuts.len() * schedules.len() {
+            let spreads = ran.seen.iter().filter_map(|(key, seen)| Some((*key, seen.spread()?)));
+            let own = widest(spreads, &turns).map(|((schedule, samples), spread)| {
+                let percent = (100.0 * spread.width()) as u64;
+                Again { schedule, samples, percent }
+            });
+            let Some(Again { schedule: number, samples, percent }) = decide(own)? else { break };
+            *turns.entry((number, samples)).or_insert(0) += 1;
+            let cut = cuts.iter().find(|cut| cut.samples == samples);
+            let (Some(&cut), Some(schedule)) = (cut, schedules.get(number)) else { break };
+            let mut tell = |what: &str| {
+                tell(&format!("again, because its steps are spread by {percent}%: {what}"));
+            };
+            ran.one(settings, (number, schedule), cut, &build, &mut tell)?;
+            ran.again += 1;
+        }
         Ok(ran)
     }
+
+    /// Trains with micro-batches of one size, under one schedule, with each policy.
+    fn one(
+        &mut self,
+        settings: &Profiling<'_>,
+        (number, schedule): (usize, &Schedule),
+        cut: Cut,
+        build: &impl Fn() -> Result<PipelineBuilder>,
+        tell: &mut impl FnMut(&str),
+    ) -> Result<()> {
+        let observe = |remat: Remat| {
+            let Cut { samples, micro_batches, .. } = cut;
+            tell(&format!(
+                "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
+            ));
+            let builder =
+                build()?.micro_batches(micro_batches).schedule(schedule.clone()).remat(remat);
+            let mut pipeline = builder.profiled().build()?;
+            (self.stages, self.copied) = (pipeline.balance().len(), pipeline.is_in_processes());
+            Observed::train(&mut pipeline, settings, cut.of_that_size)
+        };
+        // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
+        match Seen::new(number == 0, observe) {
+            Ok(seen) => {
+                let seen = match self.seen.remove(&(number, cut.samples)) {
+                    Some(before) => before.and(seen),
+                    None => seen,
+                };
+                self.seen.insert((number, cut.samples), seen);
+                Ok(())
+            }
+            // A device that is full: smaller micro-batches may fit.
+            Err(error) if error.is_out_of_memory() => {
+                self.full.entry(number).or_insert(error);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What is measured: the schedule's number, and the samples of a micro-batch.
+type Thing = (usize, usize);
+
+/// The thing whose steps are spread furthest, of those that are spread too far and were not measured again too often.
+fn widest(
+    spreads: impl Iterator<Item = (Thing, Spread)>,
+    turns: &BTreeMap<Thing, usize>,
+) -> Option<(Thing, Spread)> {
+    let is_open = |thing: &Thing| turns.get(thing).copied().unwrap_or(0) < AGAIN_MAX;
+    spreads
+        .filter(|(thing, spread)| spread.width() > WIDE && is_open(thing))
+        .max_by(|(_, a), (_, b)| a.width().total_cmp(&b.width()))
 }
 
 /// What one size of micro-batches was seen to take under one schedule, by what its forwards did.
@@ -201,6 +278,12 @@ impl Seen {
             keeping: both(self.keeping, other.keeping),
             selective: both(self.selective, other.selective),
         }
+    }
+
+    /// How far its steps are spread: as far as those of any policy.
+    fn spread(&self) -> Option<Spread> {
+        let all = [Some(&self.discarding), self.keeping.as_ref(), self.selective.as_ref()];
+        all.into_iter().flatten().filter_map(Observed::steps).reduce(Spread::and)
     }
 
     fn give_messages(&mut self, messages: &mut Messages) {
@@ -294,4 +377,32 @@ fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<Layer
         ..LayerCost::default()
     };
     Ok(estimated.into_iter().map(crossing).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spread(low: u32, high: u32) -> Spread {
+        Spread { low, high }
+    }
+
+    /// A profile with quartiles of 2.85 and 15.40 around 5.39 was once trusted, and the plan made from it took three times
+    /// as long as the default. What is that wide is measured again, the widest first, and not for ever.
+    #[test]
+    fn regression_what_is_spread_too_far_is_measured_again_and_not_for_ever() {
+        let all = [
+            ((0, 4), spread(980, 1030)),
+            ((0, 8), spread(529, 2857)),
+            ((1, 8), spread(800, 1200)),
+            ((1, 4), spread(900, 1150)), // exactly WIDE is not too far
+        ];
+        let mut turns = BTreeMap::new();
+        let mut order = Vec::new();
+        while let Some((thing, _)) = widest(all.into_iter(), &turns) {
+            *turns.entry(thing).or_insert(0) += 1;
+            order.push(thing);
+        }
+        assert_eq!(order, [[(0, 8); AGAIN_MAX], [(1, 8); AGAIN_MAX]].concat());
+    }
 }

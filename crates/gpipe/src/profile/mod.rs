@@ -18,7 +18,7 @@ use gpipe_core::{Nanos, cost::ModelCosts};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    measure::{Profiling, profile},
+    measure::{Again, Profiling, profile},
     subject::{LayerSubject, Subject},
 };
 use crate::error::{Error, Result};
@@ -44,6 +44,9 @@ pub struct Profile {
     pub costs: ModelCosts,
     /// How far the times are spread, by samples of a micro-batch, then by layer, the loss last.
     pub spread: BTreeMap<usize, Vec<LayerSpread>>,
+    /// How often something was measured again because its steps were spread too far.
+    #[serde(default)]
+    pub again: usize,
 }
 
 /// The lower quartile, the median and the upper quartile of a layer's times.

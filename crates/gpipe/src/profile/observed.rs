@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use gpipe_core::{
     Action, Bytes, LayerId, MicroBatch, Nanos, Op,
-    cost::{LayerCost, ModelCosts},
+    cost::{LayerCost, ModelCosts, Spread},
     lower::Recomputed,
     simulate::Timeline,
 };
@@ -31,6 +31,8 @@ pub(super) struct Observed {
     bytes: Vec<LayerBytes>,
     /// The first layer of each stage.
     starts: Vec<usize>,
+    /// What all layers took in each step, in nanoseconds.
+    steps: Vec<f64>,
     /// By stage and work: what actions took, and the layers in them. The rest is dispatch, and what comes from and goes to links.
     actions: HashMap<(usize, Work), (f64, f64)>,
 }
@@ -44,7 +46,7 @@ impl Observed {
         let (mut timelines, mut all) = (Vec::new(), Vec::new());
         let mut messages = Messages::default();
         let mut means: HashMap<_, Vec<f64>> = HashMap::new();
-        let mut bytes = Vec::new();
+        let (mut bytes, mut steps) = (Vec::new(), Vec::new());
         // Skipped ones, which look for a loss scale, do not count.
         let attempts = 4 * (settings.steps.max(1) + WARM_UP) + 16;
         let mut step = 0;
@@ -71,6 +73,7 @@ impl Observed {
                     let (sum, count) = sums.entry((sample.layer, sample.work)).or_default();
                     (*sum, *count) = (*sum + sample.time.0 as f64, *count + 1.0);
                 }
+                steps.push(samples.iter().map(|sample| sample.time.0 as f64).sum());
                 for (key, (sum, count)) in sums {
                     means.entry(key).or_default().push(sum / count);
                 }
@@ -86,7 +89,7 @@ impl Observed {
         for sample in all {
             samples.entry((sample.layer, sample.work)).or_default().push(sample);
         }
-        Ok(Self { messages, samples, means, bytes, starts, actions }.sorted())
+        Ok(Self { messages, samples, means, bytes, starts, steps, actions }.sorted())
     }
 
     fn sorted(mut self) -> Self {
@@ -97,6 +100,7 @@ impl Observed {
     /// With what another training of the same kind showed.
     pub(super) fn and(mut self, other: Self) -> Self {
         self.messages.extend(other.messages);
+        self.steps.extend(other.steps);
         for (key, samples) in other.samples {
             self.samples.entry(key).or_default().extend(samples);
         }
@@ -144,6 +148,11 @@ impl Observed {
             count => (means[(count - 1) / 2] + means[count / 2]) / 2.0,
         };
         self.with_overhead(layer, work, time)
+    }
+
+    /// How far the steps' work is spread: a disturbed machine disturbs all layers of a step.
+    pub(super) fn steps(&self) -> Option<Spread> {
+        Spread::of(&self.steps)
     }
 
     pub(super) fn spread(&self, layer: usize) -> LayerSpread {

@@ -26,7 +26,7 @@ pub(in crate::parallel) struct CatalogueFile {
 pub(in crate::parallel) struct Found {
     /// Sorted by path.
     pub(in crate::parallel) files: Vec<CatalogueFile>,
-    /// Catalogues in English, or in what is no language.
+    /// Catalogues in English or in what is no language, and links to catalogues.
     pub(in crate::parallel) passed_over: usize,
     /// Folders that cannot be listed, and why.
     pub(in crate::parallel) unreadable: Vec<(PathBuf, String)>,
@@ -69,6 +69,8 @@ pub(in crate::parallel) fn find(root: &Path) -> Result<Found> {
                 }
             } else if kind.is_file() && !is_hidden {
                 found.add(path);
+            } else if kind.is_symlink() && is_catalogue(&path) {
+                found.passed_over += 1;
             }
         }
     }
@@ -89,6 +91,10 @@ impl Found {
             _ => {}
         }
     }
+}
+
+fn is_catalogue(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "mo" || ending == "po")
 }
 
 /// Of `CODE/LC_MESSAGES/x.mo`: the language, which may be none; else nothing.

@@ -1,0 +1,204 @@
+//! What a run asks of this machine, held against what it has, before the first step: threads, and the bytes of a step.
+//!
+//! Without this a run whose mini-batch does not fit is killed by the system, without a word and without a checkpoint.
+
+use gpipe::{Bytes, Device, Sequence, estimate::Rate};
+use gpipe_core::{
+    cost::ModelCosts,
+    partition,
+    plan::{Plan, PlanDevice, PlanError, predict},
+};
+
+use crate::{
+    CliError,
+    config::{Config, Data},
+    machine::{self, Available},
+    output::say,
+    processes::Processes,
+    setup, task,
+};
+
+/// More threads than this for each core are no choice that anyone makes on purpose.
+const THREADS_PER_CORE_MAX: usize = 4;
+/// Steps of more actions are not simulated for their bytes: it would take longer than it is worth.
+const ACTIONS_MAX: usize = 1 << 21;
+/// How to run all the same.
+const INSIST: &str = "or insist with --set pipeline.oversubscribe=true";
+
+/// Says what of the configuration cannot be as it says, and refuses what would end the run in the middle: see
+/// `pipeline.oversubscribe`.
+pub(crate) fn check(
+    config: &Config,
+    model: &Sequence,
+    processes: &Processes,
+) -> Result<(), CliError> {
+    tell_micro_batches(config);
+    tell_turns(config, processes);
+    refuse(config, model, processes)
+}
+
+/// The latter alone.
+pub(crate) fn refuse(
+    config: &Config,
+    model: &Sequence,
+    processes: &Processes,
+) -> Result<(), CliError> {
+    check_threads(config)?;
+    check_memory(config, model, processes)
+}
+
+/// A mini-batch is cut into as many micro-batches as it has samples at most. How many sentences a mini-batch of
+/// translations has is not known before it is made.
+fn tell_micro_batches(config: &Config) {
+    let (asked, samples) = (config.pipeline.micro_batches, config.samples_of_a_pipeline());
+    if asked > samples && !matches!(config.data, Data::Parallel(_)) {
+        say!(
+            "pipeline.micro_batches = {asked} is more than the {samples} samples of a mini-batch: it is cut into {samples}"
+        );
+    }
+}
+
+/// Stages on CPUs that are in one process: the most that any has.
+fn stages_here(config: &Config, processes: &Processes) -> usize {
+    let devices = &config.pipeline.devices.0;
+    let stages = config.pipeline.stages;
+    let cpus = match &devices[..] {
+        [Device::Cpu] => stages,
+        [_] => 0,
+        several => several.iter().filter(|device| **device == Device::Cpu).count(),
+    };
+    let in_a_pipeline = (processes.count() / config.pipeline.replicas.max(1)).max(1);
+    cpus.min(stages.div_ceil(in_a_pipeline))
+}
+
+/// Says where threads are more than cores.
+fn tell_turns(config: &Config, processes: &Processes) {
+    let (each, cores) = (config.pipeline.threads_per_stage, machine::cores());
+    let stages = stages_here(config, processes);
+    let all = stages.saturating_mul(each);
+    if all > cores {
+        say!(
+            "{stages} stages of {each} threads are {all} threads on {cores} cores: they take turns"
+        );
+    }
+    let is_text = matches!(config.data, Data::Text(_) | Data::Parallel(_));
+    let threads = config.images.threads;
+    if !is_text && threads > cores {
+        say!("images.threads = {threads} on {cores} cores: they take turns");
+    }
+}
+
+fn check_threads(config: &Config) -> Result<(), CliError> {
+    let (each, cores) = (config.pipeline.threads_per_stage, machine::cores());
+    let most = cores.saturating_mul(THREADS_PER_CORE_MAX);
+    if each <= most || config.pipeline.oversubscribe {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "pipeline.threads_per_stage = {each}: there are {cores} cores, and more than {most} threads of a stage would only wait for one another: use 1 to {cores}, {INSIST}"
+    )))
+}
+
+fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Result<(), CliError> {
+    let Some(Available { bytes: available, by }) = machine::available() else { return Ok(()) };
+    let Some(needs) = needs(config, model, processes)? else { return Ok(()) };
+    let all = needs.stages + needs.batches;
+    if all <= available {
+        return Ok(());
+    }
+    let Needs { stages, batches, samples } = needs;
+    let text = format!(
+        "train.mini_batch = {}: a step of {samples} samples needs about {all} of memory ({stages} for the stages' tensors, {batches} for batches made ahead), and {available} are available ({by})",
+        config.train.mini_batch
+    );
+    if config.pipeline.oversubscribe {
+        say!("{text}: it goes on, as pipeline.oversubscribe says");
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "{text}: use a smaller train.mini_batch, more pipeline.micro_batches or --remat always, {INSIST}"
+    )))
+}
+
+/// Bytes that a process needs for a step, as estimated from shapes.
+struct Needs {
+    stages: Bytes,
+    batches: Bytes,
+    samples: usize,
+}
+
+/// The needs of the process that has most stages on CPUs; nothing where there are none, or the step is too long to
+/// simulate.
+fn needs(
+    config: &Config,
+    model: &Sequence,
+    processes: &Processes,
+) -> Result<Option<Needs>, CliError> {
+    let here = stages_here(config, processes);
+    let samples = samples(config);
+    let micro_batches = config.pipeline.micro_batches.min(samples).max(1);
+    let devices = config.pipeline.stages;
+    if here == 0 || devices.saturating_mul(micro_batches) > ACTIONS_MAX {
+        return Ok(None);
+    }
+    let peaks = peaks(config, model, samples, micro_batches)?;
+    let caps = &config.pipeline.memory.0;
+    let capped = peaks.iter().enumerate().map(|(device, &peak)| {
+        let cap = caps.get(device).or(caps.first().filter(|_| caps.len() == 1));
+        cap.map_or(peak, |&cap| peak.min(cap)) // The allocator holds it to that.
+    });
+    let mut capped: Vec<Bytes> = capped.collect();
+    capped.sort_unstable_by(|a, b| b.cmp(a));
+    let stages = capped.into_iter().take(here).sum();
+    let batch = task::inputs(config, samples);
+    let batch: u64 = batch.iter().map(gpipe::TensorSpec::bytes).sum();
+    // One is made, one is in the step, and the queue holds the others.
+    let batches = Bytes(batch.saturating_mul(config.train.batches_ahead as u64 + 2));
+    Ok(Some(Needs { stages, batches, samples }))
+}
+
+/// Samples of a step; of sentences about as many of the greatest length as have the tokens of a mini-batch.
+fn samples(config: &Config) -> usize {
+    match &config.data {
+        Data::Parallel(data) => (data.batch_tokens / data.length.max(1)).max(1),
+        _ => config.samples_of_a_pipeline(),
+    }
+}
+
+/// Most that each device will hold, by a simulation of the step with costs from shapes.
+fn peaks(
+    config: &Config,
+    model: &Sequence,
+    samples: usize,
+    micro_batches: usize,
+) -> Result<Vec<Bytes>, CliError> {
+    let mut uncapped = config.clone();
+    uncapped.pipeline.memory.0.clear();
+    uncapped.pipeline.devices.0 = vec![Device::Cpu];
+    let sizes = [samples.div_ceil(micro_batches), samples / micro_batches];
+    let costs = setup::pipeline(&uncapped, model.clone())?.estimate(&sizes, &Rate::default())?;
+    let schedule = config.pipeline.schedule.schedule()?;
+    let devices = vec![PlanDevice::default(); config.pipeline.stages];
+    let stages = schedule.stages(devices.len());
+    let stages = stages.map_err(|error| PlanError::Setting(error.to_string()))?;
+    let balance = match &config.pipeline.balance {
+        gpipe::Balance::Layers(layers) => layers.clone(),
+        gpipe::Balance::Uniform => uniform(costs.layers.len(), stages)?,
+        gpipe::Balance::Cost => by_cost(&costs, sizes[0], stages)?,
+    };
+    let remat = config.pipeline.remat.clone();
+    let plan = Plan { balance, micro_batches, schedule, remat };
+    Ok(predict(&costs, &devices, samples, &plan)?.device_peaks())
+}
+
+fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, PlanError> {
+    Ok(partition::uniform(layers, stages)?)
+}
+
+/// About where the pipeline will be cut.
+fn by_cost(costs: &ModelCosts, samples: usize, stages: usize) -> Result<Vec<usize>, PlanError> {
+    let layers = costs.at(samples, &gpipe::Schedule::OneFOneB);
+    let times: Vec<u64> = layers.iter().map(|cost| cost.forward.0.max(1)).collect();
+    let layers = times.get(..costs.layers.len()).unwrap_or(&times);
+    Ok(partition::by_weighted_cost(layers, &vec![1; stages])?)
+}

@@ -1,0 +1,139 @@
+//! What a search is asked for: the choices that there are, and which of their combinations can be.
+
+use super::{PlanDevice, PlanError, check_devices, check_size, rejected::Rejected};
+use crate::{
+    cost::ModelCosts,
+    partition::{PartitionError, check_balance},
+    remat::RematPolicies,
+    schedule::Schedule,
+};
+
+/// What to search.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// What layers cost.
+    pub model: &'a ModelCosts,
+    /// The devices; K stages use the first K.
+    pub devices: &'a [PlanDevice],
+    /// Samples of a step.
+    pub samples: usize,
+    /// Each K to try.
+    pub stages: Vec<usize>,
+    /// Each M to try; no more than there are samples.
+    pub micro_batches: Vec<usize>,
+    /// Each schedule to try.
+    pub schedules: Vec<Schedule>,
+    /// The only cut, if there is no choice.
+    pub balance: Option<Vec<usize>>,
+    /// The only policies, if there is no choice.
+    pub remat: Option<RematPolicies>,
+    /// Actions that may be simulated, about; [`Request::BUDGET`] is enough for a second or so.
+    pub budget: u64,
+    /// What is run if nobody plans. It is planned, too, where no other choice is better by more than the costs are certain.
+    pub usual: Option<Usual>,
+}
+
+/// A choice of K, M and schedule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Usual {
+    /// K.
+    pub stages: usize,
+    /// M.
+    pub micro_batches: usize,
+    /// The schedule.
+    pub schedule: Schedule,
+}
+
+impl Request<'_> {
+    /// A budget for interactive use.
+    pub const BUDGET: u64 = 4_000_000;
+}
+
+/// K, M and the schedule's place in the request: what decides between equal steps.
+pub(super) type Key = (usize, usize, usize);
+
+/// All combinations that are searched exactly, once each; and what was asked for and cannot be in any.
+pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), PlanError> {
+    let Request { model, devices, samples, .. } = *request;
+    let setting = |text: &str| Err(PlanError::Setting(text.into()));
+    model.check()?;
+    check_devices(devices)?;
+    let layers = model.layers.len();
+    if request.micro_batches.is_empty() || request.schedules.is_empty() {
+        return setting("there is nothing to choose from: give at least one M and one schedule");
+    }
+    let mut stages = request.stages.clone();
+    let plain = request.schedules.iter().any(Schedule::is_plain);
+    if let Some(balance) = request.balance.as_ref().filter(|_| plain) {
+        if !stages.contains(&balance.len()) {
+            return Err(PartitionError::WrongLength {
+                balance: balance.clone(),
+                stages: stages.first().copied().unwrap_or_default(),
+            }
+            .into());
+        }
+        stages = vec![balance.len()];
+        check_balance(balance, balance.len(), layers)?;
+    }
+    for &stages in &stages {
+        if stages == 0 {
+            return Err(PartitionError::NoStages.into());
+        }
+        if let Some(remat) = request.remat.as_ref().filter(|_| plain) {
+            remat.check(stages).map_err(PlanError::Setting)?;
+        }
+        for &micro_batches in &request.micro_batches {
+            check_size(stages, micro_batches, samples)?;
+        }
+    }
+    let most = devices.len().min(layers);
+    let Some(&least) = stages.iter().min() else {
+        return setting("there is nothing to choose from: give at least one K");
+    };
+    let mut omitted = Vec::new();
+    stages.retain(|&stages| {
+        if stages > most {
+            let why = format!("there are {} devices and {layers} layers", devices.len());
+            omitted.push(Rejected::omitted(format!("K {stages}"), why));
+        }
+        stages <= most
+    });
+    for &micro_batches in request.micro_batches.iter().filter(|&&m| m > samples) {
+        let why = format!("a mini-batch has {samples} samples: it is M {samples}");
+        omitted.push(Rejected::omitted(format!("M {micro_batches}"), why));
+    }
+    if stages.is_empty() {
+        if layers < least {
+            return Err(PartitionError::TooManyStages { stages: least, layers }.into());
+        }
+        return Err(PlanError::Setting(format!(
+            "{least} stages need {least} devices, there are {}: give more devices, or use fewer stages",
+            devices.len()
+        )));
+    }
+    let (mut keys, mut too_long) = (Vec::new(), None);
+    for &stages in &stages {
+        for micro_batches in request.micro_batches.iter().map(|m| (*m).min(samples)) {
+            // As `predict` counts, with all edges that a cut can have.
+            let edges = 2 * stages + model.skips.len() + model.ties.len();
+            if (3 * stages + 4 * edges).saturating_mul(micro_batches) > super::ACTIONS_MAX {
+                let what = format!("K {stages}, M {micro_batches}");
+                omitted.push(Rejected::omitted(what, "makes too long a step".into()));
+                too_long = Some((stages, micro_batches));
+                continue;
+            }
+            let plain = request.schedules.iter().enumerate().filter(|(_, own)| own.is_plain());
+            keys.extend(plain.map(|(s, _)| (stages, micro_batches, s)));
+        }
+    }
+    if let (Some((stages, micro_batches)), true, true) = (too_long, keys.is_empty(), plain) {
+        return Err(PlanError::Setting(format!(
+            "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer of either"
+        )));
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    omitted.sort_by(|a, b| a.what.cmp(&b.what));
+    omitted.dedup();
+    Ok((keys, omitted))
+}
