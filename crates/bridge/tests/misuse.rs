@@ -1,7 +1,7 @@
 //! Every function that safe code reaches, given what it is not for: tensors of the wrong shape, dtype or layout,
 //! undefined ones, one tensor in two places, two threads at once. Each call gives a result or an error. That no
 //! memory is harmed is what `make soak` looks at, under valgrind's memcheck.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // a test
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -86,7 +86,9 @@ impl Calls {
 
     /// Both happen: else nothing was tried.
     fn check(&self, what: &str) {
-        assert!(self.given > 0 && self.refused > 0, "{what}: {} {}", self.given, self.refused);
+        let Self { given, refused } = self;
+        println!("soak: {what}: {given} calls gave a result, {refused} an error");
+        assert!(*given > 0 && *refused > 0, "{what}: {given} {refused}");
     }
 }
 
