@@ -85,7 +85,7 @@ impl Line {
 
     fn receive(&mut self, shared: &Shared) -> Result<u64, Elsewhere> {
         let lost = |error: c10d::Error| shared.lost(self.rank, &error);
-        let work = self.inbox.post().map_err(lost)?;
+        let work = self.inbox.post_head().map_err(lost)?;
         shared.interrupt.wait(&work, shared.longest_wait).map_err(lost)?;
         let number = self.inbox.head().map_err(lost)?;
         Ok(u64::from_le_bytes(number.try_into().unwrap_or_default()))

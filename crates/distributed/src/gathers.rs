@@ -62,7 +62,7 @@ impl Gathers {
                     none.insert(open().map_err(|error| shared.lost(rank, &error))?)
                 }
             };
-            inbox.post().map_err(|error| shared.lost(rank, &error))?;
+            inbox.post_head().map_err(|error| shared.lost(rank, &error))?;
             leaving.extend(send(shared, outbox, rank, own)?.into_iter().map(|work| (rank, work)));
         }
         let mut all = Vec::with_capacity(self.members.len());
@@ -116,7 +116,7 @@ fn receive(
     let from = |reason: String| Elsewhere { process: Some(rank), reason };
     let (mut all, mut length) = (Vec::new(), None);
     loop {
-        let work = inbox.post().map_err(lost)?;
+        let work = inbox.post_head().map_err(lost)?;
         shared.interrupt.wait(&work, longest).map_err(lost)?;
         let head = inbox.head().map_err(lost)?;
         let due = match length {
@@ -135,7 +135,7 @@ fn receive(
             if size > CHUNK_BYTES as u64 || size > due.saturating_sub(all.len() as u64) {
                 return Err(from(format!("it gave a part of {size} bytes, of {due} in all")));
             }
-            let work = inbox.expect(size as i64, Kind::Uint8).map_err(lost)?;
+            let work = inbox.post_tensor(size as i64, Kind::Uint8).map_err(lost)?;
             shared.interrupt.wait(&work, longest).map_err(lost)?;
             let part = inbox.tensor().map_err(lost)?;
             all.extend(tensor_bytes(&part).map_err(|reason| shared.own(reason))?);

@@ -1,8 +1,8 @@
 //! The two ends of a link between processes.
 //!
 //! A message is a header and its tensors ([`crate::wire`]), all with the link's own tag, in order. The receiver posts the
-//! receive of the next header before it waits for a message's tensors, so that a header never waits for its
-//! receiver; tensors have theirs as soon as their header says how large they are.
+//! receive of the next header before it waits for a message's tensors, so a header never waits for its receiver.
+//! The receives of tensors are posted as soon as their header says how large they are.
 
 use std::{
     collections::VecDeque,
@@ -122,7 +122,7 @@ impl Receiver {
 
     /// The next header, of a message that may have `room` more.
     fn header(&self, inbox: &mut Inbox, room: Bytes) -> Result<Header, Elsewhere> {
-        let work = inbox.post().map_err(|error| self.lost(&error))?;
+        let work = inbox.post_head().map_err(|error| self.lost(&error))?;
         self.wait(&work)?;
         let header = inbox.head().map_err(|error| self.lost(&error))?;
         let read = Header::decode(&header, room);
@@ -139,12 +139,12 @@ impl Receiver {
         for layout in layouts {
             let expect = |elements| {
                 let kind = layout.as_ref().map_or(tch::Kind::Uint8, |layout| layout.kind);
-                inbox.expect(elements, kind).map_err(|error| self.lost(&error))
+                inbox.post_tensor(elements, kind).map_err(|error| self.lost(&error))
             };
             let elements = layout.as_ref().and_then(Layout::elements);
             arriving.push(elements.map(expect).transpose()?);
         }
-        inbox.post().map_err(|error| self.lost(&error))?;
+        inbox.post_head().map_err(|error| self.lost(&error))?;
         let mut tensors = Vec::with_capacity(layouts.len());
         for (layout, work) in layouts.iter().zip(arriving) {
             let mut received = None;

@@ -77,10 +77,11 @@ impl Sequence {
         self.push(name, layer)
     }
 
-    /// Freezes every parameter whose full name (`layer.parameter`) matches one of `patterns`, in which `*` stands for
-    /// any text: it is not trained, has no gradient and no optimizer state, and no gradient is computed below the
-    /// lowest trained one. Running statistics of batch norms go on counting. A pattern that matches no
-    /// parameter of the layers so far is an error of [`crate::PipelineBuilder::build`].
+    /// Freezes every parameter whose full name (`layer.parameter`) matches one of `patterns`. In a pattern `*` stands
+    /// for any text. A frozen parameter is not trained, and has no gradient and no optimizer state. No gradient is
+    /// computed below the lowest trained parameter. Running statistics of batch norms go on counting.
+    ///
+    /// A pattern that matches no parameter of the layers so far is an error of [`crate::PipelineBuilder::build`].
     #[must_use]
     pub fn freeze<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
         self.freeze_where(patterns, true)

@@ -130,7 +130,7 @@ impl Inbox {
     ///
     /// # Errors
     /// The body of the message before is not posted yet; the connection is lost.
-    pub fn post(&mut self) -> Result<Work> {
+    pub fn post_head(&mut self) -> Result<Work> {
         self.whole()?;
         if let Some((work, _)) = &self.head {
             return Ok(work.clone());
@@ -170,7 +170,7 @@ impl Inbox {
     ///
     /// # Errors
     /// It is of another size, or there is none; out of memory; the connection is lost.
-    pub fn expect(&mut self, elements: i64, kind: Kind) -> Result<Work> {
+    pub fn post_tensor(&mut self, elements: i64, kind: Kind) -> Result<Work> {
         self.whole()?;
         let expected = u64::try_from(elements).ok();
         let expected = expected.and_then(|n| n.checked_mul(kind.elt_size_in_bytes() as u64));

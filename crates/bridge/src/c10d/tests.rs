@@ -83,11 +83,11 @@ fn oracle_the_store_listens_on_its_own_address_only() {
 
 /// Waits for everything, and gives the head and the tensors of the next message.
 fn receive(inbox: &mut Inbox, kinds: &[(i64, Kind)]) -> Result<(Vec<u8>, Vec<Tensor>)> {
-    inbox.post()?.wait(TIMEOUT)?;
+    inbox.post_head()?.wait(TIMEOUT)?;
     let head = inbox.head()?;
     let mut tensors = Vec::new();
     for &(elements, kind) in kinds {
-        inbox.expect(elements, kind)?.wait(TIMEOUT)?;
+        inbox.post_tensor(elements, kind)?.wait(TIMEOUT)?;
         tensors.push(inbox.tensor()?);
     }
     Ok((head, tensors))
@@ -199,16 +199,16 @@ fn regression_a_receive_of_another_size_is_an_error_and_nothing_is_written() {
             return;
         }
         let mut inbox = group.inbox(peer, 0).unwrap();
-        inbox.post().unwrap().wait(TIMEOUT).unwrap();
-        assert!(inbox.expect(100, Kind::Float).is_err(), "before its head is taken");
+        inbox.post_head().unwrap().wait(TIMEOUT).unwrap();
+        assert!(inbox.post_tensor(100, Kind::Float).is_err(), "before its head is taken");
         assert_eq!(inbox.head().unwrap(), b"");
         assert_eq!(inbox.announced().collect::<Vec<_>>(), [400]);
-        assert!(inbox.post().is_err(), "the tensor comes first");
-        let error = inbox.expect(3, Kind::Float).unwrap_err().to_string();
+        assert!(inbox.post_head().is_err(), "the tensor comes first");
+        let error = inbox.post_tensor(3, Kind::Float).unwrap_err().to_string();
         assert!(error.contains("a tensor of 400 bytes comes where 3 of Float are due"), "{error}");
         // What would come next is the tensor: it is met by nobody.
-        assert_eq!(inbox.expect(100, Kind::Float).unwrap_err().to_string(), error);
-        assert!(inbox.post().is_err() && inbox.head().is_err() && inbox.tensor().is_err());
+        assert_eq!(inbox.post_tensor(100, Kind::Float).unwrap_err().to_string(), error);
+        assert!(inbox.post_head().is_err() && inbox.head().is_err() && inbox.tensor().is_err());
         drop(inbox);
         let error = group.inbox(peer, 0).unwrap_err().to_string();
         assert!(error.contains("given up in the middle"), "{error}");
@@ -222,7 +222,7 @@ fn fault_an_abort_ends_a_wait_and_leaves_the_connection() {
     ranks(2, |group| {
         if group.rank() == 0 {
             let mut inbox = group.inbox(1, 0).unwrap();
-            let work = inbox.post().unwrap();
+            let work = inbox.post_head().unwrap();
             let waiting = work.clone();
             let waits = std::thread::spawn(move || waiting.wait(TIMEOUT));
             // Whichever comes first, the wait or the abort, it ends.

@@ -106,13 +106,13 @@ impl Pipeline {
         }
     }
 
-    /// Takes the parameters and the optimizer's state as they are after an update that some stages applied and others
-    /// did not ([`gpipe_runtime::StepError::Torn`]), or after a forward that changed its own parameters: they can
-    /// be read, saved and trained again. The step in between is of both; the step's number is as before it.
-    /// Whether there was anything to accept.
+    /// Accepts parameters and optimizer state as they are, so that they can be read, saved and trained again. This is
+    /// for a pipeline that refuses to go on: some stages applied an update and others did not
+    /// ([`gpipe_runtime::StepError::Torn`]), or a forward changed its own parameters. The step's number stays as it
+    /// was before. Returns whether there was anything to accept.
     ///
-    /// The promise that a step is all or nothing ends where an update has begun: an optimizer of your own that fails
-    /// then, after other stages have updated theirs, leaves parameters of two steps.
+    /// A step is all or nothing until its update begins. An optimizer of your own that fails in its update, after
+    /// other stages have applied theirs, leaves parameters of two steps.
     ///
     /// # Errors
     /// A stage's thread is gone, or stages are in other processes: restore a checkpoint there.
