@@ -57,7 +57,8 @@ impl Outbox {
         Self { group, to, tag }
     }
 
-    /// Begins to send a message: what is to be waited for. Its tensors must not change meanwhile.
+    /// Begins to send a message: what is to be waited for. Its tensors must not change meanwhile. A part whose work is
+    /// dropped before it is done may never leave.
     ///
     /// # Errors
     /// A head or body that is too large; a tensor that is not on the CPU, not contiguous, or without elements; the

@@ -194,7 +194,8 @@ fn regression_a_receive_of_another_size_is_an_error_and_nothing_is_written() {
         let peer = 1 - group.rank();
         if group.rank() == 1 {
             let mut outbox = group.outbox(0, 0).unwrap();
-            drop(outbox.send(&[], &[numbers(0..100)]).unwrap());
+            // Kept until the end: what is dropped before it has left is not sent.
+            let _leaving = outbox.send(&[], &[numbers(0..100)]).unwrap();
             send(&mut group.outbox(0, 1).unwrap(), b"done", &[]).unwrap();
             return;
         }
