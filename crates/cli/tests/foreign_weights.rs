@@ -106,7 +106,7 @@ fn regression_an_untied_gpt2_is_no_tied_one() {
     ];
     source.0.refuses(&tied, &parts);
     assert!(!source.0.path("w.safetensors").exists());
-    let init = [&INIT[..], &["--set", "model.tied=true"]].concat();
+    let init = [INIT, &["--set", "model.tied=true"]].concat();
     source.0.refuses(&train("new", &init), &parts);
     // As it is, it is imported whole: the same loss.
     source.0.succeeds(&source.import(NAMES, &[]));
