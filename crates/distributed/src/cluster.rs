@@ -125,7 +125,7 @@ impl Cluster {
             let meeting = Arc::clone(&meeting);
             joining.ask(move || meet(&meeting, rank, size, deadline, facts, serves))
         };
-        match joining.or_silent(found, "the meeting of all processes")? {
+        match joining.of_store(found)? {
             Met::All => watch.met(),
             Met::Without(other) => {
                 let reason = format!(
@@ -142,8 +142,8 @@ impl Cluster {
             })
         };
         let what = format!("the processes cannot reach each other (this one is at {address})");
-        let group =
-            joining.or_silent(group.map(|group| group.map_err(connect(what.clone()))), &what)?;
+        let group = joining
+            .of_processes(group.map(|group| group.map_err(connect(what))), "the other processes")?;
         let longest_wait = deadline.saturating_mul(4);
         let shared = Shared { rank, group, interrupt, longest_wait, deadline, address, watch };
         let shared = Arc::new(shared);
@@ -151,7 +151,7 @@ impl Cluster {
             let shared = Arc::clone(&shared);
             joining.ask(move || Clock::agree(&shared).map_err(JoinError::Differs))
         };
-        let clock = joining.or_silent(clock, "comparing clocks with rank 0")?;
+        let clock = joining.of_processes(clock, "a process that compares clocks")?;
         Ok(Arc::new(Self {
             shared,
             inboxes: Mutex::default(),

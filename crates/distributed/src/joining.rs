@@ -126,7 +126,7 @@ impl Joining {
         call: impl FnOnce() -> c10d::Result<T> + Send + 'static,
     ) -> Result<T, JoinError> {
         let answer = self.ask(move || call().map_err(connect("the store".into())));
-        self.or_silent(answer, "a question to it")
+        self.of_store(answer)
     }
 
     pub(crate) fn ask<T: Send + 'static>(
@@ -137,21 +137,40 @@ impl Joining {
         within(self.deadline + GRACE, failed, call)
     }
 
-    /// The outcome of `step`; a failure here is told to the others, one of theirs is the one that all know.
-    pub(crate) fn or_silent<T>(
+    /// The outcome of a step that only the store answers.
+    pub(crate) fn of_store<T>(
         &self,
         outcome: Result<Result<T, JoinError>, GaveUp>,
-        step: &str,
     ) -> Result<T, JoinError> {
-        let (store, deadline) = (&self.store, self.deadline);
+        let remedy = "who serves it was stopped, or it is no store of gpipe: look at its process, or at \
+                      MASTER_ADDR and MASTER_PORT";
+        self.outcome(outcome, &self.store, remedy)
+    }
+
+    /// The outcome of a step that other processes, `awaited`, answer.
+    pub(crate) fn of_processes<T>(
+        &self,
+        outcome: Result<Result<T, JoinError>, GaveUp>,
+        awaited: &str,
+    ) -> Result<T, JoinError> {
+        self.outcome(outcome, awaited, "a process was stopped, or the network between them is cut")
+    }
+
+    /// A failure here is told to the others. One of theirs is the one that all know.
+    fn outcome<T>(
+        &self,
+        outcome: Result<Result<T, JoinError>, GaveUp>,
+        awaited: &str,
+        remedy: &str,
+    ) -> Result<T, JoinError> {
+        let deadline = self.deadline;
         let error = match outcome {
             Ok(Ok(result)) => return Ok(result),
             Ok(Err(error)) => error,
             Err(GaveUp::Failed(why)) => return Err(JoinError::Differs(why)),
             Err(GaveUp::NoThread(error)) => JoinError::Setting(format!("no thread: {error}")),
             Err(GaveUp::Late) => JoinError::Silent(format!(
-                "{store} did not answer within {deadline:.1?} ({step}): who serves it was stopped, or it is \
-                 no store of gpipe: look at its process, or at MASTER_ADDR and MASTER_PORT"
+                "{awaited} did not answer within {deadline:.1?}: {remedy}"
             )),
         };
         if let (Some(watch), false) = (&self.watch, matches!(error, JoinError::Differs(_))) {
