@@ -64,7 +64,7 @@ parity: setup ## Compare losses, gradients, parameters and exchanged weights wit
 	python3 scripts/score_parity.py
 
 fonts: ## Fetch free fonts to draw images of characters from (Debian and Ubuntu; no root)
-	@python3 scripts/fonts.py
+	@python3 scripts/prepare/fonts.py
 
 catalogues: ## Fetch translated messages of free programs to learn translating from (Debian and Ubuntu; no root)
-	@python3 scripts/catalogues.py
+	@python3 scripts/prepare/catalogues.py

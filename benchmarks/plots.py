@@ -6,7 +6,7 @@ from figures import ROOT, median
 from steps import MEMORY, PARTS, shares
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import pytorch  # noqa: E402
+import packages  # noqa: E402
 
 MATPLOTLIB = "3.10.8"
 OURS, THEIRS, SIMULATED = "#20639b", "#b0b0b0", "#a8c8e4"
@@ -15,7 +15,7 @@ COLOURS = ["#20639b", "#8fb8de", "#173f5f", "#3caea3", "#9b5de5", "#f6d55c", "#e
 
 def library():
     """matplotlib's pyplot, which is installed once."""
-    folder, _ = pytorch.once(f"matplotlib-{MATPLOTLIB}", f"matplotlib=={MATPLOTLIB}")
+    folder, _ = packages.once(f"matplotlib-{MATPLOTLIB}", f"matplotlib=={MATPLOTLIB}")
     sys.path.insert(0, str(folder))
     import matplotlib
 

@@ -20,6 +20,7 @@ from typing import Callable
 from figures import ROOT, commit, machine
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import packages  # noqa: E402
 import pytorch  # noqa: E402
 
 PEERS = ROOT / "benchmarks" / "peers"
@@ -108,12 +109,12 @@ class Python:
         path = os.environ.get("TORCH_PATH", os.environ.get("PYTHONPATH", ""))
         self.torch = self.version(path)
         if not self.torch.startswith(TORCH):
-            folder, _ = pytorch.once(f"pytorch-{pytorch.VERSION}", "numpy", f"torch=={pytorch.VERSION}")
+            folder, _ = packages.once(f"pytorch-{pytorch.VERSION}", "numpy", f"torch=={pytorch.VERSION}")
             path = str(folder)
             self.torch = self.version(path)
             if not self.torch.startswith(TORCH):
                 sys.exit(f"{path} has no PyTorch {TORCH} for {self.program}: name one with TORCH_PATH")
-        folder, _ = pytorch.once(f"torchgpipe-{TORCHGPIPE}", "--no-deps", f"torchgpipe=={TORCHGPIPE}")
+        folder, _ = packages.once(f"torchgpipe-{TORCHGPIPE}", "--no-deps", f"torchgpipe=={TORCHGPIPE}")
         self.environment = dict(os.environ, PYTHONPATH=f"{path}:{folder}")
 
     def version(self, path):

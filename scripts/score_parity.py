@@ -3,7 +3,7 @@
 
 Usage: score_parity.py [--write] [--prove] [--install]      (make parity)
 
-pip installs sacreBLEU 2.6.0 once into $GPIPE_HOME/sacrebleu-2.6.0 (90 MB with what it needs; see pytorch.py). The sentences are generated
+pip installs sacreBLEU 2.6.0 once into $GPIPE_HOME/sacrebleu-2.6.0 (90 MB with what it needs; see packages.py). The sentences are generated
 here from a seed, a kind after the other: plain words, numbers, punctuation, entities of XML, letters from everywhere, odd
 white space, empty lines, repetition, single words, soups of characters; with one to three references. Corpora are all of
 them, each kind, those with as many references, and a few of one to three sentences. Each is scored by the example `score`
@@ -25,7 +25,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytorch
+import packages
 
 VERSION = "2.6.0"
 ROOT = Path(__file__).resolve().parent.parent
@@ -195,9 +195,9 @@ def document(cases, words, bleu, chrf):
 # -- sacreBLEU's scores
 
 def install():
-    folder, remedy = pytorch.once(f"sacrebleu-{VERSION}", f"sacrebleu=={VERSION}")
-    if pytorch.version_in(str(folder), "sacrebleu") != VERSION:
-        pytorch.fail(f"{folder} has no sacrebleu {VERSION} for this Python: {remedy}")
+    folder, remedy = packages.once(f"sacrebleu-{VERSION}", f"sacrebleu=={VERSION}")
+    if packages.version_in(str(folder), "sacrebleu") != VERSION:
+        packages.fail(f"{folder} has no sacrebleu {VERSION} for this Python: {remedy}")
     return folder
 
 

@@ -46,6 +46,12 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
+        name: "tests of what prepares data",
+        program: "python3",
+        arguments: &["-m", "unittest", "discover", "-s", "scripts/prepare"],
+        environment: &[],
+    },
+    Step {
         name: "text to learn from",
         program: "cargo",
         arguments: &["fetch", "--locked", "--manifest-path", "configs/text/Cargo.toml"],

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Puts free fonts where gpipe looks for them, to draw images of characters from.      (make fonts)
 
-Fetches the Debian packages listed in fonts.txt (about 40 MB) and keeps their fonts and copyright files in
+Fetches the Debian packages listed in font_packages.txt (about 40 MB) and keeps their fonts and copyright files in
 
     $GPIPE_HOME/fonts        (GPIPE_HOME defaults to ~/.cache/gpipe)
 
 aside and renamed, so that a half-made folder is never taken for a whole one. No root is needed and nothing is
-installed. Prints the folder and how much is in it. Run again, it does nothing unless fonts.txt has changed.
+installed. Prints the folder and how much is in it. Run again, it does nothing unless font_packages.txt has changed.
 
 Not on Debian or the like: install fonts with the system's package manager, or put .ttf and .otf files below
 ~/.local/share/fonts. gpipe looks there and below /usr/share/fonts, too.
@@ -24,7 +24,7 @@ FEWEST = 20  # packages; with fewer there is too little to learn from
 
 
 def listed():
-    lines = Path(__file__).with_name("fonts.txt").read_text().splitlines()
+    lines = Path(__file__).with_name("font_packages.txt").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 

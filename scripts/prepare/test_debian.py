@@ -1,6 +1,6 @@
 """Tests of fonts.py and debian.py without a network: scripts on PATH stand for apt and dpkg-deb.
 
-Run: python3 -m unittest discover -s scripts
+Run: python3 -m unittest discover -s scripts/prepare
 """
 
 import contextlib

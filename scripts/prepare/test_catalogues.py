@@ -1,6 +1,6 @@
-"""Tests of catalogues.py without a network: the scripts of test_fonts.py stand for apt and dpkg-deb.
+"""Tests of catalogues.py without a network: the scripts of test_debian.py stand for apt and dpkg-deb.
 
-Run: python3 -m unittest discover -s scripts
+Run: python3 -m unittest discover -s scripts/prepare
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(SCRIPTS))
-import test_fonts  # noqa: E402
+import test_debian  # noqa: E402
 
 SPEC = importlib.util.spec_from_file_location("fetch_catalogues", SCRIPTS / "catalogues.py")
 catalogues = importlib.util.module_from_spec(SPEC)
@@ -21,7 +21,7 @@ SPEC.loader.exec_module(catalogues)
 
 
 class Fetch(unittest.TestCase):
-    setUp, package = test_fonts.Fetch.setUp, test_fonts.Fetch.package
+    setUp, package = test_debian.Fetch.setUp, test_debian.Fetch.package
 
     def run_it(self):
         with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()) as printed:

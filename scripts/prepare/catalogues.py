@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Puts translations where gpipe looks for them, to learn translating from.      (make catalogues)
 
-Fetches the Debian packages listed in catalogues.txt and keeps their gettext catalogues and copyright files in
+Fetches the Debian packages listed in catalogue_packages.txt and keeps their gettext catalogues and copyright files in
 
     $GPIPE_HOME/catalogues        (GPIPE_HOME defaults to ~/.cache/gpipe)
 
 aside and renamed, so that a half-made folder is never taken for a whole one. No root is needed and nothing is
 installed; that a system leaves translations out when it installs packages (slim images do) makes no difference. Prints
-the folder and how much is in it. Run again, it does nothing unless catalogues.txt has changed.
+the folder and how much is in it. Run again, it does nothing unless catalogue_packages.txt has changed.
 
 Not on Debian or the like: name a folder that has catalogues, such as /usr/share/locale, in the configuration.
 """
@@ -23,7 +23,7 @@ FEWEST = 20  # packages; with fewer there is too little to learn from
 
 
 def listed():
-    lines = Path(__file__).with_name("catalogues.txt").read_text().splitlines()
+    lines = Path(__file__).with_name("catalogue_packages.txt").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 

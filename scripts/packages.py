@@ -1,0 +1,65 @@
+"""Python packages in folders of their own, which pip fills once for all clones.
+
+They are in $GPIPE_HOME/NAME (GPIPE_HOME defaults to ~/.cache/gpipe). A folder is written aside and
+renamed, so that a half-made one is never taken for a whole one. Nothing of the system is changed.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROGRAM = Path(sys.argv[0]).stem
+
+
+def fail(message):
+    """Ends the program with a message and exit code 1."""
+    sys.exit(f"{PROGRAM}: {message}")
+
+
+def home():
+    """The folder of everything that the scripts fetch."""
+    return Path(os.environ.get("GPIPE_HOME") or Path.home() / ".cache" / "gpipe")
+
+
+def version_in(path, module="torch"):
+    """The version that this Python imports from the path, without its local part; None if it cannot."""
+    found = subprocess.run([sys.executable, "-c", f"import numpy, {module}; print({module}.__version__)"],
+                           text=True, capture_output=True, env=dict(os.environ, PYTHONPATH=path))
+    return None if found.returncode else found.stdout.strip().split("+")[0]
+
+
+def install(destination, *packages):
+    aside = Path(tempfile.mkdtemp(prefix=destination.name + ".", dir=destination.parent))
+    try:
+        print(f"{PROGRAM}: installing {packages[-1]} into {destination}", file=sys.stderr, flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(aside), *packages]
+        environment = dict(os.environ, PIP_ROOT_USER_ACTION="ignore")
+        if subprocess.run(pip, stdout=sys.stderr, env=environment).returncode:
+            fail("pip failed: see its message above; it needs a reachable package index and disk "
+                 "(about 8 GB for PyTorch)")
+        aside.chmod(0o755)
+        aside.rename(destination)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def once(name, *packages):
+    """The folder of that name, with the packages installed into it if there was none; and its remedy."""
+    home().mkdir(parents=True, exist_ok=True)
+    folder = home() / name
+    with open(home() / "pytorch.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            install(folder, *packages)
+    return folder, f"remove that folder to have it installed for {sys.executable}"
+
+
+def use(name, version):
+    """Lets this process import the package of that name and version."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder, _ = once(f"{name}-{version}-python{python}", "--no-deps", f"{name}=={version}")
+    sys.path.insert(0, str(folder))
