@@ -20,6 +20,7 @@ use common::{
     process::{DEADLINE, Process},
     results, train,
 };
+use gpipe_bridge::c10d::TcpStore;
 use gpipe_core::splitmix::Stream;
 
 fn long<'a>(out: &'a str, steps: &'a str) -> Vec<&'a str> {
@@ -197,6 +198,33 @@ fn regression_a_process_that_is_killed_while_it_joins_is_named() {
     assert_eq!(launcher.end(), Ok(128 + 9), "{}", launcher.printed);
     assert!(start.elapsed() < Duration::from_secs(14), "{:?}", start.elapsed());
     assert!(launcher.printed.contains("rank 2: "), "{}", launcher.printed);
+}
+
+/// Without a launcher it was missed after `pipeline.deadline_s`.
+#[test]
+fn regression_a_process_that_was_started_by_hand_and_is_killed_while_it_joins() {
+    let folder = Folder::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = listener.local_addr().unwrap();
+    let _serves = TcpStore::serve(listener, DEADLINE).unwrap();
+    let start = |rank: &str| {
+        let mut command = folder.command(&train("run", &["--set", "pipeline.deadline_s=300"]));
+        command.env("RANK", rank).env("WORLD_SIZE", "3");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", store.port().to_string());
+        command.env("TORCHELASTIC_USE_AGENT_STORE", "True");
+        Process::start(&mut command)
+    };
+    let (mut first, mut second) = (start("0"), start("1"));
+    let meets = TcpStore::connect("127.0.0.1", store.port(), DEADLINE).unwrap();
+    let meets = meets.prefixed("gpipe//").unwrap();
+    for rank in [0, 1] {
+        meets.get(&format!("facts/{rank}"), DEADLINE).unwrap();
+        meets.get(&format!("beat/{rank}"), DEADLINE).unwrap();
+    }
+    // The third never comes, so that the first two wait.
+    second.kill().unwrap_err();
+    assert_eq!(first.end(), Ok(1), "{}", first.printed);
+    assert!(first.printed.contains("rank 1: no sign of life for 5."), "{}", first.printed);
 }
 
 #[test]

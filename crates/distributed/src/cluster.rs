@@ -152,6 +152,7 @@ impl Cluster {
             joining.ask(move || Clock::agree(&shared).map_err(JoinError::Differs))
         };
         let clock = joining.of_processes(clock, "a process that compares clocks")?;
+        shared.watch.joined();
         Ok(Arc::new(Self {
             shared,
             inboxes: Mutex::default(),

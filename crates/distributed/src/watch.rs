@@ -28,6 +28,9 @@ const FAILED: &str = "failed";
 const REASON_BYTES_MAX: usize = 4096;
 /// In the place of a position: the device is between runs.
 const IDLE: u32 = u32::MAX;
+/// Longest silence of a process while the processes join. A join only waits, so a process that
+/// misses several beats was killed or stopped. A step may keep a process busy for longer.
+const JOIN_SILENCE: Duration = Duration::from_secs(5);
 
 fn beat_key(rank: usize) -> String {
     format!("beat/{rank}")
@@ -59,8 +62,21 @@ struct State {
     /// The devices of every process.
     devices: Vec<Vec<DeviceId>>,
     failed: Option<Elsewhere>,
-    /// Whether all processes have come. Before, only those are missed that were heard of.
-    met: bool,
+    /// How far the processes are in joining each other.
+    phase: Phase,
+    /// How long the store took for the last round of questions.
+    round: Duration,
+}
+
+/// How far the processes are in joining each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Some may not have come yet: only those are missed that were heard of.
+    Meeting,
+    /// All have come, and connect to each other.
+    Connecting,
+    /// They work.
+    Joined,
 }
 
 /// When a process last gave a sign of life, and what it said.
@@ -101,7 +117,8 @@ impl Watcher {
                 run: None,
                 devices: vec![Vec::new(); size],
                 failed: None,
-                met: false,
+                phase: Phase::Meeting,
+                round: Duration::ZERO,
             }),
             interrupt: Arc::clone(interrupt),
             tell,
@@ -146,9 +163,14 @@ impl Watch {
     /// All processes have come: their silence counts from now on.
     pub(crate) fn met(&self) {
         let mut state = self.lock();
-        state.met = true;
+        state.phase = Phase::Connecting;
         let now = Instant::now();
         state.heard.iter_mut().for_each(|heard| heard.at = now);
+    }
+
+    /// This process has joined the others: from now on silence is measured by the deadline.
+    pub(crate) fn joined(&self) {
+        self.lock().phase = Phase::Joined;
     }
 
     /// The devices of every process, from now on.
@@ -250,6 +272,7 @@ impl Watch {
 
     /// Says where this process is, and hears where the others are.
     fn round(&self, store: &TcpStore, number: u64) -> c10d::Result<()> {
+        let start = Instant::now();
         let own = self.lock().own_beat(self.rank, number);
         store.set(&beat_key(self.rank), &own)?;
         if store.check(FAILED)? {
@@ -265,7 +288,9 @@ impl Watch {
                 self.lock().hear(rank, &beat, left);
             }
         }
-        self.lock().answered = Instant::now();
+        let mut state = self.lock();
+        state.answered = Instant::now();
+        state.round = start.elapsed();
         Ok(())
     }
 
@@ -346,15 +371,20 @@ impl State {
             let reason = format!("the store has not answered for {:.1?}", self.answered.elapsed());
             return Some(Elsewhere { process: None, reason });
         }
+        let (longest, why) = match self.phase {
+            Phase::Joined => (deadline, "it was stopped, or the network is cut"),
+            // A store that is slow to answer delays the others' beats as well.
+            _ => (
+                deadline.min(JOIN_SILENCE + 4 * self.round),
+                "it was killed or stopped while it joined, or the network is cut",
+            ),
+        };
         let others = self.heard.iter().enumerate().filter(|(rank, _)| *rank != own);
-        let known = others.filter(|(_, heard)| self.met || heard.number > 0);
-        let mut silent = known.filter(|(_, heard)| !heard.left && heard.at.elapsed() > deadline);
+        let known = others.filter(|(_, heard)| self.phase != Phase::Meeting || heard.number > 0);
+        let mut silent = known.filter(|(_, heard)| !heard.left && heard.at.elapsed() > longest);
         let (rank, heard) = silent.next()?;
-        let reason = format!(
-            "no sign of life for {:.1?}{}: it was stopped, or the network is cut",
-            heard.at.elapsed(),
-            self.doing(rank)
-        );
+        let (ago, doing) = (heard.at.elapsed(), self.doing(rank));
+        let reason = format!("no sign of life for {ago:.1?}{doing}: {why}");
         Some(Elsewhere { process: Some(rank), reason })
     }
 

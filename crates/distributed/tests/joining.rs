@@ -118,6 +118,29 @@ fn fault_a_process_that_has_come_and_falls_silent_is_named() {
     assert!(silent, "{error}");
 }
 
+/// Started by hand there is no launcher that tells of its end. It was missed after the deadline only.
+#[test]
+fn regression_a_process_that_is_killed_while_it_joins_is_missed_within_seconds() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = TcpStore::serve(listener.try_clone().unwrap(), DEADLINE).unwrap();
+    for all_have_come in [false, true] {
+        let name = format!("all have come: {all_have_come}");
+        let meets = store.prefixed(&name).unwrap();
+        meets.set("beat/1", &7_u64.to_le_bytes()).unwrap();
+        let start = Instant::now();
+        let meeting = Meeting { name, ..launched(&listener, 0, 2, DEADLINE * 10) };
+        let waits = std::thread::spawn(move || Cluster::join(meeting).err().unwrap().to_string());
+        if all_have_come {
+            // It dies when all have met, before they connect.
+            meets.set("facts/1", &meets.get("facts/0", DEADLINE).unwrap()).unwrap();
+        }
+        let error = waits.join().unwrap();
+        assert!(error.contains("rank 1: no sign of life for 5."), "{error}");
+        assert!(error.contains("killed or stopped while it joined"), "{error}");
+        assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
+    }
+}
+
 #[test]
 fn fault_two_processes_of_one_rank_and_numbers_that_do_not_fit() {
     let found = joined(

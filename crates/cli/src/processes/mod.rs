@@ -198,3 +198,40 @@ impl Processes {
 fn failed(process: Option<usize>, reason: String) -> CliError {
     Elsewhere { process, reason }.into()
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::net::TcpListener;
+
+    use gpipe_distributed::{Meeting, Store};
+
+    use super::*;
+
+    /// Calls `command` in two processes that have met, which are threads here; the results by rank.
+    pub(crate) fn in_two<T: Send>(command: impl Fn(&Processes) -> T + Sync) -> Vec<T> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let meeting = |rank, store| Meeting {
+            rank,
+            size: 2,
+            store,
+            name: "test".into(),
+            address: "127.0.0.1".into(),
+            deadline: Duration::from_secs(60),
+            facts: Vec::new(),
+        };
+        let meetings = [
+            meeting(0, Store::Serve(listener)),
+            meeting(1, Store::At { host: "127.0.0.1".into(), port }),
+        ];
+        std::thread::scope(|scope| {
+            let ranks = meetings.map(|meeting| {
+                scope.spawn(|| {
+                    let cluster = Some(Cluster::join(meeting).unwrap());
+                    command(&Processes { cluster, member: OnceCell::new() })
+                })
+            });
+            ranks.map(|rank| rank.join().unwrap()).into()
+        })
+    }
+}

@@ -89,13 +89,8 @@ impl<'a> Saving<'a> {
         progress: &Progress,
     ) -> Result<(), CliError> {
         let is_best = self.keep_best && self.best.is_some_and(|b| b.batches == position.batches);
-        let due = match self.every {
-            Every::Never => false,
-            Every::Steps(steps) => position.batches.is_multiple_of(steps),
-            // Clocks of several processes would not agree.
-            Every::Time(time) => self.processes.decided(|| Ok(self.last.elapsed() >= time))?,
-        };
-        let outcome = match due || is_best {
+        let is_due = is_due(self.every, position.batches, self.last, self.processes)?;
+        let outcome = match is_due || is_best {
             true => self.save(pipeline, position, metrics),
             false => self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::poll),
         };
@@ -171,6 +166,21 @@ impl<'a> Saving<'a> {
     }
 }
 
+/// Whether a checkpoint is to be saved after so many batches, where the last one was begun at `last`.
+fn is_due(
+    every: Every,
+    batches: u64,
+    last: Instant,
+    processes: &Processes,
+) -> Result<bool, CliError> {
+    match every {
+        Every::Never => Ok(false),
+        Every::Steps(steps) => Ok(batches.is_multiple_of(steps)),
+        // Clocks of several processes would not agree.
+        Every::Time(time) => processes.decided(|| Ok(last.elapsed() >= time)),
+    }
+}
+
 /// A checkpoint that could not be saved ends no run: the next one may succeed, and the one before is still there.
 fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
     match outcome {
@@ -190,5 +200,26 @@ fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
         Err(error) => progress.warn(&format!(
             "a checkpoint was not saved: {error}; the run goes on, and tries again at the next one"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::tests::in_two;
+
+    /// It was taken for "not due", and the run went on to its next step.
+    #[test]
+    fn regression_an_error_of_another_process_is_no_answer_to_whether_a_save_is_due() {
+        let every = Every::Time(Duration::ZERO);
+        let told = in_two(|processes| {
+            if !processes.is_first() {
+                processes.fail(&CliError::Usage("the disk of this one is gone".into()));
+                return None;
+            }
+            Some(is_due(every, 1, Instant::now(), processes).map_err(|error| error.to_string()))
+        });
+        let error = told[0].clone().unwrap().unwrap_err();
+        assert!(error.contains("rank 1: the disk of this one is gone"), "{error}");
     }
 }
