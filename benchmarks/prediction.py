@@ -39,7 +39,7 @@ MICRO_BATCHES = [2, 4, 8, 16, 32]
 WORKLOADS = {
     # name: (configuration, its changes, steps of a run, of a profile, and of the one of all M)
     "gpt": ("configs/gpt.toml", [], 4, 2, 1),
-    "amoeba": ("configs/amoebanet-glyphs.toml", [
+    "amoeba": ("configs/amoebanet-letters.toml", [
         "model.cells=6", "model.filters=128", "model.drop_path=0", "model.auxiliary=0", "images.size=64", "train.mini_batch=32",
         "train.validate_every=0", "train.label_smoothing=0", "data.variations=1"], 21, 5, 2),
 }

@@ -13,10 +13,7 @@ use gpipe_core::{
     Action,
     schedule::{Listed, listed::print},
 };
-use gpipe_data::{
-    Tokenizer,
-    parallel::{Catalogue, ParallelError},
-};
+use gpipe_data::{Tokenizer, parallel::ParallelError};
 use gpipe_observe::step_file::StepFile;
 
 /// What errors call the input.
@@ -203,24 +200,6 @@ pub(crate) fn tokenizer(bytes: &[u8]) {
     }
 }
 
-pub(crate) fn mo(bytes: &[u8]) {
-    catalogue(Catalogue::from_mo(bytes));
-}
-
-pub(crate) fn po(bytes: &[u8]) {
-    catalogue(Catalogue::from_po(bytes));
-}
-
-fn catalogue(read: Result<Catalogue, gpipe_data::parallel::CatalogueError>) {
-    match read {
-        Ok(catalogue) => {
-            gpipe_data::fuzzing::catalogue(&catalogue);
-        }
-        Err(error) => assert!(said(&error).starts_with(&error.place.to_string()), "{error}"),
-    }
-}
-
-/// Lines of pairs, plain or gzip, cleaned and not.
 pub(crate) fn pairs(bytes: &[u8]) {
     with_file(bytes, |path| {
         if let Err(error) = gpipe_data::fuzzing::pairs(path) {
@@ -241,10 +220,6 @@ pub(crate) fn image(bytes: &[u8]) {
             said(error);
         }
     }
-}
-
-pub(crate) fn font(bytes: &[u8]) {
-    gpipe_data::fuzzing::font(bytes).into_iter().for_each(|reason| drop(said(reason)));
 }
 
 /// The header of a message between processes.

@@ -2,9 +2,6 @@
 //! panic, and no more memory than a bound: all share an allocator that aborts beyond it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-#[path = "../../crates/data/tests/made_font/mod.rs"]
-mod made_font;
-
 use std::{alloc::System, fs, path::PathBuf, sync::LazyLock};
 
 use cap::Cap;
@@ -114,9 +111,6 @@ fn golden_kept_inputs_are_those_of_today() {
     for (number, header) in gpipe_distributed::fuzzing::headers().unwrap().iter().enumerate() {
         assert_kept("header", &format!("message-{number}"), header);
     }
-    let fonts = ["A", "B"].map(|family| made_font::bars(family, "Ab3", 500));
-    assert_kept("font", "one.ttf", &fonts[0]);
-    assert_kept("font", "two.ttc", &made_font::collection(&fonts));
     let pixels: Vec<u8> = (0..16 * 12 * 3).map(|byte| (byte * 7 % 256) as u8).collect();
     let image = image::RgbImage::from_raw(16, 12, pixels).unwrap();
     let mut jpeg = std::io::Cursor::new(Vec::new());

@@ -1,8 +1,8 @@
-//! Small text files, read with a bound and written whole or not at all; where what was fetched lies.
+//! Small text files, read with a bound and written whole or not at all.
 
 use std::{
     io::{Read, Write},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
@@ -11,17 +11,6 @@ use gpipe_checkpoint::aside::Aside;
 use signal_hook::consts::SIGXFSZ;
 
 use crate::{CliError, metrics::io};
-
-/// The user's folder.
-pub(crate) fn home() -> PathBuf {
-    std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default()
-}
-
-/// Where `make` puts what it fetches: GPIPE_HOME, or ~/.cache/gpipe.
-pub(crate) fn gpipe_home() -> PathBuf {
-    let own = std::env::var_os("GPIPE_HOME").map(PathBuf::from);
-    own.unwrap_or_else(|| home().join(".cache").join("gpipe"))
-}
 
 /// A text file of at most so many bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {

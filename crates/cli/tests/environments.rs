@@ -52,20 +52,6 @@ fn fault_without_an_environment_everything_works() {
 }
 
 #[test]
-fn fault_no_fonts_are_named_with_the_remedy() {
-    let folder = Folder::new();
-    fs::create_dir(folder.path("fonts")).unwrap();
-    fs::write(folder.path("fonts/broken.ttf"), [0, 1, 0, 0, 9, 9, 9]).unwrap();
-    let glyphs = "[model]\nkind = \"resnet\"\n[data]\nkind = \"glyphs\"\nfonts = [\"fonts\"]\n";
-    fs::write(folder.path("glyphs.toml"), glyphs).unwrap();
-    let output = folder.gpipe(&["train", "glyphs.toml", "--out", "run"]);
-    let text = errors(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.starts_with("gpipe: ") && text.contains("make fonts"), "{text}");
-    assert!(!text.contains("panicked") && !folder.path("run").exists(), "{text}");
-}
-
-#[test]
 fn transparency_on_one_core() {
     let folder = Folder::new();
     folder.succeeds(&train("reference", &["--stages", "2"]));

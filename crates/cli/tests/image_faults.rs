@@ -267,8 +267,7 @@ fn fault_kinds_and_their_keys_say_which_there_are() {
     let folder = with_images();
     let set = |set: &str, parts: &[&str]| refuses(&folder, "resnet.toml", &["--set", set], parts);
     let models = "'foo' is no kind: use one of transformer, translation, amoebanet, resnet";
-    let data =
-        "'foo' is no kind: use one of text, parallel, image-folder, cifar10, cifar100, glyphs";
+    let data = "'foo' is no kind: use one of text, parallel, image-folder, cifar10, cifar100";
     set("model.kind=foo", &["--set model.kind=foo: model.kind: ", models]);
     set("data.kind=foo", &["--set data.kind=foo: data.kind: ", data]);
     set("model.kind=3", &["model.kind", "3 is no text"]);
@@ -314,8 +313,8 @@ fn regression_keys_of_another_kind_than_that_of_set_are_told_for_what_they_are()
     refuses(&folder, "amoebanet.toml", &kind, &parts);
     let parts = ["--set: there is no key 'model.auxiliary'", "but where it is amoebanet"];
     refuses(&folder, "resnet.toml", &["--set", "model.auxiliary=0.4"], &parts);
-    let parts = ["no key 'data.fonts' where data.kind is image-folder, but where it is glyphs"];
-    refuses(&folder, "resnet.toml", &["--set", "data.fonts=[]"], &parts);
+    let parts = ["no key 'data.ratio' where data.kind is image-folder, but where it is parallel"];
+    refuses(&folder, "resnet.toml", &["--set", "data.ratio=2"], &parts);
     // Where the file has only keys that both have, or none, the kind can be chosen.
     let only = RESNET.replace(NETWORK, "kind = \"resnet\"\n");
     fs::write(folder.path("only.toml"), only).unwrap();
@@ -343,6 +342,12 @@ fn fault_data_and_networks_that_do_not_fit_are_refused_before_any_step() {
     set(&["images.size=0"], &["size is out of range"]);
     set(&["images.flip=2"], &["flip is out of range", "0 to 1"]);
     set(&["images.cutout=99"], &["cutout is out of range", "32 (the size)"]);
+    set(&["images.degrees=90"], &["degrees is out of range", "0 (none) to 45"]);
+    set(&["images.scale=[1.2, 0.8]"], &["scale is out of range", "0.1 to 10, in order"]);
+    set(&["images.shear=[-2, 0]"], &["shear is out of range", "-1 to 1, in order"]);
+    set(&["images.translate=1.5"], &["translate is out of range", "a share of the side"]);
+    set(&["images.contrast=0"], &["contrast is out of range", "up to 1 (unchanged)"]);
+    set(&["images.invert=-1"], &["invert is out of range", "a probability, 0 to 1"]);
     set(&["images.crop=resized:2"], &["crop is out of range"]);
     set(&["images.std=[0.0, 1.0, 1.0]"], &["std is out of range", "greater than 0"]);
     set(&["images.threads=0"], &["0 threads", "use 1 to 64"]);

@@ -186,6 +186,19 @@ fn oracle_a_run_trains_resumes_evaluates_and_translates_the_same_on_every_k() {
 }
 
 #[test]
+fn transparency_a_folder_of_pairs_is_the_same_as_its_files() {
+    let folder = folder();
+    let train = |out| ["train", "t.toml", "--out", out, "--set=data.lines=[]"];
+    folder.succeeds(&train("file"));
+    fs::create_dir(folder.path("pairs")).unwrap();
+    fs::copy(folder.path("xx.tsv"), folder.path("pairs/xx.tsv")).unwrap();
+    let from = ["--set=data.tsv=[]", "--set=data.folder=pairs"];
+    let printed = folder.succeeds(&[&train("folder")[..], &from].concat());
+    assert!(printed.contains("read 1 files: 400 pairs in 1 languages"), "{printed}");
+    assert!(folder.weights("file") == folder.weights("folder"));
+}
+
+#[test]
 fn fault_pairs_languages_and_models_that_do_not_fit_are_refused() {
     let folder = folder();
     let train = |more: &'static [&'static str]| [&["train", "t.toml", "--out", "r"], more].concat();
@@ -200,6 +213,9 @@ fn fault_pairs_languages_and_models_that_do_not_fit_are_refused() {
     let tsv = r#"--set=data.tsv=[{ language = "xx", path = "latin.tsv" }]"#;
     folder.refuses(&[&train(&[])[..], &[tsv]].concat(), &["latin.tsv", "1"]);
     folder.refuses(&train(&["--set=data.languages=[\"qq\"]"]), &["qq", "xx", "yy"]);
+    folder.refuses(&train(&["--set=data.folder=nowhere"]), &["nowhere` does not exist"]);
+    let none = ["--set=data.tsv=[]", "--set=data.lines=[]"];
+    folder.refuses(&[&train(&[])[..], &none].concat(), &["set data.folder", "make catalogues"]);
     folder.refuses(&train(&["--set", "model.kind=transformer"]), &["where it is translation"]);
     assert!(!folder.path("r").exists(), "nothing is left behind");
 

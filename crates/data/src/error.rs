@@ -386,41 +386,6 @@ pub enum Error {
         last: String,
     },
 
-    /// Too few fonts for a side to train on and a side to validate on.
-    #[error(
-        "there are {fonts} usable fonts of {families} families in {}, and 2 families are needed (one to train on, one \
-         to validate on); fetch some with `make fonts`, or name folders that have more",
-        list(.folders)
-    )]
-    TooFewFonts {
-        /// The folders searched.
-        folders: Vec<PathBuf>,
-        /// Fonts that have every character.
-        fonts: usize,
-        /// Families of those.
-        families: usize,
-    },
-
-    /// More fonts than can be looked at or held.
-    #[error("there are more than {limit} in {}; name fewer folders or fewer characters", list(.folders))]
-    TooManyFonts {
-        /// The folders searched.
-        folders: Vec<PathBuf>,
-        /// What there are too many of.
-        limit: String,
-    },
-
-    /// A setting of [`GlyphSettings`](crate::images::glyphs::GlyphSettings) that cannot be.
-    #[error("glyphs cannot have {setting} of {value}; use {allowed}")]
-    GlyphSetting {
-        /// The field.
-        setting: &'static str,
-        /// What it is.
-        value: String,
-        /// What it may be.
-        allowed: String,
-    },
-
     /// Parallel text that cannot be used.
     #[error(transparent)]
     Parallel(#[from] ParallelError),

@@ -90,7 +90,10 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
         _ if key.starts_with("data.") => Effect::Text,
         "images.validation_images" => Effect::Evaluations,
         "images.threads" => Effect::Nothing,
-        "images.crop" | "images.flip" | "images.cutout" => Effect::FromHereOn,
+        "images.crop" | "images.flip" | "images.cutout" | "images.degrees" | "images.scale"
+        | "images.shear" | "images.translate" | "images.contrast" | "images.invert" => {
+            Effect::FromHereOn
+        }
         _ if key.starts_with("images.") => Effect::Presentation,
         "model.auxiliary" => {
             let is_zero = |value: &Option<toml::Value>| {

@@ -86,7 +86,7 @@ impl Config {
             _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
         };
         if !fit {
-            let reason = "a transformer learns from text (data.kind = text), a translation from parallel, an image network from image-folder, cifar10, cifar100 or glyphs";
+            let reason = "a transformer learns from text (data.kind = text), a translation from parallel, an image network from image-folder, cifar10 or cifar100";
             return refuse("model.kind and data.kind", "these two", reason);
         }
         if let Model::AmoebaNet(model) = &self.model

@@ -18,7 +18,6 @@ pub(crate) enum Data {
     ImageFolder(ImageFolderConfig),
     Cifar10(CifarConfig),
     Cifar100(CifarConfig),
-    Glyphs(GlyphsConfig),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,9 +47,8 @@ pub(crate) struct TextConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ParallelConfig {
-    /// Folders with gettext catalogues; none, and nothing in `tsv` and `lines`: those that `make catalogues` fetched, and the
-    /// system's.
-    pub catalogues: Vec<PathBuf>,
+    /// Folder of `LANGUAGE.tsv` or `LANGUAGE.tsv.gz` files, such as `make catalogues` makes; empty: none.
+    pub folder: PathBuf,
     /// Files of `sentence<TAB>translation`, plain or gzip.
     pub tsv: Vec<TsvConfig>,
     /// Pairs of files with a sentence a line, plain or gzip.
@@ -59,8 +57,6 @@ pub(crate) struct ParallelConfig {
     pub tokenizer: TokenizerChoice,
     /// The only languages; none: all.
     pub languages: Vec<String>,
-    /// Whether files of `tsv` and `lines` are cleaned as catalogues are, and not only of pairs that cannot be right.
-    pub clean: bool,
     /// Share of the English sentences that are only validated on.
     pub validation_share: f64,
     /// Most validation pairs of a language that a validation measures; 0: all.
@@ -117,20 +113,6 @@ pub(crate) struct CifarConfig {
     pub folder: PathBuf,
 }
 
-/// Characters, rendered in installed fonts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct GlyphsConfig {
-    /// Folders with fonts; none: those that `make fonts` fetched, and the system's.
-    pub fonts: Vec<PathBuf>,
-    /// The classes.
-    pub characters: String,
-    /// Variants of each character and font to train on: slanted, turned, moved.
-    pub variations: usize,
-    /// Share of the font families that are only validated on.
-    pub validation_share: f64,
-}
-
 /// How images are read, changed and presented.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -146,6 +128,18 @@ pub(crate) struct ImagesConfig {
     pub flip: f64,
     /// Side of the square that training blanks, in pixels; 0 for none.
     pub cutout: usize,
+    /// Degrees that training turns an image, at most and either way.
+    pub degrees: f64,
+    /// Least and greatest scale in training.
+    pub scale: [f64; 2],
+    /// Least and greatest slant in training: how far the top moves to the right, per height.
+    pub shear: [f64; 2],
+    /// Share of the side that training moves an image, at most, along each axis.
+    pub translate: f64,
+    /// Least share of the range of values that training keeps.
+    pub contrast: f64,
+    /// Probability that training exchanges dark and light.
+    pub invert: f64,
     /// Of red, green and blue, from 0 to 1.
     pub mean: [f32; 3],
     pub std: [f32; 3],
@@ -166,7 +160,6 @@ impl<'de> Deserialize<'de> for Data {
             "image-folder" => rest.try_into().map(Self::ImageFolder),
             "cifar10" => rest.try_into().map(Self::Cifar10),
             "cifar100" => rest.try_into().map(Self::Cifar100),
-            "glyphs" => rest.try_into().map(Self::Glyphs),
             _ => {
                 return Err(Error::custom(format!("'{kind}' {KINDS_ARE} {}", DATA.join(", "))));
             }
@@ -200,12 +193,11 @@ impl Default for TextConfig {
 impl Default for ParallelConfig {
     fn default() -> Self {
         Self {
-            catalogues: Vec::new(),
+            folder: PathBuf::new(),
             tsv: Vec::new(),
             lines: Vec::new(),
             tokenizer: TokenizerChoice::Auto,
             languages: Vec::new(),
-            clean: true,
             validation_share: 0.02,
             validation_pairs: 300,
             most_pairs: 0,
@@ -225,17 +217,6 @@ impl Default for ImageFolderConfig {
     }
 }
 
-impl Default for GlyphsConfig {
-    fn default() -> Self {
-        Self {
-            fonts: Vec::new(),
-            characters: "abcdefghijklmnopqrstuvwxyz".into(),
-            variations: 8,
-            validation_share: 0.2,
-        }
-    }
-}
-
 impl Default for ImagesConfig {
     /// ImageNet's mean and deviation.
     fn default() -> Self {
@@ -245,6 +226,12 @@ impl Default for ImagesConfig {
             crop: CropChoice::None,
             flip: 0.0,
             cutout: 0,
+            degrees: 0.0,
+            scale: [1.0, 1.0],
+            shear: [0.0, 0.0],
+            translate: 0.0,
+            contrast: 1.0,
+            invert: 0.0,
             mean: [0.485, 0.456, 0.406],
             std: [0.229, 0.224, 0.225],
             on_unreadable: OnUnreadableChoice::Stop,

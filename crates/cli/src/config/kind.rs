@@ -5,8 +5,7 @@ use serde::{Deserialize, Deserializer, de::Error};
 /// Kinds of `[model]`.
 pub(super) const MODELS: [&str; 4] = ["transformer", "translation", "amoebanet", "resnet"];
 /// Kinds of `[data]`.
-pub(super) const DATA: [&str; 6] =
-    ["text", "parallel", "image-folder", "cifar10", "cifar100", "glyphs"];
+pub(super) const DATA: [&str; 5] = ["text", "parallel", "image-folder", "cifar10", "cifar100"];
 /// Between a kind and those that there are.
 pub(super) const KINDS_ARE: &str = "is no kind: use one of";
 

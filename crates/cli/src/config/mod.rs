@@ -21,9 +21,7 @@ use std::{
 };
 
 pub(crate) use changes::{Effect, changes};
-pub(crate) use data::{
-    Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig,
-};
+pub(crate) use data::{Data, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig};
 use gpipe::{Balance, Kernels, RematPolicies};
 use keys::{check_keys, defaults, flatten, set};
 pub(crate) use model::{Model, TransformerConfig};

@@ -1,19 +1,13 @@
 //! The class of an image: where images come from, how training changes them, and their mini-batches.
 
-use std::{
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 use gpipe::Pipeline;
 use gpipe_data::{
     Error, Loader, LoaderSettings,
     images::{
-        Cifar, CifarKind, CifarPart, Crop, EvaluationImages, ImageBatch, ImageFolder, ImageSet,
-        OnUnreadable, TrainImages, Transform,
-        glyphs::{GlyphSettings, Glyphs},
+        Affine, Cifar, CifarKind, CifarPart, Crop, EvaluationImages, ImageBatch, ImageFolder,
+        ImageSet, OnUnreadable, Tone, TrainImages, Transform,
     },
 };
 use tch::{Kind, Tensor};
@@ -21,19 +15,13 @@ use tch::{Kind, Tensor};
 use super::{Batch, MakeBatch, Part, Task, Vocabulary};
 use crate::{
     CliError,
-    config::{
-        Config, CropChoice, Data, GlyphsConfig, ImageFolderConfig, ImagesConfig, OnUnreadableChoice,
-    },
-    files::{gpipe_home, home},
+    config::{Config, CropChoice, Data, ImageFolderConfig, ImagesConfig, OnUnreadableChoice},
     output::complain,
     run_folder,
 };
 
 /// Ratios of width to height of [`CropChoice::Resized`] (Szegedy et al. 2015, section 6).
 const RATIO: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
-
-/// Fonts that are left out of which each is told.
-const FONTS_TOLD: usize = 3;
 
 /// Images with classes.
 pub(crate) struct Classification {
@@ -233,6 +221,13 @@ pub(crate) fn transform(images: &ImagesConfig) -> Transform {
         },
         flip: images.flip,
         cutout: images.cutout,
+        affine: Affine {
+            degrees: images.degrees,
+            scale: images.scale.into(),
+            shear: images.shear.into(),
+            translate: images.translate,
+        },
+        tone: Tone { contrast: images.contrast, invert: images.invert },
     }
 }
 
@@ -249,7 +244,6 @@ fn sides(config: &Config) -> Result<Sides, CliError> {
         Data::ImageFolder(data) => folder(data, config.seed),
         Data::Cifar10(data) => cifar(&data.folder, CifarKind::Cifar10),
         Data::Cifar100(data) => cifar(&data.folder, CifarKind::Cifar100),
-        Data::Glyphs(data) => glyphs(data, config),
     }
 }
 
@@ -313,43 +307,6 @@ fn cifar(folder: &Path, kind: CifarKind) -> Result<Sides, CliError> {
     let what = folder.display().to_string();
     let read = String::new(); // all of it, or an error
     Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
-}
-
-fn glyphs(data: &GlyphsConfig, config: &Config) -> Result<Sides, CliError> {
-    let settings = GlyphSettings {
-        characters: data.characters.clone(),
-        size: config.images.size,
-        variations: data.variations,
-        validation_share: data.validation_share,
-        seed: config.seed,
-    };
-    let folders = if data.fonts.is_empty() { font_folders() } else { data.fonts.clone() };
-    let (train, validation) = Glyphs::open(&folders, &settings)?;
-    let what = train.summary();
-    let read = match train.left_out() {
-        [] => String::new(),
-        left_out => {
-            let first = left_out.iter().take(FONTS_TOLD);
-            let first = first.map(|font| format!("{}: {}", font.name, font.reason));
-            let first: Vec<String> = first.collect();
-            let more = if left_out.len() > first.len() { ", ..." } else { "" };
-            format!("left out {} fonts ({}{more})\n", left_out.len(), first.join(", "))
-        }
-    };
-    Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
-}
-
-/// Where `make fonts` puts fonts, and where systems keep theirs; those that are there.
-fn font_folders() -> Vec<PathBuf> {
-    let home = home();
-    let all = [
-        gpipe_home().join("fonts"),
-        "/usr/share/fonts".into(),
-        "/usr/local/share/fonts".into(),
-        home.join(".local").join("share").join("fonts"),
-        home.join(".fonts"),
-    ];
-    all.into_iter().filter(|folder| folder.is_dir()).collect()
 }
 
 /// Tells of the images that were left out; no more than a few by name.

@@ -1,10 +1,6 @@
 //! Sentences of many languages and their English translations: reading, encoding, mini-batches.
 
-use std::{
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{ops::Range, sync::Arc};
 
 use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::parallel::{
@@ -17,7 +13,6 @@ use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary};
 use crate::{
     CliError,
     config::{Config, Model, ParallelConfig},
-    files::gpipe_home,
 };
 
 /// The token that fills rows: the same in every vocabulary of ours.
@@ -41,7 +36,7 @@ impl Translation {
         data: &ParallelConfig,
         given: Option<Vocabulary>,
     ) -> Result<Self, CliError> {
-        let (corpus, what, report) = corpus(data)?;
+        let (corpus, report) = corpus(data)?;
         let own = match (given, &config.model) {
             (Some(given), _) => TranslationVocabulary::from_tokenizer(given.tokenizer()?.clone())?,
             (None, Model::Translation(model)) => {
@@ -62,7 +57,7 @@ impl Translation {
         let validation = PairSet::encode(&own, &corpus, Side::Validation, data.length)?;
         if validation.is_empty() {
             return Err(CliError::Usage(format!(
-                "{what}: no pair is held out to validate on: raise data.validation_share, which is {}",
+                "no pair is held out to validate on: raise data.validation_share, which is {}",
                 data.validation_share
             )));
         }
@@ -78,7 +73,7 @@ impl Translation {
             _ => String::new(),
         };
         let summary = format!(
-            "{what}: {report}\n{what}: {languages} languages, {} pairs to train on, {} to validate on{measured} ({longer} of more than {} tokens are left out), vocabulary {}",
+            "parallel text: {report}\nparallel text: {languages} languages, {} pairs to train on, {} to validate on{measured} ({longer} of more than {} tokens are left out), vocabulary {}",
             train.len(),
             validation.len(),
             data.length,
@@ -188,12 +183,12 @@ fn fingerprint(train: &PairSet) -> String {
     sha256((0..train.languages().len()).map(language).collect::<String>().as_bytes())
 }
 
-/// Reads the configured pairs; with them, what they are.
-fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, String, Report), CliError> {
+/// Reads the configured pairs.
+fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, Report), CliError> {
     let sources = sources(data);
     if sources.is_empty() {
         return Err(CliError::Usage(
-            "there are no catalogues here: fetch some with `make catalogues`, or name pairs in [[data.tsv]] or [[data.lines]]"
+            "no parallel text is named: set data.folder (make catalogues makes data/translations), or name files in [[data.tsv]] or [[data.lines]]"
                 .into(),
         ));
     }
@@ -204,14 +199,8 @@ fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, String, Report), Cli
         bytes_max: data.sentence_bytes,
         ratio_max: data.ratio,
         fewest_pairs: data.fewest_pairs,
-        clean: data.clean,
     };
-    let (corpus, report) = ParallelCorpus::read(&sources, &options)?;
-    let what = match sources.iter().all(|source| matches!(source, Source::Catalogues { .. })) {
-        true => "gettext catalogues",
-        false => "parallel text",
-    };
-    Ok((corpus, what.to_owned(), report))
+    Ok(ParallelCorpus::read(&sources, &options)?)
 }
 
 /// Where pairs come from.
@@ -225,25 +214,7 @@ fn sources(data: &ParallelConfig) -> Vec<Source> {
         source: files.source.clone(),
         target: files.target.clone(),
     });
-    let mut sources: Vec<Source> = tsv.chain(lines).collect();
-    let named = data.catalogues.clone();
-    let folders = if named.is_empty() && sources.is_empty() { catalogue_folders() } else { named };
-    sources.extend(folders.into_iter().map(|folder| Source::Catalogues { folder }));
-    sources
-}
-
-/// Where `make catalogues` puts them, and where systems keep theirs; those that are there. Slim systems have the folder
-/// without catalogues.
-fn catalogue_folders() -> Vec<PathBuf> {
-    let system = PathBuf::from("/usr/share/locale");
-    let is_catalogue = |path: &Path| path.extension().is_some_and(|extension| extension == "mo");
-    let has_some = |language: &Path| {
-        let messages = std::fs::read_dir(language.join("LC_MESSAGES"));
-        messages.is_ok_and(|files| files.flatten().any(|file| is_catalogue(&file.path())))
-    };
-    let languages = std::fs::read_dir(&system);
-    let is_used =
-        languages.is_ok_and(|all| all.flatten().any(|language| has_some(&language.path())));
-    let own = Some(gpipe_home().join("catalogues")).filter(|folder| folder.is_dir());
-    own.into_iter().chain(is_used.then_some(system)).collect()
+    let folder = Some(&data.folder).filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.map(|folder| Source::Folder { folder: folder.clone() });
+    folder.into_iter().chain(tsv).chain(lines).collect()
 }

@@ -1,4 +1,4 @@
-//! Images with classes, from files, fonts or pixels on disk to mini-batches.
+//! Images with classes, from files to mini-batches.
 //!
 //! ```text
 //!  ImageFolder, Cifar, ... ──► ImageSet ──► Transform ──► TrainImages / EvaluationImages
@@ -38,12 +38,11 @@
 mod batches;
 mod cifar;
 pub(crate) mod decode;
+mod distort;
 mod folder;
 mod resample;
 mod transform;
 mod unreadable;
-
-pub mod glyphs;
 
 use std::fmt::Debug;
 
@@ -54,6 +53,7 @@ pub use batches::{
 };
 pub use cifar::{Cifar, CifarKind, CifarPart};
 pub use decode::{IMAGE_FILE_BYTES_MAX, IMAGE_PIXELS_MAX, decode};
+pub use distort::{Affine, Tone};
 pub use folder::ImageFolder;
 pub use transform::{Crop, IMAGE_SIZE_MAX, Transform};
 pub use unreadable::{OnUnreadable, UNREADABLE_MAX};

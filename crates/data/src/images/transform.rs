@@ -1,15 +1,16 @@
 //! From an image to the numbers that a network sees.
 //!
 //! ```text
-//!            crop ──► scale ──► (pad, shift) ──► flip ──► normalise ──► cut out
-//! training    x         x            x             x          x            x
-//! evaluation  centre    x                                     x
+//!            distort ──► crop ──► scale ──► (pad, shift) ──► flip ──► tone, normalise ──► cut out
+//! training    x           x         x            x             x          x                 x
+//! evaluation              centre    x                                     normalise
 //! ```
 //!
 //! Augmentation is a pure function of (image, key): a draw is a hash of the key and of what the draw is for, not the next
 //! number of a generator. The obvious design, a random generator per thread, gives an image another crop when another
 //! thread happens to read it.
 
+use super::distort::{Affine, Tone};
 use super::resample::{Axis, resample};
 use super::{Image, unit};
 use crate::hash::mix;
@@ -61,6 +62,10 @@ pub struct Transform {
     /// of it may lie outside (DeVries and Taylor, "Improved regularization of convolutional neural networks with
     /// cutout", 2017).
     pub cutout: usize,
+    /// How training turns, scales, slants and moves.
+    pub affine: Affine,
+    /// How training changes dark and light.
+    pub tone: Tone,
 }
 
 /// What a draw is for. Those of the tries of a crop begin at [`Draw::Tries`], four each.
@@ -71,6 +76,10 @@ enum Draw {
     ShiftColumns = 2,
     CutRow = 3,
     CutColumn = 4,
+    /// Five of them.
+    Affine = 5,
+    /// Three of them.
+    Tone = 10,
     Tries = 16,
 }
 
@@ -88,6 +97,11 @@ impl Draws {
         unit(self.bits(number))
     }
 
+    /// So many numbers in 0 to 1, from that of `first` on.
+    fn units<const N: usize>(self, first: Draw) -> [f64; N] {
+        std::array::from_fn(|nth| self.unit(first as u64 + nth as u64))
+    }
+
     /// Less than `bound`, which is not 0.
     fn below(self, number: u64, bound: usize) -> usize {
         ((u128::from(self.bits(number)) * bound as u128) >> 64) as usize
@@ -97,7 +111,17 @@ impl Draws {
 impl Transform {
     /// No augmentation, and evaluation without a margin.
     pub fn plain(size: usize, mean: [f32; 3], std: [f32; 3]) -> Self {
-        Self { size, resize: size, mean, std, crop: Crop::None, flip: 0.0, cutout: 0 }
+        Self {
+            size,
+            resize: size,
+            mean,
+            std,
+            crop: Crop::None,
+            flip: 0.0,
+            cutout: 0,
+            affine: Affine::default(),
+            tone: Tone::default(),
+        }
     }
 
     /// How many numbers an image becomes: `3 * size * size`.
@@ -111,7 +135,7 @@ impl Transform {
     /// One does not; the message names it.
     pub fn check(&self) -> Result<()> {
         let wrong = |field, reason: String| Err(Error::Transform { field, reason });
-        let Self { size, resize, mean, std, crop, flip, cutout } = self;
+        let Self { size, resize, mean, std, crop, flip, cutout, affine, tone } = self;
         if !(1..=IMAGE_SIZE_MAX).contains(size) {
             return wrong("size", format!("it is {size}; use 1 to {IMAGE_SIZE_MAX}"));
         }
@@ -130,6 +154,9 @@ impl Transform {
         }
         if cutout > size {
             return wrong("cutout", format!("it is {cutout}; use 0 (none) to {size} (the size)"));
+        }
+        if let Some((field, reason)) = affine.wrong().or_else(|| tone.wrong()) {
+            return wrong(field, reason);
         }
         match crop {
             Crop::None => Ok(()),
@@ -179,6 +206,12 @@ impl Transform {
             });
         }
         let draws = key.map(Draws);
+        let distorted = draws.and_then(|draws| self.affine.apply(image, draws.units(Draw::Affine)));
+        let image = distorted.as_ref().unwrap_or(image);
+        let (factor, summand) = match draws {
+            Some(draws) => self.tone.map(draws.units(Draw::Tone)),
+            None => (1.0, 0.0),
+        };
         let (rows, columns) = match (self.crop, draws) {
             (Crop::RandomResized { scale, ratio }, Some(draws)) => {
                 let part = random_part(image, scale, ratio, draws);
@@ -210,7 +243,8 @@ impl Transform {
                     *to = match from.zip(at) {
                         Some((row, column)) => {
                             let value = scaled.get((row * self.size + column) * 3 + channel);
-                            (value.copied().unwrap_or(0.0) / 255.0 - mean) / std
+                            let value = value.copied().unwrap_or(0.0) / 255.0;
+                            (value * factor + summand - mean) / std
                         }
                         None => 0.0,
                     };

@@ -25,7 +25,7 @@ pub struct Pair {
 /// The pairs of one language with English.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Language {
-    /// As gettext has it: `de`, `pt_BR`, `sr@latin`.
+    /// As the file is called: `de`, `pt_BR`, `sr@latin`.
     pub code: String,
     /// Pairs to learn from.
     pub train: Vec<Pair>,
@@ -43,9 +43,9 @@ pub struct ParallelCorpus {
 /// Where pairs are from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Gettext catalogues, at any depth below a folder: `CODE/LC_MESSAGES/*.mo`, and `*.po` whose language is that of
-    /// such a folder, of their header or of their name. A catalogue that is broken is an error in the report, no more.
-    Catalogues {
+    /// A folder with a file of lines `source<TAB>target` for each language, plain or gzip, called `LANGUAGE.tsv` or
+    /// `LANGUAGE.tsv.gz`. Other files in it are passed over, and counted.
+    Folder {
         /// The folder.
         folder: PathBuf,
     },
@@ -83,9 +83,6 @@ pub struct ParallelOptions {
     pub ratio_max: f64,
     /// A language with fewer pairs is left out, and one without a pair to train on.
     pub fewest_pairs: usize,
-    /// Whether pairs of TSV files and aligned files are cleaned as catalogues are; otherwise they are only trimmed, and left
-    /// out if a side is empty, too long or out of proportion.
-    pub clean: bool,
 }
 
 impl Default for ParallelOptions {
@@ -98,7 +95,6 @@ impl Default for ParallelOptions {
             bytes_max: 400,
             ratio_max: 2.5,
             fewest_pairs: 500,
-            clean: true,
         }
     }
 }
@@ -131,10 +127,7 @@ pub(super) fn check_code(code: &str) -> Result<()> {
 impl ParallelCorpus {
     /// Reads the sources into one corpus, and says what was left out and why.
     ///
-    /// - A message becomes a pair with its translation; of a plural, a form that is used for 1 (and not for 5) goes with
-    ///   the English singular, and a form that is used for several numbers with the plural. Other forms (for none, for two)
-    ///   are left out: they need not name the number, and English must.
-    /// - White space is normalised; marks of keys (`_File`) are taken off. A pair is left out for the [`Reason`](super::Reason)s.
+    /// - Two lines become a pair, their ends trimmed. A pair is left out for the [`Reason`](super::Reason)s.
     /// - A pair that a language has twice counts once.
     /// - The split is by a stable hash of the English sentence's letters and digits, in lower case and without directives and
     ///   tags. A sentence and its near-duplicates are thus on the same side in all languages.
@@ -142,7 +135,7 @@ impl ParallelCorpus {
     ///   depends on the pairs and the options, never on files' names or their order.
     ///
     /// # Errors
-    /// An option is out of range; a language was asked for that is unknown or has too few pairs; a folder has no catalogues;
+    /// An option is out of range; a language was asked for that is unknown or has too few pairs; a folder has no files of pairs;
     /// a TSV file or an aligned pair of files is malformed (with the line); nothing is left; a file cannot be read.
     pub fn read(sources: &[Source], options: &ParallelOptions) -> Result<(ParallelCorpus, Report)> {
         options.check()?;

@@ -27,25 +27,14 @@ pub enum ParallelError {
         code: String,
     },
 
-    /// A folder without catalogues of another language than English.
+    /// A folder without files of pairs.
     #[error(
-        "there are no catalogues (CODE/LC_MESSAGES/*.mo, or *.po) below `{}`; fetch some with `make catalogues`, or name \
+        "there are no files of pairs (LANGUAGE.tsv or LANGUAGE.tsv.gz) in `{}`; make some with `make catalogues`, or name \
          another folder", folder.display()
     )]
-    NoCatalogues {
+    NoPairFiles {
         /// The folder.
         folder: PathBuf,
-    },
-
-    /// A folder that is too large to be one of catalogues.
-    #[error(
-        "there are more than {limit} files and folders below `{}`; name the folder of the catalogues", folder.display()
-    )]
-    TooManyFiles {
-        /// The folder.
-        folder: PathBuf,
-        /// How many there may be.
-        limit: usize,
     },
 
     /// A language was asked for that the sources do not have.
@@ -59,7 +48,7 @@ pub enum ParallelError {
 
     /// A language was asked for that has too little text.
     #[error(
-        "the language `{language}` has {train} pairs to train on and {validation} to validate on after cleaning, and the \
+        "the language `{language}` has {train} pairs to train on and {validation} to validate on after all that was left out, and the \
          fewest allowed are {fewest} in all and 1 to train on; add text, or lower that limit"
     )]
     TooFewPairs {
@@ -74,9 +63,7 @@ pub enum ParallelError {
     },
 
     /// Nothing is left of any language.
-    #[error(
-        "no language has {fewest} pairs after cleaning: {report}; name more sources, or lower the limit"
-    )]
+    #[error("no language has {fewest} pairs: {report}; name more sources, or lower the limit")]
     NoPairs {
         /// How many there must be.
         fewest: usize,

@@ -1,14 +1,12 @@
 //! Pairs of all sources, without duplicates, split and in an order of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::Path;
 
-use super::catalogue::{Catalogue, Message, Number, Plurals, folder};
 use super::corpus::check_code;
 use super::{
     Language, LanguageReport, PAIRS_MAX, Pair, ParallelCorpus, ParallelError, ParallelOptions,
-    Reason, Report, Source, clean, lines,
+    Reason, Report, Source, folder, lines, pairs,
 };
 use crate::hash::{StableHasher, unit};
 use crate::{Error, Result};
@@ -31,14 +29,22 @@ impl<'a> Gathering<'a> {
 
     pub(super) fn read(&mut self, source: &Source) -> Result<()> {
         match source {
-            Source::Catalogues { folder } => self.catalogues(folder),
-            Source::Tsv { language, path } => {
-                self.files(language, 1, |pair| lines::read_tsv(path, pair))
-            }
+            Source::Folder { folder } => self.folder(folder),
+            Source::Tsv { language, path } => self.tsv(language, path),
             Source::Lines { language, source, target } => {
                 self.files(language, 2, |pair| lines::read_aligned(source, target, pair))
             }
         }
+    }
+
+    fn folder(&mut self, folder: &Path) -> Result<()> {
+        let found = folder::find(folder).map_err(|error| missing(folder, error))?;
+        self.report.files_passed_over += found.others;
+        found.files.iter().try_for_each(|(language, path)| self.tsv(language, path))
+    }
+
+    fn tsv(&mut self, language: &str, path: &Path) -> Result<()> {
+        self.files(language, 1, |pair| lines::read_tsv(path, pair))
     }
 
     fn files(
@@ -53,61 +59,8 @@ impl<'a> Gathering<'a> {
             return Ok(());
         }
         let options = self.options;
-        let cleaned = if options.clean { clean::cleaned } else { clean::as_it_is };
-        read(&mut |source, target| self.add(language, cleaned(source, target, options)))?;
+        read(&mut |source, target| self.add(language, pairs::pair(source, target, options)))?;
         self.report.files += files;
-        Ok(())
-    }
-
-    fn catalogues(&mut self, folder: &Path) -> Result<()> {
-        let found = folder::find(folder).map_err(|error| missing(folder, error))?;
-        if found.files.is_empty() {
-            return Err(ParallelError::NoCatalogues { folder: folder.to_path_buf() }.into());
-        }
-        self.report.files_passed_over += found.passed_over;
-        for (path, reason) in found.unreadable {
-            self.report.error(path, reason);
-        }
-        for file in found.files {
-            // Where the path says the language, files of others need not be opened.
-            if file.code.as_ref().is_some_and(|code| !self.is_wanted(code)) {
-                self.report.files_passed_over += 1;
-                continue;
-            }
-            let catalogue = match Catalogue::open(&file.path) {
-                Ok(catalogue) => catalogue,
-                Err(reason) => {
-                    self.report.error(file.path, reason);
-                    continue;
-                }
-            };
-            match file.language(&catalogue) {
-                Some(code) if self.is_wanted(&code) => {
-                    self.catalogue(&code, &catalogue)?;
-                    self.report.files += 1;
-                }
-                _ => self.report.files_passed_over += 1,
-            }
-        }
-        Ok(())
-    }
-
-    fn catalogue(&mut self, code: &str, catalogue: &Catalogue) -> Result<()> {
-        let plurals = Plurals::parse(catalogue.plural_forms.as_deref());
-        for _ in 0..catalogue.fuzzy {
-            self.add(code, Err(Reason::Fuzzy))?;
-        }
-        for message in &catalogue.messages {
-            for (form, translation) in message.strings.iter().enumerate() {
-                let pair = target(message, form, plurals.as_ref()).and_then(|target| {
-                    if clean::is_credits(message.context.as_deref(), &message.id, translation) {
-                        return Err(Reason::Credits);
-                    }
-                    clean::cleaned(translation, target, self.options)
-                });
-                self.add(code, pair)?;
-            }
-        }
         Ok(())
     }
 
@@ -145,7 +98,7 @@ impl<'a> Gathering<'a> {
         for (code, (pairs, mut counts)) in pairs {
             let pairs = ordered(pairs, options.most_pairs, &mut counts);
             let (validation, train): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| {
-                unit(clean::sentence_key(&pair.target)) < options.validation_share
+                unit(pairs::sentence_key(&pair.target)) < options.validation_share
             });
             (counts.train, counts.validation) = (train.len(), validation.len());
             if counts.kept() < options.fewest_pairs || train.is_empty() {
@@ -175,20 +128,6 @@ impl<'a> Gathering<'a> {
     }
 }
 
-/// The English text of a translation, if it is known.
-fn target<'a>(
-    message: &'a Message,
-    form: usize,
-    plurals: Option<&Plurals>,
-) -> Result<&'a str, Reason> {
-    let Some(plural) = &message.plural else { return Ok(&message.id) };
-    match plurals.and_then(|plurals| plurals.number(form, message.strings.len())) {
-        Some(Number::One) => Ok(&message.id),
-        Some(Number::Several) => Ok(plural),
-        None => Err(Reason::PluralForm),
-    }
-}
-
 /// The pairs in the order of their hashes, each once, and at most `most` unless that is 0.
 fn ordered(pairs: Vec<Pair>, most: usize, counts: &mut LanguageReport) -> Vec<Pair> {
     let hash = |pair: &Pair| {
@@ -212,7 +151,7 @@ fn ordered(pairs: Vec<Pair>, most: usize, counts: &mut LanguageReport) -> Vec<Pa
 /// A folder that is not there, by its own error.
 fn missing(folder: &Path, error: Error) -> Error {
     match error {
-        Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
             Error::MissingPath { path: folder.to_path_buf() }
         }
         other => other,

@@ -2,36 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
-
-/// No more errors of single catalogues than this are remembered; the rest is counted.
-pub const CATALOGUE_ERRORS_MAX: usize = 100;
-
-/// Errors of single catalogues that the summary names.
-const ERRORS_SHOWN: usize = 3;
 
 /// Why a pair was left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The translators marked the translation as doubtful.
-    Fuzzy,
     /// One side has nothing but white space.
     Empty,
-    /// A plural form whose English text is not known: see [`Catalogue::plural_forms`](super::Catalogue::plural_forms).
-    PluralForm,
-    /// The translators' names.
-    Credits,
-    /// A control character, or one that stands for a lost one.
-    ControlCharacters,
-    /// No letter outside of directives and tags on one side.
-    NoWords,
-    /// Both sides are the same.
-    Identical,
-    /// The directives (`%s`) are not the same.
-    Directives,
-    /// The tags (`<b>`) are not the same.
-    Tags,
     /// More bytes than [`ParallelOptions::bytes_max`](super::ParallelOptions::bytes_max).
     TooLong,
     /// One side is longer than [`ParallelOptions::ratio_max`](super::ParallelOptions::ratio_max) times the other.
@@ -46,15 +23,7 @@ impl Reason {
     /// In words, for a table.
     pub fn words(self) -> &'static str {
         match self {
-            Self::Fuzzy => "marked fuzzy",
             Self::Empty => "empty",
-            Self::PluralForm => "plural form without an English one",
-            Self::Credits => "translators' credits",
-            Self::ControlCharacters => "control characters",
-            Self::NoWords => "without words",
-            Self::Identical => "identical sides",
-            Self::Directives => "other directives",
-            Self::Tags => "other tags",
             Self::TooLong => "too long",
             Self::Ratio => "length ratio",
             Self::Duplicate => "duplicates",
@@ -87,15 +56,6 @@ impl LanguageReport {
     }
 }
 
-/// A catalogue that could not be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileError {
-    /// The catalogue.
-    pub path: PathBuf,
-    /// What is wrong with it, and where in it.
-    pub reason: String,
-}
-
 /// What was read and kept, and what was left out and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
@@ -105,12 +65,8 @@ pub struct Report {
     pub too_few: BTreeMap<String, LanguageReport>,
     /// Files that pairs were taken from.
     pub files: usize,
-    /// Catalogues that are English, in no known language, or in one that was not asked for.
+    /// Files in a language that was not asked for, or in a folder of pairs without one in their name.
     pub files_passed_over: usize,
-    /// Catalogues that could not be used, the first [`CATALOGUE_ERRORS_MAX`] of them.
-    pub errors: Vec<FileError>,
-    /// How many could not be used.
-    pub errors_count: usize,
 }
 
 impl Report {
@@ -126,13 +82,6 @@ impl Report {
             *all.entry(*reason).or_default() += pairs;
         }
         all
-    }
-
-    pub(super) fn error(&mut self, path: PathBuf, reason: String) {
-        self.errors_count += 1;
-        if self.errors.len() < CATALOGUE_ERRORS_MAX {
-            self.errors.push(FileError { path, reason });
-        }
     }
 }
 
@@ -160,15 +109,7 @@ impl fmt::Display for Report {
         }
         if self.files_passed_over > 0 {
             let files = self.files_passed_over;
-            write!(f, "; left out {files} files in English, in other languages, or links")?;
-        }
-        if self.errors_count > 0 {
-            let first = self.errors.iter().take(ERRORS_SHOWN);
-            let first = first.map(|error| format!("`{}`: {}", error.path.display(), error.reason));
-            let first: Vec<String> = first.collect();
-            let more = if self.errors_count > first.len() { ", ..." } else { "" };
-            let (count, first) = (self.errors_count, first.join(", "));
-            write!(f, "; {count} files could not be used ({first}{more})")?;
+            write!(f, "; left out {files} files in other languages, or not called LANGUAGE.tsv")?;
         }
         Ok(())
     }

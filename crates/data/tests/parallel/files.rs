@@ -30,12 +30,12 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn options(clean: bool) -> ParallelOptions {
-    ParallelOptions { fewest_pairs: 1, validation_share: 0.0, clean, ..ParallelOptions::default() }
+fn options() -> ParallelOptions {
+    ParallelOptions { fewest_pairs: 1, validation_share: 0.0, ..ParallelOptions::default() }
 }
 
-fn read(source: Source, clean: bool) -> Result<(Vec<Pair>, Report)> {
-    let (corpus, report) = ParallelCorpus::read(&[source], &options(clean))?;
+fn read(source: Source) -> Result<(Vec<Pair>, Report)> {
+    let (corpus, report) = ParallelCorpus::read(&[source], &options())?;
     assert_eq!(corpus.languages.len(), 1);
     assert_eq!(corpus.languages[0].code, "de");
     let mut pairs = corpus.languages[0].train.clone();
@@ -56,7 +56,7 @@ fn pair(source: &str, target: &str) -> Pair {
 }
 
 fn refusal(source: Source) -> String {
-    ParallelCorpus::read(&[source], &options(true)).unwrap_err().to_string()
+    ParallelCorpus::read(&[source], &options()).unwrap_err().to_string()
 }
 
 #[test]
@@ -80,21 +80,20 @@ fn oracle_tsv_and_lines_plain_and_gzip_are_the_same() {
         ),
     ];
     for source in sources {
-        assert_eq!(read(source.clone(), true).unwrap().0, expected, "{source:?}");
+        assert_eq!(read(source.clone()).unwrap().0, expected, "{source:?}");
     }
 }
 
 #[test]
-fn oracle_text_that_is_not_to_be_cleaned_is_only_trimmed() {
+fn oracle_pairs_are_only_trimmed() {
     let files = Files::new();
     let text =
         "_Datei  %s\t_File %d\nLinux\tLinux\n\tnothing\nJa\tYes, of course, and many thanks\n";
     let path = files.write("a.tsv", text.as_bytes());
-    let (pairs, report) = read(tsv(path.clone()), false).unwrap();
+    let (pairs, report) = read(tsv(path)).unwrap();
     assert_eq!(pairs, [pair("Linux", "Linux"), pair("_Datei  %s", "_File %d")]);
     let left_out: Vec<_> = report.left_out().into_iter().collect();
     assert_eq!(left_out, [(Reason::Empty, 1), (Reason::Ratio, 1)]);
-    assert!(read(tsv(path), true).is_err(), "nothing of it is clean");
 }
 
 #[test]
@@ -102,7 +101,7 @@ fn oracle_a_line_separator_is_no_end_of_a_line() {
     let files = Files::new();
     let source = files.write("a.de", "eins\u{2028}zwei\u{b}drei\n".as_bytes());
     let target = files.write("a.en", b"one two three\n");
-    assert_eq!(read(lines(source, target), false).unwrap().0.len(), 1);
+    assert_eq!(read(lines(source, target)).unwrap().0.len(), 1);
 }
 
 #[test]
