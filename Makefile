@@ -63,8 +63,8 @@ parity: setup ## Compare losses, gradients, parameters and exchanged weights wit
 		python3 scripts/translation_parity.py && python3 scripts/interchange.py
 	python3 scripts/score_parity.py
 
-fonts: ## Fetch free fonts to draw images of characters from (Debian and Ubuntu; no root)
-	@python3 scripts/prepare/fonts.py
+fonts: ## Make images of letters and digits, data/letters and data/digits, from free fonts (Debian and Ubuntu; no root)
+	@python3 scripts/prepare/fonts.py $(ARGS)
 
 catalogues: ## Fetch translated messages of free programs to learn translating from (Debian and Ubuntu; no root)
 	@python3 scripts/prepare/catalogues.py

@@ -62,4 +62,5 @@ def use(name, version):
     """Lets this process import the package of that name and version."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder, _ = once(f"{name}-{version}-python{python}", "--no-deps", f"{name}=={version}")
-    sys.path.insert(0, str(folder))
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -1,10 +1,11 @@
-"""Tests of fonts.py and debian.py without a network: scripts on PATH stand for apt and dpkg-deb.
+"""Tests of debian.py and of fetching fonts, without a network.
+
+Scripts on PATH stand for apt and dpkg-deb. test_fonts.py has the tests of what is made of fonts.
 
 Run: python3 -m unittest discover -s scripts/prepare
 """
 
 import contextlib
-import importlib.util
 import io
 import os
 import sys
@@ -17,10 +18,7 @@ from unittest import mock
 SCRIPTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(SCRIPTS))
 import debian  # noqa: E402
-
-SPEC = importlib.util.spec_from_file_location("fetch_fonts", SCRIPTS / "fonts.py")
-fonts = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(fonts)
+import fonts  # noqa: E402
 
 # A "package" is a plain tar; the mirror is a folder of them.
 APT_CACHE = '#!/bin/sh\nshift\nfor p; do [ -e "$MIRROR/$p" ] && printf "%s:\\n  Candidate: 1-1\\n" $p || ' \
@@ -132,11 +130,11 @@ class Fetch(unittest.TestCase):
             self.fetch("a")
         self.assertEqual(self.files(), ["mine.ttf"])
 
-    def test_fonts_py_says_what_there_is(self):
+    def test_fonts_are_fetched_and_counted(self):
         for package in fonts.listed():
             self.package(package, ("./one.ttf", b"1"), ("./two.OTF", b"2"), ("./three.pfb", b"3"))
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()) as said:
-            fonts.main()
+            self.assertEqual(fonts.fetched(), self.folder)
         count = len(fonts.listed())
         self.assertEqual(said.getvalue(), f"{self.folder}: {2 * count} fonts of {count} packages\n")
 
