@@ -26,23 +26,22 @@ soak: setup ## The long proofs: kills, faults, endurance, interleavings, fuzzing
 fuzz: setup ## Fuzz every reader, guided by coverage (an hour of fuzzing: half of one on two cores)
 	$(CARGO) xtask fuzz
 
-bench: setup ## gpipe beside PyTorch, plain and pipelined, and the paper's tables: the short version (fetches PyTorch once; 15 to 30 minutes on two cores)
+bench: setup ## gpipe beside PyTorch, plain and pipelined, and the paper's tables: the short version, into out/benchmarks (fetches PyTorch once; 15 to 30 minutes on two cores)
 	python3 benchmarks/bench.py $(ARGS)
 
-bench-full: setup ## ... with every configuration, torchgpipe and the ablations (an hour to an hour and a half on two cores)
+bench-full: setup ## ... with every configuration, into benchmarks/results (an hour to an hour and a half on two cores)
 	python3 benchmarks/bench.py --full $(ARGS)
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
 	python3 benchmarks/checkpoint.py $(ARGS)
 
 bench-memory: setup ## The largest AmoebaNet-D and transformer under a cap, every variant (three quarters of an hour on two cores)
-	python3 benchmarks/memory.py --size 68 --samples 64
-	python3 benchmarks/memory.py --few --rounds 1
-	python3 benchmarks/memory.py --network transformer
+	python3 benchmarks/memory.py --network amoeba --all-variants
+	python3 benchmarks/memory.py --network transformer --all-variants
 
 bench-prediction: build ## Predicted against measured steps and bytes, of two workloads (an hour and a half on two cores; make fonts first)
 	python3 benchmarks/prediction.py --in-turn --workload amoeba
-	python3 benchmarks/prediction.py --in-turn --workload gpt --pairs 5
+	python3 benchmarks/prediction.py --in-turn --workload gpt
 	python3 benchmarks/prediction.py --workload gpt
 	python3 benchmarks/prediction.py --workload amoeba
 

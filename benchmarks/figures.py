@@ -1,10 +1,9 @@
-"""Figures of repeated measurements, and where they were made."""
+"""Statistics of repeated measurements, Markdown, and what other programs say."""
 
 import math
-import os
-import platform
 import statistics
 import subprocess
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,8 +15,26 @@ def spread(values, digits=0):
     return f"{median(values):.{digits}f} [{min(values):.{digits}f} .. {max(values):.{digits}f}]"
 
 
+def between(low, high, digits):
+    """Two bounds, as one cell."""
+    return f"{low:.{digits}f} .. {high:.{digits}f}"
+
+
+def with_range(values, digits=0):
+    """Two cells: the median; the least and the most."""
+    return [f"{median(values):.{digits}f}", between(min(values), max(values), digits)]
+
+
+def with_interval(values, digits=3):
+    """Two cells: the median; its interval."""
+    return [f"{median(values):.{digits}f}", between(*bounds(values), digits)]
+
+
 def bounds(values):
-    """The narrowest interval of order statistics that has the median in at least 95% of all cases (or least and most)."""
+    """The narrowest interval of order statistics that has the median in at least 95% of all cases.
+
+    Of fewer than six values: the least and the most.
+    """
     values, count = sorted(values), len(values)
     low = 0
     # Whether fewer than `low + 1` values are below the true median is a matter of fair coins.
@@ -26,52 +43,36 @@ def bounds(values):
     return values[low], values[count - 1 - low]
 
 
-def confidence(count):
-    """In how many percent of all cases `bounds` of so many values have the median."""
-    low = 0
-    while 2 * sum(math.comb(count, below) for below in range(low + 2)) / 2**count <= 0.05:
-        low += 1
-    return 100 * (1 - 2 * sum(math.comb(count, below) for below in range(low + 1)) / 2**count)
-
-
-def interval(values, digits=3):
-    """The median with its interval."""
-    low, high = bounds(values)
-    return f"{median(values):.{digits}f} [{low:.{digits}f} .. {high:.{digits}f}]"
-
-
 def of_table(header, rows):
     """Lines of a Markdown table."""
     line = lambda cells: f"| {' | '.join(str(cell) for cell in cells)} |"
     return [line(header), line(["---"] * len(header)), *[line(row) for row in rows]]
 
 
-def told_of_cpu():
-    """What the system tells of the first processor."""
-    pairs = (line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
+def paragraph(text, width=100):
+    """Lines of a paragraph, none longer than `width`."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def cpu():
-    return told_of_cpu().get("model name", platform.machine())
-
-
-def machine():
-    """By its numbers, too: a virtual machine's name hides which processor it is, and what that makes of a product differs by two."""
-    told = told_of_cpu()
-    numbers = "".join(f", {key} {told[key]}" for key in ["cpu family", "model"] if key in told)
-    return f"{cpu()}{numbers}, {os.cpu_count()} cores"
+def bullet(text):
+    """Lines of an item of a list."""
+    first, *rest = paragraph(text, 98)
+    return [f"- {first}", *(f"  {line}" for line in rest)]
 
 
 def said_by(*command):
-    """What a command prints, or that it is not there."""
+    """What a command prints, or None where it cannot run."""
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return None
 
 
 def commit():
     """The commit that is measured, and whether the tree has changes beside it."""
-    changed = said_by("git", "status", "--porcelain", "--", "crates", "Cargo.toml", "Cargo.lock", "benchmarks/*.py", "benchmarks/peers")
-    return said_by("git", "rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    runners = ["benchmarks/*.py", "benchmarks/peers", "benchmarks/drivers"]
+    measured = ["crates", "Cargo.toml", "Cargo.lock", *runners]
+    changed = said_by("git", "status", "--porcelain", "--", *measured)
+    found = said_by("git", "rev-parse", "--short", "HEAD")
+    return f"{found} with changes" if found and changed else found

@@ -1,28 +1,30 @@
-"""The workload `gpt`: 30 million parameters (vocabulary 8192, d_model 512, 8 heads, feed-forward 2048, 8 blocks, untied), 32 x 128
-tokens, Adam, float32.
+"""The workload `gpt`: a step of a decoder-only transformer.
 
-Two steps warm up, of all programs; two are measured, the second of which the simulator predicts from the first.
+Two steps warm up. Two are measured. The simulator predicts the second of them from the first.
 """
 
 from figures import median
 from rounds import Workload, gpipe, peers
-from targets import WARM_UP, Ablation, Efficiency, Ratio
+from targets import WARM_UP, Ablation, Comparison, Efficiency
 
 STEPS = 4
 OURS = "gpipe K=2 M=8 1f1b"
 SPLIT = "gpipe K=2 M=8 zb-h1"
+ONE = "gpipe K=1 M=1 never"
+ACCUMULATED = "gpipe K=1 M=8 gpipe never"
 
 
 def jobs():
     """name -> job"""
     ours = lambda **settings: gpipe(**{"steps": STEPS, **settings})
+    one = lambda **settings: ours(stages=1, schedule="gpipe", **settings)
     all_ = {
-        "gpipe K=1 M=1 never": ours(stages=1, micro_batches=1, remat="never", short=True),
-        "gpipe K=1 M=8 gpipe always": ours(stages=1, remat="always", schedule="gpipe", short=True),
-        "gpipe K=1 M=8 gpipe selective": ours(stages=1, remat="selective", schedule="gpipe", short=True),
-        "gpipe K=1 M=2 gpipe selective": ours(stages=1, micro_batches=2, remat="selective", schedule="gpipe"),
-        "gpipe K=1 M=8 gpipe never": ours(stages=1, remat="never", schedule="gpipe"),
-        "gpipe K=1 M=8 gpipe keep:4": ours(stages=1, remat="keep:4", schedule="gpipe"),
+        ONE: ours(stages=1, micro_batches=1, remat="never", short=True),
+        "gpipe K=1 M=8 gpipe always": one(remat="always", short=True),
+        "gpipe K=1 M=8 gpipe selective": one(remat="selective", short=True),
+        "gpipe K=1 M=2 gpipe selective": one(micro_batches=2, remat="selective"),
+        ACCUMULATED: one(remat="never"),
+        "gpipe K=1 M=8 gpipe keep:4": one(remat="keep:4"),
     }
     for remat in ["never", "always", "unless-adjacent", "selective"]:
         all_[f"{OURS} {remat}"] = ours(remat=remat, short=remat != "unless-adjacent")
@@ -32,83 +34,129 @@ def jobs():
         all_[f"{OURS} {remat} aten"] = ours(remat=remat, kernels="aten", short=remat == "never")
     for remat in ["never", "always"]:
         all_[f"gpipe K=2 M=8 gpipe {remat}"] = ours(remat=remat, schedule="gpipe")
+    late = {"remat": "always", "early": "false"}
     all_[f"{OURS} never uniform"] = ours(remat="never", balance="uniform", once=True)
-    all_[f"{OURS} always, late"] = ours(remat="always", early="false")
-    all_["gpipe K=2 M=8 gpipe always, late"] = ours(remat="always", schedule="gpipe", early="false")
+    all_[f"{OURS} always, late"] = ours(**late)
+    all_["gpipe K=2 M=8 gpipe always, late"] = ours(schedule="gpipe", **late)
     all_[f"{OURS} never, two threads"] = ours(remat="never", threads=2)
-    all_[f"{OURS} never, freed memory given back"] = ours(remat="never", keep_freed="false", once=True)
+    given_back = ours(remat="never", keep_freed="false", once=True)
+    all_[f"{OURS} never, freed memory given back"] = given_back
     all_["gpipe K=2 M=1 1f1b never"] = ours(remat="never", micro_batches=1, once=True)
-    short = ["torch M=1 threads=1", "torch M=1 threads=2", "pipelining K=2 M=8 1f1b", "pipelining K=2 M=8 1f1b checkpoint",
-             "pipelining K=2 M=8 1f1b checkpoint selective", "pipelining K=2 M=8 interleaved-zb", "pipelining K=2 M=8 zbv"]
-    # By hand the slowest of all peers by far: its backwards share one thread on CPUs.
-    return all_ | peers(short, once=["torchgpipe K=2 M=8", "torchgpipe K=2 M=8 checkpoint"])
+    short = [
+        "torch M=1 threads=1",
+        "torch M=1 threads=2",
+        "pipelining K=2 M=8 1f1b",
+        "pipelining K=2 M=8 1f1b checkpoint",
+        "pipelining K=2 M=8 1f1b checkpoint selective",
+        "pipelining K=2 M=8 interleaved-zb",
+        "pipelining K=2 M=8 zbv",
+    ]
+    # Its backwards share one thread on CPUs, so each of its steps takes long.
+    once = ["torchgpipe K=2 M=8", "torchgpipe K=2 M=8 checkpoint"]
+    return all_ | peers(short, once=once)
 
 
-PLAIN = ["torch M=1 threads=1", "torch M=1 threads=2", "torch M=8 threads=1", "torch M=8 threads=2", "pipelining K=2 M=8 gpipe",
-         "pipelining K=2 M=8 1f1b", "pipelining K=2 M=8 interleaved-zb", "pipelining K=2 M=8 zbv",
-         "torchgpipe K=2 M=8"]
-PIPELINED = [name for name in PLAIN if not name.startswith("torch M=")]
-CHECKPOINTED = ["torch M=8 threads=1 checkpoint", "torch M=8 threads=2 checkpoint", "pipelining K=2 M=8 gpipe checkpoint",
-                "pipelining K=2 M=8 1f1b checkpoint", "torchgpipe K=2 M=8 checkpoint"]
-SELECTIVE = ["torch M=8 threads=2 checkpoint selective", "pipelining K=2 M=8 1f1b checkpoint selective"]
+PIPELINED = [
+    "pipelining K=2 M=8 gpipe",
+    "pipelining K=2 M=8 1f1b",
+    "pipelining K=2 M=8 interleaved-zb",
+    "pipelining K=2 M=8 zbv",
+    "torchgpipe K=2 M=8",
+]
+PLAIN = [f"torch M={m} threads={threads}" for m in [1, 8] for threads in [1, 2]] + PIPELINED
+CHECKPOINTED = [
+    "torch M=8 threads=1 checkpoint",
+    "torch M=8 threads=2 checkpoint",
+    "pipelining K=2 M=8 gpipe checkpoint",
+    "pipelining K=2 M=8 1f1b checkpoint",
+    "torchgpipe K=2 M=8 checkpoint",
+]
+SELECTIVE = [
+    "torch M=8 threads=2 checkpoint selective",
+    "pipelining K=2 M=8 1f1b checkpoint selective",
+]
+RECOMPUTING = CHECKPOINTED + SELECTIVE
 
-TARGETS = [
-    Ratio("with re-materialization, at least 1.15x every peer that recomputes (gpipe: `zb-h1`, `selective`; two peers selective, too)",
-          f"{SPLIT} selective", CHECKPOINTED + SELECTIVE, 1.15),
-    Ratio("... in 1F1B, whose memory is less", f"{OURS} selective", CHECKPOINTED + SELECTIVE, 1.15),
-    Ratio("... against the peers that recompute selectively, too", f"{OURS} selective", SELECTIVE, 1.15),
-    Ratio("... with the peers' kernels: the schedule, and what is found", f"{OURS} selective aten", CHECKPOINTED + SELECTIVE, 1.15),
-    Ratio("... recomputing products, too, where a backward does not follow its forward, against those that do", f"{OURS} unless-adjacent",
-          CHECKPOINTED, 1.15),
-    Ratio("... recomputing always, against those that do", f"{OURS} always", CHECKPOINTED, 1.15),
-    Ratio("without, at least 1.1x every peer (gpipe: `zb-h1`; two peers split their backwards, too)", f"{SPLIT} never", PLAIN, 1.1),
-    Ratio("... in 1F1B, whose memory is less", f"{OURS} never", PLAIN, 1.1),
-    Ratio("... against pipelined ones alone", f"{SPLIT} never", PIPELINED, 1.1),
-    Ratio("... with the peers' kernels: the schedule alone", f"{OURS} never aten", PLAIN, 1.1),
-    Efficiency("efficiency at least 0.97 of the simulated one", "gpipe K=2 M=8", 0.97),
-    Ratio("one device, re-materialized (`selective`), at least 0.85x plain", "gpipe K=1 M=8 gpipe selective", ["gpipe K=1 M=1 never"], 0.85,
-          activations_of="gpipe K=1 M=1 never"),
-    Ratio("... everything recomputed (`always`; a quarter of such a step is the recomputation)", "gpipe K=1 M=8 gpipe always",
-          ["gpipe K=1 M=1 never"], 0.85, activations_of="gpipe K=1 M=1 never"),
-    Ratio("... of plain with as many micro-batches, which it recomputes", "gpipe K=1 M=8 gpipe always", ["gpipe K=1 M=8 gpipe never"],
-          0.85, activations_of="gpipe K=1 M=8 gpipe never"),
-    Ratio("half of the stage kept (half of the micro-batches, `keep:4`), at least 0.95x plain with as many", "gpipe K=1 M=8 gpipe keep:4",
-          ["gpipe K=1 M=8 gpipe never"], 0.95, activations_of="gpipe K=1 M=8 gpipe never"),
-    Ratio("... `selective`, of plain with as many", "gpipe K=1 M=8 gpipe selective", ["gpipe K=1 M=8 gpipe never"], 0.95,
-          activations_of="gpipe K=1 M=8 gpipe never"),
-    Ratio("... `selective` in two micro-batches, of plain without", "gpipe K=1 M=2 gpipe selective", ["gpipe K=1 M=1 never"], 0.95,
-          activations_of="gpipe K=1 M=1 never"),
-    Ratio("(PyTorch's checkpointing against PyTorch's accumulation)", "torch M=8 threads=1 checkpoint", ["torch M=8 threads=1"], None),
+# Against the peers, by what is recomputed.
+PEERS = [
+    Comparison(f"{SPLIT} never", "every peer that recomputes nothing", PLAIN, 1.1),
+    Comparison(f"{OURS} never", "every peer that recomputes nothing", PLAIN, 1.1),
+    Comparison(f"{SPLIT} never", "pipelined peers that recompute nothing", PIPELINED, 1.1),
+    Comparison(f"{OURS} never aten", "every peer that recomputes nothing", PLAIN, 1.1),
+    Comparison(f"{SPLIT} selective", "every peer that recomputes", RECOMPUTING, 1.15),
+    Comparison(f"{OURS} selective", "every peer that recomputes", RECOMPUTING, 1.15),
+    Comparison(
+        f"{OURS} selective", "peers that recompute selectively", SELECTIVE, 1.15, is_brief=False
+    ),
+    Comparison(
+        f"{OURS} selective aten", "every peer that recomputes", RECOMPUTING, 1.15, is_brief=False
+    ),
+    Comparison(f"{OURS} unless-adjacent", "peers that recompute everything", CHECKPOINTED, 1.15),
+    Comparison(f"{OURS} always", "peers that recompute everything", CHECKPOINTED, 1.15),
 ]
 
-# What keeps a figure from what is asked, of which a report says so.
-WHY_NOT = """
-- *Against PyTorch on two threads* (plain, and recomputing selectively): two stages of eight micro-batches idle for (K - 1) / (M + K - 1) = 11% of a step in 1F1B, for 4% in ZB-H1, and cuts of
-  this network are uneven by 1 to 5%. Two threads that share every product have neither, as long as the network fits one device. With the peers' kernels 1F1B would make 0.85x of them: it was
-  0.83x in a quiet hour, 0.75x and 0.90x in disturbed ones. The processor's faster kernels bring some of it back (the first ablation); on a processor where these are twice as fast, they brought 1.78x.
-- *Everything recomputed*: a forward is a third of what forward and backward take together, so that recomputing all of it makes the step 4/3 as long, 0.75x, and half of the
-  micro-batches (`keep:4`) 7/6, 0.86x; nothing computes the same again for less. What does is not to compute all of it again: `selective`, of which 3% of the step is recomputation.
-- *Always, against those that do*: the pipelined peers have the same bubble and keep the input of each block, and PyTorch stops a block's recomputation before its last product (a third of a block's), which no backward
-  reads; a stage of ours keeps its own input alone and computes all of it again. Against PyTorch's two threads our kernels' gain is lost to the bubble, too.
-- *Efficiency*: the simulator has the costs of one step and is held to the next. Where neighbours take 10% of one of them and not of the other, it is off by as much; the canary says what kind of hour it was.
-"""
+# What recomputing costs on one device.
+ALONE = [
+    Comparison(ours, "", [base], at_least, base, is_brief=ours.startswith("gpipe"))
+    for ours, base, at_least in [
+        ("gpipe K=1 M=8 gpipe selective", ONE, 0.85),
+        ("gpipe K=1 M=2 gpipe selective", ONE, 0.95),
+        ("gpipe K=1 M=8 gpipe always", ONE, 0.85),
+        ("gpipe K=1 M=8 gpipe always", ACCUMULATED, 0.85),
+        ("gpipe K=1 M=8 gpipe keep:4", ACCUMULATED, 0.95),
+        ("gpipe K=1 M=8 gpipe selective", ACCUMULATED, 0.95),
+        ("torch M=8 threads=1 checkpoint", "torch M=8 threads=1", None),
+    ]
+]
+
+EFFICIENCY = Efficiency("gpipe K=2 M=8", 0.97)
+
+NOTES = [
+    "PyTorch on two threads shares every matrix product between both cores, so it has no bubble."
+    " It needs the whole network on one device.",
+    "`always` repeats every forward. `selective` keeps the outputs of matrix products and"
+    " recomputes the rest, which is little of a transformer's work.",
+    "The pipelined peers keep the input of every block when they recompute. A stage of gpipe keeps"
+    " only its own input.",
+]
 
 ABLATIONS = [
-    Ablation("the processor's fastest products, not libtorch's choice", f"{OURS} never", f"{OURS} never aten"),
-    Ablation("cut by costs, not by the number of layers", f"{OURS} never", f"{OURS} never uniform"),
-    Ablation("micro-batches: 8, not 1", f"{OURS} never", "gpipe K=2 M=1 1f1b never"),
+    Ablation(
+        "the processor's fastest matrix products, not libtorch's choice",
+        f"{OURS} never",
+        f"{OURS} never aten",
+    ),
+    Ablation(
+        "stages cut by cost, not by number of layers", f"{OURS} never", f"{OURS} never uniform"
+    ),
+    Ablation("8 micro-batches, not 1", f"{OURS} never", "gpipe K=2 M=1 1f1b never"),
     Ablation("1F1B, not GPipe's schedule", f"{OURS} never", "gpipe K=2 M=8 gpipe never"),
-    Ablation("backwards in two halves, ZB-H1 (and its cut), not 1F1B", f"{SPLIT} never", f"{OURS} never"),
-    Ablation("... with `selective`", f"{SPLIT} selective", f"{OURS} selective"),
-    Ablation("recomputing only where a backward does not follow its forward (and a cut that knows it)", f"{OURS} unless-adjacent",
-             f"{OURS} always"),
-    Ablation("finding products instead of computing them again (one device, GPipe's schedule)", "gpipe K=1 M=8 gpipe selective",
-             "gpipe K=1 M=8 gpipe always"),
-    Ablation("a re-materialization starts before its gradients arrive (1F1B)", f"{OURS} always", f"{OURS} always, late"),
-    Ablation("... in GPipe's schedule", "gpipe K=2 M=8 gpipe always", "gpipe K=2 M=8 gpipe always, late"),
-    Ablation("one thread for each stage, not two on two cores", f"{OURS} never", f"{OURS} never, two threads"),
-    Ablation("keeping freed memory", f"{OURS} never", f"{OURS} never, freed memory given back"),
+    Ablation("ZB-H1, not 1F1B", f"{SPLIT} never", f"{OURS} never"),
+    Ablation("ZB-H1, not 1F1B, both selective", f"{SPLIT} selective", f"{OURS} selective"),
+    Ablation("`unless-adjacent`, not `always`", f"{OURS} unless-adjacent", f"{OURS} always"),
+    Ablation(
+        "`selective`, not `always`, on one device",
+        "gpipe K=1 M=8 gpipe selective",
+        "gpipe K=1 M=8 gpipe always",
+    ),
+    Ablation(
+        "recomputation before the gradients arrive, 1F1B", f"{OURS} always", f"{OURS} always, late"
+    ),
+    Ablation(
+        "recomputation before the gradients arrive, GPipe's schedule",
+        "gpipe K=2 M=8 gpipe always",
+        "gpipe K=2 M=8 gpipe always, late",
+    ),
+    Ablation("one thread for each stage, not two", f"{OURS} never", f"{OURS} never, two threads"),
+    Ablation("freed memory is kept", f"{OURS} never", f"{OURS} never, freed memory given back"),
 ]
 
-WORKLOAD = Workload(name="gpt", jobs=jobs(), peer_steps=STEPS, step_ms=lambda found: median(found["step_ms"][WARM_UP:]),
-                    step_is=f"mean of steps {WARM_UP + 1} and {STEPS}")
+WORKLOAD = Workload(
+    name="gpt",
+    jobs=jobs(),
+    peer_steps=STEPS,
+    step_ms=lambda found: median(found["step_ms"][WARM_UP:]),
+    step_is=f"mean of steps {WARM_UP + 1} and {STEPS}",
+    about="a decoder-only transformer of 30 million parameters (vocabulary 8192, d_model 512,"
+    " 8 heads, feed-forward 2048, 8 blocks, untied), 32 x 128 tokens, Adam, float32",
+)

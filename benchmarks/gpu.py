@@ -10,9 +10,15 @@ together end before --seconds. `results.json` and `report.md` are written after 
 that a run which is cut off loses one process. A run goes on where an earlier one with the same kit
 ended, whose results are in --out, or in --after. Without a GPU each part says what it would have
 run, and the part on CPUs runs at a tiny size; --rehearse runs every part at a tiny size on CPUs.
+
+`run` writes to $OUT or out/gpu. `report` writes to benchmarks/results/MACHINE/gpu, as a whole, if
+every part was run to its end; otherwise to out/benchmarks/MACHINE/gpu. --out and $OUT name another
+folder.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -24,10 +30,12 @@ import threading
 import time
 from pathlib import Path
 
+import folders
 import gpu_machine
 import gpu_report
 from figures import ROOT
 from gpu_parts import PARTS, Context
+from machine import Machine
 
 LEAST_S = 10  # less is not worth a process
 NOTE_S = 2  # between two looks at what a process has said
@@ -307,10 +315,10 @@ def skip(part, results, left, seconds):
     )
 
 
-def merge(folders):
+def merge(paths):
     """The results of several runs as one; their processes one after another."""
     whole = None
-    for folder in folders:
+    for folder in paths:
         path = folder / RESULTS if folder.is_dir() else folder
         if not path.is_file():
             fail(f"there is no {path}: name folders that a run has written to")
@@ -321,7 +329,7 @@ def merge(folders):
         whole["runs"] += data["runs"]
         for key in SAME:
             if whole.get(key) != data.get(key):
-                fail(f"{path} is of another {key} than {folders[0]}: report them apart")
+                fail(f"{path} is of another {key} than {paths[0]}: report them apart")
         for name, part in data["parts"].items():
             own = whole["parts"].setdefault(name, part)
             if own is not part:
@@ -332,6 +340,50 @@ def merge(folders):
     return whole
 
 
+def missing(data):
+    """What the results leave out, in words, or None."""
+    ended = ("done", "failed")
+    left = [one.name for one in PARTS if data["parts"].get(one.name, {}).get("status") not in ended]
+    return folders.reasons(
+        (data.get("tiny"), "at tiny sizes"), (left, f"not run to the end: {', '.join(left)}")
+    )
+
+
+def environment_of(data, partial, machine):
+    """What `environment.json` of the published part says."""
+    versions = ("torch", "cuda", "cudnn", "driver", "python")
+    runs = data["runs"]
+    return {
+        "part": "gpu",
+        "partial": partial,
+        "date": runs[-1]["date"].split()[0],
+        "command": "\n".join(one["command"] for one in runs),
+        "commit": data["kit"]["commit"],
+        "machine": dataclasses.asdict(machine),
+        "versions": {
+            "libtorch of gpipe": data["kit"]["libtorch"],
+            **{name: str(data[name]) for name in versions if data.get(name)},
+            "rustc": data["kit"]["rustc"],
+        },
+        "memory_gib": None,
+        "load_before": None,
+        "seconds": round(sum(part["seconds"] for part in data["parts"].values())),
+    }
+
+
+def report(options):
+    """Writes one report of several runs."""
+    data = merge(options.folders)
+    partial = missing(data)
+    machine = dataclasses.replace(Machine(**data.get("processor", {})), gpu=data.get("gpu"))
+    out = options.out or folders.place("gpu", partial, machine)
+    with contextlib.nullcontext(out) if options.out else folders.whole(out) as folder:
+        Results(folder, data).write()
+        text = json.dumps(environment_of(data, partial, machine), indent=1)
+        replace(folder / folders.ENVIRONMENT, text + "\n")
+    folders.tell(out, partial)
+
+
 def main():
     parser = argparse.ArgumentParser(
         prog="gpu_first_hour.sh",
@@ -339,8 +391,9 @@ def main():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    out = Path(os.environ.get("OUT") or ROOT / "out" / "gpu")
-    for name in ["run", "report"]:
+    named = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
+    defaults = {"run": named or ROOT / "out" / "gpu", "report": named}
+    for name, out in defaults.items():
         one = commands.add_parser(name)
         one.add_argument("--out", type=Path, default=out)
         if name == "report":
@@ -353,11 +406,7 @@ def main():
         one.add_argument("--after", type=Path)
         one.add_argument("--rehearse", action="store_true")
     options = parser.parse_args()
-    if options.command == "run":
-        return run(options)
-    results = Results(options.out, merge(options.folders))
-    results.write()
-    print(f"{options.out / 'report.md'} is written")
+    return run(options) if options.command == "run" else report(options)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 the GPU."""
 
 import concurrent.futures
+import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 import sys
 
-from figures import machine, said_by
+import machine
+from figures import said_by
 from rounds import TORCH
 
 PREPARE = (
@@ -127,7 +129,8 @@ def describe(manifest, torch):
     )
     return {
         "kit": {key: manifest[key] for key in ("commit", "rustc", "libtorch")},
-        "machine": machine(),
+        "machine": machine.here().title(),
+        "processor": dataclasses.asdict(machine.here()),
         "python": sys.version.split()[0],
         "driver": driver,
         **{key: torch[key] for key in ("torch", "cuda", "cudnn", "gpus", "gpu", "gpu_bytes")},

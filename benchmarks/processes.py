@@ -1,28 +1,36 @@
 #!/usr/bin/env python3
-"""The `gpt` step in two processes, beside two threads and beside PyTorch's pipeline over Gloo.      (make bench-processes)
+"""The `gpt` step in two processes, beside two threads and beside PyTorch's pipeline over Gloo.
+                                                                        (make bench-processes)
 
-Usage: processes.py --in-turn [--pairs 20]
-       processes.py [--rounds 5] [--out FOLDER]
+Usage: processes.py [--rounds 5] [--out FOLDER]
+       processes.py --in-turn [--pairs 20] [--out FOLDER]
+       processes.py --report FOLDER      (the report again, from its raw data)
 
-In turn (`crates/models/examples/processes.rs`): a step on two threads and one in two processes, seconds apart, again and again. In rounds:
-five steps each, in programs of their own, with the peer; the median of the last three counts, for the first two still touch memory for the
-first time.
+In rounds (part `processes`): five steps each, in programs of their own, with the peer. The median
+of the last three counts: the first two touch memory for the first time.
+
+In turn (part `processes-in-turn`; the example `processes` of the models): a step on two threads and
+one in two processes, seconds apart, again and again.
 """
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import folders
 import rounds
 import steps
-from figures import ROOT, commit, interval, machine, median, spread
-from rounds import Workload, gpipe, peer
-from targets import WARM_UP, Ratio
+from figures import commit, median, of_table, paragraph, with_interval, with_range
+from machine import here
+from rounds import Workload, drift, gpipe, peer
+from targets import WARM_UP, Comparison
 
 STEPS = 5
+ROUNDS, PAIRS = 5, 20
+# Of one M and re-materialization, in turn.
+LIMIT_S = 3600
 
 
 def jobs():
@@ -38,64 +46,146 @@ def jobs():
     return all_
 
 
-TARGETS = [
-    *(Ratio(f"two threads against two processes, {what}: at least 0.95x", f"two processes {what}", [f"two threads {what}"], 0.95)
-      for what in ["M=4", "M=8", "M=32", "M=8 always"]),
-    Ratio("against torch.distributed.pipelining, whose stages are two processes over Gloo", "two processes M=8", ["pipelining M=8"], 1),
-    Ratio("... re-materialized", "two processes M=8 always", ["pipelining M=8 checkpoint"], 1),
+TWO_THREADS = "gpipe on two threads"
+GLOO = "torch.distributed.pipelining over Gloo"
+COMPARISONS = [
+    *(
+        Comparison(f"two processes {what}", TWO_THREADS, [f"two threads {what}"], 0.95)
+        for what in ["M=4", "M=8", "M=32", "M=8 always"]
+    ),
+    Comparison("two processes M=8", GLOO, ["pipelining M=8"], 1),
+    Comparison("two processes M=8 always", GLOO, ["pipelining M=8 checkpoint"], 1),
 ]
 
-WORKLOAD = Workload(name="gpt", jobs=jobs(), peer_steps=STEPS, step_ms=lambda found: median(found["step_ms"][WARM_UP:]),
-                    step_is=f"median of steps {WARM_UP + 1} to {STEPS}")
+WORKLOAD = Workload(
+    name="gpt",
+    jobs=jobs(),
+    peer_steps=STEPS,
+    step_ms=lambda found: median(found["step_ms"][WARM_UP:]),
+    step_is=f"median of steps {WARM_UP + 1} to {STEPS}",
+)
 
 # (M, re-materialization)
 IN_TURN = [(4, "never"), (8, "never"), (32, "never"), (8, "always")]
+WHAT = (
+    "A step of the transformer `gpt` in two stages, 1F1B: each stage in a process of its own,"
+    " beside both on threads of one process, and beside PyTorch's pipeline, whose stages are"
+    " processes, too. `always` and `checkpoint` recompute everything. Speed is the other's step"
+    " over that of gpipe's two processes, paired within a round. Above 1 the two processes are"
+    " faster."
+)
+WHAT_IN_TURN = (
+    "A step of the transformer `gpt` in two stages, 1F1B, on two threads and in two processes,"
+    " again and again in turn. The ratio is of the two steps of a pair: the median, and its"
+    " interval of at least 95%. Below 1 the processes are faster."
+)
 
 
-def in_turn():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--in-turn", action="store_true", required=True)
-    parser.add_argument("--pairs", type=int, default=20)
-    pairs = parser.parse_args().pairs
+def compared(results):
+    """A table of two processes beside the others."""
+    rows = [
+        [f"`{one.ours}`", f"{one.ours_ms:.0f}", one.against, f"{one.other_ms:.0f}", *one.cells()]
+        for one in steps.looked(COMPARISONS, WORKLOAD, results)
+    ]
+    header = ["gpipe", "its step, ms", "against", "its step, ms", "speed", "interval"]
+    return of_table([*header, "asked", "verdict"], rows)
+
+
+def report_rounds(folder):
+    raw = steps.read(folder)
+    lines = [
+        *folders.heading("The `gpt` step in two processes", folder),
+        *paragraph(f"{WHAT} A step's time is the {WORKLOAD.step_is}. {drift(raw)}"),
+        "",
+        *compared(raw["results"]),
+        "",
+        "## Step times",
+        "",
+        *steps.times(WORKLOAD, raw["results"]),
+        "",
+        "## Where the time goes",
+        "",
+        "Shares of devices x step in percent, of the last step.",
+        "",
+        *steps.breakdown(raw["results"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def pairs_table(folder):
+    raw = json.loads((folder / "raw.json").read_text())
+    rows = []
+    for (m, remat), pairs in zip(raw["in_turn"], raw["found"], strict=True):
+        threads, processes = ([one[key] for one in pairs] for key in ["threads_ms", "processes_ms"])
+        ratios = [two / one for one, two in zip(threads, processes, strict=True)]
+        times = [*with_range(threads), *with_range(processes)]
+        rows.append([m, remat, len(pairs), *times, *with_interval(ratios)])
+    header = ["M", "recomputed", "pairs", "two threads, ms", "least .. most"]
+    header += ["two processes, ms", "least .. most", "processes / threads", "interval"]
+    return of_table(header, rows)
+
+
+def report_in_turn(folder):
+    lines = [
+        *folders.heading("The `gpt` step in two processes, in turn with two threads", folder),
+        *paragraph(WHAT_IN_TURN),
+        "",
+        *pairs_table(folder),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def summary_rounds(parts):
+    """The section of RESULTS.md."""
+    lines = []
+    for folder in parts.values():
+        raw = steps.read(folder)
+        text = f"{WHAT} {len(raw['canary_ms'])} rounds."
+        lines += [*paragraph(text), "", *compared(raw["results"]), ""]
+    return lines
+
+
+def in_turn(options):
     rounds.build("processes")
-    found = []
-    for m, remat in IN_TURN:
-        command = [rounds.example("processes"), f"pairs={pairs}", f"micro_batches={m}", f"remat={remat}"]
-        out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3600).stdout
-        found.append([json.loads(line) for line in out.splitlines()])
-        print(f"M = {m}, {remat} done", file=sys.stderr, flush=True)
-    lines = ["# Two processes and two threads, in turn: `gpt`", "", f"{machine()}; commit {commit()}; 1F1B; {pairs} pairs of each.", "",
-             "```sh", f"python3 benchmarks/processes.py --in-turn --pairs {pairs}", "```", "",
-             "Medians, in brackets least and most; of the ratios the interval of at least 95% of their median.", "",
-             "| M | re-materialization | two threads, ms | two processes, ms | processes / threads |", "|---|---|---|---|---|"]
-    for (m, remat), pairs_ in zip(IN_TURN, found):
-        threads, processes = ([pair[key] for pair in pairs_] for key in ["threads_ms", "processes_ms"])
-        ratios = [two / one for one, two in zip(threads, processes)]
-        lines.append(f"| {m} | {remat} | {spread(threads)} | {spread(processes)} | {interval(ratios)} |")
-    out = ROOT / "benchmarks" / f"{datetime.date.today()}-processes-in-turn"
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "raw.json").write_text(json.dumps({"commit": commit(), "in_turn": IN_TURN, "found": found}) + "\n")
-    (out / "report.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    partial = folders.reasons((options.pairs < PAIRS, f"{options.pairs} pairs, not {PAIRS}"))
+    with folders.run("processes-in-turn", report_in_turn, partial, options.out) as folder:
+        found = []
+        for m, remat in IN_TURN:
+            settings = [f"pairs={options.pairs}", f"micro_batches={m}", f"remat={remat}"]
+            command = [rounds.example("processes"), *settings]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=LIMIT_S
+            )
+            found.append([json.loads(line) for line in done.stdout.splitlines()])
+            print(f"M = {m}, {remat} done", file=sys.stderr, flush=True)
+        raw = {"machine": here().title(), "commit": commit(), "in_turn": IN_TURN, "found": found}
+        (folder / "raw.json").write_text(json.dumps(raw) + "\n")
 
 
-def in_rounds():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / f"{datetime.date.today()}-processes")
-    options = parser.parse_args()
+def in_rounds(options):
     python = rounds.Python()
     rounds.build("gpt_step")
-    options.out.mkdir(parents=True, exist_ok=True)
-    raw = rounds.measure(WORKLOAD, WORKLOAD.jobs, options.out / "raw.json", python, rounds=options.rounds)
-    lines = ["# The `gpt` step in two processes", "", f"{raw['machine']}; PyTorch {raw['torch']}; commit {raw['commit']}; {options.rounds} rounds.", "",
-             "```sh", f"python3 benchmarks/processes.py --rounds {options.rounds}", "```", "",
-             f"Canary, ms: {spread(raw['canary_ms'], 2)}. Two-core ceiling: {spread(raw['ceiling'], 2)}.", "",
-             *steps.targets(WORKLOAD, raw["results"], TARGETS), "", *steps.times(WORKLOAD, raw["results"]), "",
-             *steps.breakdown(raw["results"])]
-    (options.out / "report.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    partial = folders.reasons((options.rounds < ROUNDS, f"{options.rounds} rounds, not {ROUNDS}"))
+    with folders.run("processes", report_rounds, partial, options.out, python.versions()) as folder:
+        path = folder / "raw.json"
+        rounds.measure(WORKLOAD, WORKLOAD.jobs, path, python, rounds=options.rounds)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--in-turn", action="store_true")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="in turn, of each configuration")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--report", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    if options.report:
+        is_in_turn = folders.environment(options.report).part == "processes-in-turn"
+        return folders.rewrite(options.report, report_in_turn if is_in_turn else report_rounds)
+    return in_turn(options) if options.in_turn else in_rounds(options)
 
 
 if __name__ == "__main__":
-    in_turn() if "--in-turn" in sys.argv else in_rounds()
+    main()

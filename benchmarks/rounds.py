@@ -1,9 +1,11 @@
 """Interleaved rounds of programs that print one JSON line each.
 
-Each round runs every job once, in a rotating order, each in a process of its own, whose first step does not count. Ratios are
-paired within a round. A canary (a fixed float32 product on one thread, plain PyTorch's) shows how much the machine drifted, and
-the two-core ceiling how much of two cores there is: the same product on two processes at once. Needs a Python with PyTorch
-2.11: name it with TORCH_PYTHON, or its folder with TORCH_PATH; without one scripts/pytorch.py fetches it (2.6 GB, once).
+Each round runs every job once, in a rotating order, each in a process of its own. Ratios are paired
+within a round. A canary (a fixed float32 product on one thread, by plain PyTorch) shows how much
+the machine drifted. The two-core ceiling is the same product on two processes at once, over one.
+
+Needs a Python with PyTorch 2.11: name it with TORCH_PYTHON, or its folder with TORCH_PATH. Without
+one scripts/pytorch.py fetches it (2.6 GB, once).
 """
 
 import dataclasses
@@ -17,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from figures import ROOT, commit, machine
+from figures import ROOT, commit, median
+from machine import here
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import packages  # noqa: E402
@@ -25,14 +28,16 @@ import pytorch  # noqa: E402
 
 PEERS = ROOT / "benchmarks" / "peers"
 PROGRAMS = ROOT / "target" / "release" / "examples"
+GPIPE = ROOT / "target" / "release" / "gpipe"
 TORCHGPIPE = "0.0.7"
 TORCH = "2.11.0"
-LIMIT_S = 900  # of a job
+JOB_LIMIT_S = 900
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A program with its settings."""
+
     program: str
     settings: dict
     # Also in the short version.
@@ -44,13 +49,16 @@ class Job:
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """What is measured: a network with its mini-batch and update."""
+
     name: str
     jobs: dict
     # Steps of a peer; those of gpipe are in its settings.
     peer_steps: int
-    # Milliseconds of a step, from what a program found.
+    # Milliseconds of a step, from what a program found; and which steps they are of.
     step_ms: Callable
     step_is: str
+    # The network, its mini-batch and its optimizer, in words.
+    about: str = ""
 
 
 def gpipe(short=False, once=False, **settings):
@@ -58,34 +66,52 @@ def gpipe(short=False, once=False, **settings):
 
 
 def peer(program, short=False, once=False, **settings):
-    return Job(program, {name.replace("_", "-"): value for name, value in settings.items()}, short, once)
+    flags = {name.replace("_", "-"): value for name, value in settings.items()}
+    return Job(program, flags, short, once)
 
 
 def peers(short, once=(), **settings):
-    """name -> job of everything that gpipe is compared with, those of `short` also in the short version, those of `once` in the
-    first round only. Each peer's time on one stage is in that round, and so are its bytes: a profiler is on then, and their times
-    are not looked at."""
+    """name -> job of everything that gpipe is compared with.
+
+    Jobs of `short` are also in the short version, those of `once` in the first round only. Each
+    peer's bytes are of a run of their own, in that round: a profiler is on then, so its time does
+    not count.
+    """
     all_ = {}
     for m, threads in [(1, 1), (1, 2), (8, 1), (8, 2)]:
-        all_[f"torch M={m} threads={threads}"] = peer("plain", micro_batches=m, threads=threads, **settings)
+        plain = peer("plain", micro_batches=m, threads=threads, **settings)
+        all_[f"torch M={m} threads={threads}"] = plain
     for threads in [1, 2]:
-        all_[f"torch M=8 threads={threads} checkpoint"] = peer("plain", checkpoint=True, threads=threads, **settings)
-    all_["torch M=8 threads=2 checkpoint selective"] = peer("plain", checkpoint="selective", threads=2, **settings)
-    # Its checkpoints are computed again by each half of a split backward (12 s for 6 of a `gpt` step), so there is none with both.
+        checkpointed = peer("plain", checkpoint=True, threads=threads, **settings)
+        all_[f"torch M=8 threads={threads} checkpoint"] = checkpointed
+    selective = peer("plain", checkpoint="selective", threads=2, **settings)
+    all_["torch M=8 threads=2 checkpoint selective"] = selective
+    # Each half of a split backward recomputes a checkpoint, so no job has both.
     for schedule in ["interleaved-zb", "zbv"]:
-        all_[f"pipelining K=2 M=8 {schedule}"] = peer("pipelining", schedule=schedule, **settings)
-    all_["pipelining K=2 M=8 1f1b checkpoint selective"] = peer("pipelining", checkpoint="selective", **settings)
+        split = peer("pipelining", schedule=schedule, **settings)
+        all_[f"pipelining K=2 M=8 {schedule}"] = split
+    selective = peer("pipelining", checkpoint="selective", **settings)
+    all_["pipelining K=2 M=8 1f1b checkpoint selective"] = selective
+    bytes_ = {"memory": True, "once": True, **settings}
     for checkpoint in [False, True]:
         end = " checkpoint" if checkpoint else ""
         for schedule in ["gpipe", "1f1b"]:
-            all_[f"pipelining K=2 M=8 {schedule}{end}"] = peer("pipelining", schedule=schedule, checkpoint=checkpoint, **settings)
-        all_[f"torchgpipe K=2 M=8{end}"] = peer("torchgpipe_peer", checkpoint="except_last" if checkpoint else "never", **settings)
-        all_[f"memory of pipelining K=2 M=8 1f1b{end}"] = peer("pipelining", checkpoint=checkpoint, memory=True, once=True, **settings)
-        all_[f"memory of torch M=8 threads=1{end}"] = peer("plain", checkpoint=checkpoint, memory=True, once=True, **settings)
-    all_["memory of torch M=1 threads=1"] = peer("plain", micro_batches=1, memory=True, once=True, **settings)
+            pipelined = peer("pipelining", schedule=schedule, checkpoint=checkpoint, **settings)
+            all_[f"pipelining K=2 M=8 {schedule}{end}"] = pipelined
+        kept = "except_last" if checkpoint else "never"
+        all_[f"torchgpipe K=2 M=8{end}"] = peer("torchgpipe_peer", checkpoint=kept, **settings)
+        pipelined = peer("pipelining", checkpoint=checkpoint, **bytes_)
+        all_[f"memory of pipelining K=2 M=8 1f1b{end}"] = pipelined
+        all_[f"memory of torch M=8 threads=1{end}"] = peer("plain", checkpoint=checkpoint, **bytes_)
+    all_["memory of torch M=1 threads=1"] = peer("plain", micro_batches=1, **bytes_)
     all_["pipelining K=1 M=8"] = peer("pipelining", stages=1, once=True, **settings)
-    all_["torchgpipe K=1 M=8"] = peer("torchgpipe_peer", stages=1, checkpoint="never", once=True, **settings)
-    return {name: dataclasses.replace(job, short=name in short, once=job.once or name in once) for name, job in all_.items()}
+    all_["torchgpipe K=1 M=8"] = peer(
+        "torchgpipe_peer", stages=1, checkpoint="never", once=True, **settings
+    )
+    return {
+        name: dataclasses.replace(job, short=name in short, once=job.once or name in once)
+        for name, job in all_.items()
+    }
 
 
 CANARY = """
@@ -109,35 +135,58 @@ class Python:
         path = os.environ.get("TORCH_PATH", os.environ.get("PYTHONPATH", ""))
         self.torch = self.version(path)
         if not self.torch.startswith(TORCH):
-            folder, _ = packages.once(f"pytorch-{pytorch.VERSION}", "numpy", f"torch=={pytorch.VERSION}")
+            name = f"pytorch-{pytorch.VERSION}"
+            folder, _ = packages.once(name, "numpy", f"torch=={pytorch.VERSION}")
             path = str(folder)
             self.torch = self.version(path)
             if not self.torch.startswith(TORCH):
-                sys.exit(f"{path} has no PyTorch {TORCH} for {self.program}: name one with TORCH_PATH")
-        folder, _ = packages.once(f"torchgpipe-{TORCHGPIPE}", "--no-deps", f"torchgpipe=={TORCHGPIPE}")
+                sys.exit(
+                    f"{path} has no PyTorch {TORCH} for {self.program}: name one with TORCH_PATH"
+                )
+        requirement = f"torchgpipe=={TORCHGPIPE}"
+        folder, _ = packages.once(f"torchgpipe-{TORCHGPIPE}", "--no-deps", requirement)
         self.environment = dict(os.environ, PYTHONPATH=f"{path}:{folder}")
 
     def version(self, path):
         probe = [self.program, "-c", "import torch; print(torch.__version__)"]
-        return subprocess.run(probe, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=path)).stdout.strip()
+        environment = dict(os.environ, PYTHONPATH=path)
+        done = subprocess.run(probe, capture_output=True, text=True, env=environment)
+        return done.stdout.strip()
+
+    def versions(self):
+        """Those of the peers, for the run's environment."""
+        return {"torch": self.torch, "torchgpipe": TORCHGPIPE}
 
     def products_per_s(self, processes):
-        """How many products each of so many processes makes at once."""
+        """How many products each of that many processes makes while all are busy."""
         together = str(time.time() + 6)  # after the imports
-        start = [subprocess.Popen([self.program, "-c", CANARY, together], stdout=subprocess.PIPE, text=True,
-                                  env=self.environment) for _ in range(processes)]
+        command = [self.program, "-c", CANARY, together]
+        start = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment)
+            for _ in range(processes)
+        ]
         return [float(process.communicate(timeout=120)[0]) for process in start]
 
     def canary(self):
-        """Milliseconds of a product, and of how many cores two have the products."""
+        """Milliseconds of a product, and the products of two busy cores over those of one."""
         one, two = self.products_per_s(1), self.products_per_s(2)
         return 1e3 / one[0], sum(two) / one[0]
 
 
 def build(*examples):
-    """Examples of the models, in release."""
+    """Builds examples of the models, in release."""
     flags = [flag for example in examples for flag in ["--example", example]]
-    subprocess.run(["cargo", "build", "--quiet", "--release", "--locked", "--package", "gpipe-models", *flags], cwd=ROOT, check=True)
+    cargo_build("--package", "gpipe-models", *flags)
+
+
+def build_gpipe():
+    """Builds the command, in release."""
+    cargo_build("--package", "gpipe-cli", "--bin", "gpipe")
+
+
+def cargo_build(*flags):
+    command = ["cargo", "build", "--quiet", "--release", "--locked", *flags]
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 def example(name):
@@ -145,8 +194,8 @@ def example(name):
 
 
 class Runner:
-    """Runs a workload's jobs; `folder` has the weights that the peers start from, `programs` gpipe's
-    own programs."""
+    """Runs a workload's jobs. `folder` has the weights that the peers start from, `programs` has
+    gpipe's own programs."""
 
     def __init__(self, workload, folder, python, programs=PROGRAMS):
         self.workload, self.folder, self.python, self.programs = workload, folder, python, programs
@@ -155,24 +204,32 @@ class Runner:
         if job.program == "gpipe":
             program = self.programs / f"{self.workload.name}_step"
             return [str(program), *(f"{key}={value}" for key, value in job.settings.items())]
-        flags = []
+        flags = ["--workload", self.workload.name, "--steps", str(self.workload.peer_steps)]
         for key, value in job.settings.items():
             if value is not False:
                 flags += [f"--{key}"] if value is True else [f"--{key}", str(value)]
-        return [self.python.program, str(PEERS / f"{job.program}.py"), str(self.folder), "--workload", self.workload.name,
-                "--steps", str(self.workload.peer_steps), *flags]
+        return [self.python.program, str(PEERS / f"{job.program}.py"), str(self.folder), *flags]
 
     def run(self, job):
         command = self.command(job)
-        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=self.python.environment)
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=JOB_LIMIT_S,
+            env=self.python.environment,
+        )
         if result.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
         return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 def measure(workload, jobs, path, python, rounds=2, minutes=0):
-    """What each job found in each round; after each round it is in `path`, too. At least so many rounds, and more as long as
-    another one ends within so many minutes, by the time of the last."""
+    """What each job found in each round. After each round it is in `path`, too.
+
+    Runs at least `rounds`, and more as long as another one, if it takes as long as the last, ends
+    within `minutes`.
+    """
     begun = time.monotonic()
     results, canaries, ceilings = {name: [] for name in jobs}, [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -189,9 +246,27 @@ def measure(workload, jobs, path, python, rounds=2, minutes=0):
                 if number == 0 or not jobs[name].once:
                     results[name].append(runner.run(jobs[name]))
             now = time.monotonic()
-            print(f"{workload.name}: round {number + 1} took {now - round_begun:.0f} s", file=sys.stderr, flush=True)
-            raw = {"machine": machine(), "commit": commit(), "torch": python.torch, "canary_ms": canaries, "ceiling": ceilings,
-                   "results": results}
+            took = f"round {number + 1} took {now - round_begun:.0f} s"
+            print(f"{workload.name}: {took}", file=sys.stderr, flush=True)
+            raw = {
+                "machine": here().title(),
+                "commit": commit(),
+                "torch": python.torch,
+                "canary_ms": canaries,
+                "ceiling": ceilings,
+                "results": results,
+            }
             Path(path).write_text(json.dumps(raw) + "\n")
             if number + 1 >= rounds and 2 * now - round_begun - begun > 60 * minutes:
                 return raw
+
+
+def drift(raw):
+    """A sentence on how steady the machine was: its canary and the two-core ceiling."""
+    canary, ceiling = raw["canary_ms"], raw["ceiling"]
+    return (
+        f"Rounds: {len(canary)}. The canary, a fixed float32 product on one thread, took"
+        f" {median(canary):.2f} ms ({min(canary):.2f} .. {max(canary):.2f}). Two busy cores made"
+        f" {median(ceiling):.2f} times the products of one"
+        f" ({min(ceiling):.2f} .. {max(ceiling):.2f})."
+    )

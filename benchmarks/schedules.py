@@ -1,140 +1,259 @@
 #!/usr/bin/env python3
-"""1F1B, ZB-H1 and interleaved stages beside each other, in turn, and what profiles predicted of them.     (make bench-schedules)
+"""1F1B, ZB-H1 and interleaved stages, a step of each in turn, and what profiles predicted of them.
+                                                                        (make bench-schedules)
 
-Usage: schedules.py [--workload gpt|amoeba] [--rounds 9] [--micro-batches 4,8] [--passes 8] [--out FOLDER]
+Usage: schedules.py [--workload gpt|amoeba] [--rounds 9] [--micro-batches 4,8] [--passes 8]
+                    [--out FOLDER]
        schedules.py --report FOLDER      (the report again, from its raw data)
 
-All pipelines are in one process, with the same weights, and make one step each in turn, so that what disturbs the machine disturbs
-all; ratios are paired within a round. The profile, of --passes times two steps under each schedule in turn, is measured before. More devices than the machine has cores for are simulated from the
-costs that were measured on two, and marked so.
+All pipelines are in one process, with the same weights, and make one step each in turn, so that
+what disturbs the machine disturbs all. Ratios are paired within a round. The profile, of --passes
+times two steps under each schedule in turn, is measured before. More devices than the machine has
+cores are simulated from the costs that were measured on two.
 """
 
 import argparse
-import datetime
 import json
-import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from figures import cpu, interval
+import folders
+import rounds
+from figures import commit, median, of_table, paragraph, with_interval, with_range
+from machine import here
 
-ROOT = Path(__file__).resolve().parent.parent
-EXAMPLE = ROOT / "target" / "release" / "examples" / "schedules"
 BASE = "1f1b"
-MEDIAN = statistics.median
+ROUNDS, PASSES, MICRO_BATCHES = 9, 8, "4,8"
+LIMIT_S = 3600
+WHAT = (
+    "A step of each schedule in turn, K = 2 stages on two devices, nothing recomputed. A gain is"
+    " 1F1B's step over the schedule's, paired within a round: above 1 the schedule is faster. The"
+    " predicted gain is from a profile that was measured before."
+)
+
+
+def read(folder):
+    return json.loads((folder / "raw.json").read_text())
 
 
 def mib(count):
     return f"{count / 2**20:,.0f}"
 
 
-def of_two(lines):
-    """Measured beside predicted, on two devices."""
-    out = []
-    for m in sorted({line["micro_batches"] for line in lines if "round" in line and "alone" not in line}):
-        own = [line for line in lines if "devices" not in line and "alone" not in line and line["micro_batches"] == m]
-        predicted = {line["schedule"]: line for line in own if "predicted_ms" in line}
-        rounds = {}
+class OfTwo:
+    """What was measured and predicted of one M on two devices."""
+
+    def __init__(self, lines, m):
+        own = [
+            line
+            for line in lines
+            if "devices" not in line and "alone" not in line and line["micro_batches"] == m
+        ]
+        self.predicted = {line["schedule"]: line for line in own if "predicted_ms" in line}
+        self.rounds = {}
         for line in own:
             if "round" in line:
-                rounds.setdefault(line["schedule"], {})[line["round"]] = line
-        numbers = sorted(rounds[BASE])
-        out += [f"## K = 2, M = {m}", "",
-                "| schedule | step, ms | 1F1B's step over it: measured | predicted | predicted / measured gain | bubble: measured | predicted | backward over 1F1B's | "
-                "peak MiB per device: measured | predicted |",
-                "|---|---|---|---|---|---|---|---|---|---|"]
-        for name, found in rounds.items():
-            times = [found[n]["step_ms"] for n in numbers]
-            gains = [rounds[BASE][n]["step_ms"] / found[n]["step_ms"] for n in numbers]
-            told = predicted[BASE]["predicted_ms"] / predicted[name]["predicted_ms"]
-            backward = [sum(found[n]["backward_ms"]) / sum(rounds[BASE][n]["backward_ms"]) for n in numbers]
-            peaks = [max(found[n]["peaks"][d] for n in numbers) for d in range(2)]
-            out.append(f"| {name} | {MEDIAN(times):.0f} [{min(times):.0f} .. {max(times):.0f}] | {interval(gains)} | {told:.3f} | {told / MEDIAN(gains):.3f} | "
-                       f"{100 * MEDIAN([found[n]['bubble'] for n in numbers]):.1f}% | {100 * predicted[name]['predicted_bubble']:.1f}% | {interval(backward)} | "
-                       f"{', '.join(map(mib, peaks))} | {', '.join(map(mib, predicted[name]['predicted_peaks']))} |")
-        out.append("")
-    return out
+                self.rounds.setdefault(line["schedule"], {})[line["round"]] = line
+        self.numbers = sorted(self.rounds[BASE])
+
+    def of(self, name, look):
+        """What `look` says of a schedule's rounds."""
+        return [look(self.rounds[name][number]) for number in self.numbers]
+
+    def over_base(self, name, look):
+        """1F1B's over the schedule's, by round."""
+        return [a / b for a, b in zip(self.of(BASE, look), self.of(name, look), strict=True)]
+
+    def gains(self, name):
+        return self.over_base(name, lambda line: line["step_ms"])
+
+    def predicted_gain(self, name):
+        return self.predicted[BASE]["predicted_ms"] / self.predicted[name]["predicted_ms"]
 
 
-def of_one(lines):
-    """Backwards in halves beside whole ones, on one device."""
+def sizes(lines):
+    return sorted({one["micro_batches"] for one in lines if "round" in one and "alone" not in one})
+
+
+def gains_table(lines):
+    """Measured gains beside predicted ones."""
+    rows = []
+    for m in sizes(lines):
+        two = OfTwo(lines, m)
+        for name in two.rounds:
+            gains, told = two.gains(name), two.predicted_gain(name)
+            times = with_range(two.of(name, lambda line: line["step_ms"]))
+            verdict = "" if name == BASE else "ahead" if median(gains) >= 1 else "**behind**"
+            cells = [*times, *with_interval(gains), f"{told:.3f}", f"{told / median(gains):.3f}"]
+            rows.append([m, f"`{name}`", *cells, verdict])
+    header = ["M", "schedule", "step, ms", "least .. most", "gain", "interval", "predicted gain"]
+    return [*header, "predicted / measured", "verdict"], rows
+
+
+def details_table(lines):
+    """Bubble, backward and bytes of each schedule, measured and predicted."""
+    rows = []
+    for m in sizes(lines):
+        two = OfTwo(lines, m)
+        for name in two.rounds:
+            backward = [
+                1 / ratio for ratio in two.over_base(name, lambda one: sum(one["backward_ms"]))
+            ]
+            bubble = 100 * median(two.of(name, lambda line: line["bubble"]))
+            told = two.predicted[name]
+            peaks = [max(two.of(name, lambda line: line["peaks"][device])) for device in range(2)]
+            cells = [f"{bubble:.1f}", f"{100 * told['predicted_bubble']:.1f}"]
+            cells += [
+                *with_interval(backward),
+                *map(mib, [max(peaks), max(told["predicted_peaks"])]),
+            ]
+            rows.append([m, f"`{name}`", *cells])
+    header = ["M", "schedule", "bubble, %", "predicted, %", "backward over 1F1B's", "interval"]
+    return of_table([*header, "fullest device, MiB", "predicted, MiB"], rows)
+
+
+def alone_table(lines):
+    """Split backwards beside whole ones, on one device."""
     lines = [line for line in lines if "alone" in line]
-    if not lines:
-        return []
-    out = ["## On one device alone", "",
-           "Backwards in halves, in the order of ZB-H1's last device of two, and whole ones, each in turn: what halves cost by themselves. On two devices a schedule "
-           "with a smaller bubble also has more that runs at once, on one memory.", "",
-           "| M | whole: step, ms | I + W over B | step over the whole one's |", "|---|---|---|---|"]
+    rows = []
     for m in sorted({line["micro_batches"] for line in lines}):
-        own = {(line["alone"], line["round"]): line for line in lines if line["micro_batches"] == m}
-        numbers = sorted({n for _, n in own})
-        ratio = lambda key: interval([own["halves", n][key] / own["whole", n][key] for n in numbers])
-        times = [own["whole", n]["step_ms"] for n in numbers]
-        out.append(f"| {m} | {MEDIAN(times):.0f} [{min(times):.0f} .. {max(times):.0f}] | {ratio('backward_ms')} | {ratio('step_ms')} |")
-    return out + [""]
+        own = {(one["alone"], one["round"]): one for one in lines if one["micro_batches"] == m}
+        numbers = sorted({number for _, number in own})
+        times = [own["whole", number]["step_ms"] for number in numbers]
+        cells = with_range(times)
+        for key in ["backward_ms", "step_ms"]:
+            ratios = [own["halves", number][key] / own["whole", number][key] for number in numbers]
+            cells += with_interval(ratios)
+        rows.append([m, *cells])
+    header = ["M", "whole: step, ms", "least .. most", "I + W over B", "interval"]
+    return of_table([*header, "step over the whole one's", "interval"], rows) if rows else []
 
 
-def of_more(lines):
-    """Simulated from the costs measured on two devices."""
+def more_table(lines):
+    """More devices, simulated."""
     lines = [line for line in lines if "devices" in line]
-    out = ["## More devices, simulated", "",
-           "Every cell is simulated from the costs measured on two devices, four micro-batches for each device, the best cut that was found, nothing recomputed.", "",
-           "| samples of a micro-batch | layers | K | M | 1F1B: step ms, bubble | ZB-H1: gain, bubble | interleaved:2: gain, bubble | peak of a device, MiB: 1F1B | ZB-H1 | interleaved:2 |",
-           "|---|---|---|---|---|---|---|---|---|---|"]
-    keys = sorted({(line["samples"], line["devices"]) for line in lines})
-    for samples, devices in keys:
-        own = {line["schedule"]: line for line in lines if (line["samples"], line["devices"]) == (samples, devices)}
+    rows = []
+    for samples, devices in sorted({(line["samples"], line["devices"]) for line in lines}):
+        own = {
+            line["schedule"]: line
+            for line in lines
+            if (line["samples"], line["devices"]) == (samples, devices)
+        }
         base = own[BASE]
         if "why" in base:
             continue
-        cells = [str(samples), str(base["layers"]), str(devices), str(base["micro_batches"]), f"{base['simulated_ms']:.0f}, {100 * base['bubble']:.1f}%"]
-        for name in ["zb-h1", "interleaved:2"]:
-            line = own[name]
-            cells.append("too few layers" if "why" in line else f"{base['simulated_ms'] / line['simulated_ms']:.3f}, {100 * line['bubble']:.1f}%")
-        cells += ["-" if "why" in own[name] else mib(own[name]["peak"]) for name in [BASE, "zb-h1", "interleaved:2"]]
-        out.append("| " + " | ".join(cells) + " |")
-    return out
+        for name, line in own.items():
+            row = [samples, base["layers"], devices, base["micro_batches"], f"`{name}`"]
+            if "why" in line:
+                rows.append([*row, "too few layers", "", "", ""])
+                continue
+            gain = base["simulated_ms"] / line["simulated_ms"]
+            cells = [f"{line['simulated_ms']:.0f}", f"{gain:.3f}", f"{100 * line['bubble']:.1f}"]
+            rows.append([*row, *cells, mib(line["peak"])])
+    header = ["samples of a micro-batch", "layers", "K", "M", "schedule", "step, ms", "gain"]
+    return of_table([*header, "bubble, %", "fullest device, MiB"], rows)
 
 
-def report(folder, raw):
-    lines = [f"# Schedules beside each other: `{raw['workload']}`", "",
-             f"{raw['cpu']}, {raw['cores']} cores; commit {raw['commit']}; {raw['rounds']} rounds, a step of each schedule in turn"
-             + (f"; profiles of {raw['passes']} passes of two steps." if "passes" in raw else "."), "",
-             "```sh", f"python3 benchmarks/schedules.py --workload {raw['workload']} --rounds {raw['rounds']}", "```", "",
-             "Gains are 1F1B's step over the schedule's, paired within a round: the median with an interval of at least 95% (of fewer than six: least and "
-             "most). Losses of all schedules are the same, to the bit, in every round.", ""]
-    lines += of_two(raw["lines"]) + of_one(raw["lines"]) + of_more(raw["lines"])
-    (folder / "report.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+def report(folder):
+    """The text of the report."""
+    raw = read(folder)
+    lines = raw["lines"]
+    passes = f", of {raw['passes']} passes" if "passes" in raw else ""
+    text = [
+        *folders.heading(f"Schedules beside each other: `{raw['workload']}`", folder),
+        *paragraph(
+            f"{WHAT} Rounds: {raw['rounds']}. The profile is of two steps{passes}. Losses of all"
+            " schedules are the same to the bit in every round."
+        ),
+        "",
+        *of_table(*gains_table(lines)),
+        "",
+        "## What they take and hold",
+        "",
+        *details_table(lines),
+        "",
+    ]
+    if alone := alone_table(lines):
+        text += [
+            "## On one device alone",
+            "",
+            *paragraph(
+                "Split backwards (I, then W), in the order of ZB-H1's last device of two, and whole"
+                " ones (B), each in turn: what splitting costs by itself. On two devices a schedule"
+                " with a smaller bubble also has more that runs at once, on one memory."
+            ),
+            "",
+            *alone,
+            "",
+        ]
+    text += [
+        "## More devices, simulated",
+        "",
+        *paragraph(
+            "Simulated from the costs measured on two devices: four micro-batches for each device,"
+            " the best cut that was found, nothing recomputed."
+        ),
+        "",
+        *more_table(lines),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def summary(parts):
+    """The section of RESULTS.md: a table of all workloads."""
+    header, shown = [], []
+    for folder in parts.values():
+        raw = read(folder)
+        header, rows = gains_table(raw["lines"])
+        shown += [[f"`{raw['workload']}`", *row] for row in rows if row[1] != f"`{BASE}`"]
+    return [*paragraph(WHAT), "", *of_table(["workload", *header], shown), ""]
+
+
+def partial_of(options):
+    missing = set(MICRO_BATCHES.split(",")) - set(options.micro_batches.split(","))
+    return folders.reasons(
+        (options.rounds < ROUNDS, f"{options.rounds} rounds, not {ROUNDS}"),
+        (options.passes < PASSES, f"{options.passes} passes, not {PASSES}"),
+        (missing, f"--micro-batches {options.micro_batches}, not {MICRO_BATCHES}"),
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", choices=["gpt", "amoeba"], default="gpt")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--micro-batches", default="4,8")
-    parser.add_argument("--passes", type=int, default=8)
-    parser.add_argument("--out")
-    parser.add_argument("--report", metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--micro-batches", default=MICRO_BATCHES)
+    parser.add_argument("--passes", type=int, default=PASSES)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--report", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     if options.report:
-        folder = Path(options.report)
-        return report(folder, json.loads((folder / "raw.json").read_text()))
-    subprocess.run(["cargo", "build", "--quiet", "--release", "--locked", "-p", "gpipe-models", "--example", "schedules"], cwd=ROOT, check=True)
-    folder = Path(options.out or ROOT / "benchmarks" / f"{datetime.date.today()}-schedules-{options.workload}")
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [str(EXAMPLE), f"workload={options.workload}", f"rounds={options.rounds}", f"micro_batches={options.micro_batches}",
-               f"passes={options.passes}"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=3600)
-    if result.returncode:
-        sys.exit(result.stderr)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    raw = {"workload": options.workload, "rounds": options.rounds, "cpu": cpu(), "cores": os.cpu_count(), "commit": commit, "passes": options.passes,
-           "lines": [json.loads(line) for line in result.stdout.splitlines()]}
-    (folder / "raw.json").write_text(json.dumps(raw) + "\n")
-    report(folder, raw)
+        return folders.rewrite(options.report, report)
+    rounds.build("schedules")
+    settings = {
+        "workload": options.workload,
+        "rounds": options.rounds,
+        "micro_batches": options.micro_batches,
+        "passes": options.passes,
+    }
+    command = [rounds.example("schedules"), *(f"{key}={value}" for key, value in settings.items())]
+    name = f"schedules-{options.workload}"
+    with folders.run(name, report, partial_of(options), options.out) as folder:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        if done.returncode:
+            sys.exit(done.stderr)
+        raw = {
+            "workload": options.workload,
+            "rounds": options.rounds,
+            "passes": options.passes,
+            "machine": here().title(),
+            "commit": commit(),
+            "lines": [json.loads(line) for line in done.stdout.splitlines()],
+        }
+        (folder / "raw.json").write_text(json.dumps(raw) + "\n")
 
 
 if __name__ == "__main__":

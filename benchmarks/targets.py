@@ -1,105 +1,150 @@
-"""What is asked of step times, and what was found."""
+"""What is asked of step times, and what a run found: comparisons, efficiency, ablations.
+
+`results` is name -> what each round of that configuration found.
+"""
 
 import dataclasses
 from typing import Optional
 
-from figures import interval, median
+from figures import between, bounds, median
+
+AS_ASKED, AHEAD, BELOW, BEHIND = "as asked", "ahead", "**below what is asked**", "**behind**"
+# Steps that touch memory for the first time, and so are slower than those after them.
+WARM_UP = 2
 
 
 def paired(a, b, step_ms):
-    """a's time over b's, by round."""
+    """The step times of `a` over those of `b`, round by round. A job of one round has one pair."""
     return [step_ms(x) / step_ms(y) for x, y in zip(a, b)]
+
+
+def activations(found):
+    """Bytes of tensors at the peak, without parameters, gradients and optimizer state."""
+    return sum(found["peak_bytes"]) - sum(found["live_bytes"]) - found["gradient_bytes"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    asked: str
-    figures: str
-    # None: nothing was asked, or it was not measured.
-    kept: Optional[bool]
+    """What a run says of a comparison."""
 
-    def row(self):
-        return [self.asked, self.figures, {True: "yes", False: "**no**", None: ""}[self.kept]]
+    ours: str
+    ours_ms: float
+    against: str
+    # The fastest of the others.
+    other: str
+    other_ms: float
+    # The other's step over ours, by round: above 1, ours is faster.
+    speeds: list
+    # Bytes of activations over those of `Comparison.activations_of`.
+    kept: Optional[float]
+    asked: Optional[float]
+    # Whether every one of the others was in the run.
+    whole: bool
 
+    @property
+    def speed(self):
+        return median(self.speeds)
 
-def activations(found):
-    """Bytes of tensors at the peak without parameters, gradients and optimizer state, of all stages."""
-    return sum(found["peak_bytes"]) - sum(found["live_bytes"]) - found["gradient_bytes"]
+    def verdict(self):
+        """Behind, whatever was asked; or as asked, where every one of the others was in the run."""
+        if self.speed < 1:
+            return BEHIND if self.asked is None or self.speed < self.asked else AS_ASKED
+        if self.asked is not None and self.speed < self.asked:
+            return BELOW
+        return AS_ASKED if self.asked is not None and self.whole else AHEAD
 
-
-def share_of_activations(results, name, of):
-    if not results.get(of) or "gradient_bytes" not in results[of][0]:
-        return f"activations of {of}: not in this run"
-    return f"**{100 * activations(results[name][0]) / activations(results[of][0]):.0f}%** of the activations of {of}"
+    def cells(self, digits=2):
+        """Speed, interval, what is asked, verdict."""
+        asked = "" if self.asked is None else self.asked
+        interval = between(*bounds(self.speeds), digits)
+        return [f"{self.speed:.{digits}f}", interval, asked, self.verdict()]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ratio:
-    """So many times as fast as each of some others, by the median of the rounds."""
-    asked: str
+class Comparison:
+    """How many times as fast as the fastest of some others a configuration is."""
+
     ours: str
+    # What the others are, in words, and their names.
+    against: str
     others: list
-    at_least: Optional[float]
-    # A configuration over whose activations its own are to be shown, too.
+    at_least: Optional[float] = None
+    # A configuration over whose activations those of `ours` are shown, too.
     activations_of: Optional[str] = None
+    # Whether RESULTS.md has it, too. The report has every comparison.
+    is_brief: bool = True
 
     def look(self, results, step_ms):
+        """Found, or None where the run has not both sides."""
         others = [name for name in self.others if results.get(name)]
         if not results.get(self.ours) or not others:
-            return Found(self.asked, "not in this run", None)
-        all_there = len(others) == len(self.others)
+            return None
         speeds = {name: paired(results[name], results[self.ours], step_ms) for name in others}
-        nearest = min(speeds, key=lambda name: median(speeds[name]))
-        speed = median(speeds[nearest])
-        figures = f"**{speed:.2f}x** {interval(speeds[nearest], 2).split(' ', 1)[1]}, {self.ours} against {nearest}"
-        if len(self.others) > 1:
-            figures += f", the fastest of {len(others)}" + ("" if all_there else f" ({len(self.others)} in a full run)")
-        if self.activations_of:
-            figures += f"; {share_of_activations(results, self.ours, self.activations_of)}"
-        # Who fails against some fails against all.
-        judged = self.at_least is not None and (all_there or speed < self.at_least)
-        return Found(self.asked, figures, speed >= self.at_least if judged else None)
+        fastest = min(speeds, key=lambda name: median(speeds[name]))
+        time = lambda name: median([step_ms(found) for found in results[name]])
+        return Found(
+            ours=self.ours,
+            ours_ms=time(self.ours),
+            against=self.against,
+            other=fastest,
+            other_ms=time(fastest),
+            speeds=speeds[fastest],
+            kept=self.share_of_activations(results),
+            asked=self.at_least,
+            whole=len(others) == len(self.others),
+        )
 
-
-# Steps that touch memory for the first time: of `gpt` with everything kept the second one takes a third more than the third.
-WARM_UP = 2
+    def share_of_activations(self, results):
+        base = results.get(self.activations_of)
+        if not base or "gradient_bytes" not in base[0]:
+            return None
+        return activations(results[self.ours][0]) / activations(base[0])
 
 
 def simulated(found):
-    """The efficiency of a step over the simulated one: what the costs of the step before predict over what it took."""
+    """The simulated step over the measured one. The simulator has the costs of the step before."""
     return found["simulated_last_ms"] / found["step_ms"][-1]
 
 
 def is_simulated(rounds):
-    # The costs are those of the step before the last, which must not be one that warms up.
-    return bool(rounds) and rounds[0].get("simulated_last_ms") is not None and len(rounds[0]["step_ms"]) >= WARM_UP + 2
+    """Whether the step before the last is past the warm-up, so that its costs count."""
+    return (
+        bool(rounds)
+        and rounds[0].get("simulated_last_ms") is not None
+        and len(rounds[0]["step_ms"]) >= WARM_UP + 2
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """The simulated step over the measured one, of all configurations that begin so; and the one that is furthest from it."""
-    asked: str
+    """The measured efficiency over the simulated one, of configurations that begin alike."""
+
     prefix: str
     at_least: float
 
-    def look(self, results, step_ms):
-        of = {name: [simulated(found) for found in rounds] for name, rounds in results.items()
-              if name.startswith(self.prefix) and is_simulated(rounds)}
+    def look(self, results):
+        """(name, ratios by round) of the lowest, and of how many; None if none was simulated."""
+        of = {
+            name: [simulated(found) for found in rounds]
+            for name, rounds in results.items()
+            if name.startswith(self.prefix) and is_simulated(rounds)
+        }
         if not of:
-            return Found(self.asked, "not in this run", None)
-        least = min(of, key=lambda name: median(of[name]))
-        figures = f"**{median(of[least]):.3f}** {interval(of[least]).split(' ', 1)[1]}, {least}, the least of {len(of)}"
-        return Found(self.asked, figures, median(of[least]) >= self.at_least)
+            return None
+        lowest = min(of, key=lambda name: median(of[name]))
+        return lowest, of[lowest], len(of)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ablation:
     """What a measure for speed brings: a step without it over one with it."""
+
     measure: str
     on: str
     off: str
 
     def look(self, results, step_ms):
+        """The ratios by round, or None where the run has not both."""
         if not results.get(self.on) or not results.get(self.off):
             return None
         return paired(results[self.off], results[self.on], step_ms)

@@ -52,6 +52,12 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
+        name: "tests of what measures",
+        program: "python3",
+        arguments: &["-m", "unittest", "discover", "-s", "benchmarks"],
+        environment: &[],
+    },
+    Step {
         name: "text to learn from",
         program: "cargo",
         arguments: &["fetch", "--locked", "--manifest-path", "configs/text/Cargo.toml"],
