@@ -47,8 +47,8 @@ LETTERS = [
     "train.label_smoothing=0",
     # Images as they are: their changes take time of the cores that are measured.
     "images.degrees=0",
-    "images.scale=[1.0, 1.0]",
-    "images.shear=[0.0, 0.0]",
+    "images.scale=[1, 1]",
+    "images.shear=[0, 0]",
     "images.translate=0",
     "images.contrast=1",
     "images.invert=0",
