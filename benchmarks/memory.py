@@ -38,7 +38,7 @@ import folders
 import plots
 from figures import commit, median, of_table, paragraph
 from machine import here
-from rounds import build, example
+from rounds import build, driver
 
 MIB = 1 << 20
 # (M, schedule, re-materialization, whether it always runs). The first is the plain one.
@@ -143,7 +143,7 @@ class Run:
         micro_batches, schedule, remat = variant
         network = self.network
         fixed = [f"{key}={value}" for key, value in network.fixed.items()]
-        command = [example("memory"), f"network={network.name}", *fixed, f"{network.key}={size}"]
+        command = [driver("memory"), f"network={network.name}", *fixed, f"{network.key}={size}"]
         command += [f"samples={self.samples}", "stages=1", f"micro_batches={micro_batches}"]
         command += [f"schedule={schedule}", f"remat={remat}"]
         command += [f"cap={cap}"] if cap else []

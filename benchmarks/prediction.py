@@ -14,7 +14,7 @@ the most bytes that each stage held, with the plan's. A shared machine is distur
 time. That spoils a profile here and a run there, so rounds are short and many, and their median
 counts, with its interval from the order of the ratios alone. Nothing is left out but first steps.
 
-In turn (parts `prediction-in-turn-gpt`, ..; the example `prediction` of the models). Profiles of
+In turn (parts `prediction-in-turn-gpt`, ..; the driver `prediction`). Profiles of
 one step and steps of another pipeline are in one process, each prediction a second or two before
 the step that it is about, so the commands' start-up is not between them.
 """
@@ -310,7 +310,7 @@ def in_turn(options):
     partial = folders.reasons((pairs < asked, f"{pairs} pairs, not {asked}"))
     name = f"prediction-in-turn-{options.workload}"
     with folders.run(name, report, partial, options.out) as folder:
-        command = [rounds.example("prediction"), f"workload={options.workload}", f"pairs={pairs}"]
+        command = [rounds.driver("prediction"), f"workload={options.workload}", f"pairs={pairs}"]
         done = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=IN_TURN_LIMIT_S
         )

@@ -9,7 +9,7 @@ Usage: processes.py [--rounds 5] [--out FOLDER]
 In rounds (part `processes`): five steps each, in programs of their own, with the peer. The median
 of the last three counts: the first two touch memory for the first time.
 
-In turn (part `processes-in-turn`; the example `processes` of the models): a step on two threads and
+In turn (part `processes-in-turn`; the driver `processes`): a step on two threads and
 one in two processes, seconds apart, again and again.
 """
 
@@ -152,7 +152,7 @@ def in_turn(options):
         found = []
         for m, remat in IN_TURN:
             settings = [f"pairs={options.pairs}", f"micro_batches={m}", f"remat={remat}"]
-            command = [rounds.example("processes"), *settings]
+            command = [rounds.driver("processes"), *settings]
             done = subprocess.run(
                 command, capture_output=True, text=True, check=True, timeout=LIMIT_S
             )

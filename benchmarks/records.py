@@ -1,8 +1,8 @@
 """Reports of parts that have no runner here: their raw data are what other programs printed.
 
 - `translation`: `gpipe train` and `gpipe eval` of configs/translation.toml (docs/translation.md)
-- `planner`: how long `gpipe plan` and the example `planning` take
-- `simulator`: how long simulating takes, by the example `paper_tables scale`
+- `planner`: how long `gpipe plan` and the driver `planning` take
+- `simulator`: how long simulating takes, by the driver `paper_tables scale`
 """
 
 import csv

@@ -27,7 +27,7 @@ import packages  # noqa: E402
 import pytorch  # noqa: E402
 
 PEERS = ROOT / "benchmarks" / "peers"
-PROGRAMS = ROOT / "target" / "release" / "examples"
+PROGRAMS = ROOT / "target" / "release"
 GPIPE = ROOT / "target" / "release" / "gpipe"
 TORCHGPIPE = "0.0.7"
 TORCH = "2.11.0"
@@ -173,10 +173,10 @@ class Python:
         return 1e3 / one[0], sum(two) / one[0]
 
 
-def build(*examples):
-    """Builds examples of the models, in release."""
-    flags = [flag for example in examples for flag in ["--example", example]]
-    cargo_build("--package", "gpipe-models", *flags)
+def build(*drivers):
+    """Builds programs of benchmarks/drivers, in release."""
+    flags = [flag for driver in drivers for flag in ["--bin", driver]]
+    cargo_build("--package", "gpipe-drivers", *flags)
 
 
 def build_gpipe():
@@ -189,7 +189,7 @@ def cargo_build(*flags):
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def example(name):
+def driver(name):
     return PROGRAMS / name
 
 

@@ -1,7 +1,7 @@
 """The paper's tables 2 and 3 (Huang et al. 2019): throughput over K stages and M micro-batches.
 
 Measured where there are enough cores, simulated from profiles beyond
-(the example `scaling` of the models). A part of bench.py.
+(the driver `scaling`). A part of bench.py.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import folders
 import plots
 from figures import median, of_table, paragraph, with_range
-from rounds import example
+from rounds import driver
 
 WORKLOADS = ["gpt", "amoeba"]
 ROUNDS = 5
@@ -44,7 +44,7 @@ WHAT = (
 
 
 def measure(workload, rounds, path):
-    command = [example("scaling"), f"workload={workload}", f"rounds={rounds}"]
+    command = [driver("scaling"), f"workload={workload}", f"rounds={rounds}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     Path(path).write_text(done.stdout)
 

@@ -239,7 +239,7 @@ def main():
         "micro_batches": options.micro_batches,
         "passes": options.passes,
     }
-    command = [rounds.example("schedules"), *(f"{key}={value}" for key, value in settings.items())]
+    command = [rounds.driver("schedules"), *(f"{key}={value}" for key, value in settings.items())]
     name = f"schedules-{options.workload}"
     with folders.run(name, report, partial_of(options), options.out) as folder:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)

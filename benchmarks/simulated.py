@@ -1,11 +1,11 @@
 """The paper's own networks on its own accelerators, simulated from shapes and data sheets alone
-(the example `paper_tables` of the models). A part of bench.py."""
+(the driver `paper_tables`). A part of bench.py."""
 
 import subprocess
 
 import folders
 from figures import paragraph
-from rounds import example
+from rounds import driver
 
 TABLES = ["throughput", "memory"]
 LIMIT_S = 1800
@@ -30,7 +30,7 @@ def run_part(partial=None, out=None):
     """Runs the program, and publishes the part."""
     with folders.run("simulated", report, partial, out) as folder:
         for table in TABLES:
-            command = [example("paper_tables"), table]
+            command = [driver("paper_tables"), table]
             done = subprocess.run(
                 command, capture_output=True, text=True, check=True, timeout=LIMIT_S
             )

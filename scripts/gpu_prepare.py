@@ -22,12 +22,12 @@ from pathlib import Path
 import setup
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ["bits", "gpt_step", "amoeba_step", "memory", "prediction"]
+DRIVERS = ["bits", "gpt_step", "amoeba_step", "memory", "prediction"]
 TEST = "gpu"  # of the package gpipe
 MOST_BYTES = (
     50 << 20
 )  # of all programs: a working tree travels beside them, and 64 MiB is a usual bound
-SAYS_THAT_IT_STARTED = (  # an example's answer to an argument without one
+SAYS_THAT_IT_STARTED = (  # a driver's answer to an argument without one
     "write arguments as key=value"
 )
 
@@ -68,9 +68,9 @@ def build(torch):
         "--message-format",
         "json-render-diagnostics",
     ]
-    examples = [flag for name in EXAMPLES for flag in ["--example", name]]
+    drivers = [flag for name in DRIVERS for flag in ["--bin", name]]
     commands = [
-        ["cargo", "build", *shared, "--package", "gpipe-models", *examples],
+        ["cargo", "build", *shared, "--package", "gpipe-drivers", *drivers],
         ["cargo", "test", "--no-run", *shared, "--package", "gpipe", "--test", TEST],
     ]
     found = {}
@@ -81,7 +81,7 @@ def build(torch):
         if done.returncode:
             fail(f"'{' '.join(command[:2])}' failed ({done.returncode}): see its message above")
         found.update(executables(done.stdout))
-    wanted = [*EXAMPLES, TEST]
+    wanted = [*DRIVERS, TEST]
     if missing := [name for name in wanted if name not in found]:
         fail(f"cargo built no {', '.join(missing)}: was the target renamed?")
     return {name: found[name] for name in wanted}
@@ -150,7 +150,7 @@ def check_size(entries, most=MOST_BYTES):
         )
         fail(
             f"the programs have {total / 2**20:.1f} MiB together, more than {most >> 20}: {listed};"
-            " leave one out of EXAMPLES in scripts/gpu_prepare.py"
+            " leave one out of DRIVERS in scripts/gpu_prepare.py"
         )
     return total
 

@@ -3,7 +3,7 @@
 
 Usage: image_parity.py [--folder DIR] [--only TEXT] [--prove]      (make parity; needs torchvision, see pytorch.py)
 
-The example `image_parity` trains on two stages for three steps, with one micro-batch and with four of 10 samples; here
+The driver `image_parity` trains on two stages for three steps, with one micro-batch and with four of 10 samples; here
 PyTorch does the same from gpipe's initial weights, each micro-batch for itself with batch statistics of its own, losses
 summed and divided by the mini-batch's count. Dropout is left out but U-Net's, whose masks gpipe wrote. Prints a table; exit
 code 1 and the tensor's name where one differs. What is compared:
@@ -15,7 +15,7 @@ code 1 and the tensor's name where one differs. What is compared:
   parameters  after three steps of PyTorch's own
   output      in evaluation mode, from gpipe's parameters and running statistics
 
---folder DIR  leave the example's files there, and take them if they are there (3 GB)
+--folder DIR  leave the driver's files there, and take them if they are there (3 GB)
 --only TEXT   cases whose name has TEXT in it
 --prove       show that each of some deliberate faults is found
 """
@@ -289,9 +289,9 @@ def strided_first(self, *given, **named):
 
 
 def build():
-    subprocess.run(["cargo", "build", "--quiet", "--release", "--locked", "--package", "gpipe-models", "--example",
-                    "image_parity"], cwd=ROOT, check=True)
-    return ROOT / "target" / "release" / "examples" / "image_parity"
+    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers", "--bin", "image_parity"],
+                   cwd=ROOT, check=True)
+    return ROOT / "target" / "debug" / "image_parity"
 
 
 def main():
@@ -301,7 +301,7 @@ def main():
     parser.add_argument("--prove", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    example = build()
+    driver = build()
     with tempfile.TemporaryDirectory() as aside:
         folder = options.folder or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
@@ -309,7 +309,7 @@ def main():
         def files(case):
             path = folder / f"{case}.safetensors"
             if not path.exists():
-                subprocess.run([example, folder, *case.split("-")], check=True)
+                subprocess.run([driver, folder, *case.split("-")], check=True)
             tensors = read_safetensors(path)
             if not options.folder:
                 path.unlink()

@@ -3,7 +3,7 @@
 
 Usage: parity.py [--folder DIR] [--record FILE] [--prove]      (make parity)
 
-The example `parity` runs gpipe (two stages, three micro-batches, some targets ignored) and writes what it got;
+The driver `parity` runs gpipe (two stages, three micro-batches, some targets ignored) and writes what it got;
 here the same transformer of nn.Modules, from gpipe's initial weights, makes the same steps unpipelined on the
 whole mini-batch. Prints a table; exit code 1 and the tensor's name where one differs.
 
@@ -12,7 +12,7 @@ In each step three things are compared, so that no amplification hides or fakes 
   update     parameters after PyTorch's optimizer had *gpipe's* parameters and gradients (its state is its own)
   free       PyTorch's own trajectory
 
---folder DIR   take or leave the example's files there; without it they are made and removed
+--folder DIR   take or leave the driver's files there; without it they are made and removed
 --record FILE  write PyTorch's losses and gradient norms for crates/models/tests/parity.rs
 --prove        show that each of some deliberate faults is found
 """
@@ -222,10 +222,10 @@ def prove(files):
     return all_found
 
 
-def run_example(folder):
-    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-models", "--example", "parity"],
+def run_driver(folder):
+    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers", "--bin", "parity"],
                    cwd=ROOT, check=True)
-    subprocess.run([ROOT / "target" / "debug" / "examples" / "parity", folder], check=True)
+    subprocess.run([ROOT / "target" / "debug" / "parity", folder], check=True)
 
 
 def main():
@@ -239,7 +239,7 @@ def main():
         folder = options.folder or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
         if not all((folder / f"{case}.safetensors").exists() for case in CASES):
-            run_example(folder)
+            run_driver(folder)
 
         def files(case):
             return read_safetensors(folder / f"{case}.safetensors")

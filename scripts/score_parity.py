@@ -6,7 +6,7 @@ Usage: score_parity.py [--write] [--prove] [--install]      (make parity)
 pip installs sacreBLEU 2.6.0 once into $GPIPE_HOME/sacrebleu-2.6.0 (90 MB with what it needs; see packages.py). The sentences are generated
 here from a seed, a kind after the other: plain words, numbers, punctuation, entities of XML, letters from everywhere, odd
 white space, empty lines, repetition, single words, soups of characters; with one to three references. Corpora are all of
-them, each kind, those with as many references, and a few of one to three sentences. Each is scored by the example `score`
+them, each kind, those with as many references, and a few of one to three sentences. Each is scored by the driver `score`
 and by sacreBLEU, with many settings, and every sentence for itself; no two numbers may differ by more than 1e-9 (of 100),
 and words and signatures not at all. Exit code 1 and the places where they do.
 
@@ -245,19 +245,19 @@ def theirs(cases):
 # -- gpipe's scores
 
 def build():
-    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-score", "--example", "score"], cwd=ROOT,
+    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers", "--bin", "score"], cwd=ROOT,
                    check=True)
-    return ROOT / "target" / "debug" / "examples" / "score"
+    return ROOT / "target" / "debug" / "score"
 
 
-def ours(example, cases, fault=()):
-    """By the example, with more arguments to prove that a fault is found."""
+def ours(driver, cases, fault=()):
+    """By the driver, with more arguments to prove that a fault is found."""
     def score(options, cases, *more):
         arguments = []
         for name, value in options.items():
             arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
         lines = "".join(json.dumps({key: case[key] for key in ("hypothesis", "references")}) + "\n" for case in cases)
-        done = subprocess.run([example, *arguments, *more, *fault], input=lines, text=True, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run([driver, *arguments, *more, *fault], input=lines, text=True, stdout=subprocess.PIPE, check=True)
         return json.loads(done.stdout)
 
     def bleu(options, lists, cases):
@@ -316,7 +316,7 @@ def text(document):
     return "{" + ",\n".join(parts) + "}\n"
 
 
-def prove(example):
+def prove(driver):
     """Each fault must be found. True if all are."""
     cases = Sentences(SEED).make()
     right = theirs(cases)
@@ -324,7 +324,7 @@ def prove(example):
               "--smooth add-k=1", "--char-order 5", "--word-order 1", "--beta 1"]
     all_found = True
     for fault in faults:
-        found = len(list(differences(ours(example, cases, fault.split()), right)))
+        found = len(list(differences(ours(driver, cases, fault.split()), right)))
         all_found &= found > 0
         print(f"{'found' if found else 'NOT FOUND'}: {fault}: {found} differences", flush=True)
     return all_found
@@ -342,16 +342,16 @@ def main():
     if options.write:
         GOLDEN.write_text(text(theirs(Sentences(SEED).make())))
         return
-    example = build()
+    driver = build()
     if options.prove:
-        sys.exit(0 if prove(example) else 1)
+        sys.exit(0 if prove(driver) else 1)
     compared, wrong = 0, []
     for seed in range(SEED, SEED + 1 + MORE_SEEDS):
         cases = Sentences(seed).make()
         right = theirs(cases)
         if seed == SEED:
             wrong += [(f"{GOLDEN.name}{place}", *pair) for place, *pair in differences(json.loads(GOLDEN.read_text()), right)]
-        wrong += [(f"seed {seed}{place}", *pair) for place, *pair in differences(ours(example, cases), right)]
+        wrong += [(f"seed {seed}{place}", *pair) for place, *pair in differences(ours(driver, cases), right)]
         compared += count(right)
     for place, own, right in wrong[:20]:
         print(f"{place}: {own!r}, sacreBLEU has {right!r}", file=sys.stderr)

@@ -3,7 +3,7 @@
 
 Usage: translation_parity.py [--folder DIR] [--only TEXT] [--prove]      (make parity)
 
-The example `translation_parity` runs gpipe (two stages, cut inside the decoder; three micro-batches of sentences of different
+The driver `translation_parity` runs gpipe (two stages, cut inside the decoder; three micro-batches of sentences of different
 lengths, filled up; label smoothing; clipped logits) and writes what it got. Here the same network, written from the papers' formulas, gets
 gpipe's parameters of each step, and each pair of sentences for itself, as long as it is: there is no padding, and so no mask.
 Prints a table; exit code 1 and the tensor's name where one differs.
@@ -12,7 +12,7 @@ Prints a table; exit code 1 and the tensor's name where one differs.
   element    gradients of each step, each element
   logits     of the evaluation after the last step
 
---folder DIR  take or leave the example's files there; without it they are made and removed
+--folder DIR  take or leave the driver's files there; without it they are made and removed
 --only TEXT   cases whose name has TEXT in it
 --prove       show that each of some deliberate faults is found
 """
@@ -288,10 +288,10 @@ def prove(files):
     return all_found
 
 
-def run_example(folder):
-    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-models", "--example",
+def run_driver(folder):
+    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers", "--bin",
                     "translation_parity"], cwd=ROOT, check=True)
-    subprocess.run([ROOT / "target" / "debug" / "examples" / "translation_parity", folder], check=True)
+    subprocess.run([ROOT / "target" / "debug" / "translation_parity", folder], check=True)
 
 
 def main():
@@ -305,7 +305,7 @@ def main():
         folder = options.folder or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
         if not all((folder / f"{case}.safetensors").exists() for case in CASES):
-            run_example(folder)
+            run_driver(folder)
 
         def files(case):
             return read_safetensors(folder / f"{case}.safetensors")

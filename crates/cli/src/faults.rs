@@ -1,5 +1,5 @@
-//! Faults that the tests of this command ask for by the environment: file operations that are slow, and a process that is killed or
-//! stopped at a chosen moment. Without these variables there is nothing of it in a run.
+//! Fault injection for the tests of this command, by the environment: file operations that are slow, and a process that is
+//! killed or stopped at a chosen moment. Only a build with the feature `fault-injection` has it.
 
 use std::{
     sync::{

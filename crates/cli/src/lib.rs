@@ -20,9 +20,11 @@ mod config;
 mod demand;
 mod eval;
 mod facts;
+#[cfg_attr(not(feature = "fault-injection"), path = "no_faults.rs")]
 mod faults;
 mod files;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod generate;
 mod init;

@@ -37,6 +37,7 @@ pub mod report;
 pub mod schedule;
 pub mod simulate;
 pub mod splitmix;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod topology;
 pub mod units;

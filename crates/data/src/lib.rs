@@ -48,6 +48,7 @@ mod batches;
 mod corpus;
 mod error;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod hash;
 pub mod images;

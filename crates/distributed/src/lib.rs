@@ -18,6 +18,7 @@ mod clock;
 pub mod cluster;
 mod facts;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod gathers;
 mod interrupt;

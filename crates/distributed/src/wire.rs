@@ -308,6 +308,7 @@ fn read_verdict(bytes: &[u8]) -> Option<Verdict> {
 }
 
 /// As [`crate::fuzzing::header`], of a message that may have `most` bytes.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
     let mut bytes = bytes.to_vec();
     bytes.resize(HEADER_BYTES, 0);
@@ -326,6 +327,7 @@ pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
 }
 
 /// As [`crate::fuzzing::headers`].
+#[cfg(feature = "fuzzing")]
 pub(crate) fn samples() -> Result<Vec<Vec<u8>>> {
     let zeros =
         |sizes: &[i64], kind| Tensor::f_zeros(sizes, (kind, tch::Device::Cpu)).map_err(torch);

@@ -37,6 +37,7 @@ mod device;
 mod error;
 pub mod estimate;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod layer;
 pub mod layers;

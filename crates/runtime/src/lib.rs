@@ -17,7 +17,7 @@
 //! - [`pulse`]: signs of life, from which every deadline counts
 //! - `sync`: what links and failures lock with
 //! - [`clock`]: real, or virtual for tests
-//! - [`testing`]: a mock stage with integer arithmetic, and injected faults
+//! - `testing` (a feature): a mock stage with integer arithmetic, and injected faults
 //!
 //! What does not live here: tensors, and any decision about what to run.
 
@@ -31,6 +31,7 @@ pub mod peers;
 pub mod pulse;
 pub mod stage;
 mod sync;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod worker;
 

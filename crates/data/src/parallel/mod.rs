@@ -35,6 +35,7 @@ mod corpus;
 mod encode;
 mod error;
 mod folder;
+#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod gather;
 mod lines;

@@ -41,6 +41,7 @@ pub const SQUARE_BYTES: usize = 4 + 8;
 pub const VERDICT_BYTES: usize = 1 + 8 + 8;
 
 /// As [`crate::fuzzing::share`].
+#[cfg(feature = "fuzzing")]
 pub(crate) fn fuzzed(bytes: &[u8], program: &Program) -> std::result::Result<(), String> {
     unpack(bytes, Some(program)).map(drop)
 }

@@ -7,13 +7,10 @@
 //!
 //! Usage: scaling [workload=gpt|amoeba] [rounds=5] [micro_batches=1,4,32]
 
-#![allow(clippy::print_stdout)]
-
-mod common;
 
 use std::io::Write;
 
-use common::{
+use gpipe_drivers::{
     Arguments, Failure,
     workload::{SAMPLES, STAGES, Workload},
 };

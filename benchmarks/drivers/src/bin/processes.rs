@@ -3,13 +3,10 @@
 //!
 //! Usage: processes [pairs=20] [micro_batches=8] [remat=never]
 
-#![allow(clippy::print_stdout)]
-
-mod common;
 
 use std::{io::Write, time::Instant};
 
-use common::{Arguments, Failure, LENGTH, Numbers, Processes, VOCABULARY, gpt};
+use gpipe_drivers::{Arguments, Failure, LENGTH, Numbers, Processes, VOCABULARY, gpt};
 use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, RematPolicies, Schedule, TensorSpec};
 use serde_json::json;
 use tch::Kind;

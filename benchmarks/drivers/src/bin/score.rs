@@ -1,15 +1,14 @@
 //! Scores translations, and prints BLEU and chrF as JSON.
 //!
 //! ```text
-//! cargo run --package gpipe-score --example score -- [OPTIONS] HYPOTHESES REFERENCES...    files, line by line
-//! cargo run --package gpipe-score --example score -- [OPTIONS] < LINES.jsonl
+//! cargo run --package gpipe-drivers --bin score -- [OPTIONS] HYPOTHESES REFERENCES...    files, line by line
+//! cargo run --package gpipe-drivers --bin score -- [OPTIONS] < LINES.jsonl
 //!                                        {"hypothesis": "a file", "references": ["a file", "one file"]}
 //!
 //! --tokenizer 13a | none | char     --smooth exp | floor=0.1 | add-k=1 | none     --effective-order
 //! --char-order 6     --word-order 0     --beta 2     --lowercase
 //! --sentences        the scores and the words of each sentence, too
 //! ```
-#![allow(clippy::print_stdout)]
 
 use std::{
     error::Error,

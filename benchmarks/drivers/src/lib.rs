@@ -1,7 +1,4 @@
-//! What the step examples share: arguments, a pipeline with the settings that they give, its run, and the line of JSON.
-
-#![allow(clippy::print_stdout)]
-#![allow(dead_code)] // each example has this module for itself, and uses some of it
+//! What the programs share: arguments, a pipeline with the settings that they give, its run, and the line of JSON.
 
 pub mod workload;
 

@@ -13,13 +13,10 @@
 //!        network=amoeba: [cells=6] [filters=128] [size=64]
 //! `deterministic=false` lets libtorch choose any kernel on a GPU.
 
-#![allow(clippy::print_stdout)]
-
-mod common;
 
 use std::{io::Write, str::FromStr};
 
-use common::{Arguments, Failure, Numbers};
+use gpipe_drivers::{Arguments, Failure, Numbers};
 use gpipe::{Adam, CrossEntropy, Device, Pipeline, Remat, Schedule, Sequence, Sgd, TensorSpec};
 use gpipe_models::{AmoebaNet, Variant};
 use serde_json::{Value, json};
@@ -58,7 +55,7 @@ impl Work {
         let mut numbers = Numbers::new();
         let (model, inputs, targets) = match network.as_str() {
             "gpt" => {
-                let model = common::gpt_of(arguments)?;
+                let model = gpipe_drivers::gpt_of(arguments)?;
                 let mut tokens = || numbers.below(model.vocabulary, &[samples, model.positions]);
                 (model.build()?, tokens()?, tokens()?)
             }

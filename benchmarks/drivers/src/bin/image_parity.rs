@@ -6,11 +6,9 @@
 //! `1/running/NAME` (what batch norms keep after the first step), `S/loss` of each step S, `3/parameter/NAME`, `output`
 //! (the evaluation's, after the last step), and of U-Net's dropouts `S/mask/LAYER`.
 
-mod common;
-
 use std::sync::{Arc, Mutex, PoisonError};
 
-use common::{Failure, Numbers};
+use gpipe_drivers::{Failure, Numbers};
 use gpipe::{
     CrossEntropy, Forward, Infer, Kernels, Layer, LayerError, MeanSquaredError, Pipeline, Sequence,
     Sgd, TensorSpec, layer::only,

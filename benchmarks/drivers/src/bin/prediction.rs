@@ -7,13 +7,10 @@
 //! Usage: prediction [workload=gpt|amoeba|gpt-tiny] [pairs=9] [stages=2]
 //!        [micro_batches=2,4,8,16,32] [schedules=gpipe,1f1b]
 
-#![allow(clippy::print_stdout)]
-
-mod common;
 
 use std::{io::Write, str::FromStr};
 
-use common::{
+use gpipe_drivers::{
     Arguments, Failure,
     workload::{SAMPLES, STAGES, Workload},
 };

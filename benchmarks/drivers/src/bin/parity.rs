@@ -4,7 +4,7 @@
 //! FOLDER/CASE.safetensors holds `inputs`, `targets`, `0/parameter/NAME`, and after each step S from 1 `S/loss`,
 //! `S/gradient/NAME` and `S/parameter/NAME`.
 
-#[path = "../tests/parity/cases.rs"]
+#[path = "../../../../crates/models/tests/parity/cases.rs"]
 mod cases;
 
 use cases::{Case, Failure, STEPS, batch};

@@ -11,13 +11,10 @@
 //! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [passes=8]
 //! `passes`: of the profile, of [`PROFILED`] steps each.
 
-#![allow(clippy::print_stdout)]
-
-mod common;
 
 use std::{io::Write, sync::Arc};
 
-use common::{
+use gpipe_drivers::{
     Arguments, Failure,
     workload::{SAMPLES, STAGES, Workload},
 };

@@ -3,7 +3,6 @@
 //!
 //! Usage: paper_tables [throughput|memory|scale]
 
-#![allow(clippy::print_stdout)]
 
 use std::time::Instant;
 

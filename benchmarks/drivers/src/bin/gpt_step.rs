@@ -7,16 +7,14 @@
 //!        [vocabulary=8192] [length=128] [features=512] [heads=8] [hidden=2048] [blocks=8]
 //! With `folder` the initial weights and the tokens are written there, for the peers to start from.
 
-mod common;
-
-use common::{Arguments, Failure, Measurement, Numbers};
+use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use gpipe::{Adam, CrossEntropy};
 use tch::Kind;
 
 fn main() -> Result<(), Failure> {
     let mut arguments = Arguments::read()?;
     arguments.keep_freed()?;
-    let model = common::gpt_of(&mut arguments)?;
+    let model = gpipe_drivers::gpt_of(&mut arguments)?;
     let (vocabulary, length) = (model.vocabulary, model.positions);
     let mut measurement = Measurement::new(arguments)?;
     let pipeline = measurement

@@ -7,13 +7,10 @@
 //!        [remat=never] [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [device=cpu]
 //! Freed memory is not kept in the C library here, so that the resident bytes are what the steps need.
 
-#![allow(clippy::print_stdout)]
-
-mod common;
 
 use std::error::Error;
 
-use common::{Arguments, Failure, Measurement, Numbers};
+use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use gpipe::{
     Bytes, CrossEntropy, LayerError, Pipeline, PipelineBuilder, RmsProp, Sequence, StepReport,
 };

@@ -1,7 +1,6 @@
 //! Times the search: a GPT for 8 devices, and 400 layers for 64 devices with 512 micro-batches.
 //!
-//! `cargo run --release -p gpipe-core --example planning`
-#![allow(clippy::print_stdout)]
+//! `cargo run --release -p gpipe-drivers --bin planning`
 
 use std::time::Instant;
 
