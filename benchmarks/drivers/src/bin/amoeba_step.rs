@@ -6,8 +6,8 @@
 //!        [folder=DIR]
 //! With `folder` the initial weights and the images are written there, for the peers to start from.
 
-use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use gpipe::{CrossEntropy, Sgd};
+use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use gpipe_models::{AmoebaNet, Variant};
 use tch::Kind;
 

@@ -13,11 +13,10 @@
 //!        network=amoeba: [cells=6] [filters=128] [size=64]
 //! `deterministic=false` lets libtorch choose any kernel on a GPU.
 
-
 use std::{io::Write, str::FromStr};
 
-use gpipe_drivers::{Arguments, Failure, Numbers};
 use gpipe::{Adam, CrossEntropy, Device, Pipeline, Remat, Schedule, Sequence, Sgd, TensorSpec};
+use gpipe_drivers::{Arguments, Failure, Numbers};
 use gpipe_models::{AmoebaNet, Variant};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};

@@ -7,8 +7,8 @@
 //!        [vocabulary=8192] [length=128] [features=512] [heads=8] [hidden=2048] [blocks=8]
 //! With `folder` the initial weights and the tokens are written there, for the peers to start from.
 
-use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use gpipe::{Adam, CrossEntropy};
+use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use tch::Kind;
 
 fn main() -> Result<(), Failure> {

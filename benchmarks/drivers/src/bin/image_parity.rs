@@ -8,11 +8,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpipe_drivers::{Failure, Numbers};
 use gpipe::{
     CrossEntropy, Forward, Infer, Kernels, Layer, LayerError, MeanSquaredError, Pipeline, Sequence,
     Sgd, TensorSpec, layer::only,
 };
+use gpipe_drivers::{Failure, Numbers};
 use gpipe_models::{AmoebaNet, ResNet, UNet, Variant};
 use tch::{Kind, Tensor};
 

@@ -7,13 +7,12 @@
 //!        [remat=never] [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [device=cpu]
 //! Freed memory is not kept in the C library here, so that the resident bytes are what the steps need.
 
-
 use std::error::Error;
 
-use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use gpipe::{
     Bytes, CrossEntropy, LayerError, Pipeline, PipelineBuilder, RmsProp, Sequence, StepReport,
 };
+use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};
 use gpipe_models::{AmoebaNet, Transformer, Variant};
 use serde_json::{Value, json};
 use tch::Tensor;

@@ -3,7 +3,6 @@
 //!
 //! Usage: paper_tables [throughput|memory|scale]
 
-
 use std::time::Instant;
 
 use gpipe::{

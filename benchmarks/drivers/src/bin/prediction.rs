@@ -7,18 +7,17 @@
 //! Usage: prediction [workload=gpt|amoeba|gpt-tiny] [pairs=9] [stages=2]
 //!        [micro_batches=2,4,8,16,32] [schedules=gpipe,1f1b]
 
-
 use std::{io::Write, str::FromStr};
 
-use gpipe_drivers::{
-    Arguments, Failure,
-    workload::{SAMPLES, STAGES, Workload},
-};
 use gpipe::{
     Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule,
     profile::{Profiling, profile},
 };
 use gpipe_core::plan::{Plan, PlanDevice, predict};
+use gpipe_drivers::{
+    Arguments, Failure,
+    workload::{SAMPLES, STAGES, Workload},
+};
 use serde_json::json;
 
 /// Steps that still touch memory for the first time, as in a profile.

@@ -3,11 +3,10 @@
 //!
 //! Usage: processes [pairs=20] [micro_batches=8] [remat=never]
 
-
 use std::{io::Write, time::Instant};
 
-use gpipe_drivers::{Arguments, Failure, LENGTH, Numbers, Processes, VOCABULARY, gpt};
 use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, RematPolicies, Schedule, TensorSpec};
+use gpipe_drivers::{Arguments, Failure, LENGTH, Numbers, Processes, VOCABULARY, gpt};
 use serde_json::json;
 use tch::Kind;
 

@@ -7,13 +7,8 @@
 //!
 //! Usage: scaling [workload=gpt|amoeba] [rounds=5] [micro_batches=1,4,32]
 
-
 use std::io::Write;
 
-use gpipe_drivers::{
-    Arguments, Failure,
-    workload::{SAMPLES, STAGES, Workload},
-};
 use gpipe::{
     Balance, Nanos, Pipeline, PipelineBuilder, Remat, Result, Schedule,
     profile::{Profiling, profile},
@@ -22,6 +17,10 @@ use gpipe_core::{
     cost::{ModelCosts, Transport},
     partition::by_cost,
     plan::{Plan, PlanDevice, predict},
+};
+use gpipe_drivers::{
+    Arguments, Failure,
+    workload::{SAMPLES, STAGES, Workload},
 };
 use serde_json::json;
 

@@ -11,13 +11,8 @@
 //! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [passes=8]
 //! `passes`: of the profile, of [`PROFILED`] steps each.
 
-
 use std::{io::Write, sync::Arc};
 
-use gpipe_drivers::{
-    Arguments, Failure,
-    workload::{SAMPLES, STAGES, Workload},
-};
 use gpipe::{
     Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule,
     profile::{Profiling, profile},
@@ -27,6 +22,10 @@ use gpipe_core::{
     cost::ModelCosts,
     plan::{Plan, PlanDevice, Request, predict, search},
     schedule::Listed,
+};
+use gpipe_drivers::{
+    Arguments, Failure,
+    workload::{SAMPLES, STAGES, Workload},
 };
 use serde_json::json;
 

@@ -5,8 +5,8 @@
 //! FOLDER/DTYPE-TIES-LAYERS.safetensors holds `source`, `target`, `targets`, `0/parameter/NAME`, after each step S from 1 `S/loss`,
 //! `S/gradient/NAME` and `S/parameter/NAME`, and `logits` (the evaluation's, after the last step).
 
-use gpipe_drivers::{Failure, Numbers};
 use gpipe::{Adam, Balance, CrossEntropy, Pipeline, TensorSpec};
+use gpipe_drivers::{Failure, Numbers};
 use gpipe_models::Translation;
 use tch::{Kind, Tensor};
 

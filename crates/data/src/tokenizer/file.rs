@@ -8,20 +8,32 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde_json::Value;
 
-use super::merges::{Learned, Pair};
 use super::{
     END_OF_DOCUMENT, GPT2_END, VOCABULARY_MAX, VOCABULARY_MIN, alphabet, end_of_document, specials,
 };
 
+/// Two token ids side by side.
+type Pair = (u32, u32);
+
+/// What a file says.
+pub(super) struct Saved {
+    /// Every token's text in the byte alphabet, by id.
+    pub(super) tokens: Vec<String>,
+    /// Pairs in the order in which an encoder merges them.
+    pub(super) merges: Vec<Pair>,
+    /// Those of the tokens that stand for no text.
+    pub(super) specials: Vec<String>,
+}
+
 /// The vocabulary and merges of a tokenizer's JSON, or what is wrong with it.
-pub(super) fn parse(json: &str) -> Result<Learned, String> {
+pub(super) fn parse(json: &str) -> Result<Saved, String> {
     let root: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
     check_kind(&root)?;
     let tokens = tokens(&root)?;
     check_tokens(&tokens)?;
     let specials = specials(&root, &tokens)?;
     let merges = merges(&root, &tokens, &specials)?;
-    Ok(Learned { tokens, merges, specials })
+    Ok(Saved { tokens, merges, specials })
 }
 
 /// A setting, what it must be, and what else means the same.

@@ -15,12 +15,8 @@ const PROSE: &str = "fn main() {\n    let value = compute(value);\n    println!(
 
 /// Varied enough text that hundreds of merges are learned.
 fn documents() -> Vec<Document> {
-    let sources = [
-        include_str!("merges.rs"),
-        include_str!("mod.rs"),
-        include_str!("../corpus/split.rs"),
-        PROSE,
-    ];
+    let sources =
+        [include_str!("mod.rs"), include_str!("mod.rs"), include_str!("../corpus/split.rs"), PROSE];
     let document = |text: &&str| Document { name: "source".into(), text: (*text).into() };
     sources.iter().map(document).collect()
 }
@@ -57,13 +53,12 @@ fn oracle_training_equals_the_dependencys() {
 }
 
 #[test]
-fn property_training_twice_gives_the_same_bytes() {
-    // Each hash map of the standard library is seeded anew, so two runs in one process suffice.
+fn property_training_again_gives_the_same_bytes() {
+    // The trainer's hash maps are seeded anew each time.
     let documents = documents();
-    let json = |_| Tokenizer::train(&documents, 600).unwrap().to_json().unwrap();
-    let all: Vec<_> = (0..3).map(json).collect();
-    assert_eq!(all[0], all[1]);
-    assert_eq!(all[0], all[2]);
+    let json = || Tokenizer::train(&documents, 600).unwrap().to_json().unwrap();
+    let first = json();
+    assert!((0..20).all(|_| json() == first));
 }
 
 #[test]
