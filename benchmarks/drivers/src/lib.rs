@@ -263,11 +263,13 @@ impl Measurement {
 /// The same numbers in every run: a fixed function of nothing.
 pub struct Numbers(u64);
 
-impl Numbers {
-    pub fn new() -> Self {
+impl Default for Numbers {
+    fn default() -> Self {
         Self(1)
     }
+}
 
+impl Numbers {
     /// From 0 to 2^31 - 1.
     fn next(&mut self) -> i64 {
         self.0 =

@@ -27,7 +27,7 @@ pub struct Workload {
 impl Workload {
     /// `gpt`, `amoeba`, or `gpt-tiny`, which tries out a measurement in a moment.
     pub fn named(name: &str) -> Result<Self, Failure> {
-        let mut numbers = Numbers::new();
+        let mut numbers = Numbers::default();
         let samples = SAMPLES as i64;
         match name {
             "gpt" => Self::gpt(&gpt(), &mut numbers),

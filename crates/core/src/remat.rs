@@ -122,11 +122,6 @@ impl RematPolicies {
         }
     }
 
-    /// Whether all stages have one and the same.
-    pub fn is_uniform(&self) -> bool {
-        self.0.len() == 1
-    }
-
     /// Adds R before each B or I whose forward discards. What `lists` re-materialize already stays as it is.
     pub fn apply(&self, lists: &ActionLists) -> ActionLists {
         lists.iter().map(|list| self.apply_to_device(list)).collect()

@@ -24,7 +24,7 @@
 use crate::{
     action::{Action, Half, Op, Transfer},
     lower::Program,
-    simulate::{Costs, StageCost, TimedAction, Timeline, simulate},
+    simulate::{Costs, StageCost, TimedAction, Timeline, median, simulate},
     units::Nanos,
 };
 
@@ -191,17 +191,9 @@ fn end(ends: &[Vec<Nanos>], transfer: Transfer, place: usize) -> Option<Nanos> {
     ends.get(link(transfer))?.get(place).copied()
 }
 
-/// The median, between the two in the middle of an even number: `simulate::median` takes the larger of two.
-fn middle(times: &mut [u64]) -> Nanos {
-    times.sort_unstable();
-    let at = |index: usize| times.get(index).copied().unwrap_or(0);
-    let (low, high) = (at(times.len().saturating_sub(1) / 2), at(times.len() / 2));
-    Nanos(low + (high - low) / 2)
-}
-
 /// Each stage at what is typical of it in this step.
 fn own_costs(timeline: &Timeline) -> Costs {
-    let mut costs = Costs::measured(&[timeline], middle);
+    let mut costs = Costs::measured(&[timeline], median);
     for timed in timeline.devices.iter().flatten() {
         let (Op::Reduce | Op::Decide) = timed.action.op else { continue };
         // The simulator has no cost for these; the norm is beside them.

@@ -187,10 +187,12 @@ impl Costs {
     }
 }
 
-/// The upper median; 0 of nothing.
+/// The median, halfway between the two in the middle of an even number; 0 of nothing.
 pub fn median(times: &mut [u64]) -> Nanos {
     times.sort_unstable();
-    Nanos(times.get(times.len() / 2).copied().unwrap_or(0))
+    let at = |index: usize| times.get(index).copied().unwrap_or(0);
+    let (low, high) = (at(times.len().saturating_sub(1) / 2), at(times.len() / 2));
+    Nanos(low + (high - low) / 2)
 }
 
 /// An action with its time on its device.

@@ -7,9 +7,6 @@
 const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// Increment of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
-const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// An FNV-1a hash being built, with a mixing step at its end.
 pub(crate) struct StableHasher(u64);
 
@@ -43,9 +40,9 @@ pub(crate) fn stable(name: &str) -> u64 {
     hasher.finish()
 }
 
-/// SplitMix64's step: a bijection on 64 bits under which neighbours become unrelated.
+/// SplitMix64's first number under a key: a bijection on 64 bits under which neighbours become unrelated.
 pub(crate) fn mix(value: u64) -> u64 {
-    gpipe_core::splitmix::mix(value.wrapping_add(GOLDEN_GAMMA))
+    gpipe_core::splitmix::at(value, 0)
 }
 
 /// Random bits as a number in 0 to 1, without 1.

@@ -33,7 +33,7 @@ fn main() -> Result<(), Failure> {
         .loss(CrossEntropy::default())
         .optimizer(Sgd { momentum: 0.9, ..Sgd::new(0.01) })
         .build()?;
-    let (mut numbers, samples) = (Numbers::new(), measurement.samples);
+    let (mut numbers, samples) = (Numbers::default(), measurement.samples);
     let inputs = numbers.uniform(&[samples, CHANNELS, size, size])?;
     let targets = numbers.below(CLASSES, &[samples])?;
     measurement.run("amoeba", pipeline, &inputs, &targets)

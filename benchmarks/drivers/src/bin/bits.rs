@@ -51,7 +51,7 @@ impl Work {
     fn read(arguments: &mut Arguments) -> Result<Self, Failure> {
         let samples: i64 = arguments.take("samples", "32")?;
         let network: String = arguments.take("network", "gpt")?;
-        let mut numbers = Numbers::new();
+        let mut numbers = Numbers::default();
         let (model, inputs, targets) = match network.as_str() {
             "gpt" => {
                 let model = gpipe_drivers::gpt_of(arguments)?;

@@ -22,7 +22,7 @@ fn main() -> Result<(), Failure> {
         .loss(CrossEntropy::default())
         .optimizer(Adam { lr: 1e-4, ..Adam::default() })
         .build()?;
-    let (mut numbers, shape) = (Numbers::new(), [measurement.samples, length]);
+    let (mut numbers, shape) = (Numbers::default(), [measurement.samples, length]);
     let mut tokens = || numbers.below(vocabulary, &shape);
     let (inputs, targets) = (tokens()?, tokens()?);
     measurement.run("gpt", pipeline, &inputs, &targets)

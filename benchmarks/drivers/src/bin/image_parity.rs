@@ -41,7 +41,7 @@ fn main() -> Result<(), Failure> {
         other => return Err(format!("{other}: use resnet, amoebanet or unet").into()),
     };
     let micro_batches: usize = micro_batches.parse()?;
-    let mut numbers = Numbers::new();
+    let mut numbers = Numbers::default();
     let inputs = numbers.uniform(&[SAMPLES, 3, size, size])?.f_to_kind(kind)?;
     let sample = TensorSpec::new([3, 3, size, size], kind);
     let builder = Pipeline::builder(model, sample)

@@ -59,7 +59,7 @@ impl Work {
             auxiliary: false,
         };
         let pixels: i64 = arguments.take("size", "64")?;
-        let mut numbers = Numbers::new();
+        let mut numbers = Numbers::default();
         Ok(Self {
             size: model.filters,
             inputs: numbers.uniform(&[samples, CHANNELS, pixels, pixels])?,
@@ -84,7 +84,7 @@ impl Work {
             tied: false,
             split_blocks: false,
         };
-        let mut numbers = Numbers::new();
+        let mut numbers = Numbers::default();
         let mut tokens = || numbers.below(vocabulary, &[samples, length]);
         let (inputs, targets) = (tokens()?, tokens()?);
         Ok(Self { size: model.blocks as i64, inputs, targets, model: model.build()? })

@@ -33,7 +33,7 @@ fn main() -> Result<(), Failure> {
             .optimizer(Adam { lr: 1e-4, ..Adam::default() })
             .seed(1))
     };
-    let mut numbers = Numbers::new();
+    let mut numbers = Numbers::default();
     let mut tokens = || numbers.below(VOCABULARY, &[SAMPLES, LENGTH]);
     let (inputs, targets) = (tokens()?, tokens()?);
     let mut parted = processes.build(builder()?).build()?;

@@ -95,7 +95,7 @@ fn trained(model: &Translation, kind: Kind) -> Result<Named, Failure> {
 
 /// Sources, and targets that begin with [`BEGIN`], filled up with [`PAD`]; and the loss's targets, which end with [`END`].
 fn batch(model: &Translation) -> Result<(Vec<Tensor>, Tensor), Failure> {
-    let mut numbers = Numbers::new();
+    let mut numbers = Numbers::default();
     let mut sentence = |vocabulary: i64, length: i64| -> Result<Vec<i64>, Failure> {
         Ok(numbers.below(vocabulary - 3, &[length])?.f_add_scalar(3)?.try_into()?)
     };

@@ -192,11 +192,6 @@ impl Tape {
         self.kernels
     }
 
-    /// The dtype of sums and losses.
-    pub fn master_kind(&self) -> Kind {
-        self.precision.master
-    }
-
     /// Shape of the layer's parameter with this number; empty if there is none.
     pub fn shape(&self, parameter: usize) -> &[i64] {
         self.parameters.get(parameter).map_or(&[], |spec| &spec.shape)
