@@ -9,6 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use gpipe_files::ReadError;
+
 use crate::error::{CheckpointError, Result};
 
 /// A change that is about to be made.
@@ -134,23 +136,10 @@ impl Files {
 
 /// Reads a regular file of at most `limit` bytes.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    use io::Read;
-    let damaged = |reason: String| Err(CheckpointError::Damaged { path: path.to_owned(), reason });
-    // Before opening: to open a pipe is to wait for its other end.
-    let about = fs::metadata(path).map_err(failed("read", path))?;
-    if !about.is_file() {
-        return damaged("it is not a regular file".into());
-    }
-    let mut bytes = Vec::new();
-    if about.len() <= limit {
-        // One byte more, to know whether it ends there: it may have grown.
-        let mut read = || File::open(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes);
-        read().map_err(failed("read", path))?;
-    }
-    if about.len().max(bytes.len() as u64) > limit {
-        return damaged(format!("it has more than {limit} bytes"));
-    }
-    Ok(bytes)
+    gpipe_files::read(path, limit).map_err(|error| match error {
+        ReadError::Io(error) => failed("read", path)(error),
+        other => CheckpointError::Damaged { path: path.to_owned(), reason: other.to_string() },
+    })
 }
 
 pub(crate) fn failed(

@@ -25,11 +25,9 @@
 //! - [`tensor_file`]: one safetensors file, read and written tensor by tensor
 //! - [`weights`]: a run's weights in such a file
 //! - [`names`]: from a foreign state dict's names to `layer.parameter`
-//! - [`aside`]: a file that takes the place of another at once
 //! - `together`: saving by several processes, each the state of its own stages
 //! - [`fit`]: how a file's tensors fit a model, and reading those that do
 
-pub mod aside;
 mod checkpoint;
 mod error;
 pub mod files;

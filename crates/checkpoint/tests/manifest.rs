@@ -395,7 +395,7 @@ fn fault_text_that_is_no_manifest_is_refused_without_taking_memory() {
     let file = fs::File::options().write(true).open(victim.file()).unwrap();
     file.set_len(1 << 40).unwrap();
     let message = Checkpoint::open(&path(victim.folder.path(), 2)).unwrap_err().to_string();
-    assert!(message.contains(&format!("more than {BYTES_MAX} bytes")), "{message}");
+    assert!(message.contains(&format!("at most {BYTES_MAX} are read")), "{message}");
 }
 
 /// What a manifest cannot hold, or what it could not be read back with, was written all the same: the checkpoint

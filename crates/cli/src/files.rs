@@ -1,32 +1,27 @@
 //! Small text files, read with a bound and written whole or not at all.
 
-use std::{
-    io::{Read, Write},
-    path::Path,
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 use gpipe::Bytes;
-use gpipe_checkpoint::aside::Aside;
+use gpipe_files::{Aside, ReadError};
 use signal_hook::consts::SIGXFSZ;
 
 use crate::{CliError, metrics::io};
 
 /// A text file of at most so many bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {
-    // A named pipe would be waited for without an end.
-    let metadata = std::fs::metadata(path).map_err(io(path))?;
-    if !metadata.is_file() && !metadata.is_dir() {
-        return Err(CliError::Usage(format!("{}: it is no regular file", path.display())));
-    }
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(io(path))?;
-    file.take(bytes_max + 1).read_to_string(&mut text).map_err(io(path))?;
-    if text.len() as u64 > bytes_max {
-        let (path, most) = (path.display(), Bytes(bytes_max));
-        return Err(CliError::Usage(format!("{path}: it is too long, at most {most} are read")));
-    }
-    Ok(text)
+    let refused = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));
+    let bytes = gpipe_files::read(path, bytes_max).map_err(|error| match error {
+        ReadError::Io(error) => io(path)(error),
+        ReadError::NotAFile => refused(error.to_string()),
+        ReadError::TooLarge { most, .. } => {
+            refused(format!("it is too long, at most {} are read", Bytes(most)))
+        }
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        refused(format!("it is no UTF-8 text, from byte {offset} on"))
+    })
 }
 
 /// Sees that a file can be written later, and leaves what is there as it is.
@@ -36,9 +31,8 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
 
 /// Writes a file that is there whole or not at all, and the folder that it is in. It is on disk when this returns.
 pub(crate) fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
-    let aside = Aside::new(path, folder_of(path)?).map_err(io(path))?;
-    aside.file().write_all(text.as_bytes()).map_err(io(path))?;
-    aside.publish().map_err(io(path))
+    folder_of(path)?;
+    gpipe_files::write(path, text.as_bytes()).map_err(io(path))
 }
 
 /// The folder that a file is in, which is made if need be.

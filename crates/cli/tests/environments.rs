@@ -154,15 +154,15 @@ fn regression_named_pipes_are_not_waited_for() {
     for name in ["pipe", "pipe.toml", "run/tokenizer.json"] {
         pipe(name);
     }
-    folder.refuses(&["train", "pipe.toml"], &["pipe.toml", "no regular file"]);
-    folder.refuses(&train("new", &["--schedule", "file:pipe"]), &["pipe", "no regular file"]);
+    folder.refuses(&["train", "pipe.toml"], &["pipe.toml", "not a regular file"]);
+    folder.refuses(&train("new", &["--schedule", "file:pipe"]), &["pipe", "not a regular file"]);
     folder.refuses(&["eval", "run"], &["run/tokenizer.json"]);
     folder.refuses(&["train", "tiny.toml", "--text", "pipe"], &["pipe", "neither a regular file"]);
     for name in ["run/metrics.jsonl", "run/step.json"] {
         pipe(name);
     }
-    folder.refuses(&["plot", "run"], &["metrics.jsonl", "no regular file"]);
-    folder.refuses(&["trace", "run"], &["step.json", "no regular file"]);
+    folder.refuses(&["plot", "run"], &["metrics.jsonl", "not a regular file"]);
+    folder.refuses(&["trace", "run"], &["step.json", "not a regular file"]);
 }
 
 /// A clock that jumps a day back and forth at every look; or, with AHEAD, one that is so many seconds ahead on rank 1, as another

@@ -19,7 +19,6 @@
 
 mod append;
 pub mod metrics;
-mod open;
 pub mod picture;
 pub mod plot;
 pub mod step_file;

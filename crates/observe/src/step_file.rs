@@ -13,8 +13,7 @@
 //! line of its own, so that an error's line says which it is of. What is written has passed the checks of what is read.
 
 use std::{
-    fs::{self, File},
-    io::{self, BufWriter, Read, Write},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
 
@@ -22,9 +21,8 @@ use gpipe_core::{
     Action, Bytes, Nanos, StageId,
     simulate::{TimedAction, Timeline},
 };
+use gpipe_files::{Aside, ReadError};
 use serde::{Deserialize, Deserializer, Serialize, de};
-
-use crate::open::open;
 
 /// The file's name in a run's folder.
 pub const NAME: &str = "step.json";
@@ -121,22 +119,13 @@ impl StepFile {
     /// [`StepFileError`]: the step is larger than the bounds above, or the system refuses. The old file is unchanged then.
     pub fn write(&self, path: &Path) -> Result<(), StepFileError> {
         self.check().map_err(|reason| StepFileError::Refused { path: path.to_owned(), reason })?;
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".writing");
-        let aside = PathBuf::from(aside);
-        let written = File::create(&aside).and_then(|file| {
-            let mut out = BufWriter::new(file);
-            self.write_to(&mut out)?;
-            out.flush()?;
-            out.get_ref().sync_all()
-        });
-        let written = written
-            .map_err(failed("write", path))
-            .and_then(|()| fs::rename(&aside, path).map_err(failed("replace", path)));
-        if written.is_err() {
-            let _ = fs::remove_file(&aside); // the first error says more
-        }
-        written
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let aside =
+            Aside::new(path, folder.unwrap_or(Path::new("."))).map_err(failed("write", path))?;
+        let mut out = BufWriter::new(aside.file());
+        self.write_to(&mut out).and_then(|()| out.flush()).map_err(failed("write", path))?;
+        drop(out);
+        aside.publish().map_err(failed("replace", path))
     }
 
     /// Reads what [`Self::write`] wrote.
@@ -145,11 +134,13 @@ impl StepFile {
     /// [`StepFileError`]: the file cannot be read, is larger than the bounds above, or is not such a file; with the line, or the
     /// device and action.
     pub fn read(path: &Path) -> Result<Self, StepFileError> {
-        let mut text = String::new();
-        let file = open(path).map_err(failed("read", path))?;
-        file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed("read", path))?;
-        Self::parse(&text)
-            .map_err(|reason| StepFileError::Damaged { path: path.to_owned(), reason })
+        let damaged = |reason| StepFileError::Damaged { path: path.to_owned(), reason };
+        let bytes = gpipe_files::read(path, FILE_BYTES_MAX).map_err(|error| match error {
+            ReadError::TooLarge { .. } => damaged(error.to_string()),
+            other => failed("read", path)(other.into()),
+        })?;
+        let text = String::from_utf8(bytes).map_err(|error| damaged(error.to_string()))?;
+        Self::parse(&text).map_err(damaged)
     }
 
     /// From the text of a file.

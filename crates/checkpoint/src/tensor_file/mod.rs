@@ -23,11 +23,11 @@ mod write;
 use std::{
     collections::BTreeMap,
     fmt,
-    fs::{self, File},
     io::{self, Cursor, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
+use gpipe_files::ReadError;
 use safetensors::tensor::{Dtype, TensorInfo};
 use sha2::{Digest, Sha256};
 use tch::{Kind, Tensor};
@@ -144,11 +144,10 @@ impl TensorFile {
     /// [`FileError`], also where the file is longer or shorter than its header says, or the header is damaged.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let io = FileError::io(path);
-        // Before opening: to open a pipe is to wait for its other end.
-        if !fs::metadata(path).map_err(&io)?.is_file() {
-            return Err(FileError::format(path, "it is not a regular file"));
-        }
-        let file = File::open(path).map_err(&io)?;
+        let file = gpipe_files::open(path).map_err(|error| match error {
+            ReadError::Io(error) => io(error),
+            other => FileError::format(path, other.to_string()),
+        })?;
         let length = file.metadata().map_err(&io)?.len();
         Self::read_header(Box::new(file), length, path)
     }

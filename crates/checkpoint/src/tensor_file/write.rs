@@ -12,7 +12,7 @@ use sha2::Digest;
 use tch::Tensor;
 
 use super::{FileError, KINDS, TensorError, TensorFile, digest, header::Header};
-use crate::aside::Aside;
+use gpipe_files::Aside;
 
 /// Room for a layer's header: growing a large buffer for it would copy all of it.
 const HEADER_GUESS: usize = 16 << 10;

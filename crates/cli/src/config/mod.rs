@@ -23,6 +23,7 @@ use std::{
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{Data, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig};
 use gpipe::{Balance, Kernels, RematPolicies};
+use gpipe_files::ReadError;
 use keys::{check_keys, defaults, flatten, set};
 pub(crate) use model::{Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
@@ -268,19 +269,14 @@ where
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    let error = |source| ConfigError::Read { path: path.to_owned(), source };
-    let file = std::fs::metadata(path).map_err(error)?;
-    if !file.is_file() && !file.is_dir() {
-        // A named pipe would be waited for without an end.
-        let reason = "it is no regular file".to_owned();
-        return Err(ConfigError::Parse { path: path.to_owned(), reason });
-    }
-    let size = file.len();
-    if size > FILE_BYTES_MAX {
-        let reason = format!("it has {size} bytes, a configuration at most {FILE_BYTES_MAX}");
-        return Err(ConfigError::Parse { path: path.to_owned(), reason });
-    }
-    std::fs::read_to_string(path).map_err(error)
+    let refused = |reason| ConfigError::Parse { path: path.to_owned(), reason };
+    let bytes = gpipe_files::read(path, FILE_BYTES_MAX).map_err(|error| match error {
+        ReadError::Io(source) => ConfigError::Read { path: path.to_owned(), source },
+        other => refused(other.to_string()),
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        refused(format!("it is no UTF-8 text, from byte {} on", error.utf8_error().valid_up_to()))
+    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpipe_checkpoint::{CheckpointError, FolderIdentity, aside::WRITING};
+use gpipe_checkpoint::{CheckpointError, FolderIdentity};
+use gpipe_files::WRITING;
 
 use crate::{
     CliError,

@@ -1,8 +1,9 @@
 //! Walking folders and reading text.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
+
+use gpipe_files::ReadError;
 
 use crate::{Error, Omissions, Result};
 
@@ -67,27 +68,17 @@ pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>> {
 
 /// The text of a regular file of at most so many bytes.
 pub(crate) fn text_of_at_most(path: &Path, most: u64) -> Result<String> {
-    // A named pipe would be waited for without an end.
-    if !fs::metadata(path).map_err(Error::io("read", path))?.is_file() {
-        return Err(Error::NotAFile { path: path.to_path_buf() });
-    }
     text(path, at_most(path, most)?)
 }
 
 fn at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let too_large = |bytes| Error::FileTooLarge { path: path.to_path_buf(), bytes, most };
-    let size = size_bytes(path)?;
-    if size > most {
-        return Err(too_large(size));
-    }
-    let file = File::open(path).map_err(Error::io("read", path))?;
-    let mut content = Vec::new();
-    // The file may grow between the two calls: the limit holds for what is read, too.
-    file.take(most + 1).read_to_end(&mut content).map_err(Error::io("read", path))?;
-    match content.len() as u64 {
-        read if read > most => Err(too_large(read)),
-        _ => Ok(content),
-    }
+    gpipe_files::read(path, most).map_err(|error| match error {
+        ReadError::Io(source) => Error::io("read", path)(source),
+        ReadError::NotAFile => Error::NotAFile { path: path.to_path_buf() },
+        ReadError::TooLarge { bytes, most } => {
+            Error::FileTooLarge { path: path.to_path_buf(), bytes, most }
+        }
+    })
 }
 
 /// The bytes as text, or where they stop being text.

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::decode::read_at_most;
+use super::decode::read;
 use super::{Image, ImageSet};
 use crate::hash::StableHasher;
 use crate::{Error, Result};
@@ -199,10 +199,10 @@ impl ImageSet for Cifar {
 fn records_of(path: &Path, kind: CifarKind, records: usize) -> Result<Vec<u8>> {
     let expected = records * kind.record_bytes();
     let size = fs::metadata(path).map_err(Error::io("read", path))?.len();
-    let bytes = read_at_most(path, expected as u64)?;
-    if size != expected as u64 || bytes.len() != expected {
+    if size != expected as u64 {
         return Err(malformed(path, format!("it has {size} bytes and not {expected}")));
     }
+    let bytes = read(path, expected as u64)?;
     let labels = bytes.iter().skip(kind.label_bytes() - 1).step_by(kind.record_bytes());
     match labels.enumerate().find(|(_, label)| usize::from(**label) >= kind.classes()) {
         Some((record, label)) => Err(malformed(
@@ -219,7 +219,7 @@ fn records_of(path: &Path, kind: CifarKind, records: usize) -> Result<Vec<u8>> {
 /// The names of the classes: from their file, or the well-known ones, or numbers.
 fn class_names(folder: &Path, kind: CifarKind) -> Result<Vec<String>> {
     let path = folder.join(kind.names_file());
-    let bytes = match read_at_most(&path, NAMES_BYTES_MAX) {
+    let bytes = match read(&path, NAMES_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(match kind {

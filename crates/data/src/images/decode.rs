@@ -3,11 +3,11 @@
 //! What a file is its content says, not its name: collections have PNG files that are called `.jpg`. Any file may be
 //! cut off, hostile or not an image at all, so sizes are checked before memory is asked for.
 
-use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::Cursor;
 use std::panic::catch_unwind;
 use std::path::Path;
 
+use gpipe_files::ReadError;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, ImageResult, Limits};
 
@@ -32,7 +32,7 @@ const DECODER_BYTES_MAX: u64 = 1 << 30;
 /// The file cannot be read; is larger than [`IMAGE_FILE_BYTES_MAX`] or has more than [`IMAGE_PIXELS_MAX`] pixels; is
 /// neither JPEG nor PNG; is damaged or ends too early.
 pub fn decode(path: &Path) -> Result<Image> {
-    let bytes = read(path)?;
+    let bytes = read(path, IMAGE_FILE_BYTES_MAX)?;
     guarded(&bytes).map_err(|reason| Error::Image { path: path.to_path_buf(), reason })
 }
 
@@ -42,29 +42,16 @@ pub(crate) fn guarded(bytes: &[u8]) -> Result<Image, String> {
     catch_unwind(|| pixels(bytes)).unwrap_or_else(|_| Err("the decoder panicked".to_owned()))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let bytes = read_at_most(path, IMAGE_FILE_BYTES_MAX + 1)?;
-    if bytes.len() as u64 > IMAGE_FILE_BYTES_MAX {
-        let reason = format!("the file is larger than {} MiB", IMAGE_FILE_BYTES_MAX >> 20);
-        return Err(Error::Image { path: path.to_path_buf(), reason });
-    }
-    Ok(bytes)
-}
-
-/// The first bytes of a file.
-pub(super) fn read_at_most(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
-    // A named pipe would be waited for without an end.
-    let metadata = path.metadata().map_err(Error::io("read", path))?;
-    if !metadata.is_file() {
-        return Err(Error::Image {
-            path: path.to_path_buf(),
-            reason: "it is no regular file".into(),
-        });
-    }
-    let file = File::open(path).map_err(Error::io("read", path))?;
-    let mut bytes = Vec::new();
-    file.take(bytes_max).read_to_end(&mut bytes).map_err(Error::io("read", path))?;
-    Ok(bytes)
+/// The bytes of a file of at most so many.
+pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    let refused = |reason: String| Error::Image { path: path.to_path_buf(), reason };
+    gpipe_files::read(path, bytes_max).map_err(|error| match error {
+        ReadError::Io(source) => Error::io("read", path)(source),
+        ReadError::NotAFile => refused(error.to_string()),
+        ReadError::TooLarge { most, .. } => {
+            refused(format!("the file is larger than {} MiB", most >> 20))
+        }
+    })
 }
 
 fn pixels(bytes: &[u8]) -> Result<Image, String> {

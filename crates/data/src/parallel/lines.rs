@@ -1,6 +1,5 @@
 //! Files of pairs: lines of text, plain or gzip.
 
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -8,7 +7,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::ParallelError;
 use crate::corpus::read;
-use crate::{Error, FILE_BYTES_MAX, Result};
+use crate::{FILE_BYTES_MAX, Result};
 
 /// What a file begins with that is gzip, whatever its name is.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
@@ -21,10 +20,6 @@ pub(super) struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     pub(super) fn open(path: &'a Path) -> Result<Self> {
-        let metadata = fs::metadata(path).map_err(Error::io("read", path))?;
-        if !metadata.is_file() {
-            return Err(Error::NotAFile { path: path.to_path_buf() });
-        }
         let bytes = read::bytes(path)?;
         let bytes = if bytes.starts_with(GZIP_MAGIC) {
             unpacked(path, &bytes, FILE_BYTES_MAX)?

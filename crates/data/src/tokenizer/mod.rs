@@ -18,7 +18,6 @@ mod specials;
 mod tests;
 mod words;
 
-use std::fs;
 use std::path::Path;
 
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder, Vocab};
@@ -163,11 +162,7 @@ impl Tokenizer {
     /// The file cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         let json = self.to_json()?;
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = Path::new(&partial);
-        fs::write(partial, json).map_err(Error::io("write", partial))?;
-        fs::rename(partial, path).map_err(Error::io("write", path))
+        gpipe_files::write(path, json.as_bytes()).map_err(Error::io("write", path))
     }
 
     /// The tokenizer as JSON of the `tokenizers` library.

@@ -169,7 +169,7 @@ fn fault_files_that_are_no_images() {
     fs::write(&path, b"GIF89a and so on").unwrap();
     assert!(error(&path).contains("neither JPEG nor PNG"));
     assert!(error(&folder.path().join("absent.png")).contains("cannot read"));
-    assert!(error(folder.path()).contains("no regular file"));
+    assert!(error(folder.path()).contains("not a regular file"));
     fs::File::create(&path).unwrap().set_len(IMAGE_FILE_BYTES_MAX + 1).unwrap();
     assert!(error(&path).contains("64 MiB"));
 }
@@ -225,5 +225,5 @@ fn property_damaged_bytes_never_panic() {
 fn fault_what_has_no_end_is_not_waited_for() {
     // A device, as a named pipe cannot be made without a command of the system.
     let error = decode(Path::new("/dev/null")).unwrap_err().to_string();
-    assert!(error.contains("no regular file"), "{error}");
+    assert!(error.contains("not a regular file"), "{error}");
 }

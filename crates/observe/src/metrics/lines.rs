@@ -9,7 +9,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::open::open;
+use gpipe_files::open;
 
 use super::{
     Evaluation, FILE_BYTES_MAX, FileError, LINE_BYTES_MAX, Record, Step,
@@ -35,7 +35,7 @@ pub(super) struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     pub(super) fn open(path: &'a Path) -> Result<Self, FileError> {
-        let file = BufReader::new(open(path).map_err(failed("read", path))?);
+        let file = BufReader::new(open(path).map_err(|error| failed("read", path)(error.into()))?);
         Ok(Self { path, file, bytes: Vec::new(), bytes_read: 0, count: 0 })
     }
 
