@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 use crate::{
     CliError,
     args::{ConfigArguments, ExportArguments, ImportArguments},
-    config::{Config, Dtype, flag},
+    config::{Config, Dtype},
     facts, init,
     metrics::io,
     output::say,
@@ -22,7 +22,7 @@ use crate::{
 
 /// Writes the parameters of a checkpoint or run to one file.
 pub(crate) fn export(arguments: &ExportArguments) -> Result<(), CliError> {
-    let kind = arguments.dtype.as_deref().map(kind).transpose()?;
+    let kind = arguments.dtype.map(kind);
     let Source { mut tensors, facts, from } = read(arguments)?;
     if let Some(kind) = kind {
         tensors =
@@ -122,13 +122,13 @@ fn size(arguments: &ImportArguments, config: &Config) -> Result<usize, CliError>
     }
 }
 
-fn kind(text: &str) -> Result<Kind, CliError> {
-    Ok(match flag("--dtype", text)? {
+fn kind(dtype: Dtype) -> Kind {
+    match dtype {
         Dtype::Float32 => Kind::Float,
         Dtype::Float64 => Kind::Double,
         Dtype::BFloat16 => Kind::BFloat16,
         Dtype::Float16 => Kind::Half,
-    })
+    }
 }
 
 fn save(

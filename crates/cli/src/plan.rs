@@ -11,7 +11,7 @@ use gpipe_observe::picture::{self, Panel, Scene};
 use crate::{
     CliError,
     args::{ConfigArguments, PlanArguments},
-    config::{Config, flag},
+    config::Config,
     files::write_aside,
     output::say,
     plan_file::{PlanFile, Source},
@@ -38,9 +38,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let devices = placed(devices, &caps, &arguments.speed)?;
     let balance = fixed_balance(&config, arguments.config.balance.is_some());
     let mut source = source(arguments, &config)?;
-    let remat = arguments.remat.as_deref().map(|text| flag("--remat", text)).transpose()?;
-    let schedules =
-        arguments.schedule.iter().map(|text| planned(text)).collect::<Result<_, _>>()?;
+    let remat = arguments.remat.clone();
+    let schedules = arguments.schedule.iter().map(planned).collect::<Result<_, _>>()?;
     let choices = Choices {
         stages: arguments.stages.clone(),
         micro_batches: arguments.micro_batches.clone(),
@@ -203,11 +202,11 @@ fn automatic(
 }
 
 /// A schedule to choose from.
-fn planned(text: &str) -> Result<Schedule, CliError> {
-    match flag("--schedule", text)? {
-        ScheduleChoice::Named(schedule) => Ok(schedule),
+fn planned(choice: &ScheduleChoice) -> Result<Schedule, CliError> {
+    match choice {
+        ScheduleChoice::Named(schedule) => Ok(schedule.clone()),
         ScheduleChoice::File(_) => Err(CliError::Usage(format!(
-            "--schedule {text}: a plan chooses among named schedules; run a file with `gpipe train --schedule {text}`"
+            "--schedule {choice}: a plan chooses among named schedules; run a file with `gpipe train --schedule {choice}`"
         ))),
     }
 }

@@ -6,7 +6,6 @@ use gpipe::{Nanos, Schedule};
 use gpipe_core::{
     draw::grid,
     lower::{Topology, lower},
-    remat::RematPolicies,
     schedule::{
         DoesNotFit, Listed, UnknownSchedule,
         listed::{BYTES_MAX, print},
@@ -19,7 +18,6 @@ use gpipe_observe::picture::{self, Panel, Scene};
 use crate::{
     CliError,
     args::ScheduleArguments,
-    config::flag,
     files::{read_bounded, write_aside},
     output::say,
 };
@@ -77,8 +75,7 @@ impl FromStr for ScheduleChoice {
 
 /// Prints a schedule, with its bubble and what it holds.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
-    let schedule = flag::<ScheduleChoice>("NAME", &arguments.name)?.schedule()?;
-    let remat: RematPolicies = flag("--remat", &arguments.remat)?;
+    let (schedule, remat) = (arguments.name.schedule()?, &arguments.remat);
     let (devices, micro_batches) = size(arguments, &schedule)?;
     let stages = schedule.stages(devices).map_err(misfit)?;
     remat.check(stages).map_err(CliError::Usage)?;

@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 use crate::{
     CliError,
     args::VerifyArguments,
-    config::{Config, flag},
+    config::Config,
     demand,
     metrics::io,
     output::say,
@@ -140,18 +140,14 @@ fn variants(
         if given.is_empty() { vec![configured] } else { given.to_vec() }
     };
     let micro_batches = or_configured(&arguments.micro_batches, config.pipeline.micro_batches);
-    let mut remats = Vec::new();
-    for text in &arguments.remat {
-        remats.push(flag("--remat", text)?);
-    }
+    let mut remats = arguments.remat.clone();
     if remats.is_empty() {
         remats.push(config.pipeline.remat.clone());
     }
     let mut variants = Vec::new();
     for &micro_batches in &micro_batches {
         for &stages in &arguments.stages {
-            for text in &arguments.schedule {
-                let schedule: ScheduleChoice = flag("--schedule", text)?;
+            for schedule in &arguments.schedule {
                 for remat in &remats {
                     let remat = remat.clone();
                     let schedule = schedule.clone();

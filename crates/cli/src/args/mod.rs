@@ -8,6 +8,12 @@ mod trained;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use gpipe::{Balance, RematPolicies};
+
+use crate::{
+    config::text::{Caps, Devices, Dtype, Every, OnNan},
+    schedule::ScheduleChoice,
+};
 
 pub(crate) use self::trained::{
     EvalArguments, GenerateArguments, PredictArguments, RunArguments, SearchArguments,
@@ -124,11 +130,11 @@ pub(crate) struct PipelineArguments {
     pub replicas: Option<usize>,
     /// gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH (pipeline.schedule)
     #[arg(long)]
-    pub schedule: Option<String>,
+    pub schedule: Option<ScheduleChoice>,
     /// always, never, unless-adjacent, selective, keep:N or segments:N: one for all stages, or one for each, such as keep:2,never
     /// (pipeline.remat)
     #[arg(long)]
-    pub remat: Option<String>,
+    pub remat: Option<RematPolicies>,
 }
 
 #[derive(Debug, Args)]
@@ -151,7 +157,7 @@ pub(crate) struct TrainArguments {
     /// Save a checkpoint after so many steps (50), or so much time (10min, 90s, 2h), or none; one at the end (not
     /// with none) and one on Ctrl-C, SIGTERM or an error besides (checkpoint.every)
     #[arg(long, value_name = "STEPS|TIME")]
-    pub every: Option<String>,
+    pub every: Option<Every>,
     /// Checkpoints that are kept: the newest N (checkpoint.keep)
     #[arg(long, value_name = "N")]
     pub keep: Option<usize>,
@@ -160,7 +166,7 @@ pub(crate) struct TrainArguments {
     pub keep_best: bool,
     /// What a loss or gradient that is not a number does: stop the run, or skip that mini-batch (train.on_nan)
     #[arg(long, value_name = "stop|skip")]
-    pub on_nan: Option<String>,
+    pub on_nan: Option<OnNan>,
     /// Start from these weights, and not from random ones: a safetensors file, a run or a checkpoint. A text model's
     /// tokenizer (a file's: the tokenizer.json beside it) is used, too. Everything else starts anew: this is for fine-tuning,
     /// --resume is for going on; with --resume auto they are used where there is nothing to go on from
@@ -216,7 +222,7 @@ pub(crate) struct ExportArguments {
     pub out: PathBuf,
     /// float32, bfloat16, float16 or float64 [default: as they are]
     #[arg(long, value_name = "DTYPE")]
-    pub dtype: Option<String>,
+    pub dtype: Option<Dtype>,
     /// The moving averages of the weights, and not the weights
     #[arg(long)]
     pub averages: bool,
@@ -253,10 +259,10 @@ pub(crate) struct VerifyArguments {
     pub stages: Vec<usize>,
     /// Schedules to compare; interleaved:V makes V times as many stages
     #[arg(long, value_delimiter = ',', default_value = "gpipe,1f1b")]
-    pub schedule: Vec<String>,
+    pub schedule: Vec<ScheduleChoice>,
     /// Re-materialization to compare [default: the configuration's]
     #[arg(long, value_delimiter = ',')]
-    pub remat: Vec<String>,
+    pub remat: Vec<RematPolicies>,
     /// Micro-batches to compare [default: the configuration's]; between different M results differ by
     /// rounding, and verify says where
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
@@ -308,20 +314,20 @@ pub(crate) struct ConfigArguments {
     pub set: Vec<String>,
     /// Layers per stage such as 3,5, or uniform, or cost (pipeline.balance)
     #[arg(long)]
-    pub balance: Option<String>,
+    pub balance: Option<Balance>,
     /// CPU threads of each stage (pipeline.threads_per_stage)
     #[arg(long, value_name = "N")]
     pub threads_per_stage: Option<usize>,
     /// Dtype of the arithmetic: float32, float64, bfloat16 or float16 (pipeline.dtype)
     #[arg(long, value_name = "DTYPE")]
-    pub dtype: Option<String>,
+    pub dtype: Option<Dtype>,
     /// Where the stages run: cpu, cuda or cuda:1 for all of them, or one for each, such as cuda:0,cuda:1,
     /// which also says how many stages there are (pipeline.devices)
     #[arg(long, value_name = "DEVICE,..")]
-    pub device: Option<String>,
+    pub device: Option<Devices>,
     /// Most memory of a stage's tensors, such as 512MiB: one for all stages, or one for each, such as 1GiB,512MiB (pipeline.memory)
     #[arg(long, value_name = "BYTES,..")]
-    pub memory: Option<String>,
+    pub memory: Option<Caps>,
     /// Training steps (train.steps; verify: 3)
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
@@ -358,7 +364,7 @@ pub(crate) struct ProfileArguments {
 #[derive(Debug, Args)]
 pub(crate) struct ScheduleArguments {
     /// gpipe, 1f1b, interleaved:V, zb-h1, or file:PATH, which is then checked
-    pub name: String,
+    pub name: ScheduleChoice,
     /// Stages K, or devices where the schedule puts several stages on each [default: the file's]
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
@@ -367,7 +373,7 @@ pub(crate) struct ScheduleArguments {
     pub micro_batches: Option<usize>,
     /// What is discarded and recomputed: adds R to the lists
     #[arg(long, default_value = "never")]
-    pub remat: String,
+    pub remat: RematPolicies,
     /// Draw it in characters, too, as comments
     #[arg(long)]
     pub draw: bool,
@@ -397,10 +403,10 @@ pub(crate) struct PlanArguments {
     /// Schedules to choose from; beside gpipe and 1f1b also interleaved:V, with K devices, and zb-h1, for which the search is not
     /// exact [default: gpipe,1f1b]
     #[arg(long, value_delimiter = ',')]
-    pub schedule: Vec<String>,
+    pub schedule: Vec<ScheduleChoice>,
     /// Leaves no choice of what to re-materialize: one policy for all stages, or one for each
     #[arg(long)]
-    pub remat: Option<String>,
+    pub remat: Option<RematPolicies>,
     /// The profile to plan with [default: out/NAME.profile.json, or analytic costs if there is none]
     #[arg(long, value_name = "FILE", conflicts_with = "analytic")]
     pub profile: Option<PathBuf>,

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::config::text::{Devices, Dtype};
+
 /// A trained model: the folder of a run, or a configuration and weights.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RunArguments {
@@ -25,10 +27,10 @@ pub(crate) struct RunArguments {
     pub stages: Option<usize>,
     /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in training
     #[arg(long, value_name = "DEVICE,..")]
-    pub device: Option<String>,
+    pub device: Option<Devices>,
     /// Dtype of the arithmetic (pipeline.dtype); default: as in training
     #[arg(long, value_name = "DTYPE")]
-    pub dtype: Option<String>,
+    pub dtype: Option<Dtype>,
     /// Use the moving averages of the weights (averages.safetensors), if the run kept them
     #[arg(long, conflicts_with = "config")]
     pub averages: bool,
@@ -85,7 +87,7 @@ pub(crate) struct PredictArguments {
     pub stages: Option<usize>,
     /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in training
     #[arg(long, value_name = "DEVICE,..")]
-    pub device: Option<String>,
+    pub device: Option<Devices>,
     /// Use the moving averages of the weights, if the run kept them
     #[arg(long)]
     pub averages: bool,

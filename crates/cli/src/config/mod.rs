@@ -12,13 +12,9 @@ mod keys;
 mod kind;
 mod model;
 mod tables;
-mod text;
+pub(crate) mod text;
 
-use std::{
-    fmt::Display,
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::path::{Path, PathBuf};
 
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{Data, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig};
@@ -118,23 +114,23 @@ impl Config {
 
     fn apply(&mut self, arguments: &ConfigArguments) -> Result<(), ConfigError> {
         let pipeline = &mut self.pipeline;
-        if let Some(text) = &arguments.balance {
-            pipeline.balance = flag("--balance", text)?;
+        if let Some(balance) = &arguments.balance {
+            pipeline.balance = balance.clone();
         }
         if let Some(threads) = arguments.threads_per_stage {
             pipeline.threads_per_stage = threads;
         }
-        if let Some(text) = &arguments.dtype {
-            pipeline.dtype = flag("--dtype", text)?;
+        if let Some(dtype) = arguments.dtype {
+            pipeline.dtype = dtype;
         }
-        if let Some(text) = &arguments.device {
-            pipeline.devices = flag("--device", text)?;
+        if let Some(devices) = &arguments.device {
+            pipeline.devices = devices.clone();
             if pipeline.devices.0.len() > 1 {
                 pipeline.stages = pipeline.devices.0.len();
             }
         }
-        if let Some(text) = &arguments.memory {
-            pipeline.memory = flag("--memory", text)?;
+        if let Some(caps) = &arguments.memory {
+            pipeline.memory = caps.clone();
         }
         if let Some(steps) = arguments.steps {
             self.train.steps = steps;
@@ -192,15 +188,15 @@ impl Config {
 
     /// Applies the flags of training, and checks what came out.
     pub(crate) fn apply_training(&mut self, arguments: &TrainArguments) -> Result<(), ConfigError> {
-        if let Some(text) = &arguments.every {
-            self.checkpoint.every = flag("--every", text)?;
+        if let Some(every) = arguments.every {
+            self.checkpoint.every = every;
         }
         if let Some(keep) = arguments.keep {
             self.checkpoint.keep = keep;
         }
         self.checkpoint.keep_best |= arguments.keep_best;
-        if let Some(text) = &arguments.on_nan {
-            self.train.on_nan = flag("--on-nan", text)?;
+        if let Some(on_nan) = arguments.on_nan {
+            self.train.on_nan = on_nan;
         }
         self.apply_pipeline(&arguments.pipeline)
     }
@@ -216,11 +212,11 @@ impl Config {
         if let Some(replicas) = arguments.replicas {
             pipeline.replicas = replicas;
         }
-        if let Some(text) = &arguments.schedule {
-            pipeline.schedule = flag("--schedule", text)?;
+        if let Some(schedule) = &arguments.schedule {
+            pipeline.schedule = schedule.clone();
         }
-        if let Some(text) = &arguments.remat {
-            pipeline.remat = flag("--remat", text)?;
+        if let Some(remat) = &arguments.remat {
+            pipeline.remat = remat.clone();
         }
         self.check()
     }
@@ -254,18 +250,6 @@ impl Config {
             reason: error.to_string(),
         })
     }
-}
-
-/// Parses a flag's value; its error says what is allowed.
-pub(crate) fn flag<T: FromStr>(name: &'static str, text: &str) -> Result<T, ConfigError>
-where
-    T::Err: Display,
-{
-    text.parse().map_err(|error: T::Err| ConfigError::Value {
-        key: name,
-        value: text.to_owned(),
-        reason: error.to_string(),
-    })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     CliError,
     args::TrainArguments,
-    config::{Config, Effect, changes, flag},
+    config::{Config, Effect, changes},
     metrics::io,
     output::say,
     processes::Processes,
@@ -207,8 +207,8 @@ fn saved_configuration(
     let text = &checkpoint.manifest().config;
     let mut config = Config::from_text(text, &origin, &arguments.pipeline.config)?;
     let own = &arguments.pipeline;
-    if let Some(text) = &own.schedule {
-        config.pipeline.schedule = flag("--schedule", text)?;
+    if let Some(schedule) = &own.schedule {
+        config.pipeline.schedule = schedule.clone();
     }
     if own.stages.is_some() || own.schedule.is_some() {
         let stages = own.stages.unwrap_or(config.pipeline.stages);
