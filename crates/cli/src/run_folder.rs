@@ -123,7 +123,7 @@ impl RunFolder {
         let overrides = ConfigArguments {
             set: arguments.set.clone(),
             device: arguments.device.clone(),
-            dtype: arguments.dtype.clone(),
+            dtype: arguments.dtype,
             ..ConfigArguments::default()
         };
         let (mut config, vocabulary) = source.read(&overrides)?;
