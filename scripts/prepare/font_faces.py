@@ -16,9 +16,9 @@ import struct
 from pathlib import Path
 
 import font_families
-import font_files
+import found_files
 import font_images
-from font_files import LeftOut, Unusable
+from found_files import LeftOut, Unusable
 from fontTools.pens.recordingPen import DecomposingRecordingPen
 from fontTools.ttLib import TTFont
 from fontTools.ttLib.sfnt import readTTCHeader
@@ -68,7 +68,7 @@ def read(files, characters, size):
     faces, left_out, seen, bytes_all = [], [], {}, 0
     for path in files:
         try:
-            content = font_files.content(path)
+            content = found_files.content(path)
             digest = hashlib.sha256(content).hexdigest()
             if digest in seen:
                 raise Unusable("copy of another file", str(seen[digest]))
@@ -91,7 +91,7 @@ def read(files, characters, size):
             faces.append(face)
             bytes_all += sum(map(len, face.images))
             if bytes_all > IMAGE_BYTES_MAX:
-                raise font_files.Failed(f"the images take more than {IMAGE_BYTES_MAX >> 20} MiB: "
+                raise found_files.Failed(f"the images take more than {IMAGE_BYTES_MAX >> 20} MiB: "
                                         "ask for a smaller --size or fewer fonts")
     faces.sort(key=lambda face: (face.family, face.name, face.digest))
     faces, twins = font_families.without_twins(faces)

@@ -29,12 +29,9 @@ again, the script does nothing unless the fonts, the arguments or the script hav
 
 import argparse
 import contextlib
-import json
 import re
-import shutil
 import string
 import sys
-import tempfile
 import unicodedata
 from pathlib import Path
 
@@ -42,19 +39,21 @@ SCRIPTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(SCRIPTS), str(SCRIPTS.parent)]
 import debian  # noqa: E402
 import font_families  # noqa: E402
-import font_files  # noqa: E402
+import found_files  # noqa: E402
+import made_folder  # noqa: E402
 import packages  # noqa: E402
 from debian import Failed  # noqa: E402
+from found_files import LeftOut, printable, reasons  # noqa: E402
+from made_folder import shown  # noqa: E402
 
 DATA = SCRIPTS.parent.parent / "data"
 SETS = {"letters": string.ascii_lowercase, "digits": string.digits}
 LIBRARIES = {"fonttools": "4.60.1", "pillow": "11.3.0"}
 VERSION = 1  # of the images: another one has them made anew
-RECORD = "made_by.json"
 MADE_BY = "gpipe/scripts/prepare/fonts.py"
+SUFFIXES = {".ttf", ".otf", ".ttc", ".otc"}
 KEPT = {".ttf", ".otf"}  # of the files of a package
 FEWEST = 20  # packages: with fewer there is too little to learn from
-NAMED = 5  # fonts that are left out for a reason, without --list
 SIZES = range(8, 1025)
 CHARACTERS_MAX = 4096
 
@@ -132,10 +131,10 @@ def main(arguments=None):
     given, sets = parsed(arguments)
     sets = [(out.resolve(), characters) for out, characters in sets]
     for out, _ in sets:
-        check(out)
+        made_folder.check(out, MADE_BY)
     folders = [folder.resolve() for folder in given.folders] or [fetched()]
-    files, unlisted = font_files.find(folders)
-    digest = font_files.digest(files)
+    files, unlisted = found_files.find(folders, SUFFIXES, "fonts")
+    digest = found_files.digest(files)
     for out, characters in sets:
         recipe = {
             "made_by": MADE_BY,
@@ -146,32 +145,14 @@ def main(arguments=None):
             "libraries": LIBRARIES,
             "files": digest,
         }
-        record = record_of(out)
-        if record and all(record.get(key) == value for key, value in recipe.items()):
+        record = made_folder.record_of(out, MADE_BY)
+        if made_folder.is_made_by(record, recipe):
             say(out, record, given.list)
-            print("  Nothing has changed, so it was left as it is. Remove it to have it made anew.")
+            print(made_folder.UNCHANGED)
         else:
             print(f"fonts: reading {len(files)} font files for {shown(out)}", file=sys.stderr,
                   flush=True)
             say(out, make(out, recipe, files, unlisted), given.list)
-
-
-def check(out):
-    """Raises Failed where a folder cannot be made, or replaced."""
-    if out.exists() and not out.is_dir():
-        raise Failed(f"{shown(out)} is a file: name another folder with --out")
-    if out.is_dir() and any(out.iterdir()) and not record_of(out):
-        raise Failed(f"{shown(out)} was not made by this script: move it away, or name another "
-                     "folder with --out")
-
-
-def record_of(out):
-    """How a folder was made, if this script made it."""
-    try:
-        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and record.get("made_by") == MADE_BY else None
 
 
 def make(out, recipe, files, left_out):
@@ -198,13 +179,12 @@ def make(out, recipe, files, left_out):
         side: [{"images": name, "name": face.name, "family": face.family, "file": str(face.file)}
                for face, name in fonts] for side, fonts in sides.items()
     }, left_out=left_out)
-    with replaced(out) as new:
+    with made_folder.replaced(out, record) as new:
         for side, fonts in sides.items():
             for place, folder in enumerate(class_folders(arguments["characters"])):
                 (new / side / folder).mkdir(parents=True)
                 for face, name in fonts:
                     (new / side / folder / name).write_bytes(face.images[place])
-        (new / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
 
 
@@ -229,80 +209,18 @@ def class_folders(characters):
             for c in characters]
 
 
-@contextlib.contextmanager
-def replaced(out):
-    """A new folder to write in, that takes the place of `out` if nothing goes wrong."""
-    missing = [folder for folder in out.parents if not folder.exists()]
-    aside = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=out.name + ".", dir=out.parent))
-        new, old = aside / "new", aside / "old"
-        new.mkdir()
-        yield new
-        check(out)
-        if out.exists():
-            out.rename(old)
-        try:
-            new.rename(out)
-        except BaseException:
-            if old.exists() and not out.exists():
-                old.rename(out)
-            raise
-    finally:
-        if aside:
-            shutil.rmtree(aside, ignore_errors=True)
-        for folder in missing:
-            with contextlib.suppress(OSError):  # It is not empty where all went well.
-                folder.rmdir()
-
-
 def say(out, record, everything):
     """Prints what is in a folder, and what was left out."""
     classes, sides = len(record["arguments"]["characters"]), record["fonts"]
     print(f"{shown(out)}: {counts(sides['train'] + sides['validation'], classes)}")
     for side, fonts in sides.items():
         print(f"  {side}: {counts(fonts, classes)}")
-    left_out = [font_files.LeftOut(*entry) for entry in record["left_out"]]
-    hint = "" if everything or len(left_out) <= NAMED else " (--list names all of them)"
-    print(f"  left out: {len(left_out)}{hint}")
-    for reason, entries in by_reason(left_out):
-        print(f"    {reason}: {len(entries)}")
-        for entry in entries if everything else entries[:NAMED]:
-            detail = f" ({entry.detail})" if entry.detail else ""
-            print(printable(f"      {entry.label}{detail}" + f": {entry.file}" * everything))
-        if len(entries) > NAMED and not everything:
-            print(f"      ... and {len(entries) - NAMED} more")
+    found_files.say([LeftOut(*entry) for entry in record["left_out"]], everything)
 
 
 def counts(fonts, classes):
     families = len({font["family"] for font in fonts})
     return f"{len(fonts) * classes} images of {len(fonts)} fonts in {families} families"
-
-
-def by_reason(left_out):
-    """(reason, entries), the most frequent first."""
-    grouped = {}
-    for entry in left_out:
-        grouped.setdefault(entry.reason, []).append(entry)
-    return sorted(grouped.items(), key=lambda item: (-len(item[1]), item[0]))
-
-
-def reasons(left_out):
-    parts = [f"{reason}: {len(entries)}" for reason, entries in by_reason(left_out)]
-    return "left out: " + (", ".join(parts) or "none")
-
-
-def printable(text):
-    """The text without what a font or a file may say to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def shown(path):
-    """A path as a user would type it here."""
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tests of font_faces.py, font_files.py and font_images.py, with fonts that are made here.
+"""Tests of font_faces.py, found_files.py and font_images.py, with fonts that are made here.
 
 Families: `oracle_` (pixels and reasons that can be told), `property_` (what holds for any fonts),
 `fault_` (damaged fonts and limits).
@@ -19,7 +19,8 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import made_fonts  # noqa: E402
 import font_faces  # noqa: E402
-import font_files  # noqa: E402
+import fonts  # noqa: E402
+import found_files  # noqa: E402
 import font_images  # noqa: E402
 from made_fonts import bars, box, collection, font  # noqa: E402
 from PIL import Image  # noqa: E402
@@ -45,7 +46,7 @@ class Case(unittest.TestCase):
             self.write(f"{family}.ttf", bars(family, LETTERS, width))
 
     def read(self, characters=LETTERS, size=32):
-        files, left_out = font_files.find([self.folder])
+        files, left_out = found_files.find([self.folder], fonts.SUFFIXES, "fonts")
         faces, unusable = font_faces.read(files, characters, size)
         return faces, left_out + unusable
 
@@ -350,19 +351,19 @@ class Faults(Case):
     def test_limits_of_files_and_sets(self):
         self.write_families()
         size = (self.folder / "Oak.ttf").stat().st_size
-        with mock.patch.object(font_files, "FILE_BYTES_MAX", size - 1):
+        with mock.patch.object(found_files, "FILE_BYTES_MAX", size - 1):
             self.assertIn("larger than 0 MiB", {entry.reason for entry in self.read()[1]})
-        with mock.patch.object(font_files, "FILE_BYTES_MAX", size):
+        with mock.patch.object(found_files, "FILE_BYTES_MAX", size):
             self.assertNotIn("Oak.ttf", {entry.label for entry in self.read()[1]})
-        for name, limit, message in (("FILES_MAX", 5, "more than 5 font files"),
+        for name, limit, message in (("FILES_MAX", 5, "more than 5 fonts"),
                                      ("ENTRIES_MAX", 5, "more than 5 files and folders")):
-            with mock.patch.object(font_files, name, limit):
-                with self.assertRaisesRegex(font_files.Failed, message + ".*a smaller folder"):
+            with mock.patch.object(found_files, name, limit):
+                with self.assertRaisesRegex(found_files.Failed, message + ".*a smaller folder"):
                     self.read()
-            with mock.patch.object(font_files, name, limit + 1):
+            with mock.patch.object(found_files, name, limit + 1):
                 self.read()
         with mock.patch.object(font_faces, "IMAGE_BYTES_MAX", 1000):
-            with self.assertRaisesRegex(font_files.Failed, "images take more.*smaller --size"):
+            with self.assertRaisesRegex(found_files.Failed, "images take more.*smaller --size"):
                 self.read()
 
     def test_fonts_beyond_the_most_of_a_file_are_named(self):
@@ -388,7 +389,7 @@ class Files(Case):
         os.symlink("nowhere", self.folder / "broken.ttf")
         os.symlink("endless.ttf", self.folder / "endless.ttf")
         os.mkfifo(self.folder / "pipe.ttf")
-        files, left_out = font_files.find([self.folder])
+        files, left_out = found_files.find([self.folder], fonts.SUFFIXES, "fonts")
         self.assertEqual([str(path.relative_to(self.folder)) for path in files],
                          ["a.ttf", "b/c.OTF", "b/d/e.ttc", "f.otc", "link.ttf"])
         self.assertEqual(left_out, [])
@@ -397,8 +398,8 @@ class Files(Case):
         for name, message in (("none", "none does not exist: name a folder of fonts"),
                               ("a.ttf", "a.ttf is a file: name the folder that it is in")):
             self.write("a.ttf", b"x")
-            with self.assertRaisesRegex(font_files.Failed, message):
-                font_files.find([self.folder / name])
+            with self.assertRaisesRegex(found_files.Failed, message):
+                found_files.find([self.folder / name], fonts.SUFFIXES, "fonts")
         (self.folder / "locked").mkdir()
         scan = os.scandir
 
@@ -408,7 +409,7 @@ class Files(Case):
             return scan(folder)
 
         with mock.patch.object(os, "scandir", refuse):
-            files, (left_out,) = font_files.find([self.folder])
+            files, (left_out,) = found_files.find([self.folder], fonts.SUFFIXES, "fonts")
         self.assertEqual([path.name for path in files], ["a.ttf"])
         self.assertEqual(left_out[1:], ("locked", "folder that cannot be listed",
                                         "Permission denied"))
@@ -420,11 +421,11 @@ class Files(Case):
 
     def test_the_digest_changes_with_any_file(self):
         paths = [self.write("a.ttf", b"1"), self.write("b.ttf", b"2")]
-        digests = {font_files.digest(paths), font_files.digest(paths[:1])}
+        digests = {found_files.digest(paths), found_files.digest(paths[:1])}
         self.write("b.ttf", b"3")
-        digests.add(font_files.digest(paths))
+        digests.add(found_files.digest(paths))
         paths[1].unlink()
-        digests.add(font_files.digest(paths))
+        digests.add(found_files.digest(paths))
         self.assertEqual(len(digests), 4)
 
 

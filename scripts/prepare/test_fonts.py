@@ -24,6 +24,7 @@ import made_fonts  # noqa: E402  (first: it fetches the libraries)
 import debian  # noqa: E402
 import font_faces  # noqa: E402
 import fonts  # noqa: E402
+import made_folder  # noqa: E402
 from made_fonts import bars, box, font  # noqa: E402
 from PIL import Image  # noqa: E402
 
@@ -59,7 +60,7 @@ class Case(unittest.TestCase):
                 for path in folder.rglob("*") if path.is_file()}
 
     def families(self, side, out=None):
-        record = json.loads(((out or self.out) / fonts.RECORD).read_text())
+        record = json.loads(((out or self.out) / made_folder.RECORD).read_text())
         return {entry["family"] for entry in record["fonts"][side]}
 
     def refused(self, message, *arguments):
@@ -233,8 +234,8 @@ class Again(Case):
             changed()
 
     def test_a_folder_of_the_users_own_is_left_alone(self):
-        for name, content in (("mine.png", "x"), (fonts.RECORD, '{"made_by": "me"}'),
-                              (fonts.RECORD, "[]"), (fonts.RECORD, "not JSON")):
+        for name, content in (("mine.png", "x"), (made_folder.RECORD, '{"made_by": "me"}'),
+                              (made_folder.RECORD, "[]"), (made_folder.RECORD, "not JSON")):
             self.out.mkdir(parents=True)
             (self.out / name).write_text(content)
             self.refused("set was not made by this script: move it away, or name .* --out")
