@@ -65,5 +65,5 @@ parity: setup ## Compare losses, gradients, parameters and exchanged weights wit
 fonts: ## Make images of letters and digits, data/letters and data/digits, from free fonts (Debian and Ubuntu; no root)
 	@python3 scripts/prepare/fonts.py $(ARGS)
 
-catalogues: ## Fetch translated messages of free programs to learn translating from (Debian and Ubuntu; no root)
-	@python3 scripts/prepare/catalogues.py
+catalogues: ## Make pairs of sentences and their English translations, data/translations, from messages of free programs (Debian and Ubuntu; no root)
+	@python3 scripts/prepare/catalogues.py $(ARGS)
