@@ -1,6 +1,7 @@
 """Gettext catalogues: English messages with their translations into one language, read by polib.
 
-A catalogue comes from anywhere, so nothing in it is trusted: what cannot be read is left out by name.
+A catalogue comes from anywhere, so nothing in it is trusted: what cannot be read is left out by
+name.
 """
 
 import struct
@@ -57,34 +58,40 @@ def read(path):
             check_lengths(content)
             found = polib.mofile(content, encoding=charset(content))
     except UnicodeDecodeError as error:
-        raise Unusable("not in its charset", f"it says {error.encoding}; `msgconv` converts") from error
+        detail = f"it says {error.encoding}; `msgconv` converts"
+        raise Unusable("not in its charset", detail) from error
     except (OSError, ValueError, struct.error, IndexError) as error:
-        raise Unusable("not a catalogue", str(error).replace("Syntax error in po file ", "")) from error
+        detail = str(error).replace("Syntax error in po file ", "")
+        raise Unusable("not a catalogue", detail) from error
     kept = [entry for entry in found if not entry.obsolete]
-    sure = [entry for entry in kept if not (is_text and entry.fuzzy)]  # A compiled entry knows no doubt.
+    # An entry of a compiled catalogue has no such mark.
+    sure = [entry for entry in kept if not (is_text and entry.fuzzy)]
     return Catalogue(found.metadata.get("Language", ""), found.metadata.get("Plural-Forms"),
                      [message(entry) for entry in sure], len(kept) - len(sure))
 
 
 def charset(content):
-    """The charset that a catalogue names. What declares ASCII and has other bytes is UTF-8 in practice."""
+    """The charset that a catalogue names. What declares ASCII and has other bytes is UTF-8 in
+    practice.
+    """
     named = polib.detect_encoding(content, binary_mode=True)
     return "utf-8" if named.lower() in ("ascii", "us-ascii", "ansi_x3.4-1968") else named
 
 
 def check_lengths(content):
-    """Raises Unusable where the strings of a compiled catalogue have more bytes than the file: they would lie over each
-    other, and a small file could fill the memory.
+    """Raises Unusable where the strings of a compiled catalogue have more bytes than the file: they
+    would lie over each other, and a small file could fill the memory.
     """
     order = "<" if content[:4] == b"\xde\x12\x04\x95" else ">"
     count, *tables = struct.unpack_from(order + "III", content, 8)
     if MO_HEADER + 2 * MO_BYTES * count > len(content):
         raise Unusable("not a catalogue", f"no room for {count} messages")
-    lengths = (word for table in tables for word in struct.unpack_from(f"{order}{2 * count}I", content, table)[::2])
-    if sum(lengths) > len(content):
+    rows = [struct.unpack_from(f"{order}{2 * count}I", content, table) for table in tables]
+    if sum(sum(row[::2]) for row in rows) > len(content):
         raise Unusable("not a catalogue", "its strings have more bytes than the file")
 
 
 def message(entry):
     plurals = [text for _, text in sorted(entry.msgstr_plural.items())]
-    return Message(entry.msgctxt, entry.msgid, entry.msgid_plural or None, plurals or [entry.msgstr])
+    translations = plurals or [entry.msgstr]
+    return Message(entry.msgctxt, entry.msgid, entry.msgid_plural or None, translations)

@@ -1,27 +1,30 @@
 #!/usr/bin/env python3
-"""Makes files of sentences and their English translations, out of translated messages of programs.      (make catalogues)
+"""Makes files of sentences and their English translations.      (make catalogues)
+
+They come out of the translated messages of programs.
 
     catalogues.py [FOLDER ...] [--languages de,fr] [--out DIR] [--list]
 
-Without a FOLDER it fetches the Debian packages listed in catalogue_packages.txt (about 75 MB) and keeps their gettext
-catalogues and copyright files in
+Without a FOLDER it fetches the Debian packages listed in catalogue_packages.txt (about 75 MB) and
+keeps their gettext catalogues and copyright files in
 
     $GPIPE_HOME/catalogues        (GPIPE_HOME defaults to ~/.cache/gpipe)
 
-No root is needed and nothing is installed; that a system leaves translations out when it installs packages (slim images
-do) makes no difference. Elsewhere than on Debian, Ubuntu and the like, name folders that have .mo or .po files. No
-catalogues are read but those in the named folders.
+No root is needed and nothing is installed; that a system leaves translations out when it installs
+packages (slim images do) makes no difference. Elsewhere than on Debian, Ubuntu and the like, name
+folders that have .mo or .po files. No catalogues are read but those in the named folders.
 
 It makes data/translations, or DIR. Each line of
 
     DIR/LANGUAGE.tsv.gz
 
-is a sentence, a tab, and its English translation. A language's pairs are sorted, and each is there once. Messages are
-left out that are doubtful, empty, the same on both sides, without words or with other directives (`%s`) than their
-translation, and are counted by reason. DIR/made_by.json says how the files were made, and what was left out.
+is a sentence, a tab, and its English translation. A language's pairs are sorted, and each is there
+once. Messages are left out that are doubtful, empty, the same on both sides, without words or with
+other directives (`%s`) than their translation, and are counted by reason. DIR/made_by.json says how
+the files were made, and what was left out.
 
-DIR is written aside and renamed, so that a half-made one is never taken for a whole one. Run again, the script does
-nothing unless the catalogues, the arguments or the script have changed.
+DIR is written aside and renamed, so that a half-made one is never taken for a whole one. Run again,
+the script does nothing unless the catalogues, the arguments or the script have changed.
 """
 
 import argparse
@@ -49,6 +52,7 @@ VERSION = 1  # of the files: another one has them made anew
 MADE_BY = "gpipe/scripts/prepare/catalogues.py"
 FEWEST = 20  # packages; with fewer there is too little to learn from
 SUFFIXES = {".mo", ".po"}
+UNKNOWN_LANGUAGE = "in English, or in a language that nothing says"
 PAIRS_MAX = 20_000_000  # of a language, so that it fits in memory
 
 
@@ -61,7 +65,7 @@ def parsed(arguments):
     parser = Arguments(description="Makes files of sentences and their English translations.",
                        prog="catalogues.py", allow_abbrev=False)
     parser.add_argument("folders", nargs="*", metavar="FOLDER", type=Path,
-                        help="catalogues to read (none: those of free Debian packages, fetched once)")
+                        help="catalogues to read (none: those of free Debian packages)")
     parser.add_argument("--languages", type=codes_of, metavar="CODES", default=[],
                         help="such as de,pt_BR (none: all that there are)")
     parser.add_argument("--out", type=Path, metavar="DIR", default=OUT,
@@ -119,7 +123,8 @@ def main(arguments=None):
         say(out, record, given.list)
         print(made_folder.UNCHANGED)
     else:
-        print(f"catalogues: reading {len(files)} files for {shown(out)}", file=sys.stderr, flush=True)
+        print(f"catalogues: reading {len(files)} files for {shown(out)}", file=sys.stderr,
+              flush=True)
         say(out, make(out, recipe, files, unlisted), given.list)
 
 
@@ -132,8 +137,8 @@ def make(out, recipe, files, unlisted):
     asked, folders = recipe["arguments"]["languages"], " and ".join(recipe["arguments"]["folders"])
     by_language, left_out = sorted_by_language(catalogue_files, files)
     if missing := [code for code in asked if code not in by_language]:
-        raise Failed(f"there are no catalogues in {', '.join(missing)} below {folders}: there are such in "
-                     f"{', '.join(sorted(by_language)) or 'no language'}")
+        raise Failed(f"there are no catalogues in {', '.join(missing)} below {folders}: there are "
+                     f"such in {', '.join(sorted(by_language)) or 'no language'}")
     left_out = unlisted + left_out
     record = dict(recipe, languages={}, left_out=left_out)
     with made_folder.replaced(out, record) as new:
@@ -144,13 +149,15 @@ def make(out, recipe, files, unlisted):
                 write(new / f"{language}.tsv.gz", pairs)
                 record["languages"][language] = counts
         if not record["languages"]:
-            raise Failed(f"there is nothing to learn from in the {len(files)} catalogues below {folders}: add others "
-                         f"({found_files.reasons(left_out)})")
+            raise Failed(f"there is nothing to learn from in the {len(files)} catalogues below "
+                         f"{folders}: add others ({found_files.reasons(left_out)})")
     return record
 
 
 def sorted_by_language(catalogue_files, files):
-    """(language to paths, left out). A file is opened only where its place does not tell its language."""
+    """(language to paths, left out). A file is opened only where its place does not tell its
+    language.
+    """
     by_language, left_out = collections.defaultdict(list), []
     for path in files:
         try:
@@ -163,7 +170,7 @@ def sorted_by_language(catalogue_files, files):
         if language:
             by_language[language].append(path)
         else:
-            left_out.append(left_out_file(path, "in English, or in a language that nothing says", ""))
+            left_out.append(left_out_file(path, UNKNOWN_LANGUAGE, ""))
     return by_language, left_out
 
 
@@ -189,14 +196,17 @@ def pairs_of(catalogue_files, paths):
                 except pair_cleaning.NoPair as error:
                     why_not[error.args[0]] += 1
         if len(pairs) > PAIRS_MAX:
-            raise Failed(f"there are more than {PAIRS_MAX:,} pairs of one language: name fewer folders")
+            raise Failed(f"there are more than {PAIRS_MAX:,} pairs of one language: name fewer "
+                         "folders")
     why_not["there already"] = found - len(pairs)
     counts = {"catalogues": len(paths) - len(left_out), "pairs": len(pairs), "left_out": +why_not}
     return sorted(pairs), counts, left_out
 
 
 def left_out_file(path, reason, detail):
-    """A catalogue that is not used. Many have the name of their program, so the folders are in its label."""
+    """A catalogue that is not used. Many have the name of their program, so the folders are in its
+    label.
+    """
     return LeftOut(str(path), "/".join(path.parts[-3:]), reason, detail)
 
 
@@ -211,8 +221,10 @@ def english_of(message, place, forms):
 
 
 def write(path, pairs):
-    """Writes pairs, the same bytes each time: gzip would otherwise have the time and the name in its header."""
-    with open(path, "wb") as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0) as out:
+    """Writes pairs, the same bytes each time: gzip would otherwise have the time and the name in
+    its header.
+    """
+    with open(path, "wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
         for source, target in pairs:
             out.write(f"{source}\t{target}\n".encode())
 
@@ -222,7 +234,8 @@ def say(out, record, everything):
     languages = record["languages"]
     total = sum(counts["pairs"] for counts in languages.values())
     catalogues = sum(counts["catalogues"] for counts in languages.values())
-    print(f"{shown(out)}: {total:,} pairs in {len(languages)} languages, of {catalogues} catalogues")
+    print(f"{shown(out)}: {total:,} pairs in {len(languages)} languages, "
+          f"of {catalogues} catalogues")
     most = sorted(languages.items(), key=lambda item: (-item[1]["pairs"], item[0]))
     shown_ones = most if everything else most[:8]
     more = f", and {len(most) - len(shown_ones)} more" if len(most) > len(shown_ones) else ""

@@ -1,4 +1,5 @@
-"""Files to make data of: which there are below some folders, and their bytes. Only the standard library.
+"""Files to make data of: which there are below some folders, and their bytes. Only the standard
+library.
 
 Files and folders are limited in number, and files in size.
 """

@@ -16,8 +16,9 @@ NAME = re.compile(r"([a-z]{2,3})(?:[_-]([A-Za-z0-9]{2,4}))?(?:\.[^@]*)?(?:@([A-Z
 
 
 def code(name):
-    """The code of a language as gettext has it (`de`, `pt_BR`, `sr@latin`), from a name such as `de_DE.UTF-8` or
-    `pt-br`. None for English, for what is no language (`C`, `x-test`) and for what is no code.
+    """The code of a language as gettext has it (`de`, `pt_BR`, `sr@latin`), from a name such as
+    `de_DE.UTF-8` or `pt-br`. None for English, for what is no language (`C`, `x-test`) and for what
+    is no code.
     """
     found = NAME.fullmatch(name)
     if not found or found[1] in NO_LANGUAGE:

@@ -40,7 +40,9 @@ def is_made_by(record, recipe):
 
 @contextlib.contextmanager
 def replaced(out, record):
-    """A new folder to write in, that gets the record and takes the place of `out` if nothing goes wrong."""
+    """A new folder to write in, that gets the record and takes the place of `out` if nothing goes
+    wrong.
+    """
     missing = [folder for folder in out.parents if not folder.exists()]
     aside = None
     try:

@@ -1,12 +1,13 @@
 """What makes a message and its translation a pair to learn from, and what keeps it out.
 
-Directives are those of C (`%s`, `%1$d`, `%-5.2f`, `%%`), Python (`%(name)s`, `{0}`), Qt (`%1`), times (`%H`) and shells
-(`$name`, `${name}`). Not `% d`: it is rare, and "50 % der Dateien" is not. Tags are `<...>` that begin with a letter or a
-slash, which includes addresses.
+Directives are those of C (`%s`, `%1$d`, `%-5.2f`, `%%`), Python (`%(name)s`, `{0}`), Qt (`%1`),
+times (`%H`) and shells (`$name`, `${name}`). Not `% d`: it is rare, and "50 % der Dateien" is not.
+Tags are `<...>` that begin with a letter or a slash, which includes addresses.
 
-Accelerators are marks of keys in menus: `_File` (GTK) and `&File` (Qt, Windows), or `(_F)` where the script has no such
-letter. The same characters stand in names (`LC_ALL`, `AT&T`). A mark is one that its text has once in the place of a
-mark, and that is not within a word that the translation has, too.
+Accelerators are marks of keys in menus: `_File` (GTK) and `&File` (Qt, Windows), or `(_F)` where
+the script has no such letter. The same characters stand in names (`LC_ALL`, `AT&T`). A mark is one
+that its text has once in the place of a mark, and that is not within a word that the translation
+has, too.
 """
 
 import re
@@ -21,20 +22,23 @@ TAGS = "other tags"
 CREDITS = "translators' names"
 
 # Texts and contexts (KDE's) of messages by which programs ask for the translators' names.
-CREDITS_TEXTS = {"translator-credits", "translator_credits", "translators-credits", "translator credits", "your names", "your emails",
-                 "credit_for_translators", "roles_of_translators", "others_roles_of_translators"}
+CREDITS_TEXTS = {"translator-credits", "translator_credits", "translators-credits",
+                 "translator credits", "your names", "your emails", "credit_for_translators",
+                 "roles_of_translators", "others_roles_of_translators"}
 CREDITS_CONTEXTS = {"NAME OF TRANSLATORS", "EMAIL OF TRANSLATORS"}
 
-# What stands between a remark for translators and the text itself in an English message (GLib and Wesnoth).
+# What stands between a remark for translators and the text itself in an English message (GLib,
+# Wesnoth).
 PREFIX_ENDS = "|^"
 
-# Marks that are not seen. The joiners that Persian and the scripts of India are spelt with are not among them.
+# Marks that are not seen. The joiners that Persian and the scripts of India are spelt with are not
+# among them.
 UNSEEN = re.compile("[\xad\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
 BRACES = r"\{[^{}\s]{0,64}\}"
 DIRECTIVE = rf"""
     %%
-  | %(?:\([^)\s]{{0,64}}\))? L[0-9]{{1,2}}                   # Qt's number in the user's way of writing
+  | %(?:\([^)\s]{{0,64}}\))? L[0-9]{{1,2}}     # Qt's number, in the user's way of writing
   | %(?:\([^)\s]{{0,64}}\))? (?:[0-9]{{1,4}}\$)?             # %(name)s, %1$s
      [-+\#0']{{0,5}} [0-9*]{{0,4}} (?:\.[0-9*]{{0,4}})?      # flags, width, precision
      [hlLqjzt]{{0,2}} [A-Za-z@]
@@ -42,9 +46,11 @@ DIRECTIVE = rf"""
   | {BRACES}
   | \$(?![0-9]) (?:[A-Za-z0-9_]{{1,64}} | {BRACES})          # not $5, which is money
 """
-MARKUP = re.compile(rf"(?P<directive>{DIRECTIVE})|(?P<tag></?(?=[A-Za-z])[^<>]{{0,300}}>)", re.VERBOSE)
+TAG = "</?(?=[A-Za-z])[^<>]{0,300}>"
+MARKUP = re.compile(f"(?P<directive>{DIRECTIVE})|(?P<tag>{TAG})", re.VERBOSE)
 
-KEY_IN_PARENTHESES = {mark: re.compile(rf"(?<=\S)\s*[(（]{mark}[A-Za-z0-9][)）]") for mark in "_&"}
+KEY_IN_PARENTHESES = {mark: re.compile(rf"(?<=\S)\s*[(（]{mark}[A-Za-z0-9][)）]")
+                      for mark in "_&"}
 ENTITY = re.compile(r"[A-Za-z0-9#]{0,8};")
 
 
@@ -53,7 +59,9 @@ class NoPair(Exception):
 
 
 def pair(source, target):
-    """A translation and its English text without what only a program needs: (source, target). Raises NoPair."""
+    """A translation and its English text without what only a program needs: (source, target).
+    Raises NoPair.
+    """
     source, target = plain(source), plain(target)
     if not source or not target:
         raise NoPair(EMPTY)
@@ -78,17 +86,21 @@ def asks_for_names(context, text, translation):
 
 
 def plain(text):
-    """The text with runs of white space as one space, none at the ends, and no marks that are not seen."""
+    """The text with runs of white space as one space, none at the ends, and no marks that are not
+    seen.
+    """
     return " ".join(UNSEEN.sub("", text).split())
 
 
 def is_broken(text):
     """Whether there are controls, or what stands for a character that was lost."""
-    return "\ufffd" in text or (not text.isprintable() and any(unicodedata.category(c) == "Cc" for c in text))
+    return "\ufffd" in text or any(unicodedata.category(character) == "Cc" for character in text)
 
 
 def without_remark(source, target):
-    """The English text behind its remark for translators, which the translation does not have: `menu|Open`."""
+    """The English text behind its remark for translators, which the translation does not have:
+    `menu|Open`.
+    """
     for end in PREFIX_ENDS:
         if end in target and end not in source:
             return target.split(end, 1)[1].lstrip()
@@ -120,7 +132,8 @@ def unmarked(text, other, is_path):
         if found := in_parentheses.search(text):
             text = text[:found.start()] + text[found.end():]
             continue
-        places = [at for at, character in enumerate(text) if character == mark and is_mark(text, other, at)]
+        places = [found.start() for found in re.finditer(mark, text)
+                  if is_mark(text, other, found.start())]
         if len(places) == 1:
             text = text[:places[0]] + text[places[0] + 1:]
     return text
@@ -137,6 +150,7 @@ def is_mark(text, other, at):
         return False  # More than one in a word: __init__, GTK_IM_MODULE.
     if not before[-1:].isalnum():
         return True
-    # The translation of E_xit has a mark of its own; that of file_name has none. Few names have & before a small letter.
+    # The translation of E_xit has a mark of its own; that of file_name has none. Few names have &
+    # before a small letter.
     may_be = mark in other or (mark == "&" and after[:1].islower())
     return may_be and start + mark + end not in other.split()
