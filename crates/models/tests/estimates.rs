@@ -238,11 +238,32 @@ fn cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
 
 /// What a stage holds of messages depends on when their receivers are done; between no message and every message that may
 /// still live (which is what a plan counts) a measured peak may be anywhere. Besides, up to 11% too much is predicted: a skip whose
-/// tensor is also where a segment starts counts twice. Up to 3% too little: oneDNN pads small channels.
+/// tensor is also where a segment starts counts twice. How much too little: see [`below`].
 #[test]
 fn oracle_predicted_peaks_are_those_of_stages() {
     let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
-    compare(&networks, &cases(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
+    compare(&networks, &cases(Kernels::OneDnn, Kind::Float), 0.11, below());
+}
+
+/// How much less than stages hold is predicted at most in float32, because what convolutions take beside their tensors is not
+/// modelled. With AVX-512 oneDNN pads small channels: up to 3%. With AVX2 alone (measured on Zen 3) it takes up to 9.5% of these
+/// ResNet stages.
+fn below() -> f64 {
+    if has("avx512f") { 0.03 } else { 0.10 }
+}
+
+/// Whether the processor has these instructions. Elsewhere than on x86 the narrower bounds are tried.
+fn has(instructions: &str) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return match instructions {
+        "avx512bf16" => std::arch::is_x86_feature_detected!("avx512bf16"),
+        _ => std::arch::is_x86_feature_detected!("avx512f"),
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = instructions;
+        true
+    }
 }
 
 fn some_cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
@@ -252,17 +273,22 @@ fn some_cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
 #[test]
 fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     let networks = [gpt(false, 0.1), translation(false, 0.1), amoebanet(true)];
-    compare(&networks, &some_cases(Kernels::OneDnn, Kind::Float), 0.11, 0.03);
+    compare(&networks, &some_cases(Kernels::OneDnn, Kind::Float), 0.11, below());
     let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
-    compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, 0.03);
+    compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, below());
     let networks = [amoebanet(false), resnet(), unet()];
-    compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, 0.03);
+    compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, below());
 }
 
 /// What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled: up to 6% of these stages with AVX-512, and with AMX
-/// up to a megabyte each, of stages of two. So AMX is left out. oneDNN is told when it is first used: in a process of its own.
+/// up to a megabyte each, of stages of two. So AMX is left out. oneDNN is told when it is first used: in a process of its own. Without
+/// instructions for bfloat16 it converts to float32 and back, and takes up to half of a stage for that: nothing is compared.
 #[test]
 fn oracle_bfloat16_holds_what_is_predicted() {
+    if !has("avx512bf16") {
+        skipped("oracle_bfloat16_holds_what_is_predicted", "the processor has no AVX512-BF16");
+        return;
+    }
     const INSTRUCTIONS: (&str, &str) = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16");
     if std::env::var(INSTRUCTIONS.0).as_deref() != Ok(INSTRUCTIONS.1) {
         let mut own = Command::new(std::env::current_exe().unwrap());
@@ -274,6 +300,14 @@ fn oracle_bfloat16_holds_what_is_predicted() {
     }
     let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
     compare(&networks, &some_cases(Kernels::OneDnn, Kind::BFloat16), 0.11, 0.06);
+}
+
+/// Says that a test did not run, where CI prints it.
+fn skipped(name: &str, reason: &str) {
+    if let Some(path) = std::env::var_os("GPIPE_SKIP_LOG") {
+        let mut log = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        std::io::Write::write_all(&mut log, format!("{name}: {reason}\n").as_bytes()).unwrap();
+    }
 }
 
 /// AmoebaNet-D(72, 512) would need a hundred gigabytes to run.
