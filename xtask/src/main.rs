@@ -1,5 +1,6 @@
 //! The project's own tasks: `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | licences | tidy | golden --bless`.
 
+mod circles;
 mod fuzz;
 mod licences;
 mod soak;

@@ -1,9 +1,11 @@
-//! What the compiler does not check: the rooms' borders, file lengths, unfinished work.
+//! What the compiler does not check: the rooms' borders, circles of modules, file lengths, unfinished work.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
+
+use crate::circles;
 
 /// Longest source file, in lines; a longer one has a second subject.
 const LINES_MAX: usize = 500;
@@ -39,6 +41,15 @@ pub fn check(root: &Path) -> Vec<String> {
     }
     for (room, allowed) in BORDERS {
         check_border(root, room, allowed, &mut problems);
+    }
+    for folder in fs::read_dir(root.join("crates")).into_iter().flatten().flatten() {
+        let (name, source) = (folder.file_name(), folder.path().join("src"));
+        let read = |path: PathBuf| {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            (path, text)
+        };
+        let files: Vec<_> = sources(&source).into_iter().map(read).collect();
+        problems.extend(circles::check(&name.to_string_lossy(), &source, &files));
     }
     problems
 }

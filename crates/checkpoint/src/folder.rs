@@ -23,7 +23,7 @@ use crate::{
     error::{CheckpointError, Result},
     files::{Files, failed},
     manifest,
-    save::Settings,
+    settings::Settings,
 };
 
 /// The link to the newest checkpoint.

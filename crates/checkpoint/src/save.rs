@@ -33,34 +33,13 @@ use crate::{
     identity::FolderIdentity,
     layer_files::encode_layer,
     manifest::{self, Best, CounterFields, FORMAT, FileEntry, FileKind, Layer, Manifest, Progress},
+    settings::Settings,
     together::{Lane, Together},
 };
 
 /// How many times as long as [`Settings::deadline`] the writers of several processes wait for each other: training goes on meanwhile,
 /// and a disk that is slow is not gone.
 const PATIENCE: u32 = 10;
-
-/// How a run's checkpoints are kept.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// How many of the newest are kept; at least 1.
-    pub keep: usize,
-    /// Whether the one of the best evaluation is kept besides, under the name `best`. Where the best evaluation was of
-    /// a step that was not saved, the best one of those that were saved before stays.
-    pub keep_best: bool,
-    /// Longest wait for a checkpoint that is still being written.
-    pub deadline: Duration,
-    /// The file system.
-    pub files: Files,
-}
-
-impl Default for Settings {
-    /// The newest two; ten minutes.
-    fn default() -> Self {
-        let deadline = Duration::from_secs(600);
-        Self { keep: 2, keep_best: false, deadline, files: Files::default() }
-    }
-}
 
 /// What a checkpoint says of its run besides the pipeline's state.
 #[derive(Debug, Clone, Default)]

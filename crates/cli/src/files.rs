@@ -6,7 +6,13 @@ use gpipe::Bytes;
 use gpipe_files::{Aside, ReadError};
 use signal_hook::consts::SIGXFSZ;
 
-use crate::{CliError, metrics::io};
+use crate::CliError;
+
+/// Adds the path to an error of the operating system.
+pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CliError + use<> {
+    let what = path.display().to_string();
+    move |source| CliError::Io { what, source }
+}
 
 /// A text file of at most so many bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {

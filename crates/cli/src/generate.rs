@@ -24,12 +24,12 @@ use crate::{
     CliError,
     args::GenerateArguments,
     config::Data,
-    metrics::io,
+    files::io,
     output::complain,
     processes::{Processes, environment::Environment},
-    run_folder::{RunFolder, logits},
+    run_folder::RunFolder,
     sampling::{Sampling, uniform},
-    task::sequence,
+    task::{logits, sequence},
     utf8_stream::Utf8Stream,
 };
 

@@ -50,6 +50,7 @@ mod trace;
 mod train;
 mod translate;
 mod utf8_stream;
+mod values;
 mod verify;
 
 use std::process::ExitCode;

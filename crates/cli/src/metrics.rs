@@ -11,7 +11,10 @@ use gpipe_observe::{
     tensorboard,
 };
 
-use crate::{CliError, output::complain, run_folder::METRICS};
+use crate::{CliError, output::complain};
+
+/// The file of a run's losses and times.
+pub(crate) const METRICS: &str = "metrics.jsonl";
 
 /// The folder of TensorBoard's files, in a run's.
 const TENSORBOARD: &str = "tensorboard";
@@ -161,10 +164,4 @@ fn step(report: &StepReport, samples: u64, seen: Seen, data_wait: Duration) -> S
         metrics: report.metrics.iter().map(|m| (m.name.clone(), m.value())).collect(),
         stages: stages.collect(),
     }
-}
-
-/// Adds the path to an error of the operating system.
-pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CliError + use<> {
-    let what = path.display().to_string();
-    move |source| CliError::Io { what, source }
 }

@@ -17,9 +17,9 @@ use crate::{
     plan_file::{PlanFile, Source},
     processes::Processes,
     profile::{self, Extent, host_memory},
-    schedule::ScheduleChoice,
     setup,
     task::{self, Task},
+    values::ScheduleChoice,
 };
 
 /// Floating-point operations and bytes per second of a device, where nobody says more.

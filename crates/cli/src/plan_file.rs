@@ -12,9 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CliError,
     config::Config,
-    files::{read_bounded, write_aside},
-    metrics::io,
-    schedule::ScheduleChoice,
+    files::{io, read_bounded, write_aside},
+    values::ScheduleChoice,
 };
 
 /// The format that is written.

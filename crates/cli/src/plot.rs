@@ -7,7 +7,7 @@ use gpipe_observe::{
     plot,
 };
 
-use crate::{CliError, args::PlotArguments, metrics::io, output::say};
+use crate::{CliError, args::PlotArguments, files::io, output::say};
 
 /// Reads the runs' records and writes one page.
 pub(crate) fn run(arguments: &PlotArguments) -> Result<(), CliError> {

@@ -22,9 +22,9 @@ use crate::{
     machine,
     output::{complain, say},
     processes::{self, Processes, environment::Environment},
-    schedule::ScheduleChoice,
     setup,
     task::{self, Batch, Task},
+    values::ScheduleChoice,
 };
 
 /// Steps that are measured of each size and policy unless --steps says otherwise.

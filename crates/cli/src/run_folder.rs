@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpipe::{IntoTensors, Pipeline, Schedule};
+use gpipe::{Pipeline, Schedule};
 use gpipe_checkpoint::{Checkpoint, folder, manifest, tensor_file::TensorFile};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -18,9 +18,9 @@ use crate::{
     facts,
     output::complain,
     processes::{Processes, deadline_s},
-    schedule::ScheduleChoice,
     setup,
     task::{self, Vocabulary},
+    values::ScheduleChoice,
 };
 
 /// The file of the parameters after the last step, in a run's folder.
@@ -29,8 +29,6 @@ pub(crate) const WEIGHTS: &str = "weights.safetensors";
 pub(crate) const AVERAGES: &str = "averages.safetensors";
 /// Before the names of those two, after a run that had ended went on.
 pub(crate) const EARLIER: &str = "earlier-";
-/// The file of its losses and times.
-pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The plan that it follows, if it follows one.
 pub(crate) const PLAN: &str = "plan.json";
 /// The folder of its checkpoints.
@@ -281,14 +279,4 @@ impl Source {
             }
         }
     }
-}
-
-/// The model's outputs, without dropout: for int64 tokens [samples, positions] [samples, positions, vocabulary], for images
-/// [samples, channels, height, width] [samples, classes].
-pub(crate) fn logits(
-    pipeline: &mut Pipeline,
-    inputs: impl IntoTensors,
-) -> Result<Tensor, CliError> {
-    let first = pipeline.predict(inputs)?.into_iter().next();
-    first.ok_or_else(|| CliError::Usage("the model has no output".into()))
 }

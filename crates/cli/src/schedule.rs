@@ -1,77 +1,19 @@
-//! Which schedule: by name, or from a file; and `gpipe schedule`, which prints one in the form that is read.
-
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+//! `gpipe schedule`: prints a schedule in the form that is read.
 
 use gpipe::{Nanos, Schedule};
 use gpipe_core::{
     draw::grid,
     lower::{Topology, lower},
-    schedule::{
-        DoesNotFit, Listed, UnknownSchedule,
-        listed::{BYTES_MAX, print},
-    },
+    schedule::{DoesNotFit, listed::print},
     simulate::{Costs, Timeline, simulate_with_room},
     validate::validate,
 };
 use gpipe_observe::picture::{self, Panel, Scene};
 
-use crate::{
-    CliError,
-    args::ScheduleArguments,
-    files::{read_bounded, write_aside},
-    output::say,
-};
+use crate::{CliError, args::ScheduleArguments, files::write_aside, output::say};
 
 /// Most actions that are printed.
 const ACTIONS_MAX: usize = 1 << 22;
-
-/// A schedule as it is named in a configuration. A file is read when it is needed, so that a run can be gone on with under another
-/// schedule without it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ScheduleChoice {
-    Named(Schedule),
-    File(PathBuf),
-}
-
-impl ScheduleChoice {
-    /// The schedule: a file's is read, and checked.
-    pub(crate) fn schedule(&self) -> Result<Schedule, CliError> {
-        let path = match self {
-            Self::Named(schedule) => return Ok(schedule.clone()),
-            Self::File(path) => path,
-        };
-        let text = read_bounded(path, BYTES_MAX as u64)?;
-        let listed = Listed::parse(&path.display().to_string(), &text);
-        let listed = listed.map_err(|error| CliError::Usage(error.to_string()))?;
-        Ok(Schedule::Listed(Arc::new(listed)))
-    }
-
-    /// How many stages it makes of so many devices, as far as that can be said now; what does not fit is refused later.
-    pub(crate) fn stages(&self, devices: usize) -> usize {
-        let stages = self.schedule().ok().and_then(|schedule| schedule.stages(devices).ok());
-        stages.unwrap_or(devices)
-    }
-}
-
-impl fmt::Display for ScheduleChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Named(schedule) => schedule.fmt(f),
-            Self::File(path) => write!(f, "file:{}", path.display()),
-        }
-    }
-}
-
-impl FromStr for ScheduleChoice {
-    type Err = UnknownSchedule;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.strip_prefix("file:") {
-            Some(path) => Ok(Self::File(path.into())),
-            None => text.parse().map(Self::Named),
-        }
-    }
-}
 
 /// Prints a schedule, with its bubble and what it holds.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {

@@ -21,7 +21,7 @@ use crate::{
     CliError,
     args::{SearchArguments, TranslateArguments},
     config::{Config, Data},
-    metrics::io,
+    files::io,
     output::complain,
     processes::{Processes, environment::Environment},
     run_folder::RunFolder,

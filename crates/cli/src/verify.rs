@@ -15,12 +15,12 @@ use crate::{
     args::VerifyArguments,
     config::Config,
     demand,
-    metrics::io,
+    files::io,
     output::say,
     processes::{self, Processes, environment::Environment},
-    schedule::ScheduleChoice,
     setup,
     task::{self, Batch, Task},
+    values::ScheduleChoice,
 };
 
 /// Steps that are compared unless --steps says otherwise.

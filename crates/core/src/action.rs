@@ -23,6 +23,9 @@ use std::{fmt, str::FromStr};
 
 use crate::ids::{EdgeId, MicroBatch, StageId};
 
+/// Per device, its ordered list of actions.
+pub type ActionLists = Vec<Vec<Action>>;
+
 /// What one stage does at one place of its device's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {

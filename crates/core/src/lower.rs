@@ -20,9 +20,8 @@
 //! What does not live here: whether the result is correct (`validate` proves that from the list alone).
 
 use crate::{
-    action::{Action, Half, Op, Transfer},
+    action::{Action, ActionLists, Half, Op, Transfer},
     ids::{DeviceId, EdgeId, MicroBatch, StageId},
-    schedule::ActionLists,
 };
 
 /// A direct way between two stages.

@@ -273,16 +273,6 @@ fn balanced_costs(program: &Program, own: &Costs) -> Costs {
     Costs::of_stages(stages.collect())
 }
 
-/// The share of devices x makespan in which a device was not busy, but communicated or waited: 0 is perfect.
-pub fn bubble(timeline: &Timeline) -> f64 {
-    let area = timeline.makespan.0 as f64 * timeline.devices.len() as f64;
-    if area == 0.0 {
-        return 0.0;
-    }
-    let busy: Nanos = timeline.devices.iter().map(|actions| busy(actions).busy()).sum();
-    (1.0 - busy.0 as f64 / area).max(0.0)
-}
-
 /// The time in which at least two devices were computing at once: what shows that stages do overlap.
 pub fn overlap(timeline: &Timeline) -> Nanos {
     let mut changes: Vec<(u64, i32)> = Vec::new();

@@ -8,7 +8,7 @@ use gpipe_core::{
     Action, Nanos, Op, Transfer,
     lower::{Program, Topology, lower},
     remat::Remat,
-    report::{DeviceTimes, breakdown, bubble},
+    report::{DeviceTimes, breakdown},
     schedule::Schedule,
     simulate::{Costs, LinkCost, StageCost, TimedAction, Timeline, simulate, simulate_with_room},
     splitmix::Stream,
@@ -89,7 +89,7 @@ fn oracle_a_step_of_one_micro_batch_by_hand() {
     assert_sums(&times, &timeline, "by hand");
     assert_eq!(times[0].wait(), Nanos(68));
     let lost = sum(&times, |times| times.wait() + times.communication);
-    assert!((bubble(&timeline) - lost as f64 / (2.0 * 91.0)).abs() < 1e-12);
+    assert!((timeline.bubble() - lost as f64 / (2.0 * 91.0)).abs() < 1e-12);
 }
 
 #[test]

@@ -45,6 +45,7 @@
 #![deny(missing_docs)]
 
 mod batches;
+mod bounds;
 mod corpus;
 mod error;
 #[doc(hidden)]

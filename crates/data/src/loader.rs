@@ -13,6 +13,7 @@
 //!
 //! Absent: what a batch is, and any knowledge of steps beyond their number.
 
+pub use crate::bounds::LOADER_DEPTH_MAX;
 use std::{
     any::Any,
     fmt::Debug,
@@ -24,9 +25,6 @@ use std::{
 };
 
 use crate::{Error, Result};
-
-/// The deepest queue.
-pub const LOADER_DEPTH_MAX: usize = 64;
 
 /// How far ahead, and how long to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use gpipe::processes::Elsewhere;
 use gpipe_bridge::c10d::{self, Inbox, Outbox};
 use gpipe_core::Nanos;
 
-use crate::cluster::Shared;
+use crate::shared::Shared;
 
 /// Tag of its messages.
 const CLOCK_TAG: usize = 1;

@@ -13,8 +13,8 @@ use crate::{
     interrupt::Interrupt,
     joining::{GOODBYE, JoinError, Joining, Meeting, Met, Store, connect, meet, wait_for},
     link::{Receiver, Sender, tag},
-    member::Member,
-    watch::{GOODBYE_KEY, Watch, Watcher},
+    shared::Shared,
+    watch::{GOODBYE_KEY, Watcher},
 };
 use gpipe::{
     Value,
@@ -28,43 +28,6 @@ pub const PROCESSES_MAX: usize = 4096;
 /// Tags of the cluster's own messages; links' come after them.
 const GATHER_TAG: usize = 2;
 const BESIDE_TAG: usize = 4;
-
-/// What the ends of links share.
-pub(crate) struct Shared {
-    rank: usize,
-    pub(crate) group: Group,
-    pub(crate) interrupt: Arc<Interrupt>,
-    /// The runtime's deadlines end waits; this is for the case that they do not.
-    pub(crate) longest_wait: Duration,
-    pub(crate) deadline: Duration,
-    /// Where this process is reached.
-    pub(crate) address: String,
-    pub(crate) watch: Arc<Watch>,
-}
-
-impl Shared {
-    pub(crate) fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The failure that all processes know, if there is one.
-    pub(crate) fn failed(&self) -> Option<Elsewhere> {
-        self.watch.failed()
-    }
-
-    /// An error of this process.
-    pub(crate) fn own(&self, reason: String) -> Elsewhere {
-        Elsewhere { process: Some(self.rank), reason }
-    }
-
-    /// The connection to a process failed: tells the others, and returns what all of them know.
-    pub(crate) fn lost(&self, rank: usize, error: &c10d::Error) -> Elsewhere {
-        match self.watch.failed() {
-            Some(known) => known,
-            None => self.watch.fail(&self.watch.lost(rank, &error.to_string())),
-        }
-    }
-}
 
 type Ends<T> = Mutex<HashMap<Crossing, Arc<Mutex<T>>>>;
 
@@ -166,22 +129,12 @@ impl Cluster {
         }))
     }
 
-    /// This process as one of `count` replicas of a pipeline, each of which has as many processes: the first of them the first ranks and so on.
-    ///
-    /// # Errors
-    /// The processes cannot be shared out evenly.
-    pub fn replicas(self: &Arc<Self>, count: usize) -> Result<Arc<Member>, JoinError> {
-        let size = self.shared.group.size();
-        if count == 0 || !size.is_multiple_of(count) {
-            return Err(JoinError::Setting(format!(
-                "{size} processes for {count} replicas: each replica has as many processes, use a multiple of {count}"
-            )));
-        }
+    /// Another connection to the store, for what may wait there long.
+    pub(crate) fn another_store(&self) -> Result<TcpStore, JoinError> {
         let (watch, deadline) = (Some(Arc::clone(&self.shared.watch)), self.shared.deadline);
         let joining = Joining { deadline, store: "the store".into(), watch };
         let store = Arc::clone(&self.store);
-        let store = joining.ask_store(move || store.another())?;
-        Ok(Arc::new(Member::new(Arc::clone(self), store, count)))
+        joining.ask_store(move || store.another())
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

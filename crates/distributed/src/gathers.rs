@@ -11,7 +11,7 @@ use gpipe_bridge::c10d::{BODY_MAX, Error, HEAD_BYTES_MAX, Inbox, Outbox};
 use tch::Kind;
 
 use crate::{
-    cluster::Shared,
+    shared::Shared,
     wire::{bytes_tensor, tensor_bytes},
 };
 

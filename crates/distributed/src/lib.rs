@@ -1,6 +1,7 @@
 //! Pipelines in several processes and on several hosts, over c10d, the engine on which PyTorch scales out.
 //!
 //! - [`cluster`]: [`Cluster`], the processes, joined; what a pipeline is given by `PipelineBuilder::processes`
+//! - `shared`: what all parts of a cluster have in common
 //! - [`member`]: [`Member`], a process of one of several replicas of a pipeline
 //! - `gathers`: bytes of each process, given to all
 //! - `link`: the two ends of a link between processes
@@ -25,6 +26,7 @@ mod interrupt;
 pub mod joining;
 mod link;
 pub mod member;
+mod shared;
 mod watch;
 mod wire;
 

@@ -18,7 +18,7 @@ use gpipe_core::{Bytes, Half};
 use tch::Tensor;
 
 use crate::{
-    cluster::Shared,
+    shared::Shared,
     wire::{Header, Layout, Part, encode},
 };
 

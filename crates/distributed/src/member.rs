@@ -17,10 +17,7 @@ use gpipe_bridge::c10d::{Group, Sums, TcpStore, Work};
 use gpipe_core::{Bytes, DeviceId, Nanos, StageId};
 use tch::Tensor;
 
-use crate::{
-    cluster::{Cluster, Shared},
-    gathers::Gathers,
-};
+use crate::{cluster::Cluster, gathers::Gathers, joining::JoinError, shared::Shared};
 
 /// Tags; links' come after them.
 const PIPELINE_TAG: usize = 6;
@@ -48,13 +45,24 @@ pub struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(cluster: Arc<Cluster>, store: TcpStore, replicas: usize) -> Self {
+    /// This process as one of `replicas` replicas of a pipeline, each of which has as many processes: the first of them the
+    /// first ranks and so on.
+    ///
+    /// # Errors
+    /// The processes cannot be shared out evenly.
+    pub fn new(cluster: &Arc<Cluster>, replicas: usize) -> Result<Arc<Self>, JoinError> {
         let (rank, size) = (cluster.rank(), cluster.size());
+        if replicas == 0 || !size.is_multiple_of(replicas) {
+            return Err(JoinError::Setting(format!(
+                "{size} processes for {replicas} replicas: each replica has as many processes, use a multiple of {replicas}"
+            )));
+        }
+        let store = cluster.another_store()?;
         let processes = size / replicas;
         let (replica, place) = (rank / processes, rank % processes);
         let own = replica * processes..(replica + 1) * processes;
-        Self {
-            cluster,
+        Ok(Arc::new(Self {
+            cluster: Arc::clone(cluster),
             store,
             replica,
             replicas,
@@ -63,7 +71,7 @@ impl Member {
             beside: Gathers::new(BESIDE_TAG, own),
             across: Gathers::new(ACROSS_TAG, (0..replicas).map(|r| r * processes + place)),
             built: Mutex::default(),
-        }
+        }))
     }
 
     fn shared(&self) -> &Arc<Shared> {

@@ -13,7 +13,7 @@ use common::{
     model::{Features, Run, batch, bits, model},
 };
 use gpipe::{CrossEntropy, LayerError, Loss, TensorSpec, processes::Transport};
-use gpipe_distributed::Meeting;
+use gpipe_distributed::{Meeting, Member};
 use tch::Tensor;
 
 fn builder(stages: usize) -> gpipe::PipelineBuilder {
@@ -152,7 +152,7 @@ impl Loss for Overflows {
 fn regression_a_loss_that_is_no_number_changes_nothing() {
     // Ranks 0 and 1 are a pipeline, and so are 2 and 3, whose samples are the later ones.
     let found = in_processes(4, DEADLINE, |cluster| {
-        let member = cluster.replicas(2).unwrap();
+        let member = Member::new(&cluster, 2).unwrap();
         let transport: Arc<dyn Transport> = member.clone();
         let built = builder(2).loss(Overflows).processes(transport).replicas(member);
         let mut pipeline = built.build().unwrap();

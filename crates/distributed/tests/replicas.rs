@@ -11,7 +11,7 @@ use common::{
     model::{Features, Named, Recipe, Run, batch, bits, flat, model},
 };
 use gpipe::{Pipeline, PipelineBuilder, Schedule, processes::Transport};
-use gpipe_distributed::Cluster;
+use gpipe_distributed::{Cluster, Member};
 use tch::{Kind, Tensor};
 
 const STEPS: u64 = 4;
@@ -55,7 +55,7 @@ fn replicated(
     replicas: usize,
     builder: PipelineBuilder,
 ) -> PipelineBuilder {
-    let member = cluster.replicas(replicas).unwrap();
+    let member = Member::new(cluster, replicas).unwrap();
     builder.processes(Arc::clone(&member) as Arc<dyn Transport>).replicas(member)
 }
 
@@ -216,7 +216,7 @@ fn oracle_batch_norms_count_all_replicas() {
 #[test]
 fn fault_what_cannot_be_shared_out_is_refused() {
     let errors = in_processes(3, DEADLINE, |cluster| {
-        let error = cluster.replicas(2).err().unwrap().to_string();
+        let error = Member::new(&cluster, 2).err().unwrap().to_string();
         let mut pipeline =
             replicated(&cluster, 3, builder(Features::plain(), 1, 2)).build().unwrap();
         let (inputs, targets) = batch(2, 0);

@@ -8,7 +8,49 @@
 use gpipe_core::MicroBatch;
 use tch::{Kind, Tensor};
 
-use crate::{error::LayerError, layer::Forward, layers::BatchNorm, value::tensor_bytes};
+use crate::{
+    error::LayerError,
+    parameter::{Init, ParameterSpec},
+    value::tensor_bytes,
+};
+
+/// Batch normalisation of [samples, channels, ...] (Ioffe & Szegedy 2015): training normalises each micro-batch by its own
+/// statistics, evaluation by running averages of the mini-batches'. As a layer of its own, or a part of another one
+/// through [`Forward::batch_norm`](crate::Forward::batch_norm).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchNorm {
+    /// Number of channels.
+    pub channels: i64,
+    /// Added to the variance.
+    pub eps: f64,
+    /// The share of a mini-batch in the running statistics; `None`: all mini-batches count alike.
+    pub momentum: Option<f64>,
+}
+
+impl BatchNorm {
+    /// With PyTorch's numbers: 1e-5, 0.1.
+    pub fn new(channels: i64) -> Self {
+        Self { channels, eps: 1e-5, momentum: Some(0.1) }
+    }
+
+    /// Its parameters, each name after `prefix`: `weight`, `bias`, and the running `mean`, `variance` (unbiased) and number of
+    /// `batches`.
+    pub fn parameters(&self, prefix: &str) -> [ParameterSpec; 5] {
+        let named = |name: &str, init| {
+            ParameterSpec::new(&format!("{prefix}{name}"), [self.channels], init)
+        };
+        let running = |name: &str, shape, init| {
+            ParameterSpec::buffer(&format!("{prefix}running_{name}"), [shape], init)
+        };
+        [
+            named("weight", Init::Ones),
+            named("bias", Init::Zeros),
+            running("mean", self.channels, Init::Zeros),
+            running("variance", self.channels, Init::Ones),
+            running("batches", 1, Init::Zeros),
+        ]
+    }
+}
 
 /// What one batch norm saw of one micro-batch.
 #[derive(Debug)]
@@ -40,9 +82,11 @@ pub(crate) const MEAN: usize = 2;
 pub(crate) const VARIANCE: usize = 3;
 pub(crate) const BATCHES: usize = 4;
 
-/// Normalises, and says what it saw if that counts.
-pub(crate) fn batch_norm(
-    ctx: &Forward,
+/// Normalises, and says what it saw if that counts. `parameter` gives the norm's own, by number; `first` is the number of the
+/// first of them within the layer.
+pub(crate) fn batch_norm<'a>(
+    parameter: impl Fn(usize) -> Result<&'a Tensor, LayerError>,
+    training: bool,
     first: usize,
     norm: &BatchNorm,
     x: &Tensor,
@@ -54,12 +98,11 @@ pub(crate) fn batch_norm(
             "batch norm takes [samples, {channels} channels, ...], it got {shape:?}"
         )));
     }
-    let parameter = |number: usize| ctx.parameter(first + number);
     let (mean, variance, _) = (parameter(MEAN)?, parameter(VARIANCE)?, parameter(BATCHES)?);
     // Beside running statistics in float32 libtorch wants weights in float32, too.
     let widened = |number| Ok::<_, LayerError>(parameter(number)?.f_to_kind(mean.kind())?);
     let (weight, bias) = (widened(WEIGHT)?, widened(BIAS)?);
-    if !ctx.training {
+    if !training {
         let (y, ..) = x.f_native_batch_norm(
             Some(&weight),
             Some(&bias),

@@ -2,7 +2,7 @@
 
 use gpipe_core::lower::{Topology, lower};
 
-use crate::{processes, schedule::Schedule};
+use crate::{pipeline, schedule::Schedule};
 
 /// Reads a process's part of a step of two stages and two micro-batches.
 ///
@@ -11,5 +11,5 @@ use crate::{processes, schedule::Schedule};
 pub fn share(bytes: &[u8]) -> Result<(), String> {
     let lists = Schedule::GPipe.actions(2, 2);
     let program = lower(&lists, &Topology::chain(2), 2).map_err(|error| error.to_string())?;
-    processes::fuzzed(bytes, &program)
+    pipeline::fuzzed(bytes, &program)
 }

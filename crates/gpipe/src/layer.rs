@@ -30,76 +30,15 @@ use gpipe_bridge::{
 };
 use tch::{Kind, Tensor};
 
+pub use crate::parameter::{Init, ParameterSpec};
 use crate::{
-    batch_norm::{BatchStatistics, batch_norm},
+    batch_norm::{BatchNorm, BatchStatistics, batch_norm},
     cache::Cache,
     error::LayerError,
-    estimate::{Tape, Var},
     rng::{MaskKey, dropout},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
-
-/// How a parameter starts. Keyed by (seed, layer, parameter), so the same at every K.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Init {
-    /// All 0.
-    Zeros,
-    /// All 1.
-    Ones,
-    /// Normal with mean 0.
-    Normal {
-        /// Standard deviation.
-        std: f64,
-    },
-    /// Uniform in (-bound, bound).
-    Uniform {
-        /// The bound.
-        bound: f64,
-    },
-}
-
-/// A parameter that a layer wants.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ParameterSpec {
-    /// Its name within the layer.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<i64>,
-    /// Its initial value.
-    pub init: Init,
-    /// Whether it is trained.
-    pub trainable: bool,
-    /// Whether it is not trained but counted: running statistics, which change once per mini-batch.
-    pub buffer: bool,
-    /// Parameters with the same tie are one weight: the first layer's initial value holds, gradients are
-    /// summed in layer order, and the norm counts it once.
-    pub tie: Option<String>,
-}
-
-impl ParameterSpec {
-    /// A trainable parameter that is not tied.
-    pub fn new(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
-        let (name, shape) = (name.into(), shape.into());
-        Self { name, shape, init, trainable: true, buffer: false, tie: None }
-    }
-
-    /// A running statistic: kept in float32 (or float64) whatever the arithmetic is in, not trained, and part of the
-    /// pipeline's parameters and state.
-    pub fn buffer(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
-        Self { trainable: false, buffer: true, ..Self::new(name, shape, init) }
-    }
-
-    /// The same, tied.
-    pub fn tied(mut self, tie: Option<&str>) -> Self {
-        self.tie = tie.map(Into::into);
-        self
-    }
-
-    /// Number of elements.
-    pub fn elements(&self) -> u64 {
-        self.shape.iter().fold(1, |product, &size| product.saturating_mul(size.max(0) as u64))
-    }
-}
 
 /// One layer of a sequence. It is shared between threads and holds no tensors.
 pub trait Layer: Send + Sync + 'static {
@@ -294,10 +233,11 @@ impl Forward<'_> {
     pub fn batch_norm(
         &mut self,
         first: usize,
-        norm: &crate::layers::BatchNorm,
+        norm: &BatchNorm,
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
-        let (y, statistics) = batch_norm(self, first, norm, x)?;
+        let parameter = |number| self.parameter(first + number);
+        let (y, statistics) = batch_norm(parameter, self.training, first, norm, x)?;
         self.statistics.extend(statistics);
         Ok(y)
     }

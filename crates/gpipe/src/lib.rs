@@ -44,6 +44,7 @@ pub mod layers;
 mod loss;
 mod metric;
 mod optim;
+mod parameter;
 mod pipeline;
 mod precision;
 pub mod processes;
@@ -53,6 +54,7 @@ mod sequence;
 mod spec;
 mod stage;
 pub mod state;
+mod tape;
 mod value;
 
 pub use cache::Cache;
@@ -65,13 +67,14 @@ pub use gpipe_core::{
     schedule,
     schedule::Schedule,
 };
-pub use layer::{Forward, Infer, Init, Layer, ParameterSpec};
+pub use layer::{Forward, Infer, Layer};
 pub use loss::{CrossEntropy, Loss, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,
     Update, name_matches,
 };
+pub use parameter::{Init, ParameterSpec};
 pub use pipeline::{
     Balance, DeviceReport, Evaluation, Padding, Pipeline, PipelineBuilder, Plan, StepReport,
 };

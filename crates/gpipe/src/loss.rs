@@ -6,9 +6,9 @@ use tch::{Kind, Reduction, Tensor};
 
 use crate::{
     error::LayerError,
-    estimate::{Node, Tape, Var},
     layer::only,
     spec::TensorSpec,
+    tape::{Node, Tape, Var},
 };
 
 /// A loss. The mini-batch loss is `sum` over all micro-batches divided by `count` over the whole mini-batch.

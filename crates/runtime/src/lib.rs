@@ -14,6 +14,7 @@
 //! - `carrier`: threads that move the messages of links that cross to them
 //! - [`crew`]: spawns the workers, runs programs on them, watches
 //! - [`failure`]: the first error wins, and wakes everyone who waits
+//! - [`report`]: what a worker gives back
 //! - [`pulse`]: signs of life, from which every deadline counts
 //! - `sync`: what links and failures lock with
 //! - [`clock`]: real, or virtual for tests
@@ -29,6 +30,7 @@ pub mod link;
 mod mailbox;
 pub mod peers;
 pub mod pulse;
+pub mod report;
 pub mod stage;
 mod sync;
 #[cfg(feature = "testing")]

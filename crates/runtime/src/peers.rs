@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpipe_core::{DeviceId, EdgeId, Half, MicroBatch, Nanos, lower::Program};
 
-use crate::{link::Message, pulse::Pulses, stage::StageExecutor, worker::Report};
+use crate::{link::Message, pulse::Pulses, report::Report, stage::StageExecutor};
 
 /// A link from one process to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

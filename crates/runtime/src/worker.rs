@@ -20,6 +20,7 @@ use crate::{
     mailbox::Mailbox,
     peers::{Elsewhere, Peers},
     pulse::Pulses,
+    report::Report,
     stage::{Keep, Payload, StageExecutor},
 };
 
@@ -79,16 +80,6 @@ impl<E: StageExecutor> Step<E> {
         let process = peers.process_of(DeviceId::from_index(device));
         format!(", on rank {}", peers.rank_of(process))
     }
-}
-
-/// How a worker's part of a step went.
-pub struct Report<E: StageExecutor> {
-    /// What it did, with times.
-    pub actions: Vec<TimedAction>,
-    /// What its stages give back; empty if the step failed.
-    pub outcomes: Vec<(StageId, E::Outcome)>,
-    /// Bytes of values that it sent.
-    pub sent: Bytes,
 }
 
 /// What the driver does with a device's stages between steps.

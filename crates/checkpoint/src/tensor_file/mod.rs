@@ -32,7 +32,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use sha2::{Digest, Sha256};
 use tch::{Kind, Tensor};
 
-use crate::error::remedy;
+use crate::remedy::remedy;
 use header::{HEADER_MAX, Header, LENGTH};
 pub use write::{encode, merge, write};
 

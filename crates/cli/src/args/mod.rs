@@ -10,10 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use gpipe::{Balance, RematPolicies};
 
-use crate::{
-    config::text::{Caps, Devices, Dtype, Every, OnNan},
-    schedule::ScheduleChoice,
-};
+use crate::values::{Caps, Devices, Dtype, Every, OnNan, ScheduleChoice};
 
 pub(crate) use self::trained::{
     EvalArguments, GenerateArguments, PredictArguments, RunArguments, SearchArguments,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::text::{Devices, Dtype};
+use crate::values::{Devices, Dtype};
 
 /// A trained model: the folder of a run, or a configuration and weights.
 #[derive(Debug, Default, Args)]

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
-use super::{
-    kind::{DATA, KINDS_ARE, with_kind},
-    text::{CropChoice, JsonChoice, MostBytes, OnUnreadableChoice, TokenizerChoice, as_text},
+use super::kind::{DATA, KINDS_ARE, with_kind};
+use crate::values::{
+    CropChoice, JsonChoice, MostBytes, OnUnreadableChoice, TokenizerChoice, as_text,
 };
 
 /// What is learned from. Its other keys depend on `kind`.

@@ -1,7 +1,6 @@
 //! The configuration: a TOML file, `--set` and flags become one struct, once, checked.
 //!
 //! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a [`kind`]
-//! - [`text`]: values that are written as text
 //! - [`keys`]: unknown keys, and `--set`
 //! - [`check`]: what is refused before anything is read; [`changes`]: what a run may change when it goes on
 
@@ -12,10 +11,13 @@ mod keys;
 mod kind;
 mod model;
 mod tables;
-pub(crate) mod text;
 
 use std::path::{Path, PathBuf};
 
+pub(crate) use crate::values::{
+    CropChoice, Decays, Dtype, Every, JsonChoice, KernelChoice, OnNan, OnUnreadableChoice,
+    OptimizerName, TokenizerChoice, VariantName,
+};
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{Data, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig};
 use gpipe::{Balance, Kernels, RematPolicies};
@@ -23,10 +25,6 @@ use gpipe_files::ReadError;
 use keys::{check_keys, defaults, flatten, set};
 pub(crate) use model::{Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
-pub(crate) use text::{
-    CropChoice, Decays, Dtype, Every, JsonChoice, KernelChoice, OnNan, OnUnreadableChoice,
-    OptimizerName, TokenizerChoice, VariantName,
-};
 
 use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 

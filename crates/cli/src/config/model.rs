@@ -2,10 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
-use super::{
-    kind::{KINDS_ARE, MODELS, with_kind},
-    text::{VariantName, as_text},
-};
+use super::kind::{KINDS_ARE, MODELS, with_kind};
+use crate::values::{VariantName, as_text};
 
 /// A network. Its other keys depend on `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize)]

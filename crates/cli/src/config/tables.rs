@@ -3,14 +3,14 @@
 use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule};
 use serde::{Deserialize, Serialize};
 
-use crate::schedule::ScheduleChoice;
+use crate::values::ScheduleChoice;
 
-use super::text::{
-    Caps, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
-};
 use super::{
     data::{Data, ImagesConfig},
     model::Model,
+};
+use crate::values::{
+    Caps, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
 };
 
 /// Everything that determines a run. Every key has a default, so a file names only what differs.

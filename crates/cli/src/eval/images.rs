@@ -6,7 +6,7 @@ use super::confusion::Confusion;
 use crate::{
     CliError,
     args::EvalArguments,
-    metrics::io,
+    files::io,
     output::say,
     processes::Processes,
     run_folder::RunFolder,

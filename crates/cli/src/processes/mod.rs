@@ -85,7 +85,7 @@ impl Processes {
                 "pipeline.replicas is {count}, and there is one process: start as many or a multiple, with gpipe launch --processes {count} or torchrun, or give --replicas 1"
             )));
         };
-        let member = cluster.replicas(count)?;
+        let member = Member::new(cluster, count)?;
         self.member.get_or_init(|| member);
         Ok(())
     }

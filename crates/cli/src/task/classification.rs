@@ -17,7 +17,6 @@ use crate::{
     CliError,
     config::{Config, CropChoice, Data, ImageFolderConfig, ImagesConfig, OnUnreadableChoice},
     output::complain,
-    run_folder,
 };
 
 /// Ratios of width to height of [`CropChoice::Resized`] (Szegedy et al. 2015, section 6).
@@ -198,7 +197,7 @@ pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchEr
 /// # Errors
 /// Outputs that are no numbers: there is no likeliest class.
 pub(crate) fn logits(pipeline: &mut Pipeline, images: Vec<Tensor>) -> Result<Tensor, CliError> {
-    let logits = run_folder::logits(pipeline, images)?.f_to_kind(Kind::Double)?;
+    let logits = super::logits(pipeline, images)?.f_to_kind(Kind::Double)?;
     if logits.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0 {
         return Ok(logits);
     }

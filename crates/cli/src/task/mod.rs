@@ -16,8 +16,8 @@ mod vocabulary;
 use std::ops::Range;
 
 use gpipe::{
-    Accuracy, CrossEntropy, LayerError, Loss, Metric, Padding, PipelineBuilder, Sequence,
-    TensorSpec, TopK, WithAuxiliary,
+    Accuracy, CrossEntropy, IntoTensors, LayerError, Loss, Metric, Padding, Pipeline,
+    PipelineBuilder, Sequence, TensorSpec, TopK, WithAuxiliary,
 };
 use gpipe_models::{AmoebaNet, ResNet, Transformer, Variant};
 use tch::{Kind, Tensor};
@@ -280,4 +280,14 @@ impl Metric for Nats {
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         CrossEntropy::default().count(targets)
     }
+}
+
+/// The model's outputs, without dropout: for int64 tokens [samples, positions] [samples, positions, vocabulary], for images
+/// [samples, channels, height, width] [samples, classes].
+pub(crate) fn logits(
+    pipeline: &mut Pipeline,
+    inputs: impl IntoTensors,
+) -> Result<Tensor, CliError> {
+    let first = pipeline.predict(inputs)?.into_iter().next();
+    first.ok_or_else(|| CliError::Usage("the model has no output".into()))
 }

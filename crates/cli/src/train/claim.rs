@@ -12,8 +12,9 @@ use gpipe_files::WRITING;
 use crate::{
     CliError,
     args::TrainArguments,
-    metrics::io,
-    run_folder::{AVERAGES, CHECKPOINTS, METRICS, PLAN, WEIGHTS},
+    files::io,
+    metrics::METRICS,
+    run_folder::{AVERAGES, CHECKPOINTS, PLAN, WEIGHTS},
 };
 
 /// Numbered folders tried for a run without --out.

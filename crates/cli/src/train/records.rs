@@ -6,9 +6,9 @@ use gpipe_observe::metrics::{Record, scan};
 use super::start::Start;
 use crate::{
     CliError,
-    metrics::{Metrics, io},
+    files::io,
+    metrics::{METRICS, Metrics},
     output::say,
-    run_folder::METRICS,
 };
 
 /// Refuses metrics that do not reach as far as the checkpoint: the curves of the run would have a hole.

@@ -13,10 +13,11 @@ use crate::{
     CliError,
     args::TrainArguments,
     config::{Config, Effect, changes},
-    metrics::io,
+    files::io,
+    metrics::METRICS,
     output::say,
     processes::Processes,
-    run_folder::{CHECKPOINTS, METRICS, WEIGHTS},
+    run_folder::{CHECKPOINTS, WEIGHTS},
     task,
 };
 

@@ -44,7 +44,6 @@ use crate::{
     memory::{EdgeBytes, StageBytes, peaks, series},
     partition::{PartitionError, check_balance},
     remat::{Remat, RematPolicies},
-    report,
     schedule::Schedule,
     simulate::{Costs, Deadlock, StageCost, Timeline, simulate_with_room},
     topology::{Purpose, of_cut, ranges},
@@ -130,7 +129,7 @@ impl Prediction {
 
     /// The share of devices x step in which a device is not busy.
     pub fn bubble(&self) -> f64 {
-        report::bubble(&self.timeline)
+        self.timeline.bubble()
     }
 
     /// Most that each device can hold: its stages' peaks, which it may not have all at once.

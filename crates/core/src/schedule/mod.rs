@@ -13,13 +13,11 @@ mod zb_h1;
 use std::{fmt, str::FromStr, sync::Arc};
 
 pub use self::listed::Listed;
+pub use crate::action::ActionLists;
 use crate::{
     action::{Action, Op},
     ids::{MicroBatch, StageId},
 };
-
-/// Per device, its ordered list of actions.
-pub type ActionLists = Vec<Vec<Action>>;
 
 /// Most stages that a schedule puts on one device.
 const CHUNKS_MAX: u32 = 64;

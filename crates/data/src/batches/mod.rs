@@ -6,6 +6,7 @@
 mod train;
 mod validation;
 
+pub use crate::bounds::BATCH_TOKENS_MAX;
 use crate::{Error, Result};
 
 pub use train::TrainBatches;
@@ -13,9 +14,6 @@ pub use validation::ValidationBatches;
 
 /// The target of a place that is not to be counted: padding. Cross entropies ignore this value by default.
 pub const IGNORE: i64 = -100;
-
-/// No batch has more tokens than this: 2^28, which is 4 GiB of inputs and targets.
-pub const BATCH_TOKENS_MAX: usize = 1 << 28;
 
 /// Inputs and targets of some samples, in row-major order.
 #[derive(Debug, Clone, PartialEq, Eq)]

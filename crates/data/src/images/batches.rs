@@ -1,5 +1,6 @@
 //! Mini-batches of images.
 
+pub use crate::bounds::{IMAGE_BATCH_VALUES_MAX, IMAGE_THREADS_MAX};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -9,12 +10,6 @@ use super::{Image, ImageSet, OnUnreadable, Transform};
 use crate::hash::mix;
 use crate::order::{Order, Sample};
 use crate::{Error, Result};
-
-/// No batch has more numbers than this: 2^28, which is 1 GiB.
-pub const IMAGE_BATCH_VALUES_MAX: usize = 1 << 28;
-
-/// No more threads than this decode images.
-pub const IMAGE_THREADS_MAX: usize = 64;
 
 /// What augmentation is told apart by from the order of samples.
 const AUGMENTATION_STREAM: u64 = 3;

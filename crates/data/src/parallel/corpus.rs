@@ -1,17 +1,12 @@
 //! A corpus of parallel text: what is in it, and what it is made of.
 
+pub use crate::bounds::{CODE_BYTES_MAX, PAIRS_MAX};
 use std::path::PathBuf;
 
 use super::gather::Gathering;
 use super::{ParallelError, Report};
 use crate::Result;
 use crate::hash::StableHasher;
-
-/// No corpus has more pairs than this, before duplicates are taken out.
-pub const PAIRS_MAX: usize = 1 << 27;
-
-/// No code of a language is longer than this.
-pub const CODE_BYTES_MAX: usize = 32;
 
 /// A sentence and its translation into English.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

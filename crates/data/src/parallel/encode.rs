@@ -2,11 +2,9 @@
 
 use super::{Language, Pair, PairError, ParallelCorpus, TranslationVocabulary};
 use crate::Result;
+pub use crate::bounds::PAIR_TOKENS_MAX;
 use crate::permutation::Permutation;
 use gpipe_core::splitmix;
-
-/// No sentence of a set has more tokens than this: 2^16.
-pub const PAIR_TOKENS_MAX: usize = 1 << 16;
 
 /// The fewest tokens of a source: tag, one token, end.
 const PAIR_TOKENS_MIN: usize = 3;

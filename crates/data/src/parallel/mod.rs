@@ -33,14 +33,12 @@
 mod batches;
 mod corpus;
 mod encode;
-mod error;
 mod folder;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod gather;
 mod lines;
 mod mixture;
-mod pair_error;
 mod pairs;
 mod pools;
 mod report;
@@ -48,13 +46,12 @@ mod unigram;
 mod validation;
 mod vocabulary;
 
+pub use crate::error::{PairError, ParallelError};
 pub use batches::{PairBatch, TrainPairs, TrainPairsOptions};
 pub use corpus::{
     CODE_BYTES_MAX, Language, PAIRS_MAX, Pair, ParallelCorpus, ParallelOptions, Source,
 };
 pub use encode::{PAIR_TOKENS_MAX, PairSet, Side};
-pub use error::ParallelError;
-pub use pair_error::PairError;
 pub use report::{LanguageReport, Reason, Report};
 pub use unigram::{LanguageEntropy, Unigram, unigram};
 pub use validation::ValidationPairs;

@@ -18,6 +18,7 @@ mod specials;
 mod tests;
 mod words;
 
+pub use crate::bounds::VOCABULARY_MAX;
 use std::path::Path;
 
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder, Vocab};
@@ -50,9 +51,6 @@ pub const VOCABULARY_MIN: usize = 257;
 
 /// Largest file of a tokenizer: that of the greatest vocabulary has some hundred bytes for a token.
 const JSON_BYTES_MAX: u64 = 256 << 20;
-
-/// The greatest vocabulary: 2^20 tokens, several times what large models use.
-pub const VOCABULARY_MAX: usize = 1 << 20;
 
 type Inner = TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLevel>;
 

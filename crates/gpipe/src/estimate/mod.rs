@@ -1,8 +1,6 @@
 //! What a model will take and hold, from shapes alone: nothing is built and nothing runs.
 //!
-//! - here: [`estimate`], times by the roofline and bytes by layer
-//! - `tape`: a layer's forward in shapes, and what autograd holds of it; `node`: one operation
-//! - `operations`: what the library's operations save
+//! Times are the roofline's. Bytes are those of a [`Tape`], which replays each layer's forward in shapes.
 //!
 //! ```
 //! use gpipe::{Adam, CrossEntropy, Kernels, Sequence, TensorSpec, estimate::{Rate, Training, estimate}, layers::Linear};
@@ -18,10 +16,6 @@
 //! # Ok::<(), gpipe::Error>(())
 //! ```
 
-mod node;
-mod operations;
-mod tape;
-
 use std::collections::{BTreeMap, HashMap};
 
 use gpipe_bridge::linear::Kernels;
@@ -31,12 +25,7 @@ use gpipe_core::{
 };
 use tch::Kind;
 
-use self::tape::{Outside, Totals};
-pub use self::{
-    node::{Node, Var},
-    operations::Strides,
-    tape::{Tape, bytes},
-};
+pub use crate::tape::{Node, Strides, Tape, Var, bytes};
 use crate::{
     error::{Error, Result},
     layer::{Infer, ParameterSpec},
@@ -45,6 +34,7 @@ use crate::{
     precision::Precision,
     sequence::{NamedLayer, Sequence, TieGroup},
     spec::TensorSpec,
+    tape::{Outside, Totals},
 };
 
 /// What a device does in a second.

@@ -4,9 +4,9 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, only},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// An elementwise activation of a float tensor of any shape.

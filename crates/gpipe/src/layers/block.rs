@@ -4,10 +4,10 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, ParameterSpec},
     layers::{Attention, Mlp, first_and_rest, passing_on},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// [`Attention`] then [`Mlp`]: the same arithmetic as the two layers one after the other.

@@ -4,7 +4,6 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec},
     layers::{
         dropout::check_probability,
@@ -14,6 +13,7 @@ use crate::{
         passing_on,
     },
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// x + dropout(attention(norm(x), memory)) (Vaswani et al. 2017, section 3.2.3): [samples, positions, features] -> the same. The second input is

@@ -4,10 +4,10 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, ParameterSpec},
     layers::{Attention, CrossAttention, Mlp, first_and_rest, passing_on},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// Causal [`Attention`], [`CrossAttention`], [`Mlp`]: the same arithmetic as the three layers one after the other, with the inputs of the

@@ -4,9 +4,9 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, only},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// Zeroes elements with probability `p` in training (Srivastava et al. 2014); [samples, ...] of floats.

@@ -4,10 +4,10 @@ use tch::{Kind, Tensor};
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     layers::dropout::check_probability,
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// Token embedding plus learned position embedding, then dropout: int64 [samples, positions] ->

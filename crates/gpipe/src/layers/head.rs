@@ -4,13 +4,13 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec},
     layers::{
         first_and_rest,
         norm::{norm_parameters, normalise},
     },
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// Layer norm, then the projection to logits: [samples, positions, features] -> [.., vocabulary]. Further inputs end here.

@@ -4,10 +4,10 @@ use tch::{Device, Kind, Tensor};
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::Forward,
     layers::dropout::check_probability,
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// Which keys a query sees.

@@ -4,9 +4,9 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// y = x W^T + b over the last axis: [samples, ..., inputs] -> [samples, ..., outputs].

@@ -4,7 +4,6 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec},
     layers::{
         dropout::check_probability,
@@ -13,6 +12,7 @@ use crate::{
         passing_on,
     },
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// x + dropout(W2 gelu(W1 norm(x))) (Vaswani et al. 2017, section 3.3): [samples, ..., features] -> the same.

@@ -4,9 +4,9 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// Layer normalisation of the last axis (Ba, Kiros & Hinton 2016): [samples, ..., features].

@@ -4,7 +4,6 @@ use tch::{Kind, Tensor};
 
 use crate::{
     error::LayerError,
-    estimate::{Node, Tape, Var},
     layer::{Forward, Infer, Init, Layer, ParameterSpec},
     layers::{
         dropout::check_probability,
@@ -13,6 +12,7 @@ use crate::{
         sinusoids::{TEMPORARY, sinusoids},
     },
     spec::TensorSpec,
+    tape::{Node, Tape, Var},
 };
 
 /// sqrt(features) times a token's vector, plus the position's sines and cosines, then dropout (Vaswani et al. 2017, sections

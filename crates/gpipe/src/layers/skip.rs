@@ -5,9 +5,9 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    estimate::{Tape, Var},
     layer::{Forward, Infer, Layer, only},
     spec::TensorSpec,
+    tape::{Tape, Var},
 };
 
 /// Passes its input on, and stashes it for the [`Pop`] of the same name.

@@ -2,7 +2,7 @@
 //!
 //! - [`builder`]: settings, checked; stages placed on devices
 //! - [`mini_batch`]: a mini-batch, checked and cut; [`padding`]: columns of a micro-batch that are only padding, cut off
-//! - [`expected`]: what other processes may send
+//! - [`peers`]: other processes, as the runtime sees them; [`pack`]: a step's results as bytes; [`expected`]: what may be sent
 //! - [`decoding`]: outputs of new positions, where layers keep what they need of earlier ones
 //! - [`balance`]: where a sequence is cut
 //! - [`parameters`]: parameters, gradients and averages, read and written
@@ -17,8 +17,10 @@ mod builder;
 mod decoding;
 mod expected;
 mod mini_batch;
+mod pack;
 mod padding;
 mod parameters;
+mod peers;
 mod replicas;
 mod report;
 mod seen;
@@ -41,8 +43,11 @@ use gpipe_core::{
 };
 use gpipe_runtime::{Crew, Ran};
 use mini_batch::MiniBatch;
+#[cfg(feature = "fuzzing")]
+pub(crate) use pack::fuzzed;
 pub use padding::Padding;
 use parameters::Averages;
+use peers::TransportPeers;
 pub use report::{DeviceReport, Evaluation, StepReport};
 pub use state::Plan;
 use tch::Tensor;
@@ -53,7 +58,7 @@ use crate::{
     metric::{Measured, Metric},
     optim::{LearningRate, Optimizer},
     precision::{LossScale, Precision},
-    processes::{Joined, Replicas},
+    processes::Replicas,
     sequence::Sequence,
     spec::TensorSpec,
     stage::{
@@ -82,7 +87,7 @@ struct OwnedParameter {
 pub struct Pipeline {
     crew: Crew<Stage>,
     /// The other processes, if there are any.
-    joined: Option<Arc<Joined>>,
+    joined: Option<Arc<TransportPeers>>,
     /// The other replicas, if there are any.
     replicas: Option<Arc<dyn Replicas>>,
     sequence: Sequence,

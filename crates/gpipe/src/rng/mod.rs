@@ -10,7 +10,7 @@ use gpipe_bridge::fill;
 use gpipe_core::splitmix::{at, key};
 use tch::{Kind, Tensor};
 
-use crate::{error::LayerError, layer::Init};
+use crate::{error::LayerError, parameter::Init};
 
 /// Keeps the streams of initial values and of masks apart.
 const INIT: u64 = 1;

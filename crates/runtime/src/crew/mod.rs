@@ -21,8 +21,9 @@ use crate::{
     link::Links,
     peers::{Peers, Share},
     pulse::Pulses,
+    report::Report,
     stage::StageExecutor,
-    worker::{Command, Report, Step, Updates, doing, panic_message, serve},
+    worker::{Command, Step, Updates, doing, panic_message, serve},
 };
 
 /// What a crew is told once.

@@ -13,8 +13,8 @@ use gpipe_core::{DeviceId, Nanos};
 
 use crate::{
     peers::{Alarm, Crossing, Elsewhere, Inbound, Outbound, Parcel, Peers, Run, Share},
+    report::Report,
     stage::StageExecutor,
-    worker::Report,
 };
 
 /// What all processes of a test share.

@@ -23,10 +23,11 @@ use crate::{
     error::{Error, Result},
     optim::{ParameterSettings, settings},
     pipeline::{
-        Pipeline, balance::stage_weights, expected::Carried, parameters::Averages, topology,
+        Pipeline, balance::stage_weights, expected::Carried, parameters::Averages,
+        peers::TransportPeers, topology,
     },
     precision::{LossScale, Precision},
-    processes::{Joined, process_of},
+    processes::process_of,
     stage::{Stage, StagePlan},
 };
 
@@ -137,11 +138,11 @@ impl PipelineBuilder {
         builds: Vec<BuildDevice<Stage>>,
         settings: Settings,
         balance: &[usize],
-    ) -> Result<(Crew<Stage>, Option<Arc<Joined>>)> {
+    ) -> Result<(Crew<Stage>, Option<Arc<TransportPeers>>)> {
         let Some(transport) = &self.transport else {
             return Ok((Crew::spawn(builds, settings)?, None));
         };
-        let joined = Joined::new(transport, self.devices.len(), &self.facts(balance))?;
+        let joined = TransportPeers::new(transport, self.devices.len(), &self.facts(balance))?;
         let peers: Arc<dyn Peers<Stage>> = Arc::clone(&joined) as _;
         let mut crew = Crew::spawn_among(builds, settings, Some(peers))?;
         joined.charge(&mut crew)?;

@@ -5,13 +5,20 @@
 //! of ten branches would be wrong. The tape goes through the graph as autograd's engine does: from the last node to the first,
 //! each giving back what it saved, gradients that meet being added in place where nobody else holds them.
 
+mod node;
+mod operations;
+
 use std::collections::{HashMap, HashSet};
 
 use gpipe_bridge::linear::Kernels;
 use tch::Kind;
 
-use super::node::{Gradient, Node, Var};
-use crate::{layer::ParameterSpec, precision::Precision, spec::TensorSpec};
+use self::node::Gradient;
+pub use self::{
+    node::{Node, Var},
+    operations::Strides,
+};
+use crate::{parameter::ParameterSpec, precision::Precision, spec::TensorSpec};
 
 #[derive(Debug, Clone)]
 struct Value {

@@ -1,11 +1,66 @@
-//! Values that a configuration writes as text, and their forms.
+//! Values that configurations and flags write as text, and their forms.
 
-use std::{fmt::Display, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fmt::{self, Display},
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
-use gpipe::{Balance, Bytes, Device, RematPolicies};
+use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule};
+use gpipe_core::schedule::{Listed, UnknownSchedule, listed::BYTES_MAX};
 use serde::{Deserialize, Deserializer, Serializer};
 
-use crate::schedule::ScheduleChoice;
+use crate::{CliError, files::read_bounded};
+
+/// A schedule as it is named in a configuration. A file is read when it is needed, so that a run can be gone on with under another
+/// schedule without it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ScheduleChoice {
+    Named(Schedule),
+    File(PathBuf),
+}
+
+impl ScheduleChoice {
+    /// The schedule: a file's is read, and checked.
+    pub(crate) fn schedule(&self) -> Result<Schedule, CliError> {
+        let path = match self {
+            Self::Named(schedule) => return Ok(schedule.clone()),
+            Self::File(path) => path,
+        };
+        let text = read_bounded(path, BYTES_MAX as u64)?;
+        let listed = Listed::parse(&path.display().to_string(), &text);
+        let listed = listed.map_err(|error| CliError::Usage(error.to_string()))?;
+        Ok(Schedule::Listed(Arc::new(listed)))
+    }
+
+    /// How many stages it makes of so many devices, as far as that can be said now; what does not fit is refused later.
+    pub(crate) fn stages(&self, devices: usize) -> usize {
+        let stages = self.schedule().ok().and_then(|schedule| schedule.stages(devices).ok());
+        stages.unwrap_or(devices)
+    }
+}
+
+impl fmt::Display for ScheduleChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(schedule) => schedule.fmt(f),
+            Self::File(path) => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for ScheduleChoice {
+    type Err = UnknownSchedule;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix("file:") {
+            Some(path) => Ok(Self::File(path.into())),
+            None => text.parse().map(Self::Named),
+        }
+    }
+}
 
 /// Memory caps: one for all stages, or one per stage; or `none`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -299,14 +354,14 @@ impl FromStr for CropChoice {
 pub(super) mod as_text {
     use super::*;
 
-    pub(in crate::config) fn serialize<T: Display + AsPlainText, S: Serializer>(
+    pub(crate) fn serialize<T: Display + AsPlainText, S: Serializer>(
         value: &T,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&value.plain())
     }
 
-    pub(in crate::config) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    pub(crate) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
     where
         T: FromStr,
         T::Err: Display,

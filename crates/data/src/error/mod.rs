@@ -1,11 +1,16 @@
 //! What can go wrong, where, and what to do about it.
 
+mod pairs;
+mod parallel;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::Omissions;
-use crate::parallel::ParallelError;
+use crate::bounds;
+use crate::omissions::Omissions;
+
+pub use self::{pairs::PairError, parallel::ParallelError};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -136,7 +141,7 @@ pub enum Error {
     /// A vocabulary that cannot be.
     #[error(
         "a vocabulary of {asked} tokens is out of range; ask for {least} (256 bytes and the special tokens) to {}",
-        crate::VOCABULARY_MAX
+        bounds::VOCABULARY_MAX
     )]
     Vocabulary {
         /// The size asked for.
@@ -200,7 +205,7 @@ pub enum Error {
     /// A batch of no samples, of no tokens or of too many tokens.
     #[error(
         "a batch of {mini_batch} samples of {sequence} tokens is out of range; use 1 to {} tokens in all",
-        crate::BATCH_TOKENS_MAX
+        bounds::BATCH_TOKENS_MAX
     )]
     BatchShape {
         /// Samples per mini-batch.
@@ -211,10 +216,10 @@ pub enum Error {
 
     /// Pairs of sentences could not be encoded or put into batches.
     #[error(transparent)]
-    Pairs(#[from] crate::parallel::PairError),
+    Pairs(#[from] PairError),
 
     /// A queue that holds nothing, or too much.
-    #[error("a loader of depth {depth} is out of range; use 1 to {}", crate::LOADER_DEPTH_MAX)]
+    #[error("a loader of depth {depth} is out of range; use 1 to {}", bounds::LOADER_DEPTH_MAX)]
     LoaderDepth {
         /// Batches in the queue.
         depth: usize,
@@ -336,7 +341,7 @@ pub enum Error {
     #[error(
         "a batch of {mini_batch} images of {size} x {size} pixels is out of range; use at least 1 and at most {} \
          numbers (3 for each pixel) in all",
-        crate::images::IMAGE_BATCH_VALUES_MAX
+        bounds::IMAGE_BATCH_VALUES_MAX
     )]
     ImageBatchShape {
         /// Images per mini-batch.
@@ -348,7 +353,7 @@ pub enum Error {
     /// No threads to decode images with, or too many.
     #[error(
         "{threads} threads to decode images are out of range; use 1 to {}",
-        crate::images::IMAGE_THREADS_MAX
+        bounds::IMAGE_THREADS_MAX
     )]
     ImageThreads {
         /// Threads asked for.

@@ -1,7 +1,6 @@
 //! What can go wrong between pairs of sentences and mini-batches, and what to do about it.
 
-use super::PAIR_TOKENS_MAX;
-use crate::BATCH_TOKENS_MAX;
+use crate::bounds::{BATCH_TOKENS_MAX, PAIR_TOKENS_MAX};
 
 /// No error names more languages than this.
 const NAMES_MAX: usize = 8;

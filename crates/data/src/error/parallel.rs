@@ -9,7 +9,7 @@ pub enum ParallelError {
     /// An option that cannot be.
     #[error("parallel text cannot have {option} of {value}; use {allowed}")]
     Setting {
-        /// The field of [`ParallelOptions`](super::ParallelOptions).
+        /// The field of [`ParallelOptions`](crate::parallel::ParallelOptions).
         option: &'static str,
         /// What it is.
         value: String,
@@ -20,7 +20,7 @@ pub enum ParallelError {
     /// A language's name that would not be one word in a file, a table or a vocabulary.
     #[error(
         "`{}` is no code of a language; use letters, digits, `_`, `-` and `@`, at most {} of them, such as pt_BR",
-        .code.escape_debug(), super::CODE_BYTES_MAX
+        .code.escape_debug(), crate::bounds::CODE_BYTES_MAX
     )]
     Code {
         /// What was given.
@@ -72,7 +72,10 @@ pub enum ParallelError {
     },
 
     /// More pairs than can be held.
-    #[error("there are more than {} pairs; name fewer sources or languages", super::PAIRS_MAX)]
+    #[error(
+        "there are more than {} pairs; name fewer sources or languages",
+        crate::bounds::PAIRS_MAX
+    )]
     TooManyPairs,
 
     /// A file of pairs is not UTF-8.

@@ -2,12 +2,18 @@
 
 use gpipe_bridge::memory::Stats;
 use gpipe_core::{Bytes, DeviceId, Nanos, StageId, lower::Program, simulate::TimedAction};
-use gpipe_runtime::{Verdict, peers::Share, worker::Report};
+use gpipe_runtime::{Verdict, peers::Share, report::Report};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::dtype;
+use crate::processes::dtype;
 use crate::stage::{Stage, feed::Outcome, recorder::StageProfile};
+
+/// As [`crate::fuzzing::share`].
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzzed(bytes: &[u8], program: &Program) -> std::result::Result<(), String> {
+    unpack(bytes, Some(program)).map(drop)
+}
 
 /// A process's part of a run, as it is sent.
 #[derive(Serialize, Deserialize)]

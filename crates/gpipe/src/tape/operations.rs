@@ -5,10 +5,7 @@
 
 use tch::Kind;
 
-use super::{
-    node::{Node, Var},
-    tape::{Tape, bytes},
-};
+use super::{Node, Tape, Var, bytes};
 use crate::spec::TensorSpec;
 
 /// From so many multiplications on the bridge takes oneDNN's product (`kMultiplicationsMin`).

@@ -1,0 +1,161 @@
+//! The other processes of a pipeline, as the runtime sees them: a [`Transport`], and a step's results as bytes (`pack`).
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use gpipe_bridge::memory;
+use gpipe_core::{Bytes, DeviceId, Half, Nanos, StageId, lower::Program};
+use gpipe_runtime::{Crew, Peers, peers::Share};
+
+use super::pack::{pack, unpack};
+use crate::{
+    error::{Error, Result},
+    processes::{Crossing, Elsewhere, Inbound, Outbound, Run, Transport, process_of},
+    stage::Stage,
+    value::Value,
+};
+
+/// A transport as the runtime sees it.
+pub(crate) struct TransportPeers {
+    transport: Arc<dyn Transport>,
+    devices: usize,
+    /// Where the memory of each stage that is here is counted.
+    arenas: Mutex<HashMap<StageId, u32>>,
+    /// What is run.
+    program: Mutex<Option<Arc<Program>>>,
+    /// The most bytes of a message, by edge.
+    expected: Mutex<Vec<Bytes>>,
+}
+
+impl TransportPeers {
+    /// Meets the other processes, which must have the same facts.
+    pub(crate) fn new(
+        transport: &Arc<dyn Transport>,
+        devices: usize,
+        facts: &[(String, String)],
+    ) -> Result<Arc<Self>> {
+        let processes = transport.size();
+        if processes > devices {
+            return Err(Error::Setting(format!(
+                "{processes} processes for {devices} stages: use as many stages, or fewer processes"
+            )));
+        }
+        transport.agree(facts).map_err(|error| Error::Setting(error.to_string()))?;
+        Ok(Arc::new(Self {
+            transport: Arc::clone(transport),
+            devices,
+            arenas: Mutex::default(),
+            program: Mutex::default(),
+            expected: Mutex::default(),
+        }))
+    }
+
+    /// Lets what arrives for a stage be counted as its own.
+    pub(crate) fn charge(&self, crew: &mut Crew<Stage>) -> Result<()> {
+        let found = crew.visit_all(|_| {
+            |stages: &mut [Stage]| -> Vec<(StageId, u32)> {
+                let arena =
+                    |stage: &Stage| (gpipe_runtime::StageExecutor::stage(stage), stage.arena());
+                stages.iter().map(arena).collect()
+            }
+        })?;
+        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        arenas.extend(found.into_iter().flatten());
+        Ok(())
+    }
+
+    /// Tells what a message of the next run has at most, by edge.
+    pub(crate) fn expect(&self, most: Vec<Bytes>) {
+        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = most;
+    }
+
+    /// The most bytes of a message of `crossing`.
+    fn most(&self, crossing: Crossing) -> Bytes {
+        let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        expected.get(crossing.edge.index()).copied().unwrap_or_default()
+    }
+
+    fn program(&self) -> Option<Arc<Program>> {
+        self.program.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Charges what this thread allocates from now on to the stage that `crossing` goes to.
+    fn enter_arena(&self, crossing: Crossing) -> std::result::Result<(), Elsewhere> {
+        let Some(program) = self.program() else { return Ok(()) };
+        let edge = program.topology.edges.get(crossing.edge.index());
+        let stage = edge.map(|edge| match crossing.half {
+            Half::Forward => edge.to,
+            Half::Backward => edge.from,
+        });
+        let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        let arena = stage.and_then(|stage| arenas.get(&stage).copied());
+        let entered = arena.map_or(Ok(()), memory::enter);
+        entered.map_err(|error| own(self.transport.rank(), error.to_string()))
+    }
+}
+
+fn own(rank: usize, reason: String) -> Elsewhere {
+    Elsewhere { process: Some(rank), reason }
+}
+
+impl Peers<Stage> for TransportPeers {
+    fn here(&self) -> usize {
+        self.transport.rank()
+    }
+
+    fn process_of(&self, device: DeviceId) -> usize {
+        process_of(device.index(), self.devices, self.transport.size())
+    }
+
+    fn rank_of(&self, process: usize) -> usize {
+        self.transport.rank_of(process)
+    }
+
+    fn begin(&self, run: Run) -> std::result::Result<(), Elsewhere> {
+        let mut program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
+        *program = Some(Arc::clone(&run.program));
+        drop(program);
+        self.transport.begin(run)
+    }
+
+    fn outbound(
+        &self,
+        crossing: Crossing,
+    ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere> {
+        self.transport.outbound(crossing)
+    }
+
+    fn inbound(
+        &self,
+        crossing: Crossing,
+    ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere> {
+        self.enter_arena(crossing)?;
+        self.transport.inbound(crossing, self.most(crossing))
+    }
+
+    fn fail(&self, why: &Elsewhere) {
+        self.transport.fail(why);
+    }
+
+    fn share(&self, share: Share<Stage>) -> std::result::Result<Vec<Share<Stage>>, Elsewhere> {
+        let here = self.transport.rank();
+        let packed = pack(&share).map_err(|reason| own(here, reason))?;
+        let gathered = self.transport.gather(packed)?;
+        let program = self.program();
+        let unpack = |(rank, bytes): (usize, Vec<u8>)| match rank == here {
+            true => Ok(None),
+            false => {
+                unpack(&bytes, program.as_deref()).map(Some).map_err(|reason| own(rank, reason))
+            }
+        };
+        let others: Vec<_> =
+            gathered.into_iter().enumerate().map(unpack).collect::<std::result::Result<_, _>>()?;
+        Ok(others.into_iter().flatten().chain([share]).collect())
+    }
+
+    fn now(&self) -> Nanos {
+        self.transport.now()
+    }
+}
