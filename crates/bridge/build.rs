@@ -15,7 +15,11 @@ fn main() {
     let version = version_of(&torch);
     println!("cargo:rustc-env=GPIPE_LIBTORCH_VERSION={version}");
 
-    cxx_build::bridge("src/ffi.rs")
+    let mut bridge = cxx_build::bridge("src/ffi.rs");
+    if std::env::var_os("CARGO_FEATURE_ALLOCATOR").is_some() {
+        bridge.define("GPIPE_ALLOCATOR", None);
+    }
+    bridge
         .file("cpp/vjp.cc")
         .file("cpp/split.cc")
         .file("cpp/allocator.cc")

@@ -186,11 +186,13 @@ Arena &at_index(uint32_t arena) {
 
 } // namespace
 
+#ifdef GPIPE_ALLOCATOR
 // Installed before main, because exchanging allocators under a running kernel is not safe.
 [[maybe_unused]] static const bool installed = [] {
   c10::SetCPUAllocator(new CountingAllocator(), /*priority=*/100);
   return true;
 }();
+#endif
 
 void enter_arena(uint32_t arena) {
   at_index(arena);

@@ -3,6 +3,9 @@
 //! A block is charged to the arena that its thread had entered when it was allocated, and is credited
 //! there whichever thread frees it. It sees every tensor; it does not see what oneDNN and MKL allocate
 //! for themselves.
+//!
+//! The feature `allocator` replaces libtorch's CPU allocator by this one, before `main` and for the whole process. Without it
+//! nothing is counted, capped or kept on CPUs: see [`IS_COUNTED`].
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,6 +13,9 @@ use crate::{Error, Result, ffi::bridged};
 
 /// Number of arenas; arena 0 is where a thread starts.
 pub const ARENAS: u32 = 4096;
+
+/// Whether CPU memory is counted and can be capped: with the feature `allocator`.
+pub const IS_COUNTED: bool = cfg!(feature = "allocator");
 
 /// What an arena holds, in bytes of tensor payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

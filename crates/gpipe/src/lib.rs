@@ -22,6 +22,11 @@
 //! - [`state`]: all that a pipeline knows between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
 //!
+//! **Linking this crate replaces libtorch's CPU allocator for the whole process**, also for tensors that have nothing to do with a
+//! pipeline. The new one counts what each stage holds, keeps freed blocks for reuse, and refuses what goes over a cap. Without the
+//! default feature `allocator` libtorch keeps its own. Everything trains then with the same bits, but bytes on CPUs are reported
+//! as 0, [`PipelineBuilder::memory_cap`] of a CPU is refused when the pipeline is built, and so is [`profile`](mod@profile).
+//!
 //! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it, and the
 //! stage here (the seam on libtorch) computes.
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use gpipe_bridge::memory::IS_COUNTED;
 use gpipe_core::{
     Bytes,
     cost::{LayerCost, LayerState, ModelCosts, Spread, TieCost},
@@ -68,6 +69,11 @@ pub fn profile(
     mut tell: impl FnMut(&str),
     mut decide: impl FnMut(Option<Again>) -> Result<Option<Again>>,
 ) -> Result<Profile> {
+    if !IS_COUNTED {
+        return Err(Error::Setting(
+            "memory of CPUs is not counted, so a profile would have no bytes: build gpipe with its feature `allocator`, or use `gpipe::estimate`".into(),
+        ));
+    }
     let mini_batch =
         settings.batches.first().and_then(|(inputs, _)| inputs.first()?.size().first().copied());
     let Some(mini_batch) =

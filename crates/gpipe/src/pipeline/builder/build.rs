@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use gpipe_bridge::memory::IS_COUNTED;
 use gpipe_core::{
     EdgeId, StageId,
     lower::{Topology, lower},
@@ -179,6 +180,12 @@ impl PipelineBuilder {
                 "{} memory caps for {devices} stages: give one for all, or one per stage (per device, where it has several)",
                 self.caps.len()
             ));
+        }
+        let has_cpu = self.devices.iter().any(|device| device.gpu().is_none());
+        if !IS_COUNTED && !self.caps.is_empty() && has_cpu {
+            return refuse(
+                "memory of CPUs is not counted, so it cannot be capped: build gpipe with its feature `allocator`".into(),
+            );
         }
         self.remat.check(stages).map_err(Error::Setting)?;
         if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
