@@ -66,14 +66,14 @@ fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> 
 pub(crate) fn measure(
     pipeline: &mut Pipeline,
     parts: Vec<Part>,
-    stop: &dyn Fn() -> bool,
+    stop: &dyn Fn() -> Result<bool, CliError>,
 ) -> Result<Option<Measured>, CliError> {
     let (mut sums, mut count) = (BTreeMap::<String, f64>::new(), 0.0);
     let mut losses = BTreeMap::new();
     for Part { name, batches } in parts {
         let (mut nats, mut own) = (0.0, 0.0);
         for batch in batches {
-            if stop() {
+            if stop()? {
                 return Ok(None);
             }
             let Batch { inputs, targets, .. } = batch?;

@@ -38,7 +38,7 @@ pub(super) fn run(
     let tokens = TokenSet::encode(tokenizer, &documents)?;
     let batches = language::batches(&tokens, &run.config, tokens_max)?;
     let Some(Measured { loss, metrics, count, .. }) =
-        measure(&mut pipeline, Part::all(batches), &|| false)?
+        measure(&mut pipeline, Part::all(batches), &|| Ok(false))?
     else {
         return Ok(());
     };

@@ -122,7 +122,7 @@ fn measured(
 ) -> Result<Vec<Row>, CliError> {
     let (train, validation) = task.sets();
     let of = |pipeline: &mut Pipeline, set: &PairSet| -> Result<Measured, CliError> {
-        measure(pipeline, parts(set, data)?, &|| false)?.ok_or(CliError::NothingMeasured)
+        measure(pipeline, parts(set, data)?, &|| Ok(false))?.ok_or(CliError::NothingMeasured)
     };
     let own = of(pipeline, validation)?;
     let exchanged = validation.with_shuffled_sources(SHUFFLE_SEED);

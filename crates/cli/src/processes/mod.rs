@@ -167,11 +167,6 @@ impl Processes {
         told.map_or(Ok(own), |(rank, reason)| Err(failed(Some(rank), reason)))
     }
 
-    /// The largest of all processes' numbers.
-    pub(crate) fn largest(&self, own: i32) -> Result<i32, CliError> {
-        Ok(self.gathered(&own)?.into_iter().max().unwrap_or(own))
-    }
-
     /// Refuses processes that have another configuration.
     pub(crate) fn agree_on(&self, config: &Config) -> Result<(), CliError> {
         let Some(cluster) = &self.cluster else { return Ok(()) };

@@ -4,6 +4,7 @@
 //! - [`begun`]: what its folder says from the start, and what all processes must have been told
 //! - [`claim`]: the run's folder; [`records`]: its metrics
 //! - [`saving`]: when checkpoints are saved
+//! - [`exchange`]: what processes ask of each other after a step
 //! - [`signals`]: Ctrl-C and SIGTERM
 //! - [`validation`]: what is held out, measured on the way and at the end
 //! - [`step_trace`]: the file of the latest step
@@ -11,6 +12,7 @@
 
 mod begun;
 mod claim;
+mod exchange;
 mod records;
 mod saving;
 mod signals;
@@ -32,6 +34,7 @@ use tch::Tensor;
 use self::{
     begun::{set_aside, told, write_begun},
     claim::Claim,
+    exchange::Asked,
     saving::Saving,
     signals::{Stop, name},
     start::Start,
@@ -196,7 +199,7 @@ struct Run<'a> {
     metrics: Option<Metrics>,
     progress: Progress,
     summary: Summary,
-    saving: Saving<'a>,
+    saving: Saving,
     stop: Stop,
     trace: StepTrace,
     nan_in_a_row: u64,
@@ -358,14 +361,17 @@ impl Run<'_> {
                     }
                 }
             }
-            let asked = self.asked()?;
-            if asked.is_none() && due(self.config, position) {
+            let Asked { mut signal, save } = self.asked()?;
+            if signal.is_none() && due(self.config, position) {
                 self.validate(pipeline, position)?;
+                signal = self.asked()?.signal;
             }
-            self.stop_if_asked(position)?;
+            self.stop(signal, position)?;
             if position.batches < steps {
-                self.saving.step(pipeline, position, &mut self.metrics, &self.progress)?;
-                self.processes.meet_replicas()?;
+                let told = (&mut self.metrics, &self.progress);
+                if self.saving.step(pipeline, position, save, told) {
+                    self.processes.meet_replicas()?;
+                }
             } // the last one is saved after the validation at the end, which may make it the best
         }
         Ok(())
@@ -379,14 +385,13 @@ impl Run<'_> {
         tell_unreadable(&new);
     }
 
-    /// The signal that asked the run to stop: any of its processes.
-    fn asked(&self) -> Result<Option<i32>, CliError> {
-        let own = self.stop.asked().unwrap_or(0);
-        Ok(Some(self.processes.largest(own)?).filter(|&signal| signal != 0))
+    /// What is asked of the run now, of any of its processes.
+    fn asked(&self) -> Result<Asked, CliError> {
+        Asked { signal: self.stop.asked(), save: self.saving.is_time() }.of_all(self.processes)
     }
 
-    fn stop_if_asked(&self, position: &Position) -> Result<(), CliError> {
-        match self.asked()? {
+    fn stop(&self, signal: Option<i32>, position: &Position) -> Result<(), CliError> {
+        match signal {
             Some(signal) if position.batches < self.config.train.steps => {
                 let (signal_name, step) = (name(signal).to_owned(), position.batches);
                 Err(CliError::Interrupted { signal, signal_name, step })

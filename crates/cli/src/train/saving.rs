@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// A run's checkpoints.
-pub(super) struct Saving<'a> {
+pub(super) struct Saving {
     /// None in a replica that leaves it to another.
     checkpoints: Option<Checkpoints>,
     every: Every,
@@ -34,18 +34,17 @@ pub(super) struct Saving<'a> {
     last: Instant,
     /// The position of the last one in the run's folder.
     at: Option<u64>,
-    processes: &'a Processes,
     /// How long training stood still for them.
     pub blocked: Duration,
 }
 
-impl<'a> Saving<'a> {
+impl Saving {
     /// For a run that starts as `start` says.
     pub(super) fn new(
         config: &Config,
         vocabulary: &Vocabulary,
         start: &Start,
-        processes: &'a Processes,
+        processes: &Processes,
     ) -> Result<Self, CliError> {
         let from = start.checkpoint.as_ref();
         let folder = start.out.path().join(CHECKPOINTS);
@@ -74,28 +73,34 @@ impl<'a> Saving<'a> {
             best: start.best,
             last: Instant::now(),
             at: from.filter(is_own).map(|from| from.manifest().progress.batches),
-            processes,
             blocked: Duration::ZERO,
         })
     }
 
-    /// Between two steps: saves if it is time for it, and tells what became of the last one. That nothing can be
-    /// written is told, and ends no run; that another process has failed is an error.
+    /// Whether it is time to save, by this process's clock.
+    pub(super) fn is_time(&self) -> bool {
+        matches!(self.every, Every::Time(time) if self.last.elapsed() >= time)
+    }
+
+    /// Between two steps: saves if it is due, or `is_time`, and tells what became of the last one. Whether it is saved, in all
+    /// processes. That nothing can be written is told, and ends no run.
     pub(super) fn step(
         &mut self,
         pipeline: &mut Pipeline,
         position: &Position,
-        metrics: &mut Option<Metrics>,
-        progress: &Progress,
-    ) -> Result<(), CliError> {
-        let is_best = self.keep_best && self.best.is_some_and(|b| b.batches == position.batches);
-        let is_due = is_due(self.every, position.batches, self.last, self.processes)?;
-        let outcome = match is_due || is_best {
+        is_time: bool,
+        (metrics, progress): (&mut Option<Metrics>, &Progress),
+    ) -> bool {
+        let batches = position.batches;
+        let is_best = self.keep_best && self.best.is_some_and(|best| best.batches == batches);
+        let is_due = matches!(self.every, Every::Steps(steps) if batches.is_multiple_of(steps));
+        let saves = is_time || is_due || is_best;
+        let outcome = match saves {
             true => self.save(pipeline, position, metrics),
             false => self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::poll),
         };
         tell(outcome, progress);
-        Ok(())
+        saves
     }
 
     /// A validation's loss: the lowest one's checkpoint is kept.
@@ -166,21 +171,6 @@ impl<'a> Saving<'a> {
     }
 }
 
-/// Whether a checkpoint is to be saved after so many batches, where the last one was begun at `last`.
-fn is_due(
-    every: Every,
-    batches: u64,
-    last: Instant,
-    processes: &Processes,
-) -> Result<bool, CliError> {
-    match every {
-        Every::Never => Ok(false),
-        Every::Steps(steps) => Ok(batches.is_multiple_of(steps)),
-        // Clocks of several processes would not agree.
-        Every::Time(time) => processes.decided(|| Ok(last.elapsed() >= time)),
-    }
-}
-
 /// A checkpoint that could not be saved ends no run: the next one may succeed, and the one before is still there.
 fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
     match outcome {
@@ -200,26 +190,5 @@ fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
         Err(error) => progress.warn(&format!(
             "a checkpoint was not saved: {error}; the run goes on, and tries again at the next one"
         )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::processes::tests::in_two;
-
-    /// It was taken for "not due", and the run went on to its next step.
-    #[test]
-    fn regression_an_error_of_another_process_is_no_answer_to_whether_a_save_is_due() {
-        let every = Every::Time(Duration::ZERO);
-        let told = in_two(|processes| {
-            if !processes.is_first() {
-                processes.fail(&CliError::Usage("the disk of this one is gone".into()));
-                return None;
-            }
-            Some(is_due(every, 1, Instant::now(), processes).map_err(|error| error.to_string()))
-        });
-        let error = told[0].clone().unwrap().unwrap_err();
-        assert!(error.contains("rank 1: the disk of this one is gone"), "{error}");
     }
 }

@@ -59,8 +59,7 @@ impl Run<'_> {
         what: &str,
     ) -> Result<Option<Measured>, CliError> {
         let is_last = position.batches >= self.config.train.steps;
-        // An error of asking comes again with the next step.
-        let stop = || self.asked().is_ok_and(|asked| asked.is_some()) && !is_last;
+        let stop = || Ok(self.asked()?.signal.is_some() && !is_last);
         let measured =
             match eval::measure(pipeline, self.task.validation(pipeline.is_fed())?, &stop) {
                 // What is learned is not lost by what cannot be measured.
