@@ -71,6 +71,12 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
+        name: "a crate outside of the workspace",
+        program: "python3",
+        arguments: &["scripts/outside_crate.py"],
+        environment: &[],
+    },
+    Step {
         name: "interleavings",
         program: "cargo",
         arguments: soak::INTERLEAVINGS,
