@@ -28,7 +28,7 @@ fn main() {
         .file("cpp/convolution.cc")
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")
-        .file("cpp/memo.cc")
+        .file("cpp/op_cache.cc")
         .file("cpp/optim.cc")
         .file("cpp/c10d.cc")
         .file("cpp/product.cc")

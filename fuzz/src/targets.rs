@@ -11,7 +11,7 @@ use gpipe_checkpoint::{
 };
 use gpipe_core::{
     Action,
-    schedule::{Listed, listed::print},
+    schedule::{CustomSchedule, custom::print},
 };
 use gpipe_data::{Tokenizer, parallel::ParallelError};
 use gpipe_observe::step_file::StepFile;
@@ -89,9 +89,10 @@ pub(crate) fn schedule(bytes: &[u8]) {
             Err(error) => assert!(said(&error).contains(word), "{word} is not in: {error}"),
         }
     }
-    match Listed::parse(ORIGIN, &text) {
+    match CustomSchedule::parse(ORIGIN, &text) {
         Ok(listed) => {
-            let again = Listed::parse(ORIGIN, &print(listed.lists())).expect("it was accepted");
+            let again =
+                CustomSchedule::parse(ORIGIN, &print(listed.lists())).expect("it was accepted");
             assert_eq!(again.lists(), listed.lists());
         }
         Err(error) => {

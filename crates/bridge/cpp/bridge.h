@@ -64,18 +64,18 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
                                   rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
                                   rust::Slice<const Address> accumulators, rust::Slice<const bool> in_turn);
 
-// memo.cc
-class Memo {
+// op_cache.cc
+class OpCache {
 public:
-  Memo();
-  ~Memo();
+  OpCache();
+  ~OpCache();
   uint64_t bytes() const;
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
 void begin_recording();
-std::unique_ptr<Memo> end_recording();
-void begin_replay(std::unique_ptr<Memo> memo);
+std::unique_ptr<OpCache> end_recording();
+void begin_replay(std::unique_ptr<OpCache> memo);
 void end_replay();
 void forget_memos() noexcept;
 

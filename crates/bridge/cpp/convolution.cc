@@ -4,7 +4,7 @@
 // small images, as a micro-batch has them behind a few reductions, that costs several times the arithmetic. A 1x1 convolution is a
 // matrix product of rows that channels-last has already, and the product takes the weight as it is.
 #include "gpipe-bridge/src/ffi.rs.h"
-#include "memo.h"
+#include "op_cache.h"
 #include "product.h"
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/convolution_backward.h>

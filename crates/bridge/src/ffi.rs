@@ -55,11 +55,11 @@ pub(crate) mod bridged {
         unsafe fn finish(self: Pin<&mut Halves>, accumulators: &[usize]) -> Result<Vec<usize>>;
         fn throw_for_test(kind: i32) -> Result<()>;
 
-        type Memo;
-        fn bytes(self: &Memo) -> u64;
+        type OpCache;
+        fn bytes(self: &OpCache) -> u64;
         fn begin_recording() -> Result<()>;
-        fn end_recording() -> Result<UniquePtr<Memo>>;
-        fn begin_replay(memo: UniquePtr<Memo>) -> Result<()>;
+        fn end_recording() -> Result<UniquePtr<OpCache>>;
+        fn begin_replay(memo: UniquePtr<OpCache>) -> Result<()>;
         fn end_replay() -> Result<()>;
         fn forget_memos();
 

@@ -7,7 +7,7 @@
 //! - [`layout`]: the one memory layout of what passes from a layer to the next
 //! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
-//! - [`memo`]: what products and convolutions gave, for a forward that is computed again
+//! - [`op_cache`]: what products and convolutions gave, for a forward that is computed again
 //! - [`loss`]: cross entropy with a backward in place
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
@@ -27,8 +27,8 @@ pub mod fill;
 pub mod layout;
 pub mod linear;
 pub mod loss;
-pub mod memo;
 pub mod memory;
+pub mod op_cache;
 pub mod optim;
 pub mod split;
 pub mod vjp;

@@ -12,8 +12,8 @@ use gpipe_bridge::{
     layout::settled,
     linear::{Kernels, linear},
     loss::cross_entropy_sum,
-    memo::Memo,
     memory,
+    op_cache::OpCache,
     optim::{AdamStep, SgdStep, adam, sgd},
     split::split,
     vjp::{Request, vjp},
@@ -272,8 +272,10 @@ fn fault_memory_streams_and_memos() {
     }
     let x = floats(&[4, 4]);
     let once = || linear(&x, &x, None, Kernels::Aten);
-    let (_, memo) = Memo::record(once).unwrap();
-    calls.call("nested", || Memo::record(|| Memo::record(once).map(drop)).and_then(|own| own.0));
+    let (_, memo) = OpCache::record(once).unwrap();
+    calls.call("nested", || {
+        OpCache::record(|| OpCache::record(once).map(drop)).and_then(|own| own.0)
+    });
     calls.call("replayed", || memo.replay(|| once().and_then(|_| once())));
     calls.check("memory");
 }

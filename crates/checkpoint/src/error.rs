@@ -70,7 +70,7 @@ pub enum CheckpointError {
     File(#[from] crate::tensor_file::FileError),
     /// Another process failed, or its part of the checkpoint did.
     #[error(transparent)]
-    Elsewhere(#[from] gpipe::processes::Elsewhere),
+    Peer(#[from] gpipe::processes::PeerError),
     /// The pipeline refused.
     #[error(transparent)]
     Pipeline(#[from] gpipe::Error),

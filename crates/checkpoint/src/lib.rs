@@ -25,7 +25,7 @@
 //! - [`tensor_file`]: one safetensors file, read and written tensor by tensor
 //! - [`weights`]: a run's weights in such a file
 //! - [`names`]: from a foreign state dict's names to `layer.parameter`
-//! - `together`: saving by several processes, each the state of its own stages
+//! - `multi_process`: saving by several processes, each the state of its own stages
 //! - [`fit`]: how a file's tensors fit a model, and reading those that do
 
 mod checkpoint;
@@ -36,12 +36,12 @@ pub mod folder;
 mod identity;
 mod layer_files;
 pub mod manifest;
+mod multi_process;
 pub mod names;
 mod remedy;
 mod save;
 mod settings;
 pub mod tensor_file;
-mod together;
 pub mod weights;
 
 pub use checkpoint::Checkpoint;

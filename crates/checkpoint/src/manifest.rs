@@ -32,7 +32,7 @@ pub struct Manifest {
     /// The program and version that wrote it.
     pub written_by: String,
     /// Where the run is.
-    pub progress: Progress,
+    pub progress: TrainPosition,
     /// What the pipeline counts.
     pub counters: CounterFields,
     /// The evaluation that was best so far.
@@ -50,7 +50,7 @@ pub struct Manifest {
 /// Where a run is in its data.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Progress {
+pub struct TrainPosition {
     /// Mini-batches that were taken, applied or not. It names the checkpoint.
     pub batches: u64,
     /// Samples in them.
@@ -72,7 +72,7 @@ pub struct Progress {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// [`Progress::batches`] at that time.
+    /// [`TrainPosition::batches`] at that time.
     pub batches: u64,
     /// Its loss.
     pub loss: f64,
@@ -91,7 +91,7 @@ pub struct CounterFields {
     pub averaged: u64,
 }
 
-/// [`gpipe::Plan`] as it is written.
+/// [`gpipe::RunSettings`] as it is written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)] // as there
@@ -398,9 +398,9 @@ impl From<&CounterFields> for Counters {
     }
 }
 
-impl From<gpipe::Plan> for PlanFields {
-    fn from(plan: gpipe::Plan) -> Self {
-        let gpipe::Plan { stages, micro_batches, schedule, remat, balance, kind } = plan;
+impl From<gpipe::RunSettings> for PlanFields {
+    fn from(plan: gpipe::RunSettings) -> Self {
+        let gpipe::RunSettings { stages, micro_batches, schedule, remat, balance, kind } = plan;
         let dtype = dtype_name(kind);
         Self { stages, micro_batches, schedule, remat, balance, dtype }
     }

@@ -32,9 +32,11 @@ use crate::{
     folder,
     identity::FolderIdentity,
     layer_files::encode_layer,
-    manifest::{self, Best, CounterFields, FORMAT, FileEntry, FileKind, Layer, Manifest, Progress},
+    manifest::{
+        self, Best, CounterFields, FORMAT, FileEntry, FileKind, Layer, Manifest, TrainPosition,
+    },
+    multi_process::{Lane, Together},
     settings::Settings,
-    together::{Lane, Together},
 };
 
 /// How many times as long as [`Settings::deadline`] the writers of several processes wait for each other: training goes on meanwhile,
@@ -45,7 +47,7 @@ const PATIENCE: u32 = 10;
 #[derive(Debug, Clone, Default)]
 pub struct RunInfo {
     /// Where it is in its data.
-    pub progress: Progress,
+    pub progress: TrainPosition,
     /// The best evaluation so far.
     pub best: Option<Best>,
     /// The configuration as TOML.
@@ -59,7 +61,7 @@ pub struct RunInfo {
 pub struct Saved {
     /// Its folder.
     pub folder: PathBuf,
-    /// [`Progress::batches`].
+    /// [`TrainPosition::batches`].
     pub batches: u64,
     /// Its size.
     pub bytes: u64,
@@ -96,7 +98,7 @@ struct Job {
     together: Together,
     state: State,
     outlines: Vec<LayerOutline>,
-    plan: gpipe::Plan,
+    plan: gpipe::RunSettings,
     info: RunInfo,
     copied: Duration,
 }
@@ -304,7 +306,7 @@ impl Job {
 /// What makes a checkpoint of layers that are on disk.
 struct Whole {
     counters: CounterFields,
-    plan: gpipe::Plan,
+    plan: gpipe::RunSettings,
     layers: Vec<Layer>,
     info: RunInfo,
 }

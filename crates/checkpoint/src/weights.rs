@@ -17,8 +17,8 @@ use tch::Tensor;
 pub use crate::tensor_file::FileError as WeightsError;
 use crate::{
     error::CheckpointError,
+    multi_process::{Lane, Together},
     tensor_file::{self, TensorFile},
-    together::{Lane, Together},
 };
 
 /// What the metadata of our files say.

@@ -94,7 +94,7 @@ enum CliError {
     Join(#[from] gpipe_distributed::JoinError),
     /// Another process's error, or one of what is between them.
     #[error(transparent)]
-    Elsewhere(#[from] gpipe::processes::Elsewhere),
+    Peer(#[from] gpipe::processes::PeerError),
     /// Of those that were launched.
     #[error(transparent)]
     Launch(#[from] processes::launch::LaunchError),

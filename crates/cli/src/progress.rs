@@ -23,7 +23,7 @@ pub(crate) struct Progress {
 enum Shown {
     /// In a terminal.
     Bar(ProgressBar),
-    /// Elsewhere.
+    /// PeerError.
     Lines {
         /// Steps of the run.
         steps: u64,

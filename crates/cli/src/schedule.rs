@@ -4,7 +4,7 @@ use gpipe::{Nanos, Schedule};
 use gpipe_core::{
     draw::grid,
     lower::{Topology, lower},
-    schedule::{DoesNotFit, listed::print},
+    schedule::{DoesNotFit, custom::print},
     simulate::{Costs, Timeline, simulate_with_room},
     validate::validate,
 };
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
 /// How many devices and micro-batches it is for: as the arguments say, or the file.
 fn size(arguments: &ScheduleArguments, schedule: &Schedule) -> Result<(usize, usize), CliError> {
     let (own_devices, own_micro_batches) = match schedule {
-        Schedule::Listed(own) => (Some(own.lists().len()), Some(own.micro_batches())),
+        Schedule::Custom(own) => (Some(own.lists().len()), Some(own.micro_batches())),
         _ => (None, None),
     };
     let needs = |name: &str| {

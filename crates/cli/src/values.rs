@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule};
-use gpipe_core::schedule::{Listed, UnknownSchedule, listed::BYTES_MAX};
+use gpipe_core::schedule::{CustomSchedule, UnknownSchedule, custom::BYTES_MAX};
 use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::{CliError, files::read_bounded};
@@ -30,9 +30,9 @@ impl ScheduleChoice {
             Self::File(path) => path,
         };
         let text = read_bounded(path, BYTES_MAX as u64)?;
-        let listed = Listed::parse(&path.display().to_string(), &text);
+        let listed = CustomSchedule::parse(&path.display().to_string(), &text);
         let listed = listed.map_err(|error| CliError::Usage(error.to_string()))?;
-        Ok(Schedule::Listed(Arc::new(listed)))
+        Ok(Schedule::Custom(Arc::new(listed)))
     }
 
     /// How many stages it makes of so many devices, as far as that can be said now; what does not fit is refused later.

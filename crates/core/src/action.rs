@@ -66,7 +66,7 @@ pub enum Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Transfer {
     /// Along the edge, or back.
-    pub half: Half,
+    pub direction: Direction,
     /// Which micro-batch; `None` for what moves once per step.
     pub micro_batch: Option<MicroBatch>,
     /// Over which edge.
@@ -75,7 +75,7 @@ pub struct Transfer {
 
 /// The two directions of an edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Half {
+pub enum Direction {
     /// From the edge's source to its target: values, tied gradients, parts of the norm.
     Forward,
     /// Back: gradients, the sum of tied gradients, the verdict.
@@ -114,13 +114,13 @@ impl Op {
 
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let half = match self.half {
-            Half::Forward => "F",
-            Half::Backward => "B",
+        let direction = match self.direction {
+            Direction::Forward => "F",
+            Direction::Backward => "B",
         };
         match self.micro_batch {
-            Some(m) => write!(f, "{half}{m}@{}", self.edge),
-            None => write!(f, "{half}@{}", self.edge),
+            Some(m) => write!(f, "{direction}{m}@{}", self.edge),
+            None => write!(f, "{direction}@{}", self.edge),
         }
     }
 }
@@ -198,10 +198,10 @@ fn parse(text: &str) -> Result<Action, &'static str> {
 fn parse_transfer(text: &str) -> Result<Transfer, &'static str> {
     let (message, edge) = text.split_once('@').ok_or("its message names no edge")?;
     let edge = EdgeId(number(edge, "its edge is not a number")?);
-    let (half, micro) = if let Some(micro) = message.strip_prefix('F') {
-        (Half::Forward, micro)
+    let (direction, micro) = if let Some(micro) = message.strip_prefix('F') {
+        (Direction::Forward, micro)
     } else if let Some(micro) = message.strip_prefix('B') {
-        (Half::Backward, micro)
+        (Direction::Backward, micro)
     } else {
         return Err("its message is neither F nor B");
     };
@@ -209,7 +209,7 @@ fn parse_transfer(text: &str) -> Result<Transfer, &'static str> {
         "" => None,
         _ => Some(MicroBatch(number(micro, "its micro-batch is not a number")?)),
     };
-    Ok(Transfer { half, micro_batch, edge })
+    Ok(Transfer { direction, micro_batch, edge })
 }
 
 /// Digits only and no leading zero, so that printing what was parsed gives the same text.

@@ -43,6 +43,6 @@ pub mod topology;
 pub mod units;
 pub mod validate;
 
-pub use action::{Action, Half, Op, Transfer};
+pub use action::{Action, Direction, Op, Transfer};
 pub use ids::{DeviceId, EdgeId, LayerId, MicroBatch, StageId};
 pub use units::{Bytes, Nanos};

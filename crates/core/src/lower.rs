@@ -20,7 +20,7 @@
 //! What does not live here: whether the result is correct (`validate` proves that from the list alone).
 
 use crate::{
-    action::{Action, ActionLists, Half, Op, Transfer},
+    action::{Action, ActionLists, Direction, Op, Transfer},
     ids::{DeviceId, EdgeId, MicroBatch, StageId},
 };
 
@@ -134,8 +134,8 @@ impl Program {
     }
 
     /// What is recomputed before its backward, so that its forward may discard.
-    pub fn rematerialized(&self) -> Recomputed {
-        Recomputed::of(self.devices.iter().flatten())
+    pub fn rematerialized(&self) -> RematSet {
+        RematSet::from_actions(self.devices.iter().flatten())
     }
 
     /// The same, but that a re-materialization directly before its backward waits for the gradients that this needs: nothing is gained by it, and what
@@ -148,7 +148,7 @@ impl Program {
                 let Action { stage, op } = list[at];
                 let is_awaited = |next: &&Action| {
                     let gradient = |own: Transfer| {
-                        own.half == Half::Backward && own.micro_batch == op.computes()
+                        own.direction == Direction::Backward && own.micro_batch == op.computes()
                     };
                     next.stage == stage && matches!(next.op, Op::Receive(own) if gradient(own))
                 };
@@ -171,14 +171,14 @@ impl Program {
 
 /// Which micro-batches each stage recomputes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Recomputed {
+pub struct RematSet {
     /// By stage, then by micro-batch; what is missing is not recomputed.
     stages: Vec<Vec<bool>>,
 }
 
-impl Recomputed {
+impl RematSet {
     /// From lists of actions.
-    pub fn of<'a>(actions: impl Iterator<Item = &'a Action>) -> Self {
+    pub fn from_actions<'a>(actions: impl Iterator<Item = &'a Action>) -> Self {
         let mut stages: Vec<Vec<bool>> = Vec::new();
         for action in actions {
             let Op::Rematerialize(m) = action.op else { continue };
@@ -304,26 +304,26 @@ fn lower_compute(action: Action, topology: &Topology, trains: bool, out: &mut Ve
     let into = |edge: &Edge, stage| edge.to == stage;
     let out_of = |edge: &Edge, stage| edge.from == stage;
     let transfer =
-        |half, micro_batch, edge| Transfer { half, micro_batch: Some(micro_batch), edge };
+        |direction, micro_batch, edge| Transfer { direction, micro_batch: Some(micro_batch), edge };
     let mut push = |op| out.push(Action { stage, op });
     match action.op {
         Op::Forward(m) => {
             for (edge, _) in data_edges(into) {
-                push(Op::Receive(transfer(Half::Forward, m, edge)));
+                push(Op::Receive(transfer(Direction::Forward, m, edge)));
             }
             push(action.op);
             for (edge, _) in data_edges(out_of) {
-                push(Op::Send(transfer(Half::Forward, m, edge)));
+                push(Op::Send(transfer(Direction::Forward, m, edge)));
             }
         }
         Op::Backward(m) | Op::BackwardInput(m) => {
             for (edge, _) in data_edges(out_of).filter(|(_, edge)| trains && edge.kind.goes_back())
             {
-                push(Op::Receive(transfer(Half::Backward, m, edge)));
+                push(Op::Receive(transfer(Direction::Backward, m, edge)));
             }
             push(action.op);
             for (edge, _) in data_edges(into).filter(|(_, edge)| edge.kind.goes_back()) {
-                push(Op::Send(transfer(Half::Backward, m, edge)));
+                push(Op::Send(transfer(Direction::Backward, m, edge)));
             }
         }
         _ => push(action.op),
@@ -335,30 +335,32 @@ fn finish_step(list: &[Action], topology: &Topology, out: &mut Vec<Action>) {
     let mut stages: Vec<StageId> = list.iter().map(|action| action.stage).collect();
     stages.sort_unstable();
     stages.dedup();
-    let mut exchange = |half, receive: bool, kind| {
+    let mut exchange = |direction, receive: bool, kind| {
         for &stage in &stages {
             // A message leaves the forward half's source, or arrives at the backward half's.
-            let at_source = (half == Half::Forward) != receive;
+            let at_source = (direction == Direction::Forward) != receive;
             let here = |edge: &Edge| (if at_source { edge.from } else { edge.to }) == stage;
             for (edge, _) in topology.edges_where(|edge| edge.kind == kind && here(edge)) {
-                let transfer = Transfer { half, micro_batch: None, edge };
+                let transfer = Transfer { direction, micro_batch: None, edge };
                 let op = if receive { Op::Receive(transfer) } else { Op::Send(transfer) };
                 out.push(Action { stage, op });
             }
-            let between = match (half, receive, kind) {
-                (Half::Forward, true, EdgeKind::Tie) => Some(Op::Reduce), // [1]
-                (Half::Backward, true, EdgeKind::Tie) => Some(Op::Norm),  // [2]
-                (Half::Forward, true, EdgeKind::Vote) if stage.index() == 0 => Some(Op::Decide), // [3]
-                (Half::Backward, true, EdgeKind::Vote) => Some(Op::Update), // [4]
+            let between = match (direction, receive, kind) {
+                (Direction::Forward, true, EdgeKind::Tie) => Some(Op::Reduce), // [1]
+                (Direction::Backward, true, EdgeKind::Tie) => Some(Op::Norm),  // [2]
+                (Direction::Forward, true, EdgeKind::Vote) if stage.index() == 0 => {
+                    Some(Op::Decide)
+                } // [3]
+                (Direction::Backward, true, EdgeKind::Vote) => Some(Op::Update), // [4]
                 _ => None,
             };
             out.extend(between.map(|op| Action { stage, op }));
         }
     };
     for kind in [EdgeKind::Tie, EdgeKind::Vote] {
-        exchange(Half::Forward, false, kind);
-        exchange(Half::Forward, true, kind);
-        exchange(Half::Backward, false, kind);
-        exchange(Half::Backward, true, kind);
+        exchange(Direction::Forward, false, kind);
+        exchange(Direction::Forward, true, kind);
+        exchange(Direction::Backward, false, kind);
+        exchange(Direction::Backward, true, kind);
     }
 }

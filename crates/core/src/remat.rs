@@ -14,7 +14,7 @@ use std::{
 use crate::{
     action::{Action, Op},
     ids::{MicroBatch, StageId},
-    lower::Recomputed,
+    lower::RematSet,
     schedule::ActionLists,
 };
 
@@ -131,7 +131,7 @@ impl RematPolicies {
         let mut result = Vec::with_capacity(list.len() * 2);
         let mut discarded: HashSet<(StageId, MicroBatch)> = HashSet::new();
         let mut kept: HashMap<StageId, Vec<MicroBatch>> = HashMap::new();
-        let already = Recomputed::of(list.iter());
+        let already = RematSet::from_actions(list.iter());
         for (position, &action) in list.iter().enumerate() {
             let stage = action.stage;
             let kept = kept.entry(stage).or_default();

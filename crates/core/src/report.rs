@@ -22,7 +22,7 @@
 //! imbalance: the time is lost, and counted, where the others wait for it.
 
 use crate::{
-    action::{Action, Half, Op, Transfer},
+    action::{Action, Direction, Op, Transfer},
     lower::Program,
     simulate::{Costs, StageCost, TimedAction, Timeline, median, simulate},
     units::Nanos,
@@ -170,7 +170,7 @@ fn communication(program: &Program, timeline: &Timeline, capacity: usize) -> Vec
 
 /// A transfer's place among the links: each half of each edge is one.
 fn link(transfer: Transfer) -> usize {
-    transfer.edge.index() * 2 + usize::from(transfer.half == Half::Backward)
+    transfer.edge.index() * 2 + usize::from(transfer.direction == Direction::Backward)
 }
 
 fn push(ends: &mut [Vec<Nanos>], transfer: Transfer, end: Nanos) {

@@ -7,9 +7,9 @@
 //! reproduces it to the nanosecond; its tests say so. What is held in memory is [`crate::memory`]'s to say.
 
 use crate::{
-    action::{Action, Half, Op},
+    action::{Action, Direction, Op},
     ids::{DeviceId, EdgeId, MicroBatch},
-    lower::{Program, Recomputed},
+    lower::{Program, RematSet},
     units::Nanos,
 };
 
@@ -51,10 +51,10 @@ pub struct LinkCost {
 
 impl LinkCost {
     /// How long a message of `half` takes the link.
-    pub fn occupied(&self, half: Half) -> Nanos {
-        match half {
-            Half::Forward => self.forward,
-            Half::Backward => self.backward,
+    pub fn occupied(&self, direction: Direction) -> Nanos {
+        match direction {
+            Direction::Forward => self.forward,
+            Direction::Backward => self.backward,
         }
     }
 }
@@ -112,7 +112,7 @@ impl Costs {
         type Times = [Vec<u64>; 10];
         let mut times: Vec<Times> = Vec::new();
         for timeline in timelines {
-            let recomputed = Recomputed::of(timeline.actions());
+            let recomputed = RematSet::from_actions(timeline.actions());
             for timed in timeline.devices.iter().flatten() {
                 let stage = timed.action.stage;
                 let again = |m| recomputed.contains(stage, m);
@@ -313,7 +313,7 @@ struct Link {
 
 struct Machine<'a> {
     program: &'a Program,
-    recomputed: Recomputed,
+    recomputed: RematSet,
     costs: &'a Costs,
     capacity: usize,
     /// Both halves of each edge.
@@ -351,19 +351,19 @@ impl<'a> Machine<'a> {
             Op::Send(transfer) => {
                 let cost = self.costs.link(transfer.edge);
                 let link = self.links.get_mut(transfer.edge.index())?;
-                let link = &mut link[transfer.half as usize];
+                let link = &mut link[transfer.direction as usize];
                 let free = match link.arrivals.len().checked_sub(self.capacity) {
                     None => Nanos(0),
                     Some(before) => *link.received.get(before)?,
                 };
                 let end = start.max(free);
-                link.free = end.max(link.free) + cost.occupied(transfer.half);
+                link.free = end.max(link.free) + cost.occupied(transfer.direction);
                 link.arrivals.push(link.free + cost.latency);
                 Some(end)
             }
             Op::Receive(transfer) => {
                 let link = self.links.get_mut(transfer.edge.index())?;
-                let link = &mut link[transfer.half as usize];
+                let link = &mut link[transfer.direction as usize];
                 let there = *link.arrivals.get(link.received.len())?;
                 let end = start.max(there);
                 link.received.push(end);

@@ -14,15 +14,15 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    action::{Action, Half, Op, Transfer},
+    action::{Action, Direction, Op, Transfer},
     ids::{DeviceId, EdgeId, MicroBatch, StageId},
-    lower::{EdgeKind, Program, Recomputed},
+    lower::{EdgeKind, Program, RematSet},
     simulate::{Costs, Deadlock, simulate},
 };
 
 /// What each stage holds at most, in micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldMicroBatches {
     /// By stage: inputs kept from a forward to its backward, or to the second half of one that is split.
     pub inputs: Vec<usize>,
     /// By stage: full activations, of micro-batches whose forward kept them or that are recomputed.
@@ -61,7 +61,7 @@ pub enum Invalid {
 ///
 /// # Errors
 /// [`Invalid`]: the first action that breaks a rule and the reason, what is missing, or who deadlocks.
-pub fn validate(program: &Program, capacity: usize) -> Result<Held, Invalid> {
+pub fn validate(program: &Program, capacity: usize) -> Result<HeldMicroBatches, Invalid> {
     let mut checker = Checker::new(program);
     for (device, list) in program.devices.iter().enumerate() {
         for (position, &action) in list.iter().enumerate() {
@@ -72,7 +72,7 @@ pub fn validate(program: &Program, capacity: usize) -> Result<Held, Invalid> {
     }
     checker.check_complete()?;
     simulate(program, &Costs::unit(program.topology.stages), capacity)?;
-    Ok(Held {
+    Ok(HeldMicroBatches {
         inputs: checker.stages.iter().map(|stage| stage.most_inputs).collect(),
         activations: checker.stages.iter().map(|stage| stage.most_activations).collect(),
     })
@@ -109,11 +109,11 @@ struct StageState {
 struct Checker<'a> {
     program: &'a Program,
     trains: bool,
-    recomputed: Recomputed,
+    recomputed: RematSet,
     stages: Vec<StageState>,
     /// Micro-batches in the order in which each half of each edge carries them.
-    sent: HashMap<(EdgeId, Half), Passed>,
-    received: HashMap<(EdgeId, Half), Passed>,
+    sent: HashMap<(EdgeId, Direction), Passed>,
+    received: HashMap<(EdgeId, Direction), Passed>,
 }
 
 /// What passed one end of one half of an edge.
@@ -180,7 +180,7 @@ impl<'a> Checker<'a> {
             return Err("its forward already ran".into());
         }
         *progress = Progress::Forwarded;
-        self.require_received(stage, m, Half::Forward)?;
+        self.require_received(stage, m, Direction::Forward)?;
         if !self.trains {
             return Ok(());
         }
@@ -219,7 +219,7 @@ impl<'a> Checker<'a> {
             Progress::Split | Progress::Done => return Err("its backward already ran".into()),
             Progress::Forwarded | Progress::Rematerialized => *progress = then,
         }
-        self.require_received(stage, m, Half::Backward)
+        self.require_received(stage, m, Direction::Backward)
     }
 
     /// The second half of a backward.
@@ -253,31 +253,34 @@ impl<'a> Checker<'a> {
     }
 
     /// A compute needs every message that its edges bring for it.
-    fn require_received(&self, stage: StageId, m: MicroBatch, half: Half) -> Checked {
+    fn require_received(&self, stage: StageId, m: MicroBatch, direction: Direction) -> Checked {
         let mut needed = self.program.topology.edges_where(|edge| {
-            let brings = if half == Half::Forward { edge.to } else { edge.from };
+            let brings = if direction == Direction::Forward { edge.to } else { edge.from };
             edge.kind.per_micro_batch()
                 && brings == stage
-                && (half == Half::Forward || edge.kind.goes_back())
+                && (direction == Direction::Forward || edge.kind.goes_back())
         });
         let missing = needed.find(|(edge, _)| {
-            !self.received.get(&(*edge, half)).is_some_and(|passed| passed.set.contains(&Some(m)))
+            !self
+                .received
+                .get(&(*edge, direction))
+                .is_some_and(|passed| passed.set.contains(&Some(m)))
         });
         match missing {
             None => Ok(()),
             Some((edge, _)) => {
-                let transfer = Transfer { half, micro_batch: Some(m), edge };
+                let transfer = Transfer { direction, micro_batch: Some(m), edge };
                 Err(format!("it needs {stage}RECV_{transfer} before it"))
             }
         }
     }
 
     fn transfer(&mut self, stage: StageId, transfer: Transfer, sends: bool) -> Checked {
-        let Transfer { half, micro_batch, edge: id } = transfer;
+        let Transfer { direction, micro_batch, edge: id } = transfer;
         let Some(&edge) = self.program.topology.edges.get(id.index()) else {
             return Err(format!("there is no edge {id}"));
         };
-        let right = if sends == (half == Half::Forward) { edge.from } else { edge.to };
+        let right = if sends == (direction == Direction::Forward) { edge.from } else { edge.to };
         if right != stage {
             let verb = if sends { "sends" } else { "receives" };
             return Err(format!(
@@ -285,7 +288,7 @@ impl<'a> Checker<'a> {
                 edge.from, edge.to
             ));
         }
-        if half == Half::Backward && !edge.kind.goes_back() {
+        if direction == Direction::Backward && !edge.kind.goes_back() {
             return Err(format!("edge {id} carries no gradient"));
         }
         if micro_batch.is_some() != edge.kind.per_micro_batch() {
@@ -296,10 +299,10 @@ impl<'a> Checker<'a> {
         if sends {
             self.require_produced(stage, transfer, edge.kind)?;
         } else if let Some(m) = micro_batch {
-            self.require_unused(stage, m, half)?;
+            self.require_unused(stage, m, direction)?;
         }
         let lists = if sends { &mut self.sent } else { &mut self.received };
-        let passed = lists.entry((id, half)).or_default();
+        let passed = lists.entry((id, direction)).or_default();
         if !passed.set.insert(micro_batch) {
             return Err(format!("it was already {}", if sends { "sent" } else { "received" }));
         }
@@ -309,48 +312,49 @@ impl<'a> Checker<'a> {
 
     fn require_produced(&mut self, stage: StageId, transfer: Transfer, kind: EdgeKind) -> Checked {
         let state = &self.stages[stage.index()];
-        let (ready, what) = match (transfer.micro_batch, kind, transfer.half) {
-            (Some(m), _, half) => {
+        let (ready, what) = match (transfer.micro_batch, kind, transfer.direction) {
+            (Some(m), _, direction) => {
                 let progress = *self.progress(stage, m)?;
-                match half {
-                    Half::Forward => (progress != Progress::Untouched, "its forward"),
-                    Half::Backward => {
+                match direction {
+                    Direction::Forward => (progress != Progress::Untouched, "its forward"),
+                    Direction::Backward => {
                         (matches!(progress, Progress::Split | Progress::Done), "its backward")
                     }
                 }
             }
-            (None, EdgeKind::Tie, Half::Forward) => {
+            (None, EdgeKind::Tie, Direction::Forward) => {
                 (state.backwards == self.program.micro_batches, "the last backward")
             }
-            (None, EdgeKind::Tie, Half::Backward) => (state.reduced, "REDUCE"),
-            (None, _, Half::Forward) => (state.normed, "NORM"),
-            (None, _, Half::Backward) => (state.decided, "DECIDE"),
+            (None, EdgeKind::Tie, Direction::Backward) => (state.reduced, "REDUCE"),
+            (None, _, Direction::Forward) => (state.normed, "NORM"),
+            (None, _, Direction::Backward) => (state.decided, "DECIDE"),
         };
         if ready { Ok(()) } else { Err(format!("{what} has to come before it")) }
     }
 
-    fn require_unused(&mut self, stage: StageId, m: MicroBatch, half: Half) -> Checked {
+    fn require_unused(&mut self, stage: StageId, m: MicroBatch, direction: Direction) -> Checked {
         let progress = *self.progress(stage, m)?;
-        let late = match half {
-            Half::Forward => progress != Progress::Untouched,
-            Half::Backward => matches!(progress, Progress::Split | Progress::Done),
+        let late = match direction {
+            Direction::Forward => progress != Progress::Untouched,
+            Direction::Backward => matches!(progress, Progress::Split | Progress::Done),
         };
         if late { Err("the compute that needs it already ran".into()) } else { Ok(()) }
     }
 
     fn finish(&mut self, action: Action) -> Checked {
         let micro_batches = self.program.micro_batches;
-        let complete = |checker: &Self, kind, half| {
+        let complete = |checker: &Self, kind, direction| {
             let edges = checker.program.topology.edges_where(|edge| {
                 edge.kind == kind
-                    && action.stage == if half == Half::Forward { edge.to } else { edge.from }
+                    && action.stage
+                        == if direction == Direction::Forward { edge.to } else { edge.from }
             });
-            edges.into_iter().all(|(edge, _)| checker.received.contains_key(&(edge, half)))
+            edges.into_iter().all(|(edge, _)| checker.received.contains_key(&(edge, direction)))
         };
-        let ties_in = complete(self, EdgeKind::Tie, Half::Forward);
-        let sums_in = complete(self, EdgeKind::Tie, Half::Backward);
-        let votes_in = complete(self, EdgeKind::Vote, Half::Forward);
-        let verdict_in = complete(self, EdgeKind::Vote, Half::Backward);
+        let ties_in = complete(self, EdgeKind::Tie, Direction::Forward);
+        let sums_in = complete(self, EdgeKind::Tie, Direction::Backward);
+        let votes_in = complete(self, EdgeKind::Vote, Direction::Forward);
+        let verdict_in = complete(self, EdgeKind::Vote, Direction::Backward);
         let state = &mut self.stages[action.stage.index()];
         let (flag, ready, needs) = match action.op {
             Op::Reduce => (
@@ -409,18 +413,22 @@ impl<'a> Checker<'a> {
         for (id, edge) in
             self.program.topology.edges_where(|edge| self.trains || edge.kind.per_micro_batch())
         {
-            for half in [Half::Forward, Half::Backward] {
-                if half == Half::Backward && !(self.trains && edge.kind.goes_back()) {
+            for direction in [Direction::Forward, Direction::Backward] {
+                if direction == Direction::Backward && !(self.trains && edge.kind.goes_back()) {
                     continue;
                 }
-                let (sender, receiver) =
-                    if half == Half::Forward { (edge.from, edge.to) } else { (edge.to, edge.from) };
+                let (sender, receiver) = if direction == Direction::Forward {
+                    (edge.from, edge.to)
+                } else {
+                    (edge.to, edge.from)
+                };
                 let empty: &[_] = &[];
-                let sent = self.sent.get(&(id, half)).map_or(empty, |passed| &passed.order);
-                let received = self.received.get(&(id, half)).map_or(empty, |passed| &passed.order);
+                let sent = self.sent.get(&(id, direction)).map_or(empty, |passed| &passed.order);
+                let received =
+                    self.received.get(&(id, direction)).map_or(empty, |passed| &passed.order);
                 let expected =
                     if edge.kind.per_micro_batch() { self.program.micro_batches } else { 1 };
-                let letter = if half == Half::Forward { 'F' } else { 'B' };
+                let letter = if direction == Direction::Forward { 'F' } else { 'B' };
                 for (list, stage, verb) in [(sent, sender, "SEND"), (received, receiver, "RECV")] {
                     if list.len() != expected {
                         let reason = format!(

@@ -8,7 +8,7 @@ use std::ops::Range;
 use gpipe_core::{
     Bytes, Nanos, Op,
     cost::{LayerCost, ModelCosts},
-    memory::Held,
+    memory::ActionMemory,
     remat::{Remat, RematPolicies},
     schedule::Schedule,
     splitmix::Stream,
@@ -89,7 +89,7 @@ fn backward(
     replay.above_start()
 }
 
-fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> Held {
+fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> ActionMemory {
     let mut replay = Replay::default();
     for segment in segments {
         for layer in segment.clone() {
@@ -103,7 +103,7 @@ fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> Held {
             }
         }
     }
-    Held { peak: Bytes(replay.most as u64), after: Bytes(replay.now() as u64) }
+    ActionMemory { peak: Bytes(replay.most as u64), after: Bytes(replay.now() as u64) }
 }
 
 /// What products gave is kept from the forward on; a re-materialization gives it back layer by layer, for all that the layer keeps.
@@ -166,7 +166,7 @@ fn oracle_a_stages_bytes_are_those_of_a_replay() {
         assert_eq!(own.first_backward_kept.0, backward(costs, &gradients, &whole, true));
         let mut kept = Replay::default();
         kept.keep(costs, 0..costs.len());
-        let kept = Held { peak: Bytes(kept.most as u64), after: Bytes(kept.now() as u64) };
+        let kept = ActionMemory { peak: Bytes(kept.most as u64), after: Bytes(kept.now() as u64) };
         assert_eq!(own.forward_kept, kept);
         let tied = model.ties.iter().filter(|tie| tie.layers.iter().any(|l| range.contains(l)));
         let tied: u64 = tied.map(|tie| tie.parameters.0 + tie.optimizer.0).sum();

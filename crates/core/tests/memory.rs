@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
-    Action, Bytes, Half, MicroBatch, Nanos, Op, StageId,
+    Action, Bytes, Direction, MicroBatch, Nanos, Op, StageId,
     lower::{Program, Topology, lower},
-    memory::{EdgeBytes, Held, StageBytes, peaks, series},
+    memory::{ActionMemory, EdgeBytes, StageBytes, peaks, series},
     remat::{Remat, RematPolicies},
     schedule::Schedule,
     simulate::{Costs, LinkCost, StageCost, TimedAction, Timeline, simulate_with_room},
@@ -103,9 +103,9 @@ fn brute_force(
                 }
                 Op::Send(transfer) => {
                     let edge = program.topology.edges[transfer.edge.index()];
-                    let forward = transfer.half == Half::Forward;
+                    let forward = transfer.direction == Direction::Forward;
                     let receiver = if forward { edge.to } else { edge.from };
-                    let size = edges[transfer.edge.index()].of(transfer.half);
+                    let size = edges[transfer.edge.index()].of(transfer.direction);
                     if let Some(m) = transfer.micro_batch
                         && (!forward || recomputed(m))
                     {
@@ -128,7 +128,7 @@ fn brute_force(
                     });
                     let gone = end_of_backward(edge.to, m);
                     if is_half && gone > timed.end {
-                        messages.push((gone, edges[id.index()].of(Half::Forward).0));
+                        messages.push((gone, edges[id.index()].of(Direction::Forward).0));
                     }
                 }
             }
@@ -148,7 +148,7 @@ fn gradients_made(now: u64, bytes: &StageBytes) -> bool {
 fn random_bytes(random: &mut Stream) -> StageBytes {
     let mut bytes = |most: usize| Bytes(random.below(most) as u64);
     let (forward, forward_kept, split, early) = (bytes(10), bytes(60), bytes(70), bytes(20));
-    let mut held = |after: Bytes| Held { peak: after + bytes(30), after };
+    let mut held = |after: Bytes| ActionMemory { peak: after + bytes(30), after };
     StageBytes {
         forward: held(forward),
         forward_kept: held(forward_kept),

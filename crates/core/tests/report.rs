@@ -254,7 +254,7 @@ fn timed(program: &Program, mut duration: impl FnMut(Action) -> u64, capacity: u
     let mut sent: HashMap<Transfer, Nanos> = HashMap::new();
     let mut taken: HashMap<(u32, bool), Vec<Nanos>> = HashMap::new();
     let mut puts: HashMap<(u32, bool), usize> = HashMap::new();
-    let link = |t: Transfer| (t.edge.0, t.half == gpipe_core::Half::Forward);
+    let link = |t: Transfer| (t.edge.0, t.direction == gpipe_core::Direction::Forward);
     let mut moved = true;
     while moved {
         moved = false;

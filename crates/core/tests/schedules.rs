@@ -8,7 +8,7 @@ use gpipe_core::{
     draw::grid,
     lower::{Program, Topology, lower},
     remat::Remat,
-    schedule::{Listed, Schedule},
+    schedule::{CustomSchedule, Schedule},
     simulate::{Costs, simulate, simulate_with_room},
     validate::validate,
 };
@@ -195,7 +195,7 @@ fn golden_timelines() {
 #[test]
 fn golden_grids() {
     let text = "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2\n1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2";
-    let file = Schedule::Listed(Arc::new(Listed::parse("mine", text).unwrap()));
+    let file = Schedule::Custom(Arc::new(CustomSchedule::parse("mine", text).unwrap()));
     let sizes = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 5), (4, 8)];
     let mut named: Vec<_> = Schedule::NAMED.iter().map(|own| (own.clone(), &sizes[..])).collect();
     named.push((Schedule::Interleaved(3), &sizes[..5]));

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
-    Action, EdgeId, Half, Op,
+    Action, Direction, EdgeId, Op,
     lower::{Edge, EdgeKind, Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
@@ -155,7 +155,7 @@ fn property_a_frozen_front_sends_no_gradients() {
     let program = lower(&Schedule::OneFOneB.actions(3, 4), &topology, 4).unwrap();
     validate(&program, 1).unwrap();
     let back_on_edge_0 = |action: &&Action| match action.op {
-        Op::Send(t) | Op::Receive(t) => t.edge == EdgeId(0) && t.half == Half::Backward,
+        Op::Send(t) | Op::Receive(t) => t.edge == EdgeId(0) && t.direction == Direction::Backward,
         _ => false,
     };
     assert_eq!(program.devices.iter().flatten().filter(back_on_edge_0).count(), 0);

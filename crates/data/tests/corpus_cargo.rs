@@ -110,7 +110,7 @@ fn property_the_same_files_give_the_same_corpus() {
     assert_eq!(corpus, again);
     assert_eq!(corpus.fingerprint(), again.fingerprint());
     assert_eq!(corpus.fingerprint().len(), 16);
-    // Elsewhere on disk, too.
+    // PeerError on disk, too.
     let elsewhere = Registry::with_crates(20, "fn a() {}\n").corpus(&LIMITS).unwrap();
     assert_eq!(corpus.fingerprint(), elsewhere.fingerprint());
     let other = Registry::with_crates(20, "fn b() {}\n").corpus(&LIMITS).unwrap();

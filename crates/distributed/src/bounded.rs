@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpipe::processes::Elsewhere;
+use gpipe::processes::PeerError;
 
 /// How often somebody looks whether another process has failed meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
@@ -19,7 +19,7 @@ pub(crate) enum GaveUp {
     /// It did not end in time.
     Late,
     /// Another process failed meanwhile, or was found to be silent.
-    Failed(Elsewhere),
+    Failed(PeerError),
     /// The system has no thread for it.
     NoThread(std::io::Error),
 }
@@ -27,7 +27,7 @@ pub(crate) enum GaveUp {
 /// The result of `call`, for which nobody waits longer than `longest`, nor once something has `failed`.
 pub(crate) fn within<T: Send + 'static>(
     longest: Duration,
-    failed: impl Fn() -> Option<Elsewhere>,
+    failed: impl Fn() -> Option<PeerError>,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, GaveUp> {
     let (done, result) = sync_channel(1);
@@ -75,7 +75,7 @@ mod tests {
         assert!(matches!(within(SHORT, || None, call), Err(GaveUp::Late)));
         drop(hold);
         let (hold, held) = sync_channel::<()>(0);
-        let why = Elsewhere { process: Some(3), reason: "it was stopped".into() };
+        let why = PeerError { process: Some(3), reason: "it was stopped".into() };
         let found = within(LONG, || Some(why.clone()), move || held.recv().is_ok());
         assert!(matches!(found, Err(GaveUp::Failed(found)) if found == why));
         drop(hold);

@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use gpipe::processes::Elsewhere;
+use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, Inbox, Outbox};
 use gpipe_core::Nanos;
 
@@ -22,7 +22,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     /// Compares this process's clock with that of rank 0, which answers one process after the other.
-    pub(crate) fn agree(shared: &Shared) -> Result<Self, Elsewhere> {
+    pub(crate) fn agree(shared: &Shared) -> Result<Self, PeerError> {
         let start = Instant::now();
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let own = Self { start, origin: unix.as_nanos() as i128 };
@@ -67,7 +67,7 @@ struct Line {
 }
 
 impl Line {
-    fn open(shared: &Shared, rank: usize) -> Result<Self, Elsewhere> {
+    fn open(shared: &Shared, rank: usize) -> Result<Self, PeerError> {
         let open = || -> c10d::Result<Self> {
             let outbox = shared.group.outbox(rank, CLOCK_TAG)?;
             Ok(Self { rank, outbox, inbox: shared.group.inbox(rank, CLOCK_TAG)? })
@@ -75,7 +75,7 @@ impl Line {
         open().map_err(|error| shared.lost(rank, &error))
     }
 
-    fn send(&mut self, shared: &Shared, number: u64) -> Result<(), Elsewhere> {
+    fn send(&mut self, shared: &Shared, number: u64) -> Result<(), PeerError> {
         let lost = |error: c10d::Error| shared.lost(self.rank, &error);
         let works = self.outbox.send(&number.to_le_bytes(), &[]).map_err(lost)?;
         works
@@ -83,7 +83,7 @@ impl Line {
             .try_for_each(|work| shared.interrupt.wait(work, shared.longest_wait).map_err(lost))
     }
 
-    fn receive(&mut self, shared: &Shared) -> Result<u64, Elsewhere> {
+    fn receive(&mut self, shared: &Shared) -> Result<u64, PeerError> {
         let lost = |error: c10d::Error| shared.lost(self.rank, &error);
         let work = self.inbox.post_head().map_err(lost)?;
         shared.interrupt.wait(&work, shared.longest_wait).map_err(lost)?;

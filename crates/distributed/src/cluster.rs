@@ -18,7 +18,7 @@ use crate::{
 };
 use gpipe::{
     Value,
-    processes::{Crossing, Elsewhere, Inbound, Outbound, Run, Transport, process_of},
+    processes::{Inbound, Outbound, PeerError, RemoteEdge, Run, Transport, process_of},
 };
 use gpipe_bridge::c10d::{self, Group, Inbox, Outbox, TcpStore};
 use gpipe_core::{Bytes, DeviceId, Nanos};
@@ -29,7 +29,7 @@ pub const PROCESSES_MAX: usize = 4096;
 const GATHER_TAG: usize = 2;
 const BESIDE_TAG: usize = 4;
 
-type Ends<T> = Mutex<HashMap<Crossing, Arc<Mutex<T>>>>;
+type Ends<T> = Mutex<HashMap<RemoteEdge, Arc<Mutex<T>>>>;
 
 /// This process among the others.
 pub struct Cluster {
@@ -94,7 +94,7 @@ impl Cluster {
                 let reason = format!(
                     "rank {other} of {size} did not come within {deadline:.0?}: start it, or raise the deadline"
                 );
-                return Err(JoinError::Differs(watch.fail(&Elsewhere { process: None, reason })));
+                return Err(JoinError::Differs(watch.fail(&PeerError { process: None, reason })));
             }
         }
         let group = {
@@ -142,7 +142,11 @@ impl Cluster {
     }
 
     /// The receiving end of a crossing between these ranks.
-    pub(crate) fn receiver(&self, crossing: Crossing, most: Bytes) -> Result<Receiver, Elsewhere> {
+    pub(crate) fn receiver(
+        &self,
+        crossing: RemoteEdge,
+        most: Bytes,
+    ) -> Result<Receiver, PeerError> {
         let from = crossing.from;
         let inbox = end(&self.inboxes, crossing, || self.shared.group.inbox(from, tag(crossing)));
         let inbox = inbox.map_err(|error| self.shared.lost(from, &error))?;
@@ -150,7 +154,7 @@ impl Cluster {
     }
 
     /// The sending end of a crossing between these ranks.
-    pub(crate) fn sender(&self, crossing: Crossing) -> Result<Sender, Elsewhere> {
+    pub(crate) fn sender(&self, crossing: RemoteEdge) -> Result<Sender, PeerError> {
         let to = crossing.to;
         let outbox = end(&self.outboxes, crossing, || self.shared.group.outbox(to, tag(crossing)));
         let outbox = outbox.map_err(|error| self.shared.lost(to, &error))?;
@@ -161,7 +165,7 @@ impl Cluster {
 /// The end of a crossing, which is opened once.
 fn end<T>(
     ends: &Ends<T>,
-    crossing: Crossing,
+    crossing: RemoteEdge,
     open: impl FnOnce() -> c10d::Result<T>,
 ) -> c10d::Result<Arc<Mutex<T>>> {
     let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,12 +186,12 @@ impl Transport for Cluster {
         self.shared.group.size()
     }
 
-    fn agree(&self, own: &[(String, String)]) -> Result<(), Elsewhere> {
+    fn agree(&self, own: &[(String, String)]) -> Result<(), PeerError> {
         let all = self.gather(facts::encode(own))?;
         facts::compare(&all.iter().map(|bytes| facts::decode(bytes)).collect::<Vec<_>>())
     }
 
-    fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+    fn begin(&self, run: Run) -> Result<(), PeerError> {
         let (devices, size) = (run.program.devices.len(), self.size());
         let mut placed = vec![Vec::new(); size];
         for device in 0..devices {
@@ -197,27 +201,27 @@ impl Transport for Cluster {
         self.shared.watch.begin(run)
     }
 
-    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<Value>>, Elsewhere> {
+    fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<Value>>, PeerError> {
         Ok(Box::new(self.sender(crossing)?))
     }
 
     fn inbound(
         &self,
-        crossing: Crossing,
+        crossing: RemoteEdge,
         most: Bytes,
-    ) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
+    ) -> Result<Box<dyn Inbound<Value>>, PeerError> {
         Ok(Box::new(self.receiver(crossing, most)?))
     }
 
-    fn fail(&self, why: &Elsewhere) {
+    fn fail(&self, why: &PeerError) {
         self.shared.watch.fail(why);
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
         self.gathers.exchange(&self.shared, &own, self.shared.longest_wait)
     }
 
-    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, PeerError> {
         self.beside.exchange(&self.shared, &own, longest)
     }
 

@@ -1,6 +1,6 @@
 //! What processes must have alike, by name: compared when they meet, and again when each has built its pipeline.
 
-use gpipe::processes::Elsewhere;
+use gpipe::processes::PeerError;
 
 /// Names and values.
 pub(crate) type Facts = Vec<(String, String)>;
@@ -34,7 +34,7 @@ pub(crate) fn decode(mut bytes: &[u8]) -> Facts {
 }
 
 /// The facts of all processes, by rank, must be those of rank 0.
-pub(crate) fn compare(all: &[Facts]) -> Result<(), Elsewhere> {
+pub(crate) fn compare(all: &[Facts]) -> Result<(), PeerError> {
     let Some((first, others)) = all.split_first() else { return Ok(()) };
     for (index, other) in others.iter().enumerate() {
         if other == first {
@@ -53,7 +53,7 @@ pub(crate) fn compare(all: &[Facts]) -> Result<(), Elsewhere> {
             }
             None => "it has the same facts as rank 0 in another order".to_owned(),
         };
-        return Err(Elsewhere { process: Some(index + 1), reason });
+        return Err(PeerError { process: Some(index + 1), reason });
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gpipe::processes::Elsewhere;
+use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{BODY_MAX, Error, HEAD_BYTES_MAX, Inbox, Outbox};
 use tch::Kind;
 
@@ -43,7 +43,7 @@ impl Gathers {
         shared: &Shared,
         own: &[u8],
         longest: Duration,
-    ) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    ) -> Result<Vec<Vec<u8>>, PeerError> {
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(failed) = shared.failed() {
             return Err(failed);
@@ -86,7 +86,7 @@ fn send(
     outbox: &mut Outbox,
     rank: usize,
     own: &[u8],
-) -> Result<Vec<gpipe_bridge::c10d::Work>, Elsewhere> {
+) -> Result<Vec<gpipe_bridge::c10d::Work>, PeerError> {
     let (first, rest) = own.split_at(own.len().min(FIRST_BYTES));
     let mut head = (own.len() as u64).to_le_bytes().to_vec();
     head.extend(first);
@@ -111,9 +111,9 @@ fn receive(
     inbox: &mut Inbox,
     rank: usize,
     longest: Duration,
-) -> Result<Vec<u8>, Elsewhere> {
+) -> Result<Vec<u8>, PeerError> {
     let lost = |error: Error| shared.lost(rank, &error);
-    let from = |reason: String| Elsewhere { process: Some(rank), reason };
+    let from = |reason: String| PeerError { process: Some(rank), reason };
     let (mut all, mut length) = (Vec::new(), None);
     loop {
         let work = inbox.post_head().map_err(lost)?;

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpipe::processes::Elsewhere;
+use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, TcpStore};
 
 use crate::{
@@ -69,7 +69,7 @@ pub enum JoinError {
     },
     /// They do not belong together, or another process failed or is silent.
     #[error("{0}")]
-    Differs(Elsewhere),
+    Differs(PeerError),
     /// Whoever should answer does not.
     #[error("{0}")]
     Silent(String),
@@ -174,7 +174,7 @@ impl Joining {
             )),
         };
         if let (Some(watch), false) = (&self.watch, matches!(error, JoinError::Differs(_))) {
-            watch.fail(&Elsewhere { process: Some(watch.rank()), reason: error.to_string() });
+            watch.fail(&PeerError { process: Some(watch.rank()), reason: error.to_string() });
         }
         Err(error)
     }
@@ -233,6 +233,6 @@ pub(crate) fn wait_for(store: &TcpStore, key: &str, size: usize, longest: Durati
 /// # Errors
 /// The store does not answer.
 pub fn tell_of_end(store: &TcpStore, name: &str, rank: usize, reason: &str) -> c10d::Result<()> {
-    let why = Elsewhere { process: Some(rank), reason: reason.to_owned() };
+    let why = PeerError { process: Some(rank), reason: reason.to_owned() };
     watch::tell(&store.prefixed(name)?, &why).map(drop)
 }

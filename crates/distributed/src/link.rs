@@ -11,10 +11,10 @@ use std::{
 
 use gpipe::{
     Value,
-    processes::{Crossing, Elsewhere, Inbound, Outbound, Parcel},
+    processes::{Envelope, Inbound, Outbound, PeerError, RemoteEdge},
 };
 use gpipe_bridge::c10d::{Error, Inbox, Outbox, Work};
-use gpipe_core::{Bytes, Half};
+use gpipe_core::{Bytes, Direction};
 use tch::Tensor;
 
 use crate::{
@@ -27,8 +27,8 @@ const FIRST_TAG: usize = 16;
 /// Messages that may be under way at once: the next one is computed, and its header has left, while one is being sent.
 const UNDER_WAY_MAX: usize = 2;
 
-pub(crate) fn tag(crossing: Crossing) -> usize {
-    FIRST_TAG + 2 * crossing.edge.index() + usize::from(crossing.half == Half::Backward)
+pub(crate) fn tag(crossing: RemoteEdge) -> usize {
+    FIRST_TAG + 2 * crossing.edge.index() + usize::from(crossing.direction == Direction::Backward)
 }
 
 fn lock<T>(end: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -50,7 +50,7 @@ impl Sender {
         Self { shared: Arc::clone(shared), to, outbox, under_way: VecDeque::new() }
     }
 
-    fn begin(&self, parts: Vec<Part>) -> Result<Vec<Work>, Elsewhere> {
+    fn begin(&self, parts: Vec<Part>) -> Result<Vec<Work>, PeerError> {
         let mut outbox = lock(&self.outbox);
         let mut works = Vec::new();
         for Part { header, payload } in parts {
@@ -59,7 +59,7 @@ impl Sender {
         Ok(works)
     }
 
-    fn finish_oldest(&mut self) -> Result<(), Elsewhere> {
+    fn finish_oldest(&mut self) -> Result<(), PeerError> {
         for work in self.under_way.pop_front().unwrap_or_default() {
             let done = self.shared.interrupt.wait(&work, self.shared.longest_wait);
             done.map_err(|error| self.lost(&error))?;
@@ -67,14 +67,14 @@ impl Sender {
         Ok(())
     }
 
-    fn lost(&self, error: &Error) -> Elsewhere {
+    fn lost(&self, error: &Error) -> PeerError {
         self.shared.lost(self.to, error)
     }
 }
 
 impl Outbound<Value> for Sender {
-    fn send(&mut self, parcel: Parcel<Value>) -> Result<(), Elsewhere> {
-        let parts = encode(parcel).map_err(|reason| self.shared.own(reason))?;
+    fn send(&mut self, envelope: Envelope<Value>) -> Result<(), PeerError> {
+        let parts = encode(envelope).map_err(|reason| self.shared.own(reason))?;
         let works = self.begin(parts)?;
         self.under_way.push_back(works);
         while self.under_way.len() >= UNDER_WAY_MAX {
@@ -83,7 +83,7 @@ impl Outbound<Value> for Sender {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), Elsewhere> {
+    fn flush(&mut self) -> Result<(), PeerError> {
         while !self.under_way.is_empty() {
             self.finish_oldest()?;
         }
@@ -111,22 +111,22 @@ impl Receiver {
         Self { shared: Arc::clone(shared), from, most, inbox }
     }
 
-    fn lost(&self, error: &Error) -> Elsewhere {
+    fn lost(&self, error: &Error) -> PeerError {
         self.shared.lost(self.from, error)
     }
 
-    fn wait(&self, work: &Work) -> Result<(), Elsewhere> {
+    fn wait(&self, work: &Work) -> Result<(), PeerError> {
         let done = self.shared.interrupt.wait(work, self.shared.longest_wait);
         done.map_err(|error| self.lost(&error))
     }
 
     /// The next header, of a message that may have `room` more.
-    fn header(&self, inbox: &mut Inbox, room: Bytes) -> Result<Header, Elsewhere> {
+    fn header(&self, inbox: &mut Inbox, room: Bytes) -> Result<Header, PeerError> {
         let work = inbox.post_head().map_err(|error| self.lost(&error))?;
         self.wait(&work)?;
         let header = inbox.head().map_err(|error| self.lost(&error))?;
         let read = Header::decode(&header, room);
-        read.map_err(|reason| Elsewhere { process: Some(self.from), reason })
+        read.map_err(|reason| PeerError { process: Some(self.from), reason })
     }
 
     /// The tensors of one header. The next header's receive is posted behind them.
@@ -134,7 +134,7 @@ impl Receiver {
         &self,
         inbox: &mut Inbox,
         layouts: &[Option<Layout>],
-    ) -> Result<Vec<Option<Tensor>>, Elsewhere> {
+    ) -> Result<Vec<Option<Tensor>>, PeerError> {
         let mut arriving = Vec::with_capacity(layouts.len());
         for layout in layouts {
             let expect = |elements| {
@@ -160,7 +160,7 @@ impl Receiver {
 }
 
 impl Inbound<Value> for Receiver {
-    fn receive(&mut self) -> Result<Parcel<Value>, Elsewhere> {
+    fn receive(&mut self) -> Result<Envelope<Value>, PeerError> {
         let inbox = Arc::clone(&self.inbox);
         let mut inbox = lock(&inbox);
         let mut tensors = Vec::new();
@@ -174,15 +174,15 @@ impl Inbound<Value> for Receiver {
                     header.before,
                     tensors.len()
                 );
-                return Err(Elsewhere { process: Some(self.from), reason });
+                return Err(PeerError { process: Some(self.from), reason });
             }
             tensors.extend(self.tensors(&mut inbox, &header.tensors)?);
             if tensors.len() == header.total {
                 let micro_batch = header.micro_batch;
                 let message = header.message(tensors);
                 let message =
-                    message.map_err(|reason| Elsewhere { process: Some(self.from), reason })?;
-                return Ok(Parcel { micro_batch, message });
+                    message.map_err(|reason| PeerError { process: Some(self.from), reason })?;
+                return Ok(Envelope { micro_batch, message });
             }
         }
     }

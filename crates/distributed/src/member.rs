@@ -10,7 +10,7 @@ use std::{
 use gpipe::{
     Value,
     processes::{
-        Crossing, Elsewhere, Inbound, Outbound, Replicas, Run, Summing, Transport, process_of,
+        Inbound, Outbound, PeerError, RemoteEdge, Replicas, Run, Summing, Transport, process_of,
     },
 };
 use gpipe_bridge::c10d::{Group, Sums, TcpStore, Work};
@@ -78,9 +78,9 @@ impl Member {
         self.cluster.shared()
     }
 
-    fn crossing(&self, crossing: Crossing) -> Crossing {
+    fn crossing(&self, crossing: RemoteEdge) -> RemoteEdge {
         let (from, to) = (self.rank_of(crossing.from), self.rank_of(crossing.to));
-        Crossing { from, to, ..crossing }
+        RemoteEdge { from, to, ..crossing }
     }
 }
 
@@ -99,11 +99,11 @@ impl Transport for Member {
     }
 
     /// With all processes: replicas are alike.
-    fn agree(&self, own: &[(String, String)]) -> Result<(), Elsewhere> {
+    fn agree(&self, own: &[(String, String)]) -> Result<(), PeerError> {
         self.cluster.agree(own)
     }
 
-    fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+    fn begin(&self, run: Run) -> Result<(), PeerError> {
         let devices = run.program.devices.len();
         let mut placed = vec![Vec::new(); self.cluster.size()];
         for device in 0..devices {
@@ -114,30 +114,30 @@ impl Transport for Member {
         self.shared().watch.begin(run)
     }
 
-    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<Value>>, Elsewhere> {
+    fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<Value>>, PeerError> {
         Ok(Box::new(self.cluster.sender(self.crossing(crossing))?))
     }
 
     fn inbound(
         &self,
-        crossing: Crossing,
+        crossing: RemoteEdge,
         most: Bytes,
-    ) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
+    ) -> Result<Box<dyn Inbound<Value>>, PeerError> {
         Ok(Box::new(self.cluster.receiver(self.crossing(crossing), most)?))
     }
 
-    fn fail(&self, why: &Elsewhere) {
+    fn fail(&self, why: &PeerError) {
         // The runtime knows this process by its number within the replica; who else fails is known by the rank already.
         let is_own = why.process == Some(self.rank());
         let process = if is_own { Some(self.cluster.rank()) } else { why.process };
-        self.cluster.fail(&Elsewhere { process, ..why.clone() });
+        self.cluster.fail(&PeerError { process, ..why.clone() });
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
         self.pipeline.exchange(self.shared(), &own, self.shared().longest_wait)
     }
 
-    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, PeerError> {
         self.beside.exchange(self.shared(), &own, longest)
     }
 
@@ -155,7 +155,7 @@ impl Replicas for Member {
         self.replicas
     }
 
-    fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, Elsewhere> {
+    fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, PeerError> {
         let shared = Arc::clone(self.shared());
         let lost = |error: gpipe_bridge::c10d::Error| {
             shared.failed().unwrap_or_else(|| shared.own(error.to_string()))
@@ -179,7 +179,7 @@ impl Replicas for Member {
         Ok(Box::new(StageSums { shared, sums, others }))
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
         self.across.exchange(self.shared(), &own, self.shared().longest_wait)
     }
 }
@@ -193,10 +193,10 @@ struct StageSums {
 }
 
 impl StageSums {
-    fn lost(&self, error: &gpipe_bridge::c10d::Error) -> Elsewhere {
+    fn lost(&self, error: &gpipe_bridge::c10d::Error) -> PeerError {
         let lost = self.shared.failed();
         let lost = lost.or_else(|| Some(self.shared.lost(self.unreachable()?, error)));
-        lost.unwrap_or_else(|| Elsewhere {
+        lost.unwrap_or_else(|| PeerError {
             process: None,
             reason: format!("another replica cannot be reached any more ({error})"),
         })
@@ -226,11 +226,11 @@ impl StageSums {
 }
 
 impl Summing for StageSums {
-    fn begin(&mut self, tensor: Tensor) -> Result<(), Elsewhere> {
+    fn begin(&mut self, tensor: Tensor) -> Result<(), PeerError> {
         self.sums.begin(tensor).map_err(|error| self.lost(&error))
     }
 
-    fn end(&mut self) -> Result<Tensor, Elsewhere> {
+    fn end(&mut self) -> Result<Tensor, PeerError> {
         let sum = self.sums.end(self.shared.longest_wait).map_err(|error| self.lost(&error))?;
         sum.ok_or_else(|| self.shared.own("a sum ends that has not begun".into()))
     }

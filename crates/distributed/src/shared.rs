@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gpipe::processes::Elsewhere;
+use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, Group};
 
 use crate::{interrupt::Interrupt, watch::Watch};
@@ -26,17 +26,17 @@ impl Shared {
     }
 
     /// The failure that all processes know, if there is one.
-    pub(crate) fn failed(&self) -> Option<Elsewhere> {
+    pub(crate) fn failed(&self) -> Option<PeerError> {
         self.watch.failed()
     }
 
     /// An error of this process.
-    pub(crate) fn own(&self, reason: String) -> Elsewhere {
-        Elsewhere { process: Some(self.rank), reason }
+    pub(crate) fn own(&self, reason: String) -> PeerError {
+        PeerError { process: Some(self.rank), reason }
     }
 
     /// The connection to a process failed: tells the others, and returns what all of them know.
-    pub(crate) fn lost(&self, rank: usize, error: &c10d::Error) -> Elsewhere {
+    pub(crate) fn lost(&self, rank: usize, error: &c10d::Error) -> PeerError {
         match self.watch.failed() {
             Some(known) => known,
             None => self.watch.fail(&self.watch.lost(rank, &error.to_string())),

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpipe::processes::{Alarm, Elsewhere, Pulses, Run};
+use gpipe::processes::{Alarm, PeerError, Pulses, Run};
 use gpipe_bridge::c10d::{self, TcpStore};
 use gpipe_core::{DeviceId, lower::Program};
 
@@ -49,7 +49,7 @@ pub(crate) struct Watch {
     state: Mutex<State>,
     interrupt: Arc<Interrupt>,
     /// To the thread that speaks with the store: tell the others of a failure, and say when it is told.
-    tell: mpsc::Sender<(Elsewhere, mpsc::Sender<Elsewhere>)>,
+    tell: mpsc::Sender<(PeerError, mpsc::Sender<PeerError>)>,
     ends: AtomicBool,
 }
 
@@ -61,7 +61,7 @@ struct State {
     run: Option<(Arc<Program>, Arc<Pulses>, Alarm)>,
     /// The devices of every process.
     devices: Vec<Vec<DeviceId>>,
-    failed: Option<Elsewhere>,
+    failed: Option<PeerError>,
     /// How far the processes are in joining each other.
     phase: Phase,
     /// How long the store took for the last round of questions.
@@ -179,7 +179,7 @@ impl Watch {
     }
 
     /// A run begins.
-    pub(crate) fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+    pub(crate) fn begin(&self, run: Run) -> Result<(), PeerError> {
         let mut state = self.lock();
         if let Some(failed) = &state.failed {
             return Err(failed.clone());
@@ -189,13 +189,13 @@ impl Watch {
     }
 
     /// The failure that is known, if there is one.
-    pub(crate) fn failed(&self) -> Option<Elsewhere> {
+    pub(crate) fn failed(&self) -> Option<PeerError> {
         self.lock().failed.clone()
     }
 
     /// Something failed: every wait here ends, and the others are told, unless they knew of something else before. Returns what all of
     /// them know.
-    pub(crate) fn fail(&self, why: &Elsewhere) -> Elsewhere {
+    pub(crate) fn fail(&self, why: &PeerError) -> PeerError {
         if let Some(known) = self.failed() {
             return known;
         }
@@ -207,7 +207,7 @@ impl Watch {
     }
 
     /// Remembers the first failure, ends all waits, and raises the alarm.
-    fn conclude(&self, why: Elsewhere) -> Elsewhere {
+    fn conclude(&self, why: PeerError) -> PeerError {
         let (known, alarm) = {
             let mut state = self.lock();
             let is_new = state.failed.is_none();
@@ -223,7 +223,7 @@ impl Watch {
     }
 
     /// What is known of a process that cannot be reached any more.
-    pub(crate) fn lost(&self, rank: usize, why: &str) -> Elsewhere {
+    pub(crate) fn lost(&self, rank: usize, why: &str) -> PeerError {
         let known = {
             let state = self.lock();
             let last = state.heard.get(rank).map(|heard| {
@@ -233,14 +233,14 @@ impl Watch {
             });
             last.unwrap_or_default()
         };
-        Elsewhere {
+        PeerError {
             process: Some(rank),
             reason: format!("it cannot be reached any more ({why}){known}"),
         }
     }
 
     /// The thread that speaks with the store.
-    fn speak(&self, store: &TcpStore, told: &mpsc::Receiver<(Elsewhere, mpsc::Sender<Elsewhere>)>) {
+    fn speak(&self, store: &TcpStore, told: &mpsc::Receiver<(PeerError, mpsc::Sender<PeerError>)>) {
         let mut number = 0;
         loop {
             let ends = self.ends.load(Ordering::SeqCst);
@@ -253,7 +253,7 @@ impl Watch {
             }
             if let Err(error) = spoke {
                 let reason = format!("the store does not answer any more ({})", error.message);
-                self.conclude(Elsewhere { process: None, reason });
+                self.conclude(PeerError { process: None, reason });
                 return;
             }
             // A failure is told at once.
@@ -365,11 +365,11 @@ impl State {
     }
 
     /// A process that gave no sign of life for as long as `deadline`, or a store that did not answer.
-    fn silent(&self, own: usize, deadline: Duration) -> Option<Elsewhere> {
+    fn silent(&self, own: usize, deadline: Duration) -> Option<PeerError> {
         if self.answered.elapsed() > deadline {
             // Who serves the store is silent, or everything is.
             let reason = format!("the store has not answered for {:.1?}", self.answered.elapsed());
-            return Some(Elsewhere { process: None, reason });
+            return Some(PeerError { process: None, reason });
         }
         let (longest, why) = match self.phase {
             Phase::Joined => (deadline, "it was stopped, or the network is cut"),
@@ -385,7 +385,7 @@ impl State {
         let (rank, heard) = silent.next()?;
         let (ago, doing) = (heard.at.elapsed(), self.doing(rank));
         let reason = format!("no sign of life for {ago:.1?}{doing}: {why}");
-        Some(Elsewhere { process: Some(rank), reason })
+        Some(PeerError { process: Some(rank), reason })
     }
 
     /// ", in 1F3" for each device of a process that was last heard of in an action.
@@ -405,7 +405,7 @@ impl State {
 }
 
 /// Tells of a failure, if it is the first; returns the first.
-pub(crate) fn tell(store: &TcpStore, why: &Elsewhere) -> c10d::Result<Elsewhere> {
+pub(crate) fn tell(store: &TcpStore, why: &PeerError) -> c10d::Result<PeerError> {
     let mut text = why.process.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     text.push(' ');
     text.push_str(&why.reason);
@@ -415,8 +415,8 @@ pub(crate) fn tell(store: &TcpStore, why: &Elsewhere) -> c10d::Result<Elsewhere>
     Ok(read_failure(&first))
 }
 
-fn read_failure(bytes: &[u8]) -> Elsewhere {
+fn read_failure(bytes: &[u8]) -> PeerError {
     let text = String::from_utf8_lossy(bytes);
     let (rank, reason) = text.split_once(' ').unwrap_or(("-", &text));
-    Elsewhere { process: rank.parse().ok(), reason: reason.to_owned() }
+    PeerError { process: rank.parse().ok(), reason: reason.to_owned() }
 }

@@ -2,7 +2,7 @@
 //! and so its bits, may depend on them. What layers pass on is dense ([`gpipe_bridge::layout`]), so no message has gaps.
 
 use gpipe::Value;
-use gpipe::processes::{Message, Parcel, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
+use gpipe::processes::{Envelope, Message, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
 use gpipe_bridge::layout::settled;
 use gpipe_core::{Bytes, LayerId, MicroBatch};
 use tch::{Kind, Tensor};
@@ -66,8 +66,8 @@ fn torch(error: tch::TchError) -> String {
 }
 
 /// A message as parts, to be sent in order. Dense tensors are not copied.
-pub(crate) fn encode(parcel: Parcel<Value>) -> Result<Vec<Part>> {
-    let (content, tensors) = match parcel.message {
+pub(crate) fn encode(envelope: Envelope<Value>) -> Result<Vec<Part>> {
+    let (content, tensors) = match envelope.message {
         Message::Value(value) => {
             let (tensors, ready) = value.into_parts();
             if let Some(ready) = ready {
@@ -92,7 +92,7 @@ pub(crate) fn encode(parcel: Parcel<Value>) -> Result<Vec<Part>> {
     let mut rest = tensors.into_iter().peekable();
     // A value without tensors is one header.
     while parts.is_empty() || rest.peek().is_some() {
-        let mut header = start(content, parcel.micro_batch, total, before);
+        let mut header = start(content, envelope.micro_batch, total, before);
         let mut payload = Vec::new();
         for tensor in rest.by_ref().take(TENSORS_MAX) {
             before += 1;
@@ -340,7 +340,7 @@ pub(crate) fn samples() -> Result<Vec<Vec<u8>>> {
     ];
     let mut headers = Vec::new();
     for message in messages {
-        let parts = encode(Parcel { micro_batch: Some(MicroBatch(1)), message })?;
+        let parts = encode(Envelope { micro_batch: Some(MicroBatch(1)), message })?;
         headers.extend(parts.into_iter().map(|part| part.header));
     }
     Ok(headers)

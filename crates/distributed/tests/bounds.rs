@@ -16,10 +16,10 @@ use common::{
 use gpipe::{
     Value,
     processes::{
-        Crossing, Elsewhere, Inbound, Message, Outbound, Parcel, Run as OneRun, Transport,
+        Envelope, Inbound, Message, Outbound, PeerError, RemoteEdge, Run as OneRun, Transport,
     },
 };
-use gpipe_core::{Bytes, Half, Nanos};
+use gpipe_core::{Bytes, Direction, Nanos};
 use gpipe_distributed::Cluster;
 use tch::{Kind, Tensor};
 
@@ -28,7 +28,7 @@ fn tensor_bytes(tensor: &Tensor) -> u64 {
 }
 
 /// The most bytes that a message may have, and had, of each edge and half.
-type Seen = Arc<Mutex<HashMap<(usize, Half), (Bytes, Bytes)>>>;
+type Seen = Arc<Mutex<HashMap<(usize, Direction), (Bytes, Bytes)>>>;
 
 /// A transport that looks at what arrives.
 struct Watched {
@@ -38,13 +38,13 @@ struct Watched {
 
 struct WatchedInbound {
     inner: Box<dyn Inbound<Value>>,
-    crossing: Crossing,
+    crossing: RemoteEdge,
     seen: Seen,
 }
 
 impl Inbound<Value> for WatchedInbound {
-    fn receive(&mut self) -> Result<Parcel<Value>, Elsewhere> {
-        let Parcel { micro_batch, message } = self.inner.receive()?;
+    fn receive(&mut self) -> Result<Envelope<Value>, PeerError> {
+        let Envelope { micro_batch, message } = self.inner.receive()?;
         let (message, had) = match message {
             Message::Value(value) => {
                 let (tensors, _) = value.into_parts();
@@ -58,9 +58,9 @@ impl Inbound<Value> for WatchedInbound {
             Message::Verdict(verdict) => (Message::Verdict(verdict), 17),
         };
         let mut seen = self.seen.lock().unwrap();
-        let own = seen.get_mut(&(self.crossing.edge.index(), self.crossing.half)).unwrap();
+        let own = seen.get_mut(&(self.crossing.edge.index(), self.crossing.direction)).unwrap();
         own.1 = own.1.max(Bytes(had));
-        Ok(Parcel { micro_batch, message })
+        Ok(Envelope { micro_batch, message })
     }
 }
 
@@ -73,38 +73,38 @@ impl Transport for Watched {
         self.inner.size()
     }
 
-    fn agree(&self, facts: &[(String, String)]) -> Result<(), Elsewhere> {
+    fn agree(&self, facts: &[(String, String)]) -> Result<(), PeerError> {
         self.inner.agree(facts)
     }
 
-    fn begin(&self, run: OneRun) -> Result<(), Elsewhere> {
+    fn begin(&self, run: OneRun) -> Result<(), PeerError> {
         self.inner.begin(run)
     }
 
-    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<Value>>, Elsewhere> {
+    fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<Value>>, PeerError> {
         self.inner.outbound(crossing)
     }
 
     fn inbound(
         &self,
-        crossing: Crossing,
+        crossing: RemoteEdge,
         most: Bytes,
-    ) -> Result<Box<dyn Inbound<Value>>, Elsewhere> {
+    ) -> Result<Box<dyn Inbound<Value>>, PeerError> {
         let inner = self.inner.inbound(crossing, most)?;
-        let key = (crossing.edge.index(), crossing.half);
+        let key = (crossing.edge.index(), crossing.direction);
         self.seen.lock().unwrap().insert(key, (most, Bytes(0)));
         Ok(Box::new(WatchedInbound { inner, crossing, seen: Arc::clone(&self.seen) }))
     }
 
-    fn fail(&self, why: &Elsewhere) {
+    fn fail(&self, why: &PeerError) {
         self.inner.fail(why);
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
         self.inner.gather(own)
     }
 
-    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, Elsewhere> {
+    fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, PeerError> {
         self.inner.gather_beside(own, longest)
     }
 
@@ -134,11 +134,11 @@ fn property_a_bound_is_the_largest_message_to_the_byte() {
         // Two cuts, two skips, a tie and two votes, both ways.
         assert_eq!(all.len(), 2 * (2 + 2 + 1 + 2), "{all:?}");
         let votes = all.iter().filter(|(_, (most, had))| most != had);
-        for ((edge, half), (most, had)) in votes {
+        for ((edge, direction), (most, had)) in votes {
             // A vote of fewer layers than the stage has, or a verdict, which is less.
             assert!(
                 *edge >= 5 && *had < *most && *most <= Bytes(12 * 6),
-                "{edge} {half:?} {all:?}"
+                "{edge} {direction:?} {all:?}"
             );
         }
     }

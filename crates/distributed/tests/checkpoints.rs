@@ -25,7 +25,7 @@ use gpipe_checkpoint::{
     Checkpoints, RunInfo, Settings,
     files::{Files, Operation},
     folder,
-    manifest::Progress,
+    manifest::TrainPosition,
     weights,
 };
 
@@ -40,7 +40,7 @@ fn step(pipeline: &mut Pipeline, number: u64) {
 }
 
 fn at(batches: u64) -> RunInfo {
-    let progress = Progress { batches, ..Progress::default() };
+    let progress = TrainPosition { batches, ..TrainPosition::default() };
     let files = vec![("note.txt".to_owned(), b"of the run".to_vec())];
     RunInfo { progress, files, config: "seed = 1".into(), ..RunInfo::default() }
 }

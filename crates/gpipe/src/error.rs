@@ -142,7 +142,7 @@ pub enum Error {
     Torch(#[from] LayerError),
     /// Another process of the pipeline, or of another replica of it, failed or is gone.
     #[error(transparent)]
-    Elsewhere(#[from] gpipe_runtime::Elsewhere),
+    Peer(#[from] gpipe_runtime::PeerError),
     /// A loss or gradient norm that is not finite, of all micro-batches together. Nothing was updated.
     #[error("{0}")]
     NotFinite(StageError),

@@ -81,7 +81,7 @@ pub use optim::{
 };
 pub use parameter::{Init, ParameterSpec};
 pub use pipeline::{
-    Balance, DeviceReport, Evaluation, Padding, Pipeline, PipelineBuilder, Plan, StepReport,
+    Balance, DeviceReport, Evaluation, Padding, Pipeline, PipelineBuilder, RunSettings, StepReport,
 };
 pub use sequence::Sequence;
 pub use spec::TensorSpec;

@@ -12,7 +12,7 @@ use gpipe::{
     Pipeline, Remat, Schedule, Sequence, Sgd, TensorSpec,
     layers::{LayerNorm, Linear},
     profile::{Profiling, profile},
-    schedule::{Listed, listed::print},
+    schedule::{CustomSchedule, custom::print},
 };
 use gpipe_core::{
     cost::LayerState,
@@ -22,7 +22,7 @@ use gpipe_core::{
 use tch::{Kind, Tensor};
 
 fn listed(name: &str, text: &str) -> Schedule {
-    Schedule::Listed(Arc::new(Listed::parse(name, text).unwrap()))
+    Schedule::Custom(Arc::new(CustomSchedule::parse(name, text).unwrap()))
 }
 
 /// Losses and the whole state after three steps, the second of fewer samples, so that it has fewer micro-batches.
@@ -103,14 +103,14 @@ fn property_changed_files_are_refused_or_compute_what_one_stage_does() {
             if changed == lists || changed.iter().any(Vec::is_empty) {
                 continue;
             }
-            let Ok(listed) = Listed::parse("changed", &text) else {
+            let Ok(listed) = CustomSchedule::parse("changed", &text) else {
                 refused += 1;
                 continue;
             };
             if (listed.stages(), listed.micro_batches()) != (stages, micro_batches) {
                 continue; // correct, for another pipeline
             }
-            let schedule = Schedule::Listed(Arc::new(listed));
+            let schedule = Schedule::Custom(Arc::new(listed));
             let run = Run { stages: devices, schedule, remat: Remat::Never, ..Run::plain() };
             let mut pipeline = run.builder(model(features), micro_batches).build().unwrap();
             let found = trained(&mut pipeline);

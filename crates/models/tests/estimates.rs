@@ -252,7 +252,7 @@ fn below() -> f64 {
     if has("avx512f") { 0.03 } else { 0.10 }
 }
 
-/// Whether the processor has these instructions. Elsewhere than on x86 the narrower bounds are tried.
+/// Whether the processor has these instructions. PeerError than on x86 the narrower bounds are tried.
 fn has(instructions: &str) -> bool {
     #[cfg(target_arch = "x86_64")]
     return match instructions {

@@ -4,14 +4,14 @@
 use std::{sync::Arc, time::Duration};
 
 use gpipe_core::{
-    DeviceId, EdgeId, Half, MicroBatch, Op, StageId, Transfer,
+    DeviceId, Direction, EdgeId, MicroBatch, Op, StageId, Transfer,
     lower::{Edge, Program},
 };
 
 use crate::{
     clock::Clock,
     failure::StepError,
-    peers::{Crossing, Elsewhere, Parcel, Peers},
+    peers::{Envelope, PeerError, Peers, RemoteEdge},
     stage::StageExecutor,
     worker::Step,
 };
@@ -22,7 +22,7 @@ const SLICE: Duration = Duration::from_secs(1);
 /// One link that crosses, and what moves on it in one run.
 #[derive(Debug, Clone)]
 pub(crate) struct Carrier {
-    crossing: Crossing,
+    crossing: RemoteEdge,
     /// Of which micro-batches, in order.
     messages: Vec<Option<MicroBatch>>,
 }
@@ -37,12 +37,12 @@ pub(crate) fn carriers(
     let process = |stage: StageId| placement.get(stage.index()).copied().flatten().map(&process_of);
     let mut carriers = Vec::new();
     for (index, edge) in program.topology.edges.iter().enumerate() {
-        for half in [Half::Forward, Half::Backward] {
-            let (sender, receiver) = ends(edge, half);
+        for direction in [Direction::Forward, Direction::Backward] {
+            let (sender, receiver) = ends(edge, direction);
             let (Some(from), Some(to)) = (process(sender), process(receiver)) else { continue };
-            let messages = sent(program, EdgeId::from_index(index), half);
+            let messages = sent(program, EdgeId::from_index(index), direction);
             if from != to && (from == here || to == here) && !messages.is_empty() {
-                let crossing = Crossing { edge: EdgeId::from_index(index), half, from, to };
+                let crossing = RemoteEdge { edge: EdgeId::from_index(index), direction, from, to };
                 carriers.push(Carrier { crossing, messages });
             }
         }
@@ -51,18 +51,18 @@ pub(crate) fn carriers(
 }
 
 /// The stages that send and receive on one half of an edge.
-fn ends(edge: &Edge, half: Half) -> (StageId, StageId) {
-    match half {
-        Half::Forward => (edge.from, edge.to),
-        Half::Backward => (edge.to, edge.from),
+fn ends(edge: &Edge, direction: Direction) -> (StageId, StageId) {
+    match direction {
+        Direction::Forward => (edge.from, edge.to),
+        Direction::Backward => (edge.to, edge.from),
     }
 }
 
 /// What is sent on one half of an edge, in order; one device sends all of it.
-fn sent(program: &Program, edge: EdgeId, half: Half) -> Vec<Option<MicroBatch>> {
+fn sent(program: &Program, edge: EdgeId, direction: Direction) -> Vec<Option<MicroBatch>> {
     let actions = program.devices.iter().flatten();
     let of_link = actions.filter_map(|action| match action.op {
-        Op::Send(transfer) if transfer.edge == edge && transfer.half == half => {
+        Op::Send(transfer) if transfer.edge == edge && transfer.direction == direction => {
             Some(transfer.micro_batch)
         }
         _ => None,
@@ -84,7 +84,7 @@ impl Carrier {
             self.carry_in(step, peers, clock)
         };
         if let Err(error) = outcome {
-            step.fail(StepError::Elsewhere(error));
+            step.fail(StepError::Peer(error));
         }
     }
 
@@ -92,17 +92,17 @@ impl Carrier {
         &self,
         step: &Step<E>,
         peers: &Arc<dyn Peers<E>>,
-    ) -> Result<(), Elsewhere> {
-        let Some(link) = step.links.get(self.crossing.edge, self.crossing.half) else {
+    ) -> Result<(), PeerError> {
+        let Some(link) = step.links.get(self.crossing.edge, self.crossing.direction) else {
             return Ok(());
         };
         let mut outbound = peers.outbound(self.crossing)?;
         for _ in &self.messages {
             // Poisoned: the run failed, and its reason is known.
-            let Ok(envelope) = link.take(SLICE, || true) else { return Ok(()) };
-            let parcel = Parcel { micro_batch: envelope.micro_batch, message: envelope.message };
-            outbound.send(parcel)?;
-            link.release(envelope.arrival);
+            let Ok(queued) = link.take(SLICE, || true) else { return Ok(()) };
+            let envelope = Envelope { micro_batch: queued.micro_batch, message: queued.message };
+            outbound.send(envelope)?;
+            link.release(queued.arrival);
         }
         outbound.flush()
     }
@@ -112,30 +112,30 @@ impl Carrier {
         step: &Step<E>,
         peers: &Arc<dyn Peers<E>>,
         clock: &Clock,
-    ) -> Result<(), Elsewhere> {
-        let Some(link) = step.links.get(self.crossing.edge, self.crossing.half) else {
+    ) -> Result<(), PeerError> {
+        let Some(link) = step.links.get(self.crossing.edge, self.crossing.direction) else {
             return Ok(());
         };
         let mut inbound = peers.inbound(self.crossing)?;
         for &expected in &self.messages {
-            let parcel = inbound.receive()?;
-            if parcel.micro_batch != expected {
+            let envelope = inbound.receive()?;
+            if envelope.micro_batch != expected {
                 let of = |micro_batch| {
-                    let Crossing { edge, half, .. } = self.crossing;
-                    Transfer { half, micro_batch, edge }
+                    let RemoteEdge { edge, direction, .. } = self.crossing;
+                    Transfer { direction, micro_batch, edge }
                 };
                 let reason = format!(
                     "it sent {} where {} was due: its schedule is another",
-                    of(parcel.micro_batch),
+                    of(envelope.micro_batch),
                     of(expected)
                 );
-                return Err(Elsewhere { process: Some(self.crossing.from), reason });
+                return Err(PeerError { process: Some(self.crossing.from), reason });
             }
             if link.reserve(SLICE, || true).is_err() {
                 return Ok(());
             }
             let now = clock.now();
-            link.put(parcel.micro_batch, parcel.message, |_| (now, now));
+            link.put(envelope.micro_batch, envelope.message, |_| (now, now));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use gpipe_core::{Action, Nanos, Transfer, lower::Recomputed, simulate::Costs};
+use gpipe_core::{Action, Nanos, Transfer, lower::RematSet, simulate::Costs};
 
 /// A worker's clock.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ impl Clock {
     }
 
     /// `action` was done.
-    pub(crate) fn spend(&mut self, action: Action, recomputed: &Recomputed) {
+    pub(crate) fn spend(&mut self, action: Action, recomputed: &RematSet) {
         if let Clock::Virtual { now, costs } = self {
             let again = |m| recomputed.contains(action.stage, m);
             *now += costs.duration(action, action.op.computes().is_some_and(again));
@@ -50,7 +50,7 @@ impl Clock {
             Clock::Real(_) => (self.now(), self.now()),
             Clock::Virtual { now, costs } => {
                 let cost = costs.link(transfer.edge);
-                let left = busy_until.max(*now) + cost.occupied(transfer.half);
+                let left = busy_until.max(*now) + cost.occupied(transfer.direction);
                 (left, left + cost.latency)
             }
         }

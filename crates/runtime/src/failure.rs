@@ -6,12 +6,12 @@ use std::{
 };
 
 use gpipe_core::{
-    Action, DeviceId, Half, Op, StageId,
+    Action, DeviceId, Direction, Op, StageId,
     lower::{EdgeKind, Program},
 };
 
 use crate::{
-    peers::Elsewhere,
+    peers::PeerError,
     sync::{AtomicBool, Mutex},
 };
 
@@ -86,7 +86,7 @@ pub enum StepError<E> {
     },
     /// Another process of the pipeline failed, or cannot be reached any more.
     #[error(transparent)]
-    Elsewhere(#[from] Elsewhere),
+    Peer(#[from] PeerError),
     /// The update was begun or applied by some stages, and perhaps not by all.
     #[error(
         "{cause}; the update was {}, perhaps not by all others: the parameters may be of two steps, restore a checkpoint, or accept_torn_update to use what is there",
@@ -172,14 +172,14 @@ pub fn describe_wait(program: &Program, action: Action) -> String {
     let Some(edge) = program.topology.edges.get(transfer.edge.index()) else {
         return format!("stage {} waits at {action}", action.stage);
     };
-    let what = match (edge.kind, transfer.half) {
-        (EdgeKind::Boundary { .. }, Half::Forward) => "the activation",
-        (EdgeKind::Skip { .. }, Half::Forward) => "the skip's value",
-        (_, Half::Backward) if edge.kind.per_micro_batch() => "the gradient",
-        (EdgeKind::Tie, Half::Forward) => "the gradients of tied weights",
-        (EdgeKind::Tie, Half::Backward) => "the sum of tied gradients",
-        (_, Half::Forward) => "the gradient norm",
-        (_, Half::Backward) => "the verdict on the update",
+    let what = match (edge.kind, transfer.direction) {
+        (EdgeKind::Boundary { .. }, Direction::Forward) => "the activation",
+        (EdgeKind::Skip { .. }, Direction::Forward) => "the skip's value",
+        (_, Direction::Backward) if edge.kind.per_micro_batch() => "the gradient",
+        (EdgeKind::Tie, Direction::Forward) => "the gradients of tied weights",
+        (EdgeKind::Tie, Direction::Backward) => "the sum of tied gradients",
+        (_, Direction::Forward) => "the gradient norm",
+        (_, Direction::Backward) => "the verdict on the update",
     };
     let of = transfer.micro_batch.map(|m| format!(" of micro-batch {m}")).unwrap_or_default();
     let peer = peer(program, action).map_or_else(|| "?".to_owned(), |stage| stage.to_string());

@@ -1,7 +1,7 @@
 //! Executes a lowered schedule: one worker thread per device, bounded links, deadlines, and one error.
 //!
 //! ```text
-//!   driver (crew)  --command-->  worker 0   runs device 0's list, action by action, on its StageExecutors
+//!   driver (pool)  --command-->  worker 0   runs device 0's list, action by action, on its StageExecutors
 //!        |                          | link (bounded, poisonable)
 //!        |         --command-->  worker 1   ...
 //!        +--- watches every worker's pulse; the first failure stops everyone
@@ -10,9 +10,9 @@
 //! - [`stage`]: [`stage::StageExecutor`], the only seam; tensors are behind it
 //! - [`link`]: the queues between stages
 //! - [`worker`]: interprets actions; it knows no schedule's name
-//! - [`peers`]: the seam to the crew's other processes; the transport is behind it
+//! - [`peers`]: the seam to the pool's other processes; the transport is behind it
 //! - `carrier`: threads that move the messages of links that cross to them
-//! - [`crew`]: spawns the workers, runs programs on them, watches
+//! - [`pool`]: spawns the workers, runs programs on them, watches
 //! - [`failure`]: the first error wins, and wakes everyone who waits
 //! - [`report`]: what a worker gives back
 //! - [`pulse`]: signs of life, from which every deadline counts
@@ -24,11 +24,11 @@
 
 mod carrier;
 pub mod clock;
-pub mod crew;
 pub mod failure;
 pub mod link;
 mod mailbox;
 pub mod peers;
+pub mod pool;
 pub mod pulse;
 pub mod report;
 pub mod stage;
@@ -37,8 +37,8 @@ mod sync;
 pub mod testing;
 pub mod worker;
 
-pub use crew::{Crew, Ran, Settings};
 pub use failure::{Failure, StepError};
-pub use peers::{Elsewhere, Peers};
+pub use peers::{PeerError, Peers};
+pub use pool::{Ran, Settings, WorkerPool};
 pub use stage::{Keep, Payload, StageExecutor, Verdict, Vote};
 pub use worker::panic_message;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use gpipe_core::{EdgeId, Half, MicroBatch, Nanos, lower::Program};
+use gpipe_core::{Direction, EdgeId, MicroBatch, Nanos, lower::Program};
 
 use crate::{
     stage::{Verdict, Vote},
@@ -30,7 +30,7 @@ pub enum Message<V> {
 
 /// A message with what identifies it.
 #[derive(Debug)]
-pub struct Envelope<V> {
+pub struct Queued<V> {
     /// Of which micro-batch; checked by the receiver.
     pub micro_batch: Option<MicroBatch>,
     /// When it can be received.
@@ -57,7 +57,7 @@ pub struct Link<V> {
 
 #[derive(Debug)]
 struct State<V> {
-    queue: VecDeque<Envelope<V>>,
+    queue: VecDeque<Queued<V>>,
     /// Free slots, by the time at which each became free.
     free: VecDeque<Nanos>,
     /// When the last message has left the link.
@@ -105,7 +105,7 @@ impl<V> Link<V> {
         let mut state = self.lock();
         let (busy_until, arrival) = arrival(state.busy_until);
         state.busy_until = busy_until;
-        state.queue.push_back(Envelope { micro_batch, arrival, message });
+        state.queue.push_back(Queued { micro_batch, arrival, message });
         drop(state);
         self.changed.notify_all();
     }
@@ -118,7 +118,7 @@ impl<V> Link<V> {
         &self,
         slice: Duration,
         patience: impl FnMut() -> bool,
-    ) -> Result<Envelope<V>, WaitEnd> {
+    ) -> Result<Queued<V>, WaitEnd> {
         self.wait(slice, patience, |state| state.queue.pop_front())
     }
 
@@ -161,7 +161,7 @@ impl<V> Link<V> {
 /// All links of one step. Made anew for each step, so nothing of a failed one is left in them.
 #[derive(Debug)]
 pub struct Links<V> {
-    links: HashMap<(EdgeId, Half), Link<V>>,
+    links: HashMap<(EdgeId, Direction), Link<V>>,
 }
 
 impl<V> Links<V> {
@@ -169,14 +169,14 @@ impl<V> Links<V> {
     pub fn new(program: &Program, capacity: usize) -> Self {
         let halves = (0..program.topology.edges.len()).flat_map(|edge| {
             let edge = EdgeId::from_index(edge);
-            [(edge, Half::Forward), (edge, Half::Backward)]
+            [(edge, Direction::Forward), (edge, Direction::Backward)]
         });
-        Self { links: halves.map(|half| (half, Link::new(capacity))).collect() }
+        Self { links: halves.map(|direction| (direction, Link::new(capacity))).collect() }
     }
 
     /// The link of one half of an edge.
-    pub fn get(&self, edge: EdgeId, half: Half) -> Option<&Link<V>> {
-        self.links.get(&(edge, half))
+    pub fn get(&self, edge: EdgeId, direction: Direction) -> Option<&Link<V>> {
+        self.links.get(&(edge, direction))
     }
 
     /// Ends every wait on every link.

@@ -1,6 +1,6 @@
 //! What a worker has received and not yet used, or computed and not yet sent.
 
-use gpipe_core::{EdgeId, Half, MicroBatch, StageId, Transfer};
+use gpipe_core::{Direction, EdgeId, MicroBatch, StageId, Transfer};
 
 use crate::stage::{OnEdges, Verdict, Vote};
 
@@ -29,11 +29,11 @@ impl<V> Mailbox<V> {
     pub(crate) fn take_arrived(
         &mut self,
         stage: StageId,
-        half: Half,
+        direction: Direction,
         micro_batch: Option<MicroBatch>,
     ) -> OnEdges<V> {
         let wanted = |to: StageId, transfer: &Transfer| {
-            to == stage && transfer.half == half && transfer.micro_batch == micro_batch
+            to == stage && transfer.direction == direction && transfer.micro_batch == micro_batch
         };
         let mut values: OnEdges<V> = self
             .arrived
@@ -48,11 +48,11 @@ impl<V> Mailbox<V> {
     pub(crate) fn leave(
         &mut self,
         stage: StageId,
-        half: Half,
+        direction: Direction,
         micro_batch: Option<MicroBatch>,
         values: OnEdges<V>,
     ) {
-        let transfer = |edge: EdgeId| Transfer { half, micro_batch, edge };
+        let transfer = |edge: EdgeId| Transfer { direction, micro_batch, edge };
         self.leaving.extend(values.into_iter().map(|(edge, value)| (stage, transfer(edge), value)));
     }
 

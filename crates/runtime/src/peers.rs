@@ -1,19 +1,19 @@
-//! A crew's other processes. Each process runs the workers of its own devices; a link between two of them is carried by
+//! A pool's other processes. Each process runs the workers of its own devices; a link between two of them is carried by
 //! a carrier on either side, through what this seam gives. Behind it is the transport.
 
 use std::sync::Arc;
 
-use gpipe_core::{DeviceId, EdgeId, Half, MicroBatch, Nanos, lower::Program};
+use gpipe_core::{DeviceId, Direction, EdgeId, MicroBatch, Nanos, lower::Program};
 
 use crate::{link::Message, pulse::Pulses, report::Report, stage::StageExecutor};
 
 /// A link from one process to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Crossing {
+pub struct RemoteEdge {
     /// The edge.
     pub edge: EdgeId,
     /// Its direction.
-    pub half: Half,
+    pub direction: Direction,
     /// The number of the sending process.
     pub from: usize,
     /// And of the receiving one.
@@ -22,7 +22,7 @@ pub struct Crossing {
 
 /// A message on its way between processes.
 #[derive(Debug)]
-pub struct Parcel<V> {
+pub struct Envelope<V> {
     /// Of which micro-batch; checked by the receiver.
     pub micro_batch: Option<MicroBatch>,
     /// The message.
@@ -32,7 +32,7 @@ pub struct Parcel<V> {
 /// Something that went wrong between processes, or in another one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", process.map(|rank| format!("rank {rank}: ")).unwrap_or_default())]
-pub struct Elsewhere {
+pub struct PeerError {
     /// Which process, if it is known.
     pub process: Option<usize>,
     /// What is known of it.
@@ -45,13 +45,13 @@ pub trait Outbound<V>: Send {
     ///
     /// # Errors
     /// The connection is lost, or the run was interrupted.
-    fn send(&mut self, parcel: Parcel<V>) -> Result<(), Elsewhere>;
+    fn send(&mut self, envelope: Envelope<V>) -> Result<(), PeerError>;
 
     /// Waits until everything has left.
     ///
     /// # Errors
     /// As [`Outbound::send`].
-    fn flush(&mut self) -> Result<(), Elsewhere>;
+    fn flush(&mut self) -> Result<(), PeerError>;
 }
 
 /// The receiving end of a crossing, for one run.
@@ -60,11 +60,11 @@ pub trait Inbound<V>: Send {
     ///
     /// # Errors
     /// The connection is lost, or the run was interrupted.
-    fn receive(&mut self) -> Result<Parcel<V>, Elsewhere>;
+    fn receive(&mut self) -> Result<Envelope<V>, PeerError>;
 }
 
 /// Called, from any thread, when another process has failed.
-pub type Alarm = Arc<dyn Fn(Elsewhere) + Send + Sync>;
+pub type Alarm = Arc<dyn Fn(PeerError) + Send + Sync>;
 
 /// What the transport is told of a run.
 pub struct Run {
@@ -101,28 +101,28 @@ pub trait Peers<E: StageExecutor>: Send + Sync + 'static {
     ///
     /// # Errors
     /// Another process is gone.
-    fn begin(&self, run: Run) -> Result<(), Elsewhere>;
+    fn begin(&self, run: Run) -> Result<(), PeerError>;
 
     /// The sending end of `crossing`, which goes out of this process.
     ///
     /// # Errors
     /// The connection is lost.
-    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<E::Value>>, Elsewhere>;
+    fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<E::Value>>, PeerError>;
 
     /// The receiving end of `crossing`, which comes into this process.
     ///
     /// # Errors
     /// The connection is lost.
-    fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<E::Value>>, Elsewhere>;
+    fn inbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Inbound<E::Value>>, PeerError>;
 
     /// The run has failed: every wait in it ends, and the others are told why if they do not know.
-    fn fail(&self, why: &Elsewhere);
+    fn fail(&self, why: &PeerError);
 
     /// This process's part is done: gives it to the others, and waits for theirs; all of them, in any order.
     ///
     /// # Errors
     /// Another process failed or is gone.
-    fn share(&self, own: Share<E>) -> Result<Vec<Share<E>>, Elsewhere>;
+    fn share(&self, own: Share<E>) -> Result<Vec<Share<E>>, PeerError>;
 
     /// The time now on the clock that all processes share.
     fn now(&self) -> Nanos;

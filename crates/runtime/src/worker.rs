@@ -8,8 +8,8 @@ use std::{
 };
 
 use gpipe_core::{
-    Action, Bytes, DeviceId, Half, MicroBatch, Op, StageId, Transfer,
-    lower::{Edge, EdgeKind, Program, Recomputed},
+    Action, Bytes, DeviceId, Direction, MicroBatch, Op, StageId, Transfer,
+    lower::{Edge, EdgeKind, Program, RematSet},
     simulate::TimedAction,
 };
 
@@ -18,7 +18,7 @@ use crate::{
     failure::{Failure, StepError, describe_wait, peer},
     link::{Link, Links, Message, WaitEnd},
     mailbox::Mailbox,
-    peers::{Elsewhere, Peers},
+    peers::{PeerError, Peers},
     pulse::Pulses,
     report::Report,
     stage::{Keep, Payload, StageExecutor},
@@ -38,7 +38,7 @@ pub struct Step<E: StageExecutor> {
     /// What to do.
     pub program: Arc<Program>,
     /// Which micro-batches are recomputed, of each stage.
-    pub recomputed: Recomputed,
+    pub recomputed: RematSet,
     /// Whether backwards follow.
     pub trains: bool,
     /// The device of each stage.
@@ -62,9 +62,9 @@ impl<E: StageExecutor> Step<E> {
     pub fn fail(&self, error: StepError<E::Error>) {
         let elsewhere = match (&self.peers, &error) {
             (None, _) => None,
-            (Some(_), StepError::Elsewhere(known)) => Some(known.clone()),
+            (Some(_), StepError::Peer(known)) => Some(known.clone()),
             (Some(peers), own) => {
-                Some(Elsewhere { process: Some(peers.here()), reason: own.to_string() })
+                Some(PeerError { process: Some(peers.here()), reason: own.to_string() })
             }
         };
         let first = self.failure.raise(error);
@@ -192,37 +192,37 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             Op::Receive(transfer) => self.receive(action, transfer),
             Op::Forward(m) => {
                 let keep = self.keep(stage, m);
-                let inputs = self.mailbox.take_arrived(stage, Half::Forward, Some(m));
+                let inputs = self.mailbox.take_arrived(stage, Direction::Forward, Some(m));
                 let outputs =
                     self.guard(action, index, |executor| executor.forward(m, inputs, keep))?;
-                self.mailbox.leave(stage, Half::Forward, Some(m), outputs);
+                self.mailbox.leave(stage, Direction::Forward, Some(m), outputs);
                 Ok(())
             }
             Op::Rematerialize(m) => self.guard(action, index, |executor| executor.rematerialize(m)),
             Op::Backward(m) => {
-                let grads = self.mailbox.take_arrived(stage, Half::Backward, Some(m));
+                let grads = self.mailbox.take_arrived(stage, Direction::Backward, Some(m));
                 let outputs = self.guard(action, index, |executor| executor.backward(m, grads))?;
-                self.mailbox.leave(stage, Half::Backward, Some(m), outputs);
+                self.mailbox.leave(stage, Direction::Backward, Some(m), outputs);
                 Ok(())
             }
             Op::BackwardInput(m) => {
-                let grads = self.mailbox.take_arrived(stage, Half::Backward, Some(m));
+                let grads = self.mailbox.take_arrived(stage, Direction::Backward, Some(m));
                 let outputs =
                     self.guard(action, index, |executor| executor.backward_input(m, grads))?;
-                self.mailbox.leave(stage, Half::Backward, Some(m), outputs);
+                self.mailbox.leave(stage, Direction::Backward, Some(m), outputs);
                 Ok(())
             }
             Op::BackwardWeight(m) => {
                 self.guard(action, index, |executor| executor.backward_weight(m))
             }
             Op::Reduce => {
-                let arrived = self.mailbox.take_arrived(stage, Half::Forward, None);
+                let arrived = self.mailbox.take_arrived(stage, Direction::Forward, None);
                 let sums = self.guard(action, index, |executor| executor.reduce(arrived))?;
-                self.mailbox.leave(stage, Half::Backward, None, sums);
+                self.mailbox.leave(stage, Direction::Backward, None, sums);
                 Ok(())
             }
             Op::Norm => {
-                let sums = self.mailbox.take_arrived(stage, Half::Backward, None);
+                let sums = self.mailbox.take_arrived(stage, Direction::Backward, None);
                 let vote = self.guard(action, index, |executor| executor.norm(sums))?;
                 self.mailbox.vote(stage, vote);
                 Ok(())
@@ -290,12 +290,12 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         transfer: Transfer,
     ) -> Result<Message<E::Value>, Stop> {
         let stage = action.stage;
-        let message = match (self.edge(action, transfer)?.kind, transfer.half) {
-            (EdgeKind::Vote, Half::Forward) => self.mailbox.vote_of(stage).map(Message::Vote),
-            (EdgeKind::Vote, Half::Backward) => {
+        let message = match (self.edge(action, transfer)?.kind, transfer.direction) {
+            (EdgeKind::Vote, Direction::Forward) => self.mailbox.vote_of(stage).map(Message::Vote),
+            (EdgeKind::Vote, Direction::Backward) => {
                 self.mailbox.verdict_of(stage).map(Message::Verdict)
             }
-            (EdgeKind::Tie, Half::Forward) => {
+            (EdgeKind::Tie, Direction::Forward) => {
                 let grads = self.guard(action, index, |executor| executor.tied(transfer.edge))?;
                 Some(Message::Value(grads))
             }
@@ -334,7 +334,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
     }
 
     fn link(&self, action: Action, transfer: Transfer) -> Result<&'a Link<E::Value>, Stop> {
-        match self.step.links.get(transfer.edge, transfer.half) {
+        match self.step.links.get(transfer.edge, transfer.direction) {
             Some(link) => Ok(link),
             None => self.protocol(action, "there is no such edge"),
         }

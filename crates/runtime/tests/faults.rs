@@ -11,7 +11,7 @@ use std::{
 };
 
 use gpipe_core::{
-    Action, DeviceId, Half, Op, StageId,
+    Action, DeviceId, Direction, Op, StageId,
     lower::{EdgeKind, Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
@@ -20,7 +20,7 @@ use gpipe_core::{
     validate::validate,
 };
 use gpipe_runtime::{
-    Crew, Settings, StepError,
+    Settings, StepError, WorkerPool,
     testing::{Fault, FaultKind, Gate, MockError, MockStage, mock_devices, unpipelined},
 };
 
@@ -29,14 +29,19 @@ fn cases(count: u64) -> u64 {
     if std::env::var_os("GPIPE_SOAK").is_some() { 50 * count } else { count }
 }
 
-fn crew(program: &Program, capacity: usize, deadline_ms: u64, fault: &Fault) -> Crew<MockStage> {
+fn pool(
+    program: &Program,
+    capacity: usize,
+    deadline_ms: u64,
+    fault: &Fault,
+) -> WorkerPool<MockStage> {
     let topology = Arc::new(program.topology.clone());
     let deadline = Duration::from_millis(deadline_ms);
     for _ in 0..20 {
         let devices = mock_devices(&topology, program.devices.len(), Some(fault));
         let settings = Settings { link_capacity: capacity, deadline, virtual_costs: None };
-        match Crew::spawn(devices, settings) {
-            Ok(crew) => return crew,
+        match WorkerPool::spawn(devices, settings) {
+            Ok(pool) => return pool,
             // A soak found it: on a busy machine a thread may begin after a deadline that is as short as those here.
             Err(StepError::Stuck { doing, .. }) if doing.contains("building") => {}
             Err(error) => panic!("{error}"),
@@ -56,7 +61,7 @@ fn after_decision(program: &Program, at: Action) -> bool {
         Op::Update => true,
         Op::Send(transfer) | Op::Receive(transfer) => {
             let edge = program.topology.edges[transfer.edge.index()];
-            edge.kind == EdgeKind::Vote && transfer.half == Half::Backward
+            edge.kind == EdgeKind::Vote && transfer.direction == Direction::Backward
         }
         _ => false,
     }
@@ -65,8 +70,8 @@ fn after_decision(program: &Program, at: Action) -> bool {
 /// Runs a program with a fault and checks the one error that comes out.
 fn check(program: &Arc<Program>, capacity: usize, at: Action, kind: FaultKind) {
     let injected = Fault { at, kind: kind.clone() };
-    let mut crew = crew(program, capacity, 60_000, &injected);
-    let error = crew.run(program, feeds(program)).unwrap_err();
+    let mut pool = pool(program, capacity, 60_000, &injected);
+    let error = pool.run(program, feeds(program)).unwrap_err();
     let text = error.to_string();
     let decided = after_decision(program, at);
     match (&error, &kind) {
@@ -88,7 +93,7 @@ fn check(program: &Arc<Program>, capacity: usize, at: Action, kind: FaultKind) {
     }
     assert!(text.contains(&at.to_string()), "{text}");
     if matches!(error, StepError::Torn { .. }) {
-        assert!(crew.run(program, feeds(program)).unwrap_err().to_string().contains("checkpoint"));
+        assert!(pool.run(program, feeds(program)).unwrap_err().to_string().contains("checkpoint"));
     }
 }
 
@@ -136,13 +141,13 @@ fn fault_an_error_at_every_single_action_of_1f1b() {
     }
 }
 
-/// A stall at `at`: the error, and the crew, with its stalled thread released.
+/// A stall at `at`: the error, and the pool, with its stalled thread released.
 fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
     let gate = Arc::new(Gate::default());
     let fault = Fault { at, kind: FaultKind::Stall(Arc::clone(&gate)) };
     // Shorter, and on a busy machine a worker that only waits may seem to have stopped, too: a soak found it.
-    let mut crew = crew(program, capacity, 100, &fault);
-    let error = crew.run(program, feeds(program)).unwrap_err();
+    let mut pool = pool(program, capacity, 100, &fault);
+    let error = pool.run(program, feeds(program)).unwrap_err();
     assert!(
         matches!(
             error,
@@ -150,7 +155,7 @@ fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
         ),
         "{at}: {error}"
     );
-    let again = crew.run(program, feeds(program)).unwrap_err().to_string();
+    let again = pool.run(program, feeds(program)).unwrap_err().to_string();
     assert!(again.contains("cannot go on"), "{again}");
     gate.open();
     error.to_string()
@@ -203,32 +208,32 @@ fn fault_a_stall_is_told_by_who_waits_for_it() {
 #[test]
 fn fault_a_failed_step_leaves_everything_as_it_was_and_the_crew_goes_on() {
     // The fault is at a stage's first action, but only for feed 3: feeds differ by nothing else, so it is
-    // injected through a crew whose fault never fires in the second program.
+    // injected through a pool whose fault never fires in the second program.
     let topology = Arc::new(Topology::chain(3));
     let long = Remat::Always.apply(&Schedule::OneFOneB.actions(3, 4));
     let long = Arc::new(lower(&long, &topology, 4).unwrap());
     let short = Remat::Always.apply(&Schedule::GPipe.actions(3, 2));
     let short = Arc::new(lower(&short, &topology, 2).unwrap());
     let fault = Fault { at: "1B3".parse().unwrap(), kind: FaultKind::Error };
-    let mut crew = crew(&long, 2, 60_000, &fault);
-    let parameters = |crew: &mut Crew<MockStage>| -> Vec<u64> {
-        (0..3).map(|d| crew.visit(DeviceId(d), |stages| stages[0].parameter()).unwrap()).collect()
+    let mut pool = pool(&long, 2, 60_000, &fault);
+    let parameters = |pool: &mut WorkerPool<MockStage>| -> Vec<u64> {
+        (0..3).map(|d| pool.visit(DeviceId(d), |stages| stages[0].parameter()).unwrap()).collect()
     };
-    let before = parameters(&mut crew);
+    let before = parameters(&mut pool);
     for _ in 0..3 {
-        let error = crew.run(&long, feeds(&long)).unwrap_err();
+        let error = pool.run(&long, feeds(&long)).unwrap_err();
         assert_eq!(error.to_string(), "1B3: injected fault");
-        assert_eq!(parameters(&mut crew), before);
+        assert_eq!(parameters(&mut pool), before);
     }
-    crew.run(&short, feeds(&short)).unwrap();
+    pool.run(&short, feeds(&short)).unwrap();
     let (_, expected) = unpipelined(&topology, 2, 3).unwrap();
-    assert_eq!(parameters(&mut crew), expected);
+    assert_eq!(parameters(&mut pool), expected);
 }
 
 #[test]
 fn fault_builds_that_fail_or_panic_are_errors() {
     let stage = |k| MockStage::new(StageId(k), Arc::new(Topology::chain(2)), None);
-    let error = Crew::<MockStage>::spawn(
+    let error = WorkerPool::<MockStage>::spawn(
         vec![
             Box::new(move || Ok(vec![stage(0)])),
             Box::new(|| Err(MockError::Contract("no such layer".into()))),
@@ -238,8 +243,10 @@ fn fault_builds_that_fail_or_panic_are_errors() {
     let text = error.err().unwrap().to_string();
     assert_eq!(text, "device 1, building its stages: contract: no such layer");
 
-    let error =
-        Crew::<MockStage>::spawn(vec![Box::new(|| panic!("out of luck"))], Settings::default());
+    let error = WorkerPool::<MockStage>::spawn(
+        vec![Box::new(|| panic!("out of luck"))],
+        Settings::default(),
+    );
     let text = error.err().unwrap().to_string();
     assert!(text.contains("the thread of device 0 is gone: out of luck"), "{text}");
 }
@@ -248,16 +255,17 @@ fn fault_builds_that_fail_or_panic_are_errors() {
 fn fault_a_program_for_other_devices_is_refused() {
     let program = Arc::new(lower(&Schedule::GPipe.actions(2, 2), &Topology::chain(2), 2).unwrap());
     let topology = Arc::new(Topology::chain(3));
-    let mut crew = Crew::spawn(mock_devices(&topology, 3, None), Settings::default()).unwrap();
-    let text = crew.run(&program, feeds(&program)).unwrap_err().to_string();
+    let mut pool =
+        WorkerPool::spawn(mock_devices(&topology, 3, None), Settings::default()).unwrap();
+    let text = pool.run(&program, feeds(&program)).unwrap_err().to_string();
     assert!(
-        text.contains("the program is for 2 devices, the feeds for 2, the crew has 3"),
+        text.contains("the program is for 2 devices, the feeds for 2, the pool has 3"),
         "{text}"
     );
 }
 
 /// Two devices that wait for each other, and a device that waits for itself: `validate` refuses both, and
-/// the crew, told to run them all the same, says who waits for what.
+/// the pool, told to run them all the same, says who waits for what.
 #[test]
 fn fault_a_deadlock_that_nobody_validated_ends_as_a_standstill() {
     let never = Fault { at: "9F9".parse().unwrap(), kind: FaultKind::Error };
@@ -273,8 +281,8 @@ fn fault_a_deadlock_that_nobody_validated_ends_as_a_standstill() {
     {
         assert!(validate(&program, 1).is_err());
         let program = Arc::new(program);
-        let mut crew = crew(&program, 1, 25, &never);
-        let error = crew.run(&program, feeds(&program)).unwrap_err();
+        let mut pool = pool(&program, 1, 25, &never);
+        let error = pool.run(&program, feeds(&program)).unwrap_err();
         assert!(matches!(error, StepError::Standstill { .. }), "{error}");
         assert!(error.to_string().contains(part), "{error}");
     }

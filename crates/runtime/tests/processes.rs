@@ -1,4 +1,4 @@
-//! One crew in several processes (here: threads with a network in memory). Families: `oracle_` (the unpipelined answer),
+//! One pool in several processes (here: threads with a network in memory). Families: `oracle_` (the unpipelined answer),
 //! `fault_` (whatever fails wherever, every process ends with the one error).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
@@ -12,7 +12,7 @@ use gpipe_core::{
     validate::validate,
 };
 use gpipe_runtime::{
-    Crew, Peers, Settings,
+    Peers, Settings, WorkerPool,
     testing::{
         Fault, FaultKind, MockStage, mock_devices,
         peers::{MockPeers, Network},
@@ -50,7 +50,7 @@ fn random_case(random: &mut Stream) -> Case {
 fn in_processes<T: Send>(
     case: &Case,
     fault: Option<&Fault>,
-    process: impl Fn(usize, Crew<MockStage>) -> T + Sync,
+    process: impl Fn(usize, WorkerPool<MockStage>) -> T + Sync,
 ) -> Vec<T> {
     let network = Network::new(case.processes, case.placement.clone());
     let topology = Arc::new(case.program.topology.clone());
@@ -64,7 +64,7 @@ fn in_processes<T: Send>(
                     let settings =
                         Settings { link_capacity: case.capacity, deadline, virtual_costs: None };
                     let peers: Arc<dyn Peers<MockStage>> = MockPeers::new(network, here);
-                    process(here, Crew::spawn_among(devices, settings, Some(peers)).unwrap())
+                    process(here, WorkerPool::spawn_among(devices, settings, Some(peers)).unwrap())
                 })
             })
             .collect();
@@ -85,14 +85,14 @@ fn oracle_random_programs_in_processes_equal_the_unpipelined_step() {
         let program = &case.program;
         let topology = Arc::new(program.topology.clone());
         let (outputs, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
-        let found = in_processes(&case, None, |here, mut crew| {
-            let ran = crew.run(program, feeds(program, seed)).unwrap();
+        let found = in_processes(&case, None, |here, mut pool| {
+            let ran = pool.run(program, feeds(program, seed)).unwrap();
             // Every process knows all of the run.
             assert_eq!(ran.outcomes, outputs, "seed {seed} process {here}");
             for (list, timed) in program.devices.iter().zip(&ran.timeline.devices) {
                 assert!(list.iter().eq(timed.iter().map(|timed| &timed.action)), "seed {seed}");
             }
-            let own = crew.visit_all(|_| {
+            let own = pool.visit_all(|_| {
                 |stages: &mut [MockStage]| -> Vec<(StageId, u64)> {
                     let own = |stage: &MockStage| {
                         (gpipe_runtime::StageExecutor::stage(stage), stage.parameter())
@@ -100,9 +100,9 @@ fn oracle_random_programs_in_processes_equal_the_unpipelined_step() {
                     stages.iter().map(own).collect()
                 }
             });
-            let here: Vec<DeviceId> = crew.here().collect();
+            let here: Vec<DeviceId> = pool.here().collect();
             assert!(here.iter().all(|device| case.placement[device.index()] < case.processes));
-            crew.run(program, feeds(program, seed + 1)).unwrap();
+            pool.run(program, feeds(program, seed + 1)).unwrap();
             own.unwrap().into_iter().flatten().collect::<Vec<_>>()
         });
         let mut found: Vec<(StageId, u64)> = found.into_iter().flatten().collect();
@@ -123,9 +123,9 @@ fn fault_any_failure_anywhere_ends_every_process_with_the_one_error() {
         let list = &program.devices[device];
         let at = list[random.below(list.len())];
         let kind = if random.below(2) == 0 { FaultKind::Error } else { FaultKind::Panic };
-        let errors = in_processes(&case, Some(&Fault { at, kind }), |_, mut crew| {
-            let error = crew.run(program, feeds(program, seed)).unwrap_err().to_string();
-            let again = crew.run(program, feeds(program, seed)).unwrap_err().to_string();
+        let errors = in_processes(&case, Some(&Fault { at, kind }), |_, mut pool| {
+            let error = pool.run(program, feeds(program, seed)).unwrap_err().to_string();
+            let again = pool.run(program, feeds(program, seed)).unwrap_err().to_string();
             (error, again)
         });
         let rank = case.placement[device];
@@ -150,9 +150,9 @@ fn fault_another_schedule_is_named() {
     let own = of(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]);
     let other = of(["0F1 0F0 0B0 0B1", "1F1 1F0 1B0 1B1"]);
     let case = Case { program: own.clone(), capacity: 2, placement: vec![0, 1], processes: 2 };
-    let errors = in_processes(&case, None, |here, mut crew| {
+    let errors = in_processes(&case, None, |here, mut pool| {
         let program = if here == 0 { &own } else { &other };
-        crew.run(program, feeds(program, 1)).unwrap_err().to_string()
+        pool.run(program, feeds(program, 1)).unwrap_err().to_string()
     });
     for error in errors {
         let expected = "rank 0: it sent F0@0 where F1@0 was due: its schedule is another";

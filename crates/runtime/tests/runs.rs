@@ -15,7 +15,7 @@ use gpipe_core::{
     validate::validate,
 };
 use gpipe_runtime::{
-    Crew, Settings, StageExecutor,
+    Settings, StageExecutor, WorkerPool,
     testing::{MockStage, mock_devices, unpipelined},
 };
 
@@ -62,10 +62,10 @@ fn settings(capacity: usize) -> Settings {
     Settings { link_capacity: capacity, deadline: Duration::from_secs(60), virtual_costs: None }
 }
 
-fn parameters(crew: &mut Crew<MockStage>, program: &Program) -> Vec<u64> {
+fn parameters(pool: &mut WorkerPool<MockStage>, program: &Program) -> Vec<u64> {
     let mut all = vec![0; program.topology.stages];
     for device in 0..program.devices.len() {
-        let own = crew.visit(DeviceId::from_index(device), |stages| {
+        let own = pool.visit(DeviceId::from_index(device), |stages| {
             stages.iter().map(|stage| (stage.stage(), stage.parameter())).collect::<Vec<_>>()
         });
         for (stage, parameter) in own.unwrap() {
@@ -89,10 +89,10 @@ fn oracle_random_programs_equal_the_unpipelined_step() {
         let (program, capacity) = random_program(&mut random);
         let topology = Arc::new(program.topology.clone());
         let devices = mock_devices(&topology, program.devices.len(), None);
-        let mut crew = Crew::spawn(devices, settings(capacity)).unwrap();
-        let ran = crew.run(&program, feeds(&program, seed)).unwrap();
+        let mut pool = WorkerPool::spawn(devices, settings(capacity)).unwrap();
+        let ran = pool.run(&program, feeds(&program, seed)).unwrap();
         let (_, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
-        assert_eq!(parameters(&mut crew, &program), expected, "seed {seed}");
+        assert_eq!(parameters(&mut pool, &program), expected, "seed {seed}");
         // Every action was done, in the program's order.
         for (list, timed) in program.devices.iter().zip(&ran.timeline.devices) {
             assert!(list.iter().eq(timed.iter().map(|timed| &timed.action)), "seed {seed}");
@@ -118,11 +118,11 @@ fn oracle_changed_programs_that_are_valid_equal_the_unpipelined_step() {
         ran += 1;
         let topology = Arc::new(changed.topology.clone());
         let devices = mock_devices(&topology, changed.devices.len(), None);
-        let mut crew = Crew::spawn(devices, settings(capacity)).unwrap();
+        let mut pool = WorkerPool::spawn(devices, settings(capacity)).unwrap();
         let changed = Arc::new(changed);
-        crew.run(&changed, feeds(&changed, seed)).unwrap();
+        pool.run(&changed, feeds(&changed, seed)).unwrap();
         let (_, expected) = unpipelined(&topology, changed.micro_batches, seed).unwrap();
-        assert_eq!(parameters(&mut crew, &changed), expected, "seed {seed}");
+        assert_eq!(parameters(&mut pool, &changed), expected, "seed {seed}");
     }
     assert!(ran > 50, "only {ran} changed programs were valid");
 }
@@ -139,11 +139,11 @@ fn oracle_named_schedules_agree_with_each_other() {
                 let costs = Costs::unit(topology.stages);
                 let (capacity, _) = simulate_with_room(&program, &costs).unwrap();
                 let devices = mock_devices(&topology, k, None);
-                let mut crew = Crew::spawn(devices, settings(capacity)).unwrap();
-                let ran = crew.run(&program, feeds(&program, 7)).unwrap();
+                let mut pool = WorkerPool::spawn(devices, settings(capacity)).unwrap();
+                let ran = pool.run(&program, feeds(&program, 7)).unwrap();
                 assert_eq!(ran.outcomes, outputs, "{schedule} {remat} K={k} M={m}");
                 assert_eq!(
-                    parameters(&mut crew, &program),
+                    parameters(&mut pool, &program),
                     expected,
                     "{schedule} {remat} K={k} M={m}"
                 );
@@ -164,8 +164,8 @@ fn property_on_a_virtual_clock_the_run_is_the_simulation_to_the_nanosecond() {
             let devices = mock_devices(&topology, program.devices.len(), None);
             let virtual_costs = Some(Arc::clone(&costs));
             let settings = Settings { virtual_costs, ..settings(capacity) };
-            let mut crew = Crew::spawn(devices, settings).unwrap();
-            crew.run(&program, feeds(&program, seed)).unwrap().timeline
+            let mut pool = WorkerPool::spawn(devices, settings).unwrap();
+            pool.run(&program, feeds(&program, seed)).unwrap().timeline
         };
         let first = run();
         assert_eq!(first.devices, simulated.devices, "seed {seed}");
@@ -179,10 +179,10 @@ fn oracle_forward_only_gives_the_outputs_and_holds_nothing() {
     let topology = Arc::new(Topology::chain(3));
     let program = lower(&Schedule::ForwardOnly.actions(3, 4), &topology, 4).unwrap();
     let program = Arc::new(program);
-    let mut crew = Crew::spawn(mock_devices(&topology, 3, None), settings(2)).unwrap();
-    let before = parameters(&mut crew, &program);
-    let ran = crew.run(&program, feeds(&program, 7)).unwrap();
+    let mut pool = WorkerPool::spawn(mock_devices(&topology, 3, None), settings(2)).unwrap();
+    let before = parameters(&mut pool, &program);
+    let ran = pool.run(&program, feeds(&program, 7)).unwrap();
     assert_eq!(ran.outcomes, unpipelined(&topology, 4, 7).unwrap().0);
-    assert_eq!(parameters(&mut crew, &program), before);
+    assert_eq!(parameters(&mut pool, &program), before);
     assert_eq!(ran.outcomes.len(), StageId(3).index());
 }

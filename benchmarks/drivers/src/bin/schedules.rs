@@ -21,7 +21,7 @@ use gpipe_core::{
     StageId,
     cost::ModelCosts,
     plan::{Plan, PlanDevice, Request, predict, search},
-    schedule::Listed,
+    schedule::CustomSchedule,
 };
 use gpipe_drivers::{
     Arguments, Failure,
@@ -130,9 +130,9 @@ fn alone(
 ) -> std::result::Result<(), Failure> {
     let mut lists = Schedule::ZbH1.actions(STAGES, micro_batches).split_off(STAGES - 1);
     lists.iter_mut().flatten().for_each(|action| action.stage = StageId(0));
-    let halves = Schedule::Listed(Arc::new(Listed::parse(
+    let halves = Schedule::Custom(Arc::new(CustomSchedule::parse(
         "halves",
-        &gpipe_core::schedule::listed::print(&lists),
+        &gpipe_core::schedule::custom::print(&lists),
     )?));
     let mut running = Vec::new();
     for (name, schedule) in [("whole", Schedule::OneFOneB), ("halves", halves)] {

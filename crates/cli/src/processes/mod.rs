@@ -11,7 +11,7 @@ pub(crate) mod launch;
 
 use std::{cell::OnceCell, path::Path, sync::Arc, time::Duration};
 
-use gpipe::processes::{Elsewhere, Replicas, Transport};
+use gpipe::processes::{PeerError, Replicas, Transport};
 use gpipe_distributed::{Cluster, Member};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -66,7 +66,7 @@ impl Processes {
     pub(crate) fn fail(&self, error: &CliError) {
         if let Some(cluster) = self.cluster.as_ref().filter(|_| !error.is_of_all()) {
             let process = Some(cluster.rank());
-            cluster.fail(&Elsewhere { process, reason: error.to_string() });
+            cluster.fail(&PeerError { process, reason: error.to_string() });
         }
     }
 
@@ -191,7 +191,7 @@ impl Processes {
 
 /// The error that another process told of.
 fn failed(process: Option<usize>, reason: String) -> CliError {
-    Elsewhere { process, reason }.into()
+    PeerError { process, reason }.into()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! - [`start`]: from nothing, or from a checkpoint
 //! - [`begun`]: what its folder says from the start, and what all processes must have been told
-//! - [`claim`]: the run's folder; [`records`]: its metrics
+//! - [`run_lock`]: the run's folder; [`records`]: its metrics
 //! - [`saving`]: when checkpoints are saved
 //! - [`exchange`]: what processes ask of each other after a step
 //! - [`signals`]: Ctrl-C and SIGTERM
@@ -11,9 +11,9 @@
 //! - here: the loop, and what goes on beside it
 
 mod begun;
-mod claim;
 mod exchange;
 mod records;
+mod run_lock;
 mod saving;
 mod signals;
 mod start;
@@ -27,14 +27,14 @@ use std::{
 };
 
 use gpipe::{Pipeline, StepReport};
-use gpipe_checkpoint::{Checkpoint, manifest::Progress as Position, weights};
+use gpipe_checkpoint::{Checkpoint, manifest::TrainPosition, weights};
 use gpipe_data::{Loaded, Loader, LoaderSettings};
 use tch::Tensor;
 
 use self::{
     begun::{set_aside, told, write_begun},
-    claim::Claim,
     exchange::Asked,
+    run_lock::RunLock,
     saving::Saving,
     signals::{Stop, name},
     start::Start,
@@ -181,8 +181,10 @@ fn fresh(earlier: Option<Vec<String>>, vocabulary: &Vocabulary) -> &'static [&'s
 }
 
 /// Where the run is in its data, which must be those of the checkpoint.
-fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<Position, CliError> {
-    let Some(checkpoint) = checkpoint else { return Ok(Position { data, ..Position::default() }) };
+fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<TrainPosition, CliError> {
+    let Some(checkpoint) = checkpoint else {
+        return Ok(TrainPosition { data, ..TrainPosition::default() });
+    };
     let position = checkpoint.manifest().progress.clone();
     if position.data == data {
         return Ok(position);
@@ -207,14 +209,18 @@ struct Run<'a> {
     told: BTreeSet<String>,
     task: &'a dyn Task,
     processes: &'a Processes,
-    claim: &'a Claim,
+    claim: &'a RunLock,
     out: &'a Path,
     config: &'a Config,
 }
 
 impl Run<'_> {
     /// After the last step: the validation, and what stays of the run.
-    fn end(&mut self, pipeline: &mut Pipeline, position: &mut Position) -> Result<(), CliError> {
+    fn end(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &mut TrainPosition,
+    ) -> Result<(), CliError> {
         self.check_folder()?;
         self.write_trace(pipeline);
         let validated = self.validate(pipeline, position);
@@ -271,7 +277,7 @@ impl Run<'_> {
         &mut self,
         pipeline: &mut Pipeline,
         make: MakeBatch,
-        position: &mut Position,
+        position: &mut TrainPosition,
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
         if position.batches >= steps {
@@ -286,7 +292,12 @@ impl Run<'_> {
     }
 
     /// Saves the state before `error` ends the run.
-    fn left(&mut self, pipeline: &mut Pipeline, position: &Position, error: CliError) -> CliError {
+    fn left(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &TrainPosition,
+        error: CliError,
+    ) -> CliError {
         if matches!(error, CliError::FolderGone { .. }) {
             self.processes.fail(&error);
             return error; // nothing is written in another folder's place
@@ -321,7 +332,7 @@ impl Run<'_> {
         &mut self,
         pipeline: &mut Pipeline,
         make: MakeBatch,
-        position: &mut Position,
+        position: &mut TrainPosition,
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
         let deadline = Duration::from_secs(self.config.pipeline.deadline_s);
@@ -335,7 +346,7 @@ impl Run<'_> {
             let Loaded { batch, waited, .. } = loaded?;
             let Batch { inputs, targets, samples } = batch;
             let result = pipeline.train_step(inputs, targets);
-            let seen = Position {
+            let seen = TrainPosition {
                 batches: position.batches + 1,
                 samples: position.samples + samples,
                 evaluated: false,
@@ -343,7 +354,7 @@ impl Run<'_> {
             };
             match result {
                 Ok(report) => {
-                    *position = Position {
+                    *position = TrainPosition {
                         tokens: seen.tokens + report.count as u64,
                         skipped: seen.skipped + u64::from(report.skipped),
                         ..seen
@@ -355,7 +366,7 @@ impl Run<'_> {
                 }
                 Err(error) => {
                     self.may_skip(error, position.batches + 1)?;
-                    *position = Position { skipped: seen.skipped + 1, ..seen };
+                    *position = TrainPosition { skipped: seen.skipped + 1, ..seen };
                     if let Some(metrics) = &mut self.metrics {
                         metrics.not_finite(pipeline.steps(), samples, seen_of(position));
                     }
@@ -390,7 +401,7 @@ impl Run<'_> {
         Asked { signal: self.stop.asked(), save: self.saving.is_time() }.of_all(self.processes)
     }
 
-    fn stop(&self, signal: Option<i32>, position: &Position) -> Result<(), CliError> {
+    fn stop(&self, signal: Option<i32>, position: &TrainPosition) -> Result<(), CliError> {
         match signal {
             Some(signal) if position.batches < self.config.train.steps => {
                 let (signal_name, step) = (name(signal).to_owned(), position.batches);
@@ -401,7 +412,13 @@ impl Run<'_> {
     }
 
     /// After a step.
-    fn step(&mut self, report: &StepReport, samples: u64, position: &Position, waited: Duration) {
+    fn step(
+        &mut self,
+        report: &StepReport,
+        samples: u64,
+        position: &TrainPosition,
+        waited: Duration,
+    ) {
         self.nan_in_a_row = 0;
         if let Some(metrics) = &mut self.metrics {
             metrics.step(report, samples, seen_of(position), waited);
@@ -428,13 +445,13 @@ impl Run<'_> {
 }
 
 /// Whether a validation on the way is left to be made.
-fn due(config: &Config, position: &Position) -> bool {
+fn due(config: &Config, position: &TrainPosition) -> bool {
     let (batches, every) = (position.batches, config.train.validate_every);
     let is_on_the_way = batches > 0 && batches < config.train.steps;
     is_on_the_way && every > 0 && batches.is_multiple_of(every) && !position.evaluated
 }
 
-fn seen_of(position: &Position) -> Seen {
+fn seen_of(position: &TrainPosition) -> Seen {
     Seen { tokens: position.tokens, samples: position.samples }
 }
 

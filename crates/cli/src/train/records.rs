@@ -1,6 +1,6 @@
 //! The metrics of a run that goes on: which of them stay, and whether all of them are there.
 
-use gpipe_checkpoint::manifest::Progress as Position;
+use gpipe_checkpoint::manifest::TrainPosition;
 use gpipe_observe::metrics::{Record, scan};
 
 use super::start::Start;
@@ -39,7 +39,11 @@ pub(super) fn check(start: &Start) -> Result<(), CliError> {
 }
 
 /// The run's metrics: new ones, or those so far of the run that goes on at `position`, whose next update is number `step`.
-pub(super) fn open(start: &Start, position: &Position, step: u64) -> Result<Metrics, CliError> {
+pub(super) fn open(
+    start: &Start,
+    position: &TrainPosition,
+    step: u64,
+) -> Result<Metrics, CliError> {
     let out = start.out.path();
     if start.checkpoint.is_none() {
         return Metrics::create(out);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use gpipe::{Bytes, Pipeline};
 use gpipe_checkpoint::{
     Checkpoint, CheckpointError, Checkpoints, RunInfo, Saved, Settings,
-    manifest::{Best, Progress as Position},
+    manifest::{Best, TrainPosition},
 };
 
 use super::start::Start;
@@ -87,7 +87,7 @@ impl Saving {
     pub(super) fn step(
         &mut self,
         pipeline: &mut Pipeline,
-        position: &Position,
+        position: &TrainPosition,
         is_time: bool,
         (metrics, progress): (&mut Option<Metrics>, &Progress),
     ) -> bool {
@@ -114,7 +114,7 @@ impl Saving {
     fn save(
         &mut self,
         pipeline: &mut Pipeline,
-        position: &Position,
+        position: &TrainPosition,
         metrics: &mut Option<Metrics>,
     ) -> Result<Option<Saved>, CheckpointError> {
         if self.at == Some(position.batches) {
@@ -124,7 +124,7 @@ impl Saving {
         let start = Instant::now();
         let records = metrics.as_mut().and_then(Metrics::records);
         let info = RunInfo {
-            progress: Position { records, ..position.clone() },
+            progress: TrainPosition { records, ..position.clone() },
             best: self.best,
             config: self.config.clone(),
             files: vec![self.vocabulary.clone()],
@@ -141,7 +141,7 @@ impl Saving {
     pub(super) fn end(
         &mut self,
         pipeline: &mut Pipeline,
-        position: &Position,
+        position: &TrainPosition,
         metrics: &mut Option<Metrics>,
         progress: &Progress,
     ) -> Result<(), CliError> {
@@ -156,7 +156,7 @@ impl Saving {
     pub(super) fn leave(
         &mut self,
         pipeline: &mut Pipeline,
-        position: &Position,
+        position: &TrainPosition,
         metrics: &mut Option<Metrics>,
         progress: &Progress,
     ) -> Result<(), CheckpointError> {

@@ -6,8 +6,8 @@ use gpipe_checkpoint::{Checkpoint, folder, manifest::Best};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    claim::{Claim, last_numbered},
     records,
+    run_lock::{RunLock, last_numbered},
 };
 use crate::{
     CliError,
@@ -24,7 +24,7 @@ use crate::{
 /// Everything that is decided before the data are read.
 pub(crate) struct Start {
     pub config: Config,
-    pub out: Claim,
+    pub out: RunLock,
     /// Where the run goes on.
     pub checkpoint: Option<Checkpoint>,
     /// The best evaluation that those to come compare with.
@@ -42,7 +42,7 @@ struct Place {
 }
 
 impl Start {
-    fn new(config: Config, out: Claim) -> Self {
+    fn new(config: Config, out: RunLock) -> Self {
         Self { config, out, checkpoint: None, best: None, earlier_metrics: None }
     }
 
@@ -70,7 +70,7 @@ impl Start {
         match arguments.resume.as_deref() {
             None => {
                 let config = configuration(arguments)?;
-                Ok(Self::new(config, Claim::new_run(arguments)?))
+                Ok(Self::new(config, RunLock::new_run(arguments)?))
             }
             Some("auto") => Self::automatic(arguments),
             Some(path) => Self::from(arguments, Path::new(path)),
@@ -102,7 +102,7 @@ impl Start {
             (None, Some(checkpoint)) => saved_configuration(checkpoint, arguments)?,
             _ => configuration(arguments)?,
         };
-        let out = Claim::followed(out);
+        let out = RunLock::followed(out);
         Ok(Self { checkpoint, best, ..Self::new(config, out) })
     }
 
@@ -115,9 +115,9 @@ impl Start {
         };
         let Some(path) = path else {
             say!("no earlier run: starting from the beginning");
-            return Ok(Self::new(config, Claim::new_run(arguments)?));
+            return Ok(Self::new(config, RunLock::new_run(arguments)?));
         };
-        let out = Claim::existing(&path)?;
+        let out = RunLock::existing(&path)?;
         let newest = folder::newest(&path.join(CHECKPOINTS))?;
         tell_skipped(&newest.skipped);
         if let Some(checkpoint) = newest.found {
@@ -170,11 +170,11 @@ impl Start {
         let is_own = in_run && out.canonicalize().is_ok_and(|out| out == run);
         if !is_own {
             let metrics = Some(run.join(METRICS)).filter(|path| in_run && path.is_file());
-            let start = Self::new(config, Claim::other_run(&out)?);
+            let start = Self::new(config, RunLock::other_run(&out)?);
             let checkpoint = Some(checkpoint);
             return Ok(Self { checkpoint, best, earlier_metrics: metrics, ..start });
         }
-        let claim = Claim::existing(&out)?;
+        let claim = RunLock::existing(&out)?;
         let batches = checkpoint.manifest().progress.batches;
         let later = folder::list(&own_checkpoints)?.into_iter().find(|(number, path)| {
             *number > batches && Checkpoint::open(path).and_then(|c| c.verify()).is_ok()

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use gpipe::Pipeline;
-use gpipe_checkpoint::manifest::Progress as Position;
+use gpipe_checkpoint::manifest::TrainPosition;
 use gpipe_observe::metrics::Evaluation;
 
 use super::Run;
@@ -19,7 +19,7 @@ impl Run<'_> {
     pub(super) fn validate(
         &mut self,
         pipeline: &mut Pipeline,
-        position: &mut Position,
+        position: &mut TrainPosition,
     ) -> Result<(), CliError> {
         let start = Instant::now();
         let Some(own) = self.measure(pipeline, position, "validation")? else { return Ok(()) };
@@ -55,7 +55,7 @@ impl Run<'_> {
     fn measure(
         &self,
         pipeline: &mut Pipeline,
-        position: &Position,
+        position: &TrainPosition,
         what: &str,
     ) -> Result<Option<Measured>, CliError> {
         let is_last = position.batches >= self.config.train.steps;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::LayerCost;
-use crate::{memory::Held, remat::Remat, units::Bytes};
+use crate::{memory::ActionMemory, remat::Remat, units::Bytes};
 
 /// The layers of a stage, the loss last where it has it, and how they are segmented.
 pub(super) struct Layers<'a> {
@@ -40,8 +40,8 @@ pub(super) struct SkipEnds {
 
 impl Layers<'_> {
     /// Forwards that keep: each layer adds what it keeps.
-    pub fn keeping(&self, part: Range<usize>) -> Held {
-        let mut held = Held::default();
+    pub fn keeping(&self, part: Range<usize>) -> ActionMemory {
+        let mut held = ActionMemory::default();
         for cost in self.costs.get(part).unwrap_or_default() {
             held.peak = held.peak.max(held.after + cost.forward_peak);
             held.after += cost.kept;
@@ -52,8 +52,8 @@ impl Layers<'_> {
     /// A forward that discards: each layer's inputs go when it is done, but for those that a segment starts from. The
     /// loss is left to the re-materialization. What layers stash stays until the forward ends, and what a later segment pops
     /// until the backward.
-    pub fn forward_discarding(&self) -> Held {
-        let (mut held, mut stashed) = (Held::default(), Bytes(0));
+    pub fn forward_discarding(&self) -> ActionMemory {
+        let (mut held, mut stashed) = (ActionMemory::default(), Bytes(0));
         for segment in &self.segments {
             for layer in segment.clone() {
                 let cost = &self.costs[layer];
@@ -81,7 +81,7 @@ impl Layers<'_> {
     }
 
     /// The last segment, and the loss. What products gave, where it was kept, becomes part of what a layer keeps, or goes.
-    pub fn rematerialize(&self) -> Held {
+    pub fn rematerialize(&self) -> ActionMemory {
         if self.selective {
             let (mut now, mut most) = (0_i64, 0_i64);
             for (layer, cost) in self.costs.iter().enumerate() {
@@ -94,7 +94,7 @@ impl Layers<'_> {
                 now = now.saturating_add(signed(cost.kept) - signed(had));
             }
             let bytes = |signed: i64| Bytes(u64::try_from(signed).unwrap_or(0));
-            return Held { peak: bytes(most), after: bytes(now) };
+            return ActionMemory { peak: bytes(most), after: bytes(now) };
         }
         let start = self.segments.last().map_or(0, |segment| segment.start);
         self.keeping(start..self.costs.len())

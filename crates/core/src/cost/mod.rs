@@ -16,7 +16,7 @@ pub use spread::Spread;
 
 use crate::{
     ids::LayerId,
-    memory::{EdgeBytes, Held, StageBytes},
+    memory::{ActionMemory, EdgeBytes, StageBytes},
     remat::Remat,
     schedule::Schedule,
     simulate::{LinkCost, StageCost},
@@ -369,7 +369,8 @@ impl ModelCosts {
         let kept = layers.keeping(0..layers.costs.len());
         let statistics = states.iter().map(|state| state.statistics).sum();
         let fed = if range.start == 0 { self.fed.times(samples) } else { Bytes(0) };
-        let with_inputs = |held: Held| Held { peak: held.peak + fed, after: held.after + fed };
+        let with_inputs =
+            |held: ActionMemory| ActionMemory { peak: held.peak + fed, after: held.after + fed };
         let made: Bytes = gradients.iter().copied().sum();
         // Below the bound one more bucket is sent, which is a layer's.
         let largest = gradients.iter().copied().max().unwrap_or_default();
@@ -379,7 +380,7 @@ impl ModelCosts {
             gradients: made,
             statistics,
             forward: with_inputs(layers.forward_discarding()),
-            forward_kept: with_inputs(Held { after: kept.after - statistics, ..kept }),
+            forward_kept: with_inputs(ActionMemory { after: kept.after - statistics, ..kept }),
             rematerialize: layers.rematerialize(),
             backward: layers.backward(true, Gradients::Added),
             backward_kept: layers.backward(false, Gradients::Added),

@@ -21,16 +21,16 @@ mod order;
 pub use self::order::Order;
 use self::order::Places;
 use crate::{
-    action::{Action, Half, Op},
+    action::{Action, Direction, Op},
     ids::EdgeId,
-    lower::{Program, Recomputed},
+    lower::{Program, RematSet},
     simulate::Timeline,
     units::{Bytes, Nanos},
 };
 
 /// What an action holds: at most while it runs, and when it is done; both above what was there at its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct ActionMemory {
     /// Most while it runs.
     pub peak: Bytes,
     /// From its end on, until the micro-batch's backward.
@@ -47,11 +47,11 @@ pub struct StageBytes {
     /// What each forward leaves until the norm, whatever it keeps: the statistics of batch norms.
     pub statistics: Bytes,
     /// A forward that discards; what it sends is not in `after`.
-    pub forward: Held,
+    pub forward: ActionMemory,
     /// A forward that keeps its activations; what it sends is among them, and the statistics are not.
-    pub forward_kept: Held,
+    pub forward_kept: ActionMemory,
     /// A re-materialization.
-    pub rematerialize: Held,
+    pub rematerialize: ActionMemory,
     /// Most above its start, of a backward after a re-materialization.
     pub backward: Bytes,
     /// The same, where the forward kept its activations.
@@ -92,10 +92,10 @@ pub struct EdgeBytes {
 
 impl EdgeBytes {
     /// Of one direction.
-    pub fn of(&self, half: Half) -> Bytes {
-        match half {
-            Half::Forward => self.forward,
-            Half::Backward => self.backward,
+    pub fn of(&self, direction: Direction) -> Bytes {
+        match direction {
+            Direction::Forward => self.forward,
+            Direction::Backward => self.backward,
         }
     }
 }
@@ -145,15 +145,15 @@ impl Moment {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Moments {
     /// What the counts of messages in each moment are of.
-    edges: Vec<(EdgeId, Half)>,
+    edges: Vec<(EdgeId, Direction)>,
     moments: Vec<Moment>,
 }
 
 impl Moments {
     /// Most that the stage can hold, whatever the timing. `edges` by edge; a missing one is empty.
     pub fn peak(&self, bytes: &StageBytes, edges: &[EdgeBytes]) -> Bytes {
-        let message = |&(edge, half): &(EdgeId, Half)| {
-            edges.get(edge.index()).copied().unwrap_or_default().of(half)
+        let message = |&(edge, direction): &(EdgeId, Direction)| {
+            edges.get(edge.index()).copied().unwrap_or_default().of(direction)
         };
         let messages: Vec<Bytes> = self.edges.iter().map(message).collect();
         let peaks = self.moments.iter().map(|moment| {
@@ -175,7 +175,7 @@ impl Moments {
     }
 
     /// Counts the messages of these links, in this order; links are only ever added at the end.
-    fn watch(&mut self, links: impl Iterator<Item = (EdgeId, Half)>) {
+    fn watch(&mut self, links: impl Iterator<Item = (EdgeId, Direction)>) {
         for link in links.skip(self.edges.len()) {
             self.edges.push(link);
             self.moments.iter_mut().for_each(|moment| moment.messages.push(0));
@@ -241,7 +241,7 @@ struct Counts {
 
 impl Counts {
     /// The kind of `action`, and what is held once it is done.
-    fn act(self, action: Action, recomputed: &Recomputed) -> Option<(Kind, Self)> {
+    fn act(self, action: Action, recomputed: &RematSet) -> Option<(Kind, Self)> {
         let again = |m| recomputed.contains(action.stage, m);
         let mut after = self;
         after.forwards += u32::from(matches!(action.op, Op::Forward(_)));
@@ -350,7 +350,7 @@ pub fn series(
             && let Some(living) = places.living(&program.topology, stage, transfer, &recomputed)
         {
             let size = edges.get(transfer.edge.index()).copied().unwrap_or_default();
-            let size = signed(size.of(transfer.half));
+            let size = signed(size.of(transfer.direction));
             let consumed = timeline.devices.get(living.device);
             let consumed = consumed.and_then(|list| list.get(living.consumed));
             changes[stage.index()].push((timed.start, size));
@@ -358,8 +358,8 @@ pub fn series(
                 .extend(consumed.map(|consumed| (consumed.end.max(timed.start), -size)));
         }
         for output in places.outlive(&program.topology, timed.action, &recomputed) {
-            let (edge, half) = output.link;
-            let size = signed(edges.get(edge.index()).copied().unwrap_or_default().of(half));
+            let (edge, direction) = output.link;
+            let size = signed(edges.get(edge.index()).copied().unwrap_or_default().of(direction));
             let consumed = timeline.devices.get(output.device);
             let consumed = consumed.and_then(|list| list.get(output.consumed));
             changes[stage.index()].push((timed.end, size));

@@ -7,9 +7,9 @@ use std::{
 
 use super::{Counts, Moments};
 use crate::{
-    action::{Action, Half, Op, Transfer},
+    action::{Action, Direction, Op, Transfer},
     ids::{EdgeId, StageId},
-    lower::{Program, Recomputed, Topology},
+    lower::{Program, RematSet, Topology},
 };
 
 /// The order of a program, as its devices know it of each other. What one device recomputes changes nothing in it, so a
@@ -40,12 +40,12 @@ impl Order {
 
     pub(super) fn add_moments(&self, device: usize, list: &[Action], all: &mut [Moments]) {
         let Self { topology, places, capacity } = self;
-        let recomputed = Recomputed::of(list.iter());
+        let recomputed = RematSet::from_actions(list.iter());
         // How far each device is known to be: all positions before this are done.
         let mut known = vec![0; places.devices];
         let mut counts: HashMap<StageId, Counts> = HashMap::new();
         let mut living: HashMap<StageId, Sent> = HashMap::new();
-        let mut done: HashMap<(EdgeId, Half, bool), usize> = HashMap::new();
+        let mut done: HashMap<(EdgeId, Direction, bool), usize> = HashMap::new();
         for (position, &action) in list.iter().enumerate() {
             known[device] = position;
             let stage = action.stage;
@@ -57,27 +57,28 @@ impl Order {
                 moments.add(count.moment(kind, sent.counts(&known)));
                 *count = after;
             }
-            let mut turn = |edge: EdgeId, half: Half, sends: bool| {
-                let turn = done.entry((edge, half, sends)).or_default();
+            let mut turn = |edge: EdgeId, direction: Direction, sends: bool| {
+                let turn = done.entry((edge, direction, sends)).or_default();
                 *turn += 1;
                 *turn - 1
             };
             match action.op {
                 Op::Send(transfer) => {
-                    let Transfer { edge, half, .. } = transfer;
+                    let Transfer { edge, direction, .. } = transfer;
                     sent.extend(places.living(topology, stage, transfer, &recomputed));
                     // There was room: the receiver has taken the message that was in its place.
-                    let before = turn(edge, half, true).checked_sub(*capacity);
-                    let taken = before.and_then(|before| places.link(edge, half)?.1.get(before));
+                    let before = turn(edge, direction, true).checked_sub(*capacity);
+                    let taken =
+                        before.and_then(|before| places.link(edge, direction)?.1.get(before));
                     hear(&mut known, taken);
                 }
                 op if op.goes_back().is_some() => {
                     let outputs = places.outlive(topology, action, &recomputed);
                     outputs.into_iter().for_each(|output| sent.extend(Some(output)));
                 }
-                Op::Receive(Transfer { edge, half, .. }) => {
-                    let number = turn(edge, half, false);
-                    hear(&mut known, places.link(edge, half).and_then(|(s, _)| s.get(number)));
+                Op::Receive(Transfer { edge, direction, .. }) => {
+                    let number = turn(edge, direction, false);
+                    hear(&mut known, places.link(edge, direction).and_then(|(s, _)| s.get(number)));
                 }
                 _ => {}
             }
@@ -86,7 +87,7 @@ impl Order {
 }
 
 /// Everything up to `place` is done.
-fn hear(known: &mut [usize], place: Option<&Place>) {
+fn hear(known: &mut [usize], place: Option<&ListPosition>) {
     if let Some(&(device, position)) = place {
         known[device] = known[device].max(position + 1);
     }
@@ -94,7 +95,7 @@ fn hear(known: &mut [usize], place: Option<&Place>) {
 
 /// A message that was sent, until it is known that its receiver's backward is done.
 pub(super) struct Living {
-    pub(super) link: (EdgeId, Half),
+    pub(super) link: (EdgeId, Direction),
     /// The receiver's.
     pub(super) device: usize,
     /// The position of the backward.
@@ -106,7 +107,7 @@ pub(super) struct Living {
 struct Sent(Vec<SentOnLink>);
 
 struct SentOnLink {
-    link: (EdgeId, Half),
+    link: (EdgeId, Direction),
     device: usize,
     /// The positions of the backwards that they are for, the first on top.
     consumed: BinaryHeap<Reverse<usize>>,
@@ -114,7 +115,7 @@ struct SentOnLink {
 
 impl Sent {
     /// In the order in which they were first used: new ones come at the end.
-    fn links(&self) -> impl Iterator<Item = (EdgeId, Half)> {
+    fn links(&self) -> impl Iterator<Item = (EdgeId, Direction)> {
         self.0.iter().map(|own| own.link)
     }
 
@@ -140,16 +141,16 @@ impl Sent {
 }
 
 /// A device, and a position in its list.
-type Place = (usize, usize);
+type ListPosition = (usize, usize);
 
 /// Where things happen.
 #[derive(Debug)]
 pub(super) struct Places {
     devices: usize,
     /// Both halves of each edge: its sends and its receives, in order. The first received is the first sent.
-    links: Vec<[(Vec<Place>, Vec<Place>); 2]>,
+    links: Vec<[(Vec<ListPosition>, Vec<ListPosition>); 2]>,
     /// By stage and micro-batch, and whether it is the second half of a split one, until which what arrived is held.
-    backwards: Vec<Vec<Option<(Place, bool)>>>,
+    backwards: Vec<Vec<Option<(ListPosition, bool)>>>,
 }
 
 impl Places {
@@ -161,13 +162,13 @@ impl Places {
             for (position, action) in list.iter().enumerate() {
                 let place = (device, position);
                 match action.op {
-                    Op::Send(Transfer { edge, half, .. }) => {
+                    Op::Send(Transfer { edge, direction, .. }) => {
                         let link = places.links.get_mut(edge.index());
-                        link.into_iter().for_each(|link| link[half as usize].0.push(place));
+                        link.into_iter().for_each(|link| link[direction as usize].0.push(place));
                     }
-                    Op::Receive(Transfer { edge, half, .. }) => {
+                    Op::Receive(Transfer { edge, direction, .. }) => {
                         let link = places.links.get_mut(edge.index());
-                        link.into_iter().for_each(|link| link[half as usize].1.push(place));
+                        link.into_iter().for_each(|link| link[direction as usize].1.push(place));
                     }
                     Op::Backward(m) | Op::BackwardWeight(m) => {
                         let stage = places.backwards.get_mut(action.stage.index());
@@ -182,8 +183,12 @@ impl Places {
         places
     }
 
-    fn link(&self, edge: EdgeId, half: Half) -> Option<&(Vec<Place>, Vec<Place>)> {
-        Some(&self.links.get(edge.index())?[half as usize])
+    fn link(
+        &self,
+        edge: EdgeId,
+        direction: Direction,
+    ) -> Option<&(Vec<ListPosition>, Vec<ListPosition>)> {
+        Some(&self.links.get(edge.index())?[direction as usize])
     }
 
     /// The outputs of a forward that kept them which live on after `action`, the stage's own backward: their receivers hold them until
@@ -192,7 +197,7 @@ impl Places {
         &self,
         topology: &Topology,
         action: Action,
-        recomputed: &Recomputed,
+        recomputed: &RematSet,
     ) -> Vec<Living> {
         let Some(m) = action.op.goes_back().filter(|&m| !recomputed.contains(action.stage, m))
         else {
@@ -203,7 +208,7 @@ impl Places {
             .filter_map(|(id, edge)| {
                 let of_receiver = self.backwards.get(edge.to.index())?.get(m.index())?;
                 let ((device, consumed), is_half) = (*of_receiver)?;
-                is_half.then_some(Living { link: (id, Half::Forward), device, consumed })
+                is_half.then_some(Living { link: (id, Direction::Forward), device, consumed })
             });
         outputs.collect()
     }
@@ -215,15 +220,15 @@ impl Places {
         topology: &Topology,
         stage: StageId,
         transfer: Transfer,
-        recomputed: &Recomputed,
+        recomputed: &RematSet,
     ) -> Option<Living> {
         let m = transfer.micro_batch?;
-        if transfer.half == Half::Forward && !recomputed.contains(stage, m) {
+        if transfer.direction == Direction::Forward && !recomputed.contains(stage, m) {
             return None;
         }
         let edge = topology.edges.get(transfer.edge.index())?;
-        let receiver = if transfer.half == Half::Forward { edge.to } else { edge.from };
+        let receiver = if transfer.direction == Direction::Forward { edge.to } else { edge.from };
         let ((device, consumed), _) = (*self.backwards.get(receiver.index())?.get(m.index())?)?;
-        Some(Living { link: (transfer.edge, transfer.half), device, consumed })
+        Some(Living { link: (transfer.edge, transfer.direction), device, consumed })
     }
 }

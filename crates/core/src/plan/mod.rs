@@ -4,7 +4,7 @@
 //! - here: a plan, and its [`Prediction`]
 //! - `request`: what may be chosen; `search`: the best plan of a [`Request`]; `explore` goes through the plans of one K, M and schedule, which `space` prices
 //!   and `bound` rules out; `neighbours` are one move away
-//! - `rejected`: what lost against the plan; `others`: plans under schedules that the exact search does not know
+//! - `rejected`: what lost against the plan; `heuristic`: plans under schedules that the exact search does not know
 //! - `shortage`: the smallest caps that work, where the given ones do not
 //! - `advice`, `explain`: one better move; a plan in words
 
@@ -12,10 +12,10 @@ mod advice;
 mod bound;
 mod explain;
 mod explore;
-mod holds;
+mod heuristic;
 mod limit;
+mod memory_bounds;
 mod neighbours;
-mod others;
 mod rejected;
 mod request;
 mod search;

@@ -4,13 +4,13 @@
 //!     is no less than the best step is left out. (2) In one, stages are chosen from the first on, depth first and the
 //!     least bound first, under bounds of the layers that are left. (3) A budget of simulated actions ends this; then single moves
 //!     improve the best plan, and what is not ruled out says how much better a plan might be. (4) Schedules other than GPipe and
-//!     1F1B are `others`' to search, which is not exact.
+//!     1F1B are `heuristic`' to search, which is not exact.
 
 use std::collections::BTreeSet;
 
 use super::{
-    Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, bound, explore, limit,
-    neighbours, others, predict,
+    Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, bound, explore, heuristic,
+    limit, neighbours, predict,
     rejected::Rejected,
     request::{Key, Request, keys},
     shortage,
@@ -194,7 +194,7 @@ impl<'r> Search<'r, '_> {
             }
         }
         if !found.is_empty() {
-            self.open = self.open.min(others::bound(request).map_or(bound::NONE, |b| b.0));
+            self.open = self.open.min(heuristic::bound(request).map_or(bound::NONE, |b| b.0));
         } else if self.best.is_none() && !self.misfits.is_empty() {
             // None of what was asked for could be tried at all.
             return Err(self.misfits.swap_remove(0).1);
@@ -214,7 +214,7 @@ impl<'r> Search<'r, '_> {
         if stages > layers {
             return Err(PartitionError::TooManyStages { stages, layers }.into());
         }
-        let Some(best) = others::best(request, schedule, devices, micro_batches, budget)? else {
+        let Some(best) = heuristic::best(request, schedule, devices, micro_batches, budget)? else {
             return Ok(None);
         };
         self.examined += best.examined;

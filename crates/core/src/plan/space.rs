@@ -7,7 +7,7 @@ use super::{
     Plan, PlanDevice, PlanError,
     bound::{Cell as BoundCell, Cuts, Prefix, Tables},
     costs_of,
-    holds::Shape,
+    memory_bounds::Shape,
     stages::{Compared, Figures, Lists, Patterns, segments},
     sums::Sums,
 };

@@ -3,16 +3,16 @@
 //!
 //! A schedule says F and B, or I and W where it splits the backward. [`crate::remat`] adds R, [`crate::lower`] everything else.
 
+pub mod custom;
 mod forward_only;
 mod gpipe;
 mod interleaved;
-pub mod listed;
 mod one_f_one_b;
 mod zb_h1;
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-pub use self::listed::Listed;
+pub use self::custom::CustomSchedule;
 pub use crate::action::ActionLists;
 use crate::{
     action::{Action, Op},
@@ -35,7 +35,7 @@ pub enum Schedule {
     /// 1F1B with each backward in two halves, the second of which fills the bubble (Qi et al. 2023, section 2.3).
     ZbH1,
     /// One from a file, or of a user's own; for one K and one M. `file:NAME` in text.
-    Listed(Arc<Listed>),
+    Custom(Arc<CustomSchedule>),
     /// Forwards only: evaluation and prediction.
     ForwardOnly,
 }
@@ -58,7 +58,7 @@ impl Schedule {
             Schedule::Interleaved(chunks) => {
                 interleaved::actions(device, devices, *chunks as usize, micro_batches)
             }
-            Schedule::Listed(own) => {
+            Schedule::Custom(own) => {
                 let list = own.lists().get(device).map_or(&[][..], Vec::as_slice);
                 without(list.iter().copied(), micro_batches)
             }
@@ -68,7 +68,7 @@ impl Schedule {
 
     /// The forwards of [`Schedule::actions`] alone: the same stages on the same devices, for evaluation and prediction.
     pub fn forwards(&self, devices: usize, micro_batches: usize) -> ActionLists {
-        if let Schedule::Listed(_) = self {
+        if let Schedule::Custom(_) = self {
             // It may be asked for more micro-batches than it has: all stages of a device in order, for one after the other.
             let mut lists = vec![Vec::new(); devices];
             let placement = self.placement(devices);
@@ -93,8 +93,8 @@ impl Schedule {
     pub fn stages(&self, devices: usize) -> Result<usize, DoesNotFit> {
         match self {
             Schedule::Interleaved(chunks) => Ok(devices.saturating_mul(*chunks as usize)),
-            Schedule::Listed(own) if own.lists().len() == devices => Ok(own.stages()),
-            Schedule::Listed(own) => Err(DoesNotFit {
+            Schedule::Custom(own) if own.lists().len() == devices => Ok(own.stages()),
+            Schedule::Custom(own) => Err(DoesNotFit {
                 schedule: self.to_string(),
                 what: "devices",
                 own: own.lists().len(),
@@ -108,7 +108,7 @@ impl Schedule {
     pub fn devices(&self, stages: usize) -> usize {
         match self {
             Schedule::Interleaved(chunks) => stages.div_ceil((*chunks).max(1) as usize),
-            Schedule::Listed(own) => own.lists().len(),
+            Schedule::Custom(own) => own.lists().len(),
             _ => stages,
         }
     }
@@ -119,7 +119,7 @@ impl Schedule {
     /// A listed one is for another number.
     pub fn check_micro_batches(&self, micro_batches: usize) -> Result<(), DoesNotFit> {
         match self {
-            Schedule::Listed(own) if own.micro_batches() != micro_batches => Err(DoesNotFit {
+            Schedule::Custom(own) if own.micro_batches() != micro_batches => Err(DoesNotFit {
                 schedule: self.to_string(),
                 what: "micro-batches",
                 own: own.micro_batches(),
@@ -148,7 +148,7 @@ impl Schedule {
     pub fn splits(&self) -> bool {
         match self {
             Schedule::ZbH1 => true,
-            Schedule::Listed(own) => {
+            Schedule::Custom(own) => {
                 own.lists().iter().flatten().any(|a| matches!(a.op, Op::BackwardInput(_)))
             }
             _ => false,
@@ -168,7 +168,7 @@ impl fmt::Display for Schedule {
             Schedule::OneFOneB => f.write_str("1f1b"),
             Schedule::Interleaved(chunks) => write!(f, "interleaved:{chunks}"),
             Schedule::ZbH1 => f.write_str("zb-h1"),
-            Schedule::Listed(own) => write!(f, "file:{}", own.name()),
+            Schedule::Custom(own) => write!(f, "file:{}", own.name()),
             Schedule::ForwardOnly => f.write_str("forward-only"),
         }
     }

@@ -8,8 +8,8 @@ use tch::Device;
 use super::*;
 
 /// Sends a message, of exactly `most` bytes, as its parts say, and reads it again.
-fn through(parcel: Parcel<Value>, most: Bytes) -> (Option<MicroBatch>, Message<Value>) {
-    let parts = encode(parcel).unwrap();
+fn through(envelope: Envelope<Value>, most: Bytes) -> (Option<MicroBatch>, Message<Value>) {
+    let parts = encode(envelope).unwrap();
     let mut tensors = Vec::new();
     let mut last = None;
     let mut room = most;
@@ -37,9 +37,9 @@ fn through(parcel: Parcel<Value>, most: Bytes) -> (Option<MicroBatch>, Message<V
     (header.micro_batch, header.message(tensors).unwrap())
 }
 
-fn value(tensors: &[Option<Tensor>]) -> Parcel<Value> {
+fn value(tensors: &[Option<Tensor>]) -> Envelope<Value> {
     let tensors = tensors.iter().map(|own| own.as_ref().map(Tensor::shallow_clone)).collect();
-    Parcel { micro_batch: Some(MicroBatch(7)), message: Message::Value(Value::new(tensors)) }
+    Envelope { micro_batch: Some(MicroBatch(7)), message: Message::Value(Value::new(tensors)) }
 }
 
 fn bytes_of(tensor: &Tensor) -> Bytes {
@@ -96,8 +96,10 @@ fn oracle_tensors_arrive_with_their_strides() {
 fn oracle_votes_and_verdicts_arrive_to_the_bit() {
     let vote =
         Vote { squares: vec![(LayerId(3), f64::NAN), (LayerId(9), -0.0), (LayerId(0), 1.0 / 3.0)] };
-    let (micro_batch, message) =
-        through(Parcel { micro_batch: None, message: Message::Vote(vote.clone()) }, Bytes(3 * 12));
+    let (micro_batch, message) = through(
+        Envelope { micro_batch: None, message: Message::Vote(vote.clone()) },
+        Bytes(3 * 12),
+    );
     assert_eq!(micro_batch, None);
     let Message::Vote(found) = message else { panic!("no vote") };
     let bits = |vote: &Vote| -> Vec<(LayerId, u64)> {
@@ -106,7 +108,7 @@ fn oracle_votes_and_verdicts_arrive_to_the_bit() {
     assert_eq!(bits(&found), bits(&vote));
     let verdict = Verdict { apply: true, norm: 0.1, scale: f64::MIN_POSITIVE };
     let (_, message) =
-        through(Parcel { micro_batch: None, message: Message::Verdict(verdict) }, Bytes(17));
+        through(Envelope { micro_batch: None, message: Message::Verdict(verdict) }, Bytes(17));
     let Message::Verdict(found) = message else { panic!("no verdict") };
     assert_eq!(found, verdict);
 }
@@ -175,8 +177,9 @@ fn fault_what_cannot_be_sent_is_an_error() {
 /// No damaged header is more than an error, and none asks for more memory than it may.
 #[test]
 fn fault_damaged_headers_are_errors_or_harmless() {
-    let parcel = value(&[Some(random(&[2, 3], Kind::Float)), None, Some(random(&[4], Kind::Half))]);
-    let header = encode(parcel).unwrap().remove(0).header;
+    let envelope =
+        value(&[Some(random(&[2, 3], Kind::Float)), None, Some(random(&[4], Kind::Half))]);
+    let header = encode(envelope).unwrap().remove(0).header;
     let most = Bytes(4 * 6 + 2 * 4);
     assert!(Header::decode(&header, most).is_ok());
     assert!(Header::decode(&header[..HEADER_BYTES - 1], most).is_err());

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use gpipe_core::{
     StageId,
-    lower::Recomputed,
+    lower::RematSet,
     partition::{by_weighted_cost, check_balance, uniform},
     remat::{Remat, RematPolicies},
     schedule::ActionLists,
@@ -86,7 +86,7 @@ pub(super) fn stage_weights(
     stages: usize,
     micro_batches: usize,
 ) -> Vec<u64> {
-    let again = Recomputed::of(compute.iter().flatten());
+    let again = RematSet::from_actions(compute.iter().flatten());
     let forwards = |stage: usize| match remat.of(stage) {
         Remat::Selective => 0,
         _ => again.count(StageId::from_index(stage)),

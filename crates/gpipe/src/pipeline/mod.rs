@@ -8,12 +8,13 @@
 //! - [`parameters`]: parameters, gradients and averages, read and written
 //! - [`state`]: all that it knows between two steps, taken out and put back
 //! - [`topology`]: the edges that a cut of a sequence gives
-//! - [`seen`]: what its costs depend on, and those costs as estimated
+//! - [`cost_inputs`]: what its costs depend on, and those costs as estimated
 //! - [`report`]: what a step returns
 //! - here: running steps
 
 mod balance;
 mod builder;
+mod cost_inputs;
 mod decoding;
 mod expected;
 mod mini_batch;
@@ -23,7 +24,6 @@ mod parameters;
 mod peers;
 mod replicas;
 mod report;
-mod seen;
 mod state;
 mod topology;
 
@@ -39,9 +39,9 @@ use gpipe_core::{
     remat::RematPolicies,
     schedule::Schedule,
     simulate::{Costs, Timeline, median, simulate},
-    validate::{Held, Invalid, validate},
+    validate::{HeldMicroBatches, Invalid, validate},
 };
-use gpipe_runtime::{Crew, Ran};
+use gpipe_runtime::{Ran, WorkerPool};
 use mini_batch::MiniBatch;
 #[cfg(feature = "fuzzing")]
 pub(crate) use pack::fuzzed;
@@ -49,7 +49,7 @@ pub use padding::Padding;
 use parameters::Averages;
 use peers::TransportPeers;
 pub use report::{DeviceReport, Evaluation, StepReport};
-pub use state::Plan;
+pub use state::RunSettings;
 use tch::Tensor;
 
 use crate::{
@@ -85,7 +85,7 @@ struct OwnedParameter {
 ///
 /// All calls may come in any order. After a failed step, parameters and optimizer state are as before it.
 pub struct Pipeline {
-    crew: Crew<Stage>,
+    pool: WorkerPool<Stage>,
     /// The other processes, if there are any.
     joined: Option<Arc<TransportPeers>>,
     /// The other replicas, if there are any.
@@ -319,7 +319,7 @@ impl Pipeline {
                 begins: batch.begins,
             });
         }
-        let ran = self.crew.run(&program, feeds).map_err(Error::from);
+        let ran = self.pool.run(&program, feeds).map_err(Error::from);
         if ran.as_ref().is_err_and(Error::has_changed_parameters) {
             self.torn = Some(parameters::CHANGED_PARAMETERS);
         }
@@ -401,7 +401,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// None that `build` has not already found.
-    pub fn held(&mut self) -> Result<Held> {
+    pub fn held(&mut self) -> Result<HeldMicroBatches> {
         let program = self.program(true, self.micro_batches)?;
         Ok(validate(&program, self.link_capacity)?)
     }

@@ -117,7 +117,7 @@ impl Pipeline {
     /// # Errors
     /// A stage's thread is gone, or stages are in other processes: restore a checkpoint there.
     pub fn accept_torn_update(&mut self) -> Result<bool> {
-        let accepted = self.crew.accept_torn_update()?;
+        let accepted = self.pool.accept_torn_update()?;
         let changed = self.torn.take_if(|torn| *torn == CHANGED_PARAMETERS).is_some();
         Ok(accepted || changed)
     }
@@ -203,7 +203,7 @@ impl Pipeline {
 
     /// The stages that are in this process, in order.
     pub(super) fn here(&self) -> Vec<usize> {
-        let devices: Vec<usize> = self.crew.here().map(DeviceId::index).collect();
+        let devices: Vec<usize> = self.pool.here().map(DeviceId::index).collect();
         let stages = self.placement.iter().enumerate();
         stages.filter(|(_, device)| devices.contains(device)).map(|(stage, _)| stage).collect()
     }
@@ -215,7 +215,7 @@ impl Pipeline {
     ) -> Result<T> {
         let id = StageId::from_index(stage);
         let device = self.placement.get(stage).copied().unwrap_or_default();
-        let answer = self.crew.visit(DeviceId::from_index(device), move |stages| {
+        let answer = self.pool.visit(DeviceId::from_index(device), move |stages| {
             stages.iter_mut().find(|own| own.stage() == id).map(visit)
         })?;
         answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage {stage}")))
@@ -230,7 +230,7 @@ impl Pipeline {
         F: FnOnce(&mut Stage) -> T + Send + 'static,
     {
         let placement = &self.placement;
-        let answers = self.crew.visit_all(|device| {
+        let answers = self.pool.visit_all(|device| {
             let own = placement.iter().enumerate().filter(|(_, own)| **own == device.index());
             let mut visits: Vec<_> =
                 own.map(|(stage, _)| (StageId::from_index(stage), visitor(stage))).collect();

@@ -6,13 +6,13 @@ use std::{
 };
 
 use gpipe_bridge::memory;
-use gpipe_core::{Bytes, DeviceId, Half, Nanos, StageId, lower::Program};
-use gpipe_runtime::{Crew, Peers, peers::Share};
+use gpipe_core::{Bytes, DeviceId, Direction, Nanos, StageId, lower::Program};
+use gpipe_runtime::{Peers, WorkerPool, peers::Share};
 
 use super::pack::{pack, unpack};
 use crate::{
     error::{Error, Result},
-    processes::{Crossing, Elsewhere, Inbound, Outbound, Run, Transport, process_of},
+    processes::{Inbound, Outbound, PeerError, RemoteEdge, Run, Transport, process_of},
     stage::Stage,
     value::Value,
 };
@@ -53,8 +53,8 @@ impl TransportPeers {
     }
 
     /// Lets what arrives for a stage be counted as its own.
-    pub(crate) fn charge(&self, crew: &mut Crew<Stage>) -> Result<()> {
-        let found = crew.visit_all(|_| {
+    pub(crate) fn charge(&self, pool: &mut WorkerPool<Stage>) -> Result<()> {
+        let found = pool.visit_all(|_| {
             |stages: &mut [Stage]| -> Vec<(StageId, u32)> {
                 let arena =
                     |stage: &Stage| (gpipe_runtime::StageExecutor::stage(stage), stage.arena());
@@ -72,7 +72,7 @@ impl TransportPeers {
     }
 
     /// The most bytes of a message of `crossing`.
-    fn most(&self, crossing: Crossing) -> Bytes {
+    fn most(&self, crossing: RemoteEdge) -> Bytes {
         let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         expected.get(crossing.edge.index()).copied().unwrap_or_default()
     }
@@ -82,12 +82,12 @@ impl TransportPeers {
     }
 
     /// Charges what this thread allocates from now on to the stage that `crossing` goes to.
-    fn enter_arena(&self, crossing: Crossing) -> std::result::Result<(), Elsewhere> {
+    fn enter_arena(&self, crossing: RemoteEdge) -> std::result::Result<(), PeerError> {
         let Some(program) = self.program() else { return Ok(()) };
         let edge = program.topology.edges.get(crossing.edge.index());
-        let stage = edge.map(|edge| match crossing.half {
-            Half::Forward => edge.to,
-            Half::Backward => edge.from,
+        let stage = edge.map(|edge| match crossing.direction {
+            Direction::Forward => edge.to,
+            Direction::Backward => edge.from,
         });
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let arena = stage.and_then(|stage| arenas.get(&stage).copied());
@@ -96,8 +96,8 @@ impl TransportPeers {
     }
 }
 
-fn own(rank: usize, reason: String) -> Elsewhere {
-    Elsewhere { process: Some(rank), reason }
+fn own(rank: usize, reason: String) -> PeerError {
+    PeerError { process: Some(rank), reason }
 }
 
 impl Peers<Stage> for TransportPeers {
@@ -113,7 +113,7 @@ impl Peers<Stage> for TransportPeers {
         self.transport.rank_of(process)
     }
 
-    fn begin(&self, run: Run) -> std::result::Result<(), Elsewhere> {
+    fn begin(&self, run: Run) -> std::result::Result<(), PeerError> {
         let mut program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
         *program = Some(Arc::clone(&run.program));
         drop(program);
@@ -122,24 +122,24 @@ impl Peers<Stage> for TransportPeers {
 
     fn outbound(
         &self,
-        crossing: Crossing,
-    ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere> {
+        crossing: RemoteEdge,
+    ) -> std::result::Result<Box<dyn Outbound<Value>>, PeerError> {
         self.transport.outbound(crossing)
     }
 
     fn inbound(
         &self,
-        crossing: Crossing,
-    ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere> {
+        crossing: RemoteEdge,
+    ) -> std::result::Result<Box<dyn Inbound<Value>>, PeerError> {
         self.enter_arena(crossing)?;
         self.transport.inbound(crossing, self.most(crossing))
     }
 
-    fn fail(&self, why: &Elsewhere) {
+    fn fail(&self, why: &PeerError) {
         self.transport.fail(why);
     }
 
-    fn share(&self, share: Share<Stage>) -> std::result::Result<Vec<Share<Stage>>, Elsewhere> {
+    fn share(&self, share: Share<Stage>) -> std::result::Result<Vec<Share<Stage>>, PeerError> {
         let here = self.transport.rank();
         let packed = pack(&share).map_err(|reason| own(here, reason))?;
         let gathered = self.transport.gather(packed)?;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Pipeline;
 use crate::{
     error::{Error, Result},
-    processes::Elsewhere,
+    processes::PeerError,
     stage::feed::{Outcome, Slice, split},
 };
 
@@ -65,7 +65,7 @@ impl Pipeline {
             losses: std::mem::take(&mut last.loss_sums),
             metrics: std::mem::take(&mut last.metric_sums),
         };
-        let unreadable = |process, reason: String| Error::from(Elsewhere { process, reason });
+        let unreadable = |process, reason: String| Error::from(PeerError { process, reason });
         let packed = postcard::to_stdvec(&own);
         let packed = packed.map_err(|error| unreadable(None, error.to_string()))?;
         for sums in replicas.gather(packed)? {

@@ -12,7 +12,7 @@ use crate::{
 
 /// How a pipeline runs its model, as text; none of it is needed to restore its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct RunSettings {
     /// K.
     pub stages: usize,
     /// M.
@@ -179,8 +179,8 @@ impl Pipeline {
     }
 
     /// How the model is run.
-    pub fn plan(&self) -> Plan {
-        Plan {
+    pub fn plan(&self) -> RunSettings {
+        RunSettings {
             stages: self.topology.stages,
             micro_batches: self.micro_batches,
             schedule: self.schedule.to_string(),

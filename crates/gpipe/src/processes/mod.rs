@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use gpipe_core::{Bytes, Nanos};
 pub use gpipe_runtime::{
-    Elsewhere, Verdict, Vote,
+    PeerError, Verdict, Vote,
     link::Message,
-    peers::{Alarm, Crossing, Inbound, Outbound, Parcel, Run},
+    peers::{Alarm, Envelope, Inbound, Outbound, RemoteEdge, Run},
     pulse::Pulses,
 };
 pub use replicas::{Replicas, Summing};
@@ -44,13 +44,13 @@ pub trait Transport: Send + Sync + 'static {
     ///
     /// # Errors
     /// The first fact that is another elsewhere, with both sides; a process that does not come.
-    fn agree(&self, facts: &[(String, String)]) -> std::result::Result<(), Elsewhere>;
+    fn agree(&self, facts: &[(String, String)]) -> std::result::Result<(), PeerError>;
 
     /// As [`gpipe_runtime::Peers::begin`].
     ///
     /// # Errors
     /// Another process is gone.
-    fn begin(&self, run: Run) -> std::result::Result<(), Elsewhere>;
+    fn begin(&self, run: Run) -> std::result::Result<(), PeerError>;
 
     /// As [`gpipe_runtime::Peers::outbound`]. Tensors are on the CPU.
     ///
@@ -58,8 +58,8 @@ pub trait Transport: Send + Sync + 'static {
     /// The connection is lost.
     fn outbound(
         &self,
-        crossing: Crossing,
-    ) -> std::result::Result<Box<dyn Outbound<Value>>, Elsewhere>;
+        crossing: RemoteEdge,
+    ) -> std::result::Result<Box<dyn Outbound<Value>>, PeerError>;
 
     /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, with their strides, and are allocated in
     /// the calling thread. What says that it brings more than the `most` bytes of a message is refused before memory
@@ -69,18 +69,18 @@ pub trait Transport: Send + Sync + 'static {
     /// The connection is lost.
     fn inbound(
         &self,
-        crossing: Crossing,
+        crossing: RemoteEdge,
         most: Bytes,
-    ) -> std::result::Result<Box<dyn Inbound<Value>>, Elsewhere>;
+    ) -> std::result::Result<Box<dyn Inbound<Value>>, PeerError>;
 
     /// As [`gpipe_runtime::Peers::fail`].
-    fn fail(&self, why: &Elsewhere);
+    fn fail(&self, why: &PeerError);
 
     /// Gives `own` to every process, and waits for theirs; by rank.
     ///
     /// # Errors
     /// Another process failed or is gone.
-    fn gather(&self, own: Vec<u8>) -> std::result::Result<Vec<Vec<u8>>, Elsewhere>;
+    fn gather(&self, own: Vec<u8>) -> std::result::Result<Vec<Vec<u8>>, PeerError>;
 
     /// As [`Transport::gather`], for a thread of each process beside the one that trains: independent of what that one gathers. It
     /// waits no longer than `longest` for each process, which a disk may be slow for.
@@ -91,7 +91,7 @@ pub trait Transport: Send + Sync + 'static {
         &self,
         own: Vec<u8>,
         longest: Duration,
-    ) -> std::result::Result<Vec<Vec<u8>>, Elsewhere>;
+    ) -> std::result::Result<Vec<Vec<u8>>, PeerError>;
 
     /// The time now on a clock that all processes share.
     fn now(&self) -> Nanos;

@@ -6,7 +6,7 @@
 use gpipe_core::StageId;
 use tch::Tensor;
 
-use super::Elsewhere;
+use super::PeerError;
 
 /// The replicas of a pipeline, as a process of one of them sees them.
 pub trait Replicas: Send + Sync + 'static {
@@ -20,13 +20,13 @@ pub trait Replicas: Send + Sync + 'static {
     ///
     /// # Errors
     /// Another process does not come.
-    fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, Elsewhere>;
+    fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, PeerError>;
 
     /// Gives `own` to the process of each replica that has the same stages, and waits for theirs; by replica.
     ///
     /// # Errors
     /// Another process failed or is gone.
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Elsewhere>;
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError>;
 }
 
 /// Sums of one stage over all replicas. All of them begin the same sums in the same order.
@@ -35,11 +35,11 @@ pub trait Summing: Send {
     ///
     /// # Errors
     /// The connection is lost.
-    fn begin(&mut self, tensor: Tensor) -> Result<(), Elsewhere>;
+    fn begin(&mut self, tensor: Tensor) -> Result<(), PeerError>;
 
     /// The oldest sum that has begun and not ended, once it is there.
     ///
     /// # Errors
     /// Another replica failed, is gone, or does not come.
-    fn end(&mut self) -> Result<Tensor, Elsewhere>;
+    fn end(&mut self) -> Result<Tensor, PeerError>;
 }

@@ -139,7 +139,7 @@ pub fn profile(
 #[derive(Default)]
 struct Ran {
     /// By the schedule's number and the samples of a micro-batch.
-    seen: BTreeMap<Thing, Seen>,
+    seen: BTreeMap<Thing, MeasuredSteps>,
     /// By the schedule's number: the first that did not fit.
     full: BTreeMap<usize, Error>,
     stages: usize,
@@ -218,7 +218,7 @@ impl Ran {
             Observed::train(&mut pipeline, settings, cut.of_that_size)
         };
         // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
-        match Seen::new(number == 0, observe) {
+        match MeasuredSteps::new(number == 0, observe) {
             Ok(seen) => {
                 let seen = match self.seen.remove(&(number, cut.samples)) {
                     Some(before) => before.and(seen),
@@ -252,14 +252,14 @@ fn widest(
 }
 
 /// What one size of micro-batches was seen to take under one schedule, by what its forwards did.
-struct Seen {
+struct MeasuredSteps {
     discarding: Observed,
     /// Unless it went over a memory cap, or was not asked for.
     keeping: Option<Observed>,
     selective: Option<Observed>,
 }
 
-impl Seen {
+impl MeasuredSteps {
     /// # Errors
     /// Those of `observe`; of memory only where all forwards discarded.
     fn new(selective: bool, mut observe: impl FnMut(Remat) -> Result<Observed>) -> Result<Self> {

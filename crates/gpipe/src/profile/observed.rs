@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use gpipe_core::{
     Action, Bytes, LayerId, MicroBatch, Nanos, Op,
     cost::{LayerCost, ModelCosts, Spread},
-    lower::Recomputed,
+    lower::RematSet,
     simulate::Timeline,
 };
 
@@ -13,7 +13,7 @@ use super::{LayerSpread, links::Messages, measure::Profiling};
 use crate::{
     error::Result,
     pipeline::Pipeline,
-    stage::recorder::{LayerBytes, Sample, Work},
+    stage::recorder::{LayerBytes, ProfiledOp, Sample},
 };
 
 /// Steps that are not measured: the first one makes the optimizer's state and fills caches, the second one still touches memory for the
@@ -24,9 +24,9 @@ const WARM_UP: usize = 3;
 /// What a training of a few steps showed.
 pub(super) struct Observed {
     pub(super) messages: Messages,
-    samples: HashMap<(usize, Work), Vec<Sample>>,
+    samples: HashMap<(usize, ProfiledOp), Vec<Sample>>,
     /// The mean of a layer's times in each step.
-    means: HashMap<(usize, Work), Vec<f64>>,
+    means: HashMap<(usize, ProfiledOp), Vec<f64>>,
     /// By layer.
     bytes: Vec<LayerBytes>,
     /// The first layer of each stage.
@@ -34,7 +34,7 @@ pub(super) struct Observed {
     /// What all layers took in each step, in nanoseconds.
     steps: Vec<f64>,
     /// By stage and work: what actions took, and the layers in them. The rest is dispatch, and what comes from and goes to links.
-    actions: HashMap<(usize, Work), (f64, f64)>,
+    actions: HashMap<(usize, ProfiledOp), (f64, f64)>,
 }
 
 impl Observed {
@@ -118,12 +118,12 @@ impl Observed {
         self.starts.iter().rposition(|&start| start <= layer).unwrap_or_default()
     }
 
-    fn of(&self, layer: usize, work: Work) -> &[Sample] {
+    fn of(&self, layer: usize, work: ProfiledOp) -> &[Sample] {
         self.samples.get(&(layer, work)).map_or(&[], Vec::as_slice)
     }
 
     /// The quantile of a layer's times, its share of the action's overhead included.
-    fn time(&self, layer: usize, work: Work, quantile: f64) -> Nanos {
+    fn time(&self, layer: usize, work: ProfiledOp, quantile: f64) -> Nanos {
         let mut times: Vec<u64> = self.of(layer, work).iter().map(|s| s.time.0).collect();
         times.sort_unstable();
         let at = (times.len() as f64 * quantile) as usize;
@@ -131,7 +131,7 @@ impl Observed {
         self.with_overhead(layer, work, time as f64)
     }
 
-    fn with_overhead(&self, layer: usize, work: Work, time: f64) -> Nanos {
+    fn with_overhead(&self, layer: usize, work: ProfiledOp, time: f64) -> Nanos {
         let overhead = match self.actions.get(&(self.stage_of(layer), work)) {
             Some((action, layers)) if *layers > 0.0 => (action / layers).max(1.0),
             _ => 1.0,
@@ -141,7 +141,7 @@ impl Observed {
 
     /// What a layer takes in a step like most: the median over the steps of its mean in each. A step is a sum, and the sum of
     /// medians is less than it where some of the layers' runs are disturbed in every step.
-    fn typical(&self, layer: usize, work: Work) -> Nanos {
+    fn typical(&self, layer: usize, work: ProfiledOp) -> Nanos {
         let means = self.means.get(&(layer, work)).map_or(&[][..], Vec::as_slice);
         let time = match means.len() {
             0 => 0.0,
@@ -158,9 +158,9 @@ impl Observed {
     pub(super) fn spread(&self, layer: usize) -> LayerSpread {
         let quartiles = |work| [0.25, 0.5, 0.75].map(|quantile| self.time(layer, work, quantile));
         LayerSpread {
-            forward: quartiles(Work::Forward),
-            rematerialize: quartiles(Work::Rematerialize),
-            backward: quartiles(Work::Backward { kept: false }),
+            forward: quartiles(ProfiledOp::Forward),
+            rematerialize: quartiles(ProfiledOp::Rematerialize),
+            backward: quartiles(ProfiledOp::Backward { kept: false }),
         }
     }
 
@@ -171,24 +171,27 @@ impl Observed {
                 *time = self.typical(layer, work);
             }
         };
-        set(&mut cost.forward, Work::Forward);
-        set(&mut cost.forward_kept, Work::ForwardKept);
-        set(&mut cost.rematerialize, Work::Rematerialize);
-        set(&mut cost.backward, Work::Backward { kept: false });
-        set(&mut cost.backward_kept, Work::Backward { kept: true });
-        set(&mut cost.backward_input, Work::BackwardInput { kept: false });
-        set(&mut cost.backward_input, Work::BackwardInput { kept: true });
-        set(&mut cost.backward_weight, Work::BackwardWeight);
+        set(&mut cost.forward, ProfiledOp::Forward);
+        set(&mut cost.forward_kept, ProfiledOp::ForwardKept);
+        set(&mut cost.rematerialize, ProfiledOp::Rematerialize);
+        set(&mut cost.backward, ProfiledOp::Backward { kept: false });
+        set(&mut cost.backward_kept, ProfiledOp::Backward { kept: true });
+        set(&mut cost.backward_input, ProfiledOp::BackwardInput { kept: false });
+        set(&mut cost.backward_input, ProfiledOp::BackwardInput { kept: true });
+        set(&mut cost.backward_weight, ProfiledOp::BackwardWeight);
         // What other stages give back meanwhile makes less of a sample, never more.
-        for work in [Work::ForwardKept, Work::Rematerialize, Work::Forward] {
+        for work in [ProfiledOp::ForwardKept, ProfiledOp::Rematerialize, ProfiledOp::Forward] {
             for sample in self.of(layer, work) {
-                let kept =
-                    if work == Work::Forward { Bytes(0) } else { sample.after - sample.before };
+                let kept = if work == ProfiledOp::Forward {
+                    Bytes(0)
+                } else {
+                    sample.after - sample.before
+                };
                 cost.kept = cost.kept.max(kept);
                 cost.forward_peak = cost.forward_peak.max(sample.peak - sample.before);
             }
         }
-        for work in [Work::Backward { kept: false }, Work::Backward { kept: true }] {
+        for work in [ProfiledOp::Backward { kept: false }, ProfiledOp::Backward { kept: true }] {
             for sample in self.of(layer, work) {
                 let peak = match sample.micro_batch {
                     MicroBatch(0) => &mut cost.first_backward_peak,
@@ -207,14 +210,14 @@ impl Observed {
     /// What a re-materialization takes that finds what products gave, and what those hold.
     pub(super) fn fill_selective(&self, measured: &mut [LayerCost]) {
         for (layer, cost) in measured.iter_mut().enumerate() {
-            if !self.of(layer, Work::Rematerialize).is_empty() {
+            if !self.of(layer, ProfiledOp::Rematerialize).is_empty() {
                 cost.products = Bytes(self.bytes.get(layer).map_or(0, |own| own.products));
                 // Where there is nothing to find, it is a re-materialization like others.
                 cost.rematerialize_selective = match cost.products {
                     Bytes(0) => cost.rematerialize,
-                    _ => self.typical(layer, Work::Rematerialize).min(cost.rematerialize),
+                    _ => self.typical(layer, ProfiledOp::Rematerialize).min(cost.rematerialize),
                 };
-                let peaks = self.of(layer, Work::Rematerialize).iter();
+                let peaks = self.of(layer, ProfiledOp::Rematerialize).iter();
                 cost.selective_peak =
                     peaks.map(|sample| sample.peak - sample.before).max().unwrap_or_default();
             }
@@ -223,7 +226,9 @@ impl Observed {
 
     /// What a backward in halves holds.
     fn fill_split(&self, layer: usize, cost: &mut LayerCost) {
-        for work in [Work::BackwardInput { kept: false }, Work::BackwardInput { kept: true }] {
+        for work in
+            [ProfiledOp::BackwardInput { kept: false }, ProfiledOp::BackwardInput { kept: true }]
+        {
             for sample in self.of(layer, work) {
                 cost.backward_input_peak =
                     cost.backward_input_peak.max(sample.peak - sample.before);
@@ -233,7 +238,7 @@ impl Observed {
         let gradients =
             Bytes(self.bytes.get(layer).map_or(0, |own| own.gradients.saturating_sub(own.early)));
         let (mut first, mut others) = (Vec::new(), Vec::new());
-        for sample in self.of(layer, Work::BackwardWeight) {
+        for sample in self.of(layer, ProfiledOp::BackwardWeight) {
             let is_first = sample.micro_batch == MicroBatch(0);
             let (made, peak) = match is_first {
                 true => (gradients, &mut cost.first_backward_weight_peak),
@@ -273,7 +278,7 @@ impl Observed {
             let most = (start..end).map(gradients).fold(0.0, f64::max);
             let share = |whole: f64| if whole > 0.0 { gradients(layer) / whole } else { 0.0 };
             let part = |time: Nanos| Nanos((time.0 as f64 * share(sum)) as u64);
-            let ends = [Work::Norm, Work::Update];
+            let ends = [ProfiledOp::Norm, ProfiledOp::Update];
             let peaks = ends.iter().flat_map(|work| self.of(start, *work));
             let peak = peaks.map(|sample| (sample.peak - sample.before).0).max().unwrap_or(0);
             let state = &mut costs.layers[layer];
@@ -281,8 +286,8 @@ impl Observed {
             state.gradients = Bytes(bytes.gradients);
             state.optimizer = Bytes(bytes.optimizer);
             state.statistics = Bytes(bytes.statistics);
-            state.norm = part(self.typical(start, Work::Norm));
-            state.update = part(self.typical(start, Work::Update));
+            state.norm = part(self.typical(start, ProfiledOp::Norm));
+            state.update = part(self.typical(start, ProfiledOp::Update));
             state.update_peak = Bytes((peak as f64 * share(most)) as u64);
         }
         for tie in &mut costs.ties {
@@ -301,16 +306,16 @@ fn actions(
     samples: &[Sample],
     starts: &[usize],
     micro_batches: usize,
-) -> HashMap<(usize, Work), (f64, f64)> {
+) -> HashMap<(usize, ProfiledOp), (f64, f64)> {
     let stage_of = |layer: LayerId| starts.iter().rposition(|&start| start <= layer.index());
-    let mut sums: HashMap<(usize, Work), (f64, f64)> = HashMap::new();
+    let mut sums: HashMap<(usize, ProfiledOp), (f64, f64)> = HashMap::new();
     for sample in samples {
         if let Some(stage) = stage_of(LayerId::from_index(sample.layer)) {
             sums.entry((stage, sample.work)).or_default().1 += sample.time.0 as f64;
         }
     }
     for timeline in timelines {
-        let recomputed = Recomputed::of(timeline.actions());
+        let recomputed = RematSet::from_actions(timeline.actions());
         for timed in timeline.devices.iter().flatten() {
             let early = timed.action.op.computes().is_none_or(|m| m.index() < micro_batches);
             if let Some(work) = work_of(timed.action, &recomputed).filter(|_| early) {
@@ -325,17 +330,17 @@ fn actions(
     sums
 }
 
-fn work_of(action: Action, recomputed: &Recomputed) -> Option<Work> {
+fn work_of(action: Action, recomputed: &RematSet) -> Option<ProfiledOp> {
     let again = |m| recomputed.contains(action.stage, m);
     Some(match action.op {
-        Op::Forward(m) if again(m) => Work::Forward,
-        Op::Forward(_) => Work::ForwardKept,
-        Op::Rematerialize(_) => Work::Rematerialize,
-        Op::Backward(m) => Work::Backward { kept: !again(m) },
-        Op::BackwardInput(m) => Work::BackwardInput { kept: !again(m) },
-        Op::BackwardWeight(_) => Work::BackwardWeight,
-        Op::Norm => Work::Norm,
-        Op::Update => Work::Update,
+        Op::Forward(m) if again(m) => ProfiledOp::Forward,
+        Op::Forward(_) => ProfiledOp::ForwardKept,
+        Op::Rematerialize(_) => ProfiledOp::Rematerialize,
+        Op::Backward(m) => ProfiledOp::Backward { kept: !again(m) },
+        Op::BackwardInput(m) => ProfiledOp::BackwardInput { kept: !again(m) },
+        Op::BackwardWeight(_) => ProfiledOp::BackwardWeight,
+        Op::Norm => ProfiledOp::Norm,
+        Op::Update => ProfiledOp::Update,
         _ => return None,
     })
 }

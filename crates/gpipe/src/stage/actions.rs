@@ -7,12 +7,12 @@ use gpipe_core::{Action, EdgeId, MicroBatch, StageId};
 use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
 
 use super::{
-    How, Products, Run, Stage, StageResult,
+    ForwardOptions, GraphMode, SavedOps, Stage, StageResult,
     back::{Weights, arrivals},
     feed::{Feed, Mode, Outcome},
-    held::Held,
-    own,
-    recorder::{StageProfile, Work},
+    held::SavedActivations,
+    in_operation,
+    recorder::{ProfiledOp, StageProfile},
     update::Step,
 };
 use crate::{error::StageError, value::Value};
@@ -36,17 +36,17 @@ impl StageExecutor for Stage {
     fn before(&mut self, action: Action) -> StageResult<()> {
         // A refusal that a layer has handled itself must not explain a later error.
         let _ = memory::take_refusal();
-        self.device.charge_stage().map_err(own("memory"))?;
-        self.levels.push(self.device.memory().map_err(own("memory"))?.live);
+        self.device.charge_stage().map_err(in_operation("memory"))?;
+        self.levels.push(self.device.memory().map_err(in_operation("memory"))?.live);
         match &self.plan.before_action {
-            Some(call) => call(action).map_err(own("before the action")),
+            Some(call) => call(action).map_err(in_operation("before the action")),
             None => Ok(()),
         }
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
         self.forget_step();
-        self.device.reset_peak(self.plan.first_on_device).map_err(own("memory"))?;
+        self.device.reset_peak(self.plan.first_on_device).map_err(in_operation("memory"))?;
         if feed.mode != Mode::Decode || feed.begins {
             self.caches.get_mut().clear();
         }
@@ -71,10 +71,14 @@ impl StageExecutor for Stage {
         };
         let outputs = if keep == Keep::Activations {
             let layers = 0..self.plan.layers.len();
-            let how = How { run: Run::Keep, work: Work::ForwardKept, products: Products::Compute };
+            let how = ForwardOptions {
+                run: GraphMode::Keep,
+                work: ProfiledOp::ForwardKept,
+                products: SavedOps::Compute,
+            };
             let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
             self.count_statistics(micro_batch, ran.statistics);
-            self.held.insert(micro_batch, Held::whole(ran.islands));
+            self.held.insert(micro_batch, SavedActivations::whole(ran.islands));
             ran.outputs
         } else {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
@@ -86,7 +90,7 @@ impl StageExecutor for Stage {
         // A forward that discards leaves the loss to its re-materialization, which needs it again anyway.
         if keep != Keep::Inputs {
             let graph = keep == Keep::Activations;
-            let loss = self.run_loss(micro_batch, &outputs, graph, Work::ForwardKept)?;
+            let loss = self.run_loss(micro_batch, &outputs, graph, ProfiledOp::ForwardKept)?;
             if let Some(held) = self.held.get_mut(&micro_batch) {
                 held.loss = loss;
             }
@@ -101,7 +105,7 @@ impl StageExecutor for Stage {
             return Ok(());
         }
         self.recompute(micro_batch)?;
-        self.device.finish().map_err(own("re-materialization"))
+        self.device.finish().map_err(in_operation("re-materialization"))
     }
 
     fn backward(
@@ -127,14 +131,16 @@ impl StageExecutor for Stage {
     fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
         self.reduced()?;
         let (tensors, _) = self.parameters.tied_grads(&self.plan, edge).into_parts();
-        self.device.send(tensors, self.plan.peer(edge)).map_err(own("sending tied gradients"))
+        self.device
+            .send(tensors, self.plan.peer(edge))
+            .map_err(in_operation("sending tied gradients"))
     }
 
     fn reduce(&mut self, arrived: OnEdges<Value>) -> StageResult<OnEdges<Value>> {
         self.reduced()?;
         let arrived = self.receive(arrived)?;
         let sums = self.parameters.reduce(&self.plan, arrived);
-        let sums = sums.map_err(own("summing tied gradients"))?;
+        let sums = sums.map_err(in_operation("summing tied gradients"))?;
         self.finished(sums.into_iter().map(|(edge, sum)| (edge, sum.into_parts().0)).collect())
     }
 
@@ -150,12 +156,12 @@ impl StageExecutor for Stage {
         }
         let reduction = self.reduction.as_mut();
         let counted = self.parameters.prepare_buffers(&self.plan, statistics, reduction);
-        counted.map_err(own("counting batch norm's statistics"))?;
+        counted.map_err(in_operation("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(&self.plan, unscale);
-        let vote = vote.map_err(own("preparing the update"))?;
+        let vote = vote.map_err(in_operation("preparing the update"))?;
         // Here, where a cap may still refuse: the update may not.
-        self.device.finish().map_err(own("preparing the update"))?;
-        self.end_sample(begun, self.plan.layers.start, Work::Norm, MicroBatch(0))?;
+        self.device.finish().map_err(in_operation("preparing the update"))?;
+        self.end_sample(begun, self.plan.layers.start, ProfiledOp::Norm, MicroBatch(0))?;
         Ok(vote)
     }
 
@@ -178,21 +184,21 @@ impl StageExecutor for Stage {
         let begun = self.begin_sample()?;
         if verdict.apply {
             // What it needs was made in `norm`, or made sure to fit: an update that has begun must not fail.
-            self.device.lift_cap().map_err(own("memory"))?;
+            self.device.lift_cap().map_err(in_operation("memory"))?;
             let step = Step { scale: verdict.scale, lr: self.feed.lr };
-            self.parameters.update(&self.plan, &step).map_err(own("the update"))?;
-            self.device.synchronize().map_err(own("the update"))?;
-            self.device.restore_cap().map_err(own("memory"))?;
+            self.parameters.update(&self.plan, &step).map_err(in_operation("the update"))?;
+            self.device.synchronize().map_err(in_operation("the update"))?;
+            self.device.restore_cap().map_err(in_operation("memory"))?;
         }
         self.parameters.forget_grads();
-        self.end_sample(begun, self.plan.layers.start, Work::Update, MicroBatch(0))
+        self.end_sample(begun, self.plan.layers.start, ProfiledOp::Update, MicroBatch(0))
     }
 
     fn finish(&mut self) -> StageResult<Outcome> {
         self.held.clear();
         self.split.clear();
         self.feed = Feed::default();
-        let mut memory = self.device.memory().map_err(own("memory"))?;
+        let mut memory = self.device.memory().map_err(in_operation("memory"))?;
         let mut profile = None;
         if let Some(recorder) = &mut self.recorder {
             let (samples, peak) = recorder.take(memory.peak);

@@ -6,7 +6,10 @@ use gpipe_core::{EdgeId, MicroBatch};
 use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
-use super::{Stage, StageResult, held::Held, island, not_held, own, recorder::Work};
+use super::{
+    Stage, StageResult, held::SavedActivations, in_operation, island, not_held,
+    recorder::ProfiledOp,
+};
 use crate::{
     error::{LayerError, StageError},
     value::{Value, tensor_bytes},
@@ -63,8 +66,8 @@ impl Stage {
         let mut grads = arrived.unwrap_or_default();
         let kept = held.is_whole();
         let work = match weights {
-            Weights::Now => Work::Backward { kept },
-            Weights::Later => Work::BackwardInput { kept },
+            Weights::Now => ProfiledOp::Backward { kept },
+            Weights::Later => ProfiledOp::BackwardInput { kept },
         };
         if let Some(loss) = held.loss.take() {
             let begun = self.begin_sample()?;
@@ -97,11 +100,11 @@ impl Stage {
     /// Goes backwards through the islands that are there. `grads` are of the last island's outputs.
     fn through_islands(
         &mut self,
-        held: &mut Held,
+        held: &mut SavedActivations,
         mut grads: Vec<Option<Tensor>>,
         skip_grads: &mut HashMap<usize, Tensor>,
         micro_batch: MicroBatch,
-        work: Work,
+        work: ProfiledOp,
     ) -> StageResult<Vec<Option<Tensor>>> {
         while let Some(island) = held.pop_island() {
             let begun = self.begin_sample()?;
@@ -111,7 +114,7 @@ impl Stage {
                 .map(|name| self.skip_stashed_by(position, name))
                 .map(|index| index.and_then(|index| skip_grads.remove(&index)))
                 .collect();
-            let whole = matches!(work, Work::Backward { .. });
+            let whole = matches!(work, ProfiledOp::Backward { .. });
             let back = if whole {
                 island.backward(grads, stashes, self.parameters.accumulators(position))
             } else {
@@ -155,10 +158,10 @@ impl Stage {
             let finished = weights.finish(self.parameters.accumulators(position));
             finished.map_err(|source| self.in_layer(position, source))?;
             let layer = self.plan.layers.start + position;
-            self.end_sample(begun, layer, Work::BackwardWeight, micro_batch)?;
+            self.end_sample(begun, layer, ProfiledOp::BackwardWeight, micro_batch)?;
             self.summed(micro_batch, position)?;
         }
-        self.device.finish().map_err(own("the gradients of the weights"))
+        self.device.finish().map_err(in_operation("the gradients of the weights"))
     }
 
     /// A layer's gradients have `micro_batch`'s among them.

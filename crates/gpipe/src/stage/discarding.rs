@@ -7,11 +7,11 @@ use gpipe_runtime::Keep;
 use tch::Tensor;
 
 use super::{
-    How, Products, Run, Stage, StageResult,
+    ForwardOptions, GraphMode, SavedOps, Stage, StageResult,
     feed::Mode,
-    held::{Held, SegmentStart},
+    held::{SavedActivations, SegmentStart},
     not_held,
-    recorder::Work,
+    recorder::ProfiledOp,
 };
 
 impl Stage {
@@ -29,15 +29,15 @@ impl Stage {
     ) -> StageResult<Vec<Tensor>> {
         let mut values = inputs;
         let mut starts = Vec::new();
-        let run = if self.feed.mode == Mode::Train { Run::Discard } else { Run::Plain };
+        let run = if self.feed.mode == Mode::Train { GraphMode::Discard } else { GraphMode::Plain };
         let remembers = keep == Keep::Inputs && self.plan.remat == Remat::Selective;
         let mut made = Vec::new();
         for range in self.segment_ranges() {
             if keep == Keep::Inputs {
                 starts.push(SegmentStart::new(range.clone(), &values));
             }
-            let products = if remembers { Products::Keep(&mut made) } else { Products::Compute };
-            let how = How { run, work: Work::Forward, products };
+            let products = if remembers { SavedOps::Keep(&mut made) } else { SavedOps::Compute };
+            let how = ForwardOptions { run, work: ProfiledOp::Forward, products };
             let ran = self.run_layers(range, micro_batch, values, skips, how)?;
             self.count_statistics(micro_batch, ran.statistics);
             values = ran.outputs;
@@ -46,7 +46,7 @@ impl Stage {
             let needed = self.skips_to_keep();
             let kept = skips.iter().filter(|(index, _)| needed.contains(index));
             let kept = kept.map(|(&index, tensor)| (index, tensor.shallow_clone())).collect();
-            self.held.insert(micro_batch, Held::discarded(starts, kept, made));
+            self.held.insert(micro_batch, SavedActivations::discarded(starts, kept, made));
         }
         Ok(values)
     }
@@ -80,10 +80,10 @@ impl Stage {
         let mut skips = held.skips();
         // Its statistics are those of the first forward again, and not counted.
         let (layers, inputs) = (start.layers, start.inputs);
-        let work = Work::Rematerialize;
+        let work = ProfiledOp::Rematerialize;
         let mut made = held.take_products().into_iter();
-        let products = if made.len() > 0 { Products::Find(&mut made) } else { Products::Compute };
-        let how = How { run: Run::Keep, work, products };
+        let products = if made.len() > 0 { SavedOps::Reuse(&mut made) } else { SavedOps::Compute };
+        let how = ForwardOptions { run: GraphMode::Keep, work, products };
         let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
         held.rematerialized(ran.islands);
         if last_segment {

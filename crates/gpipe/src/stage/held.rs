@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use gpipe_bridge::memo::Memo;
+use gpipe_bridge::op_cache::OpCache;
 use tch::Tensor;
 
 use super::island::Island;
@@ -20,19 +20,19 @@ impl SegmentStart {
 }
 
 /// Islands that are there, last layer last, and segments that have yet to be recomputed.
-pub(super) struct Held {
+pub(super) struct SavedActivations {
     islands: Vec<Island>,
     segments: Vec<SegmentStart>,
     skips: HashMap<usize, Tensor>,
     /// What each layer's products gave, where they are kept.
-    products: Vec<Memo>,
+    products: Vec<OpCache>,
     untouched: bool,
     whole: bool,
     /// The loss of this micro-batch, on the last stage.
     pub loss: Option<Island>,
 }
 
-impl Held {
+impl SavedActivations {
     /// Everything is there.
     pub(super) fn whole(islands: Vec<Island>) -> Self {
         let (segments, skips, products) = (Vec::new(), HashMap::new(), Vec::new());
@@ -44,14 +44,14 @@ impl Held {
     pub(super) fn discarded(
         segments: Vec<SegmentStart>,
         skips: HashMap<usize, Tensor>,
-        products: Vec<Memo>,
+        products: Vec<OpCache>,
     ) -> Self {
         let islands = Vec::new();
         Self { islands, segments, skips, products, untouched: true, whole: false, loss: None }
     }
 
     /// What each layer's products gave; none where they are to be computed again.
-    pub(super) fn take_products(&mut self) -> Vec<Memo> {
+    pub(super) fn take_products(&mut self) -> Vec<OpCache> {
         std::mem::take(&mut self.products)
     }
 

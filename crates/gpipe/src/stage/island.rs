@@ -17,7 +17,7 @@ use gpipe_core::LayerId;
 use gpipe_runtime::panic_message;
 use tch::{Kind, Tensor};
 
-use super::{differentiable, feed::Slice, parameters::Turn};
+use super::{differentiable, feed::Slice, parameters::OrderedAccumulator};
 use crate::{
     batch_norm::BatchStatistics,
     cache::Cache,
@@ -359,7 +359,7 @@ impl Island {
         self,
         grads: Vec<Option<Tensor>>,
         stashes: Vec<Option<Tensor>>,
-        mut turn: Turn<'_>,
+        mut turn: OrderedAccumulator<'_>,
     ) -> Result<(Back, WeightGradients), LayerError> {
         let trained = self.trained();
         let in_turn: Vec<bool> = trained.iter().map(|&i| turn.is_of(i)).collect();

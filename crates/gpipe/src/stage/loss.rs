@@ -9,7 +9,7 @@ use super::{
     Stage, StageResult,
     feed::Mode,
     island::{self, Island, Untouched},
-    recorder::Work,
+    recorder::ProfiledOp,
 };
 use crate::{
     error::{LayerError, StageError},
@@ -30,7 +30,7 @@ impl Stage {
         micro_batch: MicroBatch,
         outputs: &[Tensor],
         graph: bool,
-        work: Work,
+        work: ProfiledOp,
     ) -> StageResult<Option<Island>> {
         if !self.plan.last {
             return Ok(None);

@@ -37,7 +37,7 @@ use std::{
     sync::Arc,
 };
 
-use gpipe_bridge::{layout::settled, linear::Kernels, memo::Memo};
+use gpipe_bridge::{layout::settled, linear::Kernels, op_cache::OpCache};
 use gpipe_core::{Action, EdgeId, LayerId, MicroBatch, StageId, remat::Remat};
 use gpipe_runtime::{Verdict, stage::OnEdges};
 use tch::Tensor;
@@ -46,10 +46,10 @@ pub(crate) use self::island::catching;
 use self::{
     device::StageDevice,
     feed::{Feed, Mode},
-    held::Held,
+    held::SavedActivations,
     island::{Island, LayerRun, WeightGradients},
-    parameters::{Parameters, Place},
-    recorder::{Begun, Recorder, Work},
+    parameters::{ParamIndex, Parameters},
+    recorder::{Begun, ProfiledOp, Recorder},
     reduction::Reduction,
 };
 use crate::{
@@ -140,7 +140,7 @@ pub(crate) struct Stage {
     /// With other replicas.
     reduction: Option<Reduction>,
     feed: Feed,
-    held: HashMap<MicroBatch, Held>,
+    held: HashMap<MicroBatch, SavedActivations>,
     /// What first halves of backwards left to the second, last layer first.
     split: HashMap<MicroBatch, Vec<WeightGradients>>,
     loss_sums: Vec<(MicroBatch, f64)>,
@@ -159,7 +159,7 @@ pub(crate) struct Stage {
 }
 
 /// What each batch norm saw of each micro-batch, by the place of its first parameter.
-pub(crate) type Statistics = BTreeMap<Place, Vec<(MicroBatch, BatchStatistics)>>;
+pub(crate) type Statistics = BTreeMap<ParamIndex, Vec<(MicroBatch, BatchStatistics)>>;
 
 /// What a run of several layers gives.
 struct RanLayers {
@@ -173,7 +173,7 @@ type StageResult<T> = Result<T, StageError>;
 
 /// How layers are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Run {
+enum GraphMode {
     /// Without graphs.
     Plain,
     /// With graphs that are dropped layer by layer.
@@ -183,16 +183,16 @@ enum Run {
 }
 
 /// What becomes of what matrix products and convolutions give.
-enum Products<'a> {
+enum SavedOps<'a> {
     /// They are computed.
     Compute,
     /// ... and kept, for each layer.
-    Keep(&'a mut Vec<Memo>),
+    Keep(&'a mut Vec<OpCache>),
     /// They are found, where an earlier run of the layer kept them.
-    Find(&'a mut std::vec::IntoIter<Memo>),
+    Reuse(&'a mut std::vec::IntoIter<OpCache>),
 }
 
-impl Products<'_> {
+impl SavedOps<'_> {
     /// Runs a layer's forward.
     fn around<T>(
         &mut self,
@@ -204,13 +204,13 @@ impl Products<'_> {
             source: source.into(),
         };
         match self {
-            Products::Compute => forward(),
-            Products::Keep(memos) => {
-                let (ran, memo) = Memo::record(forward).map_err(in_layer)?;
+            SavedOps::Compute => forward(),
+            SavedOps::Keep(memos) => {
+                let (ran, memo) = OpCache::record(forward).map_err(in_layer)?;
                 memos.push(memo);
                 ran
             }
-            Products::Find(memos) => match memos.next() {
+            SavedOps::Reuse(memos) => match memos.next() {
                 Some(memo) => memo.replay(forward).map_err(in_layer)?,
                 None => forward(),
             },
@@ -219,17 +219,17 @@ impl Products<'_> {
 }
 
 /// How layers are run, and for what.
-struct How<'a> {
-    run: Run,
-    work: Work,
-    products: Products<'a>,
+struct ForwardOptions<'a> {
+    run: GraphMode,
+    work: ProfiledOp,
+    products: SavedOps<'a>,
 }
 
 /// Called before each action, on the stage's thread.
 pub(crate) type BeforeAction = Arc<dyn Fn(Action) -> Result<(), LayerError> + Send + Sync>;
 
 /// Names the work in which libtorch failed.
-fn own(what: &'static str) -> impl Fn(LayerError) -> StageError {
+fn in_operation(what: &'static str) -> impl Fn(LayerError) -> StageError {
     move |source| StageError::Own { what, source }
 }
 
@@ -241,7 +241,8 @@ impl Stage {
         // process, and would undo a number that was set before it.
         let _ = tch::get_num_threads();
         tch::set_num_threads(first.threads);
-        let device = StageDevice::enter(first.device, first.cap).map_err(own("the device"))?;
+        let device =
+            StageDevice::enter(first.device, first.cap).map_err(in_operation("the device"))?;
         let device = Rc::new(device);
         plans.into_iter().map(|plan| Self::build(plan, Rc::clone(&device))).collect()
     }
@@ -249,14 +250,15 @@ impl Stage {
     /// With the stage's own parameters.
     fn build(plan: StagePlan, device: Rc<StageDevice>) -> StageResult<Self> {
         let parameters = Parameters::build(&plan)?;
-        device.finish().map_err(own("the device"))?;
+        device.finish().map_err(in_operation("the device"))?;
         let recorder = plan.profile.then(Recorder::default);
         let reduction = plan.replicas.as_ref().map(|replicas| {
             let summing = replicas.stage(plan.stage);
             let summing = summing.map_err(|error| LayerError::Value(error.to_string()));
             summing.map(|summing| Reduction::new(summing, plan.named.len()))
         });
-        let reduction = reduction.transpose().map_err(own("meeting the other replicas"))?;
+        let reduction =
+            reduction.transpose().map_err(in_operation("meeting the other replicas"))?;
         Ok(Self {
             plan,
             reduction,
@@ -309,14 +311,14 @@ impl Stage {
         let is_last = micro_batch.index() + 1 == self.feed.slices.len();
         let Some(reduction) = self.reduction.as_mut().filter(|_| is_last) else { return Ok(()) };
         let begun = reduction.complete(&mut self.parameters, &self.plan, position);
-        begun.map_err(own("summing gradients over replicas"))
+        begun.map_err(in_operation("summing gradients over replicas"))
     }
 
     /// Waits until the gradients are those of all replicas.
     fn reduced(&mut self) -> StageResult<()> {
         let Some(reduction) = &mut self.reduction else { return Ok(()) };
         let done = reduction.finish(&mut self.parameters, &self.plan);
-        done.map_err(own("summing gradients over replicas"))
+        done.map_err(in_operation("summing gradients over replicas"))
     }
 
     /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip value that
@@ -327,10 +329,10 @@ impl Stage {
         micro_batch: MicroBatch,
         inputs: Vec<Tensor>,
         skips: &mut HashMap<usize, Tensor>,
-        how: How<'_>,
+        how: ForwardOptions<'_>,
     ) -> StageResult<RanLayers> {
-        let How { run: how, work, mut products } = how;
-        let _no_grad = (how == Run::Plain).then(tch::no_grad_guard);
+        let ForwardOptions { run: how, work, mut products } = how;
+        let _no_grad = (how == GraphMode::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
         let (mut islands, mut statistics) = (Vec::new(), Vec::new());
         for position in range {
@@ -339,7 +341,7 @@ impl Stage {
             let pops = pops.filter_map(|(index, skip)| {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
             });
-            let graph = how != Run::Plain;
+            let graph = how != GraphMode::Plain;
             let (pops, begun) = (pops.collect(), self.begin_sample()?);
             let cache = self.take_cache(position, micro_batch)?;
             let forward = || run.forward(values, pops, cache, graph);
@@ -349,10 +351,10 @@ impl Stage {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));
             }
-            islands.extend(ran.island.filter(|_| how == Run::Keep));
+            islands.extend(ran.island.filter(|_| how == GraphMode::Keep));
             self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
-            if let (Some(recorder), Products::Keep(memos)) = (&self.recorder, &products) {
-                recorder.products(position, memos.last().map_or(0, Memo::bytes));
+            if let (Some(recorder), SavedOps::Keep(memos)) = (&self.recorder, &products) {
+                recorder.products(position, memos.last().map_or(0, OpCache::bytes));
             }
             statistics.extend(ran.statistics.into_iter().map(|seen| (position, seen)));
             values = ran.outputs;
@@ -369,7 +371,7 @@ impl Stage {
         };
         let rows = group.rows.as_ref().map(|rows| self.device.own(rows)).transpose();
         let cache = rows.and_then(|rows| cache.before(group.past, rows.as_ref()));
-        cache.map(Some).map_err(own("the cache"))
+        cache.map(Some).map_err(in_operation("the cache"))
     }
 
     fn put_cache(&self, position: usize, micro_batch: MicroBatch, cache: Option<Cache>) {
@@ -380,18 +382,20 @@ impl Stage {
 
     fn begin_sample(&self) -> StageResult<Option<Begun>> {
         let begun = self.recorder.as_ref().map(|recorder| recorder.begin(&self.device));
-        begun.transpose().map_err(own("profiling"))
+        begun.transpose().map_err(in_operation("profiling"))
     }
 
     fn end_sample(
         &self,
         begun: Option<Begun>,
         layer: usize,
-        work: Work,
+        work: ProfiledOp,
         micro_batch: MicroBatch,
     ) -> StageResult<()> {
         let (Some(recorder), Some(begun)) = (&self.recorder, begun) else { return Ok(()) };
-        recorder.end(&self.device, begun, layer, work, micro_batch).map_err(own("profiling"))
+        recorder
+            .end(&self.device, begun, layer, work, micro_batch)
+            .map_err(in_operation("profiling"))
     }
 
     /// Keeps what batch norms saw in the one forward of `micro_batch` that counts.
@@ -428,13 +432,17 @@ impl Stage {
             Ok(settled(tensor)?)
         };
         let inputs = self.feed.inputs(micro_batch).iter().map(fed);
-        inputs.collect::<Result<_, LayerError>>().map_err(own("the inputs"))
+        inputs.collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
     }
 
     /// What arrived, on this stage's device.
     fn receive(&self, values: OnEdges<Value>) -> StageResult<OnEdges<Vec<Option<Tensor>>>> {
         let receive = |(edge, value)| Ok((edge, self.device.receive(value)?));
-        values.into_iter().map(receive).collect::<Result<_, LayerError>>().map_err(own("receiving"))
+        values
+            .into_iter()
+            .map(receive)
+            .collect::<Result<_, LayerError>>()
+            .map_err(in_operation("receiving"))
     }
 
     /// The end of an action: its values, ready for the devices that they go to.
@@ -445,7 +453,7 @@ impl Stage {
                 |(edge, tensors)| Ok((edge, self.device.send(tensors, self.plan.peer(edge))?));
             values.into_iter().map(send).collect::<Result<_, LayerError>>()
         };
-        finish().map_err(own("sending"))
+        finish().map_err(in_operation("sending"))
     }
 
     fn skips_popped_by(&self, position: usize) -> impl Iterator<Item = (usize, &Skip)> {
@@ -478,7 +486,7 @@ impl Stage {
 
 fn not_held(micro_batch: MicroBatch) -> StageError {
     let text = format!("micro-batch {micro_batch} has no forward to go back through");
-    own("backward")(LayerError::Value(text))
+    in_operation("backward")(LayerError::Value(text))
 }
 
 /// Where allocations go that are not a stage's own.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A parameter in use: the layer's position within the stage, and the parameter's in the layer.
-pub(super) type Place = (usize, usize);
+pub(super) type ParamIndex = (usize, usize);
 
 /// All parameters of one stage.
 pub(crate) struct Parameters {
@@ -37,13 +37,13 @@ pub(crate) struct Parameters {
 }
 
 /// Where a layer sums its gradients, and which of those of a micro-batch may be added: where all earlier micro-batches' are.
-pub(super) struct Turn<'a> {
+pub(super) struct OrderedAccumulator<'a> {
     sums: &'a mut [Option<Tensor>],
     turns: &'a mut [u32],
     micro_batch: MicroBatch,
 }
 
-impl Turn<'_> {
+impl OrderedAccumulator<'_> {
     /// Whether it is the turn of the parameter in `slot`.
     pub(super) fn is_of(&self, slot: usize) -> bool {
         self.turns[slot] == self.micro_batch.0
@@ -123,9 +123,13 @@ impl Parameters {
     }
 
     /// The same, for those gradients of `micro_batch` whose turn it is.
-    pub(super) fn turn(&mut self, position: usize, micro_batch: MicroBatch) -> Turn<'_> {
+    pub(super) fn turn(
+        &mut self,
+        position: usize,
+        micro_batch: MicroBatch,
+    ) -> OrderedAccumulator<'_> {
         let (sums, turns) = (&mut self.grads[position], &mut self.turns[position]);
-        Turn { sums, turns, micro_batch }
+        OrderedAccumulator { sums, turns, micro_batch }
     }
 
     /// All of `micro_batch`'s are summed.
@@ -167,7 +171,7 @@ impl Parameters {
         let groups = owner.into_iter().flat_map(|(_, layers)| {
             plan.ties.iter().filter(move |group| layers.contains(&group.uses[0].0.index()))
         });
-        let uses: Vec<Place> = groups.flat_map(|group| places(plan, group)).collect();
+        let uses: Vec<ParamIndex> = groups.flat_map(|group| places(plan, group)).collect();
         Value::new(uses.into_iter().map(|(layer, slot)| self.grads[layer][slot].take()).collect())
     }
 
@@ -232,7 +236,7 @@ impl Parameters {
     /// whole model, and only on the stage that owns it.
     pub(crate) fn copies(
         &self,
-        plan_names: &[(String, Place)],
+        plan_names: &[(String, ParamIndex)],
     ) -> Result<Vec<(String, Tensor)>, LayerError> {
         let _no_grad = tch::no_grad_guard();
         plan_names
@@ -250,7 +254,11 @@ impl Parameters {
     }
 
     /// Overwrites a parameter.
-    pub(crate) fn set(&mut self, (layer, slot): Place, value: &Tensor) -> Result<(), LayerError> {
+    pub(crate) fn set(
+        &mut self,
+        (layer, slot): ParamIndex,
+        value: &Tensor,
+    ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         self.masters[layer][slot].f_copy_(value)?;
         let (master, seen) = (&self.masters[layer][slot], &self.working[layer][slot]);
@@ -321,11 +329,11 @@ fn sum_in_order(parts: Vec<Option<Tensor>>) -> Result<Option<Tensor>, LayerError
 }
 
 /// Where `group` is used on this stage, in layer order.
-fn places(plan: &StagePlan, group: &TieGroup) -> Vec<Place> {
+fn places(plan: &StagePlan, group: &TieGroup) -> Vec<ParamIndex> {
     let here = group.uses.iter().filter(|(layer, _)| plan.layers.contains(&layer.index()));
     here.map(|(layer, slot)| (layer.index() - plan.layers.start, *slot)).collect()
 }
 
-pub(super) fn first_place(plan: &StagePlan, group: &TieGroup) -> Option<Place> {
+pub(super) fn first_place(plan: &StagePlan, group: &TieGroup) -> Option<ParamIndex> {
     places(plan, group).first().copied()
 }

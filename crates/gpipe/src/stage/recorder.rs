@@ -15,7 +15,7 @@ use crate::error::LayerError;
 
 /// What was run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Work {
+pub(crate) enum ProfiledOp {
     /// A forward that discards.
     Forward,
     /// A forward that keeps.
@@ -39,7 +39,7 @@ pub(crate) enum Work {
 pub(crate) struct Sample {
     /// Its position in the sequence; after the last one comes the loss.
     pub layer: usize,
-    pub work: Work,
+    pub work: ProfiledOp,
     /// Of which micro-batch; for what is once per step, the first.
     pub micro_batch: MicroBatch,
     pub time: Nanos,
@@ -116,7 +116,7 @@ impl Recorder {
         device: &StageDevice,
         begun: Begun,
         layer: usize,
-        work: Work,
+        work: ProfiledOp,
         micro_batch: MicroBatch,
     ) -> Result<(), LayerError> {
         device.synchronize()?;

@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 
 use super::{
     StagePlan,
-    parameters::{Parameters, Place},
+    parameters::{ParamIndex, Parameters},
 };
 use crate::{error::LayerError, processes::Summing, value::tensor_bytes};
 
@@ -25,7 +25,7 @@ pub(super) struct Reduction {
 
 /// A layer's gradients.
 struct Bucket {
-    places: Vec<Place>,
+    places: Vec<ParamIndex>,
     /// Of all of them, one after the other, and then for each of them in how many replicas it is.
     bytes: u64,
 }
@@ -61,7 +61,7 @@ impl Reduction {
             self.from -= 1;
             let specs = plan.named[self.from].parameters.iter().enumerate();
             let trained = specs.filter(|(_, spec)| spec.trainable);
-            let places: Vec<Place> = trained.map(|(slot, _)| (self.from, slot)).collect();
+            let places: Vec<ParamIndex> = trained.map(|(slot, _)| (self.from, slot)).collect();
             if !places.is_empty() {
                 self.send(parameters, places)?;
             }
@@ -84,7 +84,11 @@ impl Reduction {
     }
 
     /// Begins to sum a bucket.
-    fn send(&mut self, parameters: &mut Parameters, places: Vec<Place>) -> Result<(), LayerError> {
+    fn send(
+        &mut self,
+        parameters: &mut Parameters,
+        places: Vec<ParamIndex>,
+    ) -> Result<(), LayerError> {
         while self.under_way.iter().map(|bucket| bucket.bytes).sum::<u64>() >= SUMS_UNDER_WAY.0 {
             self.settle(parameters)?;
         }
@@ -183,6 +187,6 @@ impl Reduction {
     }
 }
 
-fn lost(error: crate::processes::Elsewhere) -> LayerError {
+fn lost(error: crate::processes::PeerError) -> LayerError {
     LayerError::Value(error.to_string())
 }

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::{
     Stage, StagePlan,
-    parameters::{Parameters, Place, copy_to_cpu},
+    parameters::{ParamIndex, Parameters, copy_to_cpu},
     update::State,
 };
 use crate::{
@@ -19,7 +19,7 @@ impl Stage {
     /// have seen. The copies are not charged to the stage.
     pub(crate) fn copy_state(
         &mut self,
-        places: &[(String, Place)],
+        places: &[(String, ParamIndex)],
     ) -> Result<(Vec<ParameterState>, u64), LayerError> {
         let _no_grad = tch::no_grad_guard();
         let parameters = self.visit_parameters()?;
@@ -41,7 +41,7 @@ impl Stage {
     /// is the stage's own.
     pub(crate) fn put_state(
         &mut self,
-        places: &[Place],
+        places: &[ParamIndex],
         state: &ParameterState,
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
@@ -57,7 +57,7 @@ impl Stage {
 }
 
 impl Parameters {
-    fn copy_one(&self, name: &str, place: Place) -> Result<ParameterState, LayerError> {
+    fn copy_one(&self, name: &str, place: ParamIndex) -> Result<ParameterState, LayerError> {
         let optimizer = match self.updater.state.get(&place) {
             None => None,
             Some(State { names, tensors, updates }) => {
@@ -77,7 +77,7 @@ impl Parameters {
     fn put_updater_state(
         &mut self,
         plan: &StagePlan,
-        place: Place,
+        place: ParamIndex,
         state: &ParameterState,
     ) -> Result<(), LayerError> {
         let spec = &plan.named[place.0].parameters[place.1];

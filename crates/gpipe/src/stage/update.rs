@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::{
     StagePlan, Statistics,
-    parameters::{Parameters, Place, copy_to_cpu, first_place},
+    parameters::{ParamIndex, Parameters, copy_to_cpu, first_place},
     reduction::{Reduction, Seen},
 };
 use crate::{
@@ -21,17 +21,17 @@ use crate::{
 /// Optimizer state and averages, by the place of a parameter's first use on the stage.
 #[derive(Default)]
 pub(super) struct Updater {
-    pub(super) state: HashMap<Place, State>,
-    pub(super) averages: HashMap<Place, Tensor>,
+    pub(super) state: HashMap<ParamIndex, State>,
+    pub(super) averages: HashMap<ParamIndex, Tensor>,
     /// Updates that the averages have seen.
     pub(super) averaged: u64,
     /// The running statistics after this step.
-    buffers: Vec<(Place, Tensor)>,
+    buffers: Vec<(ParamIndex, Tensor)>,
 }
 
 impl Updater {
     /// The state and the average of a parameter.
-    pub(super) fn bytes(&self, place: Place) -> u64 {
+    pub(super) fn bytes(&self, place: ParamIndex) -> u64 {
         let state = self.state.get(&place).into_iter().flat_map(|state| &state.tensors);
         state.chain(self.averages.get(&place)).map(tensor_bytes).sum()
     }
@@ -144,7 +144,7 @@ impl Parameters {
         Ok(())
     }
 
-    fn make_state(&mut self, plan: &StagePlan, place: Place) -> Result<(), LayerError> {
+    fn make_state(&mut self, plan: &StagePlan, place: ParamIndex) -> Result<(), LayerError> {
         let Some(optimizer) = &plan.optimizer else { return Ok(()) };
         if self.updater.state.contains_key(&place) {
             return Ok(());
@@ -161,7 +161,7 @@ impl Parameters {
     }
 
     /// An average starts as the parameter that it is of; a tied weight has one, at its first use here.
-    fn make_average(&mut self, plan: &StagePlan, place: Place) -> Result<(), LayerError> {
+    fn make_average(&mut self, plan: &StagePlan, place: ParamIndex) -> Result<(), LayerError> {
         let spec = &plan.named[place.0].parameters[place.1];
         let group = spec.tie.as_ref().and_then(|tie| plan.ties.iter().find(|g| g.name == *tie));
         let first = group.is_none_or(|group| first_place(plan, group) == Some(place));
@@ -260,9 +260,9 @@ impl Parameters {
     /// Copies of the averages on the CPU, with names; a parameter without one gives itself.
     pub(crate) fn average_copies(
         &self,
-        names: &[(String, Place)],
+        names: &[(String, ParamIndex)],
     ) -> Result<Vec<(String, Tensor)>, LayerError> {
-        let value = |(layer, slot): &Place| {
+        let value = |(layer, slot): &ParamIndex| {
             let own = &self.masters[*layer][*slot];
             copy_to_cpu(self.updater.averages.get(&(*layer, *slot)).unwrap_or(own))
         };

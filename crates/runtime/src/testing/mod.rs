@@ -11,13 +11,13 @@ use std::{
 };
 
 use gpipe_core::{
-    Action, Bytes, EdgeId, Half, LayerId, MicroBatch, StageId,
+    Action, Bytes, Direction, EdgeId, LayerId, MicroBatch, StageId,
     lower::{Edge, EdgeKind, Topology},
     splitmix::mix,
 };
 
 use crate::{
-    crew::BuildDevice,
+    pool::BuildDevice,
     stage::{Keep, OnEdges, Payload, StageExecutor, Verdict, Vote},
 };
 
@@ -305,7 +305,7 @@ impl StageExecutor for MockStage {
     }
 }
 
-/// Builders for a crew of mock stages, one per device: stage k is on device k modulo `devices`.
+/// Builders for a pool of mock stages, one per device: stage k is on device k modulo `devices`.
 pub fn mock_devices(
     topology: &Arc<Topology>,
     devices: usize,
@@ -336,40 +336,40 @@ pub fn unpipelined(
     let mut stages: Vec<MockStage> = (0..topology.stages)
         .map(|k| MockStage::new(StageId::from_index(k), Arc::clone(topology), None))
         .collect();
-    let mut mail: HashMap<(EdgeId, Half, Option<MicroBatch>), Number> = HashMap::new();
+    let mut mail: HashMap<(EdgeId, Direction, Option<MicroBatch>), Number> = HashMap::new();
     for stage in &mut stages {
         stage.begin(feed)?;
     }
     for m in (0..micro_batches).map(MicroBatch::from_index) {
         for stage in &mut stages {
             let into = stage.edges(|e| e.kind.per_micro_batch() && e.to == stage.stage);
-            let inputs = collect(&mut mail, &into, Half::Forward, Some(m));
+            let inputs = collect(&mut mail, &into, Direction::Forward, Some(m));
             let outputs = stage.forward(m, inputs, Keep::Activations)?;
-            post(&mut mail, outputs, Half::Forward, Some(m));
+            post(&mut mail, outputs, Direction::Forward, Some(m));
         }
         for stage in stages.iter_mut().rev() {
             let back = |e: &Edge| e.kind.per_micro_batch() && e.kind.goes_back();
             let out = stage.edges(|e| back(e) && e.from == stage.stage);
-            let grads = collect(&mut mail, &out, Half::Backward, Some(m));
+            let grads = collect(&mut mail, &out, Direction::Backward, Some(m));
             let outputs = stage.backward(m, grads)?;
-            post(&mut mail, outputs, Half::Backward, Some(m));
+            post(&mut mail, outputs, Direction::Backward, Some(m));
         }
     }
     for stage in &mut stages {
         for edge in stage.edges(|e| e.kind == EdgeKind::Tie && e.from == stage.stage) {
-            mail.insert((edge, Half::Forward, None), stage.tied(edge)?);
+            mail.insert((edge, Direction::Forward, None), stage.tied(edge)?);
         }
     }
     for stage in &mut stages {
         let owned = stage.edges(|e| e.kind == EdgeKind::Tie && e.to == stage.stage);
-        let arrived = collect(&mut mail, &owned, Half::Forward, None);
+        let arrived = collect(&mut mail, &owned, Direction::Forward, None);
         let sums = stage.reduce(arrived)?;
-        post(&mut mail, sums, Half::Backward, None);
+        post(&mut mail, sums, Direction::Backward, None);
     }
     let mut votes = Vec::new();
     for stage in &mut stages {
         let used = stage.edges(|e| e.kind == EdgeKind::Tie && e.from == stage.stage);
-        let sums = collect(&mut mail, &used, Half::Backward, None);
+        let sums = collect(&mut mail, &used, Direction::Backward, None);
         votes.push(stage.norm(sums)?);
     }
     let mut verdict = None;
@@ -384,17 +384,17 @@ pub fn unpipelined(
     Ok((outputs, stages.iter().map(MockStage::parameter).collect()))
 }
 
-type Mail = HashMap<(EdgeId, Half, Option<MicroBatch>), Number>;
+type Mail = HashMap<(EdgeId, Direction, Option<MicroBatch>), Number>;
 
 fn collect(
     mail: &mut Mail,
     edges: &[EdgeId],
-    half: Half,
+    direction: Direction,
     m: Option<MicroBatch>,
 ) -> OnEdges<Number> {
-    edges.iter().filter_map(|&edge| Some((edge, mail.remove(&(edge, half, m))?))).collect()
+    edges.iter().filter_map(|&edge| Some((edge, mail.remove(&(edge, direction, m))?))).collect()
 }
 
-fn post(mail: &mut Mail, values: OnEdges<Number>, half: Half, m: Option<MicroBatch>) {
-    mail.extend(values.into_iter().map(|(edge, value)| ((edge, half, m), value)));
+fn post(mail: &mut Mail, values: OnEdges<Number>, direction: Direction, m: Option<MicroBatch>) {
+    mail.extend(values.into_iter().map(|(edge, value)| ((edge, direction, m), value)));
 }

@@ -12,7 +12,7 @@ use std::{
 use gpipe_core::{DeviceId, Nanos};
 
 use crate::{
-    peers::{Alarm, Crossing, Elsewhere, Inbound, Outbound, Parcel, Peers, Run, Share},
+    peers::{Alarm, Envelope, Inbound, Outbound, PeerError, Peers, RemoteEdge, Run, Share},
     report::Report,
     stage::StageExecutor,
 };
@@ -27,12 +27,12 @@ pub struct Network<E: StageExecutor> {
 }
 
 struct State<E: StageExecutor> {
-    queues: HashMap<Crossing, VecDeque<Parcel<E::Value>>>,
+    queues: HashMap<RemoteEdge, VecDeque<Envelope<E::Value>>>,
     /// By process; how to tell it, and whether its run was ended.
     alarms: Vec<Option<Alarm>>,
     /// By run.
     shares: Vec<Vec<Share<E>>>,
-    failed: Option<Elsewhere>,
+    failed: Option<PeerError>,
 }
 
 impl<E: StageExecutor> Network<E> {
@@ -57,7 +57,7 @@ impl<E: StageExecutor> Network<E> {
     }
 
     /// Waits until `ready` gives something, or someone has failed.
-    fn wait<T>(&self, mut ready: impl FnMut(&mut State<E>) -> Option<T>) -> Result<T, Elsewhere> {
+    fn wait<T>(&self, mut ready: impl FnMut(&mut State<E>) -> Option<T>) -> Result<T, PeerError> {
         let mut state = self.lock();
         loop {
             if let Some(failed) = &state.failed {
@@ -88,23 +88,23 @@ impl<E: StageExecutor> MockPeers<E> {
 
 struct End<E: StageExecutor> {
     network: Arc<Network<E>>,
-    crossing: Crossing,
+    crossing: RemoteEdge,
 }
 
 impl<E: StageExecutor> Outbound<E::Value> for End<E> {
-    fn send(&mut self, parcel: Parcel<E::Value>) -> Result<(), Elsewhere> {
-        self.network.lock().queues.entry(self.crossing).or_default().push_back(parcel);
+    fn send(&mut self, envelope: Envelope<E::Value>) -> Result<(), PeerError> {
+        self.network.lock().queues.entry(self.crossing).or_default().push_back(envelope);
         self.network.changed.notify_all();
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), Elsewhere> {
+    fn flush(&mut self) -> Result<(), PeerError> {
         Ok(())
     }
 }
 
 impl<E: StageExecutor> Inbound<E::Value> for End<E> {
-    fn receive(&mut self) -> Result<Parcel<E::Value>, Elsewhere> {
+    fn receive(&mut self) -> Result<Envelope<E::Value>, PeerError> {
         self.network.wait(|state| state.queues.get_mut(&self.crossing)?.pop_front())
     }
 }
@@ -127,7 +127,7 @@ impl<E: StageExecutor<Outcome: Clone>> Peers<E> for MockPeers<E> {
         self.network.placement.get(device.index()).copied().unwrap_or_default()
     }
 
-    fn begin(&self, run: Run) -> Result<(), Elsewhere> {
+    fn begin(&self, run: Run) -> Result<(), PeerError> {
         let mut state = self.network.lock();
         if let Some(failed) = &state.failed {
             return Err(failed.clone());
@@ -138,15 +138,15 @@ impl<E: StageExecutor<Outcome: Clone>> Peers<E> for MockPeers<E> {
         Ok(())
     }
 
-    fn outbound(&self, crossing: Crossing) -> Result<Box<dyn Outbound<E::Value>>, Elsewhere> {
+    fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<E::Value>>, PeerError> {
         Ok(Box::new(End { network: Arc::clone(&self.network), crossing }))
     }
 
-    fn inbound(&self, crossing: Crossing) -> Result<Box<dyn Inbound<E::Value>>, Elsewhere> {
+    fn inbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Inbound<E::Value>>, PeerError> {
         Ok(Box::new(End { network: Arc::clone(&self.network), crossing }))
     }
 
-    fn fail(&self, why: &Elsewhere) {
+    fn fail(&self, why: &PeerError) {
         let alarms = {
             let mut state = self.network.lock();
             if state.failed.is_some() {
@@ -161,7 +161,7 @@ impl<E: StageExecutor<Outcome: Clone>> Peers<E> for MockPeers<E> {
         }
     }
 
-    fn share(&self, own: Share<E>) -> Result<Vec<Share<E>>, Elsewhere> {
+    fn share(&self, own: Share<E>) -> Result<Vec<Share<E>>, PeerError> {
         let run = self.runs.fetch_add(1, Ordering::Relaxed);
         {
             let mut state = self.network.lock();

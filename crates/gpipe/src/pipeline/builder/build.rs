@@ -16,7 +16,7 @@ use gpipe_core::{
     simulate::{Costs, simulate_with_room},
     validate::{Invalid, validate},
 };
-use gpipe_runtime::{Crew, Peers, Settings, crew::BuildDevice};
+use gpipe_runtime::{Peers, Settings, WorkerPool, pool::BuildDevice};
 
 use super::PipelineBuilder;
 use crate::{
@@ -95,9 +95,9 @@ impl PipelineBuilder {
             build
         });
         let settings = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
-        let (crew, joined) = self.spawn(builds.collect(), settings, &balance)?;
+        let (pool, joined) = self.spawn(builds.collect(), settings, &balance)?;
         Ok(Pipeline {
-            crew,
+            pool,
             joined,
             replicas: self.replicas,
             topology,
@@ -139,15 +139,15 @@ impl PipelineBuilder {
         builds: Vec<BuildDevice<Stage>>,
         settings: Settings,
         balance: &[usize],
-    ) -> Result<(Crew<Stage>, Option<Arc<TransportPeers>>)> {
+    ) -> Result<(WorkerPool<Stage>, Option<Arc<TransportPeers>>)> {
         let Some(transport) = &self.transport else {
-            return Ok((Crew::spawn(builds, settings)?, None));
+            return Ok((WorkerPool::spawn(builds, settings)?, None));
         };
         let joined = TransportPeers::new(transport, self.devices.len(), &self.facts(balance))?;
         let peers: Arc<dyn Peers<Stage>> = Arc::clone(&joined) as _;
-        let mut crew = Crew::spawn_among(builds, settings, Some(peers))?;
-        joined.charge(&mut crew)?;
-        Ok((crew, Some(joined)))
+        let mut pool = WorkerPool::spawn_among(builds, settings, Some(peers))?;
+        joined.charge(&mut pool)?;
+        Ok((pool, Some(joined)))
     }
 
     pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
@@ -249,7 +249,7 @@ impl PipelineBuilder {
 
     /// A number for the order of a listed schedule.
     fn order(&self) -> String {
-        let Schedule::Listed(own) = &self.schedule else { return String::new() };
+        let Schedule::Custom(own) = &self.schedule else { return String::new() };
         let mut hasher = DefaultHasher::new();
         own.lists().hash(&mut hasher);
         format!("{:016x}", hasher.finish())

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// What of a pipeline's settings its costs depend on.
-pub(crate) struct Seen<'a> {
+pub(crate) struct CostInputs<'a> {
     pub sequence: &'a Sequence,
     pub inputs: &'a [TensorSpec],
     pub devices: &'a [Device],
@@ -33,11 +33,11 @@ impl PipelineBuilder {
     ///
     /// # Errors
     /// Settings that do not fit.
-    pub(crate) fn seen(&mut self) -> Result<Seen<'_>> {
+    pub(crate) fn seen(&mut self) -> Result<CostInputs<'_>> {
         let precision = self.check_settings()?;
         self.inputs = precision.fed(&self.inputs);
         self.apply_groups()?;
-        Ok(Seen {
+        Ok(CostInputs {
             sequence: &self.sequence,
             inputs: &self.inputs,
             devices: &self.devices,
@@ -62,7 +62,7 @@ impl PipelineBuilder {
                 "costs are of training: give the builder a loss and an optimizer".into(),
             ));
         };
-        let Seen { kind, kernels, average, .. } = seen;
+        let CostInputs { kind, kernels, average, .. } = seen;
         let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
         let training = Training { kind, kernels, loss, optimizer, average };
         estimate(seen.sequence, &inputs, &training, sizes, rate)

@@ -146,7 +146,7 @@ fn one_of_each(seen: &[Action]) -> Vec<Action> {
         let name = match action.op {
             Op::Send(transfer) | Op::Receive(transfer) => {
                 let way = if matches!(action.op, Op::Send(_)) { "send" } else { "receive" };
-                format!("{way} {:?} {:?}", transfer.edge, transfer.half)
+                format!("{way} {:?} {:?}", transfer.edge, transfer.direction)
             }
             _ => action.to_string().chars().filter(char::is_ascii_alphabetic).collect(),
         };

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use gpipe_core::{
     lower::{Topology, lower},
-    schedule::{ActionLists, Listed, Schedule, listed::print},
+    schedule::{ActionLists, CustomSchedule, Schedule, custom::print},
     simulate::{Costs, simulate_with_room},
     splitmix::Stream,
     testing::{changed, random_compute},
     validate::validate,
 };
 
-fn parse(text: &str) -> Result<Listed, String> {
-    Listed::parse("mine", text).map_err(|error| error.to_string())
+fn parse(text: &str) -> Result<CustomSchedule, String> {
+    CustomSchedule::parse("mine", text).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn property_what_is_printed_is_read_again() {
             let read = parse(&print(&lists)).unwrap();
             assert_eq!(read.lists(), &lists);
             assert_eq!((read.stages(), read.micro_batches()), (schedule.stages(k).unwrap(), m));
-            let listed = Schedule::Listed(Arc::new(read));
+            let listed = Schedule::Custom(Arc::new(read));
             assert_eq!(listed.placement(k), schedule.placement(k));
             // Mini-batches with fewer micro-batches leave out what is not there.
             for fewer in 1..=m {
@@ -119,7 +119,7 @@ fn fault_mistakes_are_named_by_line_and_column() {
 
 #[test]
 fn fault_another_number_of_devices_or_micro_batches_is_refused() {
-    let listed = Schedule::Listed(Arc::new(parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1").unwrap()));
+    let listed = Schedule::Custom(Arc::new(parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1").unwrap()));
     assert_eq!(listed.stages(2), Ok(2));
     let error = listed.stages(3).unwrap_err().to_string();
     assert_eq!(

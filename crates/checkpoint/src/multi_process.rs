@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use gpipe::processes::{Elsewhere, Transport};
+use gpipe::processes::{PeerError, Transport};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::error::{CheckpointError, Result};
@@ -45,7 +45,7 @@ impl Together {
         own: Result<T>,
     ) -> Result<Vec<T>> {
         let Some(transport) = &self.0 else { return Ok(vec![own?]) };
-        let unreadable = |rank: usize| Elsewhere {
+        let unreadable = |rank: usize| PeerError {
             process: Some(rank),
             reason: "what it says of its part of a checkpoint cannot be read".into(),
         };
@@ -66,7 +66,7 @@ impl Together {
         let value = |(rank, bytes): (usize, Vec<u8>)| {
             let told: std::result::Result<T, String> =
                 serde_json::from_slice(&bytes).map_err(|_| unreadable(rank))?;
-            told.map_err(|reason| Elsewhere { process: Some(rank), reason }.into())
+            told.map_err(|reason| PeerError { process: Some(rank), reason }.into())
         };
         all.into_iter().enumerate().map(value).collect()
     }

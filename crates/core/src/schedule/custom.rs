@@ -30,7 +30,7 @@ const MICRO_BATCHES_MAX: usize = 1 << 16;
 
 /// A schedule for one number of devices (K) and of micro-batches (M), which was found correct.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Listed {
+pub struct CustomSchedule {
     name: String,
     lists: ActionLists,
     stages: usize,
@@ -62,7 +62,7 @@ struct Token<'a> {
 /// Where and why.
 type Found = (usize, usize, String);
 
-impl Listed {
+impl CustomSchedule {
     /// Reads and checks a schedule; `name` is what errors call it.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Listed {
     }
 }
 
-/// Lists in the form that [`Listed::parse`] reads.
+/// Lists in the form that [`CustomSchedule::parse`] reads.
 pub fn print(lists: &ActionLists) -> String {
     let mut text = String::new();
     for list in lists {

@@ -47,8 +47,10 @@ fn one_of_each(schedule: &Schedule, remat: &str) -> Vec<Action> {
     let mut kinds: BTreeMap<(u32, String), Action> = BTreeMap::new();
     for action in program.devices.iter().flatten() {
         let kind = match action.op {
-            Op::Send(transfer) => format!("send {:?} {:?}", transfer.edge, transfer.half),
-            Op::Receive(transfer) => format!("receive {:?} {:?}", transfer.edge, transfer.half),
+            Op::Send(transfer) => format!("send {:?} {:?}", transfer.edge, transfer.direction),
+            Op::Receive(transfer) => {
+                format!("receive {:?} {:?}", transfer.edge, transfer.direction)
+            }
             _ => action.to_string().chars().filter(char::is_ascii_alphabetic).collect(),
         };
         kinds.insert((action.stage.0, kind), *action);

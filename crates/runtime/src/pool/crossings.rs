@@ -1,11 +1,11 @@
-//! What a crew does about the links to other processes, around a run of its own workers.
+//! What a pool does about the links to other processes, around a run of its own workers.
 
 use std::{
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
-use super::Crew;
+use super::WorkerPool;
 use crate::{
     carrier::carriers,
     clock::Clock,
@@ -15,7 +15,7 @@ use crate::{
     worker::Step,
 };
 
-impl<E: StageExecutor> Crew<E> {
+impl<E: StageExecutor> WorkerPool<E> {
     /// Starts what moves messages between processes.
     pub(super) fn begin_crossings(
         &self,
@@ -28,13 +28,13 @@ impl<E: StageExecutor> Crew<E> {
             let step = Arc::downgrade(step);
             Arc::new(move |error| {
                 if let Some(step) = step.upgrade() {
-                    step.fail(StepError::Elsewhere(error));
+                    step.fail(StepError::Peer(error));
                 }
             })
         };
         let (program, pulses) = (Arc::clone(&step.program), Arc::clone(&self.pulses));
         if let Err(error) = peers.begin(Run { program, pulses, alarm }) {
-            step.fail(StepError::Elsewhere(error));
+            step.fail(StepError::Peer(error));
             return Vec::new();
         }
         let carriers = carriers(&step.program, peers.here(), |device| peers.process_of(device));
@@ -86,7 +86,7 @@ impl<E: StageExecutor> Crew<E> {
             return Vec::new();
         }
         peers.share(own).unwrap_or_else(|error| {
-            step.fail(StepError::Elsewhere(error));
+            step.fail(StepError::Peer(error));
             Vec::new()
         })
     }

@@ -35,7 +35,7 @@ const OWN_FILES: [&str; 8] = [
 ];
 
 /// A run's folder, for this process alone, and those that train with it.
-pub(crate) struct Claim {
+pub(crate) struct RunLock {
     path: PathBuf,
     /// The folder itself, locked as long as it is open; of several processes by the first one.
     lock: Option<Lock>,
@@ -63,7 +63,7 @@ pub(crate) fn last_numbered(arguments: &TrainArguments) -> Option<PathBuf> {
     folders.take_while(|path| path.exists()).last()
 }
 
-impl Claim {
+impl RunLock {
     /// A folder that another process has claimed for all of them.
     pub(crate) fn followed(path: PathBuf) -> Self {
         Self { path, lock: None, fresh: false }
@@ -163,7 +163,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for RunLock {
     /// A folder that was made for a run which did not begin is removed, if nothing is in it.
     fn drop(&mut self) {
         if self.fresh {

@@ -26,7 +26,7 @@ use crate::{
     worker::{Command, Step, Updates, doing, panic_message, serve},
 };
 
-/// What a crew is told once.
+/// What a pool is told once.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Messages that a link holds at most, each way.
@@ -69,7 +69,7 @@ struct Worker<E: StageExecutor> {
 }
 
 /// One worker per device of this process.
-pub struct Crew<E: StageExecutor> {
+pub struct WorkerPool<E: StageExecutor> {
     /// By device; `None`: it is another process's.
     workers: Vec<Option<Worker<E>>>,
     settings: Settings,
@@ -82,7 +82,7 @@ pub struct Crew<E: StageExecutor> {
     torn: Option<String>,
 }
 
-impl<E: StageExecutor> Crew<E> {
+impl<E: StageExecutor> WorkerPool<E> {
     /// Starts a worker for each element of `devices` and builds its stages there, all at once.
     ///
     /// # Errors
@@ -94,11 +94,11 @@ impl<E: StageExecutor> Crew<E> {
         Self::spawn_among(devices, settings, None)
     }
 
-    /// The same in one of several processes: only the devices that `peers` places here have workers here. After a failed run such a crew
+    /// The same in one of several processes: only the devices that `peers` places here have workers here. After a failed run such a pool
     /// runs no more: what is under way between processes is lost.
     ///
     /// # Errors
-    /// As [`Crew::spawn`].
+    /// As [`WorkerPool::spawn`].
     pub fn spawn_among(
         devices: Vec<BuildDevice<E>>,
         settings: Settings,
@@ -139,11 +139,11 @@ impl<E: StageExecutor> Crew<E> {
             workers.push(Some(Worker { commands, thread: Some(thread), ended }));
             built.push((device, ready));
         }
-        let mut crew = Self { workers, settings, peers, pulses, unusable: None, torn: None };
+        let mut pool = Self { workers, settings, peers, pulses, unusable: None, torn: None };
         for (device, ready) in built {
-            crew.await_build(device, &ready)?;
+            pool.await_build(device, &ready)?;
         }
-        Ok(crew)
+        Ok(pool)
     }
 
     /// The devices that have workers here.
@@ -206,7 +206,7 @@ impl<E: StageExecutor> Crew<E> {
     /// are not looked at. What it returns is of all devices, in every process.
     ///
     /// # Errors
-    /// The first failure of any worker. After it, every worker has stopped, and the crew can run again unless
+    /// The first failure of any worker. After it, every worker has stopped, and the pool can run again unless
     /// a thread had to be abandoned, the update was torn, or there are other processes.
     pub fn run(
         &mut self,
@@ -278,7 +278,7 @@ impl<E: StageExecutor> Crew<E> {
                 return Ok(());
             }
             None => format!(
-                "the program is for {} devices, the feeds for {}, the crew has {}",
+                "the program is for {} devices, the feeds for {}, the pool has {}",
                 program.devices.len(),
                 feeds.len(),
                 self.workers.len()
@@ -415,7 +415,7 @@ impl<E: StageExecutor> Crew<E> {
     /// Calls a visitor with the stages of each device of this process, in their threads, all at once; the answers by device.
     ///
     /// # Errors
-    /// As [`Crew::visit`], of the first device that fails.
+    /// As [`WorkerPool::visit`], of the first device that fails.
     pub fn visit_all<T: Send + 'static, F>(
         &mut self,
         mut visitor: impl FnMut(DeviceId) -> F,
@@ -469,7 +469,7 @@ impl<E: StageExecutor> Crew<E> {
     }
 }
 
-impl<E: StageExecutor> Drop for Crew<E> {
+impl<E: StageExecutor> Drop for WorkerPool<E> {
     fn drop(&mut self) {
         for worker in self.workers.drain(..).flatten() {
             drop(worker.commands); // ends the worker's loop

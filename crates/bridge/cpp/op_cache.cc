@@ -1,7 +1,7 @@
 // Why here and not at the dispatcher: what is found again must still be an output of a node of autograd's graph, with the same
 // backward as one that was computed. So products and convolutions are functions of ours (linear.cc, convolution.cc), and ask below
 // autograd whether they have to compute.
-#include "memo.h"
+#include "op_cache.h"
 #include "gpipe-bridge/src/ffi.rs.h"
 #include <torch/csrc/autograd/variable.h>
 #include <vector>
@@ -10,7 +10,7 @@ namespace gpipe {
 
 namespace impl = torch::autograd::impl;
 
-struct Memo::Impl {
+struct OpCache::Impl {
   struct Value {
     at::Tensor tensor;
     // What was changed in place since is computed again. Undefined where that is known already, so that it holds nothing.
@@ -24,14 +24,14 @@ struct Memo::Impl {
 
 namespace {
 
-thread_local std::unique_ptr<Memo> recorded, replayed;
+thread_local std::unique_ptr<OpCache> recorded, replayed;
 
 } // namespace
 
-Memo::Memo() : impl(std::make_unique<Impl>()) {}
-Memo::~Memo() = default;
+OpCache::OpCache() : impl(std::make_unique<Impl>()) {}
+OpCache::~OpCache() = default;
 
-uint64_t Memo::bytes() const {
+uint64_t OpCache::bytes() const {
   uint64_t all = 0;
   for (const Impl::Value &value : impl->values)
     all += value.tensor.defined() ? value.tensor.nbytes() : 0;
@@ -40,10 +40,10 @@ uint64_t Memo::bytes() const {
 
 at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &compute) {
   if (replayed) {
-    Memo::Impl &memo = *replayed->impl;
+    OpCache::Impl &memo = *replayed->impl;
     TORCH_CHECK(memo.next < memo.values.size(), "a forward that is computed again has more products than the first time (",
                 memo.values.size(), "): it must not depend on anything but its inputs, its parameters and its random numbers");
-    Memo::Impl::Value &value = memo.values[memo.next++];
+    OpCache::Impl::Value &value = memo.values[memo.next++];
     const bool changed = value.is_changed();
     const at::Tensor found = std::move(value.tensor);
     if (changed)
@@ -64,18 +64,18 @@ at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &
 
 void begin_recording() {
   TORCH_CHECK(!recorded && !replayed, "this thread records or replays already");
-  recorded = std::make_unique<Memo>();
+  recorded = std::make_unique<OpCache>();
 }
 
-std::unique_ptr<Memo> end_recording() {
+std::unique_ptr<OpCache> end_recording() {
   TORCH_CHECK(recorded, "this thread does not record");
-  for (Memo::Impl::Value &value : recorded->impl->values)
+  for (OpCache::Impl::Value &value : recorded->impl->values)
     if (value.is_changed())
       value.tensor = at::Tensor();
   return std::move(recorded);
 }
 
-void begin_replay(std::unique_ptr<Memo> memo) {
+void begin_replay(std::unique_ptr<OpCache> memo) {
   TORCH_CHECK(memo && !recorded && !replayed, "this thread records or replays already");
   replayed = std::move(memo);
 }

@@ -10,7 +10,7 @@ use cxx::UniquePtr;
 use crate::{Result, ffi::bridged};
 
 /// What one forward's products and convolutions gave.
-pub struct Memo(UniquePtr<bridged::Memo>);
+pub struct OpCache(UniquePtr<bridged::OpCache>);
 
 /// Ends a recording or a replay whose end was not reached.
 struct Forget;
@@ -21,19 +21,19 @@ impl Drop for Forget {
     }
 }
 
-impl Memo {
+impl OpCache {
     /// Runs `forward`, and keeps what its products and convolutions give.
     ///
     /// # Errors
     /// This thread records or replays already.
     ///
     /// ```
-    /// use gpipe_bridge::{linear::{Kernels, linear}, memo::Memo};
+    /// use gpipe_bridge::{linear::{Kernels, linear}, op_cache::OpCache};
     /// use tch::{Device, Kind, Tensor};
     /// let x = Tensor::randn([4, 8], (Kind::Float, Device::Cpu));
     /// let w = Tensor::randn([3, 8], (Kind::Float, Device::Cpu));
     /// let forward = || linear(&x, &w, None, Kernels::Aten);
-    /// let (y, memo) = Memo::record(forward).unwrap();
+    /// let (y, memo) = OpCache::record(forward).unwrap();
     /// let again = memo.replay(forward).unwrap();
     /// assert_eq!(again.unwrap().data_ptr(), y.unwrap().data_ptr());
     /// ```
@@ -116,7 +116,7 @@ mod tests {
                 };
                 let leaves = [&x, &w, &b, &image, &kernel, &point];
                 let plain = gradients(&forward().unwrap(), &leaves);
-                let (first, memo) = Memo::record(forward).unwrap();
+                let (first, memo) = OpCache::record(forward).unwrap();
                 drop(first);
                 let again = gradients(&memo.replay(forward).unwrap().unwrap(), &leaves);
                 assert!(plain.iter().all(Option::is_some));
@@ -134,12 +134,12 @@ mod tests {
             Ok::<_, ()>(tch::no_grad(|| y.detach().g_add_scalar_(1.0)) * &y)
         };
         let plain = forward();
-        let (_, memo) = Memo::record(forward).unwrap();
+        let (_, memo) = OpCache::record(forward).unwrap();
         assert_eq!(memo.replay(forward).unwrap(), plain);
         // Or a later layer, to which it was handed.
         let forward = || linear(&x, &w, None, Kernels::Aten);
         let plain = forward().unwrap();
-        let (y, memo) = Memo::record(forward).unwrap();
+        let (y, memo) = OpCache::record(forward).unwrap();
         let _ = tch::no_grad(|| y.unwrap().detach().g_add_scalar_(1.0));
         assert_eq!(memo.replay(forward).unwrap().unwrap(), plain);
     }
@@ -149,7 +149,7 @@ mod tests {
         let (x, w, other) = (random(&[5, 7], 1), random(&[9, 7], 2), random(&[8, 7], 3));
         let once = || linear(&x, &w, None, Kernels::Aten);
         let twice = || once().and_then(|_| once());
-        let recorded = || Memo::record(once).unwrap().1;
+        let recorded = || OpCache::record(once).unwrap().1;
         let error = recorded().replay(twice).unwrap().unwrap_err().to_string();
         assert!(error.contains("more products than the first time (1)"), "{error}");
         let error = recorded().replay(|| Ok::<_, ()>(())).err().unwrap().to_string();
@@ -158,8 +158,9 @@ mod tests {
         let changed = || linear(&x, &other, None, Kernels::Aten);
         let error = recorded().replay(changed).unwrap().unwrap_err().to_string();
         assert!(error.contains("a product [5, 8] where it had [5, 9]"), "{error}");
-        assert!(Memo::record(|| Memo::record(once).is_err()).unwrap().0);
-        let panicked = std::panic::catch_unwind(|| Memo::record(|| panic!("a layer's")).map(drop));
+        assert!(OpCache::record(|| OpCache::record(once).is_err()).unwrap().0);
+        let panicked =
+            std::panic::catch_unwind(|| OpCache::record(|| panic!("a layer's")).map(drop));
         assert!(panicked.is_err());
         assert!(recorded().replay(once).unwrap().is_ok());
     }
@@ -172,7 +173,7 @@ mod tests {
         let live = || crate::memory::stats(arena.id()).unwrap().live as i64;
         let before = live();
         let forward = || linear(&x, &w, None, Kernels::Aten).map(|y| y.tanh().exp().tanh());
-        let (y, memo) = Memo::record(forward).unwrap();
+        let (y, memo) = OpCache::record(forward).unwrap();
         drop(y);
         let (held, one) = (live() - before, 256 * 128 * 4);
         assert_eq!(memo.bytes(), one as u64);
