@@ -54,9 +54,8 @@ def translation_report(folder):
             f"Perplexities are per target token. Exchanged sources are other sentences of the"
             f" language. BLEU ({run['bleu_signature']}) and chrF2 ({run['chrf_signature']}) are of"
             f" {rows[0]['sentences']} held-out sentences of each language, beam {run['beam']},"
-            f" length penalty {run['length_penalty']}. Over all of them BLEU is {run['bleu']} and"
-            f" chrF2 {run['chrf']}. Averages of the languages are geometric of perplexities,"
-            " arithmetic of scores."
+            f" length penalty {run['length_penalty']}. Averages of the languages are geometric of"
+            " perplexities, arithmetic of scores."
         ),
         "",
         "![perplexity, BLEU and chrF by language](languages.svg)",
