@@ -1,5 +1,5 @@
 //! Schedules: for each device, the order of its forwards and backwards. Each is a pure function of (K, M) in a file of its
-//! own, drawn above its generator; [`listed`] is one that a user wrote.
+//! own, drawn above its generator; [`custom`] is one that a user wrote.
 //!
 //! A schedule says F and B, or I and W where it splits the backward. [`crate::remat`] adds R, [`crate::lower`] everything else.
 

@@ -39,7 +39,7 @@ pub(super) fn parse(json: &str) -> Result<Saved, String> {
 /// A setting, what it must be, and what else means the same.
 type Setting = (&'static str, Value, &'static [&'static str]);
 
-/// Everything that [`super::Tokenizer::assemble`] sets must be set so in the file, or in a way that means the same, as in
+/// Everything that [`super::Tokenizer::around`] sets must be set so in the file, or in a way that means the same, as in
 /// GPT-2's own file: else it would read as one tokenizer and encode as another.
 fn check_kind(root: &Value) -> Result<(), String> {
     let expected: [Setting; 14] = [
@@ -88,7 +88,7 @@ fn specials(root: &Value, tokens: &[String]) -> Result<Vec<String>, String> {
     Ok(specials)
 }
 
-/// The text of an added token, which must be set as [`super::Tokenizer::assemble`] sets it.
+/// The text of an added token, which must be set as [`super::Tokenizer::around`] sets it.
 fn special(token: &Value, tokens: &[String]) -> Result<String, String> {
     let content = token.get("content").and_then(Value::as_str);
     let content = content.ok_or("one of its added tokens has no text")?;
