@@ -171,6 +171,6 @@ fn regression_a_loss_that_is_no_number_changes_nothing() {
         assert!(is_not_finite & same, "{error}");
         assert_eq!(*loss, found[0].3);
         // It was told as an action of stage 0, which had only decided.
-        assert!(error.starts_with("layer 'loss': the loss (inf) is not finite"), "{error}");
+        assert!(error.starts_with("the loss (inf) is not finite"), "{error}");
     }
 }

@@ -143,9 +143,14 @@ pub enum Error {
     /// Another process of the pipeline, or of another replica of it, failed or is gone.
     #[error(transparent)]
     Peer(#[from] gpipe_runtime::PeerError),
-    /// A loss or gradient norm that is not finite, of all micro-batches together. Nothing was updated.
-    #[error("{0}")]
-    NotFinite(StageError),
+    /// The loss or the gradient norm of the whole mini-batch is not finite, though no stage said so.
+    #[error(
+        "{what} is not finite (NaN or infinite): look at the data and the learning rate; nothing was updated"
+    )]
+    NotFinite {
+        /// The loss or the norm, with its value.
+        what: String,
+    },
     /// A step that failed. Parameters and optimizer state are as before it.
     #[error("{}{error}", place(error))]
     Step {
@@ -199,7 +204,7 @@ impl Error {
     /// and the next mini-batch may pass.
     pub fn is_not_finite(&self) -> bool {
         match self {
-            Self::NotFinite(_) => true,
+            Self::NotFinite { .. } => true,
             Self::Step { error: StepError::Stage { source, .. } } => {
                 matches!(source, StageError::NotFinite { .. })
             }

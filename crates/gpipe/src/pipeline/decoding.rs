@@ -80,7 +80,7 @@ impl Decoding<'_> {
             self.groups[group.id] = (group.past + positions, samples);
         }
         let given = |tensors: Vec<Tensor>| {
-            tensors.iter().map(|tensor| self.pipeline.given(tensor)).collect::<Result<_>>()
+            tensors.iter().map(|tensor| self.pipeline.model.given(tensor)).collect::<Result<_>>()
         };
         outputs(ran).into_iter().map(given).collect()
     }
@@ -119,7 +119,7 @@ impl Decoding<'_> {
             _ => {}
         }
         let specs: Vec<TensorSpec> = step.inputs.iter().map(TensorSpec::of).collect();
-        self.pipeline.check_shapes(&specs, &[])?;
+        self.pipeline.model.check_shapes(&specs, &[])?;
         Ok(past)
     }
 }

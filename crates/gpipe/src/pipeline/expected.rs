@@ -96,15 +96,15 @@ impl Pipeline {
     /// # Errors
     /// Shapes that do not fit.
     pub(super) fn expected(&mut self, batch: &MiniBatch) -> Result<Vec<Bytes>> {
-        let mut most = vec![Bytes(0); self.carried.len()];
+        let mut most = vec![Bytes(0); self.engine.carried.len()];
         for inputs in &batch.inputs {
             let specs: Vec<TensorSpec> = inputs.iter().map(TensorSpec::of).collect();
-            let known = self.expected.iter().position(|(own, _)| *own == specs);
+            let known = self.caches.message_bytes.iter().position(|(own, _)| *own == specs);
             let at = match known {
                 Some(at) => at,
                 None => self.infer_expected(specs)?,
             };
-            for (most, own) in most.iter_mut().zip(&self.expected[at].1) {
+            for (most, own) in most.iter_mut().zip(&self.caches.message_bytes[at].1) {
                 *most = (*most).max(*own);
             }
         }
@@ -113,13 +113,13 @@ impl Pipeline {
 
     /// Remembers what a micro-batch of these inputs sends; where.
     fn infer_expected(&mut self, inputs: Vec<TensorSpec>) -> Result<usize> {
-        let fed = self.precision.fed(&inputs);
-        let inferred = self.sequence.infer(&fed, self.precision.compute)?;
-        let bytes = self.carried.iter().map(|carried| carried.bytes(&inferred)).collect();
-        if self.expected.len() >= SHAPES_MAX {
-            self.expected.remove(0);
+        let fed = self.model.precision.fed(&inputs);
+        let inferred = self.model.sequence.infer(&fed, self.model.precision.compute)?;
+        let bytes = self.engine.carried.iter().map(|carried| carried.bytes(&inferred)).collect();
+        if self.caches.message_bytes.len() >= SHAPES_MAX {
+            self.caches.message_bytes.remove(0);
         }
-        self.expected.push((inputs, bytes));
-        Ok(self.expected.len() - 1)
+        self.caches.message_bytes.push((inputs, bytes));
+        Ok(self.caches.message_bytes.len() - 1)
     }
 }

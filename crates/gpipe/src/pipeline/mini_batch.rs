@@ -45,11 +45,11 @@ impl Pipeline {
         let Some(count) = inputs.first().map(samples) else {
             return Err(Error::Input("there is no input tensor: give at least one".into()));
         };
-        if inputs.len() != self.inputs {
+        if inputs.len() != self.model.inputs {
             return Err(Error::Input(format!(
                 "{} input tensors, the pipeline was built for {}: give as many as the builder was told",
                 inputs.len(),
-                self.inputs
+                self.model.inputs
             )));
         }
         if count == 0 {
@@ -65,49 +65,28 @@ impl Pipeline {
         }
         let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
         let shapes = (specs(&inputs), specs(&targets));
-        if !self.shapes.contains(&shapes) {
-            self.check_shapes(&shapes.0, &shapes.1)?;
-            if self.shapes.len() >= SHAPES_MAX {
-                self.shapes.remove(0);
+        if !self.caches.shapes.contains(&shapes) {
+            self.model.check_shapes(&shapes.0, &shapes.1)?;
+            if self.caches.shapes.len() >= SHAPES_MAX {
+                self.caches.shapes.remove(0);
             }
-            self.shapes.push(shapes);
+            self.caches.shapes.push(shapes);
         }
         let own = if only_own { self.own_samples(count as usize)? } else { 0..count as usize };
-        let slices = split(own.len(), self.micro_batches).into_iter();
+        let slices = split(own.len(), self.engine.micro_batches).into_iter();
         // Samples are counted in the whole mini-batch: dropout does not depend on the replicas.
         let slices = slices.map(|slice| Slice { first: own.start + slice.first, ..slice });
         let mut batch = MiniBatch { slices: slices.collect(), ..MiniBatch::default() };
         for slice in &batch.slices {
             let (mut inputs, mut targets) = (narrow(&inputs, *slice)?, narrow(&targets, *slice)?);
             // Outputs to be joined must be of one length.
-            if let Some(padding) = self.padding.as_ref().filter(|_| trims) {
+            if let Some(padding) = self.model.padding.as_ref().filter(|_| trims) {
                 padding.trim(&mut inputs, &mut targets)?;
             }
             batch.inputs.push(inputs);
             batch.targets.push(targets);
         }
         Ok(batch)
-    }
-
-    pub(super) fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
-        let inferred = self.sequence.infer(&self.precision.fed(inputs), self.precision.compute)?;
-        let outputs = inferred.specs.last().map_or(&[][..], Vec::as_slice);
-        let outputs = &self.precision.seen_by_losses(outputs);
-        if let (Some(loss), false) = (&self.loss, targets.is_empty()) {
-            loss.check(outputs, targets).map_err(|error| Error::Input(error.to_string()))?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn denominator(&self, targets: &[Tensor]) -> Result<f64> {
-        let count = match &self.loss {
-            Some(loss) => loss.count(targets)?,
-            None => 1.0,
-        };
-        if count > 0.0 {
-            return Ok(count);
-        }
-        Err(Error::Input("no target counts in this mini-batch: all are ignored".into()))
     }
 }
 

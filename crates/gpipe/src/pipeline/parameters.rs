@@ -46,7 +46,7 @@ impl Pipeline {
     /// The builder was not told to [`crate::PipelineBuilder::average`]; a device that does not answer.
     pub fn averages(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.needs_averages()?;
-        match self.averages {
+        match self.training.averages {
             Averages::InUse => self.copies(Parameters::copies),
             _ => self.copies(Parameters::average_copies),
         }
@@ -55,9 +55,10 @@ impl Pipeline {
     /// What `copy` makes of each stage's own parameters, in layer order.
     fn copies(&mut self, copy: Copy) -> Result<Vec<(String, Tensor)>> {
         self.needs_whole_state()?;
-        let mut all = Vec::with_capacity(self.owned.len());
-        for stage in self.here() {
-            let owned = self.owned.iter().map(|parameter| (&parameter.name, parameter.uses[0]));
+        let mut all = Vec::with_capacity(self.model.parameters.len());
+        for stage in self.engine.here() {
+            let owned =
+                self.model.parameters.iter().map(|parameter| (&parameter.name, parameter.uses[0]));
             let own = owned.filter(|(_, (own, _))| own.index() == stage);
             let places: Vec<_> = own.map(|(name, (_, place))| (name.clone(), place)).collect();
             all.extend(self.visit(stage, move |stage| copy(stage.visit_parameters()?, &places))??);
@@ -72,7 +73,7 @@ impl Pipeline {
     /// As [`Pipeline::averages`], or those of `evaluate`.
     pub fn with_averages<T>(&mut self, evaluate: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.needs_averages()?;
-        if self.averages == Averages::InUse {
+        if self.training.averages == Averages::InUse {
             return evaluate(self);
         }
         self.exchange(Averages::InUse)?;
@@ -85,7 +86,7 @@ impl Pipeline {
     /// An error unless the parameters are in their own place: what is written would be lost, or be averaged.
     pub(super) fn needs_own_parameters(&self, what: &str) -> Result<()> {
         self.needs_whole_state()?;
-        match self.averages {
+        match self.training.averages {
             Averages::None | Averages::Kept => Ok(()),
             Averages::InUse => Err(Error::Setting(format!(
                 "the averages are in the parameters' place: {what} outside of with_averages"
@@ -95,7 +96,7 @@ impl Pipeline {
 
     /// An error if something that writes parameters failed half-way.
     pub(super) fn needs_whole_state(&self) -> Result<()> {
-        match self.torn {
+        match self.training.torn {
             None => Ok(()),
             Some(what) if what == CHANGED_PARAMETERS => Err(Error::Setting(format!(
                 "{what}: restore a checkpoint, or accept_torn_update to use what is there"
@@ -117,13 +118,13 @@ impl Pipeline {
     /// # Errors
     /// A stage's thread is gone, or stages are in other processes: restore a checkpoint there.
     pub fn accept_torn_update(&mut self) -> Result<bool> {
-        let accepted = self.pool.accept_torn_update()?;
-        let changed = self.torn.take_if(|torn| *torn == CHANGED_PARAMETERS).is_some();
+        let accepted = self.engine.pool.accept_torn_update()?;
+        let changed = self.training.torn.take_if(|torn| *torn == CHANGED_PARAMETERS).is_some();
         Ok(accepted || changed)
     }
 
     fn needs_averages(&self) -> Result<()> {
-        match self.averages {
+        match self.training.averages {
             Averages::None => {
                 Err(Error::Setting("there are no averages: give the builder average(decay)".into()))
             }
@@ -134,14 +135,14 @@ impl Pipeline {
     /// Exchanges parameters and averages on every stage. Where that fails on one, it is known of none.
     fn exchange(&mut self, then: Averages) -> Result<()> {
         self.needs_whole_state()?;
-        self.torn = Some("an exchange of parameters and averages");
+        self.training.torn = Some("an exchange of parameters and averages");
         self.swap_averages()?;
-        (self.torn, self.averages) = (None, then);
+        (self.training.torn, self.training.averages) = (None, then);
         Ok(())
     }
 
     fn swap_averages(&mut self) -> Result<()> {
-        for stage in self.here() {
+        for stage in self.engine.here() {
             self.visit(stage, |stage| stage.visit_parameters()?.swap_averages())??;
         }
         Ok(())
@@ -154,7 +155,7 @@ impl Pipeline {
     /// A device that does not answer.
     pub fn gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
-        for stage in self.here() {
+        for stage in self.engine.here() {
             all.extend(self.visit(stage, |stage| stage.visit_parameters()?.last_grads())??);
         }
         Ok(all)
@@ -167,12 +168,12 @@ impl Pipeline {
     /// does not answer: some may be.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         self.needs_own_parameters("set parameters")?;
-        let kind = self.precision.master;
+        let kind = self.model.precision.master;
         for (name, value) in values {
-            let Some(own) = self.owned.iter().find(|own| own.name == *name) else {
+            let Some(own) = self.model.parameters.iter().find(|own| own.name == *name) else {
                 return Err(Error::Setting(format!("the model has no parameter '{name}'")));
             };
-            let shape = &self.sequence.layers[own.layer].parameters[own.slot].shape;
+            let shape = &self.model.sequence.layers[own.layer].parameters[own.slot].shape;
             if *shape != value.size() {
                 return Err(Error::Setting(format!(
                     "parameter '{name}' is {shape:?}, the value for it {:?}",
@@ -186,9 +187,9 @@ impl Pipeline {
                 )));
             }
         }
-        let here = self.here();
+        let here = self.engine.here();
         for (name, value) in values {
-            let owned = self.owned.iter().find(|parameter| parameter.name == *name);
+            let owned = self.model.parameters.iter().find(|parameter| parameter.name == *name);
             let uses = owned.map(|owned| owned.uses.clone()).unwrap_or_default();
             for (stage, place) in
                 uses.into_iter().filter(|(stage, _)| here.contains(&stage.index()))
@@ -201,21 +202,14 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The stages that are in this process, in order.
-    pub(super) fn here(&self) -> Vec<usize> {
-        let devices: Vec<usize> = self.pool.here().map(DeviceId::index).collect();
-        let stages = self.placement.iter().enumerate();
-        stages.filter(|(_, device)| devices.contains(device)).map(|(stage, _)| stage).collect()
-    }
-
     pub(super) fn visit<T: Send + 'static>(
         &mut self,
         stage: usize,
         visit: impl FnOnce(&mut Stage) -> T + Send + 'static,
     ) -> Result<T> {
         let id = StageId::from_index(stage);
-        let device = self.placement.get(stage).copied().unwrap_or_default();
-        let answer = self.pool.visit(DeviceId::from_index(device), move |stages| {
+        let device = self.engine.placement.get(stage).copied().unwrap_or_default();
+        let answer = self.engine.pool.visit(DeviceId::from_index(device), move |stages| {
             stages.iter_mut().find(|own| own.stage() == id).map(visit)
         })?;
         answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage {stage}")))
@@ -229,8 +223,8 @@ impl Pipeline {
     where
         F: FnOnce(&mut Stage) -> T + Send + 'static,
     {
-        let placement = &self.placement;
-        let answers = self.pool.visit_all(|device| {
+        let placement = &self.engine.placement;
+        let answers = self.engine.pool.visit_all(|device| {
             let own = placement.iter().enumerate().filter(|(_, own)| **own == device.index());
             let mut visits: Vec<_> =
                 own.map(|(stage, _)| (StageId::from_index(stage), visitor(stage))).collect();
@@ -244,7 +238,7 @@ impl Pipeline {
             }
         })?;
         let mut answers: Vec<(StageId, T)> = answers.into_iter().flatten().collect();
-        if answers.len() != self.here().len() {
+        if answers.len() != self.engine.here().len() {
             return Err(Error::Setting("a stage is not on its device".into()));
         }
         answers.sort_by_key(|(stage, _)| *stage);

@@ -67,7 +67,7 @@ impl TransportPeers {
     }
 
     /// Tells what a message of the next run has at most, by edge.
-    pub(crate) fn expect(&self, most: Vec<Bytes>) {
+    pub(crate) fn expect_at_most(&self, most: Vec<Bytes>) {
         *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = most;
     }
 

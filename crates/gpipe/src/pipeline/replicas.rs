@@ -28,7 +28,7 @@ impl Pipeline {
     /// # Errors
     /// Fewer samples than replicas.
     pub fn samples_fed(&self, count: usize) -> Result<Range<usize>> {
-        match self.padding {
+        match self.model.padding {
             Some(_) => Ok(0..count),
             None if self.is_fed() => self.own_samples(count),
             None => Ok(0..0),
@@ -38,12 +38,12 @@ impl Pipeline {
     /// Whether this process looks at the inputs that [`Pipeline::evaluate`] and [`Pipeline::predict`] are given: it has the first stage,
     /// or there is a [`crate::Padding`]. What stands in the place of the inputs in another process is never looked at.
     pub fn is_fed(&self) -> bool {
-        self.padding.is_some() || self.here().contains(&0)
+        self.model.padding.is_some() || self.engine.here().contains(&0)
     }
 
     /// The samples of a mini-batch of `count` that this replica trains on: all of them, where there is one.
     pub(super) fn own_samples(&self, count: usize) -> Result<Range<usize>> {
-        let Some(replicas) = &self.replicas else { return Ok(0..count) };
+        let Some(replicas) = &self.engine.replicas else { return Ok(0..count) };
         let all = split(count, replicas.count());
         let Some(Slice { first, count: own }) =
             all.get(replicas.index()).filter(|_| all.len() == replicas.count()).copied()
@@ -58,7 +58,7 @@ impl Pipeline {
 
     /// Puts what the last stages of all replicas summed, in the order of the samples, in the place of what this one's did.
     pub(super) fn of_all_replicas(&self, outcomes: &mut [Outcome]) -> Result<()> {
-        let (Some(replicas), Some(last)) = (&self.replicas, outcomes.last_mut()) else {
+        let (Some(replicas), Some(last)) = (&self.engine.replicas, outcomes.last_mut()) else {
             return Ok(());
         };
         let own = Sums {

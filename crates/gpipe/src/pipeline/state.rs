@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use gpipe_core::StageId;
 
-use super::{OwnedParameter, Pipeline};
+use super::{Pipeline, model::OwnedParameter};
 use crate::{
     error::{Error, Result},
     state::{Counters, LayerOutline, LayerState, ParameterOutline, ParameterState, State},
@@ -35,13 +35,13 @@ impl Pipeline {
     /// No memory for the copies; a device that does not answer; the averages are in the parameters' place.
     pub fn state(&mut self) -> Result<State> {
         self.needs_own_parameters("take its state")?;
-        let owned = &self.owned;
+        let owned = &self.model.parameters;
         let places = |stage: usize| -> Vec<(String, (usize, usize))> {
             let own = owned.iter().filter(|parameter| parameter.uses[0].0.index() == stage);
             own.map(|parameter| (self.parameter_name(parameter), parameter.uses[0].1)).collect()
         };
-        let here = self.here();
-        let mut places: Vec<_> = (0..self.topology.stages).map(places).collect();
+        let here = self.engine.here();
+        let mut places: Vec<_> = (0..self.engine.topology.stages).map(places).collect();
         let copies = self.visit_all(|stage| {
             let places = std::mem::take(&mut places[stage]);
             move |stage| stage.copy_state(&places)
@@ -54,11 +54,11 @@ impl Pipeline {
             stages.push(self.by_layer(stage, parameters));
         }
         let counters = Counters {
-            step: self.step,
-            seed: self.seed,
-            learning_rate: self.lr_override,
-            loss_scale: self.loss_scale.dynamic_scale(),
-            good_steps: self.loss_scale.good,
+            step: self.training.step,
+            seed: self.model.seed,
+            learning_rate: self.training.lr_override,
+            loss_scale: self.training.loss_scale.dynamic_scale(),
+            good_steps: self.training.loss_scale.good,
             averaged,
         };
         Ok(State { counters, stages })
@@ -66,10 +66,10 @@ impl Pipeline {
 
     /// A stage's parameters, which are in the order of `owned`, by layer.
     fn by_layer(&self, stage: usize, parameters: Vec<ParameterState>) -> Vec<LayerState> {
-        let own = self.owned.iter().filter(|owned| owned.uses[0].0.index() == stage);
+        let own = self.model.parameters.iter().filter(|owned| owned.uses[0].0.index() == stage);
         let mut layers: Vec<LayerState> = Vec::new();
         for (owned, parameter) in own.zip(parameters) {
-            let layer = &self.sequence.layers[owned.layer].name;
+            let layer = &self.model.sequence.layers[owned.layer].name;
             match layers.last_mut().filter(|last| last.layer == *layer) {
                 Some(last) => last.parameters.push(parameter),
                 None => {
@@ -93,10 +93,10 @@ impl Pipeline {
         layers: impl IntoIterator<Item = std::result::Result<LayerState, E>>,
     ) -> std::result::Result<(), E> {
         self.needs_own_parameters("restore a state")?;
-        if counters.seed != self.seed {
+        if counters.seed != self.model.seed {
             return Err(misfit(format!(
                 "it was made with seed {}, the pipeline has {}: masks would differ",
-                counters.seed, self.seed
+                counters.seed, self.model.seed
             ))
             .into());
         }
@@ -115,7 +115,7 @@ impl Pipeline {
             };
             outline.check(&layer).map_err(misfit)?;
             if index == 0 {
-                self.torn = Some("restoring a state");
+                self.training.torn = Some("restoring a state");
                 let averaged = counters.averaged;
                 self.visit_all(|_| move |stage| stage.clear_state(averaged))?;
             }
@@ -124,18 +124,18 @@ impl Pipeline {
         if let Some(name) = missing.into_iter().min() {
             return Err(misfit(format!("it has no layer '{name}'")).into());
         }
-        self.step = counters.step;
-        self.lr_override = counters.learning_rate;
-        self.loss_scale.restore(counters.loss_scale, counters.good_steps);
-        self.torn = None;
+        self.training.step = counters.step;
+        self.training.lr_override = counters.learning_rate;
+        self.training.loss_scale.restore(counters.loss_scale, counters.good_steps);
+        self.training.torn = None;
         Ok(())
     }
 
     fn put_layer(&mut self, layer: &LayerState) -> Result<()> {
-        let here = self.here();
+        let here = self.engine.here();
         for state in &layer.parameters {
-            let owned = self.owned.iter().find(|owned| {
-                self.sequence.layers[owned.layer].name == layer.layer
+            let owned = self.model.parameters.iter().find(|owned| {
+                self.model.sequence.layers[owned.layer].name == layer.layer
                     && self.parameter_name(owned) == state.name
             });
             let mut by_stage: Vec<(StageId, Vec<(usize, usize)>)> = Vec::new();
@@ -159,39 +159,40 @@ impl Pipeline {
     /// What the state of each layer looks like, in order; of layers without parameters of their own, too.
     pub fn outline(&self) -> Vec<LayerOutline> {
         let layer = |(index, layer): (usize, &crate::sequence::NamedLayer)| {
-            let own = self.owned.iter().filter(|owned| owned.layer == index);
+            let own = self.model.parameters.iter().filter(|owned| owned.layer == index);
             let parameter = |owned: &OwnedParameter| {
                 let spec = &layer.parameters[owned.slot];
-                let optimizer = self.optimizer.as_ref().filter(|_| spec.trainable);
+                let optimizer = self.training.optimizer.as_ref().filter(|_| spec.trainable);
                 let tensors = optimizer.map(|optimizer| optimizer.state(&spec.shape));
                 let tensors = tensors.unwrap_or_default().into_iter();
                 ParameterOutline {
                     name: spec.name.clone(),
                     shape: spec.shape.clone(),
-                    kind: self.precision.master,
+                    kind: self.model.precision.master,
                     optimizer: tensors.map(|state| (state.name.to_owned(), state.shape)).collect(),
-                    averaged: spec.trainable && self.averages != super::parameters::Averages::None,
+                    averaged: spec.trainable
+                        && self.training.averages != super::parameters::Averages::None,
                 }
             };
             LayerOutline { layer: layer.name.clone(), parameters: own.map(parameter).collect() }
         };
-        self.sequence.layers.iter().enumerate().map(layer).collect()
+        self.model.sequence.layers.iter().enumerate().map(layer).collect()
     }
 
     /// How the model is run.
     pub fn plan(&self) -> RunSettings {
         RunSettings {
-            stages: self.topology.stages,
-            micro_batches: self.micro_batches,
-            schedule: self.schedule.to_string(),
-            remat: self.remat.to_string(),
-            balance: self.balance.clone(),
-            kind: self.precision.compute,
+            stages: self.engine.topology.stages,
+            micro_batches: self.engine.micro_batches,
+            schedule: self.engine.schedule.to_string(),
+            remat: self.engine.remat.to_string(),
+            balance: self.model.balance.clone(),
+            kind: self.model.precision.compute,
         }
     }
 
     fn parameter_name(&self, owned: &OwnedParameter) -> String {
-        self.sequence.layers[owned.layer].parameters[owned.slot].name.clone()
+        self.model.sequence.layers[owned.layer].parameters[owned.slot].name.clone()
     }
 }
 

@@ -9,7 +9,7 @@ use gpipe_core::{
     topology::{Across, Purpose, of_cut},
 };
 
-use super::OwnedParameter;
+use super::model::OwnedParameter;
 use crate::{
     device::Device,
     error::{Error, Result},

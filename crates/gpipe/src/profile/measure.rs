@@ -139,7 +139,7 @@ pub fn profile(
 #[derive(Default)]
 struct Ran {
     /// By the schedule's number and the samples of a micro-batch.
-    seen: BTreeMap<Thing, MeasuredSteps>,
+    seen: BTreeMap<MeasuredSize, MeasuredSteps>,
     /// By the schedule's number: the first that did not fit.
     full: BTreeMap<usize, Error>,
     stages: usize,
@@ -238,14 +238,14 @@ impl Ran {
 }
 
 /// What is measured: the schedule's number, and the samples of a micro-batch.
-type Thing = (usize, usize);
+type MeasuredSize = (usize, usize);
 
 /// The thing whose steps are spread furthest, of those that are spread too far and were not measured again too often.
 fn widest(
-    spreads: impl Iterator<Item = (Thing, Spread)>,
-    turns: &BTreeMap<Thing, usize>,
-) -> Option<(Thing, Spread)> {
-    let is_open = |thing: &Thing| turns.get(thing).copied().unwrap_or(0) < AGAIN_MAX;
+    spreads: impl Iterator<Item = (MeasuredSize, Spread)>,
+    turns: &BTreeMap<MeasuredSize, usize>,
+) -> Option<(MeasuredSize, Spread)> {
+    let is_open = |thing: &MeasuredSize| turns.get(thing).copied().unwrap_or(0) < AGAIN_MAX;
     spreads
         .filter(|(thing, spread)| spread.width() > WIDE && is_open(thing))
         .max_by(|(_, a), (_, b)| a.width().total_cmp(&b.width()))

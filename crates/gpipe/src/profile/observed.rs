@@ -14,6 +14,7 @@ use crate::{
     error::Result,
     pipeline::Pipeline,
     stage::recorder::{LayerBytes, ProfiledOp, Sample},
+    value::IntoTensors,
 };
 
 /// Steps that are not measured: the first one makes the optimizer's state and fills caches, the second one still touches memory for the
@@ -54,13 +55,12 @@ impl Observed {
             if step >= settings.steps.max(1) + WARM_UP {
                 break;
             }
-            let report = pipeline.train_step(&inputs[..], &targets[..])?;
+            let (report, profiles) =
+                pipeline.train((&inputs[..]).into_tensors(), (&targets[..]).into_tensors())?;
             if report.skipped {
-                drop(pipeline.take_profiles());
                 continue;
             }
             step += 1;
-            let profiles = pipeline.take_profiles();
             bytes = profiles.iter().flat_map(|stage| &stage.layers).copied().collect();
             if step > WARM_UP {
                 messages.add(&report);

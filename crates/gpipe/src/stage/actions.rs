@@ -7,21 +7,17 @@ use gpipe_core::{Action, EdgeId, MicroBatch, StageId};
 use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
 
 use super::{
-    ForwardOptions, GraphMode, SavedOps, Stage, StageResult,
+    Stage, StageResult,
     back::{Weights, arrivals},
     feed::{Feed, Mode, Outcome},
     held::SavedActivations,
     in_operation,
-    recorder::{ProfiledOp, StageProfile},
-    update::Step,
+    layers::{ForwardOptions, GraphMode, SavedOps},
+    recorder::{LayerBytes, ProfiledOp, Recorder, StageProfile},
+    step::{ActiveStage, StepState},
+    update::StepUpdate,
 };
 use crate::{error::StageError, value::Value};
-
-/// Values of micro-batches in the order of the micro-batches, whatever order a schedule ran them in.
-fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
-    values.sort_by_key(|(micro_batch, _)| *micro_batch);
-    values.into_iter().map(|(_, value)| value).collect()
-}
 
 impl StageExecutor for Stage {
     type Value = Value;
@@ -30,27 +26,29 @@ impl StageExecutor for Stage {
     type Error = StageError;
 
     fn stage(&self) -> StageId {
-        self.plan.stage
+        self.config.stage
     }
 
     fn before(&mut self, action: Action) -> StageResult<()> {
         // A refusal that a layer has handled itself must not explain a later error.
         let _ = memory::take_refusal();
         self.device.charge_stage().map_err(in_operation("memory"))?;
-        self.levels.push(self.device.memory().map_err(in_operation("memory"))?.live);
-        match &self.plan.before_action {
+        let live = self.device.memory().map_err(in_operation("memory"))?.live;
+        self.active()?.step.levels.push(live);
+        match &self.config.before_action {
             Some(call) => call(action).map_err(in_operation("before the action")),
             None => Ok(()),
         }
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
-        self.forget_step();
-        self.device.reset_peak(self.plan.first_on_device).map_err(in_operation("memory"))?;
+        // What a step that was never ended has must not count in the peak of this one.
+        self.step = None;
+        self.device.reset_peak(self.config.first_on_device).map_err(in_operation("memory"))?;
         if feed.mode != Mode::Decode || feed.begins {
-            self.caches.get_mut().clear();
+            self.decoding.clear();
         }
-        self.feed = feed;
+        self.step = Some(StepState::new(&self.config, feed));
         Ok(())
     }
 
@@ -60,9 +58,112 @@ impl StageExecutor for Stage {
         inputs: OnEdges<Value>,
         keep: Keep,
     ) -> StageResult<OnEdges<Value>> {
+        self.active()?.forward(micro_batch, inputs, keep)
+    }
+
+    fn rematerialize(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        self.active()?.rematerialize(micro_batch)
+    }
+
+    fn backward(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Value>,
+    ) -> StageResult<OnEdges<Value>> {
+        self.active()?.go_back(micro_batch, output_grads, Weights::Now)
+    }
+
+    fn backward_input(
+        &mut self,
+        micro_batch: MicroBatch,
+        output_grads: OnEdges<Value>,
+    ) -> StageResult<OnEdges<Value>> {
+        self.active()?.go_back(micro_batch, output_grads, Weights::Later)
+    }
+
+    fn backward_weight(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
+        self.active()?.finish_weights(micro_batch)
+    }
+
+    fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
+        self.active()?.tied(edge)
+    }
+
+    fn reduce(&mut self, arrived: OnEdges<Value>) -> StageResult<OnEdges<Value>> {
+        self.active()?.reduce(arrived)
+    }
+
+    fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
+        self.active()?.norm(sums)
+    }
+
+    fn decide(&mut self, votes: &[Vote]) -> StageResult<Verdict> {
+        Ok(self.active()?.decide(votes))
+    }
+
+    fn update(&mut self, verdict: Verdict) -> StageResult<()> {
+        self.active()?.update(verdict)
+    }
+
+    fn finish(&mut self) -> StageResult<Outcome> {
+        // The rest of the step is dropped here, so that the memory reported is what lasts.
+        let StepState { loss_sums, metric_sums, outputs, verdict, levels, recorder, .. } =
+            self.end_step()?;
+        let mut memory = self.device.memory().map_err(in_operation("memory"))?;
+        let profile = recorder.map(|mut recorder| {
+            let (samples, peak) = recorder.take(memory.peak);
+            memory.peak = peak;
+            StageProfile { samples, layers: self.layer_bytes(&mut recorder) }
+        });
+        Ok(Outcome {
+            loss_sums: in_order(loss_sums),
+            metric_sums: in_order(metric_sums),
+            outputs: in_order(outputs),
+            verdict,
+            memory,
+            levels,
+            profile,
+        })
+    }
+
+    fn abort(&mut self) {
+        self.step = None;
+        self.decoding.clear();
+        self.parameters.forget_last_grads();
+    }
+}
+
+/// Values of micro-batches in the order of the micro-batches, whatever order a schedule ran them in.
+fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
+    values.sort_by_key(|(micro_batch, _)| *micro_batch);
+    values.into_iter().map(|(_, value)| value).collect()
+}
+
+impl Stage {
+    fn layer_bytes(&self, recorder: &mut Recorder) -> Vec<LayerBytes> {
+        let mut layers = self.parameters.bytes(&self.config);
+        for (layer, statistics) in layers.iter_mut().zip(recorder.take_statistics()) {
+            layer.statistics = statistics;
+        }
+        for (position, layer) in layers.iter_mut().enumerate() {
+            layer.unsplit = recorder.is_whole(position);
+            layer.early = recorder.early_of(position);
+            layer.products = recorder.products_of(position);
+        }
+        layers
+    }
+}
+
+impl ActiveStage<'_> {
+    fn forward(
+        &mut self,
+        micro_batch: MicroBatch,
+        inputs: OnEdges<Value>,
+        keep: Keep,
+    ) -> StageResult<OnEdges<Value>> {
         // Where nothing up to here is trained there is nothing to keep, to recompute or to go back through.
         let keep = if self.parameters.trains_up_to_here() { keep } else { Keep::Nothing };
-        let edges = Arc::clone(&self.plan.edges);
+        let edges = Arc::clone(&self.config.edges);
         let inputs = self.receive(inputs)?;
         let (arrived, mut skips) = arrivals(inputs, edges.boundary_in, &edges.skips_in);
         let inputs = match arrived {
@@ -70,7 +171,7 @@ impl StageExecutor for Stage {
             None => self.fed_inputs(micro_batch)?,
         };
         let outputs = if keep == Keep::Activations {
-            let layers = 0..self.plan.layers.len();
+            let layers = 0..self.config.layers.len();
             let how = ForwardOptions {
                 run: GraphMode::Keep,
                 work: ProfiledOp::ForwardKept,
@@ -78,20 +179,20 @@ impl StageExecutor for Stage {
             };
             let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
             self.count_statistics(micro_batch, ran.statistics);
-            self.held.insert(micro_batch, SavedActivations::whole(ran.islands));
+            self.step.held.insert(micro_batch, SavedActivations::whole(ran.islands));
             ran.outputs
         } else {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
         };
-        if matches!(self.feed.mode, Mode::Predict | Mode::Decode) && self.plan.last {
-            self.outputs.push((micro_batch, outputs));
+        if matches!(self.step.feed.mode, Mode::Predict | Mode::Decode) && self.config.last {
+            self.step.outputs.push((micro_batch, outputs));
             return self.finished(Vec::new());
         }
         // A forward that discards leaves the loss to its re-materialization, which needs it again anyway.
         if keep != Keep::Inputs {
             let graph = keep == Keep::Activations;
             let loss = self.run_loss(micro_batch, &outputs, graph, ProfiledOp::ForwardKept)?;
-            if let Some(held) = self.held.get_mut(&micro_batch) {
+            if let Some(held) = self.step.held.get_mut(&micro_batch) {
                 held.loss = loss;
             }
         }
@@ -108,38 +209,18 @@ impl StageExecutor for Stage {
         self.device.finish().map_err(in_operation("re-materialization"))
     }
 
-    fn backward(
-        &mut self,
-        micro_batch: MicroBatch,
-        output_grads: OnEdges<Value>,
-    ) -> StageResult<OnEdges<Value>> {
-        self.go_back(micro_batch, output_grads, Weights::Now)
-    }
-
-    fn backward_input(
-        &mut self,
-        micro_batch: MicroBatch,
-        output_grads: OnEdges<Value>,
-    ) -> StageResult<OnEdges<Value>> {
-        self.go_back(micro_batch, output_grads, Weights::Later)
-    }
-
-    fn backward_weight(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
-        self.finish_weights(micro_batch)
-    }
-
     fn tied(&mut self, edge: EdgeId) -> StageResult<Value> {
         self.reduced()?;
-        let (tensors, _) = self.parameters.tied_grads(&self.plan, edge).into_parts();
+        let (tensors, _) = self.step.gradients.tied(self.config, edge).into_parts();
         self.device
-            .send(tensors, self.plan.peer(edge))
+            .send(tensors, self.config.peer(edge))
             .map_err(in_operation("sending tied gradients"))
     }
 
     fn reduce(&mut self, arrived: OnEdges<Value>) -> StageResult<OnEdges<Value>> {
         self.reduced()?;
         let arrived = self.receive(arrived)?;
-        let sums = self.parameters.reduce(&self.plan, arrived);
+        let sums = self.step.gradients.reduce(self.config, arrived);
         let sums = sums.map_err(in_operation("summing tied gradients"))?;
         self.finished(sums.into_iter().map(|(edge, sum)| (edge, sum.into_parts().0)).collect())
     }
@@ -148,86 +229,51 @@ impl StageExecutor for Stage {
         self.reduced()?;
         let begun = self.begin_sample()?;
         let sums = self.receive(sums)?;
-        self.parameters.accept_sums(&self.plan, sums);
-        let unscale = 1.0 / self.feed.loss_scale;
-        let statistics = std::mem::take(&mut self.statistics);
-        if let Some(recorder) = &self.recorder {
-            recorder.statistics(self.plan.named.len(), &statistics);
+        self.step.gradients.accept_sums(self.config, sums);
+        let unscale = 1.0 / self.step.feed.loss_scale;
+        let statistics = std::mem::take(&mut self.step.statistics);
+        if let Some(recorder) = &self.step.recorder {
+            recorder.statistics(self.config.named.len(), &statistics);
         }
-        let reduction = self.reduction.as_mut();
-        let counted = self.parameters.prepare_buffers(&self.plan, statistics, reduction);
-        counted.map_err(in_operation("counting batch norm's statistics"))?;
-        let vote = self.parameters.prepare(&self.plan, unscale);
+        let replicas = self.replicas.as_deref_mut();
+        let running = self.parameters.running_statistics(self.config, statistics, replicas);
+        self.step.running = running.map_err(in_operation("counting batch norm's statistics"))?;
+        let vote = self.parameters.prepare(self.config, &self.step.gradients, unscale);
         let vote = vote.map_err(in_operation("preparing the update"))?;
         // Here, where a cap may still refuse: the update may not.
         self.device.finish().map_err(in_operation("preparing the update"))?;
-        self.end_sample(begun, self.plan.layers.start, ProfiledOp::Norm, MicroBatch(0))?;
+        self.end_sample(begun, self.config.layers.start, ProfiledOp::Norm, MicroBatch(0))?;
         Ok(vote)
     }
 
-    fn decide(&mut self, votes: &[Vote]) -> StageResult<Verdict> {
+    fn decide(&self, votes: &[Vote]) -> Verdict {
         let squares: f64 =
             votes.iter().flat_map(|vote| &vote.squares).map(|(_, square)| square).sum();
-        let norm = squares.sqrt() / self.feed.loss_scale;
-        let clip = match self.plan.max_norm {
+        let norm = squares.sqrt() / self.step.feed.loss_scale;
+        let clip = match self.config.max_norm {
             // As torch.nn.utils.clip_grad_norm_ has it.
             Some(max) if norm > max => max / (norm + 1e-6),
             _ => 1.0,
         };
         // A run that only looks for the layer of a NaN never updates, even if the NaN does not come again.
-        let apply = norm.is_finite() && !self.feed.check_finite;
-        Ok(Verdict { apply, norm, scale: clip / self.feed.loss_scale })
+        let apply = norm.is_finite() && !self.step.feed.check_finite;
+        Verdict { apply, norm, scale: clip / self.step.feed.loss_scale }
     }
 
     fn update(&mut self, verdict: Verdict) -> StageResult<()> {
-        self.norm = Some(verdict);
+        self.step.verdict = Some(verdict);
         let begun = self.begin_sample()?;
         if verdict.apply {
             // What it needs was made in `norm`, or made sure to fit: an update that has begun must not fail.
             self.device.lift_cap().map_err(in_operation("memory"))?;
-            let step = Step { scale: verdict.scale, lr: self.feed.lr };
-            self.parameters.update(&self.plan, &step).map_err(in_operation("the update"))?;
+            let StepState { gradients, running, feed, .. } = &mut *self.step;
+            let update = StepUpdate { gradients, running, scale: verdict.scale, lr: feed.lr };
+            self.parameters.update(self.config, update).map_err(in_operation("the update"))?;
             self.device.synchronize().map_err(in_operation("the update"))?;
             self.device.restore_cap().map_err(in_operation("memory"))?;
         }
-        self.parameters.forget_grads();
-        self.end_sample(begun, self.plan.layers.start, ProfiledOp::Update, MicroBatch(0))
-    }
-
-    fn finish(&mut self) -> StageResult<Outcome> {
-        self.held.clear();
-        self.split.clear();
-        self.feed = Feed::default();
-        let mut memory = self.device.memory().map_err(in_operation("memory"))?;
-        let mut profile = None;
-        if let Some(recorder) = &mut self.recorder {
-            let (samples, peak) = recorder.take(memory.peak);
-            memory.peak = peak;
-            let mut layers = self.parameters.bytes(&self.plan);
-            for (layer, statistics) in layers.iter_mut().zip(recorder.take_statistics()) {
-                layer.statistics = statistics;
-            }
-            for (position, layer) in layers.iter_mut().enumerate() {
-                layer.unsplit = recorder.is_whole(position);
-                layer.early = recorder.early_of(position);
-                layer.products = recorder.products_of(position);
-            }
-            profile = Some(StageProfile { samples, layers });
-        }
-        Ok(Outcome {
-            loss_sums: in_order(std::mem::take(&mut self.loss_sums)),
-            metric_sums: in_order(std::mem::take(&mut self.metric_sums)),
-            outputs: in_order(std::mem::take(&mut self.outputs)),
-            verdict: self.norm.take(),
-            memory,
-            levels: std::mem::take(&mut self.levels),
-            profile,
-        })
-    }
-
-    fn abort(&mut self) {
-        self.caches.get_mut().clear();
-        self.forget_step();
-        self.parameters.forget_last_grads();
+        self.step.gradients.clear();
+        self.step.running.clear();
+        self.end_sample(begun, self.config.layers.start, ProfiledOp::Update, MicroBatch(0))
     }
 }

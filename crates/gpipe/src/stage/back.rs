@@ -7,8 +7,8 @@ use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
 use super::{
-    Stage, StageResult, held::SavedActivations, in_operation, island, not_held,
-    recorder::ProfiledOp,
+    StageResult, held::SavedActivations, in_operation, island, not_held, recorder::ProfiledOp,
+    step::ActiveStage,
 };
 use crate::{
     error::{LayerError, StageError},
@@ -45,7 +45,7 @@ pub(super) fn arrivals(
     (main, by_index)
 }
 
-impl Stage {
+impl ActiveStage<'_> {
     /// From the gradients of the stage's outputs, those of its inputs.
     pub(super) fn go_back(
         &mut self,
@@ -56,11 +56,11 @@ impl Stage {
         if !self.parameters.trains_up_to_here() {
             return Ok(Vec::new());
         }
-        let edges = Arc::clone(&self.plan.edges);
+        let edges = Arc::clone(&self.config.edges);
         let output_grads = self.receive(output_grads)?;
         let (arrived, mut skip_grads) =
             arrivals(output_grads, edges.boundary_out, &edges.skips_out);
-        let Some(mut held) = self.held.remove(&micro_batch) else {
+        let Some(mut held) = self.step.held.remove(&micro_batch) else {
             return Err(not_held(micro_batch));
         };
         let mut grads = arrived.unwrap_or_default();
@@ -72,14 +72,15 @@ impl Stage {
         if let Some(loss) = held.loss.take() {
             let begun = self.begin_sample()?;
             // Where the stage may not fail, a loss that is no number must not be forgotten: gradients of it are none either.
-            let finite = self.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
-            let scale = if finite { self.feed.loss_scale } else { f64::NAN };
-            let seed = loss.seed(scale / self.feed.denominator);
+            let finite =
+                self.step.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
+            let scale = if finite { self.step.feed.loss_scale } else { f64::NAN };
+            let seed = loss.seed(scale / self.step.feed.denominator);
             let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
             grads = back.map_err(in_loss)?.0;
             self.end_sample(begun, self.loss_position(), work, micro_batch)?;
-            if self.feed.check_finite {
+            if self.step.feed.check_finite {
                 island::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
             }
         }
@@ -88,9 +89,9 @@ impl Stage {
             if !held.has_segments() {
                 break;
             }
-            self.held.insert(micro_batch, held);
+            self.step.held.insert(micro_batch, held);
             self.recompute(micro_batch)?;
-            held = self.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
+            held = self.step.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
         }
         let mut back = self.outgoing(edges.boundary_in, grads, &edges.skips_in, &mut skip_grads);
         back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
@@ -108,7 +109,7 @@ impl Stage {
     ) -> StageResult<Vec<Option<Tensor>>> {
         while let Some(island) = held.pop_island() {
             let begun = self.begin_sample()?;
-            let position = island.position(self.plan.layers.start);
+            let position = island.position(self.config.layers.start);
             let stashes: Vec<Option<Tensor>> = island
                 .stashed_names()
                 .map(|name| self.skip_stashed_by(position, name))
@@ -116,27 +117,30 @@ impl Stage {
                 .collect();
             let whole = matches!(work, ProfiledOp::Backward { .. });
             let back = if whole {
-                island.backward(grads, stashes, self.parameters.accumulators(position))
+                island.backward(grads, stashes, self.step.gradients.accumulators(position))
             } else {
-                let turn = self.parameters.turn(position, micro_batch);
+                let turn = self.step.gradients.turn(position, micro_batch);
                 island.backward_input(grads, stashes, turn).map(|(back, weights)| {
-                    if let Some(recorder) = self.recorder.as_ref().filter(|_| weights.is_whole()) {
+                    if let Some(recorder) =
+                        self.step.recorder.as_ref().filter(|_| weights.is_whole())
+                    {
                         recorder.whole(position);
                     }
-                    self.split.entry(micro_batch).or_default().push(weights);
+                    self.step.split.entry(micro_batch).or_default().push(weights);
                     back
                 })
             };
             let (inputs, pops) = back.map_err(|source| self.in_layer(position, source))?;
-            self.end_sample(begun, self.plan.layers.start + position, work, micro_batch)?;
-            if let Some(recorder) = self.recorder.as_ref().filter(|_| micro_batch.0 == 0 && !whole)
+            self.end_sample(begun, self.config.layers.start + position, work, micro_batch)?;
+            if let Some(recorder) =
+                self.step.recorder.as_ref().filter(|_| micro_batch.0 == 0 && !whole)
             {
-                let sums = self.parameters.accumulators(position).iter().flatten();
+                let sums = self.step.gradients.accumulators(position).iter().flatten();
                 recorder.early(position, sums.map(tensor_bytes).sum());
             }
-            if self.feed.check_finite {
+            if self.step.feed.check_finite {
                 let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
-                let layer = &self.plan.named[position].name;
+                let layer = &self.config.named[position].name;
                 island::check_finite(layer, "the gradient of its input", of_inputs)?;
             }
             if whole {
@@ -152,12 +156,12 @@ impl Stage {
 
     /// The second half: adds what the first one left to the step's gradients, in the order of whole backwards.
     pub(super) fn finish_weights(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
-        for weights in self.split.remove(&micro_batch).unwrap_or_default() {
+        for weights in self.step.split.remove(&micro_batch).unwrap_or_default() {
             let begun = self.begin_sample()?;
-            let position = weights.position(self.plan.layers.start);
-            let finished = weights.finish(self.parameters.accumulators(position));
+            let position = weights.position(self.config.layers.start);
+            let finished = weights.finish(self.step.gradients.accumulators(position));
             finished.map_err(|source| self.in_layer(position, source))?;
-            let layer = self.plan.layers.start + position;
+            let layer = self.config.layers.start + position;
             self.end_sample(begun, layer, ProfiledOp::BackwardWeight, micro_batch)?;
             self.summed(micro_batch, position)?;
         }
@@ -166,22 +170,22 @@ impl Stage {
 
     /// A layer's gradients have `micro_batch`'s among them.
     fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
-        self.parameters.have_summed(position, micro_batch);
+        self.step.gradients.have_summed(position, micro_batch);
         self.check_sums(position)?;
         self.complete(micro_batch, position)
     }
 
     /// Where values are checked: a layer's gradients so far.
     fn check_sums(&mut self, position: usize) -> StageResult<()> {
-        if self.feed.check_finite {
-            let layer = &self.plan.named[position].name;
-            let of_parameters = self.parameters.accumulators(position).iter().flatten();
+        if self.step.feed.check_finite {
+            let layer = &self.config.named[position].name;
+            let of_parameters = self.step.gradients.accumulators(position).iter().flatten();
             island::check_finite(layer, "the gradient of its parameters", of_parameters)?;
         }
         Ok(())
     }
 
     fn in_layer(&self, position: usize, source: LayerError) -> StageError {
-        StageError::Layer { layer: self.plan.named[position].name.clone(), source }
+        StageError::Layer { layer: self.config.named[position].name.clone(), source }
     }
 }

@@ -7,14 +7,16 @@ use gpipe_runtime::Keep;
 use tch::Tensor;
 
 use super::{
-    ForwardOptions, GraphMode, SavedOps, Stage, StageResult,
+    StageResult,
     feed::Mode,
     held::{SavedActivations, SegmentStart},
+    layers::{ForwardOptions, GraphMode, SavedOps},
     not_held,
     recorder::ProfiledOp,
+    step::ActiveStage,
 };
 
-impl Stage {
+impl ActiveStage<'_> {
     /// A forward that keeps every segment's inputs, and, where the policy is selective, what products gave.
     ///
     /// In training each layer still runs as an island, which is dropped at once: ATen may choose another
@@ -29,8 +31,9 @@ impl Stage {
     ) -> StageResult<Vec<Tensor>> {
         let mut values = inputs;
         let mut starts = Vec::new();
-        let run = if self.feed.mode == Mode::Train { GraphMode::Discard } else { GraphMode::Plain };
-        let remembers = keep == Keep::Inputs && self.plan.remat == Remat::Selective;
+        let run =
+            if self.step.feed.mode == Mode::Train { GraphMode::Discard } else { GraphMode::Plain };
+        let remembers = keep == Keep::Inputs && self.config.remat == Remat::Selective;
         let mut made = Vec::new();
         for range in self.segment_ranges() {
             if keep == Keep::Inputs {
@@ -46,7 +49,7 @@ impl Stage {
             let needed = self.skips_to_keep();
             let kept = skips.iter().filter(|(index, _)| needed.contains(index));
             let kept = kept.map(|(&index, tensor)| (index, tensor.shallow_clone())).collect();
-            self.held.insert(micro_batch, SavedActivations::discarded(starts, kept, made));
+            self.step.held.insert(micro_batch, SavedActivations::discarded(starts, kept, made));
         }
         Ok(values)
     }
@@ -55,10 +58,10 @@ impl Stage {
     fn skips_to_keep(&self) -> Vec<usize> {
         let ranges = self.segment_ranges();
         let segment = |layer: LayerId| {
-            let position = layer.index().checked_sub(self.plan.layers.start)?;
+            let position = layer.index().checked_sub(self.config.layers.start)?;
             ranges.iter().position(|range| range.contains(&position))
         };
-        let skips = self.plan.skips.iter().enumerate();
+        let skips = self.config.skips.iter().enumerate();
         skips
             .filter(|(_, skip)| {
                 segment(skip.pop).is_some() && segment(skip.stash) != segment(skip.pop)
@@ -69,12 +72,12 @@ impl Stage {
 
     /// Recomputes the last segment of `micro_batch` that is not there yet, with its graph.
     pub(super) fn recompute(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
-        let Some(mut held) = self.held.remove(&micro_batch) else {
+        let Some(mut held) = self.step.held.remove(&micro_batch) else {
             return Err(not_held(micro_batch));
         };
         let last_segment = held.is_untouched();
         let Some(start) = held.next_segment() else {
-            self.held.insert(micro_batch, held);
+            self.step.held.insert(micro_batch, held);
             return Ok(());
         };
         let mut skips = held.skips();
@@ -89,7 +92,7 @@ impl Stage {
         if last_segment {
             held.loss = self.run_loss(micro_batch, &ran.outputs, true, work)?;
         }
-        self.held.insert(micro_batch, held);
+        self.step.held.insert(micro_batch, held);
         Ok(())
     }
 }

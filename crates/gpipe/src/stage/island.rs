@@ -17,7 +17,7 @@ use gpipe_core::LayerId;
 use gpipe_runtime::panic_message;
 use tch::{Kind, Tensor};
 
-use super::{differentiable, feed::Slice, parameters::OrderedAccumulator};
+use super::{differentiable, feed::Slice, gradients::OrderedAccumulator};
 use crate::{
     batch_norm::BatchStatistics,
     cache::Cache,

@@ -6,10 +6,11 @@ use gpipe_core::MicroBatch;
 use tch::Tensor;
 
 use super::{
-    Stage, StageResult,
+    StageResult,
     feed::Mode,
     island::{self, Island, Untouched},
     recorder::ProfiledOp,
+    step::ActiveStage,
 };
 use crate::{
     error::{LayerError, StageError},
@@ -17,10 +18,10 @@ use crate::{
     precision::Precision,
 };
 
-impl Stage {
+impl ActiveStage<'_> {
     /// Where the loss stands among the samples: after the last layer.
     pub(super) fn loss_position(&self) -> usize {
-        self.plan.layers.end
+        self.config.layers.end
     }
 
     /// Runs the loss of `micro_batch` on the stage's outputs and notes its sum; on the last stage, in
@@ -32,7 +33,7 @@ impl Stage {
         graph: bool,
         work: ProfiledOp,
     ) -> StageResult<Option<Island>> {
-        if !self.plan.last {
+        if !self.config.last {
             return Ok(None);
         }
         let begun = self.begin_sample()?;
@@ -47,7 +48,8 @@ impl Stage {
         outputs: &[Tensor],
         graph: bool,
     ) -> StageResult<Option<Island>> {
-        let (Some(loss), Some(targets)) = (&self.plan.loss, self.feed.targets(micro_batch)) else {
+        let (Some(loss), Some(targets)) = (&self.config.loss, self.step.feed.targets(micro_batch))
+        else {
             return Ok(None);
         };
         let _no_grad = (!graph).then(tch::no_grad_guard);
@@ -55,7 +57,7 @@ impl Stage {
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
         let leaves = leaves.map_err(in_loss)?;
         // Losses and metrics see the outputs in float32 where the arithmetic is in less.
-        let Precision { compute, master } = self.plan.precision;
+        let Precision { compute, master } = self.config.precision;
         let widen = |tensor: &Tensor| match tensor.kind() == compute {
             true => Ok(tensor.f_to_kind(master)?),
             false => Ok(tensor.shallow_clone()),
@@ -78,19 +80,19 @@ impl Stage {
             )));
         }
         // Among processes a stage that fails ends the run: there the driver looks, at what all of them have.
-        if !value.is_finite() && self.plan.alone {
+        if !value.is_finite() && self.config.alone {
             let what = format!("the loss ({value})");
             return Err(StageError::NotFinite { layer: "loss".into(), what });
         }
         let sums = self.measure(&seen, &targets)?;
-        self.metric_sums.push((micro_batch, sums));
-        self.loss_sums.push((micro_batch, value));
+        self.step.metric_sums.push((micro_batch, sums));
+        self.step.loss_sums.push((micro_batch, value));
         Ok(graph.then(|| Island::of_loss(leaves, sum)))
     }
 
     /// The sums of the metrics.
     fn measure(&self, outputs: &[Tensor], targets: &[Tensor]) -> StageResult<Vec<f64>> {
-        if self.feed.mode == Mode::Train && !self.plan.training_metrics {
+        if self.step.feed.mode == Mode::Train && !self.config.training_metrics {
             return Ok(Vec::new());
         }
         let _no_grad = tch::no_grad_guard();
@@ -104,7 +106,7 @@ impl Stage {
             let named = |source| StageError::Layer { layer: metric.name().to_owned(), source };
             measure().map_err(named)
         };
-        self.plan.metrics.iter().map(measure).collect()
+        self.config.metrics.iter().map(measure).collect()
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 use gpipe_core::{Bytes, MicroBatch, Nanos};
 use serde::{Deserialize, Serialize};
 
-use super::{Statistics, device::StageDevice};
+use super::{device::StageDevice, step::Statistics};
 use crate::error::LayerError;
 
 /// What was run.

@@ -10,14 +10,14 @@ use gpipe_core::cost::SUMS_UNDER_WAY;
 use tch::{Kind, Tensor};
 
 use super::{
-    StagePlan,
+    config::StageConfig,
+    gradients::Gradients,
     parameters::{ParamIndex, Parameters},
 };
 use crate::{error::LayerError, processes::Summing, value::tensor_bytes};
 
 /// One stage's sums of a step.
 pub(super) struct Reduction {
-    summing: Box<dyn Summing>,
     /// Layers of the stage from this one on are on their way.
     from: usize,
     under_way: VecDeque<Bucket>,
@@ -31,39 +31,36 @@ struct Bucket {
 }
 
 /// What a batch norm saw of a mini-batch: values a channel, their mean, and the sum of squared differences from it, in float64.
-pub(crate) struct Seen {
+pub(crate) struct BatchMoments {
     pub(crate) count: i64,
     pub(crate) mean: Tensor,
     pub(crate) squares: Tensor,
 }
 
 impl Reduction {
-    pub(super) fn new(summing: Box<dyn Summing>, layers: usize) -> Self {
-        Self { summing, from: layers, under_way: VecDeque::new() }
-    }
-
-    /// A step begins.
-    pub(super) fn begin(&mut self, layers: usize) {
-        self.from = layers;
-        self.under_way.clear();
+    /// Of a step of a stage with so many layers.
+    pub(super) fn new(layers: usize) -> Self {
+        Self { from: layers, under_way: VecDeque::new() }
     }
 
     /// The gradients of the layers from position `layer` on are all that they will be.
     pub(super) fn complete(
         &mut self,
-        parameters: &mut Parameters,
-        plan: &StagePlan,
+        summing: &mut dyn Summing,
+        gradients: &mut Gradients,
+        parameters: &Parameters,
+        config: &StageConfig,
         layer: usize,
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         while self.from > layer {
             // In this order in every replica, whatever they have gradients of.
             self.from -= 1;
-            let specs = plan.named[self.from].parameters.iter().enumerate();
+            let specs = config.named[self.from].parameters.iter().enumerate();
             let trained = specs.filter(|(_, spec)| spec.trainable);
             let places: Vec<ParamIndex> = trained.map(|(slot, _)| (self.from, slot)).collect();
             if !places.is_empty() {
-                self.send(parameters, places)?;
+                self.send(summing, gradients, parameters, places)?;
             }
         }
         Ok(())
@@ -72,13 +69,15 @@ impl Reduction {
     /// Waits until every gradient is the sum of all replicas'.
     pub(super) fn finish(
         &mut self,
-        parameters: &mut Parameters,
-        plan: &StagePlan,
+        summing: &mut dyn Summing,
+        gradients: &mut Gradients,
+        parameters: &Parameters,
+        config: &StageConfig,
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
-        self.complete(parameters, plan, 0)?;
+        self.complete(summing, gradients, parameters, config, 0)?;
         while !self.under_way.is_empty() {
-            self.settle(parameters)?;
+            self.settle(summing, gradients, parameters)?;
         }
         Ok(())
     }
@@ -86,18 +85,20 @@ impl Reduction {
     /// Begins to sum a bucket.
     fn send(
         &mut self,
-        parameters: &mut Parameters,
+        summing: &mut dyn Summing,
+        gradients: &mut Gradients,
+        parameters: &Parameters,
         places: Vec<ParamIndex>,
     ) -> Result<(), LayerError> {
         while self.under_way.iter().map(|bucket| bucket.bytes).sum::<u64>() >= SUMS_UNDER_WAY.0 {
-            self.settle(parameters)?;
+            self.settle(summing, gradients, parameters)?;
         }
         let mut parts = Vec::with_capacity(places.len() + 1);
         let mut present = Vec::with_capacity(places.len());
         let mut kind = Kind::Float;
         for &(layer, slot) in &places {
             let master = &parameters.masters[layer][slot];
-            let grad = &parameters.grads[layer][slot];
+            let grad = gradients.of((layer, slot));
             present.push(if grad.is_some() { 1.0 } else { 0.0 });
             kind = master.kind();
             parts.push(match grad {
@@ -109,14 +110,19 @@ impl Reduction {
         parts.push(present.f_to(parts.first().map_or(tch::Device::Cpu, Tensor::device))?);
         let flat = Tensor::f_cat(&parts, 0)?.f_to(tch::Device::Cpu)?;
         self.under_way.push_back(Bucket { places, bytes: tensor_bytes(&flat) });
-        self.summing.begin(flat).map_err(lost)?;
+        summing.begin(flat).map_err(lost)?;
         Ok(())
     }
 
     /// Waits for the oldest bucket, and puts its sums where the gradients are.
-    fn settle(&mut self, parameters: &mut Parameters) -> Result<(), LayerError> {
+    fn settle(
+        &mut self,
+        summing: &mut dyn Summing,
+        gradients: &mut Gradients,
+        parameters: &Parameters,
+    ) -> Result<(), LayerError> {
         let Some(Bucket { places, .. }) = self.under_way.pop_front() else { return Ok(()) };
-        let flat = self.summing.end().map_err(lost)?;
+        let flat = summing.end().map_err(lost)?;
         let count = places.len() as i64;
         let present = flat.f_narrow(0, flat.size1()? - count, count)?.f_to_kind(Kind::Double)?;
         let present = Vec::<f64>::try_from(&present)?;
@@ -126,7 +132,7 @@ impl Reduction {
             let length = master.numel() as i64;
             let sum = flat.f_narrow(0, start, length)?.f_view(master.size().as_slice())?;
             start += length;
-            match &mut parameters.grads[layer][slot] {
+            match gradients.place((layer, slot)) {
                 Some(grad) => grad.f_copy_(&sum)?,
                 // Only other replicas have one.
                 none if present > 0.0 => *none = Some(sum.f_detach_copy()?.f_to(master.device())?),
@@ -135,56 +141,59 @@ impl Reduction {
         }
         Ok(())
     }
+}
 
-    /// What batch norms saw of the whole mini-batch, from what they saw of each replica's part of it.
-    pub(super) fn combine(&mut self, all: &mut [Seen]) -> Result<(), LayerError> {
-        let _no_grad = tch::no_grad_guard();
-        let count = |seen: &Seen| Tensor::f_from_slice(&[seen.count as f64]);
-        let weighted = |seen: &Seen| seen.mean.f_mul_scalar(seen.count as f64);
-        let parts = all.iter().map(|seen| Ok([count(seen)?, weighted(seen)?]));
-        let sums = self.sum(parts.collect::<Result<Vec<_>, LayerError>>()?)?;
-        let mut means = Vec::new();
-        for [count, sum] in sums {
-            let total = count.f_double_value(&[0])?;
-            means.push((total as i64, sum.f_div_scalar(total)?));
-        }
-        let apart = |(seen, (_, mean)): (&Seen, &(i64, Tensor))| {
-            let apart = seen.mean.f_to(tch::Device::Cpu)?.f_sub(mean)?.f_square()?;
-            let squares = seen.squares.f_to(tch::Device::Cpu)?;
-            Ok([squares.f_add(&apart.f_mul_scalar(seen.count as f64)?)?])
-        };
-        let parts = all.iter().zip(&means).map(apart).collect::<Result<Vec<_>, LayerError>>()?;
-        let sums = self.sum(parts)?;
-        for ((seen, (count, mean)), [squares]) in all.iter_mut().zip(means).zip(sums) {
-            let device = seen.mean.device();
-            *seen = Seen { count, mean: mean.f_to(device)?, squares: squares.f_to(device)? };
-        }
-        Ok(())
+/// What batch norms saw of the whole mini-batch, from what they saw of each replica's part of it.
+pub(super) fn combine(
+    summing: &mut dyn Summing,
+    all: &mut [BatchMoments],
+) -> Result<(), LayerError> {
+    let _no_grad = tch::no_grad_guard();
+    let count = |seen: &BatchMoments| Tensor::f_from_slice(&[seen.count as f64]);
+    let weighted = |seen: &BatchMoments| seen.mean.f_mul_scalar(seen.count as f64);
+    let parts = all.iter().map(|seen| Ok([count(seen)?, weighted(seen)?]));
+    let sums = sum(summing, parts.collect::<Result<Vec<_>, LayerError>>()?)?;
+    let mut means = Vec::new();
+    for [count, sum] in sums {
+        let total = count.f_double_value(&[0])?;
+        means.push((total as i64, sum.f_div_scalar(total)?));
     }
+    let apart = |(seen, (_, mean)): (&BatchMoments, &(i64, Tensor))| {
+        let apart = seen.mean.f_to(tch::Device::Cpu)?.f_sub(mean)?.f_square()?;
+        let squares = seen.squares.f_to(tch::Device::Cpu)?;
+        Ok([squares.f_add(&apart.f_mul_scalar(seen.count as f64)?)?])
+    };
+    let parts = all.iter().zip(&means).map(apart).collect::<Result<Vec<_>, LayerError>>()?;
+    let sums = sum(summing, parts)?;
+    for ((seen, (count, mean)), [squares]) in all.iter_mut().zip(means).zip(sums) {
+        let device = seen.mean.device();
+        *seen = BatchMoments { count, mean: mean.f_to(device)?, squares: squares.f_to(device)? };
+    }
+    Ok(())
+}
 
-    /// The sums of each part's float64 tensors of one dimension over all replicas, on the CPU. Parts are summed apart, as layers are.
-    fn sum<const N: usize>(
-        &mut self,
-        parts: Vec<[Tensor; N]>,
-    ) -> Result<Vec<[Tensor; N]>, LayerError> {
-        let mut sums = Vec::with_capacity(parts.len());
-        for part in &parts {
-            let own = part.iter().map(|tensor| tensor.f_to(tch::Device::Cpu));
-            let own = Tensor::f_cat(&own.collect::<Result<Vec<_>, _>>()?, 0)?;
-            self.summing.begin(own).map_err(lost)?;
-        }
-        for part in parts {
-            let flat = self.summing.end().map_err(lost)?;
-            let (mut start, mut own) = (0, part);
-            for tensor in &mut own {
-                let length = tensor.numel() as i64;
-                *tensor = flat.f_narrow(0, start, length)?;
-                start += length;
-            }
-            sums.push(own);
-        }
-        Ok(sums)
+/// The sums of each part's float64 tensors of one dimension over all replicas, on the CPU. Parts are summed apart, as layers are.
+fn sum<const N: usize>(
+    summing: &mut dyn Summing,
+    parts: Vec<[Tensor; N]>,
+) -> Result<Vec<[Tensor; N]>, LayerError> {
+    let mut sums = Vec::with_capacity(parts.len());
+    for part in &parts {
+        let own = part.iter().map(|tensor| tensor.f_to(tch::Device::Cpu));
+        let own = Tensor::f_cat(&own.collect::<Result<Vec<_>, _>>()?, 0)?;
+        summing.begin(own).map_err(lost)?;
     }
+    for part in parts {
+        let flat = summing.end().map_err(lost)?;
+        let (mut start, mut own) = (0, part);
+        for tensor in &mut own {
+            let length = tensor.numel() as i64;
+            *tensor = flat.f_narrow(0, start, length)?;
+            start += length;
+        }
+        sums.push(own);
+    }
+    Ok(sums)
 }
 
 fn lost(error: crate::processes::PeerError) -> LayerError {

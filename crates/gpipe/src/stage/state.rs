@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use tch::Tensor;
 
 use super::{
-    Stage, StagePlan,
+    Stage,
+    config::StageConfig,
     parameters::{ParamIndex, Parameters, copy_to_cpu},
     update::State,
 };
@@ -32,8 +33,7 @@ impl Stage {
     pub(crate) fn clear_state(&mut self, averaged: u64) {
         self.parameters.updater.state.clear();
         self.parameters.updater.averages.clear();
-        self.parameters.updater.averaged = self.plan.average.map_or(0, |_| averaged);
-        self.parameters.forget_grads();
+        self.parameters.updater.averaged = self.config.average.map_or(0, |_| averaged);
         self.parameters.forget_last_grads();
     }
 
@@ -50,7 +50,7 @@ impl Stage {
             self.parameters.set(place, &state.value)?;
         }
         if let Some(&first) = places.first() {
-            self.parameters.put_updater_state(&self.plan, first, state)?;
+            self.parameters.put_updater_state(&self.config, first, state)?;
         }
         self.device.finish()
     }
@@ -76,18 +76,18 @@ impl Parameters {
 
     fn put_updater_state(
         &mut self,
-        plan: &StagePlan,
+        config: &StageConfig,
         place: ParamIndex,
         state: &ParameterState,
     ) -> Result<(), LayerError> {
-        let spec = &plan.named[place.0].parameters[place.1];
+        let spec = &config.named[place.0].parameters[place.1];
         if !spec.trainable {
             return Ok(()); // what was trained before and is frozen now
         }
         let own = |tensor: &Tensor| -> Result<Tensor, LayerError> {
-            Ok(tensor.f_detach_copy()?.f_to(plan.device.tch())?)
+            Ok(tensor.f_detach_copy()?.f_to(config.device.tch())?)
         };
-        if let (Some(optimizer), Some(kept)) = (&plan.optimizer, &state.optimizer) {
+        if let (Some(optimizer), Some(kept)) = (&config.optimizer, &state.optimizer) {
             let given: HashMap<&str, &Tensor> =
                 kept.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let (mut names, mut tensors) = (Vec::new(), Vec::new());
@@ -99,7 +99,7 @@ impl Parameters {
             let updates = kept.updates;
             self.updater.state.insert(place, State { names, tensors, updates });
         }
-        if let (Some(_), Some(average)) = (plan.average, &state.average) {
+        if let (Some(_), Some(average)) = (config.average, &state.average) {
             self.updater.averages.insert(place, own(average)?);
         }
         Ok(())

@@ -7,14 +7,17 @@ use gpipe_runtime::Vote;
 use tch::{Kind, Tensor};
 
 use super::{
-    StagePlan, Statistics,
+    config::StageConfig,
+    gradients::Gradients,
     parameters::{ParamIndex, Parameters, copy_to_cpu, first_place},
-    reduction::{Reduction, Seen},
+    reduction::{self, BatchMoments},
+    step::Statistics,
 };
 use crate::{
     batch_norm::{BATCHES, MEAN, VARIANCE, combine},
     error::LayerError,
     optim::{Optimizer, ParameterSettings, StateSpec, Update},
+    processes::Summing,
     value::tensor_bytes,
 };
 
@@ -25,8 +28,6 @@ pub(super) struct Updater {
     pub(super) averages: HashMap<ParamIndex, Tensor>,
     /// Updates that the averages have seen.
     pub(super) averaged: u64,
-    /// The running statistics after this step.
-    buffers: Vec<(ParamIndex, Tensor)>,
 }
 
 impl Updater {
@@ -46,8 +47,11 @@ pub(super) struct State {
     pub(super) updates: u64,
 }
 
-/// The numbers of one update.
-pub(super) struct Step {
+/// What one update applies.
+pub(super) struct StepUpdate<'a> {
+    pub gradients: &'a mut Gradients,
+    /// The new running statistics of batch norms.
+    pub running: &'a [(ParamIndex, Tensor)],
     /// What the gradients are multiplied by.
     pub scale: f64,
     /// The learning rate before any group's factor.
@@ -57,60 +61,66 @@ pub(super) struct Step {
 impl Parameters {
     /// All that can fail before the update: state tensors are made. Returns the squared norms by layer;
     /// a tied weight counts at its first use only. `unscale` multiplies the gradients that are kept.
-    pub(super) fn prepare(&mut self, plan: &StagePlan, unscale: f64) -> Result<Vote, LayerError> {
+    pub(super) fn prepare(
+        &mut self,
+        config: &StageConfig,
+        gradients: &Gradients,
+        unscale: f64,
+    ) -> Result<Vote, LayerError> {
         let _no_grad = tch::no_grad_guard();
         self.last_grads.clear();
         let mut norms: Vec<(LayerId, Tensor)> = Vec::new();
-        for (layer, named) in plan.named.iter().enumerate() {
-            let id = LayerId::from_index(plan.layers.start + layer);
+        for (layer, named) in config.named.iter().enumerate() {
+            let id = LayerId::from_index(config.layers.start + layer);
             for (slot, spec) in named.parameters.iter().enumerate() {
-                self.make_average(plan, (layer, slot))?;
-                let Some(grad) = &self.grads[layer][slot] else { continue };
+                self.make_average(config, (layer, slot))?;
+                let Some(grad) = gradients.of((layer, slot)) else { continue };
                 let owned = spec.tie.as_ref().is_none_or(|tie| {
-                    plan.ties.iter().any(|g| g.name == *tie && g.uses[0] == (id, slot))
+                    config.ties.iter().any(|g| g.name == *tie && g.uses[0] == (id, slot))
                 });
                 if owned {
                     norms.push((id, grad.f_norm()?));
                 }
-                if owned && plan.keep_gradients {
+                if owned && config.keep_gradients {
                     let name = format!("{}.{}", named.name, spec.name);
                     self.last_grads.push((name, grad.f_detach_copy()?.f_mul_scalar_(unscale)?));
                 }
-                self.make_state(plan, (layer, slot))?;
+                self.make_state(config, (layer, slot))?;
             }
         }
-        self.try_temporaries(plan)?;
-        squares(plan, &norms)
+        try_temporaries(config, gradients)?;
+        squares(config, &norms)
     }
 
     /// Makes the running statistics of batch norms after this mini-batch: running <- (1 - m) running + m new, with
     /// the unbiased variance, and m = 1 / t at mini-batch t where all count alike.
-    pub(super) fn prepare_buffers(
-        &mut self,
-        plan: &StagePlan,
+    pub(super) fn running_statistics(
+        &self,
+        config: &StageConfig,
         statistics: Statistics,
-        reduction: Option<&mut Reduction>,
-    ) -> Result<(), LayerError> {
+        replicas: Option<&mut (dyn Summing + 'static)>,
+    ) -> Result<Vec<(ParamIndex, Tensor)>, LayerError> {
         let _no_grad = tch::no_grad_guard();
-        self.updater.buffers.clear();
         let (mut places, mut all) = (Vec::new(), Vec::new());
         for ((layer, first), seen) in statistics {
-            let own = plan.named[layer].parameters.get(first + MEAN..=first + BATCHES);
+            let own = config.named[layer].parameters.get(first + MEAN..=first + BATCHES);
             if !own.is_some_and(|own| own.iter().all(|spec| spec.buffer)) {
                 return Err(LayerError::Value(format!(
                     "layer '{}': the parameters from number {first} on are not those of a batch norm",
-                    plan.named[layer].name
+                    config.named[layer].name
                 )));
             }
             let momentum = seen.first().and_then(|(_, seen)| seen.momentum);
             let Some((count, mean, squares)) = combine(seen)? else { continue };
             places.push((layer, first, momentum));
-            all.push(Seen { count, mean, squares });
+            all.push(BatchMoments { count, mean, squares });
         }
-        if let Some(reduction) = reduction {
-            reduction.combine(&mut all)?;
+        if let Some(replicas) = replicas {
+            reduction::combine(replicas, &mut all)?;
         }
-        for ((layer, first, momentum), Seen { count, mean, squares }) in places.into_iter().zip(all)
+        let mut running_after = Vec::new();
+        for ((layer, first, momentum), BatchMoments { count, mean, squares }) in
+            places.into_iter().zip(all)
         {
             let old = |number: usize| &self.masters[layer][first + number];
             let share = match momentum {
@@ -126,26 +136,13 @@ impl Parameters {
                 new.push((number, moved.f_to_kind(running.kind())?));
             }
             let places = new.into_iter().map(|(number, value)| ((layer, first + number), value));
-            self.updater.buffers.extend(places);
+            running_after.extend(places);
         }
-        Ok(())
+        Ok(running_after)
     }
 
-    /// What the update's temporaries need at once is asked for, and given back: the cap may refuse it here, and
-    /// the peak counts it.
-    fn try_temporaries(&self, plan: &StagePlan) -> Result<(), LayerError> {
-        let count = plan.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
-        let bytes = self.grads.iter().flatten().flatten().map(tensor_bytes).max().unwrap_or(0);
-        if count == 0 {
-            return Ok(());
-        }
-        let bytes = i64::try_from(bytes * count as u64 + SCALARS).unwrap_or(i64::MAX);
-        drop(Tensor::f_empty([bytes], (Kind::Uint8, plan.device.tch()))?);
-        Ok(())
-    }
-
-    fn make_state(&mut self, plan: &StagePlan, place: ParamIndex) -> Result<(), LayerError> {
-        let Some(optimizer) = &plan.optimizer else { return Ok(()) };
+    fn make_state(&mut self, config: &StageConfig, place: ParamIndex) -> Result<(), LayerError> {
+        let Some(optimizer) = &config.optimizer else { return Ok(()) };
         if self.updater.state.contains_key(&place) {
             return Ok(());
         }
@@ -161,11 +158,11 @@ impl Parameters {
     }
 
     /// An average starts as the parameter that it is of; a tied weight has one, at its first use here.
-    fn make_average(&mut self, plan: &StagePlan, place: ParamIndex) -> Result<(), LayerError> {
-        let spec = &plan.named[place.0].parameters[place.1];
-        let group = spec.tie.as_ref().and_then(|tie| plan.ties.iter().find(|g| g.name == *tie));
-        let first = group.is_none_or(|group| first_place(plan, group) == Some(place));
-        let wanted = plan.average.is_some() && spec.trainable && first;
+    fn make_average(&mut self, config: &StageConfig, place: ParamIndex) -> Result<(), LayerError> {
+        let spec = &config.named[place.0].parameters[place.1];
+        let group = spec.tie.as_ref().and_then(|tie| config.ties.iter().find(|g| g.name == *tie));
+        let first = group.is_none_or(|group| first_place(config, group) == Some(place));
+        let wanted = config.average.is_some() && spec.trainable && first;
         if wanted && !self.updater.averages.contains_key(&place) {
             let average = self.masters[place.0][place.1].f_detach_copy()?;
             self.updater.averages.insert(place, average);
@@ -174,11 +171,15 @@ impl Parameters {
     }
 
     /// Applies the update, layer by layer.
-    pub(super) fn update(&mut self, plan: &StagePlan, step: &Step) -> Result<(), LayerError> {
+    pub(super) fn update(
+        &mut self,
+        config: &StageConfig,
+        step: StepUpdate<'_>,
+    ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
-        let Some(optimizer) = &plan.optimizer else { return Ok(()) };
-        for ((layer, slot), value) in std::mem::take(&mut self.updater.buffers) {
-            self.masters[layer][slot].f_copy_(&value)?;
+        let Some(optimizer) = &config.optimizer else { return Ok(()) };
+        for ((layer, slot), value) in step.running {
+            self.masters[*layer][*slot].f_copy_(value)?;
         }
         for layer in 0..self.masters.len() {
             // Parameters that differ in their number of updates or in their group are updated apart.
@@ -186,9 +187,9 @@ impl Parameters {
             let mut together: BTreeMap<Key, (ParameterSettings, Vec<usize>)> = BTreeMap::new();
             for slot in 0..self.masters[layer].len() {
                 let state = self.updater.state.get_mut(&(layer, slot));
-                if let (Some(state), true) = (state, self.grads[layer][slot].is_some()) {
+                if let (Some(state), true) = (state, step.gradients.of((layer, slot)).is_some()) {
                     state.updates += 1;
-                    let settings = plan.settings[layer][slot];
+                    let settings = config.settings[layer][slot];
                     let decay = settings.weight_decay.unwrap_or(f64::NAN);
                     let key = (state.updates, settings.lr_scale.to_bits(), decay.to_bits());
                     together.entry(key).or_insert((settings, vec![])).1.push(slot);
@@ -198,11 +199,14 @@ impl Parameters {
                 let lr = step.lr * settings.lr_scale;
                 let decay = settings.weight_decay.unwrap_or_else(|| optimizer.weight_decay());
                 let numbers = Numbers { scale: step.scale, lr, weight_decay: decay, updates };
-                self.update_slots(optimizer.as_ref(), layer, &slots, &numbers)?;
+                let grads =
+                    slots.iter().filter_map(|&slot| step.gradients.place((layer, slot)).take());
+                let grads = grads.collect();
+                self.update_slots(optimizer.as_ref(), layer, &slots, grads, &numbers)?;
             }
             self.refresh(layer)?;
         }
-        self.update_averages(plan)
+        self.update_averages(config)
     }
 
     /// Updates those parameters of a layer that `slots` names, all of them for the same number of times.
@@ -211,10 +215,9 @@ impl Parameters {
         optimizer: &dyn Optimizer,
         layer: usize,
         slots: &[usize],
+        mut grads: Vec<Tensor>,
         numbers: &Numbers,
     ) -> Result<(), LayerError> {
-        let mut grads: Vec<Tensor> =
-            slots.iter().filter_map(|&slot| self.grads[layer][slot].take()).collect();
         if numbers.scale != 1.0 {
             for grad in &mut grads {
                 let _ = grad.f_mul_scalar_(numbers.scale)?;
@@ -234,8 +237,8 @@ impl Parameters {
 
     /// average <- d average + (1 - d) parameter, with d = min(decay, (1 + t) / (10 + t)) at update t, so
     /// that the first steps are soon forgotten (as TensorFlow's ExponentialMovingAverage does).
-    fn update_averages(&mut self, plan: &StagePlan) -> Result<(), LayerError> {
-        let Some(decay) = plan.average else { return Ok(()) };
+    fn update_averages(&mut self, config: &StageConfig) -> Result<(), LayerError> {
+        let Some(decay) = config.average else { return Ok(()) };
         self.updater.averaged += 1;
         let t = self.updater.averaged as f64;
         let new_share = 1.0 - decay.min((1.0 + t) / (10.0 + t));
@@ -281,9 +284,22 @@ struct Numbers {
     updates: u64,
 }
 
+/// What the update's temporaries need at once is asked for, and given back: the cap may refuse it here, and
+/// the peak counts it.
+fn try_temporaries(config: &StageConfig, gradients: &Gradients) -> Result<(), LayerError> {
+    let count = config.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
+    let bytes = gradients.present().map(tensor_bytes).max().unwrap_or(0);
+    if count == 0 {
+        return Ok(());
+    }
+    let bytes = i64::try_from(bytes * count as u64 + SCALARS).unwrap_or(i64::MAX);
+    drop(Tensor::f_empty([bytes], (Kind::Uint8, config.device.tch()))?);
+    Ok(())
+}
+
 /// The squares of the norms, summed within each layer in the order of its parameters. One transfer from the
 /// device for all of them.
-fn squares(plan: &StagePlan, norms: &[(LayerId, Tensor)]) -> Result<Vote, LayerError> {
+fn squares(config: &StageConfig, norms: &[(LayerId, Tensor)]) -> Result<Vote, LayerError> {
     let mut vote = Vote::default();
     let values = match norms {
         [] => Vec::new(),
@@ -293,8 +309,8 @@ fn squares(plan: &StagePlan, norms: &[(LayerId, Tensor)]) -> Result<Vote, LayerE
             Vec::<f64>::try_from(&all.f_to(tch::Device::Cpu)?)?
         }
     };
-    for position in 0..plan.named.len() {
-        let id = LayerId::from_index(plan.layers.start + position);
+    for position in 0..config.named.len() {
+        let id = LayerId::from_index(config.layers.start + position);
         let own = norms.iter().zip(&values).filter(|((layer, _), _)| *layer == id);
         // Plain addition from 0, as always: the order and the bits must not depend on the cut.
         let square = own.fold(0.0, |sum, (_, norm)| sum + norm * norm);

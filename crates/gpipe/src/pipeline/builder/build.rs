@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
+    ops::Range,
     sync::Arc,
 };
 
@@ -24,17 +25,46 @@ use crate::{
     error::{Error, Result},
     optim::{ParameterSettings, settings},
     pipeline::{
-        Pipeline, balance::stage_weights, expected::Carried, parameters::Averages,
-        peers::TransportPeers, topology,
+        Pipeline,
+        balance::stage_weights,
+        expected::Carried,
+        model::Model,
+        parameters::Averages,
+        peers::TransportPeers,
+        run::{Caches, Engine},
+        topology,
+        training::Training,
     },
     precision::{LossScale, Precision},
     processes::process_of,
-    stage::{Stage, StagePlan},
+    sequence::{Skip, TieGroup},
+    stage::{Edges, Stage, StageConfig},
 };
 
 /// A setting that does not fit, as the user is told.
 fn setting(error: impl std::fmt::Display) -> Error {
     Error::Setting(error.to_string())
+}
+
+/// The model, cut into stages on devices: what all of their configurations are made from.
+struct Cut {
+    precision: Precision,
+    balance: Vec<usize>,
+    /// By stage: its layers.
+    ranges: Vec<Range<usize>>,
+    /// By stage: its device.
+    placement: Vec<usize>,
+    topology: Topology,
+    /// By edge of the topology.
+    carried: Vec<Carried>,
+    /// By stage.
+    edges: Vec<Edges>,
+    skips: Arc<[Skip]>,
+    ties: Arc<[TieGroup]>,
+    /// By layer: whether something before it is trained.
+    trained_before: Vec<bool>,
+    /// By layer and parameter.
+    settings: Vec<Vec<ParameterSettings>>,
 }
 
 /// Most micro-batches of a mini-batch.
@@ -49,7 +79,60 @@ impl PipelineBuilder {
     pub fn build(mut self) -> Result<Pipeline> {
         let precision = self.check_settings()?;
         self.inputs = precision.fed(&self.inputs);
-        let parameter_settings = self.apply_groups()?;
+        let settings = self.apply_groups()?;
+        let mut cut = self.cut(precision, settings)?;
+        let link_capacity = self.check_schedule(&cut.topology)?;
+        let mut on_device: Vec<Vec<StageConfig>> = self.devices.iter().map(|_| vec![]).collect();
+        for (stage, edges) in std::mem::take(&mut cut.edges).into_iter().enumerate() {
+            on_device[cut.placement[stage]].push(self.stage_config(stage, edges, &cut));
+        }
+        let builds = on_device.into_iter().map(|configs| {
+            let build: BuildDevice<Stage> = Box::new(move || Stage::build_all(configs));
+            build
+        });
+        let runtime = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
+        let (pool, peers) = self.spawn(builds.collect(), runtime, &cut.balance)?;
+        Ok(Pipeline {
+            engine: Engine {
+                pool,
+                peers,
+                remat: self.listed(),
+                replicas: self.replicas,
+                topology: cut.topology,
+                carried: cut.carried,
+                placement: cut.placement,
+                schedule: self.schedule,
+                rematerializes_early: self.rematerializes_early,
+                micro_batches: self.micro_batches,
+                link_capacity,
+            },
+            model: Model {
+                parameters: topology::owned(&self.sequence, &cut.ranges, &cut.ties),
+                inputs: self.inputs.len(),
+                sequence: self.sequence,
+                balance: cut.balance,
+                padding: self.padding,
+                precision,
+                loss: self.loss,
+                metrics: self.metrics,
+                training_metrics: self.training_metrics,
+                seed: self.seed,
+            },
+            training: Training {
+                step: 0,
+                optimizer: self.optimizer,
+                rate: self.rate,
+                lr_override: None,
+                loss_scale: LossScale::new(precision.compute),
+                averages: if self.average.is_some() { Averages::Kept } else { Averages::None },
+                torn: None,
+            },
+            caches: Caches::default(),
+        })
+    }
+
+    /// Cuts the model into stages on devices.
+    fn cut(&self, precision: Precision, settings: Vec<Vec<ParameterSettings>>) -> Result<Cut> {
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
         let ties = self.sequence.ties()?;
         let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
@@ -58,79 +141,41 @@ impl PipelineBuilder {
             // Before so many actions are made.
             return Err(PartitionError::TooManyStages { stages, layers }.into());
         }
-        let (compute, remat) = (self.compute_actions(), self.listed());
         let placement = self.schedule.placement(self.devices.len());
         let cost = || self.sequence.costs(&self.inputs, self.kind);
-        let weights = stage_weights(&compute, &self.remat, stages, self.micro_batches);
-        let balance = self.balance.cut(self.sequence.len(), cost, &weights)?;
+        let weights =
+            stage_weights(&self.compute_actions(), &self.remat, stages, self.micro_batches);
+        let balance = self.balance.cut(layers, cost, &weights)?;
         let ranges = topology::ranges(&balance);
-        let trained_before = self.sequence.trained_before();
         let placed: Vec<Device> = placement.iter().map(|&device| self.devices[device]).collect();
         topology::check_ties(&ranges, &placed, &ties)?;
-        let (topology, purposes, views) =
+        let trained_before = self.sequence.trained_before();
+        let (topology, purposes, edges) =
             topology::build(&ranges, &inferred.skips, &ties, &trained_before);
         let carried = Carried::of(&topology, &purposes, &ranges, &self.sequence, &ties, precision);
-        let program = lower(&compute, &topology, self.micro_batches)?;
+        Ok(Cut {
+            precision,
+            balance,
+            ranges,
+            placement,
+            topology,
+            carried,
+            edges,
+            skips: inferred.skips.into(),
+            ties: ties.into(),
+            trained_before,
+            settings,
+        })
+    }
+
+    /// Lowers and validates the schedule. Returns how many values a link must hold, so that nobody waits
+    /// for room.
+    fn check_schedule(&self, topology: &Topology) -> Result<usize> {
+        let program = lower(&self.compute_actions(), topology, self.micro_batches)?;
         let (link_capacity, _) =
             simulate_with_room(&program, &Costs::unit(topology.stages)).map_err(Invalid::from)?;
         validate(&program, link_capacity)?;
-
-        let trains = self.loss.is_some() && self.optimizer.is_some();
-        let owned = topology::owned(&self.sequence, &ranges, &ties);
-        let plans = ranges.iter().zip(views).enumerate().map(|(stage, (layers, edges))| {
-            let mut plan = self.plan(stage, layers.clone(), &placement, precision);
-            plan.input_grads = trained_before[layers.clone()].to_vec();
-            plan.settings = parameter_settings[layers.clone()].to_vec();
-            (plan.skips, plan.ties) = (inferred.skips.clone(), ties.clone());
-            plan.peers = self.peers(stage, &placement, &topology);
-            plan.edges = Arc::new(edges);
-            plan
-        });
-        let mut on_device: Vec<Vec<StagePlan>> = self.devices.iter().map(|_| vec![]).collect();
-        for (plan, &device) in plans.zip(&placement) {
-            on_device[device].push(plan);
-        }
-        let builds = on_device.into_iter().map(|plans| {
-            let build: BuildDevice<Stage> = Box::new(move || Stage::build_all(plans));
-            build
-        });
-        let settings = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
-        let (pool, joined) = self.spawn(builds.collect(), settings, &balance)?;
-        Ok(Pipeline {
-            pool,
-            joined,
-            replicas: self.replicas,
-            topology,
-            carried,
-            expected: Vec::new(),
-            schedule: self.schedule,
-            remat,
-            rematerializes_early: self.rematerializes_early,
-            micro_batches: self.micro_batches,
-            balance,
-            placement,
-            precision,
-            loss: self.loss,
-            metrics: self.metrics,
-            training_metrics: self.training_metrics,
-            trains,
-            lr_override: None,
-            rate: self.rate,
-            loss_scale: LossScale::new(precision.compute),
-            averages: if self.average.is_some() { Averages::Kept } else { Averages::None },
-            torn: None,
-            inputs: self.inputs.len(),
-            step: 0,
-            seed: self.seed,
-            owned,
-            optimizer: self.optimizer,
-            programs: HashMap::new(),
-            shapes: Vec::new(),
-            link_capacity,
-            padding: self.padding,
-            profiled: Vec::new(),
-            sequence: self.sequence,
-        })
+        Ok(link_capacity)
     }
 
     /// Builds the stages that are in this process, each in its thread, once the other processes have agreed.
@@ -143,11 +188,11 @@ impl PipelineBuilder {
         let Some(transport) = &self.transport else {
             return Ok((WorkerPool::spawn(builds, settings)?, None));
         };
-        let joined = TransportPeers::new(transport, self.devices.len(), &self.facts(balance))?;
-        let peers: Arc<dyn Peers<Stage>> = Arc::clone(&joined) as _;
+        let others = TransportPeers::new(transport, self.devices.len(), &self.facts(balance))?;
+        let peers: Arc<dyn Peers<Stage>> = Arc::clone(&others) as _;
         let mut pool = WorkerPool::spawn_among(builds, settings, Some(peers))?;
-        joined.charge(&mut pool)?;
-        Ok((pool, Some(joined)))
+        others.charge(&mut pool)?;
+        Ok((pool, Some(others)))
     }
 
     pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
@@ -326,32 +371,28 @@ impl PipelineBuilder {
         edges.filter_map(peer).collect()
     }
 
-    /// The plan of one stage, but for what the whole model's shapes and the topology say.
-    fn plan(
-        &self,
-        stage: usize,
-        layers: std::ops::Range<usize>,
-        placement: &[usize],
-        precision: Precision,
-    ) -> StagePlan {
+    /// All that one stage is told.
+    fn stage_config(&self, stage: usize, edges: Edges, cut: &Cut) -> StageConfig {
+        let (layers, placement) = (cut.ranges[stage].clone(), &cut.placement);
         let (last, device) = (stage + 1 == placement.len(), placement[stage]);
         let cap = if self.caps.len() == 1 { self.caps.first() } else { self.caps.get(device) };
-        StagePlan {
+        StageConfig {
             stage: StageId::from_index(stage),
             last,
             named: self.sequence.layers[layers.clone()].to_vec(),
+            input_grads: cut.trained_before[layers.clone()].to_vec(),
+            settings: cut.settings[layers.clone()].to_vec(),
             layers,
-            input_grads: Vec::new(),
-            skips: Vec::new(),
-            ties: Vec::new(),
-            edges: Arc::default(),
-            peers: HashMap::new(),
+            skips: Arc::clone(&cut.skips),
+            ties: Arc::clone(&cut.ties),
+            edges: Arc::new(edges),
+            peers: self.peers(stage, placement, &cut.topology),
             device: self.devices[device],
             first_on_device: !placement[..stage].contains(&device)
                 && !self.devices[..device].contains(&self.devices[device]),
             remat: self.remat.of(stage),
             seed: self.seed,
-            precision,
+            precision: cut.precision,
             kernels: self.kernels,
             cap: cap.map(|cap| cap.0),
             max_norm: self.max_norm,
@@ -361,7 +402,6 @@ impl PipelineBuilder {
             metrics: self.metrics.clone(),
             training_metrics: self.training_metrics,
             optimizer: self.optimizer.clone(),
-            settings: Vec::new(),
             average: self.average,
             profile: self.profile,
             alone: self.transport.is_none(),

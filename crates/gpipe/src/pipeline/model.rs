@@ -1,0 +1,96 @@
+//! What a pipeline computes: layers, losses, metrics, and how numbers are kept.
+
+use std::sync::Arc;
+
+use gpipe_core::StageId;
+use tch::Tensor;
+
+use super::Padding;
+use crate::{
+    error::{Error, Result},
+    loss::Loss,
+    metric::{Measured, Metric},
+    precision::Precision,
+    sequence::Sequence,
+    spec::TensorSpec,
+    stage::{catching, feed::Outcome},
+};
+
+/// A parameter of the model, under its first use if it is tied.
+#[derive(Debug, Clone)]
+pub(super) struct OwnedParameter {
+    /// `layer.parameter`
+    pub(super) name: String,
+    /// The layer's position in the sequence, and the parameter's in the layer.
+    pub(super) layer: usize,
+    pub(super) slot: usize,
+    /// The stage and place (layer within the stage, position) of every use, in layer order; the first owns it.
+    pub(super) uses: Vec<(StageId, (usize, usize))>,
+}
+
+/// What a pipeline computes. Nothing here changes once it is built.
+pub(super) struct Model {
+    pub(super) sequence: Sequence,
+    /// Layers per stage.
+    pub(super) balance: Vec<usize>,
+    pub(super) parameters: Vec<OwnedParameter>,
+    /// How many tensors an input has.
+    pub(super) inputs: usize,
+    pub(super) padding: Option<Padding>,
+    pub(super) precision: Precision,
+    pub(super) loss: Option<Arc<dyn Loss>>,
+    pub(super) metrics: Vec<Arc<dyn Metric>>,
+    /// Whether metrics are taken in training, too.
+    pub(super) training_metrics: bool,
+    pub(super) seed: u64,
+}
+
+impl Model {
+    /// What the metrics' sums are divided by; before the run, because it may fail.
+    pub(super) fn metric_counts(&self, targets: &[Tensor]) -> Result<Vec<f64>> {
+        let count = |metric: &Arc<dyn Metric>| catching(|| metric.count(targets));
+        let counts = self.metrics.iter().map(count).collect::<std::result::Result<_, _>>();
+        counts.map_err(Error::Torch)
+    }
+
+    /// The metrics' sums over all micro-batches, in their order, with their counts.
+    pub(super) fn measured(&self, outcomes: &[Outcome], counts: &[f64]) -> Vec<Measured> {
+        let sums = outcomes.last().map_or(&[][..], |outcome| &outcome.metric_sums);
+        if sums.iter().all(Vec::is_empty) {
+            return Vec::new();
+        }
+        let measured = |(index, (metric, &count)): (usize, (&Arc<dyn Metric>, &f64))| {
+            let sum = sums.iter().filter_map(|sums| sums.get(index)).sum();
+            Measured { name: metric.name().to_owned(), sum, count }
+        };
+        self.metrics.iter().zip(counts).enumerate().map(measured).collect()
+    }
+
+    /// An output as users get it: on the CPU, and in no smaller dtype than float32.
+    pub(super) fn given(&self, output: &Tensor) -> Result<Tensor> {
+        let Precision { compute, master } = self.precision;
+        let output = output.f_to(tch::Device::Cpu)?;
+        Ok(if output.kind() == compute { output.f_to_kind(master)? } else { output })
+    }
+
+    pub(super) fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
+        let inferred = self.sequence.infer(&self.precision.fed(inputs), self.precision.compute)?;
+        let outputs = inferred.specs.last().map_or(&[][..], Vec::as_slice);
+        let outputs = &self.precision.seen_by_losses(outputs);
+        if let (Some(loss), false) = (&self.loss, targets.is_empty()) {
+            loss.check(outputs, targets).map_err(|error| Error::Input(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn denominator(&self, targets: &[Tensor]) -> Result<f64> {
+        let count = match &self.loss {
+            Some(loss) => loss.count(targets)?,
+            None => 1.0,
+        };
+        if count > 0.0 {
+            return Ok(count);
+        }
+        Err(Error::Input("no target counts in this mini-batch: all are ignored".into()))
+    }
+}

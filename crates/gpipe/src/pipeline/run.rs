@@ -1,0 +1,158 @@
+//! How a step is run on the stages.
+
+use std::{collections::HashMap, sync::Arc};
+
+use gpipe_core::{
+    Bytes, DeviceId,
+    lower::{Program, Topology, lower},
+    remat::RematPolicies,
+    schedule::Schedule,
+    validate::validate,
+};
+use gpipe_runtime::{Ran, WorkerPool};
+use tch::Tensor;
+
+use super::{
+    Pipeline, expected::Carried, mini_batch::MiniBatch, parameters, peers::TransportPeers,
+};
+use crate::{
+    error::{Error, Result},
+    processes::Replicas,
+    spec::TensorSpec,
+    stage::{
+        Stage,
+        feed::{Feed, Mode},
+    },
+};
+
+/// The stages, and in which order they work. Only the stages themselves change once it is built.
+pub(super) struct Engine {
+    pub(super) pool: WorkerPool<Stage>,
+    /// The other processes, if there are any.
+    pub(super) peers: Option<Arc<TransportPeers>>,
+    /// The other replicas, if there are any.
+    pub(super) replicas: Option<Arc<dyn Replicas>>,
+    pub(super) topology: Topology,
+    /// By edge of the topology.
+    pub(super) carried: Vec<Carried>,
+    /// By stage: its device.
+    pub(super) placement: Vec<usize>,
+    pub(super) schedule: Schedule,
+    pub(super) remat: RematPolicies,
+    pub(super) rematerializes_early: bool,
+    pub(super) micro_batches: usize,
+    pub(super) link_capacity: usize,
+}
+
+/// What is found once and used again. All of it could be found anew at any time.
+#[derive(Default)]
+pub(super) struct Caches {
+    /// By whether it trains, and the number of micro-batches.
+    programs: HashMap<(bool, usize), Arc<Program>>,
+    /// Shapes of inputs and targets that fit the model.
+    pub(super) shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
+    /// By the inputs of a micro-batch: the most bytes of a message, by edge.
+    pub(super) message_bytes: Vec<(Vec<TensorSpec>, Vec<Bytes>)>,
+}
+
+impl Engine {
+    /// On how many devices its stages are.
+    pub(super) fn devices(&self) -> usize {
+        self.placement.iter().max().map_or(1, |last| last + 1)
+    }
+
+    /// The stages that are in this process, in order.
+    pub(super) fn here(&self) -> Vec<usize> {
+        let devices: Vec<usize> = self.pool.here().map(DeviceId::index).collect();
+        let stages = self.placement.iter().enumerate();
+        stages.filter(|(_, device)| devices.contains(device)).map(|(stage, _)| stage).collect()
+    }
+}
+
+impl Pipeline {
+    /// The list of actions of a step with `micro_batches` micro-batches, for training or only forwards.
+    ///
+    /// # Errors
+    /// None that `build` has not already found.
+    pub(super) fn program(&mut self, trains: bool, micro_batches: usize) -> Result<Arc<Program>> {
+        if let Some(program) = self.caches.programs.get(&(trains, micro_batches)) {
+            return Ok(Arc::clone(program));
+        }
+        let devices = self.engine.devices();
+        let compute = match trains {
+            true => self.engine.remat.apply(&self.engine.schedule.actions(devices, micro_batches)),
+            false => self.engine.schedule.forwards(devices, micro_batches),
+        };
+        let mut program = lower(&compute, &self.engine.topology, micro_batches)?;
+        if !self.engine.rematerializes_early {
+            program = program.rematerializing_late();
+        }
+        validate(&program, self.engine.link_capacity)?;
+        let program = Arc::new(program);
+        self.caches.programs.insert((trains, micro_batches), Arc::clone(&program));
+        Ok(program)
+    }
+
+    /// Runs a step on all stages. Returns all that they gave and measured.
+    ///
+    /// # Errors
+    /// The pipeline is torn; a stage failed.
+    pub(super) fn run(
+        &mut self,
+        mode: Mode,
+        batch: &MiniBatch,
+        denominator: f64,
+        check_finite: bool,
+    ) -> Result<Ran<Stage>> {
+        self.needs_whole_state()?;
+        let expected = self.engine.peers.is_some().then(|| self.expected(batch)).transpose()?;
+        if let (Some(peers), Some(expected)) = (&self.engine.peers, expected) {
+            peers.expect_at_most(expected);
+        }
+        let program = self.program(mode == Mode::Train, batch.slices.len())?;
+        let mut feeds: Vec<Vec<Feed>> = (0..self.engine.devices()).map(|_| Vec::new()).collect();
+        for (stage, &device) in self.engine.placement.iter().enumerate() {
+            let fed = |all: &[Vec<Tensor>], here: bool| -> Vec<Vec<Tensor>> {
+                let all = all.iter().take(if here { usize::MAX } else { 0 });
+                all.map(|tensors| tensors.iter().map(Tensor::shallow_clone).collect()).collect()
+            };
+            feeds[device].push(Feed {
+                mode,
+                step: self.training.step,
+                slices: batch.slices.clone(),
+                inputs: fed(&batch.inputs, stage == 0),
+                targets: fed(&batch.targets, stage + 1 == self.engine.placement.len()),
+                denominator,
+                lr: self.training.learning_rate(),
+                loss_scale: self.training.loss_scale.scale,
+                check_finite,
+                groups: batch.groups.clone(),
+                begins: batch.begins,
+            });
+        }
+        let ran = self.engine.pool.run(&program, feeds).map_err(Error::from);
+        if ran.as_ref().is_err_and(Error::has_changed_parameters) {
+            self.training.torn = Some(parameters::CHANGED_PARAMETERS);
+        }
+        ran
+    }
+
+    /// After a NaN somewhere: runs the step again, which changes nothing because it fails again, and looks at
+    /// every value, so that the error names the first layer that makes one. It costs nothing until then.
+    pub(super) fn name_the_layer(
+        &mut self,
+        error: Error,
+        mode: Mode,
+        batch: &MiniBatch,
+        denominator: f64,
+    ) -> Error {
+        // Among processes a step that fails on purpose would be the last one.
+        if !error.is_not_finite() || self.engine.peers.is_some() {
+            return error;
+        }
+        match self.run(mode, batch, denominator, true) {
+            Err(found) if found.is_not_finite() => found,
+            _ => error, // it did not come again: the first message is the better one
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! How a stage runs its layers, one after the other.
+
+use std::{collections::HashMap, ops::Range};
+
+use gpipe_bridge::{layout::settled, op_cache::OpCache};
+use gpipe_core::{EdgeId, LayerId, MicroBatch};
+use gpipe_runtime::stage::OnEdges;
+use tch::Tensor;
+
+use super::{
+    StageResult,
+    feed::Mode,
+    in_operation,
+    island::{Island, LayerRun},
+    recorder::{Begun, ProfiledOp},
+    step::ActiveStage,
+};
+use crate::{
+    batch_norm::BatchStatistics,
+    cache::Cache,
+    error::{LayerError, StageError},
+    precision::Precision,
+    sequence::Skip,
+    value::Value,
+};
+
+/// What a run of several layers gives.
+pub(super) struct RanLayers {
+    pub(super) outputs: Vec<Tensor>,
+    pub(super) islands: Vec<Island>,
+    /// By layer.
+    pub(super) statistics: Vec<(usize, BatchStatistics)>,
+}
+
+/// How layers are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GraphMode {
+    /// Without graphs.
+    Plain,
+    /// With graphs that are dropped layer by layer.
+    Discard,
+    /// With graphs, for a backward.
+    Keep,
+}
+
+/// What becomes of what matrix products and convolutions give.
+pub(super) enum SavedOps<'a> {
+    /// They are computed.
+    Compute,
+    /// ... and kept, for each layer.
+    Keep(&'a mut Vec<OpCache>),
+    /// They are found, where an earlier run of the layer kept them.
+    Reuse(&'a mut std::vec::IntoIter<OpCache>),
+}
+
+impl SavedOps<'_> {
+    /// Runs a layer's forward.
+    fn around<T>(
+        &mut self,
+        layer: &str,
+        forward: impl FnOnce() -> StageResult<T>,
+    ) -> StageResult<T> {
+        let in_layer = |source: gpipe_bridge::Error| StageError::Layer {
+            layer: layer.to_owned(),
+            source: source.into(),
+        };
+        match self {
+            SavedOps::Compute => forward(),
+            SavedOps::Keep(memos) => {
+                let (ran, memo) = OpCache::record(forward).map_err(in_layer)?;
+                memos.push(memo);
+                ran
+            }
+            SavedOps::Reuse(memos) => match memos.next() {
+                Some(memo) => memo.replay(forward).map_err(in_layer)?,
+                None => forward(),
+            },
+        }
+    }
+}
+
+/// How layers are run, and for what.
+pub(super) struct ForwardOptions<'a> {
+    pub(super) run: GraphMode,
+    pub(super) work: ProfiledOp,
+    pub(super) products: SavedOps<'a>,
+}
+
+impl ActiveStage<'_> {
+    /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip value that
+    /// a layer here may pop, and gets those that are stashed.
+    pub(super) fn run_layers(
+        &self,
+        range: Range<usize>,
+        micro_batch: MicroBatch,
+        inputs: Vec<Tensor>,
+        skips: &mut HashMap<usize, Tensor>,
+        how: ForwardOptions<'_>,
+    ) -> StageResult<RanLayers> {
+        let ForwardOptions { run: how, work, mut products } = how;
+        let _no_grad = (how == GraphMode::Plain).then(tch::no_grad_guard);
+        let mut values = inputs;
+        let (mut islands, mut statistics) = (Vec::new(), Vec::new());
+        for position in range {
+            let run = self.layer_run(position, micro_batch);
+            let pops = self.skips_popped_by(position);
+            let pops = pops.filter_map(|(index, skip)| {
+                Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
+            });
+            let graph = how != GraphMode::Plain;
+            let (pops, begun) = (pops.collect(), self.begin_sample()?);
+            let cache = self.take_cache(position, micro_batch)?;
+            let forward = || run.forward(values, pops, cache, graph);
+            let ran = products.around(&run.layer.name, forward)?;
+            self.put_cache(position, micro_batch, ran.cache);
+            for (name, tensor) in ran.stashed {
+                let skip = self.skip_stashed_by(position, &name);
+                skips.extend(skip.map(|index| (index, tensor)));
+            }
+            islands.extend(ran.island.filter(|_| how == GraphMode::Keep));
+            self.end_sample(begun, self.config.layers.start + position, work, micro_batch)?;
+            if let (Some(recorder), SavedOps::Keep(memos)) = (&self.step.recorder, &products) {
+                recorder.products(position, memos.last().map_or(0, OpCache::bytes));
+            }
+            statistics.extend(ran.statistics.into_iter().map(|seen| (position, seen)));
+            values = ran.outputs;
+        }
+        Ok(RanLayers { outputs: values, islands, statistics })
+    }
+
+    /// What the layer kept in the decoding so far.
+    fn take_cache(&self, position: usize, micro_batch: MicroBatch) -> StageResult<Option<Cache>> {
+        let Some(group) = self.step.feed.group(micro_batch) else { return Ok(None) };
+        let cache = match group.past {
+            0 => Cache::default(),
+            _ => self.decoding.borrow_mut().remove(&(group.id, position)).unwrap_or_default(),
+        };
+        let rows = group.rows.as_ref().map(|rows| self.device.own(rows)).transpose();
+        let cache = rows.and_then(|rows| cache.before(group.past, rows.as_ref()));
+        cache.map(Some).map_err(in_operation("the cache"))
+    }
+
+    fn put_cache(&self, position: usize, micro_batch: MicroBatch, cache: Option<Cache>) {
+        if let (Some(group), Some(cache)) = (self.step.feed.group(micro_batch), cache) {
+            self.decoding.borrow_mut().insert((group.id, position), cache);
+        }
+    }
+
+    pub(super) fn begin_sample(&self) -> StageResult<Option<Begun>> {
+        let begun = self.step.recorder.as_ref().map(|recorder| recorder.begin(&self.device));
+        begun.transpose().map_err(in_operation("profiling"))
+    }
+
+    pub(super) fn end_sample(
+        &self,
+        begun: Option<Begun>,
+        layer: usize,
+        work: ProfiledOp,
+        micro_batch: MicroBatch,
+    ) -> StageResult<()> {
+        let (Some(recorder), Some(begun)) = (&self.step.recorder, begun) else { return Ok(()) };
+        recorder
+            .end(&self.device, begun, layer, work, micro_batch)
+            .map_err(in_operation("profiling"))
+    }
+
+    /// Keeps what batch norms saw in the one forward of `micro_batch` that counts.
+    pub(super) fn count_statistics(
+        &mut self,
+        micro_batch: MicroBatch,
+        seen: Vec<(usize, BatchStatistics)>,
+    ) {
+        for (position, statistics) in seen {
+            let place = (position, statistics.first);
+            self.step.statistics.entry(place).or_default().push((micro_batch, statistics));
+        }
+    }
+
+    fn layer_run(&self, position: usize, micro_batch: MicroBatch) -> LayerRun<'_> {
+        LayerRun {
+            layer: &self.config.named[position],
+            id: LayerId::from_index(self.config.layers.start + position),
+            parameters: self.parameters.of_layer(position),
+            input_grads: self.config.input_grads[position],
+            training: self.step.feed.mode == Mode::Train,
+            seed: self.config.seed,
+            step: self.step.feed.step,
+            slice: self.step.feed.slice(micro_batch),
+            check_finite: self.step.feed.check_finite,
+            kind: self.config.precision.compute,
+            kernels: self.config.kernels,
+        }
+    }
+
+    /// What the driver fed the first stage of `micro_batch`: on its device, in the layout that values pass in, and,
+    /// where the arithmetic is in a smaller dtype, in that.
+    pub(super) fn fed_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<Tensor>> {
+        let Precision { compute, master } = self.config.precision;
+        let fed = |tensor: &Tensor| {
+            let tensor = self.device.own(tensor)?;
+            let tensor = if tensor.kind() == master { tensor.f_to_kind(compute)? } else { tensor };
+            Ok(settled(tensor)?)
+        };
+        let inputs = self.step.feed.inputs(micro_batch).iter().map(fed);
+        inputs.collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
+    }
+
+    /// What arrived, on this stage's device.
+    pub(super) fn receive(
+        &self,
+        values: OnEdges<Value>,
+    ) -> StageResult<OnEdges<Vec<Option<Tensor>>>> {
+        let receive = |(edge, value)| Ok((edge, self.device.receive(value)?));
+        values
+            .into_iter()
+            .map(receive)
+            .collect::<Result<_, LayerError>>()
+            .map_err(in_operation("receiving"))
+    }
+
+    /// The end of an action: its values, ready for the devices that they go to.
+    pub(super) fn finished(
+        &self,
+        values: OnEdges<Vec<Option<Tensor>>>,
+    ) -> StageResult<OnEdges<Value>> {
+        let finish = || {
+            self.device.finish()?;
+            let send =
+                |(edge, tensors)| Ok((edge, self.device.send(tensors, self.config.peer(edge))?));
+            values.into_iter().map(send).collect::<Result<_, LayerError>>()
+        };
+        finish().map_err(in_operation("sending"))
+    }
+
+    fn skips_popped_by(&self, position: usize) -> impl Iterator<Item = (usize, &Skip)> {
+        let layer = LayerId::from_index(self.config.layers.start + position);
+        self.config.skips.iter().enumerate().filter(move |(_, skip)| skip.pop == layer)
+    }
+
+    pub(super) fn skip_stashed_by(&self, position: usize, name: &str) -> Option<usize> {
+        let layer = LayerId::from_index(self.config.layers.start + position);
+        self.config.skips.iter().position(|skip| skip.stash == layer && skip.name == name)
+    }
+
+    /// Into which ranges of its layers the stage is cut where it re-materializes.
+    pub(super) fn segment_ranges(&self) -> Vec<Range<usize>> {
+        self.config.remat.segment_ranges(self.config.layers.len())
+    }
+
+    pub(super) fn outgoing(
+        &self,
+        boundary: Option<EdgeId>,
+        tensors: Vec<Option<Tensor>>,
+        skips: &[(EdgeId, usize)],
+        skip_values: &mut HashMap<usize, Tensor>,
+    ) -> OnEdges<Vec<Option<Tensor>>> {
+        let boundary = boundary.map(|edge| (edge, tensors));
+        let skips = skips.iter().map(|&(edge, index)| (edge, vec![skip_values.remove(&index)]));
+        boundary.into_iter().chain(skips).collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! The state of one step, and a stage during it.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+};
+
+use gpipe_core::MicroBatch;
+use gpipe_runtime::Verdict;
+use tch::Tensor;
+
+use super::{
+    Stage, StageResult,
+    config::StageConfig,
+    device::StageDevice,
+    feed::Feed,
+    gradients::Gradients,
+    held::SavedActivations,
+    in_operation,
+    island::WeightGradients,
+    parameters::{ParamIndex, Parameters},
+    recorder::Recorder,
+    reduction::Reduction,
+};
+use crate::{
+    batch_norm::BatchStatistics,
+    cache::Cache,
+    error::{LayerError, StageError},
+    processes::Summing,
+};
+
+/// What each batch norm saw of each micro-batch, by the place of its first parameter.
+pub(crate) type Statistics = BTreeMap<ParamIndex, Vec<(MicroBatch, BatchStatistics)>>;
+
+/// All that a stage has of one step.
+pub(super) struct StepState {
+    pub(super) feed: Feed,
+    pub(super) held: HashMap<MicroBatch, SavedActivations>,
+    /// What first halves of backwards left to the second, last layer first.
+    pub(super) split: HashMap<MicroBatch, Vec<WeightGradients>>,
+    pub(super) gradients: Gradients,
+    /// Which gradients are being summed over the replicas.
+    pub(super) reduction: Reduction,
+    pub(super) statistics: Statistics,
+    /// The running statistics of batch norms after this step.
+    pub(super) running: Vec<(ParamIndex, Tensor)>,
+    pub(super) loss_sums: Vec<(MicroBatch, f64)>,
+    pub(super) metric_sums: Vec<(MicroBatch, Vec<f64>)>,
+    pub(super) outputs: Vec<(MicroBatch, Vec<Tensor>)>,
+    pub(super) verdict: Option<Verdict>,
+    /// What was live before each action.
+    pub(super) levels: Vec<u64>,
+    /// Where layers are measured.
+    pub(super) recorder: Option<Recorder>,
+}
+
+impl StepState {
+    pub(super) fn new(config: &StageConfig, feed: Feed) -> Self {
+        Self {
+            feed,
+            held: HashMap::new(),
+            split: HashMap::new(),
+            gradients: Gradients::new(config),
+            reduction: Reduction::new(config.named.len()),
+            statistics: Statistics::default(),
+            running: Vec::new(),
+            loss_sums: Vec::new(),
+            metric_sums: Vec::new(),
+            outputs: Vec::new(),
+            verdict: None,
+            levels: Vec::new(),
+            recorder: config.profile.then(Recorder::default),
+        }
+    }
+}
+
+/// A stage during a step: what lasts, and the step's state. Actions are done by it.
+pub(super) struct ActiveStage<'a> {
+    pub(super) config: &'a StageConfig,
+    pub(super) device: &'a StageDevice,
+    pub(super) parameters: &'a mut Parameters,
+    pub(super) replicas: Option<&'a mut (dyn Summing + 'static)>,
+    pub(super) decoding: RefCell<&'a mut HashMap<(usize, usize), Cache>>,
+    pub(super) step: &'a mut StepState,
+}
+
+impl Stage {
+    /// The stage during its step.
+    ///
+    /// # Errors
+    /// No step has begun.
+    pub(super) fn active(&mut self) -> StageResult<ActiveStage<'_>> {
+        let Self { config, parameters, replicas, decoding, step, device } = self;
+        Ok(ActiveStage {
+            config,
+            device,
+            parameters,
+            replicas: replicas.as_deref_mut(),
+            decoding: RefCell::new(decoding),
+            step: step.as_mut().ok_or_else(no_step)?,
+        })
+    }
+
+    /// Takes the step's state: the step is over.
+    ///
+    /// # Errors
+    /// No step has begun.
+    pub(super) fn end_step(&mut self) -> StageResult<StepState> {
+        self.step.take().ok_or_else(no_step)
+    }
+}
+
+/// The runtime begins a step before anything else.
+fn no_step() -> StageError {
+    in_operation("an action")(LayerError::Value("no step has begun".into()))
+}
+
+impl ActiveStage<'_> {
+    /// After the last backward of the layers from `position` on: their gradients may be summed with other replicas'.
+    pub(super) fn complete(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
+        let is_last = micro_batch.index() + 1 == self.step.feed.slices.len();
+        let Some(replicas) = self.replicas.as_mut().filter(|_| is_last) else { return Ok(()) };
+        let StepState { reduction, gradients, .. } = &mut *self.step;
+        let begun =
+            reduction.complete(*replicas, gradients, self.parameters, self.config, position);
+        begun.map_err(in_operation("summing gradients over replicas"))
+    }
+
+    /// Waits until the gradients are those of all replicas.
+    pub(super) fn reduced(&mut self) -> StageResult<()> {
+        let Some(replicas) = self.replicas.as_mut() else { return Ok(()) };
+        let StepState { reduction, gradients, .. } = &mut *self.step;
+        let done = reduction.finish(*replicas, gradients, self.parameters, self.config);
+        done.map_err(in_operation("summing gradients over replicas"))
+    }
+}
