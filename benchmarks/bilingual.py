@@ -45,7 +45,7 @@ def gpipe(program, *arguments):
 def trained(program, languages, steps, folder, validate_every):
     """Trains the recipe on `languages`, if that was not done already."""
     if not (folder / "weights.safetensors").exists():
-        settings = [f"--set=data.languages={json.dumps(languages)}", "--set=data.fewest_pairs=1"]
+        settings = [f"--set=data.languages={json.dumps(languages)}", "--set=data.min_pairs=1"]
         settings.append(f"--set=train.validate_every={validate_every}")
         flags = ["--steps", steps, "--out", folder, "--keep-best"]
         gpipe(program, "train", CONFIG, *SMALLER, *flags, *settings)

@@ -24,7 +24,7 @@ from figures import ROOT, commit, of_table, paragraph
 MICRO_BATCHES = [64, 128, 512]
 NETWORK = ["plan", "configs/gpt.toml", "--set", "model.blocks=128"]
 NETWORK += ["--set", "train.mini_batch=512"]
-COSTS = ["--analytic", "--rate", "1.4e11", "--bandwidth", "2e10", "--devices", "64"]
+COSTS = ["--analytic", "--flops", "1.4e11", "--bandwidth", "2e10", "--devices", "64"]
 COSTS += ["--stages", "64", "--schedule", "1f1b", "--remat", "never"]
 # Microseconds, and bytes per second; 0: values are not copied.
 LINKS = {

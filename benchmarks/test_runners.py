@@ -59,8 +59,8 @@ lines = [{"kind": "step", "step_ms": 1000.0 + n, "loss": 1.0} for n in range(ste
 (out / "metrics.jsonl").write_text("".join(json.dumps(line) + chr(10) for line in lines))
 print(f"trained {steps} steps, 100 tokens in 52.5 s")
 print("waiting for checkpoints 0.1%")
-if flags["--every"] != "none":
-    for step in range(int(flags["--every"]), steps + 1, int(flags["--every"])):
+if flags["--checkpoint-every"] != "none":
+    for step in range(int(flags["--checkpoint-every"]), steps + 1, int(flags["--checkpoint-every"])):
         print(f"step {step}: saved x (1.0 MiB; copied in 20 ms, written in 1.5 s)")
 """
 PLAN = 'print("step 12.5 s, bubble 40.5%, peak 5.3 GiB")'

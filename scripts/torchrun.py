@@ -25,7 +25,7 @@ sequence = 8
 [pipeline]
 stages = 2
 micro_batches = 3
-deadline_s = 60
+timeout_s = 60
 [train]
 steps = 6
 mini_batch = 7

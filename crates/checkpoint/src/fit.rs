@@ -73,7 +73,7 @@ pub struct Fit {
     /// Tensors of the file that the map leaves out because they are copies: [`Fit::read`] compares them.
     pub copies: Vec<CopyOf>,
     /// Parameters that keep their own values on purpose: see [`Fit::without`].
-    pub fresh: Vec<String>,
+    pub reinit: Vec<String>,
 }
 
 impl Fit {
@@ -156,10 +156,10 @@ impl Fit {
         let matches =
             |name: &str| patterns.iter().any(|pattern| gpipe::name_matches(pattern, name));
         let taken = self.loaded.extract_if(.., |pair| matches(&pair.parameter));
-        self.fresh.extend(taken.map(|pair| pair.parameter));
+        self.reinit.extend(taken.map(|pair| pair.parameter));
         let taken = self.mismatched.extract_if(.., |other| matches(&other.parameter));
-        self.fresh.extend(taken.map(|other| other.parameter));
-        self.fresh.extend(self.missing.extract_if(.., |name| matches(name)));
+        self.reinit.extend(taken.map(|other| other.parameter));
+        self.reinit.extend(self.missing.extract_if(.., |name| matches(name)));
         self.ignored.extend(self.unexpected.extract_if(.., |name| matches(name)));
         self
     }
@@ -310,7 +310,8 @@ fn is_floating(kind: Kind) -> bool {
 
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let all = self.loaded.len() + self.missing.len() + self.mismatched.len() + self.fresh.len();
+        let all =
+            self.loaded.len() + self.missing.len() + self.mismatched.len() + self.reinit.len();
         write!(f, "{} of {all} parameters are in the file", self.loaded.len())?;
         list(f, "missing, the file has not", &self.missing, |name| shown(name))?;
         list(f, "unexpected, the model has not", &self.unexpected, |name| shown(name))?;
@@ -322,7 +323,7 @@ impl fmt::Display for Fit {
                 format!("{}: {expected:?}, but {} is {found:?}", shown(parameter), shown(from))
             },
         )?;
-        list(f, "start afresh", &self.fresh, |name| shown(name))?;
+        list(f, "start afresh", &self.reinit, |name| shown(name))?;
         list(f, "copies of others, to the bit", &self.copies, |CopyOf { name, of, .. }| {
             format!("{} of {}", shown(name), shown(of))
         })?;

@@ -7,7 +7,7 @@
 //!
 //! let map = NameMap::parse(r#"
 //!     prefix = "transformer."     # taken off names that begin with it
-//!     fresh = ["*.scale"]         # parameters that the file does not have, and that keep their own values
+//!     reinit = ["*.scale"]        # parameters that the file does not have, and that keep their own values
 //!     [[names]]
 //!     from = "h.*.attn.c_attn.weight"
 //!     to = "*.attention.qkv.weight"
@@ -26,7 +26,7 @@
 //! assert_eq!(map.map("h.1.attn.c_attn.weight"), to("1.attention.qkv.weight", true));
 //! assert_eq!(map.map("transformer.h.0.attn.bias"), Mapped::Ignored);
 //! assert_eq!(map.map("other.weight"), Mapped::Unmatched);
-//! assert_eq!(map.fresh(), ["*.scale"]);
+//! assert_eq!(map.reinit(), ["*.scale"]);
 //! # Ok::<(), gpipe_checkpoint::names::NamesError>(())
 //! ```
 //!
@@ -82,7 +82,7 @@ pub struct NameMap {
     origin: String,
     /// Taken off a name that begins with it, before the rules.
     prefix: String,
-    fresh: Vec<String>,
+    reinit: Vec<String>,
     rules: Vec<Rule>,
 }
 
@@ -105,7 +105,7 @@ struct Document {
     #[serde(default)]
     prefix: String,
     #[serde(default)]
-    fresh: Vec<String>,
+    reinit: Vec<String>,
     names: Vec<toml::Table>,
 }
 
@@ -143,8 +143,8 @@ impl NameMap {
             let rule = Rule::new(table, &text);
             rules.push(rule.map_err(|reason| error(format!("{text}: {reason}")))?);
         }
-        let (prefix, fresh) = (document.prefix, document.fresh);
-        Ok(Self { origin: origin.to_owned(), prefix, fresh, rules })
+        let (prefix, reinit) = (document.prefix, document.reinit);
+        Ok(Self { origin: origin.to_owned(), prefix, reinit, rules })
     }
 
     /// Every tensor is the parameter of its own name.
@@ -160,7 +160,7 @@ impl NameMap {
             optional: true,
         };
         let (origin, prefix) = (String::new(), String::new());
-        Self { origin, prefix, fresh: Vec::new(), rules: vec![rule] }
+        Self { origin, prefix, reinit: Vec::new(), rules: vec![rule] }
     }
 
     /// Where it comes from; empty for the identity.
@@ -171,8 +171,8 @@ impl NameMap {
 
     /// Patterns of parameters that keep their own values: see [`Fit::without`](crate::fit::Fit::without).
     #[must_use]
-    pub fn fresh(&self) -> &[String] {
-        &self.fresh
+    pub fn reinit(&self) -> &[String] {
+        &self.reinit
     }
 
     /// What becomes of the tensor `name`.

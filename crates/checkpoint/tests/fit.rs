@@ -102,7 +102,7 @@ fn oracle_each_category_has_its_names() {
             found: vec![10, 2],
         }],
         ignored: vec!["h.0.bias_mask".into()],
-        fresh: vec![],
+        reinit: vec![],
         copies: vec![],
     };
     assert_eq!(fit, expected);
@@ -298,7 +298,7 @@ fn oracle_what_is_to_start_afresh_is_neither_loaded_nor_missed() {
     let fit = fit.without(&["head.*"]);
     assert!(fit.is_exact(), "{fit}");
     assert_eq!(fit.loaded.len(), 1);
-    assert_eq!(fit.fresh, ["head.weight", "head.bias", "head.shift"]);
+    assert_eq!(fit.reinit, ["head.weight", "head.bias", "head.shift"]);
     assert_eq!(fit.ignored, ["head.scale"]);
     assert!(fit.to_string().starts_with("1 of 4 parameters are in the file\n3 start afresh:\n"));
 }

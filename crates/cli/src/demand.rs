@@ -153,7 +153,7 @@ fn needs(
     let batch = task::inputs(config, samples);
     let batch: u64 = batch.iter().map(gpipe::TensorSpec::bytes).sum();
     // One is made, one is in the step, and the queue holds the others.
-    let batches = Bytes(batch.saturating_mul(config.train.batches_ahead as u64 + 2));
+    let batches = Bytes(batch.saturating_mul(config.train.prefetch as u64 + 2));
     Ok(Some(Needs { stages, batches, samples }))
 }
 

@@ -43,8 +43,8 @@ pub(crate) fn run(
     arguments: &GenerateArguments,
     here: Option<&Environment>,
 ) -> Result<(), CliError> {
-    let deadline_s = arguments.run.deadline_s();
-    Processes::among(here, deadline_s, |processes| go_on(arguments, processes))
+    let timeout_s = arguments.run.timeout_s();
+    Processes::among(here, timeout_s, |processes| go_on(arguments, processes))
 }
 
 fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), CliError> {

@@ -32,26 +32,26 @@ pub(crate) struct Init {
     pub vocabulary: Option<Vocabulary>,
 }
 
-/// Loads weights into a new pipeline, as `--init`, `--names`, `--partial` and `--fresh` say, and tells what it did. What matches
-/// `fresh` stays as it is.
+/// Loads weights into a new pipeline, as `--init`, `--names`, `--partial` and `--reinit` say, and tells what it did. What matches
+/// `reinit` stays as it is.
 pub(crate) fn load(
     pipeline: &mut Pipeline,
     mut file: TensorFile,
     config: &Config,
     arguments: &TrainArguments,
-    fresh: &[&str],
+    reinit: &[&str],
 ) -> Result<(), CliError> {
     check_facts(&file, config)?;
-    let named = arguments.fresh.iter().map(String::as_str);
-    let fresh: Vec<&str> = named.chain(fresh.iter().copied()).collect();
-    let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial, &fresh)?;
+    let named = arguments.reinit.iter().map(String::as_str);
+    let reinit: Vec<&str> = named.chain(reinit.iter().copied()).collect();
+    let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial, &reinit)?;
     let unused = arguments
-        .fresh
+        .reinit
         .iter()
-        .find(|pattern| !fit.fresh.iter().any(|name| gpipe::name_matches(pattern, name)));
+        .find(|pattern| !fit.reinit.iter().any(|name| gpipe::name_matches(pattern, name)));
     if let Some(pattern) = unused {
         return Err(CliError::Usage(format!(
-            "--fresh {pattern}: no parameter has such a name; gpipe inspect lists those of a run"
+            "--reinit {pattern}: no parameter has such a name; gpipe inspect lists those of a run"
         )));
     }
     let own = pipeline.parameters()?;
@@ -101,7 +101,7 @@ pub(crate) fn fit(
     file: &TensorFile,
     names: Option<&Path>,
     partial: bool,
-    fresh: &[&str],
+    reinit: &[&str],
 ) -> Result<Fit, CliError> {
     let names = match names {
         None => NameMap::identity(),
@@ -122,13 +122,13 @@ pub(crate) fn fit(
         })
         .collect();
     let left: Vec<&str> =
-        names.fresh().iter().map(String::as_str).chain(fresh.iter().copied()).collect();
+        names.reinit().iter().map(String::as_str).chain(reinit.iter().copied()).collect();
     let fit = Fit::new(&shapes, file, &names)?.without(&left);
     let is_used =
-        |pattern: &String| fit.fresh.iter().any(|name| gpipe::name_matches(pattern, name));
-    if let Some(pattern) = names.fresh().iter().find(|pattern| !is_used(pattern)) {
+        |pattern: &String| fit.reinit.iter().any(|name| gpipe::name_matches(pattern, name));
+    if let Some(pattern) = names.reinit().iter().find(|pattern| !is_used(pattern)) {
         return Err(CliError::Usage(format!(
-            "{}: fresh = \"{pattern}\" is the name of no parameter: correct it, or leave it out",
+            "{}: reinit = \"{pattern}\" is the name of no parameter: correct it, or leave it out",
             names.origin()
         )));
     }

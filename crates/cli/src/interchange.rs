@@ -91,10 +91,10 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
         _ => Kind::Float,
     };
     let mut tensors = fit.read(&mut file, kind)?.collect::<Result<Vec<_>, _>>()?;
-    if !fit.fresh.is_empty() {
+    if !fit.reinit.is_empty() {
         // With the values that they start from, so that the weights are whole.
         let own = pipeline.parameters()?.into_iter();
-        tensors.extend(own.filter(|(name, _)| fit.fresh.contains(name)));
+        tensors.extend(own.filter(|(name, _)| fit.reinit.contains(name)));
     }
     say!("{fit}");
     save(&arguments.out, &tensors, &facts::of(&config))?;

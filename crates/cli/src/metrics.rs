@@ -21,7 +21,7 @@ const TENSORBOARD: &str = "tensorboard";
 
 /// What a run has trained on so far.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Totals {
     pub tokens: u64,
     pub samples: u64,
 }
@@ -74,27 +74,27 @@ impl Metrics {
         self.lines.sync().is_ok().then_some(self.records)
     }
 
-    /// After a step of `samples` samples, for whose batch the loop waited; `seen` counts them, too.
+    /// After a step of `samples` samples, for whose batch the loop waited; `totals` counts them, too.
     pub(crate) fn step(
         &mut self,
         report: &StepReport,
         samples: u64,
-        seen: Seen,
+        totals: Totals,
         data_wait: Duration,
     ) {
-        self.write(&Record::Step(step(report, samples, seen, data_wait)));
+        self.write(&Record::Step(step(report, samples, totals, data_wait)));
     }
 
     /// After a mini-batch of `samples` samples that was left out, for it is not a number; `step` was applied last.
-    pub(crate) fn not_finite(&mut self, step: u64, samples: u64, seen: Seen) {
+    pub(crate) fn not_finite(&mut self, step: u64, samples: u64, totals: Totals) {
         self.write(&Record::Step(Step {
             step,
             skipped: true,
             loss: f64::NAN,
             grad_norm: f64::NAN,
             samples,
-            tokens_total: seen.tokens,
-            samples_total: seen.samples,
+            tokens_total: totals.tokens,
+            samples_total: totals.samples,
             ..Step::default()
         }));
     }
@@ -131,7 +131,7 @@ impl Metrics {
     }
 }
 
-fn step(report: &StepReport, samples: u64, seen: Seen, data_wait: Duration) -> Step {
+fn step(report: &StepReport, samples: u64, totals: Totals, data_wait: Duration) -> Step {
     let stages = report.devices.iter().map(|stage| Stage {
         forward_ms: stage.forward.as_ms(),
         recompute_ms: stage.recompute.as_ms(),
@@ -141,7 +141,7 @@ fn step(report: &StepReport, samples: u64, seen: Seen, data_wait: Duration) -> S
         fill_drain_ms: stage.fill_drain.as_ms(),
         imbalance_ms: stage.imbalance.as_ms(),
         stalls_ms: stage.stalls.as_ms(),
-        wait_ms: stage.wait.as_ms(),
+        idle_ms: stage.wait.as_ms(),
         peak_bytes: stage.peak.0,
         sent_bytes: stage.sent.0,
     });
@@ -151,8 +151,8 @@ fn step(report: &StepReport, samples: u64, seen: Seen, data_wait: Duration) -> S
         loss: report.loss,
         tokens: report.count as u64,
         samples,
-        tokens_total: seen.tokens,
-        samples_total: seen.samples,
+        tokens_total: totals.tokens,
+        samples_total: totals.samples,
         tokens_per_s: report.count / (report.time.as_ms() / 1e3),
         step_ms: report.time.as_ms(),
         data_wait_ms: data_wait.as_secs_f64() * 1e3,

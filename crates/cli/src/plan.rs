@@ -384,9 +384,9 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
         }
         None => analytic(arguments, config)?,
     };
-    if !source.analytic && (arguments.rate.is_some() || arguments.bandwidth.is_some()) {
+    if !source.analytic && (arguments.flops.is_some() || arguments.bandwidth.is_some()) {
         return Err(CliError::Usage(
-            "--rate and --bandwidth are of analytic costs, and these are measured: give --analytic, too".into(),
+            "--flops and --bandwidth are of analytic costs, and these are measured: give --analytic, too".into(),
         ));
     }
     let transport = &mut source.costs.transport;
@@ -407,7 +407,7 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
 /// From shapes alone.
 fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
     let rate = Rate {
-        flops_per_s: positive("--rate", arguments.rate.unwrap_or(RATE))?,
+        flops_per_s: positive("--flops", arguments.flops.unwrap_or(RATE))?,
         bytes_per_s: positive("--bandwidth", arguments.bandwidth.unwrap_or(BANDWIDTH))?,
         latency: Nanos(0),
     };

@@ -27,7 +27,7 @@ pub(crate) fn run(
         averages: arguments.averages,
         ..RunArguments::default()
     };
-    Processes::among(here, run.deadline_s(), |processes| name(arguments, &run, processes))
+    Processes::among(here, run.timeout_s(), |processes| name(arguments, &run, processes))
 }
 
 fn name(

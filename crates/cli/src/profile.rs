@@ -43,8 +43,8 @@ pub(crate) fn run(
     arguments: &ProfileArguments,
     here: Option<&Environment>,
 ) -> Result<(), CliError> {
-    let deadline_s = processes::deadline_s(&arguments.config);
-    Processes::among(here, deadline_s, |processes| measure_and_show(arguments, processes))
+    let timeout_s = processes::timeout_s(&arguments.config);
+    Processes::among(here, timeout_s, |processes| measure_and_show(arguments, processes))
 }
 
 fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Result<(), CliError> {

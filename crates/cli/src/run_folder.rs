@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     facts,
     output::complain,
-    processes::{Processes, deadline_s},
+    processes::{Processes, timeout_s},
     setup,
     task::{self, Vocabulary},
     values::ScheduleChoice,
@@ -78,10 +78,10 @@ pub(crate) fn config_of(folder: &Path) -> Option<PathBuf> {
 
 impl RunArguments {
     /// The longest silence of a process, as far as the command line says.
-    pub(crate) fn deadline_s(&self) -> u64 {
+    pub(crate) fn timeout_s(&self) -> u64 {
         let of_run = self.folder.as_ref().and_then(|folder| config_of(folder));
         let config = of_run.or_else(|| self.config.clone());
-        deadline_s(&ConfigArguments { config, set: self.set.clone(), ..ConfigArguments::default() })
+        timeout_s(&ConfigArguments { config, set: self.set.clone(), ..ConfigArguments::default() })
     }
 }
 
@@ -195,25 +195,27 @@ pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliErro
 
 /// Where a model's files are.
 #[derive(Serialize, Deserialize)]
-enum Place {
+enum ModelFiles {
     Files { config: PathBuf, weights: PathBuf },
     Checkpoint(PathBuf),
 }
 
 impl Source {
-    fn place(&self) -> Place {
+    fn place(&self) -> ModelFiles {
         match self {
             Self::Files { config, weights } => {
-                Place::Files { config: config.clone(), weights: weights.clone() }
+                ModelFiles::Files { config: config.clone(), weights: weights.clone() }
             }
-            Self::Checkpoint(checkpoint) => Place::Checkpoint(checkpoint.folder().to_owned()),
+            Self::Checkpoint(checkpoint) => ModelFiles::Checkpoint(checkpoint.folder().to_owned()),
         }
     }
 
-    fn at(place: Place) -> Result<Self, CliError> {
+    fn at(place: ModelFiles) -> Result<Self, CliError> {
         match place {
-            Place::Files { config, weights } => Self::files(config, weights),
-            Place::Checkpoint(folder) => Ok(Self::Checkpoint(Box::new(Checkpoint::open(&folder)?))),
+            ModelFiles::Files { config, weights } => Self::files(config, weights),
+            ModelFiles::Checkpoint(folder) => {
+                Ok(Self::Checkpoint(Box::new(Checkpoint::open(&folder)?)))
+            }
         }
     }
 

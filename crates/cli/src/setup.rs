@@ -78,7 +78,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
         .balance(pipeline.balance.clone())
         .remat(pipeline.remat.clone())
         .threads_per_stage(pipeline.threads_per_stage)
-        .deadline(Duration::from_secs(pipeline.deadline_s))
+        .deadline(Duration::from_secs(pipeline.timeout_s))
         .seed(config.seed);
     if !pipeline.memory.0.is_empty() {
         builder = builder.memory_cap(pipeline.memory.0.clone());

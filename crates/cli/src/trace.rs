@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &TraceArguments, here: Option<&Environment>) -> Res
         draw_in_terminal(&traced.step, look);
         return write_files(&traced, arguments, None);
     }
-    Processes::among(here, processes::deadline_s(&arguments.pipeline.config), |processes| {
+    Processes::among(here, processes::timeout_s(&arguments.pipeline.config), |processes| {
         let traced = trained(arguments, named, processes)?;
         draw_in_terminal(&traced.step, look);
         match processes.is_first() {

@@ -181,8 +181,8 @@ pub(crate) fn run(
     arguments: &TranslateArguments,
     here: Option<&Environment>,
 ) -> Result<(), CliError> {
-    let deadline_s = arguments.run.deadline_s();
-    Processes::among(here, deadline_s, |processes| translate(arguments, processes))
+    let timeout_s = arguments.run.timeout_s();
+    Processes::among(here, timeout_s, |processes| translate(arguments, processes))
 }
 
 fn translate(arguments: &TranslateArguments, processes: &Processes) -> Result<(), CliError> {
@@ -196,7 +196,7 @@ fn translate(arguments: &TranslateArguments, processes: &Processes) -> Result<()
     let translator = Translator::new(&run.config, &vocabulary, &arguments.search, arguments.batch)?;
     let mut pipeline = run.pipeline(processes)?;
     // Of several processes one reads and prints.
-    let deadline = Duration::from_secs(run.config.pipeline.deadline_s);
+    let deadline = Duration::from_secs(run.config.pipeline.timeout_s);
     let patience = SIGN_OF_LIFE.min(deadline / 2);
     let mut source = processes.is_first().then(|| Source::new(arguments.batch, patience));
     loop {

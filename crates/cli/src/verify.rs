@@ -55,8 +55,8 @@ struct Compared {
 
 /// Runs all variants and compares each with the first.
 pub(crate) fn run(arguments: &VerifyArguments, here: Option<&Environment>) -> Result<(), CliError> {
-    let deadline_s = processes::deadline_s(&arguments.config);
-    Processes::among(here, deadline_s, |processes| compare(arguments, processes))
+    let timeout_s = processes::timeout_s(&arguments.config);
+    Processes::among(here, timeout_s, |processes| compare(arguments, processes))
 }
 
 fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), CliError> {

@@ -68,7 +68,7 @@ fn oracle_a_run_writes_what_it_promises() {
             let busy = ["forward_ms", "recompute_ms", "backward_ms", "optimizer_ms"];
             let waits = ["fill_drain_ms", "imbalance_ms", "stalls_ms"];
             let wait: f64 = waits.map(ms).iter().sum();
-            assert!((wait - ms("wait_ms")).abs() < 1e-9, "{line}");
+            assert!((wait - ms("idle_ms")).abs() < 1e-9, "{line}");
             let sum = busy.map(ms).iter().sum::<f64>() + ms("communication_ms") + wait;
             assert!((sum - line["step_ms"].as_f64().unwrap()).abs() < 1e-9, "{line}");
             assert!(ms("forward_ms") > 0.0 && stage["peak_bytes"].as_u64() > Some(0));

@@ -26,7 +26,7 @@ fn regression_the_default_text_and_its_loss_are_those_that_were_recorded() {
     let fetched = output(fetch).status.success();
     let folder = tempfile::tempdir().unwrap();
     let mut train = Command::new(env!("CARGO_BIN_EXE_gpipe"));
-    train.args(["train", "configs/small.toml", "--steps", "50", "--every", "none"]);
+    train.args(["train", "configs/small.toml", "--steps", "50", "--checkpoint-every", "none"]);
     train.args(["--set", "train.validation_tokens=16384", "--out"]);
     let ran = output(train.arg(folder.path().join("run")).current_dir(&root));
     let errors = String::from_utf8_lossy(&ran.stderr);

@@ -211,7 +211,7 @@ fn fault_processes_whose_clocks_differ_by_an_hour() {
     if !has_clock(&folder, "fault_processes_whose_clocks_differ_by_an_hour") {
         return;
     }
-    let run = train("run", &["--set", "pipeline.deadline_s=20"]);
+    let run = train("run", &["--set", "pipeline.timeout_s=20"]);
     let mut command = folder.command(&[&["launch", "--processes", "2", "--"], &run[..]].concat());
     command.env("LD_PRELOAD", folder.path("clock.so")).env("LOOKS", folder.path("looks"));
     let ran = output(command.env("AHEAD", "3600"));
@@ -238,7 +238,7 @@ fn fault_a_clock_that_jumps() {
     if !has_clock(&folder, "fault_a_clock_that_jumps") {
         return;
     }
-    let more = ["--every", "3", "--set", "pipeline.deadline_s=20"];
+    let more = ["--checkpoint-every", "3", "--set", "pipeline.timeout_s=20"];
     folder.succeeds(&train("reference", &more[2..]));
     let jumping = |arguments: &[&str]| {
         let mut command = folder.command(arguments);

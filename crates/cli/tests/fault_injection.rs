@@ -33,7 +33,7 @@ const DEADLINE_S: u64 = 3;
 
 /// Without tied weights the stages are a chain, whose list of actions is known here.
 const MORE: &[&str] =
-    &["--set", "model.tied=false", "--set", "pipeline.deadline_s=3", "--resume", "auto"];
+    &["--set", "model.tied=false", "--set", "pipeline.timeout_s=3", "--resume", "auto"];
 
 fn soak() -> bool {
     std::env::var_os("GPIPE_SOAK").is_some()

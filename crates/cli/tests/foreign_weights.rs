@@ -201,8 +201,8 @@ fn regression_rules_that_match_nothing_are_named() {
         ["names.toml: rule 17 (", "h.*.ln_3.*", "gpt2/model.safetensors", "optional = true"];
     source.0.refuses(&import, &parts);
     source.0.refuses(&[&import[..], &["--partial"]].concat(), &parts);
-    with(format!("fresh = [\"*.scale\"]\n{map}"));
-    source.0.refuses(&import, &["names.toml: fresh = \"*.scale\" is the name of no parameter"]);
+    with(format!("reinit = [\"*.scale\"]\n{map}"));
+    source.0.refuses(&import, &["names.toml: reinit = \"*.scale\" is the name of no parameter"]);
     // What a file may lack is marked in the map: the causal mask, and a head of its own.
     tensors.push((
         "transformer.h.0.attn.bias".into(),

@@ -216,7 +216,7 @@ fn fault_a_host_that_dies_is_named() {
     let Some(hosts) = Hosts::new("fault_a_host_that_dies_is_named") else { return };
     let folder = Folder::new();
     let [mut first, mut second] =
-        hosts.train(&folder, "run", "100000", &["--set", "pipeline.deadline_s=3"]);
+        hosts.train(&folder, "run", "100000", &["--set", "pipeline.timeout_s=3"]);
     first.until("saved");
     hosts.cut();
     assert_eq!(second.kill(), Err(9));
@@ -232,7 +232,7 @@ fn fault_a_cut_link_ends_both_sides() {
     let Some(hosts) = Hosts::new("fault_a_cut_link_ends_both_sides") else { return };
     let folder = Folder::new();
     let [mut first, mut second] =
-        hosts.train(&folder, "run", "100000", &["--set", "pipeline.deadline_s=3"]);
+        hosts.train(&folder, "run", "100000", &["--set", "pipeline.timeout_s=3"]);
     first.until("saved");
     hosts.cut();
     assert_eq!((first.end(), second.end()), (Ok(1), Ok(1)), "{}{}", first.printed, second.printed);

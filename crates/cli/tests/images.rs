@@ -45,7 +45,7 @@ fn oracle_both_networks_learn_shapes_and_write_what_they_promise() {
     for (config, last) in [("resnet", "30"), ("amoebanet", "80")] {
         let file = format!("{config}.toml");
         let train = ["train", &file, "--out", config, "--steps", last];
-        let printed = folder.succeeds(&[&train[..], &["--every", "15"]].concat());
+        let printed = folder.succeeds(&[&train[..], &["--checkpoint-every", "15"]].concat());
         for part in [
             "train: 36 images to train on, 12 to validate on, 3 classes\n",
             "layers per stage: ",
@@ -223,7 +223,7 @@ fn transparency_predict_names_what_is_on_images_at_every_k() {
 fn transparency_an_image_run_in_two_processes() {
     let folder = learnt();
     let launched = |command: &[&'static str]| {
-        [&["launch", "--processes", "2", "--plain", "--"], command].concat()
+        [&["launch", "--processes", "2", "--no-prefix", "--"], command].concat()
     };
     folder.succeeds(&launched(&["train", "resnet.toml", "--out", "two"]));
     assert!(folder.weights("two") == folder.weights("run"));
@@ -274,7 +274,7 @@ fn transparency_an_image_run_goes_on_as_if_it_had_not_been_interrupted() {
         "optimizer.decay=constant",
         "--set",
         "optimizer.warmup_steps=2", // no more than the shorter run has
-        "--every",
+        "--checkpoint-every",
         "3",
     ];
     let train = |out, steps| {
@@ -386,7 +386,7 @@ fn oracle_fine_tuning_starts_the_softmax_afresh_where_classes_are_others() {
     let printed = train("renamed run", &[&["run"], &renamed[..]].concat());
     assert!(printed.contains("4 start afresh:"), "{printed}");
 
-    let printed = train("asked", &["run", "--fresh", "classifier.*"]);
+    let printed = train("asked", &["run", "--reinit", "classifier.*"]);
     let two = "\n2 start afresh:\n  classifier.weight\n  classifier.bias\n";
     assert!(printed.contains(two), "{printed}");
     assert!(of("asked", "classifier.weight") != of("run", "classifier.weight"));

@@ -31,7 +31,7 @@ const TRAIN: &[&str] = &[
     "60",
     "--resume",
     "auto",
-    "--every",
+    "--checkpoint-every",
     "3",
     "--keep-best",
     "--set",

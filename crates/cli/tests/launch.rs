@@ -21,14 +21,14 @@ const MORE: &[&str] = &[
     "--set",
     "optimizer.average=0.9",
     "--set",
-    "pipeline.deadline_s=20",
+    "pipeline.timeout_s=20",
 ];
 
 /// The same training with other numbers of steps, and of steps between checkpoints.
 fn train_for<'a>(out: &'a str, steps: &'a str, every: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let changed = |(index, own): (usize, &&'a str)| match index.checked_sub(1).map(|n| TRAIN[n]) {
         Some("--steps") => steps,
-        Some("--every") => every,
+        Some("--checkpoint-every") => every,
         _ => *own,
     };
     let own: Vec<&str> = TRAIN.iter().enumerate().map(changed).collect();
@@ -126,7 +126,7 @@ fn transparency_of_what_is_done_with_a_model() {
     let folder = Folder::new();
     folder.succeeds(&train("run", MORE));
     let plain = |command: &[&'static str]| {
-        [&["launch", "--processes", "2", "--plain", "--"], command].concat()
+        [&["launch", "--processes", "2", "--no-prefix", "--"], command].concat()
     };
     let eval = ["eval", "run", "--json"];
     assert_eq!(folder.succeeds(&plain(&eval)), folder.succeeds(&eval));
@@ -288,7 +288,7 @@ fn fault_a_killed_process_ends_all_with_the_one_error() {
 fn fault_a_stopped_process_is_named_within_the_deadline() {
     let folder = Folder::new();
     let launch = ["launch", "--processes", "3", "--"];
-    let more = ["--stages", "3", "--set", "pipeline.deadline_s=3"];
+    let more = ["--stages", "3", "--set", "pipeline.timeout_s=3"];
     let train = train_for("run", "100000", "2", &more);
     let mut run = Process::start(&mut folder.command(&[&launch[..], &train].concat()));
     run.until("saved");
@@ -314,7 +314,7 @@ fn fault_an_error_of_one_process_is_that_of_all() {
     let port = listener.local_addr().unwrap().port().to_string();
     drop(listener);
     let start = |rank: &str, text: &str| {
-        let mut arguments = train("run", &["--set", "pipeline.deadline_s=20"]);
+        let mut arguments = train("run", &["--set", "pipeline.timeout_s=20"]);
         arguments[3] = text;
         let mut command = folder.command(&arguments);
         command.env("RANK", rank).env("WORLD_SIZE", "2");
@@ -410,7 +410,7 @@ fn fault_what_the_environment_lacks_is_named() {
     assert_eq!(run.end(), Ok(1));
     assert!(run.printed.contains("MASTER_PORT is not"), "{}", run.printed);
     // Nobody else comes.
-    command.env("MASTER_PORT", "0").args(["--set", "pipeline.deadline_s=1"]);
+    command.env("MASTER_PORT", "0").args(["--set", "pipeline.timeout_s=1"]);
     let mut run = Process::start(&mut command);
     assert_eq!(run.ends_within(Duration::from_secs(30)).unwrap().code(), Some(1));
     assert!(run.printed.contains("rank 1 of 2 did not come"), "{}", run.printed);

@@ -32,8 +32,9 @@ fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
     let folder = Folder::new();
     folder.succeeds(&long("reference"));
     for (signal, code, every) in [("TERM", 143, "none"), ("INT", 130, "10min")] {
-        let mut process =
-            Process::start(&mut folder.command(&[&long(signal)[..], &["--every", every]].concat()));
+        let mut process = Process::start(
+            &mut folder.command(&[&long(signal)[..], &["--checkpoint-every", every]].concat()),
+        );
         process.until("step 1/300");
         process.signal(signal);
         assert_eq!(process.end(), Ok(code), "{}", process.printed);
@@ -54,7 +55,7 @@ fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
         assert!(folder.weights(signal) == folder.weights("reference"));
         assert_eq!(results(&folder.path(signal)), results(&folder.path("reference")));
         // Also where none are asked for, the newest checkpoint is not behind the run, which would train again from there.
-        assert_eq!(steps(&folder, signal).last(), Some(&300), "--every {every}");
+        assert_eq!(steps(&folder, signal).last(), Some(&300), "--checkpoint-every {every}");
         let printed = folder.succeeds(&["train", "--resume", signal]);
         assert!(printed.contains("all 300 steps are done"), "{printed}");
     }
@@ -165,7 +166,8 @@ fn transparency_skipped_mini_batches_are_recorded_and_survive_an_interruption() 
 
     // Skipping now, killed in a save after the first one, and once more.
     let again = ["train", "--resume", "run", "--on-nan", "skip", "--stages", "1"];
-    let mut command = folder.command(&[&again[..], &["--every", &number.to_string()]].concat());
+    let mut command =
+        folder.command(&[&again[..], &["--checkpoint-every", &number.to_string()]].concat());
     let mut process = Process::start(command.env("GPIPE_TEST_KILL_AT_FILE_OPERATION", "90"));
     assert_eq!(process.end(), Err(9), "{}", process.printed);
     folder.succeeds(&again);
@@ -372,7 +374,7 @@ fn regression_only_a_state_that_is_on_disk_is_said_to_be_saved() {
     // A worker without a sign of life may leave a pipeline that cannot be copied any more. The command said all the same
     // that the state was saved.
     let folder = Folder::new();
-    let short = ["--steps", "1000000", "--set", "pipeline.deadline_s=1", "--out", "run"];
+    let short = ["--steps", "1000000", "--set", "pipeline.timeout_s=1", "--out", "run"];
     let arguments = [&TRAIN[..4], &short, &TRAIN[8..]].concat();
     let mut process = Process::start(&mut folder.command(&arguments));
     process.until("step 1/");

@@ -113,7 +113,8 @@ fn endless<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 fn regression_a_run_whose_folder_is_removed_ends_with_an_error() {
     let folder = Folder::new();
     for every in ["none", "1"] {
-        let mut run = Process::start(&mut folder.command(&endless("run", &["--every", every])));
+        let mut run =
+            Process::start(&mut folder.command(&endless("run", &["--checkpoint-every", every])));
         run.until("step 1/100000");
         // The run may be writing a file there at the same time.
         while folder.path("run").exists() {
@@ -131,7 +132,7 @@ fn regression_a_run_whose_folder_is_removed_ends_with_an_error() {
 #[test]
 fn regression_a_run_whose_folder_is_replaced_writes_nothing_into_the_other() {
     let folder = Folder::new();
-    let every = ["--every", "1", "--keep", "3"];
+    let every = ["--checkpoint-every", "1", "--keep", "3"];
     for processes in [1, 2] {
         let run = endless("run", &every);
         let launch = ["launch", "--processes", "2", "--"];
@@ -230,7 +231,7 @@ fn regression_ranks_that_are_told_different_things_are_refused() {
         let port = listener.local_addr().unwrap().port().to_string();
         drop(listener);
         let start = |rank: usize| {
-            let limit = ["--set", "pipeline.deadline_s=20"];
+            let limit = ["--set", "pipeline.timeout_s=20"];
             let mut command = folder.command(&[arguments[rank], &limit].concat());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);

@@ -120,10 +120,7 @@ fn fault_recipes_and_devices_that_cannot_be_used_are_named() {
         &["use constant, cosine, inverse-sqrt, exponential"],
     );
     folder.refuses(&with(&["--set", "train.label_smoothing=1"]), &["train.label_smoothing"]);
-    folder.refuses(
-        &with(&["--set", "train.batches_ahead=0"]),
-        &["train.batches_ahead", "use 1 to 64"],
-    );
+    folder.refuses(&with(&["--set", "train.prefetch=0"]), &["train.prefetch", "use 1 to 64"]);
     folder.refuses(
         &with(&["--set", "optimizer.average=1.5"]),
         &["optimizer.average", "use 0 (off) or less than 1"],

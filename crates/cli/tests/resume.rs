@@ -10,7 +10,7 @@ use common::{Folder, TRAIN, bytes, process::Process, results, steps, train};
 
 /// Some steps at a rate that does not depend on their number, and a checkpoint after every second.
 fn constant<'a>(out: &'a str, steps: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let own = ["--every", "2", "--steps", steps, "--out", out];
+    let own = ["--checkpoint-every", "2", "--steps", steps, "--out", out];
     let rate = ["--set", "optimizer.decay=constant", "--set", "optimizer.warmup_steps=2"];
     [&TRAIN[..4], &own, &TRAIN[8..], &rate, more].concat()
 }
@@ -383,8 +383,11 @@ fn fault_settings_of_checkpoints_that_make_no_sense_are_refused() {
         assert!(!folder.path("out/tiny").exists(), "{more:?}");
     };
     for every in ["0", "soon", "0min", "-3", "5 parsecs", ""] {
-        let value = format!("--every={every}");
-        refuses(&[&value], &["--every", "neither steps (50) nor time (10min, 90s, 2h) nor none"]);
+        let value = format!("--checkpoint-every={every}");
+        refuses(
+            &[&value],
+            &["--checkpoint-every", "neither steps (50) nor time (10min, 90s, 2h) nor none"],
+        );
     }
     refuses(&["--set", "checkpoint.every=0"], &["checkpoint", "every"]);
     refuses(&["--keep", "0"], &["checkpoint.keep = 0: keep at least 1"]);

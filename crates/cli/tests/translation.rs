@@ -28,7 +28,7 @@ kind = "parallel"
 length = 24
 batch_tokens = 150
 validation_share = 0.1
-fewest_pairs = 10
+min_pairs = 10
 validation_pairs = 20
 tsv = [{ language = "xx", path = "xx.tsv" }]
 lines = [{ language = "yy", source = "yy.txt", target = "en.txt" }]
@@ -105,17 +105,26 @@ fn text(output: &Output) -> (String, String) {
 #[test]
 fn oracle_a_run_trains_resumes_evaluates_and_translates_the_same_on_every_k() {
     let folder = folder();
-    let printed = folder.succeeds(&["train", "t.toml", "--out", "run", "--every", "3"]);
+    let printed = folder.succeeds(&["train", "t.toml", "--out", "run", "--checkpoint-every", "3"]);
     for part in ["parallel text: 2 languages", "by language: xx ", ", yy ", "nats/token"] {
         assert!(printed.contains(part), "'{part}' is not in {printed}");
     }
     // On other stages, and with a stop in between: the same to the bit.
-    folder.succeeds(&["train", "t.toml", "--out", "one", "--stages", "1", "--every", "none"]);
+    folder.succeeds(&[
+        "train",
+        "t.toml",
+        "--out",
+        "one",
+        "--stages",
+        "1",
+        "--checkpoint-every",
+        "none",
+    ]);
     folder.copy("run", "stopped");
     fs::remove_dir_all(folder.path("stopped/checkpoints/step-00000006")).unwrap();
     fs::remove_file(folder.path("stopped/weights.safetensors")).unwrap();
     folder.succeeds(&["train", "--resume", "stopped", "--stages", "3"]);
-    let train = ["train", "t.toml", "--out", "two", "--every", "none"];
+    let train = ["train", "t.toml", "--out", "two", "--checkpoint-every", "none"];
     folder.succeeds(&[&["launch", "--processes", "2", "--"], &train[..]].concat());
     for other in ["one", "stopped", "two"] {
         assert_eq!(folder.weights(other), folder.weights("run"), "{other}");
@@ -131,7 +140,7 @@ fn oracle_a_run_trains_resumes_evaluates_and_translates_the_same_on_every_k() {
     assert!(lines[1].is_empty() && lines[3].is_empty());
     let again = translate(&folder, &["run", "--from", "xx", "--stages", "1"], input);
     assert_eq!(text(&again).0.lines().collect::<Vec<_>>(), lines);
-    let launched = ["launch", "--processes", "2", "--plain", "--"];
+    let launched = ["launch", "--processes", "2", "--no-prefix", "--"];
     let mut command =
         folder.command(&[&launched[..], &["translate", "run", "--from", "xx"]].concat());
     fs::write(folder.path("input.txt"), input).unwrap();

@@ -25,7 +25,7 @@ use gpipe_core::splitmix::Stream;
 
 fn long<'a>(out: &'a str, steps: &'a str) -> Vec<&'a str> {
     let own = TRAIN.iter().map(|own| if *own == "12" { steps } else { own });
-    own.chain(["--out", out, "--set", "pipeline.deadline_s=20"]).collect()
+    own.chain(["--out", out, "--set", "pipeline.timeout_s=20"]).collect()
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn regression_a_process_that_was_stopped_while_another_joins_it() {
     first.signal("KILL");
 }
 
-const DEADLINE_OF_3: &[&str] = &["--set", "pipeline.deadline_s=3"];
+const DEADLINE_OF_3: &[&str] = &["--set", "pipeline.timeout_s=3"];
 
 /// Processes that were launched, once they run: their numbers by rank.
 fn ranks_of(launcher: &Process, count: usize) -> Vec<u32> {
@@ -200,7 +200,7 @@ fn regression_a_process_that_is_killed_while_it_joins_is_named() {
     assert!(launcher.printed.contains("rank 2: "), "{}", launcher.printed);
 }
 
-/// Without a launcher it was missed after `pipeline.deadline_s`.
+/// Without a launcher it was missed after `pipeline.timeout_s`.
 #[test]
 fn regression_a_process_that_was_started_by_hand_and_is_killed_while_it_joins() {
     let folder = Folder::new();
@@ -208,7 +208,7 @@ fn regression_a_process_that_was_started_by_hand_and_is_killed_while_it_joins() 
     let store = listener.local_addr().unwrap();
     let _serves = TcpStore::serve(listener, DEADLINE).unwrap();
     let start = |rank: &str| {
-        let mut command = folder.command(&train("run", &["--set", "pipeline.deadline_s=300"]));
+        let mut command = folder.command(&train("run", &["--set", "pipeline.timeout_s=300"]));
         command.env("RANK", rank).env("WORLD_SIZE", "3");
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", store.port().to_string());
         command.env("TORCHELASTIC_USE_AGENT_STORE", "True");

@@ -202,7 +202,7 @@ fn step_scalars(step: &Step) -> Vec<(String, f64)> {
     scalars.extend(step.loss_scale.map(|scale| ("train/loss_scale".to_owned(), scale)));
     scalars.extend(step.metrics.iter().map(|(name, value)| (format!("train/{name}"), *value)));
     for (k, stage) in step.stages.iter().enumerate() {
-        scalars.push((format!("pipeline/stage{k}_wait_ms"), stage.wait_ms));
+        scalars.push((format!("pipeline/stage{k}_idle_ms"), stage.idle_ms));
         scalars.push((format!("memory/stage{k}_peak_bytes"), stage.peak_bytes as f64));
     }
     scalars

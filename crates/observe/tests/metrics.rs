@@ -83,15 +83,15 @@ fn oracle_numbers_that_are_not_finite_come_back_as_nan() {
 #[test]
 fn oracle_older_and_newer_files_are_read() {
     let (_folder, path) = file();
-    let older = r#"{"step":3,"loss":1.5,"tokens":56.0,"stages":[{"busy_ms":2.0,"wait_ms":1.0}]}"#;
-    let newer = r#"{"kind":"step","step":4,"momentum":[1,{}],"stages":[{"wait_ms":2.0,"new":1}]}"#;
+    let older = r#"{"step":3,"loss":1.5,"tokens":56.0,"stages":[{"busy_ms":2.0,"idle_ms":1.0}]}"#;
+    let newer = r#"{"kind":"step","step":4,"momentum":[1,{}],"stages":[{"idle_ms":2.0,"new":1}]}"#;
     fs::write(&path, format!("{older}\n\n{newer}\n")).unwrap();
     let run = Run::new("r", read(&path).unwrap());
     assert_eq!((run.steps[0].step, run.steps[0].tokens, run.steps[0].lr), (3, 56, 0.0));
-    let waits = run.steps.iter().map(|step| step.stages[0].wait_ms);
+    let waits = run.steps.iter().map(|step| step.stages[0].idle_ms);
     assert_eq!(waits.collect::<Vec<_>>(), [1.0, 2.0]);
     assert_eq!(run.steps[0].stages[0].stalls_ms, 0.0);
-    assert_eq!(run.steps[0].share(|stage| stage.wait_ms), 0.0, "its step_ms is not there");
+    assert_eq!(run.steps[0].share(|stage| stage.idle_ms), 0.0, "its step_ms is not there");
 }
 
 fn step_of(record: &Record) -> u64 {

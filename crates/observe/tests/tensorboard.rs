@@ -144,12 +144,12 @@ fn scalars(event: &[u8]) -> (u64, BTreeMap<String, f32>) {
 fn oracle_every_scalar_of_a_step_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = Writer::create(folder.path(), at_ms(1000)).unwrap();
-    let stage = |wait_ms, peak_bytes| Stage {
-        wait_ms,
+    let stage = |idle_ms, peak_bytes| Stage {
+        idle_ms,
         peak_bytes,
         communication_ms: 1.0,
         fill_drain_ms: 1.5,
-        imbalance_ms: wait_ms - 2.0,
+        imbalance_ms: idle_ms - 2.0,
         stalls_ms: 0.5,
         ..Stage::default()
     };

@@ -82,7 +82,7 @@ pub(crate) enum Command {
     /// a name holds:
     ///
     ///   prefix = "transformer."
-    ///   fresh = ["*.scale"]
+    ///   reinit = ["*.scale"]
     ///
     ///   [[names]]
     ///   from = "h.*.attn.c_attn.weight"
@@ -100,7 +100,7 @@ pub(crate) enum Command {
     ///   copy_of = "wte.weight"
     ///
     /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. The prefix
-    /// is taken off names that begin with it; parameters that match `fresh` need not be in the file.
+    /// is taken off names that begin with it; parameters that match `reinit` need not be in the file.
     /// `gpipe inspect` lists the names on either side.
     ///
     /// A rule that matches no tensor is an error, unless it is `optional`. With `copy_of` a tensor is
@@ -154,7 +154,7 @@ pub(crate) struct TrainArguments {
     /// Save a checkpoint after so many steps (50), or so much time (10min, 90s, 2h), or none; one at the end (not
     /// with none) and one on Ctrl-C, SIGTERM or an error besides (checkpoint.every)
     #[arg(long, value_name = "STEPS|TIME")]
-    pub every: Option<Every>,
+    pub checkpoint_every: Option<Every>,
     /// Checkpoints that are kept: the newest N (checkpoint.keep)
     #[arg(long, value_name = "N")]
     pub keep: Option<usize>,
@@ -178,7 +178,7 @@ pub(crate) struct TrainArguments {
     /// With --init: parameters that start from random values all the same, by name, in which * is any text. The softmax of
     /// an image network whose classes are others is one of these without being named
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "init")]
-    pub fresh: Vec<String>,
+    pub reinit: Vec<String>,
 }
 
 /// How many processes, and what they run.
@@ -192,7 +192,7 @@ pub(crate) struct LaunchArguments {
     pub restarts: u32,
     /// Leave rank 0's standard output as it is, for a pipe; otherwise every line begins with its rank
     #[arg(long)]
-    pub plain: bool,
+    pub no_prefix: bool,
     /// The command, after --, such as: -- train configs/gpt.toml
     #[arg(value_name = "COMMAND", last = true, required = true)]
     pub command: Vec<String>,
@@ -407,12 +407,12 @@ pub(crate) struct PlanArguments {
     /// The profile to plan with [default: out/NAME.profile.json, or analytic costs if there is none]
     #[arg(long, value_name = "FILE", conflicts_with = "analytic")]
     pub profile: Option<PathBuf>,
-    /// Plan with costs from shapes alone, for devices of --rate and --bandwidth
+    /// Plan with costs from shapes alone, for devices of --flops and --bandwidth
     #[arg(long)]
     pub analytic: bool,
     /// Analytic costs: floating-point operations per second of a device [default: 1e11]
     #[arg(long, value_name = "FLOPS")]
-    pub rate: Option<f64>,
+    pub flops: Option<f64>,
     /// Analytic costs: bytes per second of a device's memory [default: 2e10]
     #[arg(long, value_name = "BYTES")]
     pub bandwidth: Option<f64>,

@@ -139,7 +139,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
                 false => Effect::Refused("with momentum its state is another than without"),
             }
         }
-        "train.validate_every" | "train.batches_ahead" | "train.on_nan" => Effect::Nothing,
+        "train.validate_every" | "train.prefetch" | "train.on_nan" => Effect::Nothing,
         _ if key.starts_with("model.") => {
             Effect::Refused("the saved parameters are of another model")
         }

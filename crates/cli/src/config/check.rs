@@ -35,8 +35,8 @@ impl Config {
             let value = train.label_smoothing;
             return refuse("train.label_smoothing", value, "use at least 0 and less than 1");
         }
-        if !(1..=64).contains(&train.batches_ahead) {
-            return refuse("train.batches_ahead", train.batches_ahead, "use 1 to 64");
+        if !(1..=64).contains(&train.prefetch) {
+            return refuse("train.prefetch", train.prefetch, "use 1 to 64");
         }
         Ok(())
     }
@@ -50,8 +50,8 @@ impl Config {
             return refuse("pipeline.micro_batches", 0, "use at least 1");
         }
         for (key, seconds) in [
-            ("pipeline.deadline_s", pipeline.deadline_s),
-            ("checkpoint.deadline_s", self.checkpoint.deadline_s),
+            ("pipeline.timeout_s", pipeline.timeout_s),
+            ("checkpoint.timeout_s", self.checkpoint.timeout_s),
         ] {
             if !(1..=DEADLINE_S_MAX).contains(&seconds) {
                 return refuse(key, seconds, &format!("use 1 to {DEADLINE_S_MAX} seconds"));

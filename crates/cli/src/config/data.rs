@@ -64,7 +64,7 @@ pub(crate) struct ParallelConfig {
     /// Most pairs of a language; 0: all.
     pub most_pairs: usize,
     /// A language with fewer is left out.
-    pub fewest_pairs: usize,
+    pub min_pairs: usize,
     /// Most bytes of a sentence.
     pub sentence_bytes: usize,
     /// Most times that one side may be as long as the other.
@@ -201,7 +201,7 @@ impl Default for ParallelConfig {
             validation_share: 0.02,
             validation_pairs: 300,
             most_pairs: 0,
-            fewest_pairs: 1000,
+            min_pairs: 1000,
             sentence_bytes: 300,
             ratio: 3.0,
             length: 64,

@@ -186,7 +186,7 @@ impl Config {
 
     /// Applies the flags of training, and checks what came out.
     pub(crate) fn apply_training(&mut self, arguments: &TrainArguments) -> Result<(), ConfigError> {
-        if let Some(every) = arguments.every {
+        if let Some(every) = arguments.checkpoint_every {
             self.checkpoint.every = every;
         }
         if let Some(keep) = arguments.keep {

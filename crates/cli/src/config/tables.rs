@@ -55,7 +55,7 @@ pub(crate) struct PipelineConfig {
     pub memory: Caps,
     /// Whether to run though the threads or the bytes of a step are more than the machine has.
     pub oversubscribe: bool,
-    pub deadline_s: u64,
+    pub timeout_s: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -153,7 +153,7 @@ pub(crate) struct Train {
     /// Steps between two validations on the way; 0 for only one at the end.
     pub validate_every: u64,
     /// Batches made ahead of the step.
-    pub batches_ahead: usize,
+    pub prefetch: usize,
     #[serde(with = "as_text")]
     pub on_nan: OnNan,
 }
@@ -169,7 +169,7 @@ pub(crate) struct CheckpointConfig {
     /// And the one of the lowest validation loss.
     pub keep_best: bool,
     /// Longest wait for one that is still being written.
-    pub deadline_s: u64,
+    pub timeout_s: u64,
 }
 
 impl Default for PipelineConfig {
@@ -187,7 +187,7 @@ impl Default for PipelineConfig {
             threads_per_stage: 1,
             memory: Caps::default(),
             oversubscribe: false,
-            deadline_s: 300,
+            timeout_s: 300,
         }
     }
 }
@@ -242,7 +242,7 @@ impl Default for Train {
             label_smoothing: 0.0,
             validation_tokens: 65_536,
             validate_every: 0,
-            batches_ahead: 2,
+            prefetch: 2,
             on_nan: OnNan::Stop,
         }
     }
@@ -250,6 +250,6 @@ impl Default for Train {
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: Every::default(), keep: 2, keep_best: false, deadline_s: 600 }
+        Self { every: Every::default(), keep: 2, keep_best: false, timeout_s: 600 }
     }
 }

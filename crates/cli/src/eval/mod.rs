@@ -47,7 +47,7 @@ impl Measured {
 
 /// Measures a trained model and prints what it found.
 pub(crate) fn run(arguments: &EvalArguments, here: Option<&Environment>) -> Result<(), CliError> {
-    Processes::among(here, arguments.run.deadline_s(), |processes| of(arguments, processes))
+    Processes::among(here, arguments.run.timeout_s(), |processes| of(arguments, processes))
 }
 
 fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> {

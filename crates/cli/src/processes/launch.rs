@@ -218,7 +218,7 @@ impl Supervisor {
                 .env(AGENT_STORE, "True")
                 .env(RESTART_COUNT, attempt.to_string())
                 .stdin(stdin_of(rank))
-                .stdout(if rank == 0 && arguments.plain {
+                .stdout(if rank == 0 && arguments.no_prefix {
                     Stdio::inherit()
                 } else {
                     Stdio::piped()

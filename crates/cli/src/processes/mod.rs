@@ -20,12 +20,12 @@ use crate::{CliError, args::ConfigArguments, config::Config, output};
 
 /// The longest silence of a process, as far as the command line and the file that it names say. What is wrong with them is said later,
 /// when the others can hear it.
-pub(crate) fn deadline_s(arguments: &ConfigArguments) -> u64 {
+pub(crate) fn timeout_s(arguments: &ConfigArguments) -> u64 {
     let config = match &arguments.config {
         Some(_) => Config::read(arguments),
         None => Config::from_text("", Path::new("--set"), arguments),
     };
-    config.unwrap_or_default().pipeline.deadline_s
+    config.unwrap_or_default().pipeline.timeout_s
 }
 
 /// The processes of a command, as one of them sees them; often it is the only one.
@@ -40,7 +40,7 @@ impl Processes {
     /// Meets the other processes that `environment` speaks of, and calls `command`. An error of it ends theirs, too.
     pub(crate) fn among(
         environment: Option<&Environment>,
-        deadline_s: u64,
+        timeout_s: u64,
         command: impl FnOnce(&Self) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
         let alone = Self { cluster: None, member: OnceCell::new() };
@@ -53,7 +53,7 @@ impl Processes {
             ("libtorch", gpipe_bridge::version().to_owned()),
         ];
         let facts = facts.map(|(name, value)| (format!("version of {name}"), value)).into();
-        let meeting = environment.meeting(Duration::from_secs(deadline_s), facts)?;
+        let meeting = environment.meeting(Duration::from_secs(timeout_s), facts)?;
         let processes = Self { cluster: Some(Cluster::join(meeting)?), ..alone };
         let done = command(&processes);
         if let Err(error) = &done {

@@ -163,8 +163,8 @@ pub(crate) fn readable(
     fed: bool,
 ) -> Result<impl Iterator<Item = gpipe_data::Result<ImageBatch>> + use<>, CliError> {
     let settings = LoaderSettings {
-        deadline: Duration::from_secs(config.pipeline.deadline_s),
-        depth: config.train.batches_ahead,
+        deadline: Duration::from_secs(config.pipeline.timeout_s),
+        depth: config.train.prefetch,
     };
     let ahead = match fed {
         true => images.clone(),

@@ -198,7 +198,7 @@ fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, Report), CliError> {
         most_pairs: data.most_pairs,
         bytes_max: data.sentence_bytes,
         ratio_max: data.ratio,
-        fewest_pairs: data.fewest_pairs,
+        min_pairs: data.min_pairs,
     };
     Ok(ParallelCorpus::read(&sources, &options)?)
 }

@@ -15,7 +15,7 @@ use crate::{
 
 /// What every process must have been told alike, beside the configuration.
 pub(super) fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
-    let TrainArguments { plan, out, resume, init, names, partial, fresh, .. } = arguments;
+    let TrainArguments { plan, out, resume, init, names, partial, reinit, .. } = arguments;
     let path = |path: &Option<std::path::PathBuf>| {
         path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
     };
@@ -26,7 +26,7 @@ pub(super) fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
         ("--init", path(init)),
         ("--names", path(names)),
         ("--partial", partial.to_string()),
-        ("--fresh", fresh.join(",")),
+        ("--reinit", reinit.join(",")),
         ("--plan", text(plan)),
     ];
     facts.map(|(name, value)| (name.to_owned(), value)).into()

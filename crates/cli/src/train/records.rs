@@ -3,7 +3,7 @@
 use gpipe_checkpoint::manifest::TrainPosition;
 use gpipe_observe::metrics::{Record, scan};
 
-use super::start::Start;
+use super::{start::Start, steps::due};
 use crate::{
     CliError,
     files::io,
@@ -55,7 +55,7 @@ pub(super) fn open(
     }
     // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at the very end is
     // made again, too, because it comes before the files that it is of.
-    let again = position.batches >= start.config.train.steps || super::due(&start.config, position);
+    let again = position.batches >= start.config.train.steps || due(&start.config, position);
     let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
     Metrics::resume(out, step, |record| match record {
         Record::Step(step) => {

@@ -35,7 +35,7 @@ pub(crate) struct Start {
 
 /// What one process decides for all.
 #[derive(Serialize, Deserialize)]
-struct Place {
+struct AgreedStart {
     out: PathBuf,
     checkpoint: Option<PathBuf>,
     best: Option<Best>,
@@ -78,10 +78,10 @@ impl Start {
     }
 
     /// What other processes need to know of it.
-    fn place(&self) -> Result<Place, CliError> {
+    fn place(&self) -> Result<AgreedStart, CliError> {
         let absolute = |path: &Path| std::path::absolute(path).map_err(io(path));
         let checkpoint = self.checkpoint.as_ref().map(Checkpoint::folder);
-        Ok(Place {
+        Ok(AgreedStart {
             out: absolute(self.out.path())?,
             checkpoint: checkpoint.map(absolute).transpose()?,
             best: self.best,
@@ -89,8 +89,8 @@ impl Start {
     }
 
     /// As the first process decided.
-    fn follow(arguments: &TrainArguments, place: Place) -> Result<Self, CliError> {
-        let Place { out, checkpoint, best } = place;
+    fn follow(arguments: &TrainArguments, place: AgreedStart) -> Result<Self, CliError> {
+        let AgreedStart { out, checkpoint, best } = place;
         if !out.is_dir() {
             return Err(CliError::Usage(format!(
                 "{}: rank 0 writes the run there, and this process does not see it: all of them need the same folder, on a file system that they share",

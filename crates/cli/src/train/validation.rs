@@ -6,7 +6,7 @@ use gpipe::Pipeline;
 use gpipe_checkpoint::manifest::TrainPosition;
 use gpipe_observe::metrics::Evaluation;
 
-use super::Run;
+use super::steps::Run;
 use crate::{
     CliError,
     eval::{self, Measured},

@@ -43,7 +43,7 @@ pub const TRAIN: &[&str] = &[
     "tiny.toml",
     "--text",
     "text.txt",
-    "--every",
+    "--checkpoint-every",
     "4",
     "--steps",
     "12",

@@ -70,10 +70,10 @@ pub(super) fn texts(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
         if metadata.is_dir() {
             for entry in read::walk(path, &mut reading.report.left_out)? {
                 let name = document_name(path, Some(&entry.relative));
-                reading.file(&entry.path, name, Place::InFolder)?;
+                reading.file(&entry.path, name, FoundAs::InFolder)?;
             }
         } else if metadata.is_file() {
-            reading.file(path, document_name(path, None), Place::Named)?;
+            reading.file(path, document_name(path, None), FoundAs::Named)?;
         } else {
             return Err(Error::NotAFile { path: path.clone() });
         }
@@ -90,7 +90,7 @@ pub(super) fn texts(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
 
 /// Where a file was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum FoundAs {
     Named,
     InFolder,
 }
@@ -106,14 +106,14 @@ struct Reading {
 }
 
 impl Reading {
-    fn file(&mut self, path: &Path, name: String, place: Place) -> Result<()> {
+    fn file(&mut self, path: &Path, name: String, place: FoundAs) -> Result<()> {
         let real = fs::canonicalize(path).map_err(Error::io("read", path))?;
         if !self.seen.insert(real) {
             self.report.left_out.add(AGAIN, name);
             return Ok(());
         }
         match (is_json(path), self.json, place) {
-            (true, JsonFiles::LeaveOut, Place::InFolder) => {
+            (true, JsonFiles::LeaveOut, FoundAs::InFolder) => {
                 self.report.left_out.add(JSON_FILE, name);
                 return Ok(());
             }
@@ -124,7 +124,7 @@ impl Reading {
         }
         let bytes = read::bytes(path)?;
         let is_binary = || bytes.iter().take(BINARY_PROBE_BYTES).any(|&byte| byte == 0);
-        if place == Place::InFolder && is_binary() {
+        if place == FoundAs::InFolder && is_binary() {
             self.report.left_out.add(BINARY, name);
             return Ok(());
         }

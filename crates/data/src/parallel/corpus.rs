@@ -77,7 +77,7 @@ pub struct ParallelOptions {
     /// Chinese, Japanese and Korean count twice.
     pub ratio_max: f64,
     /// A language with fewer pairs is left out, and one without a pair to train on.
-    pub fewest_pairs: usize,
+    pub min_pairs: usize,
 }
 
 impl Default for ParallelOptions {
@@ -89,7 +89,7 @@ impl Default for ParallelOptions {
             most_pairs: 0,
             bytes_max: 400,
             ratio_max: 2.5,
-            fewest_pairs: 500,
+            min_pairs: 500,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::Result;
 /// As [`crate::fuzzing::pairs`].
 pub(crate) fn pairs(path: &Path) -> Result<usize> {
     let source = Source::Tsv { language: "xx".into(), path: path.into() };
-    let options = ParallelOptions { fewest_pairs: 1, ..ParallelOptions::default() };
+    let options = ParallelOptions { min_pairs: 1, ..ParallelOptions::default() };
     let (_, report) = ParallelCorpus::read(&[source], &options)?;
     Ok(report.kept())
 }

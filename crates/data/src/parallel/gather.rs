@@ -101,14 +101,14 @@ impl<'a> Gathering<'a> {
                 unit(pairs::sentence_key(&pair.target)) < options.validation_share
             });
             (counts.train, counts.validation) = (train.len(), validation.len());
-            if counts.kept() < options.fewest_pairs || train.is_empty() {
+            if counts.kept() < options.min_pairs || train.is_empty() {
                 report.too_few.insert(code, counts);
             } else {
                 report.languages.insert(code.clone(), counts);
                 languages.push(Language { code, train, validation });
             }
         }
-        let fewest = options.fewest_pairs;
+        let fewest = options.min_pairs;
         let is_left = |code: &&String| report.languages.contains_key(*code);
         if let Some(code) = options.languages.iter().find(|code| !is_left(code)) {
             let counts = report.too_few.get(code).cloned().unwrap_or_default();

@@ -15,7 +15,7 @@ fn write(root: &Path, name: &str, pairs: &[Pair]) {
 }
 
 fn options() -> ParallelOptions {
-    ParallelOptions { fewest_pairs: 1, validation_share: 0.0, ..ParallelOptions::default() }
+    ParallelOptions { min_pairs: 1, validation_share: 0.0, ..ParallelOptions::default() }
 }
 
 fn source(root: &Path) -> Source {
@@ -168,9 +168,9 @@ fn fault_languages_that_are_not_there_or_too_small() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "de.tsv", &[pair("Baum", "Tree"), pair("Haus", "House")]);
     write(folder.path(), "pt_BR.tsv", &[pair("Árvore", "Tree")]);
-    let asking = |code: &str, fewest_pairs| {
+    let asking = |code: &str, min_pairs| {
         let languages = vec![code.to_owned()];
-        let options = ParallelOptions { languages, fewest_pairs, ..options() };
+        let options = ParallelOptions { languages, min_pairs, ..options() };
         read(folder.path(), &options)
     };
     let error = asking("pt", 1).unwrap_err().to_string();
@@ -178,11 +178,10 @@ fn fault_languages_that_are_not_there_or_too_small() {
     let error = asking("pt_BR", 2).unwrap_err().to_string();
     assert!(error.contains("`pt_BR` has 1 pairs to train on"), "{error}");
     assert_eq!(asking("pt_BR", 1).unwrap().0.languages.len(), 1);
-    let two = ParallelOptions { fewest_pairs: 2, ..options() };
+    let two = ParallelOptions { min_pairs: 2, ..options() };
     let (corpus, report) = read(folder.path(), &two).unwrap();
     assert_eq!((corpus.languages.len(), report.too_few["pt_BR"].kept()), (1, 1));
-    let error =
-        refusal(folder.path(), &ParallelOptions { fewest_pairs: 3, ..options() }).to_string();
+    let error = refusal(folder.path(), &ParallelOptions { min_pairs: 3, ..options() }).to_string();
     assert!(error.contains("no language has 3 pairs"), "{error}");
 }
 

@@ -31,7 +31,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn options() -> ParallelOptions {
-    ParallelOptions { fewest_pairs: 1, validation_share: 0.0, ..ParallelOptions::default() }
+    ParallelOptions { min_pairs: 1, validation_share: 0.0, ..ParallelOptions::default() }
 }
 
 fn read(source: Source) -> Result<(Vec<Pair>, Report)> {

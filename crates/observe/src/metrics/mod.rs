@@ -115,7 +115,7 @@ pub struct Stage {
     /// All waiting: `fill_drain_ms`, `imbalance_ms` and `stalls_ms`. Files that have only this count communication in
     /// it.
     #[serde(with = "number")]
-    pub wait_ms: f64,
+    pub idle_ms: f64,
     /// Most bytes of tensors allocated at once.
     pub peak_bytes: u64,
     /// Bytes of activations and gradients sent to other stages.

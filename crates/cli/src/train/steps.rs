@@ -1,0 +1,291 @@
+//! The steps of a training, and what goes on beside them.
+
+use std::{collections::BTreeSet, path::Path, time::Duration};
+
+use gpipe::{Pipeline, StepReport};
+use gpipe_checkpoint::{manifest::TrainPosition, weights};
+use gpipe_data::{Loaded, Loader, LoaderSettings};
+use tch::Tensor;
+
+use super::{
+    exchange::Asked,
+    run_lock::RunLock,
+    saving::Saving,
+    signals::{Stop, name},
+    step_trace::StepTrace,
+};
+use crate::{
+    CliError,
+    config::{Config, OnNan},
+    facts,
+    metrics::{Metrics, Totals},
+    output::{complain, say},
+    processes::Processes,
+    progress::Progress,
+    run_folder::{AVERAGES, WEIGHTS},
+    summary::Summary,
+    task::{self, Batch, MakeBatch, Task, classification::tell_unreadable},
+};
+
+/// A run ends after this many non-finite mini-batches in a row: they are no accident.
+const NAN_IN_A_ROW: u64 = 10;
+
+/// A training while it runs.
+pub(super) struct Run<'a> {
+    /// Of the process that writes them.
+    pub(super) metrics: Option<Metrics>,
+    pub(super) progress: Progress,
+    pub(super) summary: Summary,
+    pub(super) saving: Saving,
+    pub(super) stop: Stop,
+    pub(super) trace: StepTrace,
+    pub(super) nan_in_a_row: u64,
+    /// Images that were told to be unreadable.
+    pub(super) told: BTreeSet<String>,
+    pub(super) task: &'a dyn Task,
+    pub(super) processes: &'a Processes,
+    pub(super) claim: &'a RunLock,
+    pub(super) out: &'a Path,
+    pub(super) config: &'a Config,
+}
+
+impl Run<'_> {
+    /// After the last step: the validation, and what stays of the run.
+    pub(super) fn end(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &mut TrainPosition,
+    ) -> Result<(), CliError> {
+        self.check_folder()?;
+        self.write_trace(pipeline);
+        let validated = self.validate(pipeline, position);
+        self.tell_unreadable();
+        if let Err(error) = validated {
+            return Err(self.left(pipeline, position, error));
+        }
+        let (size, unit) = (self.task.vocabulary().size() as f64, task::unit(self.config));
+        say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
+        self.check_folder()?;
+        let saved = self.saving.end(pipeline, position, &mut self.metrics, &self.progress);
+        self.processes.meet_replicas()?;
+        // Where there is no room for a checkpoint, there may yet be some for the weights.
+        self.write_weights(WEIGHTS, &pipeline.parameters()?)?;
+        if self.config.optimizer.average > 0.0 {
+            self.write_weights(AVERAGES, &pipeline.averages()?)?;
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.tell_lost();
+        }
+        self.check_folder()?; // or all that was written lies somewhere else, or nowhere
+        saved?;
+        say!("files: {}", self.out.display());
+        Ok(())
+    }
+
+    /// Sees, in all processes, that the run's folder is still the one that it began in.
+    fn check_folder(&self) -> Result<(), CliError> {
+        self.processes.decided(|| self.claim.check())
+    }
+
+    /// The parameters of all processes' stages, of which `own` are this one's, in one file.
+    fn write_weights(&self, name: &str, own: &[(String, Tensor)]) -> Result<(), CliError> {
+        if !self.processes.saves() {
+            return Ok(());
+        }
+        let (path, facts) = (self.out.join(name), facts::of(self.config));
+        match self.processes.transport() {
+            None => weights::save_with(&path, own, &facts)?,
+            Some(transport) => weights::save_among(&path, own, &facts, &transport)?,
+        }
+        Ok(())
+    }
+
+    /// The file of the latest step, which the first process writes.
+    fn write_trace(&self, pipeline: &mut Pipeline) {
+        if self.processes.is_first() {
+            self.trace.write(pipeline);
+        }
+    }
+
+    /// The steps from `position` on. Whatever ends them early, the state before it is saved.
+    pub(super) fn train(
+        &mut self,
+        pipeline: &mut Pipeline,
+        make: MakeBatch,
+        position: &mut TrainPosition,
+    ) -> Result<(), CliError> {
+        let steps = self.config.train.steps;
+        if position.batches >= steps {
+            say!("all {steps} steps are done: --steps N trains more");
+            return Ok(());
+        }
+        let result = self.steps(pipeline, make, position);
+        self.tell_unreadable();
+        let Err(error) = result else { return Ok(()) };
+        self.progress.finish();
+        Err(self.left(pipeline, position, error))
+    }
+
+    /// Saves the state before `error` ends the run.
+    fn left(
+        &mut self,
+        pipeline: &mut Pipeline,
+        position: &TrainPosition,
+        error: CliError,
+    ) -> CliError {
+        if matches!(error, CliError::FolderGone { .. }) {
+            self.processes.fail(&error);
+            return error; // nothing is written in another folder's place
+        }
+        self.write_trace(pipeline);
+        if self.processes.are_several() && !error.is_of_all() {
+            // The others cannot come to save with this one.
+            self.processes.fail(&error);
+            let out = self.out.display();
+            complain!(
+                "gpipe: nothing was saved at the end: gpipe train --resume {out} goes on from the last checkpoint, if there is one"
+            );
+            return error;
+        }
+        match self.saving.leave(pipeline, position, &mut self.metrics, &self.progress) {
+            Ok(()) => {
+                let out = self.out.display();
+                complain!(
+                    "gpipe: the state after step {} is saved: gpipe train --resume {out} goes on",
+                    position.batches
+                );
+            }
+            Err(not_saved) => complain!("gpipe: the state could not be saved: {not_saved}"),
+        }
+        if let Err(lost) = self.processes.meet_replicas() {
+            complain!("gpipe: {lost}");
+        }
+        error
+    }
+
+    fn steps(
+        &mut self,
+        pipeline: &mut Pipeline,
+        make: MakeBatch,
+        position: &mut TrainPosition,
+    ) -> Result<(), CliError> {
+        let steps = self.config.train.steps;
+        let deadline = Duration::from_secs(self.config.pipeline.timeout_s);
+        let ahead = LoaderSettings { deadline, depth: self.config.train.prefetch };
+        let loader = Loader::start(position.batches..steps, ahead, make)?;
+        if due(self.config, position) {
+            self.validate(pipeline, position)?; // which an interrupted run left out
+        }
+        for loaded in loader {
+            self.claim.check()?;
+            let Loaded { batch, waited, .. } = loaded?;
+            let Batch { inputs, targets, samples } = batch;
+            let result = pipeline.train_step(inputs, targets);
+            let seen = TrainPosition {
+                batches: position.batches + 1,
+                samples: position.samples + samples,
+                evaluated: false,
+                ..position.clone()
+            };
+            match result {
+                Ok(report) => {
+                    *position = TrainPosition {
+                        tokens: seen.tokens + report.count as u64,
+                        skipped: seen.skipped + u64::from(report.skipped),
+                        ..seen
+                    };
+                    self.step(&report, samples, position, waited);
+                    if self.processes.is_first() {
+                        self.trace.step(pipeline, &report);
+                    }
+                }
+                Err(error) => {
+                    self.may_skip(error, position.batches + 1)?;
+                    *position = TrainPosition { skipped: seen.skipped + 1, ..seen };
+                    if let Some(metrics) = &mut self.metrics {
+                        metrics.not_finite(pipeline.steps(), samples, totals_of(position));
+                    }
+                }
+            }
+            let Asked { mut signal, save } = self.asked()?;
+            if signal.is_none() && due(self.config, position) {
+                self.validate(pipeline, position)?;
+                signal = self.asked()?.signal;
+            }
+            self.stop(signal, position)?;
+            if position.batches < steps {
+                let told = (&mut self.metrics, &self.progress);
+                if self.saving.step(pipeline, position, save, told) {
+                    self.processes.meet_replicas()?;
+                }
+            } // the last one is saved after the validation at the end, which may make it the best
+        }
+        Ok(())
+    }
+
+    /// Tells of the images that were left out since it was last told.
+    pub(super) fn tell_unreadable(&mut self) {
+        let all = self.task.unreadable();
+        let new: Vec<_> =
+            all.into_iter().filter(|(name, _)| self.told.insert(name.clone())).collect();
+        tell_unreadable(&new);
+    }
+
+    /// What is asked of the run now, of any of its processes.
+    pub(super) fn asked(&self) -> Result<Asked, CliError> {
+        Asked { signal: self.stop.asked(), save: self.saving.is_time() }.of_all(self.processes)
+    }
+
+    fn stop(&self, signal: Option<i32>, position: &TrainPosition) -> Result<(), CliError> {
+        match signal {
+            Some(signal) if position.batches < self.config.train.steps => {
+                let (signal_name, step) = (name(signal).to_owned(), position.batches);
+                Err(CliError::Interrupted { signal, signal_name, step })
+            }
+            _ => Ok(()), // the end of the run is as near
+        }
+    }
+
+    /// After a step.
+    fn step(
+        &mut self,
+        report: &StepReport,
+        samples: u64,
+        position: &TrainPosition,
+        waited: Duration,
+    ) {
+        self.nan_in_a_row = 0;
+        if let Some(metrics) = &mut self.metrics {
+            metrics.step(report, samples, totals_of(position), waited);
+        }
+        self.progress.step(position.batches, report);
+        self.summary.add(report, waited);
+    }
+
+    /// After a step that failed: nothing, if it may be left out.
+    fn may_skip(&mut self, error: gpipe::Error, number: u64) -> Result<(), CliError> {
+        if !error.is_not_finite() {
+            return Err(error.into());
+        }
+        if self.config.train.on_nan == OnNan::Stop {
+            return Err(CliError::Nan { step: number, source: error });
+        }
+        self.nan_in_a_row += 1;
+        if self.nan_in_a_row > NAN_IN_A_ROW {
+            return Err(CliError::NanInARow { count: self.nan_in_a_row, source: error });
+        }
+        self.progress.warn(&format!("step {number} is skipped: {error}"));
+        Ok(())
+    }
+}
+
+/// Whether a validation on the way is left to be made.
+pub(super) fn due(config: &Config, position: &TrainPosition) -> bool {
+    let (batches, every) = (position.batches, config.train.validate_every);
+    let is_on_the_way = batches > 0 && batches < config.train.steps;
+    is_on_the_way && every > 0 && batches.is_multiple_of(every) && !position.evaluated
+}
+
+fn totals_of(position: &TrainPosition) -> Totals {
+    Totals { tokens: position.tokens, samples: position.samples }
+}
