@@ -17,7 +17,21 @@
 //! holds, so nothing is copied; every C++ exception (also one that is no `std::exception`) becomes
 //! an [`Error`]. What does not live here: any decision about training.
 //!
-//! Linking this crate installs the counting allocator for the whole process, before `main`.
+//! With the feature `allocator`, linking this crate installs the counting allocator for the whole
+//! process, before `main`.
+//!
+//! # Side channels
+//!
+//! Three thread-locals in C++ carry something past the signatures, because libtorch's own calls lie
+//! between the two ends and take no argument of ours:
+//!
+//! | what | set by | read by | why not an argument |
+//! |---|---|---|---|
+//! | the current arena | [`memory::enter`], before each action | the allocator, at each allocation | ATen allocates inside its operators |
+//! | the last refusal | the allocator, when a cap refuses | [`memory::take_refusal`], when an operator failed | an allocator can only throw, and ATen turns that into text |
+//! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls those, and shall not know whether it is recomputed |
+//!
+//! All three belong to the thread of one device's stages. Nothing else in gpipe is passed this way.
 
 pub mod c10d;
 pub mod convolution;
