@@ -48,17 +48,20 @@ CASES = [f"{network}-{kind}-{m}" for network in ("resnet", "amoebanet", "unet") 
          for m in (1, 4)]
 COLUMNS = ["loss", "gradient", "running", "parameters", "output"]
 
-# Norms of differences relative to max(norm, 1e-3 global norm): a gradient that is a small difference of large sums, as
-# those of weights before a batch norm are, has the rounding of the sums. Losses are relative to themselves.
+# Norms of differences relative to max(norm, 1e-3 global norm): a gradient that is a small
+# difference of large sums, as those of weights before a batch norm are, has the rounding of the
+# sums. Losses are relative to themselves.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
-# After three steps a value as near to 0 as its rounding may have passed a ReLU on one side and not on the other: seen to move
-# PyTorch's own float32 by 2.7e-4 from its float64 (AmoebaNet, four micro-batches).
+# After three steps a value as near to 0 as its rounding may have passed a ReLU on one side and not
+# on the other: seen to move PyTorch's own float32 by 2.7e-4 from its float64 (AmoebaNet, four
+# micro-batches).
 FREE_RUN = {"float64": 1e-10, "float32": 1e-3}
 # Running statistics are relative to the variance's root, and to the variance.
 RUNNING = {"float64": 1e-10, "float32": 1e-6}
-# Batch norms over a few values divide by small deviations, and rounding grows from layer to layer and step to step. For running
-# statistics, parameters after three steps and losses after the first, this many times the distance of PyTorch's float32 from
-# its float64 is allowed (two float32 computations are at most the sum of their distances apart: 2; twice that for chance).
+# Batch norms over a few values divide by small deviations, and rounding grows from layer to layer
+# and step to step. For running statistics, parameters after three steps and losses after the first,
+# this many times the distance of PyTorch's float32 from its float64 is allowed (two float32
+# computations are at most the sum of their distances apart: 2; twice that for chance).
 FREE = 4
 
 

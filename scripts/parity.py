@@ -43,18 +43,21 @@ RULES = {
 }
 CASES = [f"{kind}-{tie}-{rule}" for kind in ("float64", "float32") for tie in ("untied", "tied") for rule in RULES]
 
-# Relative to max(|b|, 1e-3 global norm), where |b| is an element or the norm of a parameter; losses to |b|.
+# Relative to max(|b|, 1e-3 global norm), where |b| is an element or the norm of a parameter; losses
+# to |b|.
 LOSS = {"float64": 1e-10, "float32": 1e-6}
 NORM = {"float64": 1e-10, "float32": 1e-5}
-# In float32 an element whose sum cancels is further from float64 than 1e-5 in PyTorch itself (the last column
-# shows it here; up to 3.7e-5 was seen), and two such roundings are compared.
+# In float32 an element whose sum cancels is further from float64 than 1e-5 in PyTorch itself (the
+# last column shows it here; up to 3.7e-5 was seen), and two such roundings are compared.
 ELEMENT = {"float64": 1e-10, "float32": 4e-5}
-# An update has no sums: a handful of roundings, each of at most half an epsilon of the largest value in it,
-# which is the parameter or, where decay and moments cancel, the tensor's largest update.
+# An update has no sums: a handful of roundings, each of at most half an epsilon of the largest
+# value in it, which is the parameter or, where decay and moments cancel, the tensor's largest
+# update.
 UPDATE_EPSILONS = 8
-# On a free trajectory Adam divides by sqrt(v): where a gradient is as small as its rounding, the update is
-# arbitrary. How much that is, PyTorch says: this many times its own distance from itself in float64 is allowed
-# (two float32 trajectories are at most the sum of their distances apart: 2; twice that for chance).
+# On a free trajectory Adam divides by sqrt(v): where a gradient is as small as its rounding, the
+# update is arbitrary. How much that is, PyTorch says: this many times its own distance from itself
+# in float64 is allowed (two float32 trajectories are at most the sum of their distances apart: 2;
+# twice that for chance).
 FREE = 4
 
 

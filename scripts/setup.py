@@ -34,8 +34,8 @@ from pathlib import Path
 VERSION = "2.11.0"
 PIP = "pip==25.3"  # can answer "which file would you install?" without downloading it
 PIP_HASH = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
-# One interpreter's wheel serves every host: only its C++ part is used.
-# pip takes the platforms literally, so each glibc that a wheel may name (the CUDA libraries differ) is listed.
+# One interpreter's wheel serves every host: only its C++ part is used. pip takes the platforms
+# literally, so each glibc that a wheel may name (the CUDA libraries differ) is listed.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
     "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "any"]
 TARGET = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "none",

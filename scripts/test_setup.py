@@ -66,7 +66,8 @@ class Resolving(unittest.TestCase):
             self.assertIn("--require-hashes", command)
             self.assertEqual(wanted, f"{setup.PIP} --hash=sha256:{setup.PIP_HASH}\n")
             self.assertEqual(os.listdir(home), [folder.name])
-            # What was installed without a check has another name; what was checked is not installed again.
+            # What was installed without a check has another name; what was checked is not installed
+            # again.
             self.assertNotEqual(folder.name, "pip-25.3")
             self.assertEqual(self.resolver(Path(home)), (folder, []))
 

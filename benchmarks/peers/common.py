@@ -14,7 +14,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-# What is recomputed in the backward: each part for itself; all at once; each part but what products, convolutions and attention gave.
+# What is recomputed in the backward: each part for itself; all at once; each part but what
+# products, convolutions and attention gave.
 CHECKPOINTS = ["parts", "stage", "selective"]
 COSTLY = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
           torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

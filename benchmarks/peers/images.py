@@ -150,8 +150,8 @@ def max3(_, stride):
     return MaxPool(3, stride)
 
 
-# Five sums of two operations, each of (value, operation): values 0 and 1 are made of the outputs of the cell before and of the
-# one before that, 2 to 6 are the sums. Then the values that are joined.
+# Five sums of two operations, each of (value, operation): values 0 and 1 are made of the outputs of
+# the cell before and of the one before that, 2 to 6 are the sums. Then the values that are joined.
 NORMAL = ([((1, conv1x1), (1, max3)), ((1, identity), (0, conv1x7_7x1)), ((0, conv1x1), (0, conv1x7_7x1)),
            ((2, max3), (2, identity)), ((1, average3), (5, conv1x1))], (0, 3, 4, 6))
 REDUCTION = ([((0, max2), (0, max3)), ((2, identity), (1, conv3x3)), ((2, conv1x7_7x1), (2, max3)),

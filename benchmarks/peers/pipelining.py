@@ -89,11 +89,13 @@ def train(options, file):
         parameters += network.parameters()
         placed.append(PipelineStage(network, number, count, torch.device("cpu"), input_args=shapes[start], output_args=shapes[end]))
         if options.schedule == "zbv":
-            # The hello to neighbours by which connections are made: ZBV's middle stages are neighbours in one process, to which Gloo
-            # has none. They are made at the first message all the same.
+            # The hello to neighbours by which connections are made: ZBV's middle stages are
+            # neighbours in one process, to which Gloo has none. They are made at the first message
+            # all the same.
             placed[-1]._get_init_p2p_neighbors_ops = lambda: []
     optimizer = workload.optimizer(parameters)
-    # The loss has the count of the whole mini-batch in it, so micro-batches' gradients are summed as they are.
+    # The loss has the count of the whole mini-batch in it, so micro-batches' gradients are summed
+    # as they are.
     schedule = SCHEDULES[options.schedule](placed if count > options.stages else placed[0], micro_batches, scale_grads=False,
                                            loss_fn=lambda output, target: loss_sum(output, target) / targets.numel())
     spans, totals = [], []

@@ -23,16 +23,17 @@ WORKLOADS = {
     "gpt": Workload(
         layers=lambda file: model.layers(**model.sizes_of(file)),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-4, fused=True),
-        # CPU ms per step of two stages: 9: 3870 5040, 10: 4120 4557, 11: 5125 4376. Of more: by operations.
-        # `zbv` has the first stage and the last in one process: 5, 9, 14: 5310 4850; 6, 10, 15: 5000 5250.
+        # CPU ms per step of two stages: 9: 3870 5040, 10: 4120 4557, 11: 5125 4376. Of more: by
+        # operations. `zbv` has the first stage and the last in one process: 5, 9, 14: 5310 4850; 6,
+        # 10, 15: 5000 5250.
         cuts={1: [], 2: [10], 3: [7, 13], 4: [5, 10, 15], "zbv": [6, 10, 15]},
     ),
     "amoeba": Workload(
         layers=images.amoebanet_of,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
         # As above: 4: 240 630, 5: 310 530, 6: 400 480, 7: 480 375, with --channels-last and M = 8.
-        # Of four stages, two in each process, ms of steps; interleaved-zb, six cuts: 3, 6, 9: 620 to 670, others 590 to 1070; zbv, four:
-        # 4, 6, 8: 650 to 710, others 680 to 890.
+        # Of four stages, two in each process, ms of steps; interleaved-zb, six cuts: 3, 6, 9: 620
+        # to 670, others 590 to 1070; zbv, four: 4, 6, 8: 650 to 710, others 680 to 890.
         cuts={1: [], 2: [6], 4: [3, 6, 9], "zbv": [4, 6, 8]},
     ),
 }

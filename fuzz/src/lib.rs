@@ -1,8 +1,9 @@
-//! Everything of gpipe that reads what others wrote, each as a target for fuzzing: bytes in, and no panic, no unbounded memory
-//! and no unbounded time out. What is accepted must be consistent: written again it reads as the same.
+//! Everything of gpipe that reads what others wrote, each as a target for fuzzing: bytes in, and no
+//! panic, no unbounded memory and no unbounded time out. What is accepted must be consistent:
+//! written again it reads as the same.
 //!
-//! `cargo xtask fuzz` runs them under libFuzzer, guided by coverage. `tests/corpora.rs` runs them in every CI over the kept
-//! inputs (`corpus/TARGET/`) and seeded changes of these.
+//! `cargo xtask fuzz` runs them under libFuzzer, guided by coverage. `tests/corpora.rs` runs them
+//! in every CI over the kept inputs (`corpus/TARGET/`) and seeded changes of these.
 
 mod targets;
 

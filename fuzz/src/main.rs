@@ -1,4 +1,5 @@
-//! The fuzzer of one target, which `GPIPE_FUZZ_TARGET` names. Built with coverage and run by `cargo xtask fuzz`.
+//! The fuzzer of one target, which `GPIPE_FUZZ_TARGET` names. Built with coverage and run by `cargo
+//! xtask fuzz`.
 #![no_main]
 #![allow(unsafe_code)] // in the macro
 
@@ -8,7 +9,8 @@ use cap::Cap;
 use gpipe_fuzz::Target;
 use libfuzzer_sys::fuzz_target;
 
-/// What asks for more is a finding, whether it touches it or not: an image of the largest size that is read takes a third.
+/// What asks for more is a finding, whether it touches it or not: an image of the largest size that
+/// is read takes a third.
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, 2 << 30);
 

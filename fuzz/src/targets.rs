@@ -23,8 +23,8 @@ fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// An error must say something, and not everything: it is shown to a user. (Where it is about bytes alone, who read them
-/// adds their file or their sender.)
+/// An error must say something, and not everything: it is shown to a user. (Where it is about bytes
+/// alone, who read them adds their file or their sender.)
 fn said(error: impl std::fmt::Display) -> String {
     let error = error.to_string();
     assert!(!error.is_empty() && error.len() < 1 << 20, "an error of {} bytes", error.len());

@@ -1,5 +1,6 @@
-//! The short version of `cargo xtask fuzz`: every kept input, among them all that was ever found, and seeded changes of them. No
-//! panic, and no more memory than a bound: all share an allocator that aborts beyond it.
+//! The short version of `cargo xtask fuzz`: every kept input, among them all that was ever found,
+//! and seeded changes of them. No panic, and no more memory than a bound: all share an allocator
+//! that aborts beyond it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{alloc::System, fs, path::PathBuf, sync::LazyLock};
@@ -11,7 +12,8 @@ use gpipe_fuzz::TARGETS;
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Beyond what is in use at first: twice the outputs of the largest image that a small file can ask for.
+/// Beyond what is in use at first: twice the outputs of the largest image that a small file can ask
+/// for.
 static LIMIT: LazyLock<()> =
     LazyLock::new(|| ALLOCATOR.set_limit(ALLOCATOR.allocated() + (1 << 30)).unwrap());
 

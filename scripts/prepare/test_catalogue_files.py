@@ -127,7 +127,8 @@ class Faults(Case):
             self.assertEqual(self.refused(content, "x.mo")[0], "not a catalogue")
 
     def test_strings_that_lie_over_each_other_are_refused(self):
-        # A thousand messages whose strings are all the same 8,000 bytes: 16 MB of text from a file of 24 kB.
+        # A thousand messages whose strings are all the same 8,000 bytes: 16 MB of text from a file
+        # of 24 kB.
         count = 1000
         head = struct.pack("<5I", 0x950412DE, 0, count, 20, 20 + 8 * count)
         content = head + struct.pack("<2I", 8000, 20 + 16 * count) * (2 * count) + b"a" * 8001

@@ -1,7 +1,9 @@
-//! Circles of modules: two top-level modules of a crate that import each other, perhaps through others.
+//! Circles of modules: two top-level modules of a crate that import each other, perhaps through
+//! others.
 //!
-//! Who reads a crate can then go from the bottom up. What a file imports is taken from its text: `crate::NAME`, where NAME is a
-//! module or something that `lib.rs` gives on from one. Tests are left out.
+//! Who reads a crate can then go from the bottom up. What a file imports is taken from its text:
+//! `crate::NAME`, where NAME is a module or something that `lib.rs` gives on from one. Tests are
+//! left out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -95,7 +97,8 @@ fn word(text: &str) -> String {
     text.chars().take_while(|own| own.is_alphanumeric() || *own == '_').collect()
 }
 
-/// By name, the module that `lib.rs` gives it on from: of `pub use layer::{Forward, Infer}` both are `layer`'s.
+/// By name, the module that `lib.rs` gives it on from: of `pub use layer::{Forward, Infer}` both
+/// are `layer`'s.
 fn given_on(library: &str) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for item in code(library).split(';') {
@@ -143,7 +146,9 @@ mod tests {
 
     #[test]
     fn oracle_imports_are_found() {
-        let text = "use crate::{\n    error::{Error, Result},\n    layer::Layer, // crate::not\n    value,\n};\nfn f() { crate::rng::seed(other_crate::x) }\n#[cfg(test)]\nmod tests { use crate::testing; }";
+        let text = "use crate::{\n    error::{Error, Result},\n    layer::Layer, // \
+            crate::not\n    value,\n};\nfn f() { crate::rng::seed(other_crate::x) \
+            }\n#[cfg(test)]\nmod tests { use crate::testing; }";
         assert_eq!(names(&code(text)), ["error", "layer", "value", "rng"]);
     }
 

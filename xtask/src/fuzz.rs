@@ -1,8 +1,10 @@
-//! `cargo xtask fuzz [SECONDS] [TARGET...]`: every reader under libFuzzer, guided by coverage, each for so many seconds, as many at
-//! once as there are cores. What was found is in `target/fuzz/findings`, the counts in `target/fuzz/report.md`.
+//! `cargo xtask fuzz [SECONDS] [TARGET...]`: every reader under libFuzzer, guided by coverage, each
+//! for so many seconds, as many at once as there are cores. What was found is in
+//! `target/fuzz/findings`, the counts in `target/fuzz/report.md`.
 //!
-//! cargo-fuzz wants a nightly toolchain for its sanitizers; coverage alone is a pass of stable LLVM. What sanitizers would find is
-//! memory unsafety, and the readers have no `unsafe` but that of their libraries.
+//! cargo-fuzz wants a nightly toolchain for its sanitizers; coverage alone is a pass of stable
+//! LLVM. What sanitizers would find is memory unsafety, and the readers have no `unsafe` but that
+//! of their libraries.
 
 use std::{
     fmt::Write as _,
@@ -34,7 +36,8 @@ struct Outcome {
     findings: Vec<String>,
 }
 
-/// Builds the fuzzer and runs `targets` (all, if none are named) for so many seconds each; whether nothing was found.
+/// Builds the fuzzer and runs `targets` (all, if none are named) for so many seconds each; whether
+/// nothing was found.
 pub fn run(root: &Path, cargo: &str, seconds: u64, targets: &[&str]) -> Result<bool, String> {
     let folder = root.join("target").join("fuzz");
     let program = build(root, cargo, &folder)?;
@@ -65,7 +68,8 @@ pub fn run(root: &Path, cargo: &str, seconds: u64, targets: &[&str]) -> Result<b
     let mut outcomes = outcomes.into_inner().map_err(|error| error.to_string())?;
     outcomes.sort_by(|a, b| a.target.cmp(&b.target));
     let mut report = format!(
-        "| target | inputs run in {seconds} s | edges covered | inputs kept | findings |\n|---|---|---|---|---|\n"
+        "| target | inputs run in {seconds} s | edges covered | inputs kept | findings \
+        |\n|---|---|---|---|---|\n"
     );
     for outcome in &outcomes {
         let Outcome { target, executions, covered, kept, findings } = outcome;
@@ -137,7 +141,8 @@ fn fuzz(root: &Path, folder: &Path, program: &Path, target: &str, seconds: u64) 
     });
     let kept = listed(&own).map_or(0, |names| names.len());
     let mut findings = listed(&folder.join("findings")).unwrap_or_default();
-    // A unit is only called slow where the machine was busy with other things: one that is too slow is a timeout.
+    // A unit is only called slow where the machine was busy with other things: one that is too slow
+    // is a timeout.
     let found = |rest: &str| rest.starts_with('-') && !rest.starts_with("-slow-unit");
     findings.retain(|name| !earlier.contains(name));
     findings.retain(|name| name.strip_prefix(target).is_some_and(found));

@@ -1,5 +1,5 @@
-//! `cargo xtask licences`: the licence of every crate that this workspace is made of, also for tests and on other systems, and how
-//! many of them are there in several versions.
+//! `cargo xtask licences`: the licence of every crate that this workspace is made of, also for
+//! tests and on other systems, and how many of them are there in several versions.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
@@ -19,7 +19,8 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Crates that may be there in several versions: what others depend on is not ours to choose, but more of them are to be looked at.
+/// Crates that may be there in several versions: what others depend on is not ours to choose, but
+/// more of them are to be looked at.
 const SEVERAL_MAX: usize = 16;
 
 /// What is wrong.
@@ -53,7 +54,8 @@ pub fn check(root: &Path, cargo: &str) -> Result<Vec<String>, String> {
     Ok(problems)
 }
 
-/// Whether an SPDX expression leaves a choice that is allowed. Only as much of the grammar as crates use: parts that are joined by AND, each a choice.
+/// Whether an SPDX expression leaves a choice that is allowed. Only as much of the grammar as
+/// crates use: parts that are joined by AND, each a choice.
 fn is_allowed(expression: &str) -> bool {
     let expression = expression.replace(['(', ')'], "").replace('/', " OR ");
     !expression.is_empty()

@@ -1,4 +1,5 @@
-//! The project's own tasks: `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | licences | tidy | golden --bless`.
+//! The project's own tasks: `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | licences | tidy |
+//! golden --bless`.
 
 mod circles;
 mod fuzz;

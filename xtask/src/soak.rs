@@ -1,6 +1,7 @@
-//! `cargo xtask soak`: the long proofs, an hour at most. Each step has its own bound; one that is beyond it is ended, which is a
-//! failure; so is one that does not tell what it did. Lines that tests print as `soak: ...` are counts of that: they and the outcomes are
-//! in `target/soak/report.md`. Everything is compiled before, which does not count.
+//! `cargo xtask soak`: the long proofs, an hour at most. Each step has its own bound; one that is
+//! beyond it is ended, which is a failure; so is one that does not tell what it did. Lines that
+//! tests print as `soak: ...` are counts of that: they and the outcomes are in
+//! `target/soak/report.md`. Everything is compiled before, which does not count.
 
 use std::{
     fmt::Write as _,
@@ -27,8 +28,8 @@ struct Proof {
     limit_s: u64,
 }
 
-/// What runs a test's program under memcheck. Undefined values are not looked at: libtorch's vector kernels read
-/// beyond short rows, and drop what they read.
+/// What runs a test's program under memcheck. Undefined values are not looked at: libtorch's vector
+/// kernels read beyond short rows, and drop what they read.
 const MEMCHECK: &[(&str, &str)] = &[(
     "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER",
     "valgrind -q --undef-value-errors=no --error-exitcode=9",
@@ -59,7 +60,8 @@ const PROOFS: &[Proof] = &[
         limit_s: 1500,
     },
     Proof {
-        name: "every run of the shared matrix in two and four processes and with several stages in each",
+        name: "every run of the shared matrix in two and four processes and with several stages \
+            in each",
         arguments: &[
             "test",
             "--locked",
@@ -75,7 +77,8 @@ const PROOFS: &[Proof] = &[
         limit_s: 400,
     },
     Proof {
-        name: "an error, a panic, too little memory and a stall at every kind of action of real stages",
+        name: "an error, a panic, too little memory and a stall at every kind of action of real \
+            stages",
         arguments: &[
             "test",
             "--locked",

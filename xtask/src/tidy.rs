@@ -1,4 +1,5 @@
-//! What the compiler does not check: the rooms' borders, circles of modules, file lengths, unfinished work.
+//! What the compiler does not check: the rooms' borders, circles of modules, file lengths,
+//! unfinished work.
 
 use std::{
     fs,

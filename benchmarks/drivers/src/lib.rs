@@ -1,4 +1,5 @@
-//! What the programs share: arguments, a pipeline with the settings that they give, its run, and the line of JSON.
+//! What the programs share: arguments, a pipeline with the settings that they give, its run, and
+//! the line of JSON.
 
 pub mod workload;
 
@@ -197,7 +198,8 @@ impl Measurement {
         })
     }
 
-    /// The pipeline that the arguments ask for, without loss and optimizer. A sample has the shape `sample`.
+    /// The pipeline that the arguments ask for, without loss and optimizer. A sample has the shape
+    /// `sample`.
     pub fn builder(
         &mut self,
         model: Sequence,
@@ -292,7 +294,8 @@ impl Numbers {
 }
 
 fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failure> {
-    // The costs of one step predict the next: a prediction from its own measurement would count for nothing.
+    // The costs of one step predict the next: a prediction from its own measurement would count for
+    // nothing.
     let simulated = match reports {
         [.., before, _] => Some(pipeline.simulate(&[&before.timeline])?),
         _ => None,

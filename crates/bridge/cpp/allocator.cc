@@ -6,8 +6,8 @@
 // Each block carries a 64-byte header with its size and arena. A block is charged to the arena that
 // the allocating thread had entered and goes back to it, whichever thread frees it: a boundary
 // activation that is freed by the next stage returns to the stage that will want its like again.
-// Freed blocks are kept by exact size; live + kept never exceeds the most that the arena ever had live,
-// so reuse does not make the process larger than it already was.
+// Freed blocks are kept by exact size; live + kept never exceeds the most that the arena ever had
+// live, so reuse does not make the process larger than it already was.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <algorithm>
@@ -41,8 +41,8 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kHeader);
 
-// The blocks of one size. The list goes through the blocks themselves and its entry is made when a block is taken, so that
-// freeing, which must not fail, allocates nothing.
+// The blocks of one size. The list goes through the blocks themselves and its entry is made when a
+// block is taken, so that freeing, which must not fail, allocates nothing.
 struct Blocks {
   Header *kept = nullptr;
   uint64_t live = 0;
@@ -83,7 +83,8 @@ void drop_kept(Arena &arena, uint64_t bytes) noexcept {
   }
 }
 
-// The kept blocks make room, so that live and kept together do not exceed the most that was ever live.
+// The kept blocks make room, so that live and kept together do not exceed the most that was ever
+// live.
 void make_room(Arena &arena) noexcept {
   const uint64_t held = arena.live + arena.pending, most = std::max(arena.high, held);
   if (held + arena.kept > most)

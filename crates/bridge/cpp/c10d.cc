@@ -1,7 +1,7 @@
 // PyTorch's own engine for several processes: TCPStore and ProcessGroupGloo of libtorch's c10d.
 //
-// Gloo's tensors must be contiguous and on the CPU, and a receive must be as large as what is sent: a smaller one
-// ends the receiving process. mail.rs and sums.rs agree on sizes first.
+// Gloo's tensors must be contiguous and on the CPU, and a receive must be as large as what is sent:
+// a smaller one ends the receiving process. mail.rs and sums.rs agree on sizes first.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "c10d.h"
 #define USE_C10D
@@ -32,9 +32,10 @@ std::string text(rust::Str str) { return std::string(str); }
 
 } // namespace
 
-// c10d keeps the last 2,000 operations of all groups of a process in one table, for diagnosis after a hang. Of Gloo's groups it writes to
-// it without a lock: two stages of a process that sum gradients over replicas at once crashed there, or went on with a heap that was
-// overwritten. Set before main, because what reads it does so once. TORCH_FR_BUFFER_SIZE turns it on again.
+// c10d keeps the last 2,000 operations of all groups of a process in one table, for diagnosis after
+// a hang. Of Gloo's groups it writes to it without a lock: two stages of a process that sum
+// gradients over replicas at once crashed there, or went on with a heap that was overwritten. Set
+// before main, because what reads it does so once. TORCH_FR_BUFFER_SIZE turns it on again.
 [[maybe_unused]] static const int no_table = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 
 struct TcpStore::Impl {
@@ -54,9 +55,10 @@ std::unique_ptr<TcpStore> own(c10::intrusive_ptr<c10d::Store> store, uint16_t po
 
 } // namespace
 
-// A client, and the server too where `listener` is a bound and listening socket (else -1): c10d would listen on all
-// interfaces by itself. The socket is the store's from now on.
-// Its warnings are of waits and host names, and not for users: what goes wrong is an error here. TORCH_CPP_LOG_LEVEL brings them back.
+// A client, and the server too where `listener` is a bound and listening socket (else -1): c10d
+// would listen on all interfaces by itself. The socket is the store's from now on. Its warnings are
+// of waits and host names, and not for users: what goes wrong is an error here. TORCH_CPP_LOG_LEVEL
+// brings them back.
 void hush() {
   static const bool once = [] {
     constexpr int errors = 2;

@@ -1,8 +1,9 @@
 // Convolution of images in channels-last layout, with its VJP.
 //
-// Why not at::conv2d alone: oneDNN's convolution brings the weight into a layout of its own at each call, and back. With few
-// small images, as a micro-batch has them behind a few reductions, that costs several times the arithmetic. A 1x1 convolution is a
-// matrix product of rows that channels-last has already, and the product takes the weight as it is.
+// Why not at::conv2d alone: oneDNN's convolution brings the weight into a layout of its own at each
+// call, and back. With few small images, as a micro-batch has them behind a few reductions, that
+// costs several times the arithmetic. A 1x1 convolution is a matrix product of rows that
+// channels-last has already, and the product takes the weight as it is.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "op_cache.h"
 #include "product.h"
@@ -111,8 +112,8 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
                     bool channels_last, bool onednn) {
   const auto list = [](rust::Slice<const int64_t> slice) { return at::IntArrayRef(slice.data(), slice.size()); };
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
-  // Where there is one place anyway a stride changes nothing; but with one over a map of one pixel's width oneDNN leaves parts of a
-  // bfloat16 weight's gradient as they were in memory.
+  // Where there is one place anyway a stride changes nothing; but with one over a map of one
+  // pixel's width oneDNN leaves parts of a bfloat16 weight's gradient as they were in memory.
   std::vector<int64_t> steps(stride.begin(), stride.end());
   const bool fits = x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && steps[0] > 0 && steps[1] > 0 && padding.size() == 2 &&
                     dilation.size() == 2;

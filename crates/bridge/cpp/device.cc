@@ -1,5 +1,6 @@
-// Streams, events and memory statistics of GPUs, through libtorch's device-generic interfaces: they are in
-// the CPU library too, so this compiles, links and runs where there is no CUDA, and no CUDA header is needed.
+// Streams, events and memory statistics of GPUs, through libtorch's device-generic interfaces: they
+// are in the CPU library too, so this compiles, links and runs where there is no CUDA, and no CUDA
+// header is needed.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <ATen/Context.h>
@@ -12,9 +13,10 @@
 
 namespace gpipe {
 
-// libtorch's CUDA part registers itself when it is loaded. Nothing refers to it by name, so a linker leaves it
-// out; and it has to be there before libtorch first looks which devices there are. So it is loaded here,
-// before main, where it lies beside the rest; a libtorch without it is one without CUDA.
+// libtorch's CUDA part registers itself when it is loaded. Nothing refers to it by name, so a
+// linker leaves it out; and it has to be there before libtorch first looks which devices there are.
+// So it is loaded here, before main, where it lies beside the rest; a libtorch without it is one
+// without CUDA.
 static void *const cuda_part = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
 
 namespace {

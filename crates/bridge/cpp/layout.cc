@@ -18,7 +18,8 @@ bool is_aligned(const at::Tensor &tensor) {
 
 } // namespace
 
-// A tensor whose elements lie once each, without gaps, from an aligned address on. 0: `address` is one.
+// A tensor whose elements lie once each, without gaps, from an aligned address on. 0: `address` is
+// one.
 Address settled(Address address) {
   const at::Tensor &tensor = borrow(address);
   TORCH_CHECK(tensor.layout() == at::kStrided, "a ", tensor.layout(),

@@ -1,8 +1,10 @@
-// The affine map y = x W^T + b with its VJP: through oneDNN in float32 where that is asked for, else through ATen.
+// The affine map y = x W^T + b with its VJP: through oneDNN in float32 where that is asked for,
+// else through ATen.
 //
-// Why not at::linear alone: in float32 it always calls MKL, whose AVX-512 kernels are for Intel's processors; on
-// others it falls back to AVX2 and is half as fast as oneDNN, which libtorch brings along anyway. And what it gave could not be
-// found again by a re-materialization (op_cache.h). ATen's products are those of its own addmm and its backward, to the bit.
+// Why not at::linear alone: in float32 it always calls MKL, whose AVX-512 kernels are for Intel's
+// processors; on others it falls back to AVX2 and is half as fast as oneDNN, which libtorch brings
+// along anyway. And what it gave could not be found again by a re-materialization (op_cache.h).
+// ATen's products are those of its own addmm and its backward, to the bit.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "op_cache.h"
 #include "product.h"

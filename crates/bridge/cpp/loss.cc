@@ -1,7 +1,8 @@
 // Cross entropy, summed, whose backward overwrites what its forward saved.
 //
-// Why not at::cross_entropy_loss: its backward holds the logits, their log-softmax, and two gradients of their
-// size at once. For a language model's vocabulary that is the peak of the whole stage.
+// Why not at::cross_entropy_loss: its backward holds the logits, their log-softmax, and two
+// gradients of their size at once. For a language model's vocabulary that is the peak of the whole
+// stage.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <ATen/ops/log_softmax.h>

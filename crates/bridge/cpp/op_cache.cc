@@ -1,6 +1,7 @@
-// Why here and not at the dispatcher: what is found again must still be an output of a node of autograd's graph, with the same
-// backward as one that was computed. So products and convolutions are functions of ours (linear.cc, convolution.cc), and ask below
-// autograd whether they have to compute.
+// Why here and not at the dispatcher: what is found again must still be an output of a node of
+// autograd's graph, with the same backward as one that was computed. So products and convolutions
+// are functions of ours (linear.cc, convolution.cc), and ask below autograd whether they have to
+// compute.
 #include "op_cache.h"
 #include "gpipe-bridge/src/ffi.rs.h"
 #include <torch/csrc/autograd/variable.h>
@@ -13,7 +14,8 @@ namespace impl = torch::autograd::impl;
 struct OpCache::Impl {
   struct Value {
     at::Tensor tensor;
-    // What was changed in place since is computed again. Undefined where that is known already, so that it holds nothing.
+    // What was changed in place since is computed again. Undefined where that is known already, so
+    // that it holds nothing.
     uint32_t version;
 
     bool is_changed() const { return !tensor.defined() || tensor._version() != version; }

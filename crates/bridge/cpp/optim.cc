@@ -29,7 +29,8 @@ void check_parameters(const char *rule, const Tensors &parameters) {
   }
 }
 
-// ATen's kernels take a parameter's numbers and those beside it as arrays of one length, and compare nothing.
+// ATen's kernels take a parameter's numbers and those beside it as arrays of one length, and
+// compare nothing.
 void check_beside(const char *rule, const Tensors &parameters, const char *name, const Tensors &beside) {
   TORCH_CHECK(beside.size() == parameters.size(), rule, ": ", parameters.size(), " parameters and ", beside.size(), " of ", name);
   for (std::size_t i = 0; i < parameters.size(); i++) {

@@ -12,7 +12,8 @@ constexpr int64_t kMultiplicationsMin = int64_t{1} << 20;
 // x [rows, in], w [out, in], both perhaps transposed views, bias [out]: [rows, out].
 at::Tensor onednn_product(const at::Tensor &x, const at::Tensor &w, const std::optional<at::Tensor> &bias);
 
-// At the start of a backward whose own operations make no graph: gradients of gradients would lack a part without a word.
+// At the start of a backward whose own operations make no graph: gradients of gradients would lack
+// a part without a word.
 inline void differentiable_once() {
   TORCH_CHECK(!at::GradMode::is_enabled(), "a product or convolution of a layer's context is differentiable once: for gradients of "
                                            "gradients use the tensors' own operations");

@@ -1,18 +1,23 @@
-// A vector-Jacobian product in two halves: the gradients of the inputs now, those of the parameters later.
+// A vector-Jacobian product in two halves: the gradients of the inputs now, those of the parameters
+// later.
 //
-// A node of the autograd graph that leads to an input and, by another edge, to a parameter (a product, a convolution, a
-// normalization) computes both gradients from the gradient that reaches it, each only where it is wanted. The first half runs the
-// nodes that lead to an input, for the inputs alone, and captures what reaches those nodes. Their way to the inputs is then cut
-// off, and the second half runs them again with what was captured, for their parameters alone. Every gradient comes from the same kernel and the same values as in
-// one run, so the bits are the same; twice is done only what lies between such a node and its parameters (a transposition, a
-// cast). What only the first half needs of a node is released when the node has run, as in a whole product.
+// A node of the autograd graph that leads to an input and, by another edge, to a parameter (a
+// product, a convolution, a normalization) computes both gradients from the gradient that reaches
+// it, each only where it is wanted. The first half runs the nodes that lead to an input, for the
+// inputs alone, and captures what reaches those nodes. Their way to the inputs is then cut off, and
+// the second half runs them again with what was captured, for their parameters alone. Every
+// gradient comes from the same kernel and the same values as in one run, so the bits are the same;
+// twice is done only what lies between such a node and its parameters (a transposition, a cast).
+// What only the first half needs of a node is released when the node has run, as in a whole
+// product.
 //
-// A node whose parameters are vectors (a normalization's scale and shift) finds their gradients on the way to its input's, and that of
-// a small convolution's kernel takes less time than reading again what it is computed from, which by the time of the second half
-// has left the cache: those are found in the first half, and added there where it is their turn, or else in the second.
+// A node whose parameters are vectors (a normalization's scale and shift) finds their gradients on
+// the way to its input's, and that of a small convolution's kernel takes less time than reading
+// again what it is computed from, which by the time of the second half has left the cache: those
+// are found in the first half, and added there where it is their turn, or else in the second.
 //
-// Where a parameter is reached from two such nodes (one weight used twice in a layer) its gradient would be summed in
-// another order: such a layer is not split.
+// Where a parameter is reached from two such nodes (one weight used twice in a layer) its gradient
+// would be summed in another order: such a layer is not split.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "vjp.h"
 #include <ATen/core/grad_mode.h>
@@ -37,9 +42,11 @@ using torch::autograd::variable_list;
 // Where a leaf's gradient arrives; null if the graph does not have it.
 std::shared_ptr<Node> end_of(const at::Tensor &leaf) { return torch::autograd::impl::try_get_grad_accumulator(leaf); }
 
-// A kernel with fewer inputs of an output finds its gradient at the speed of memory. Measured on two cores, AmoebaNet's I and W together
-// took 1.05 of B with the kernels below 256 in I, 1.03 with those below 400, 1.02 below 512 and 600, and 1.00 with all of them, when
-// nothing is left for W to fill a bubble with; what is left at 512 leaves the bubble of four devices where it is at 256, but for a hundredth.
+// A kernel with fewer inputs of an output finds its gradient at the speed of memory. Measured on
+// two cores, AmoebaNet's I and W together took 1.05 of B with the kernels below 256 in I, 1.03 with
+// those below 400, 1.02 below 512 and 600, and 1.00 with all of them, when nothing is left for W to
+// fill a bubble with; what is left at 512 leaves the bubble of four devices where it is at 256, but
+// for a hundredth.
 constexpr int64_t FAN_IN_MIN = 512;
 
 // Whether a parameter's gradient is not worth a second run.
@@ -115,8 +122,9 @@ struct Halves::Impl {
   std::vector<at::Tensor> inputs, sums;
   bool splits = true;
 
-  // Finds out which nodes start the second half, those that lead to an input and by another way to a parameter that is worth a second
-  // run, and whether there can be one. `small`: which parameters are not.
+  // Finds out which nodes start the second half, those that lead to an input and by another way to
+  // a parameter that is worth a second run, and whether there can be one. `small`: which parameters
+  // are not.
   void find(const Graph &graph, std::vector<Known> &known, const edge_list &roots, const std::vector<bool> &small);
 };
 
@@ -167,7 +175,8 @@ rust::Vec<Address> Halves::take_inputs() { return give_all(std::move(impl->input
 rust::Vec<Address> Halves::take_sums() { return give_all(std::move(impl->sums)); }
 bool Halves::is_summed(uint32_t parameter) const { return impl->summed.at(parameter); }
 
-// `in_turn`: to which of the parameters' accumulators their gradients are added at once if they are found.
+// `in_turn`: to which of the parameters' accumulators their gradients are added at once if they are
+// found.
 std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
                                   rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
                                   rust::Slice<const Address> accumulators, rust::Slice<const bool> in_turn) {
@@ -241,7 +250,8 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
         impl.grads.push_back(std::move(found[i]));
       }
   }
-  // What leads to inputs is not run again, but for the starts, from where there is no way to an input any more.
+  // What leads to inputs is not run again, but for the starts, from where there is no way to an
+  // input any more.
   for (std::size_t number = 0; number < known.size(); number++)
     if (known[number].starts)
       for (Edge &edge : graph.nodes[number]->next_edges())

@@ -1,4 +1,5 @@
-// Vector-Jacobian products with a given output gradient, and exact accumulation of parameter gradients.
+// Vector-Jacobian products with a given output gradient, and exact accumulation of parameter
+// gradients.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "vjp.h"
 #include <ATen/core/grad_mode.h>

@@ -10,7 +10,8 @@ std::vector<at::Tensor> borrow_all(rust::Slice<const Address> addresses);
 // Adds `grad` to `accumulator`; either may be undefined.
 at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad);
 
-// Given only when nothing can throw any more: an address that is lost is a tensor that is never freed.
+// Given only when nothing can throw any more: an address that is lost is a tensor that is never
+// freed.
 rust::Vec<Address> give_all(std::vector<at::Tensor> tensors);
 
 } // namespace gpipe

@@ -24,9 +24,9 @@ impl Default for Geometry {
     }
 }
 
-/// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups, height, width]`, differentiable
-/// once. Unless they are [`Kernels::Aten`], in float32 on a CPU, what it gives is in channels-last layout, and `x` is brought into it
-/// where it is not.
+/// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups,
+/// height, width]`, differentiable once. Unless they are [`Kernels::Aten`], in float32 on a CPU,
+/// what it gives is in channels-last layout, and `x` is brought into it where it is not.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.
@@ -88,7 +88,8 @@ mod tests {
         let padded = Geometry { padding: [1, 1], stride: [2, 2], ..plain };
         let apart = Geometry { padding: [4, 4], dilation: [2, 2], groups: 64, ..plain };
         let cases = [
-            // Large enough for oneDNN's product; too small; ragged; an odd size under a stride; one pixel.
+            // Large enough for oneDNN's product; too small; ragged; an odd size under a stride; one
+            // pixel.
             Case { x: [4, 256, 8, 8], w: [64, 256, 1, 1], geometry: plain },
             Case { x: [1, 3, 5, 7], w: [2, 3, 1, 1], geometry: plain },
             Case { x: [3, 256, 9, 7], w: [64, 256, 1, 1], geometry: strided },
@@ -103,7 +104,8 @@ mod tests {
             for kernels in [Kernels::Aten, Kernels::ChannelsLast, Kernels::OneDnn] {
                 for (a, b) in run(case, Kind::Float, kernels).iter().zip(&exact) {
                     assert_eq!(a.size(), b.size());
-                    // Sums of at most 576 products of numbers below 1: so many roundings of 6e-8 in the worst case.
+                    // Sums of at most 576 products of numbers below 1: so many roundings of 6e-8 in
+                    // the worst case.
                     let difference = (a - b).abs().max().double_value(&[]);
                     assert!(difference < 576.0 * 6e-8 * 4.0, "{kernels:?}: {difference:e}");
                 }
@@ -111,7 +113,8 @@ mod tests {
         }
     }
 
-    /// The function that finds again what it gave has the gradients of the operation that autograd would have recorded.
+    /// The function that finds again what it gave has the gradients of the operation that autograd
+    /// would have recorded.
     #[test]
     fn oracle_gradients_of_atens_convolution_are_autograds_to_the_bit() {
         for kind in [Kind::Float, Kind::BFloat16] {
@@ -134,8 +137,9 @@ mod tests {
         }
     }
 
-    /// Over a map of one pixel's width oneDNN left parts of a bfloat16 weight's gradient as they were in memory, so that training
-    /// of small images found NaNs in some runs and not in others. Memory full of NaNs makes it certain.
+    /// Over a map of one pixel's width oneDNN left parts of a bfloat16 weight's gradient as they
+    /// were in memory, so that training of small images found NaNs in some runs and not in others.
+    /// Memory full of NaNs makes it certain.
     #[test]
     fn regression_a_stride_over_one_pixel_leaves_no_part_of_a_gradient_unwritten() {
         let geometry = Geometry { stride: [2; 2], padding: [1; 2], ..Geometry::default() };

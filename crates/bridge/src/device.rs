@@ -1,5 +1,5 @@
-//! Streams, events and memory of GPUs. Without a GPU (or without CUDA in libtorch) [`count`] is 0 and
-//! everything else is an error.
+//! Streams, events and memory of GPUs. Without a GPU (or without CUDA in libtorch) [`count`] is 0
+//! and everything else is an error.
 
 use tch::Tensor;
 
@@ -57,8 +57,8 @@ impl Stream {
         Ok(Event(bridged::record_event(self.0)?))
     }
 
-    /// A copy of `tensor`, which is on this stream's GPU, on GPU `to` (`None`: in pinned memory of the
-    /// CPU). It is there when an event recorded afterwards is.
+    /// A copy of `tensor`, which is on this stream's GPU, on GPU `to` (`None`: in pinned memory of
+    /// the CPU). It is there when an event recorded afterwards is.
     ///
     /// # Errors
     /// Out of memory.
@@ -69,7 +69,8 @@ impl Stream {
         adopt(copy).ok_or_else(|| Error("a copy gave no tensor".into()))
     }
 
-    /// Says that this stream uses `tensor`, which another one made: its memory is not reused before.
+    /// Says that this stream uses `tensor`, which another one made: its memory is not reused
+    /// before.
     ///
     /// # Errors
     /// `tensor` is not on a GPU.
@@ -82,8 +83,8 @@ impl Stream {
 /// A point in a stream's work.
 pub struct Event(cxx::UniquePtr<DeviceEvent>);
 
-// SAFETY: an event may be waited for from any thread once it is recorded, and it is recorded when it is
-// made; it moves between threads, and is never used by two at once.
+// SAFETY: an event may be waited for from any thread once it is recorded, and it is recorded when
+// it is made; it moves between threads, and is never used by two at once.
 unsafe impl Send for Event {}
 
 impl Event {

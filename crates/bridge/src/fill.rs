@@ -26,8 +26,8 @@ fn new<T>(shape: &[i64], kind: Kind, write: impl FnOnce(&mut [T])) -> Result<Ten
         Tensor::f_zeros(shape, (kind, Device::Cpu)).map_err(|error| Error(error.to_string()))?;
     let count = tensor.numel();
     if count > 0 {
-        // SAFETY: the tensor is new, contiguous, on the CPU and of `kind`, which both callers pair with
-        // its Rust type; it has `count` initialised elements, and nothing else refers to them.
+        // SAFETY: the tensor is new, contiguous, on the CPU and of `kind`, which both callers pair
+        // with its Rust type; it has `count` initialised elements, and nothing else refers to them.
         write(unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), count) });
     }
     Ok(tensor)

@@ -4,13 +4,13 @@ use tch::Tensor;
 
 use crate::{Result, address, adopt, ffi::bridged};
 
-/// `tensor` as a layer may pass it on: every element once, no gaps, from an address that is a multiple of 64
-/// bytes on. A dense tensor keeps its strides, transposed and channels-last ones too. Anything else (an
-/// expanded or overlapping view, one with gaps, one that begins inside another tensor's memory) is copied
-/// to contiguous memory. The result has no graph.
+/// `tensor` as a layer may pass it on: every element once, no gaps, from an address that is a
+/// multiple of 64 bytes on. A dense tensor keeps its strides, transposed and channels-last ones
+/// too. Anything else (an expanded or overlapping view, one with gaps, one that begins inside
+/// another tensor's memory) is copied to contiguous memory. The result has no graph.
 ///
-/// Why: kernels choose by strides and alignment, so a value must look alike whether it moved between two layers
-/// of a stage, two threads, two devices or two processes.
+/// Why: kernels choose by strides and alignment, so a value must look alike whether it moved
+/// between two layers of a stage, two threads, two devices or two processes.
 ///
 /// # Errors
 /// A tensor that is not strided (a sparse one, say); out of memory.
@@ -79,7 +79,8 @@ mod tests {
         }
     }
 
-    /// A view of negated numbers has the unnegated ones in memory: sent as bytes, they lost their sign.
+    /// A view of negated numbers has the unnegated ones in memory: sent as bytes, they lost their
+    /// sign.
     #[test]
     fn regression_a_lazily_negated_tensor_is_negated() {
         let complex = Tensor::complex(&counted(&[8]), &counted(&[8]));

@@ -77,8 +77,8 @@ fn addresses<'a>(tensors: impl IntoIterator<Item = &'a tch::Tensor>) -> Vec<usiz
 
 /// Takes ownership of a tensor that C++ gave; 0 is "none".
 fn adopt(address: usize) -> Option<tch::Tensor> {
-    // SAFETY: a non-zero address comes from `give` in bridge.h, which makes a new `at::Tensor` on the
-    // heap for the caller to own; tch deletes it when the returned tensor is dropped.
+    // SAFETY: a non-zero address comes from `give` in bridge.h, which makes a new `at::Tensor` on
+    // the heap for the caller to own; tch deletes it when the returned tensor is dropped.
     (address != 0).then(|| unsafe { tch::Tensor::from_ptr(address as *mut _) })
 }
 

@@ -4,8 +4,8 @@ use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// Whose matrix products an affine map or a 1x1 convolution in float32 on a CPU uses, and how images lie. Results differ in the last
-/// bits, so one choice holds for a whole run.
+/// Whose matrix products an affine map or a 1x1 convolution in float32 on a CPU uses, and how
+/// images lie. Results differ in the last bits, so one choice holds for a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernels {
     /// ATen's own choice: MKL in float32; images as they come, in contiguous layout.
@@ -18,8 +18,8 @@ pub enum Kernels {
 }
 
 impl Kernels {
-    /// The fastest on this machine: channels-last, with oneDNN's products where the processor has AVX-512 and is not Intel's,
-    /// since MKL falls back to AVX2 there.
+    /// The fastest on this machine: channels-last, with oneDNN's products where the processor has
+    /// AVX-512 and is not Intel's, since MKL falls back to AVX2 there.
     pub fn fastest() -> Self {
         if bridged::onednn_is_faster() { Self::OneDnn } else { Self::ChannelsLast }
     }
@@ -35,8 +35,8 @@ impl Kernels {
     }
 }
 
-/// y = x W^T + b, differentiable once: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias` `[outputs]`.
-/// Dtypes and devices that `kernels` does not cover take ATen's.
+/// y = x W^T + b, differentiable once: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias`
+/// `[outputs]`. Dtypes and devices that `kernels` does not cover take ATen's.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.
@@ -95,7 +95,8 @@ mod tests {
                 assert_eq!(found.len(), exact.len());
                 for (a, b) in found.iter().zip(&exact) {
                     assert_eq!(a.size(), b.size());
-                    // Sums of up to 288 products of numbers below 1: 288 roundings of 6e-8 in the worst case.
+                    // Sums of up to 288 products of numbers below 1: 288 roundings of 6e-8 in the
+                    // worst case.
                     let difference = (a - b).abs().max().double_value(&[]);
                     assert!(difference < 288.0 * 6e-8 * 4.0, "{kernels:?}: {difference:e}");
                 }
@@ -113,7 +114,8 @@ mod tests {
         }
     }
 
-    /// The function that finds again what it gave has the gradients of the operations that autograd would have recorded.
+    /// The function that finds again what it gave has the gradients of the operations that autograd
+    /// would have recorded.
     #[test]
     fn oracle_gradients_of_atens_kernels_are_autograds_to_the_bit() {
         for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {

@@ -4,9 +4,9 @@ use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// The sum over the rows of -log softmax of `logits` at `target`; a row whose target is `ignore` counts nothing.
-/// `logits` `[rows, classes]` of floats, `target` `[rows]` int64. Differentiable once in `logits`: the backward
-/// overwrites what the forward saved, and a second one is an error.
+/// The sum over the rows of -log softmax of `logits` at `target`; a row whose target is `ignore`
+/// counts nothing. `logits` `[rows, classes]` of floats, `target` `[rows]` int64. Differentiable
+/// once in `logits`: the backward overwrites what the forward saved, and a second one is an error.
 ///
 /// # Errors
 /// Shapes that do not fit, a target outside 0..classes (on a CPU), out of memory.

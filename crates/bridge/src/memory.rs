@@ -1,11 +1,11 @@
 //! Counted, capped and reused CPU memory, in arenas: one for each stage.
 //!
-//! A block is charged to the arena that its thread had entered when it was allocated, and is credited
-//! there whichever thread frees it. It sees every tensor; it does not see what oneDNN and MKL allocate
-//! for themselves.
+//! A block is charged to the arena that its thread had entered when it was allocated, and is
+//! credited there whichever thread frees it. It sees every tensor; it does not see what oneDNN and
+//! MKL allocate for themselves.
 //!
-//! The feature `allocator` replaces libtorch's CPU allocator by this one, before `main` and for the whole process. Without it
-//! nothing is counted, capped or kept on CPUs: see [`IS_COUNTED`].
+//! The feature `allocator` replaces libtorch's CPU allocator by this one, before `main` and for the
+//! whole process. Without it nothing is counted, capped or kept on CPUs: see [`IS_COUNTED`].
 
 use std::sync::{Mutex, PoisonError};
 
@@ -40,8 +40,8 @@ pub struct Refusal {
     pub cap: Option<u64>,
 }
 
-/// An arena of one's own. Dropping it gives its kept blocks back to the system, and later those that still live; it is handed out again once nothing that
-/// was allocated in it lives any more.
+/// An arena of one's own. Dropping it gives its kept blocks back to the system, and later those
+/// that still live; it is handed out again once nothing that was allocated in it lives any more.
 #[derive(Debug)]
 pub struct Arena(u32);
 
@@ -123,8 +123,8 @@ pub fn set_cap(arena: u32, bytes: Option<u64>) -> Result<()> {
     Ok(bridged::set_arena_cap(arena, bytes.unwrap_or(u64::MAX))?)
 }
 
-/// Gives the blocks that `arena` keeps for reuse back to the system; what it may keep later is bounded
-/// by what is live from now on.
+/// Gives the blocks that `arena` keeps for reuse back to the system; what it may keep later is
+/// bounded by what is live from now on.
 ///
 /// # Errors
 /// An arena that does not exist.
@@ -132,9 +132,10 @@ pub fn trim(arena: u32) -> Result<()> {
     Ok(bridged::trim_arena(arena)?)
 }
 
-/// Lets the C library keep what is freed for the rest of the process, instead of giving large blocks back
-/// to the system at once: oneDNN's and MKL's scratch, which does not come from the arenas, then costs no page
-/// faults. A choice for a program, not for a library; whether it took effect.
+/// Lets the C library keep what is freed for the rest of the process, instead of giving large
+/// blocks back to the system at once: oneDNN's and MKL's scratch, which does not come from the
+/// arenas, then costs no page faults. A choice for a program, not for a library; whether it took
+/// effect.
 pub fn keep_freed_memory() -> bool {
     bridged::keep_freed_memory()
 }
@@ -218,8 +219,8 @@ mod tests {
         enter(0).unwrap();
     }
 
-    /// An allocation that the system refused put back the peak that it had seen before, and with it took away what
-    /// another thread had raised meanwhile.
+    /// An allocation that the system refused put back the peak that it had seen before, and with it
+    /// took away what another thread had raised meanwhile.
     #[test]
     fn regression_a_refusal_does_not_forget_another_threads_peak() {
         let arena = Arena::acquire().unwrap();

@@ -1,9 +1,9 @@
-//! What products and convolutions gave in a forward, kept so that its re-materialization finds it instead of computing it again:
-//! selective re-materialization (Korthikanti et al. 2022, arXiv 2205.05198, section 5, keeps what is costly to compute for what it
-//! takes to hold).
+//! What products and convolutions gave in a forward, kept so that its re-materialization finds it
+//! instead of computing it again: selective re-materialization (Korthikanti et al. 2022, arXiv
+//! 2205.05198, section 5, keeps what is costly to compute for what it takes to hold).
 //!
-//! What is kept is what [`crate::linear::linear`] and [`crate::convolution::convolution`] gave on this thread, in order. What was changed
-//! in place since is computed again.
+//! What is kept is what [`crate::linear::linear`] and [`crate::convolution::convolution`] gave on
+//! this thread, in order. What was changed in place since is computed again.
 
 use cxx::UniquePtr;
 
@@ -51,12 +51,13 @@ impl OpCache {
         self.0.bytes()
     }
 
-    /// Runs the same `forward` again, in which products and convolutions give what they gave. Their gradients are found as if they
-    /// had been computed, to the bit. The inner result is the forward's own.
+    /// Runs the same `forward` again, in which products and convolutions give what they gave. Their
+    /// gradients are found as if they had been computed, to the bit. The inner result is the
+    /// forward's own.
     ///
     /// # Errors
-    /// It is not the same: it succeeds with fewer products than the first time. (That it has more, or others, is an error in the
-    /// product.) This thread records or replays already.
+    /// It is not the same: it succeeds with fewer products than the first time. (That it has more,
+    /// or others, is an error in the product.) This thread records or replays already.
     pub fn replay<T, E>(
         self,
         forward: impl FnOnce() -> std::result::Result<T, E>,

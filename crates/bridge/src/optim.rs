@@ -21,7 +21,8 @@ pub struct AdamStep {
     pub decoupled: bool,
 }
 
-/// One Adam step in place. `steps` holds a float32 scalar per parameter: the number of this step, from 1.
+/// One Adam step in place. `steps` holds a float32 scalar per parameter: the number of this step,
+/// from 1.
 ///
 /// # Errors
 /// Shapes or dtypes that differ between the lists.

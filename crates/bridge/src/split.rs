@@ -1,5 +1,6 @@
-//! Vector-Jacobian products in two halves: first the gradients of a layer's inputs, later those of its parameters. What schedules
-//! that fill their bubble with weights' gradients need (Qi et al. 2023, arXiv 2401.10241).
+//! Vector-Jacobian products in two halves: first the gradients of a layer's inputs, later those of
+//! its parameters. What schedules that fill their bubble with weights' gradients need (Qi et al.
+//! 2023, arXiv 2401.10241).
 
 use cxx::UniquePtr;
 use tch::Tensor;
@@ -16,14 +17,17 @@ pub struct First {
     pub later: Later,
 }
 
-/// The second half of a backward: what the parameters' gradients are computed from. The graph is released with it.
+/// The second half of a backward: what the parameters' gradients are computed from. The graph is
+/// released with it.
 pub struct Later(UniquePtr<bridged::Halves>);
 
-/// Computes the gradients of a layer's inputs, and keeps of its graph what the parameters' need. Both halves together give the
-/// bits of [`crate::vjp::vjp`]. `None`: a parameter is used twice, so that the order of the sum would be another; nothing was done.
+/// Computes the gradients of a layer's inputs, and keeps of its graph what the parameters' need.
+/// Both halves together give the bits of [`crate::vjp::vjp`]. `None`: a parameter is used twice, so
+/// that the order of the sum would be another; nothing was done.
 ///
-/// Some parameters' gradients are found on the way. Those that are `in_turn` to be summed are added to the `accumulators`, which are
-/// those of [`crate::vjp::vjp`], at once; [`Later::finish`] adds the others.
+/// Some parameters' gradients are found on the way. Those that are `in_turn` to be summed are added
+/// to the `accumulators`, which are those of [`crate::vjp::vjp`], at once; [`Later::finish`] adds
+/// the others.
 ///
 /// # Errors
 /// As of [`crate::vjp::vjp`].
@@ -86,13 +90,15 @@ fn replace(accumulators: &mut [Option<Tensor>], sums: Vec<usize>) -> Result<()> 
 }
 
 impl Later {
-    /// Adds each parameter's gradient to the accumulator at its position in the request, as [`crate::vjp::vjp`] does.
+    /// Adds each parameter's gradient to the accumulator at its position in the request, as
+    /// [`crate::vjp::vjp`] does.
     ///
     /// # Errors
     /// As there.
     pub fn finish(mut self, accumulators: &mut [Option<Tensor>]) -> Result<()> {
         let held = held(accumulators);
-        // SAFETY: every address is of a tensor borrowed for the whole call, or 0 where C++ accepts 0.
+        // SAFETY: every address is of a tensor borrowed for the whole call, or 0 where C++ accepts
+        // 0.
         let sums = unsafe { self.0.pin_mut().finish(&held) }?;
         replace(accumulators, sums)
     }
@@ -111,7 +117,8 @@ mod tests {
         x.sin().reshape(shape).set_requires_grad(true)
     }
 
-    /// What both ways give for the same graph, made anew for each; the halves add what they find early at once, and later.
+    /// What both ways give for the same graph, made anew for each; the halves add what they find
+    /// early at once, and later.
     fn both(
         inputs: &[Tensor],
         parameters: &[Tensor],
@@ -167,7 +174,8 @@ mod tests {
         assert_eq!(halves, whole);
     }
 
-    /// Convolutions: one with many inputs of an output, whose kernel's gradient is left to the second half, and one with few.
+    /// Convolutions: one with many inputs of an output, whose kernel's gradient is left to the
+    /// second half, and one with few.
     fn images(x: &[Tensor], w: &[Tensor]) -> Tensor {
         let convolution = |x: &Tensor, w: &Tensor| x.conv2d(w, None::<&Tensor>, 1, 1, 1, 1);
         let normed = convolution(&x[0].relu(), &w[0]).batch_norm(
@@ -278,7 +286,8 @@ mod tests {
         crate::memory::enter(0).unwrap();
     }
 
-    /// As in a whole product, what the nodes of the first half saved is given back before the next ones make theirs.
+    /// As in a whole product, what the nodes of the first half saved is given back before the next
+    /// ones make theirs.
     #[test]
     fn property_the_first_half_gives_back_as_it_goes() {
         let arena = crate::memory::Arena::acquire().unwrap();

@@ -16,13 +16,13 @@ pub struct Request<'a> {
     pub parameters: &'a [&'a Tensor],
 }
 
-/// Computes the VJP of one layer: returns the gradient of each input (`None` where the outputs do not
-/// depend on it) and adds each parameter's gradient to `accumulators`, in place from the second on.
-/// The graph is released.
+/// Computes the VJP of one layer: returns the gradient of each input (`None` where the outputs do
+/// not depend on it) and adds each parameter's gradient to `accumulators`, in place from the second
+/// on. The graph is released.
 ///
 /// An accumulator that is `None` becomes the first gradient itself, as PyTorch's own accumulation
-/// does: no zeros are added, and -0.0 stays -0.0 whatever the number of stages. Gradients in bfloat16 and
-/// float16 are summed in float32.
+/// does: no zeros are added, and -0.0 stays -0.0 whatever the number of stages. Gradients in
+/// bfloat16 and float16 are summed in float32.
 ///
 /// # Errors
 /// Lengths that do not match, and any error of libtorch (shape of a gradient, out of memory). The

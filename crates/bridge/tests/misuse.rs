@@ -1,6 +1,7 @@
-//! Every function that safe code reaches, given what it is not for: tensors of the wrong shape, dtype or layout,
-//! undefined ones, one tensor in two places, two threads at once. Each call gives a result or an error. That no
-//! memory is harmed is what `make soak` looks at, under valgrind's memcheck.
+//! Every function that safe code reaches, given what it is not for: tensors of the wrong shape,
+//! dtype or layout, undefined ones, one tensor in two places, two threads at once. Each call gives
+//! a result or an error. That no memory is harmed is what `make soak` looks at, under valgrind's
+//! memcheck.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // a test
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -167,7 +168,8 @@ fn fault_backwards_whole_and_in_halves() {
             if let Some(first) = first.flatten() {
                 calls.call(&what, || first.later.finish(&mut sum()));
             }
-            // After the halves nothing of the graph is left to run: an error, or what is not in need of it.
+            // After the halves nothing of the graph is left to run: an error, or what is not in
+            // need of it.
             calls.call(&what, || vjp(&request, &mut sum()));
         }
     }

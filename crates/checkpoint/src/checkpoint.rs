@@ -29,8 +29,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the manifest in `folder`; the other files are looked at by [`Checkpoint::verify`] and those who read
-    /// them.
+    /// Reads the manifest in `folder`; the other files are looked at by [`Checkpoint::verify`] and
+    /// those who read them.
     ///
     /// # Errors
     /// There is no manifest, or it is damaged or of another format.
@@ -64,7 +64,8 @@ impl Checkpoint {
         self.check_files()
     }
 
-    /// The same checkpoint, once every file was compared with the manifest: what is done with it soon need not do so again.
+    /// The same checkpoint, once every file was compared with the manifest: what is done with it
+    /// soon need not do so again.
     pub(crate) fn verified(mut self) -> Result<Self> {
         self.verify()?;
         self.verified = true;
@@ -136,12 +137,13 @@ impl Checkpoint {
         CheckpointError::Damaged { path, reason }
     }
 
-    /// Puts the whole state into `pipeline`, which may run the model at another K, with another schedule, balance or
-    /// re-materialization. Model, optimizer and every file are checked before anything is changed.
+    /// Puts the whole state into `pipeline`, which may run the model at another K, with another
+    /// schedule, balance or re-materialization. Model, optimizer and every file are checked before
+    /// anything is changed.
     ///
     /// # Errors
-    /// [`CheckpointError::Misfit`], [`CheckpointError::Damaged`]; nothing is changed then. A file that changes
-    /// between the check and the reading leaves the pipeline unusable.
+    /// [`CheckpointError::Misfit`], [`CheckpointError::Damaged`]; nothing is changed then. A file
+    /// that changes between the check and the reading leaves the pipeline unusable.
     pub fn restore(&self, pipeline: &mut Pipeline) -> Result<()> {
         let outlines = pipeline.outline();
         let misfits = self.manifest.misfits(&outlines);

@@ -58,7 +58,8 @@ pub enum CheckpointError {
         reason: String,
     },
     /// The writer did not end in time. It goes on, and no other checkpoint is begun before it ends.
-    #[error("checkpoint {} was still being written after {waited:?}: is the disk too slow, or gone?", path.display())]
+    #[error("checkpoint {} was still being written after {waited:?}: is the disk too slow, or \
+        gone?", path.display())]
     Late {
         /// The checkpoint.
         path: PathBuf,

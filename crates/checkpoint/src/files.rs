@@ -1,5 +1,6 @@
-//! Every change that a checkpoint makes to the file system, one operation at a time: the only place where the
-//! order of writes, fsyncs and renames meets the disk, and so the place to slow it down or to let it fail.
+//! Every change that a checkpoint makes to the file system, one operation at a time: the only place
+//! where the order of writes, fsyncs and renames meets the disk, and so the place to slow it down
+//! or to let it fail.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -1,7 +1,9 @@
-//! How a file's tensors fit a model's parameters: for import, and for fine-tuning from part of a file.
+//! How a file's tensors fit a model's parameters: for import, and for fine-tuning from part of a
+//! file.
 //!
-//! First the whole file is held against the whole model, by names and shapes alone; then what fits is read. Values change
-//! only in dtype, and matrices swap axes only where the map says so: nothing is reshaped, padded or cut.
+//! First the whole file is held against the whole model, by names and shapes alone; then what fits
+//! is read. Values change only in dtype, and matrices swap axes only where the map says so: nothing
+//! is reshaped, padded or cut.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -70,19 +72,21 @@ pub struct Fit {
     pub mismatched: Vec<Mismatch>,
     /// Tensors of the file that the map leaves out.
     pub ignored: Vec<String>,
-    /// Tensors of the file that the map leaves out because they are copies: [`Fit::read`] compares them.
+    /// Tensors of the file that the map leaves out because they are copies: [`Fit::read`] compares
+    /// them.
     pub copies: Vec<CopyOf>,
     /// Parameters that keep their own values on purpose: see [`Fit::without`].
     pub reinit: Vec<String>,
 }
 
 impl Fit {
-    /// Holds `file`, its names seen through `names`, against a model's `parameters` (full names and shapes).
+    /// Holds `file`, its names seen through `names`, against a model's `parameters` (full names and
+    /// shapes).
     ///
     /// # Errors
-    /// [`FileError`]: two tensors become one parameter; what becomes a parameter is not floating-point, or is to be
-    /// transposed and no matrix; a rule of the map that is not optional matches no tensor; a tensor is said to be a copy of
-    /// one that is not there.
+    /// [`FileError`]: two tensors become one parameter; what becomes a parameter is not
+    /// floating-point, or is to be transposed and no matrix; a rule of the map that is not optional
+    /// matches no tensor; a tensor is said to be a copy of one that is not there.
     pub fn new(
         parameters: &[(String, Vec<i64>)],
         file: &TensorFile,
@@ -149,8 +153,9 @@ impl Fit {
         Ok(fit)
     }
 
-    /// Leaves out the parameters whose names match one of `patterns`, in which `*` is any text: a new softmax behind a trained
-    /// network, say. Tensors of the file that match are left out as well.
+    /// Leaves out the parameters whose names match one of `patterns`, in which `*` is any text: a
+    /// new softmax behind a trained network, say. Tensors of the file that match are left out as
+    /// well.
     #[must_use]
     pub fn without(mut self, patterns: &[&str]) -> Self {
         let matches =
@@ -200,18 +205,20 @@ impl Fit {
         Ok(())
     }
 
-    /// Whether each parameter is read and no tensor is left over, but for those left out on purpose.
+    /// Whether each parameter is read and no tensor is left over, but for those left out on
+    /// purpose.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
     }
 
-    /// Reads what fits from `file`, one parameter at a time and as `kind`, which is a floating-point one. What is out of
-    /// a narrower dtype's range becomes infinite. First of all, copies are compared with what they are copies of.
+    /// Reads what fits from `file`, one parameter at a time and as `kind`, which is a
+    /// floating-point one. What is out of a narrower dtype's range becomes infinite. First of all,
+    /// copies are compared with what they are copies of.
     ///
     /// # Errors
-    /// [`FileError`]: a tensor that the map says is a copy is none. Each item has its own. `file` is the one that this was
-    /// made from.
+    /// [`FileError`]: a tensor that the map says is a copy is none. Each item has its own. `file`
+    /// is the one that this was made from.
     pub fn read<'a>(
         &'a self,
         file: &'a mut TensorFile,
@@ -283,8 +290,8 @@ impl Pair {
     }
 }
 
-/// `tensors` as `kind`, for export: to float32, bfloat16 or another floating-point dtype. Those that have it already share
-/// their storage with the result.
+/// `tensors` as `kind`, for export: to float32, bfloat16 or another floating-point dtype. Those
+/// that have it already share their storage with the result.
 ///
 /// # Errors
 /// [`TensorError`]: a tensor, or `kind`, is not floating-point.

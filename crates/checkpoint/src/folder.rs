@@ -68,8 +68,8 @@ fn number(name: &str) -> Option<u64> {
     digits.parse().ok().filter(|number| self::name(*number) == name)
 }
 
-/// The checkpoints in `folder` by number, newest first; none if there is no such folder. Unfinished ones and other
-/// files are not among them.
+/// The checkpoints in `folder` by number, newest first; none if there is no such folder. Unfinished
+/// ones and other files are not among them.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -101,7 +101,8 @@ fn entries(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Looks for the newest checkpoint in `folder` that is complete, reading all of each one that it looks at.
+/// Looks for the newest checkpoint in `folder` that is complete, reading all of each one that it
+/// looks at.
 ///
 /// # Errors
 /// The folder cannot be read. A damaged checkpoint is no error: it is among the skipped.
@@ -116,7 +117,8 @@ pub fn newest(folder: &Path) -> Result<Newest> {
     Ok(Newest { found: None, skipped })
 }
 
-/// The checkpoint that `path` names: one itself, or a folder of checkpoints, whose newest complete one is taken.
+/// The checkpoint that `path` names: one itself, or a folder of checkpoints, whose newest complete
+/// one is taken.
 ///
 /// # Errors
 /// There is none; all are damaged.
@@ -145,8 +147,8 @@ pub(crate) fn aside(folder: &Path, batches: u64) -> PathBuf {
     folder.join(format!("{}{WRITING}", name(batches)))
 }
 
-/// Removes what processes that were killed, and saves that failed, left unfinished. Nobody else may be writing in
-/// `folder`.
+/// Removes what processes that were killed, and saves that failed, left unfinished. Nobody else may
+/// be writing in `folder`.
 pub(crate) fn remove_unfinished(files: &Files, folder: &Path) -> Result<()> {
     for name in entries(folder)? {
         let plain = |suffix| name.strip_suffix(suffix).filter(|plain| number(plain).is_some());
@@ -168,8 +170,9 @@ fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-/// Gives the folder `aside`, which is complete and on disk, the name `target`. What has that name, because this step
-/// was saved before or because it was damaged and passed over, stays until then under another one that counts.
+/// Gives the folder `aside`, which is complete and on disk, the name `target`. What has that name,
+/// because this step was saved before or because it was damaged and passed over, stays until then
+/// under another one that counts.
 pub(crate) fn publish(files: &Files, folder: &Path, aside: &Path, target: &Path) -> Result<()> {
     let replaced = target.with_extension(&REPLACED[1..]);
     let taken = is_there(target);
@@ -199,8 +202,9 @@ pub(crate) fn point_best(files: &Files, folder: &Path, batches: u64) -> Result<(
     if points || !folder.join(&name).is_dir() { Ok(()) } else { files.point(&link, &name) }
 }
 
-/// Of the checkpoints up to that of `batches`, removes all but those that are kept: the newest, and the one that
-/// [`BEST`] names. Those after it are not this run's: a search passed them over because they are damaged.
+/// Of the checkpoints up to that of `batches`, removes all but those that are kept: the newest, and
+/// the one that [`BEST`] names. Those after it are not this run's: a search passed them over
+/// because they are damaged.
 pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, settings: &Settings) -> Result<()> {
     let best = fs::read_link(folder.join(BEST)).ok().map(|target| folder.join(target));
     let own = list(folder)?.into_iter().filter(|(number, _)| *number <= batches);
@@ -212,7 +216,8 @@ pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, settings: &Setti
     Ok(())
 }
 
-/// Removes a checkpoint: it loses its name first, so that what is half removed is never taken for one.
+/// Removes a checkpoint: it loses its name first, so that what is half removed is never taken for
+/// one.
 fn remove(files: &Files, path: &Path) -> Result<()> {
     let gone = path.with_extension(&REMOVING[1..]);
     files.remove(&gone)?;

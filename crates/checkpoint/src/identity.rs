@@ -42,7 +42,8 @@ impl FolderIdentity {
     /// Sees that its name still names it.
     ///
     /// # Errors
-    /// [`CheckpointError::Gone`]: it was removed or moved, or another folder has its name. Another error of the system's.
+    /// [`CheckpointError::Gone`]: it was removed or moved, or another folder has its name. Another
+    /// error of the system's.
     pub fn check(&self) -> Result<()> {
         let gone = |reason: &str| {
             Err(CheckpointError::Gone { path: self.path.clone(), reason: reason.to_owned() })

@@ -1,4 +1,5 @@
-//! A layer's state as safetensors files: parameters, optimizer state and averages, each tensor by its full name.
+//! A layer's state as safetensors files: parameters, optimizer state and averages, each tensor by
+//! its full name.
 
 use std::{collections::HashMap, path::Path};
 
@@ -74,7 +75,8 @@ fn plain(name: &str) -> String {
     name.chars().take(NAME_CHARACTERS).map(safe).collect()
 }
 
-/// Reads a layer's state from the files in `folder`, each checked against the manifest as it is read.
+/// Reads a layer's state from the files in `folder`, each checked against the manifest as it is
+/// read.
 pub(crate) fn read_layer(folder: &Path, layer: &Layer) -> Result<LayerState> {
     let mut values = read_kind(folder, layer, FileKind::Parameters)?;
     let mut kept = read_kind(folder, layer, FileKind::Optimizer)?;
@@ -128,7 +130,8 @@ pub(crate) fn read_kind(
     Ok(all)
 }
 
-/// A layer's file, if its bytes and its tensors' names, dtypes and shapes are those that the manifest describes.
+/// A layer's file, if its bytes and its tensors' names, dtypes and shapes are those that the
+/// manifest describes.
 pub(crate) fn open(folder: &Path, layer: &Layer, entry: &FileEntry) -> Result<TensorFile> {
     let path = folder.join(&entry.path);
     let bytes = read_checked(folder, entry)?;

@@ -1,8 +1,10 @@
-//! State on disk, by layer: checkpoints that a run goes on from at any K, and weights for and from elsewhere.
+//! State on disk, by layer: checkpoints that a run goes on from at any K, and weights for and from
+//! elsewhere.
 //!
-//! A checkpoint is a folder: for each layer a safetensors file of its parameters, one of what the optimizer keeps for
-//! them and one of their moving averages, and a manifest with everything else and the SHA-256 of every file. It is
-//! written aside, synced and renamed, so that what has a checkpoint's name is complete.
+//! A checkpoint is a folder: for each layer a safetensors file of its parameters, one of what the
+//! optimizer keeps for them and one of their moving averages, and a manifest with everything else
+//! and the SHA-256 of every file. It is written aside, synced and renamed, so that what has a
+//! checkpoint's name is complete.
 //!
 //! ```no_run
 //! # use gpipe::Pipeline;

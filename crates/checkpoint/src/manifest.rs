@@ -1,8 +1,8 @@
-//! `manifest.json`: what a checkpoint is of, and the size and SHA-256 of every file in it. It is written last, and
-//! a folder without a valid one is no checkpoint.
+//! `manifest.json`: what a checkpoint is of, and the size and SHA-256 of every file in it. It is
+//! written last, and a folder without a valid one is no checkpoint.
 //!
-//! The first field is the SHA-256 of the file itself, taken with zeros in the place of its 64 digits, so that a
-//! changed step or counter is found, too. All numbers are read back to the bit.
+//! The first field is the SHA-256 of the file itself, taken with zeros in the place of its 64
+//! digits, so that a changed step or counter is found, too. All numbers are read back to the bit.
 
 use std::{collections::HashSet, path::Path};
 
@@ -180,8 +180,8 @@ impl Manifest {
     /// The file's bytes.
     ///
     /// # Errors
-    /// What could not be read back: a number that is not finite, a path that leads out of the folder, more than
-    /// [`BYTES_MAX`].
+    /// What could not be read back: a number that is not finite, a path that leads out of the
+    /// folder, more than [`BYTES_MAX`].
     pub fn encode(&self) -> Result<Vec<u8>, String> {
         // JSON has no NaN and no infinity: they would be written as null.
         let CounterFields { learning_rate, loss_scale, .. } = self.counters;
@@ -242,7 +242,8 @@ impl Manifest {
         let version: Version = serde_json::from_slice(fields).map_err(no_manifest)?;
         if version.format != FORMAT {
             return Err(format!(
-                "it is of format {}, this version of gpipe reads {FORMAT}: use the version that wrote it",
+                "it is of format {}, this version of gpipe reads {FORMAT}: use the version that \
+                wrote it",
                 version.format
             ));
         }
@@ -309,7 +310,8 @@ impl Manifest {
 }
 
 impl Layer {
-    /// The tensors of its file of one kind: full name, dtype, and the shape where the manifest has it.
+    /// The tensors of its file of one kind: full name, dtype, and the shape where the manifest has
+    /// it.
     pub(crate) fn tensors(&self, kind: FileKind) -> Vec<(String, &str, Option<&[i64]>)> {
         let mut all = Vec::new();
         for parameter in &self.parameters {

@@ -1,5 +1,5 @@
-//! What several processes do together: each writes the state of its own stages into one folder that all of them see, and the first
-//! one everything else.
+//! What several processes do together: each writes the state of its own stages into one folder that
+//! all of them see, and the first one everything else.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -38,7 +38,8 @@ impl Together {
         self.0.as_ref().is_none_or(|transport| transport.rank() == 0)
     }
 
-    /// What each process came to, by rank, once all of them have. An error of one is an error of all.
+    /// What each process came to, by rank, once all of them have. An error of one is an error of
+    /// all.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
         &self,
         lane: Lane,
@@ -88,7 +89,9 @@ impl Together {
         }
         Err(CheckpointError::NotFound {
             path: folder.to_owned(),
-            reason: "rank 0 made it, and this process does not see it: all of them need the same folder, on a file system that they share".into(),
+            reason: "rank 0 made it, and this process does not see it: all of them need the same \
+                folder, on a file system that they share"
+                .into(),
         })
     }
 }

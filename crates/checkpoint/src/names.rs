@@ -1,6 +1,7 @@
 //! From the names in a foreign state dict to `layer.parameter`.
 //!
-//! A map is a list of rules in TOML. A tensor is matched by the first rule whose `from` matches its whole name:
+//! A map is a list of rules in TOML. A tensor is matched by the first rule whose `from` matches its
+//! whole name:
 //!
 //! ```
 //! use gpipe_checkpoint::names::{Mapped, NameMap};
@@ -30,10 +31,10 @@
 //! # Ok::<(), gpipe_checkpoint::names::NamesError>(())
 //! ```
 //!
-//! `*` stands for any text, with dots or empty; each takes as little as it can, the first one first. The n-th
-//! `*` of `to` is what the n-th of `from` stood for. A name that no rule matches is not guessed at; a last rule from `*`
-//! to `*` keeps all other names. A rule that is the first match of no tensor is an error ([`NameMap::unused`]), unless it
-//! says `optional = true`.
+//! `*` stands for any text, with dots or empty; each takes as little as it can, the first one
+//! first. The n-th `*` of `to` is what the n-th of `from` stood for. A name that no rule matches is
+//! not guessed at; a last rule from `*` to `*` keeps all other names. A rule that is the first
+//! match of no tensor is an error ([`NameMap::unused`]), unless it says `optional = true`.
 
 use serde::Deserialize;
 
@@ -127,7 +128,8 @@ impl NameMap {
     /// The map in `text`, which errors say comes from `origin`.
     ///
     /// # Errors
-    /// [`NamesError`]: not TOML, more than 1 MiB, an unknown key, or a rule that says nothing or too much.
+    /// [`NamesError`]: not TOML, more than 1 MiB, an unknown key, or a rule that says nothing or
+    /// too much.
     pub fn parse(text: &str, origin: &str) -> Result<Self, NamesError> {
         let error = |reason| NamesError { origin: origin.to_owned(), reason };
         if text.len() > TEXT_MAX {
@@ -169,7 +171,8 @@ impl NameMap {
         &self.origin
     }
 
-    /// Patterns of parameters that keep their own values: see [`Fit::without`](crate::fit::Fit::without).
+    /// Patterns of parameters that keep their own values: see
+    /// [`Fit::without`](crate::fit::Fit::without).
     #[must_use]
     pub fn reinit(&self) -> &[String] {
         &self.reinit
@@ -194,8 +197,8 @@ impl NameMap {
         name.strip_prefix(&self.prefix).unwrap_or(name)
     }
 
-    /// What to say of the first rule that is not optional and the first match of none of `names`: a misspelt pattern, or a
-    /// map for another file. Nothing where all rules are used.
+    /// What to say of the first rule that is not optional and the first match of none of `names`: a
+    /// misspelt pattern, or a map for another file. Nothing where all rules are used.
     #[must_use]
     pub fn unused<'n>(&self, names: impl Iterator<Item = &'n str>) -> Option<String> {
         let mut used: Vec<bool> = self.rules.iter().map(|rule| rule.optional).collect();
@@ -253,8 +256,8 @@ fn pieces(pattern: &str) -> Vec<String> {
     pattern.split('*').map(str::to_owned).collect()
 }
 
-/// What each `*` stands for. Nothing is tried twice: taking the first occurrence of a piece leaves the most text for the
-/// pieces after it.
+/// What each `*` stands for. Nothing is tried twice: taking the first occurrence of a piece leaves
+/// the most text for the pieces after it.
 fn captures<'n>(pattern: &[String], name: &'n str) -> Option<Vec<&'n str>> {
     let (first, rest) = pattern.split_first()?;
     let mut left = name.strip_prefix(first.as_str())?;

@@ -1,4 +1,5 @@
-//! Saving: the stages copy their state at once, and a thread for each writes it while training goes on.
+//! Saving: the stages copy their state at once, and a thread for each writes it while training goes
+//! on.
 //!
 //! ```text
 //! step-N.writing/   every layer's files, each fsynced                by the stages' writers, in parallel
@@ -9,7 +10,8 @@
 //!
 //! Killed at any point, the newest checkpoint that has a name is complete.
 //!
-//! Several processes write their stages' layers into the same folder, each its own; what comes after them is the first one's.
+//! Several processes write their stages' layers into the same folder, each its own; what comes
+//! after them is the first one's.
 
 use std::{
     collections::HashMap,
@@ -39,8 +41,8 @@ use crate::{
     settings::Settings,
 };
 
-/// How many times as long as [`Settings::deadline`] the writers of several processes wait for each other: training goes on meanwhile,
-/// and a disk that is slow is not gone.
+/// How many times as long as [`Settings::deadline`] the writers of several processes wait for each
+/// other: training goes on meanwhile, and a disk that is slow is not gone.
 const PATIENCE: u32 = 10;
 
 /// What a checkpoint says of its run besides the pipeline's state.
@@ -69,11 +71,13 @@ pub struct Saved {
     pub copied: Duration,
     /// How long it was written: training went on.
     pub written: Duration,
-    /// Why a link still names an older checkpoint, or more than [`Settings::keep`] are there; the next save does it.
+    /// Why a link still names an older checkpoint, or more than [`Settings::keep`] are there; the
+    /// next save does it.
     pub untidy: Option<String>,
 }
 
-/// The checkpoints of one run, written one after the other. Only one process may write in a folder, or those that do so together.
+/// The checkpoints of one run, written one after the other. Only one process may write in a folder,
+/// or those that do so together.
 #[derive(Debug)]
 pub struct Checkpoints {
     home: FolderIdentity,
@@ -122,8 +126,9 @@ impl Checkpoints {
         Ok(Self { home, settings, together, writing: None })
     }
 
-    /// Opens `folder` for a pipeline in several processes. Each of them calls this, and then saves at the same steps: it writes the state
-    /// of its own stages. They need one folder, on a file system that they share.
+    /// Opens `folder` for a pipeline in several processes. Each of them calls this, and then saves
+    /// at the same steps: it writes the state of its own stages. They need one folder, on a file
+    /// system that they share.
     ///
     /// # Errors
     /// As [`Checkpoints::open`], of any process; one of them does not see the folder.
@@ -148,12 +153,13 @@ impl Checkpoints {
         self.home.path()
     }
 
-    /// Copies the state of `pipeline` and begins to write it; returns when the copies are made. A checkpoint that is
-    /// still being written is waited for first, and its outcome is returned.
+    /// Copies the state of `pipeline` and begins to write it; returns when the copies are made. A
+    /// checkpoint that is still being written is waited for first, and its outcome is returned.
     ///
     /// # Errors
-    /// Of the copies: this checkpoint is not written then. Of the one before: this one is begun all the same, but after
-    /// [`CheckpointError::Late`], which would be two writers in one folder, and one more copy of the state.
+    /// Of the copies: this checkpoint is not written then. Of the one before: this one is begun all
+    /// the same, but after [`CheckpointError::Late`], which would be two writers in one folder, and
+    /// one more copy of the state.
     pub fn save(&mut self, pipeline: &mut Pipeline, info: RunInfo) -> Result<Option<Saved>> {
         let late = self.writing.as_ref().is_some_and(|writing| writing.late);
         let before = self.wait_for(if late { Duration::ZERO } else { self.settings.deadline });
@@ -253,10 +259,12 @@ impl Job {
         let result = self.write(&files, &aside);
         if result.is_err() {
             if together.is_first() && home.check().is_ok() {
-                // What is half-written must not fill a full disk; if that fails, too, the next start removes it.
+                // What is half-written must not fill a full disk; if that fails, too, the next
+                // start removes it.
                 let _ = files.remove(&aside);
             }
-            // Whatever a process writes next on that disk finds the room. Where the others are lost, they are not waited for.
+            // Whatever a process writes next on that disk finds the room. Where the others are
+            // lost, they are not waited for.
             let _ = together.all(lane, Ok(()));
         }
         result
@@ -312,7 +320,8 @@ struct Whole {
 }
 
 impl Whole {
-    /// Writes the manifest, gives the folder its name, and removes what is not kept. Its size, and what could not be tidied up.
+    /// Writes the manifest, gives the folder its name, and removes what is not kept. Its size, and
+    /// what could not be tidied up.
     fn commit(
         self,
         files: &Files,
@@ -414,7 +423,8 @@ fn write_layers(
 /// The entries that processes have written, in the model's order.
 fn in_order(written: Vec<Vec<Layer>>, outlines: &[LayerOutline]) -> Vec<Layer> {
     let all = written.into_iter().flatten();
-    // Layers without parameters of their own are named, too: a model that has others is another model.
+    // Layers without parameters of their own are named, too: a model that has others is another
+    // model.
     let mut by_name: HashMap<String, Layer> =
         all.map(|layer| (layer.name.clone(), layer)).collect();
     let layer = |outline: &LayerOutline| {

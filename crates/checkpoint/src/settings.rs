@@ -9,8 +9,9 @@ use crate::files::Files;
 pub struct Settings {
     /// How many of the newest are kept; at least 1.
     pub keep: usize,
-    /// Whether the one of the best evaluation is kept besides, under the name `best`. Where the best evaluation was of
-    /// a step that was not saved, the best one of those that were saved before stays.
+    /// Whether the one of the best evaluation is kept besides, under the name `best`. Where the
+    /// best evaluation was of a step that was not saved, the best one of those that were saved
+    /// before stays.
     pub keep_best: bool,
     /// Longest wait for a checkpoint that is still being written.
     pub deadline: Duration,

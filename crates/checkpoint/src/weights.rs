@@ -1,9 +1,9 @@
 //! A run's weights in one safetensors file.
 //!
-//! Each tensor is named `layer.parameter`: the layer's name, which may have dots itself, and the parameter's, such as
-//! `block0.attention.qkv.weight`. The file's metadata say `format = "pt"` (which readers of
-//! PyTorch's files ask for) and `names = "layer.parameter"`, and digests of its tensors
-//! ([`tensor_file`]).
+//! Each tensor is named `layer.parameter`: the layer's name, which may have dots itself, and the
+//! parameter's, such as `block0.attention.qkv.weight`. The file's metadata say `format = "pt"`
+//! (which readers of PyTorch's files ask for) and `names = "layer.parameter"`, and digests of its
+//! tensors ([`tensor_file`]).
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +37,8 @@ fn metadata_with(facts: &Facts) -> BTreeMap<String, String> {
     all
 }
 
-/// Writes `tensors` to `path`, with digests. Whatever was there stays until the new file is complete and on disk.
+/// Writes `tensors` to `path`, with digests. Whatever was there stays until the new file is
+/// complete and on disk.
 ///
 /// # Errors
 /// [`WeightsError`]; the file aside is removed then.
@@ -57,8 +58,9 @@ pub fn save_with(
     tensor_file::write(path, tensors, &metadata_with(facts))
 }
 
-/// The same for a pipeline in several processes, of which each calls this with the tensors of its own stages: they write files beside
-/// `path`, of which the first process makes one, a tensor in memory at a time. They need one folder, on a file system that they share.
+/// The same for a pipeline in several processes, of which each calls this with the tensors of its
+/// own stages: they write files beside `path`, of which the first process makes one, a tensor in
+/// memory at a time. They need one folder, on a file system that they share.
 ///
 /// # Errors
 /// Of any of the processes; nothing has the name `path` then that was not there before.

@@ -1,5 +1,6 @@
-//! What a process that dies while it saves leaves behind, and a disk that refuses: for every operation on the file system
-//! in turn, half of it done or nothing. Whatever happens, there is a complete checkpoint, the old one or the new one.
+//! What a process that dies while it saves leaves behind, and a disk that refuses: for every
+//! operation on the file system in turn, half of it done or nothing. Whatever happens, there is a
+//! complete checkpoint, the old one or the new one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -169,7 +170,8 @@ const SCENARIOS: [Scenario; 8] = [
     Scenario { name: "after a kill", earlier: &[(1, 1), (2, 2)], killed: true, ..FIRST },
 ];
 
-/// A folder that needs no disk, where there is one: thousands of files are synced, and no power is cut.
+/// A folder that needs no disk, where there is one: thousands of files are synced, and no power is
+/// cut.
 fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -340,8 +342,9 @@ fn fault_any_operation_that_fails_is_named_and_the_next_save_succeeds() {
     }
 }
 
-/// Files are synced before the manifest is made, it and the folder before the checkpoint has its name, and that name
-/// before anything that is older is removed: a power cut loses what is not synced.
+/// Files are synced before the manifest is made, it and the folder before the checkpoint has its
+/// name, and that name before anything that is older is removed: a power cut loses what is not
+/// synced.
 #[test]
 fn fault_nothing_is_relied_on_that_is_not_on_disk() {
     let folder = tempfile::tempdir().unwrap();
@@ -437,8 +440,9 @@ fn ended(checkpoints: &mut Checkpoints) -> Result<u64, CheckpointError> {
     }
 }
 
-/// `save` after a late writer once began a second one beside it. Both wrote into one folder where they had the same
-/// number, the later of them to end decided what `latest` named, and each kept a copy of the whole state.
+/// `save` after a late writer once began a second one beside it. Both wrote into one folder where
+/// they had the same number, the later of them to end decided what `latest` named, and each kept a
+/// copy of the whole state.
 #[test]
 fn regression_no_second_writer_is_begun_while_one_is_late() {
     let folder = tempfile::tempdir().unwrap();
@@ -463,9 +467,9 @@ fn regression_no_second_writer_is_begun_while_one_is_late() {
     assert_eq!(linked(folder.path(), "latest"), Some(2));
 }
 
-/// A step that is saved twice replaced its own checkpoint: it was removed before the new one had its name, and a process
-/// that was killed in between left none at all. `fault_a_process_that_dies_*` looks at every moment of it; this is the
-/// one that was wrong.
+/// A step that is saved twice replaced its own checkpoint: it was removed before the new one had
+/// its name, and a process that was killed in between left none at all.
+/// `fault_a_process_that_dies_*` looks at every moment of it; this is the one that was wrong.
 #[test]
 fn regression_what_is_replaced_stays_until_the_new_one_has_its_name() {
     let mut states = States::new(1);

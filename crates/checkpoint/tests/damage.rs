@@ -1,4 +1,5 @@
-//! Damaged files and checkpoints of other models: found, named, passed over; and the pipeline stays as it was.
+//! Damaged files and checkpoints of other models: found, named, passed over; and the pipeline stays
+//! as it was.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -224,8 +225,9 @@ fn fault_a_checkpoint_of_another_model_is_refused_with_names() {
     refuses(double, &["enter.weight is float32 [4, 3], the model's float64 [4, 3]"]);
 }
 
-/// Every checksum was right, but a tensor was not as the manifest says (a program's error, or an attacker's work): it was
-/// found in the middle of restoring, and left the pipeline without its own state and of no use.
+/// Every checksum was right, but a tensor was not as the manifest says (a program's error, or an
+/// attacker's work): it was found in the middle of restoring, and left the pipeline without its own
+/// state and of no use.
 #[test]
 fn regression_files_that_contradict_the_manifest_are_found_before_anything_is_changed() {
     let mut folder = Folder::new();
@@ -252,7 +254,8 @@ fn regression_files_that_contradict_the_manifest_are_found_before_anything_is_ch
     assert_same(&flat(&mut folder.pipeline), &folder.before, "an optimizer's shape");
 }
 
-/// Changes one of the last layer's files, and makes its size and checksum in the manifest right again.
+/// Changes one of the last layer's files, and makes its size and checksum in the manifest right
+/// again.
 fn rewrite(second: &Path, kind: &str, change: impl FnOnce(&mut Named)) {
     let name = format!("0004-leave.{kind}.safetensors");
     let mut file = TensorFile::open(&second.join(&name)).unwrap();

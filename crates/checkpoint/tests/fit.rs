@@ -1,4 +1,5 @@
-//! How files fit models: `oracle_` each category and conversion against plain formulas, `fault_` what is refused.
+//! How files fit models: `oracle_` each category and conversion against plain formulas, `fault_`
+//! what is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::path::PathBuf;
@@ -315,7 +316,8 @@ const TIED: &str = r#"
     optional = true
 "#;
 
-/// The head of an untied GPT-2 was left out by name, as if it were the embedding's copy: another network was imported.
+/// The head of an untied GPT-2 was left out by name, as if it were the embedding's copy: another
+/// network was imported.
 #[test]
 fn regression_what_is_left_out_as_a_copy_is_one_to_the_bit() {
     let table = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([3, 2]);

@@ -90,8 +90,9 @@ fn oracle_the_best_one_is_kept_besides() {
     assert_eq!(names(run.path()), ["latest", "step-00000002"]);
 }
 
-/// The best evaluation need not be of a step that was saved, nor need the save of a best step have come to the link when
-/// it was killed. Then `best` named what was no longer there, or nothing was moved any more.
+/// The best evaluation need not be of a step that was saved, nor need the save of a best step have
+/// come to the link when it was killed. Then `best` named what was no longer there, or nothing was
+/// moved any more.
 #[test]
 fn regression_the_link_to_the_best_one_never_leads_nowhere() {
     let mut run = Run::new();
@@ -220,7 +221,8 @@ fn fault_links_that_lead_nowhere_or_are_none() {
     fs::write(run.path().join("latest"), "step-00000001").unwrap();
     fs::write(run.path().join("step-00000002"), "a file").unwrap();
     assert_eq!(run.save(keep(2), 2, None), [2, 1]);
-    // A folder, of which nobody knows what is in it, is not removed: the checkpoint is there, and that is told.
+    // A folder, of which nobody knows what is in it, is not removed: the checkpoint is there, and
+    // that is told.
     fs::remove_file(run.path().join("latest")).unwrap();
     fs::create_dir(run.path().join("latest")).unwrap();
     fs::write(run.path().join("latest/mine"), "mine").unwrap();
@@ -261,8 +263,8 @@ fn fault_a_folder_that_cannot_be_one_is_named() {
     assert_eq!(log.lock().unwrap().len(), 3, "nothing is new");
 }
 
-/// A folder of checkpoints that was removed was made again; one that was replaced by another run's had its checkpoints
-/// replaced and pruned.
+/// A folder of checkpoints that was removed was made again; one that was replaced by another run's
+/// had its checkpoints replaced and pruned.
 #[test]
 fn regression_a_folder_that_is_gone_or_another_is_not_written_to() {
     let place = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
-//! `manifest.json`: its text, its checksum, its numbers; and what is made of one that was changed with the checksum made
-//! right again. Then every field is untrusted: an error or equal content, never a panic, never a file elsewhere, never
-//! more memory than a small multiple of the manifest. All tests share an allocator that gives 64 MiB beyond what is in
-//! use at first and aborts beyond that.
+//! `manifest.json`: its text, its checksum, its numbers; and what is made of one that was changed
+//! with the checksum made right again. Then every field is untrusted: an error or equal content,
+//! never a panic, never a file elsewhere, never more memory than a small multiple of the manifest.
+//! All tests share an allocator that gives 64 MiB beyond what is in use at first and aborts beyond
+//! that.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -398,8 +399,8 @@ fn fault_text_that_is_no_manifest_is_refused_without_taking_memory() {
     assert!(message.contains(&format!("at most {BYTES_MAX} are read")), "{message}");
 }
 
-/// What a manifest cannot hold, or what it could not be read back with, was written all the same: the checkpoint
-/// had its name, could not be opened, and the good ones before it were removed.
+/// What a manifest cannot hold, or what it could not be read back with, was written all the same:
+/// the checkpoint had its name, could not be opened, and the good ones before it were removed.
 #[test]
 fn regression_what_could_not_be_read_back_is_not_saved() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! What is saved at one K and restored at another goes on to the bit; `crates/gpipe/tests/transparency.rs` has the whole
-//! matrix of ways to run, in memory, and here they meet the disk.
+//! What is saved at one K and restored at another goes on to the bit;
+//! `crates/gpipe/tests/transparency.rs` has the whole matrix of ways to run, in memory, and here
+//! they meet the disk.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -68,7 +69,8 @@ struct Run(usize, Schedule, Remat, &'static [usize]);
 #[derive(Debug, Clone, Copy)]
 enum Recipe {
     Adam,
-    /// With two tensors of other shapes than the parameter's, a rate that changes, frozen parameters and averages.
+    /// With two tensors of other shapes than the parameter's, a rate that changes, frozen
+    /// parameters and averages.
     Adafactor,
     RmsProp,
 }
@@ -177,7 +179,8 @@ fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
     }
 }
 
-/// The disk stands still until training has gone on; what is written is the state of the moment of `save` all the same.
+/// The disk stands still until training has gone on; what is written is the state of the moment of
+/// `save` all the same.
 #[test]
 fn oracle_the_state_is_of_the_moment_of_the_call() {
     let folder = tempfile::tempdir().unwrap();

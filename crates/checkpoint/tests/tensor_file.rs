@@ -1,5 +1,5 @@
-//! One safetensors file, written and read: `oracle_` against bytes made by hand and other readers of the format,
-//! `fault_` what is refused. Damaged files are in `untrusted.rs`.
+//! One safetensors file, written and read: `oracle_` against bytes made by hand and other readers
+//! of the format, `fault_` what is refused. Damaged files are in `untrusted.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
@@ -34,7 +34,8 @@ fn assert_same(a: &Tensor, b: &Tensor, name: &str) {
     assert_eq!(bytes(a), bytes(b), "{name}");
 }
 
-/// Each dtype in each shape, with bytes that are all sorts of values: NaN of many payloads, infinities, subnormals.
+/// Each dtype in each shape, with bytes that are all sorts of values: NaN of many payloads,
+/// infinities, subnormals.
 fn all_sorts() -> Named {
     let mut all = Vec::new();
     for (kind, dtype, width) in KINDS {
@@ -332,7 +333,8 @@ fn read_all(bytes: &[u8]) -> Result<(Named, BTreeMap<String, String>), String> {
     Ok((tensors, file.metadata().clone()))
 }
 
-/// Weights had no digest: a flipped bit passed `inspect`, `eval` and `export`, and in a name, a dtype or a shape as well.
+/// Weights had no digest: a flipped bit passed `inspect`, `eval` and `export`, and in a name, a
+/// dtype or a shape as well.
 #[test]
 fn regression_each_changed_byte_of_a_file_with_digests_is_an_error() {
     let folder = Folder::new();
@@ -375,7 +377,8 @@ fn fault_a_file_whose_digests_do_not_belong_to_it_is_refused() {
         let message = read_all(&file(header, data)).unwrap_err();
         assert!(message.contains(part) && message.contains("another program"), "{message}");
     };
-    // The digests of another file, as a program leaves them that copies metadata to tensors of its own.
+    // The digests of another file, as a program leaves them that copies metadata to tensors of its
+    // own.
     let mut other = data.to_vec();
     other[0] ^= 1;
     refuses(header, &other, "b: its SHA-256 is ");
@@ -417,7 +420,8 @@ fn oracle_digests_are_what_the_format_says() {
     assert!(file.has_digests());
 }
 
-/// A header that began with blanks was accepted, and padding of any white space, which the format forbids.
+/// A header that began with blanks was accepted, and padding of any white space, which the format
+/// forbids.
 #[test]
 fn regression_a_header_is_an_object_with_blanks_behind_it_alone() {
     let one = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";

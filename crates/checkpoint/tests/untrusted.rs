@@ -1,5 +1,6 @@
-//! Damaged and hostile files: an error or a consistent file, never a panic, and never more memory than the file is long.
-//! All tests share an allocator that gives 64 MiB beyond what is in use at first and aborts beyond that.
+//! Damaged and hostile files: an error or a consistent file, never a panic, and never more memory
+//! than the file is long. All tests share an allocator that gives 64 MiB beyond what is in use at
+//! first and aborts beyond that.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{alloc::System, fs, path::Path, sync::LazyLock};
@@ -34,7 +35,8 @@ fn header_end(file: &[u8]) -> usize {
     8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize
 }
 
-/// Opens `bytes` and reads all tensors. What opens must be consistent; the number of tensors read, or the error.
+/// Opens `bytes` and reads all tensors. What opens must be consistent; the number of tensors read,
+/// or the error.
 fn examine(path: &Path, bytes: &[u8]) -> Result<usize, String> {
     assert!(*LIMIT > 0);
     fs::write(path, bytes).unwrap();

@@ -1,6 +1,8 @@
-//! What a run asks of this machine, held against what it has, before the first step: threads, and the bytes of a step.
+//! What a run asks of this machine, held against what it has, before the first step: threads, and
+//! the bytes of a step.
 //!
-//! Without this a run whose mini-batch does not fit is killed by the system, without a word and without a checkpoint.
+//! Without this a run whose mini-batch does not fit is killed by the system, without a word and
+//! without a checkpoint.
 
 use gpipe::{Bytes, Device, Sequence, estimate::Rate};
 use gpipe_core::{
@@ -25,8 +27,8 @@ const ACTIONS_MAX: usize = 1 << 21;
 /// How to run all the same.
 const INSIST: &str = "or insist with --set pipeline.oversubscribe=true";
 
-/// Says what of the configuration cannot be as it says, and refuses what would end the run in the middle: see
-/// `pipeline.oversubscribe`.
+/// Says what of the configuration cannot be as it says, and refuses what would end the run in the
+/// middle: see `pipeline.oversubscribe`.
 pub(crate) fn check(
     config: &Config,
     model: &Sequence,
@@ -47,13 +49,14 @@ pub(crate) fn refuse(
     check_memory(config, model, processes)
 }
 
-/// A mini-batch is cut into as many micro-batches as it has samples at most. How many sentences a mini-batch of
-/// translations has is not known before it is made.
+/// A mini-batch is cut into as many micro-batches as it has samples at most. How many sentences a
+/// mini-batch of translations has is not known before it is made.
 fn tell_micro_batches(config: &Config) {
     let (asked, samples) = (config.pipeline.micro_batches, config.samples_of_a_pipeline());
     if asked > samples && !matches!(config.data, Data::Parallel(_)) {
         say!(
-            "pipeline.micro_batches = {asked} is more than the {samples} samples of a mini-batch: it is cut into {samples}"
+            "pipeline.micro_batches = {asked} is more than the {samples} samples of a mini-batch: \
+            it is cut into {samples}"
         );
     }
 }
@@ -95,7 +98,8 @@ fn check_threads(config: &Config) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Usage(format!(
-        "pipeline.threads_per_stage = {each}: there are {cores} cores, and more than {most} threads of a stage would only wait for one another: use 1 to {cores}, {INSIST}"
+        "pipeline.threads_per_stage = {each}: there are {cores} cores, and more than {most} \
+        threads of a stage would only wait for one another: use 1 to {cores}, {INSIST}"
     )))
 }
 
@@ -108,7 +112,9 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
     }
     let Needs { stages, batches, samples } = needs;
     let text = format!(
-        "train.mini_batch = {}: a step of {samples} samples needs about {all} of memory ({stages} for the stages' tensors, {batches} for batches made ahead), and {available} are available ({by})",
+        "train.mini_batch = {}: a step of {samples} samples needs about {all} of memory ({stages} \
+        for the stages' tensors, {batches} for batches made ahead), and {available} are available \
+        ({by})",
         config.train.mini_batch
     );
     if config.pipeline.oversubscribe {
@@ -116,7 +122,8 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
         return Ok(());
     }
     Err(CliError::Usage(format!(
-        "{text}: use a smaller train.mini_batch, more pipeline.micro_batches or --remat always, {INSIST}"
+        "{text}: use a smaller train.mini_batch, more pipeline.micro_batches or --remat always, \
+        {INSIST}"
     )))
 }
 
@@ -127,8 +134,8 @@ struct Needs {
     samples: usize,
 }
 
-/// The needs of the process that has most stages on CPUs; nothing where there are none, or the step is too long to
-/// simulate.
+/// The needs of the process that has most stages on CPUs; nothing where there are none, or the step
+/// is too long to simulate.
 fn needs(
     config: &Config,
     model: &Sequence,
@@ -157,7 +164,8 @@ fn needs(
     Ok(Some(Needs { stages, batches, samples }))
 }
 
-/// Samples of a step; of sentences about as many of the greatest length as have the tokens of a mini-batch.
+/// Samples of a step; of sentences about as many of the greatest length as have the tokens of a
+/// mini-batch.
 fn samples(config: &Config) -> usize {
     match &config.data {
         Data::Parallel(data) => (data.batch_tokens / data.length.max(1)).max(1),

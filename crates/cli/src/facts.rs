@@ -1,5 +1,6 @@
-//! What no shape shows of a model, such as the number of attention heads: weights with another one fit, and make another
-//! network. Weights of ours carry it in their metadata; beside those from elsewhere a `config.json` may say it.
+//! What no shape shows of a model, such as the number of attention heads: weights with another one
+//! fit, and make another network. Weights of ours carry it in their metadata; beside those from
+//! elsewhere a `config.json` may say it.
 
 use std::path::Path;
 
@@ -51,28 +52,32 @@ pub(crate) fn in_metadata(metadata: &Facts) -> Facts {
     own.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// Refuses weights of `from`, whose facts are `said`, that another model than the configured one was trained to have.
+/// Refuses weights of `from`, whose facts are `said`, that another model than the configured one
+/// was trained to have.
 pub(crate) fn check(from: &Path, said: &Facts, config: &Config) -> Result<(), CliError> {
     for (key, own) in of(config) {
         if let Some(said) = said.get(&key).filter(|said| **said != own) {
             let (from, said) = (from.display(), shown(said));
             return Err(CliError::Usage(format!(
-                "{from}: its weights were trained with {key} = {said}, the configuration has {key} = {own}: no shape shows it, but the network would be another; set {key} = {said}"
+                "{from}: its weights were trained with {key} = {said}, the configuration has \
+                {key} = {own}: no shape shows it, but the network would be another; set {key} = \
+                {said}"
             )));
         }
     }
     Ok(())
 }
 
-/// Compares the `config.json` beside foreign weights with the configured model. What could not be compared, in a line for
-/// the user; nothing where all of it was, or no fact is needed.
+/// Compares the `config.json` beside foreign weights with the configured model. What could not be
+/// compared, in a line for the user; nothing where all of it was, or no fact is needed.
 pub(crate) fn check_source(from: &Path, config: &Config) -> Result<Option<String>, CliError> {
     let Model::Transformer(model) = &config.model else { return Ok(None) };
     let path = from.with_file_name(SOURCE);
     if !path.exists() {
         let heads = model.heads;
         return Ok(Some(format!(
-            "there is no {SOURCE} beside {}: not checked, because no shape shows it: model.heads = {heads}, the epsilon of the norms ({EPSILON:e}), the activation (exact GELU)",
+            "there is no {SOURCE} beside {}: not checked, because no shape shows it: model.heads \
+            = {heads}, the epsilon of the norms ({EPSILON:e}), the activation (exact GELU)",
             from.display()
         )));
     }
@@ -108,7 +113,8 @@ impl Source {
         keys.iter().find_map(found)
     }
 
-    /// What it says of none of the facts that shapes do not show; an error for what contradicts `model`.
+    /// What it says of none of the facts that shapes do not show; an error for what contradicts
+    /// `model`.
     fn compare(&self, model: &TransformerConfig) -> Result<Vec<&'static str>, String> {
         let mut unsaid = Vec::new();
         let numbers: [(&[&str], f64, &str, Option<&'static str>); 4] = [
@@ -137,7 +143,8 @@ impl Source {
         {
             if self.get(&[key]).is_some_and(|(_, value)| *value != Value::Bool(wanted)) {
                 return Err(format!(
-                    "{key} is not {wanted}: attention here always divides by the root of the head's size, and by nothing else"
+                    "{key} is not {wanted}: attention here always divides by the root of the \
+                    head's size, and by nothing else"
                 ));
             }
         }
@@ -159,7 +166,8 @@ impl Source {
             && is_one_of(value, &APPROXIMATE)
         {
             notes.push(format!(
-                "says {key} = {value}, which differs from the exact GELU here by up to 5e-4 of an activation"
+                "says {key} = {value}, which differs from the exact GELU here by up to 5e-4 of an \
+                activation"
             ));
         }
         (!notes.is_empty()).then(|| format!("{} {}", path.display(), notes.join("; it ")))

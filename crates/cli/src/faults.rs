@@ -1,5 +1,6 @@
-//! Fault injection for the tests of this command, by the environment: file operations that are slow, and a process that is
-//! killed or stopped at a chosen moment. Only a build with the feature `fault-injection` has it.
+//! Fault injection for the tests of this command, by the environment: file operations that are
+//! slow, and a process that is killed or stopped at a chosen moment. Only a build with the feature
+//! `fault-injection` has it.
 
 use std::{
     sync::{
@@ -19,10 +20,12 @@ use signal_hook::{
 
 /// Milliseconds that every file operation of a checkpoint waits.
 const DELAY: &str = "GPIPE_TEST_FILE_DELAY_MS";
-/// The file operation, from 1, before which the process kills itself; `7@1`: only where `RANK` is 1.
+/// The file operation, from 1, before which the process kills itself; `7@1`: only where `RANK` is
+/// 1.
 const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
-/// Such as `KILL 1B2 5`: what the process does to itself (or `STOP`), before which action, and at which time it comes to that
-/// one, from 1. Several processes may have the variable: the one with the stage does it.
+/// Such as `KILL 1B2 5`: what the process does to itself (or `STOP`), before which action, and at
+/// which time it comes to that one, from 1. Several processes may have the variable: the one with
+/// the stage does it.
 const AT_ACTION: &str = "GPIPE_TEST_AT_ACTION";
 
 /// The file system of checkpoints.

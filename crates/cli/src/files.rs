@@ -35,7 +35,8 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
     Aside::new(path, folder_of(path)?).map(drop).map_err(io(path))
 }
 
-/// Writes a file that is there whole or not at all, and the folder that it is in. It is on disk when this returns.
+/// Writes a file that is there whole or not at all, and the folder that it is in. It is on disk
+/// when this returns.
 pub(crate) fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
     folder_of(path)?;
     gpipe_files::write(path, text.as_bytes()).map_err(io(path))
@@ -49,9 +50,10 @@ fn folder_of(path: &Path) -> Result<&Path, CliError> {
     Ok(folder)
 }
 
-/// Lets a file that grows beyond the limit of the process (`ulimit -f`) be an error of writing, as a full disk is: SIGXFSZ
-/// would end the process.
+/// Lets a file that grows beyond the limit of the process (`ulimit -f`) be an error of writing, as
+/// a full disk is: SIGXFSZ would end the process.
 pub(crate) fn limits_are_errors() {
-    // With a handler the signal ends nothing, and the write fails. Where there is no such signal there is no such end.
+    // With a handler the signal ends nothing, and the write fails. Where there is no such signal
+    // there is no such end.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::{args::ConfigArguments, config::Config, plan_file::PlanFile};
 
-/// Reads and checks a configuration with overrides; what is written of it, and what of that once it was read again.
+/// Reads and checks a configuration with overrides; what is written of it, and what of that once it
+/// was read again.
 ///
 /// # Errors
 /// What is wrong with it.

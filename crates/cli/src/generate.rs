@@ -9,8 +9,9 @@
 //! see     b c d e f  ->  g   the window slides
 //! ```
 //!
-//! The window is always of the full length, so the pipeline sees one shape, and K changes no bit. Keys and values are not kept
-//! between tokens, as in a translation: positions are learned, so all of them change when the window slides.
+//! The window is always of the full length, so the pipeline sees one shape, and K changes no bit.
+//! Keys and values are not kept between tokens, as in a translation: positions are learned, so all
+//! of them change when the window slides.
 
 use std::{
     io::{ErrorKind, IsTerminal, Read, Write},
@@ -123,13 +124,15 @@ fn read(from: impl Read, name: &Path) -> Result<String, CliError> {
     let name = name.display();
     if bytes.len() as u64 > PROMPT_BYTES_MAX {
         return Err(CliError::Usage(format!(
-            "{name}: a prompt has at most {PROMPT_BYTES_MAX} bytes, and only its end is seen: give that"
+            "{name}: a prompt has at most {PROMPT_BYTES_MAX} bytes, and only its end is seen: \
+            give that"
         )));
     }
     String::from_utf8(bytes).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
         CliError::Usage(format!(
-            "{name} is not UTF-8: invalid byte at offset {offset}: convert it, for example with `iconv -t UTF-8`"
+            "{name} is not UTF-8: invalid byte at offset {offset}: convert it, for example with \
+            `iconv -t UTF-8`"
         ))
     })
 }
@@ -147,7 +150,8 @@ impl Printer {
         show(&text)
     }
 
-    /// Prints what is left, and ends the line in a terminal; elsewhere the text is exactly what was made.
+    /// Prints what is left, and ends the line in a terminal; elsewhere the text is exactly what was
+    /// made.
     fn finish(self) -> Result<(), CliError> {
         let mut text = self.utf8.finish();
         if std::io::stdout().is_terminal() {

@@ -32,8 +32,8 @@ pub(crate) struct Init {
     pub vocabulary: Option<Vocabulary>,
 }
 
-/// Loads weights into a new pipeline, as `--init`, `--names`, `--partial` and `--reinit` say, and tells what it did. What matches
-/// `reinit` stays as it is.
+/// Loads weights into a new pipeline, as `--init`, `--names`, `--partial` and `--reinit` say, and
+/// tells what it did. What matches `reinit` stays as it is.
 pub(crate) fn load(
     pipeline: &mut Pipeline,
     mut file: TensorFile,
@@ -63,7 +63,8 @@ pub(crate) fn load(
     Ok(())
 }
 
-/// A safetensors file and the vocabulary beside it; of a run its weights, or those of its newest checkpoint.
+/// A safetensors file and the vocabulary beside it; of a run its weights, or those of its newest
+/// checkpoint.
 pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     let weights = if from.is_dir() { from.join(WEIGHTS) } else { from.to_owned() };
     if !from.is_dir() || weights.is_file() {
@@ -84,7 +85,8 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     Ok(Init { file, from: checkpoint.folder().to_owned(), vocabulary })
 }
 
-/// Refuses weights of another model than the configured one where no shape shows it; tells what could not be compared.
+/// Refuses weights of another model than the configured one where no shape shows it; tells what
+/// could not be compared.
 pub(crate) fn check_facts(file: &TensorFile, config: &Config) -> Result<(), CliError> {
     let said = facts::in_metadata(file.metadata());
     facts::check(file.path(), &said, config)?;
@@ -95,7 +97,8 @@ pub(crate) fn check_facts(file: &TensorFile, config: &Config) -> Result<(), CliE
     Ok(())
 }
 
-/// How the file fits the pipeline's model; an error if some parameter would stay as it was, unless that is meant.
+/// How the file fits the pipeline's model; an error if some parameter would stay as it was, unless
+/// that is meant.
 pub(crate) fn fit(
     pipeline: &Pipeline,
     file: &TensorFile,

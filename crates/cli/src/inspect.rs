@@ -57,7 +57,8 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
     }
 }
 
-/// One line for each checkpoint of a run, and one for each of its files of weights. All of them are read.
+/// One line for each checkpoint of a run, and one for each of its files of weights. All of them are
+/// read.
 fn folder_of(all: &[(u64, PathBuf)], files: &[PathBuf], json: bool) -> Result<(), CliError> {
     // The newest one knows; an older one may have been the best once.
     let newest = all.iter().find_map(|(_, path)| Checkpoint::open(path).ok());

@@ -1,4 +1,5 @@
-//! `gpipe export` and `gpipe import`: parameters as one safetensors file, for and from other programs.
+//! `gpipe export` and `gpipe import`: parameters as one safetensors file, for and from other
+//! programs.
 
 use gpipe::Bytes;
 use gpipe_checkpoint::{
@@ -101,22 +102,25 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
     let tokens = arguments.out.with_file_name(TOKENIZER);
     if Vocabulary::file_of(&config) == TOKENIZER && !tokens.is_file() {
         say!(
-            "there is no {}: put the model's there, or name it with --set data.tokenizer=PATH, before gpipe train --init uses these weights",
+            "there is no {}: put the model's there, or name it with --set data.tokenizer=PATH, \
+            before gpipe train --init uses these weights",
             tokens.display()
         );
     }
     Ok(())
 }
 
-/// How many tokens or classes the network is for: as told by `--set`, else as many as the run has whose configuration it is, which may have
-/// learnt fewer than it was asked for; else as configured.
+/// How many tokens or classes the network is for: as told by `--set`, else as many as the run has
+/// whose configuration it is, which may have learnt fewer than it was asked for; else as
+/// configured.
 fn size(arguments: &ImportArguments, config: &Config) -> Result<usize, CliError> {
     let key = |set: &String| set.split_once('=').map(|(key, _)| key.trim().to_owned());
     let keys = ["model.vocabulary", "model.classes"];
     let mut told = arguments.set.iter().filter_map(key);
     let told = told.any(|key| keys.contains(&key.as_str()));
     let of_run = arguments.config.with_file_name(Vocabulary::file_of(config));
-    // Beside what only runs write: a tokenizer beside a configuration of one's own may be for something else.
+    // Beside what only runs write: a tokenizer beside a configuration of one's own may be for
+    // something else.
     let is_run = arguments.config.with_file_name(METRICS).is_file();
     match !told && is_run && of_run.is_file() {
         true => Ok(Vocabulary::load(&of_run)?.size()),

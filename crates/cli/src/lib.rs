@@ -1,18 +1,23 @@
-//! The `gpipe` command: the only room that reads the environment and prints. A library, so that what it reads can be fuzzed.
+//! The `gpipe` command: the only room that reads the environment and prints. A library, so that
+//! what it reads can be fuzzed.
 //!
 //! - [`args`]: the command line
 //! - [`config`]: the configuration file and its overrides, one validated struct
-//! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a pipeline
+//! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a
+//!   pipeline
 //! - [`demand`]: what a run asks of the machine, held against what the [`machine`] has
-//! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`], [`plot`]: the commands
+//! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`],
+//!   [`plot`]: the commands
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
 //! - [`schedule`]: schedules by name or from a file, and printed
 //! - [`processes`]: a command in several of them, and [`processes::launch`], which starts them
 //! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
 //! - [`facts`]: what shapes do not show of a model, and who says it
 //! - [`run_folder`]: a trained model, as `train` wrote it
-//! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within characters
-//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes; [`output`]: lines; [`files`]: whole or not at all
+//! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within
+//!   characters
+//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes; [`output`]: lines;
+//!   [`files`]: whole or not at all
 //! - [`faults`]: what tests ask for by the environment
 
 mod args;
@@ -121,7 +126,8 @@ enum CliError {
     Interrupted { signal: i32, signal_name: String, step: u64 },
     /// The folder of the run is not there any more, or another one is.
     #[error(
-        "{}: the run's folder {became} while the run was training: what was not saved before is lost{rest}",
+        "{}: the run's folder {became} while the run was training: what was not saved before is \
+        lost{rest}",
         folder.display()
     )]
     FolderGone { folder: std::path::PathBuf, became: String, rest: String },
@@ -140,7 +146,8 @@ impl From<tch::TchError> for CliError {
 }
 
 impl CliError {
-    /// Whether every process of a command has come to it, at the same place: they can still do something together.
+    /// Whether every process of a command has come to it, at the same place: they can still do
+    /// something together.
     fn is_of_all(&self) -> bool {
         matches!(
             self,
@@ -148,7 +155,8 @@ impl CliError {
         )
     }
 
-    /// 128 and the signal's number after a signal, as shells have it; of what was launched, its own; 1 after an error.
+    /// 128 and the signal's number after a signal, as shells have it; of what was launched, its
+    /// own; 1 after an error.
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Launch(error) => error.exit_code().into(),

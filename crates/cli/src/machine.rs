@@ -25,8 +25,8 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The least of what the machine has left and what the control groups of this process leave it; nothing where the system
-/// does not say.
+/// The least of what the machine has left and what the control groups of this process leave it;
+/// nothing where the system does not say.
 pub(crate) fn available() -> Option<Available> {
     let machine = std::fs::read_to_string(MEMINFO).ok().and_then(|text| mem_available(&text));
     let machine = machine.map(|bytes| Available { bytes, by: format!("{MEMINFO}, MemAvailable") });
@@ -50,7 +50,8 @@ struct Group {
     is_old: bool,
 }
 
-/// The folders of the control groups that limit a process's memory, each with those above it: a limit holds for all below.
+/// The folders of the control groups that limit a process's memory, each with those above it: a
+/// limit holds for all below.
 fn folders(own: &str, root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     for line in own.lines() {
@@ -68,7 +69,8 @@ fn folders(own: &str, root: &Path) -> Vec<Group> {
     found
 }
 
-/// What a control group's limit leaves. Cached files that were not used lately are given back when memory is short.
+/// What a control group's limit leaves. Cached files that were not used lately are given back when
+/// memory is short.
 fn left_in(group: &Group) -> Option<Available> {
     let [limit, used, cached] = match group.is_old {
         false => ["memory.max", "memory.current", "inactive_file"],

@@ -1,4 +1,5 @@
-//! What a run writes as it goes: from a step's report to `metrics.jsonl` and to TensorBoard's event file.
+//! What a run writes as it goes: from a step's report to `metrics.jsonl` and to TensorBoard's event
+//! file.
 
 use std::{
     path::Path,
@@ -26,8 +27,8 @@ pub(crate) struct Totals {
     pub samples: u64,
 }
 
-/// The files, open for the length of a run. One that cannot be written (a full disk) ends no run: it is told once,
-/// and the next line may be written again.
+/// The files, open for the length of a run. One that cannot be written (a full disk) ends no run:
+/// it is told once, and the next line may be written again.
 pub(crate) struct Metrics {
     lines: metrics::Writer,
     events: tensorboard::Writer,
@@ -51,7 +52,8 @@ impl Metrics {
         Ok(Self { lines, events, records: 0, lost: 0, reason: String::new() })
     }
 
-    /// Goes on with those in `folder`, of which the records stay that are to `keep`; `step` is written next.
+    /// Goes on with those in `folder`, of which the records stay that are to `keep`; `step` is
+    /// written next.
     pub(crate) fn resume(
         folder: &Path,
         step: u64,
@@ -68,13 +70,14 @@ impl Metrics {
         Ok(Self { lines, events, records, lost: 0, reason: String::new() })
     }
 
-    /// How many records of steps the file of lines has, once they are on disk: a checkpoint that counts them must not
-    /// outlast them. Nothing where that is not known.
+    /// How many records of steps the file of lines has, once they are on disk: a checkpoint that
+    /// counts them must not outlast them. Nothing where that is not known.
     pub(crate) fn records(&mut self) -> Option<u64> {
         self.lines.sync().is_ok().then_some(self.records)
     }
 
-    /// After a step of `samples` samples, for whose batch the loop waited; `totals` counts them, too.
+    /// After a step of `samples` samples, for whose batch the loop waited; `totals` counts them,
+    /// too.
     pub(crate) fn step(
         &mut self,
         report: &StepReport,
@@ -85,7 +88,8 @@ impl Metrics {
         self.write(&Record::Step(step(report, samples, totals, data_wait)));
     }
 
-    /// After a mini-batch of `samples` samples that was left out, for it is not a number; `step` was applied last.
+    /// After a mini-batch of `samples` samples that was left out, for it is not a number; `step`
+    /// was applied last.
     pub(crate) fn not_finite(&mut self, step: u64, samples: u64, totals: Totals) {
         self.write(&Record::Step(Step {
             step,
@@ -107,7 +111,8 @@ impl Metrics {
     fn write(&mut self, record: &Record) {
         let lines = self.lines.write(record).map_err(|error| error.to_string());
         self.records += u64::from(lines.is_ok() && matches!(record, Record::Step(_)));
-        // A skipped step has the number of the one before it, whose point it would take the place of.
+        // A skipped step has the number of the one before it, whose point it would take the place
+        // of.
         let skipped = matches!(record, Record::Step(step) if step.skipped);
         let events = match skipped {
             true => Ok(()),

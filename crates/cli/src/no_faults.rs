@@ -1,4 +1,5 @@
-//! What stands for `faults.rs` in a build without the feature `fault-injection`: nothing fails on purpose.
+//! What stands for `faults.rs` in a build without the feature `fault-injection`: nothing fails on
+//! purpose.
 
 use gpipe::PipelineBuilder;
 use gpipe_checkpoint::files::Files;

@@ -1,5 +1,6 @@
-//! Lines for the user: [`say!`] and [`complain!`] in place of `println!` and `eprintln!`, which panic where nobody reads
-//! (`gpipe train | head`) or the disk under a log is full. A run is worth more than its lines.
+//! Lines for the user: [`say!`] and [`complain!`] in place of `println!` and `eprintln!`, which
+//! panic where nobody reads (`gpipe train | head`) or the disk under a log is full. A run is worth
+//! more than its lines.
 
 use std::{
     fmt,

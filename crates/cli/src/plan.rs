@@ -63,7 +63,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     say!("{}", host_memory(&source.costs));
     if config.pipeline.replicas > 1 {
         say!(
-            "of one of {} replicas, with {} samples of each mini-batch; the time that sums of gradients take is not in the prediction",
+            "of one of {} replicas, with {} samples of each mini-batch; the time that sums of \
+            gradients take is not in the prediction",
             config.pipeline.replicas,
             config.samples_of_a_pipeline()
         );
@@ -114,7 +115,8 @@ pub(crate) fn wanted(argument: Option<&str>) -> Result<Option<Wanted>, CliError>
     })
 }
 
-/// The plan that a training runs, if it was asked for one: from a file, or made here. `config` is then what it says.
+/// The plan that a training runs, if it was asked for one: from a file, or made here. `config` is
+/// then what it says.
 pub(crate) fn for_training(
     wanted: Option<Wanted>,
     arguments: &ConfigArguments,
@@ -142,7 +144,8 @@ pub(crate) fn for_training(
     plan.apply(config, &origin)?;
     let predicted = &plan.predicted;
     say!(
-        "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {}{} per step, bubble {:.1}%, peak {} ({})",
+        "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {}{} per step, bubble \
+        {:.1}%, peak {} ({})",
         plan.plan.balance.len(),
         plan.plan.micro_batches,
         plan.plan.schedule,
@@ -156,7 +159,8 @@ pub(crate) fn for_training(
     Ok(Some(plan))
 }
 
-/// For the configured stages and memory, with the profile that is there, or one that is measured now.
+/// For the configured stages and memory, with the profile that is there, or one that is measured
+/// now.
 fn automatic(
     arguments: &ConfigArguments,
     config: &Config,
@@ -206,7 +210,8 @@ fn planned(choice: &ScheduleChoice) -> Result<Schedule, CliError> {
     match choice {
         ScheduleChoice::Named(schedule) => Ok(schedule.clone()),
         ScheduleChoice::File(_) => Err(CliError::Usage(format!(
-            "--schedule {choice}: a plan chooses among named schedules; run a file with `gpipe train --schedule {choice}`"
+            "--schedule {choice}: a plan chooses among named schedules; run a file with `gpipe \
+            train --schedule {choice}`"
         ))),
     }
 }
@@ -283,7 +288,8 @@ fn find(
         let size = samples.div_ceil(m.clamp(1, samples));
         if !source.costs.has_size(size) {
             say!(
-                "M = {m}: micro-batches of {size} samples were not measured; their costs are on a line through the nearest sizes"
+                "M = {m}: micro-batches of {size} samples were not measured; their costs are on a \
+                line through the nearest sizes"
             );
         }
     }
@@ -322,7 +328,8 @@ fn tell_unmeasured(all: &[usize], samples: usize, is_measured: impl Fn(usize) ->
         without.map(|m| format!("{m} ({} samples)", samples.div_ceil(*m))).collect();
     if !without.is_empty() {
         say!(
-            "left out: M = {}, of whose size no micro-batches were measured: gpipe profile --micro-batches, or gpipe plan --micro-batches, which interpolates",
+            "left out: M = {}, of whose size no micro-batches were measured: gpipe profile \
+            --micro-batches, or gpipe plan --micro-batches, which interpolates",
             without.join(", ")
         );
     }
@@ -376,7 +383,8 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
     let mut source = match path {
         Some(path) => {
             let found = profile::read(&path)?;
-            // The sizes of tokens and classes are those of the data that were profiled: none are read here.
+            // The sizes of tokens and classes are those of the data that were profiled: none are
+            // read here.
             let size = usize::try_from(found.subject.classes).unwrap_or(0);
             let model = task::model(config, size)?;
             found.subject.check(&profile::subject(config, &model)?, &path.display().to_string())?;
@@ -386,7 +394,9 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
     };
     if !source.analytic && (arguments.flops.is_some() || arguments.bandwidth.is_some()) {
         return Err(CliError::Usage(
-            "--flops and --bandwidth are of analytic costs, and these are measured: give --analytic, too".into(),
+            "--flops and --bandwidth are of analytic costs, and these are measured: give \
+            --analytic, too"
+                .into(),
         ));
     }
     let transport = &mut source.costs.transport;

@@ -1,4 +1,5 @@
-//! A plan on disk: what was decided, from which costs, and what was predicted, before anything runs.
+//! A plan on disk: what was decided, from which costs, and what was predicted, before anything
+//! runs.
 
 use std::path::Path;
 
@@ -154,12 +155,14 @@ impl PlanFile {
                 replicas => format!(" for each of {replicas} replicas"),
             };
             return Err(CliError::Usage(format!(
-                "{origin} is a plan for mini-batches of {samples} samples, the configuration has {wanted}{of}: plan again"
+                "{origin} is a plan for mini-batches of {samples} samples, the configuration has \
+                {wanted}{of}: plan again"
             )));
         }
         if config.pipeline.replicas > 1 && !self.costs.replicated {
             return Err(CliError::Usage(format!(
-                "{origin} is a plan of one pipeline, without the bytes of sums over {} replicas: plan again, with pipeline.replicas",
+                "{origin} is a plan of one pipeline, without the bytes of sums over {} replicas: \
+                plan again, with pipeline.replicas",
                 config.pipeline.replicas
             )));
         }
@@ -168,7 +171,8 @@ impl PlanFile {
         let stages = self.plan.devices();
         if devices > 1 && devices != stages {
             return Err(CliError::Usage(format!(
-                "{origin} is a plan for {stages} stages, {devices} devices are configured: name one for all, or one for each stage with --device"
+                "{origin} is a plan for {stages} stages, {devices} devices are configured: name \
+                one for all, or one for each stage with --device"
             )));
         }
         config.pipeline.schedule = ScheduleChoice::Named(schedule.clone());

@@ -15,7 +15,8 @@ use crate::{
 /// Most images that go through the network at once.
 const BATCH_MAX: usize = 32;
 
-/// Names the likeliest classes of each image. One that cannot be read is told, and the others go on.
+/// Names the likeliest classes of each image. One that cannot be read is told, and the others go
+/// on.
 pub(crate) fn run(
     arguments: &PredictArguments,
     here: Option<&Environment>,

@@ -158,7 +158,8 @@ pub(crate) fn measure(
     )?)
 }
 
-/// The M whose steps fit in this machine's memory where everything is kept, which is measured, too. The others are told.
+/// The M whose steps fit in this machine's memory where everything is kept, which is measured, too.
+/// The others are told.
 fn that_fit(
     config: &Config,
     model: &Sequence,
@@ -186,8 +187,8 @@ fn that_fit(
     }
 }
 
-/// Mini-batches of sentences have as many as their tokens allow. Of each so many are taken as plans count with, evenly; where there are
-/// fewer, some twice.
+/// Mini-batches of sentences have as many as their tokens allow. Of each so many are taken as plans
+/// count with, evenly; where there are fewer, some twice.
 fn same_samples(
     batches: &mut [(Vec<Tensor>, Vec<Tensor>)],
     samples: usize,
@@ -264,7 +265,8 @@ fn show_halves(costs: &ModelCosts, samples: usize) {
             continue;
         }
         say!(
-            "backwards in halves, {name}: inputs {} ms, weights {} ms for {samples} samples; together {:.3} of a whole one",
+            "backwards in halves, {name}: inputs {} ms, weights {} ms for {samples} samples; \
+            together {:.3} of a whole one",
             ms(inputs),
             ms(weights),
             (inputs + weights).0 as f64 / whole.0.max(1) as f64
@@ -286,7 +288,8 @@ fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
     let sum = |time: fn(&LayerCost) -> Nanos| layers.iter().map(time).sum::<Nanos>();
     let bytes = |of: fn(&LayerCost) -> Bytes| layers.iter().map(of).sum::<Bytes>();
     say!(
-        "recompute, selective: {} ms instead of {} for {samples} samples; what products gave is {} of the {} of activations",
+        "recompute, selective: {} ms instead of {} for {samples} samples; what products gave is \
+        {} of the {} of activations",
         ms(sum(|c| c.rematerialize_selective)),
         ms(sum(|c| c.rematerialize)),
         bytes(|c| c.products),
@@ -294,7 +297,8 @@ fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
     );
 }
 
-/// A table of the layers at the configured M, measured beside estimated, one of the sizes, and what else was measured.
+/// A table of the layers at the configured M, measured beside estimated, one of the sizes, and what
+/// else was measured.
 fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &Schedule) {
     let costs = &profile.costs;
     let samples = config.samples_of_a_pipeline().div_ceil(config.pipeline.micro_batches.max(1));
@@ -321,7 +325,9 @@ fn show_spread(profile: &Profile) {
     let Some((samples, Spread { low, high })) = widest else { return };
     let part = |part: u32| f64::from(part) / 1000.0;
     say!(
-        "the steps of one kind are spread from {:.2} to {:.2} of their median at most (quartiles, in micro-batches of {samples} samples); {} measurements were made again because they were spread further",
+        "the steps of one kind are spread from {:.2} to {:.2} of their median at most (quartiles, \
+        in micro-batches of {samples} samples); {} measurements were made again because they were \
+        spread further",
         part(low),
         part(high),
         profile.again
@@ -336,7 +342,8 @@ fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedu
     let all = |layers: &[LayerCost]| layers.iter().map(time_of).sum::<Nanos>().0.max(1) as f64;
     let (measured_time, estimated_time) = (all(&layers), all(&estimates));
     say!(
-        "layers, in micro-batches of {samples} samples under {schedule} (medians, quartiles in brackets; measured | estimated from shapes):"
+        "layers, in micro-batches of {samples} samples under {schedule} (medians, quartiles in \
+        brackets; measured | estimated from shapes):"
     );
     say!(
         "{:<22} {:>8} {:>22} {:>22} {:>22} {:>15} {:>21} {:>10} {:>10} {:>10}",
@@ -362,7 +369,8 @@ fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedu
         let bytes = |bytes: Option<Bytes>| bytes.unwrap_or_default().to_string();
         let share = |cost: &LayerCost, all: f64| 100.0 * time_of(cost).0 as f64 / all;
         say!(
-            "{name:<22} {gflop:>8.3} {:>22} {:>22} {:>22} {:>7.1} |{:>6.1} {:>10} |{:>9} {:>10} {:>10} {:>10}",
+            "{name:<22} {gflop:>8.3} {:>22} {:>22} {:>22} {:>7.1} |{:>6.1} {:>10} |{:>9} {:>10} \
+            {:>10} {:>10}",
             time(spread.forward),
             time(spread.rematerialize),
             time(spread.backward),

@@ -1,8 +1,8 @@
 //! A trained model: the files that `gpipe train` wrote, read and checked against each other.
 //!
-//! `config.toml` says what the model is, `tokenizer.json` or `classes.json` what its numbers mean, `weights.safetensors` its
-//! parameters. The number
-//! of stages may be another one than in training: weights are kept by parameter, not by stage.
+//! `config.toml` says what the model is, `tokenizer.json` or `classes.json` what its numbers mean,
+//! `weights.safetensors` its parameters. The number of stages may be another one than in training:
+//! weights are kept by parameter, not by stage.
 
 use std::path::{Path, PathBuf};
 
@@ -40,15 +40,18 @@ pub(crate) enum RunFolderError {
     #[error("{0}: there is no such folder: give the one that `gpipe train` named after 'files:'")]
     NoFolder(PathBuf),
     #[error(
-        "{0}: there is no such file: the run kept no averages of its weights: train with --set optimizer.average=0.999, or leave --averages out"
+        "{0}: there is no such file: the run kept no averages of its weights: train with --set \
+        optimizer.average=0.999, or leave --averages out"
     )]
     NoAverages(PathBuf),
     #[error(
-        "{path}: there is no such file, and no checkpoint: a run has it once it has ended; let the run end, or give another run's folder"
+        "{path}: there is no such file, and no checkpoint: a run has it once it has ended; let \
+        the run end, or give another run's folder"
     )]
     Missing { path: PathBuf },
     #[error(
-        "{weights} does not fit the model of {config} and the vocabulary beside it: {reason}: give the files of one run"
+        "{weights} does not fit the model of {config} and the vocabulary beside it: {reason}: \
+        give the files of one run"
     )]
     Mismatch { weights: PathBuf, config: PathBuf, reason: String },
 }
@@ -104,7 +107,8 @@ impl RunArguments {
 impl RunFolder {
     /// Reads the configuration and the vocabulary, and sees that there are weights.
     ///
-    /// Of several processes one looks for them, so that all have the same, whatever is saved meanwhile.
+    /// Of several processes one looks for them, so that all have the same, whatever is saved
+    /// meanwhile.
     pub(crate) fn open(arguments: &RunArguments, processes: &Processes) -> Result<Self, CliError> {
         processes.agree_on_facts(&arguments.told())?; // the first process's are followed
         let mut own = None;
@@ -137,7 +141,8 @@ impl RunFolder {
         Ok(Self { config, vocabulary, source, averages: arguments.averages })
     }
 
-    /// The pipeline with the trained weights: all of them (in one of several processes those of its stages), and nothing else.
+    /// The pipeline with the trained weights: all of them (in one of several processes those of its
+    /// stages), and nothing else.
     pub(crate) fn pipeline(&self, processes: &Processes) -> Result<Pipeline, CliError> {
         processes.agree_on(&self.config)?;
         let (weights, from, config) = match &self.source {
@@ -180,7 +185,8 @@ pub(crate) fn checkpoint_weights(
     Ok(if averages { checkpoint.averages()? } else { checkpoint.parameters()? })
 }
 
-/// The newest complete checkpoint of the run in `folder`, or the one that `folder` is; none where it holds none.
+/// The newest complete checkpoint of the run in `folder`, or the one that `folder` is; none where
+/// it holds none.
 pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliError> {
     if folder.join(manifest::NAME).exists() {
         return Ok(Some(Checkpoint::open(folder)?));

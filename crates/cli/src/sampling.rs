@@ -1,5 +1,6 @@
-//! Which token comes next, from a model's logits: temperature, top-k, nucleus. A pure function; the randomness is a
-//! number that the caller gives, so that the same seed gives the same text however the model is cut.
+//! Which token comes next, from a model's logits: temperature, top-k, nucleus. A pure function; the
+//! randomness is a number that the caller gives, so that the same seed gives the same text however
+//! the model is cut.
 //!
 //! ```text
 //! logits --finite?--> sorted, ties by index --top-k--> exp((l - max) / T) --top-p--> the token at `uniform`
@@ -30,7 +31,8 @@ pub(crate) enum SamplingError {
     #[error("top-p is {0}: it is a probability, above 0 and at most 1 (1 allows every token)")]
     TopP(f64),
     #[error(
-        "the model's output for token {token} is {value}: its weights are damaged or its training diverged; use other weights"
+        "the model's output for token {token} is {value}: its weights are damaged or its training \
+        diverged; use other weights"
     )]
     NotFinite { token: usize, value: f32 },
     #[error("the model gives no outputs to choose from: use weights of a language model")]
@@ -59,9 +61,9 @@ impl Sampling {
         Ok(Self { temperature, top_k, top_p })
     }
 
-    /// The index of one of `logits`: the `top_k` greatest of them (of equals the first), of those the fewest whose
-    /// probability reaches `top_p` (nucleus: Holtzman et al. 2020, section 3.1), and of those the one that `uniform`,
-    /// from [0, 1), points at.
+    /// The index of one of `logits`: the `top_k` greatest of them (of equals the first), of those
+    /// the fewest whose probability reaches `top_p` (nucleus: Holtzman et al. 2020, section 3.1),
+    /// and of those the one that `uniform`, from [0, 1), points at.
     ///
     /// # Errors
     /// No logits; one that is not finite.

@@ -32,10 +32,12 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
         numbers.join(" ")
     };
     say!(
-        "# {schedule}: {devices} devices, {stages} stages, {micro_batches} micro-batches, re-materialization {remat}"
+        "# {schedule}: {devices} devices, {stages} stages, {micro_batches} micro-batches, \
+        re-materialization {remat}"
     );
     say!(
-        "# bubble {:.1}%, step {} (a forward and each half of a backward take 1, a whole backward 2; messages nothing)",
+        "# bubble {:.1}%, step {} (a forward and each half of a backward take 1, a whole backward \
+        2; messages nothing)",
         100.0 * timeline.bubble(),
         timeline.makespan.0
     );
@@ -83,7 +85,8 @@ fn size(arguments: &ScheduleArguments, schedule: &Schedule) -> Result<(usize, us
     let whole = micro_batches.div_ceil(devices).saturating_mul(devices);
     if stages.saturating_mul(whole).saturating_mul(4) > ACTIONS_MAX {
         return Err(CliError::Usage(format!(
-            "{stages} stages and {micro_batches} micro-batches are more than {ACTIONS_MAX} actions: use fewer"
+            "{stages} stages and {micro_batches} micro-batches are more than {ACTIONS_MAX} \
+            actions: use fewer"
         )));
     }
     Ok((devices, micro_batches))

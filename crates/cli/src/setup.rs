@@ -22,13 +22,16 @@ use crate::{
 pub(crate) fn check_images(config: &Config, processes: &Processes) -> Result<(), CliError> {
     if processes.are_several() && config.images.on_unreadable == OnUnreadableChoice::Skip {
         return Err(CliError::Usage(
-            "images.on_unreadable = \"skip\": what one of several processes cannot read others may, and their mini-batches would differ: use \"stop\"".into(),
+            "images.on_unreadable = \"skip\": what one of several processes cannot read others \
+            may, and their mini-batches would differ: use \"stop\""
+                .into(),
         ));
     }
     Ok(())
 }
 
-/// A pipeline with everything that the configuration says, in the processes that there are: one of the replicas, where there are several.
+/// A pipeline with everything that the configuration says, in the processes that there are: one of
+/// the replicas, where there are several.
 pub(crate) fn pipeline_among(
     config: &Config,
     model: Sequence,

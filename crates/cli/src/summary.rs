@@ -1,4 +1,5 @@
-//! The tables at the end of a run: where the time went, what the bubble is made of, and what to do about it.
+//! The tables at the end of a run: where the time went, what the bubble is made of, and what to do
+//! about it.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -106,7 +107,8 @@ impl Summary {
         let peak = predicted.peaks.iter().max().copied().unwrap_or_default();
         let held = Bytes(self.devices.iter().map(|stage| stage.peak).max().unwrap_or(0));
         say!(
-            "predicted {step:.1} ms{} per step, measured {median:.1} ms (the median), {:.3} of it; at most {peak} on a {}, measured {held}",
+            "predicted {step:.1} ms{} per step, measured {median:.1} ms (the median), {:.3} of \
+            it; at most {peak} on a {}, measured {held}",
             predicted.quartiles(),
             median / step,
             self.row()
@@ -197,7 +199,8 @@ impl Summary {
         let saving_ms = saving.as_secs_f64() * 1e3;
         let unit = self.unit;
         say!(
-            "trained {} steps, {:.0} {unit}s in {:.1} s: {:.1} ms/step, {:.0} {unit}s/s, bubble {:.1}%",
+            "trained {} steps, {:.0} {unit}s in {:.1} s: {:.1} ms/step, {:.0} {unit}s/s, bubble \
+            {:.1}%",
             self.steps,
             self.targets,
             elapsed_ms / 1e3,
@@ -214,7 +217,8 @@ impl Summary {
         }
         let rest = elapsed_ms - self.step_ms - self.data_wait_ms - self.validation_ms - saving_ms;
         say!(
-            "of {:.1} s: in steps {:.1}%, waiting for batches {:.1}%, validating {:.1}%, waiting for checkpoints {:.1}%, the rest {:.1}%",
+            "of {:.1} s: in steps {:.1}%, waiting for batches {:.1}%, validating {:.1}%, waiting \
+            for checkpoints {:.1}%, the rest {:.1}%",
             elapsed_ms / 1e3,
             100.0 * self.step_ms / elapsed_ms,
             100.0 * self.data_wait_ms / elapsed_ms,
@@ -244,9 +248,12 @@ mod tests {
             [220.0, 120.0, 340.0, 50.0, 10.0, 220.0, 0.0, 40.0],
         ]);
         let expected = "\
-stage       forward     recompute      backward     optimizer communication    fill/drain     imbalance        stalls
-    0    20.0 (20%)    10.0 (10%)    30.0 (30%)     5.0  (5%)     1.0  (1%)    22.0 (22%)    12.0 (12%)     0.0  (0%)
-    1    22.0 (22%)    12.0 (12%)    34.0 (34%)     5.0  (5%)     1.0  (1%)    22.0 (22%)     0.0  (0%)     4.0  (4%)
+stage       forward     recompute      backward     optimizer \
+communication    fill/drain     imbalance        stalls
+    0    20.0 (20%)    10.0 (10%)    30.0 (30%)     5.0  (5%)     1.0  (1%)    22.0 (22%)    12.0 \
+    (12%)     0.0  (0%)
+    1    22.0 (22%)    12.0 (12%)    34.0 (34%)     5.0  (5%)     1.0  (1%)    22.0 \
+    (22%)     0.0  (0%)     4.0  (4%)
 bubble 31.0% = communication 1.0% + fill/drain 22.0% + imbalance 6.0% + stalls 2.0%
   fill/drain 22%: more micro-batches make it less
   imbalance 6%: stage 1 is the slowest; `gpipe plan` can move a layer from it

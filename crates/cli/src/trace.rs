@@ -1,6 +1,8 @@
-//! `gpipe trace`: one measured step below what was predicted of it: in the terminal, as pictures, as Chrome trace JSON.
+//! `gpipe trace`: one measured step below what was predicted of it: in the terminal, as pictures,
+//! as Chrome trace JSON.
 //!
-//! The step is what a run left in its folder, or is measured here and now in a few steps of a configuration.
+//! The step is what a run left in its folder, or is measured here and now in a few steps of a
+//! configuration.
 
 use std::{
     fs::File,
@@ -69,7 +71,8 @@ pub(crate) fn run(arguments: &TraceArguments, here: Option<&Environment>) -> Res
     })
 }
 
-/// Refuses what is no file for a picture, but the run or configuration after a flag that has no file.
+/// Refuses what is no file for a picture, but the run or configuration after a flag that has no
+/// file.
 fn check_names(arguments: &TraceArguments) -> Result<(), CliError> {
     let TraceArguments { svg, html, chrome, .. } = arguments;
     for (flag, file) in [("--svg", svg), ("--html", html), ("--chrome", chrome)] {
@@ -107,13 +110,15 @@ fn stored(folder: &Path, given: &PipelineArguments) -> Result<Traced, CliError> 
     let shown = folder.display();
     if *given != (PipelineArguments { config, ..Default::default() }) {
         return Err(CliError::Usage(format!(
-            "{shown} is the folder of a run, whose step is as it was: leave out what changes the configuration, or name a configuration, such as {shown}/config.toml"
+            "{shown} is the folder of a run, whose step is as it was: leave out what changes the \
+            configuration, or name a configuration, such as {shown}/config.toml"
         )));
     }
     let path = folder.join(step_file::NAME);
     if !path.exists() {
         return Err(CliError::Usage(format!(
-            "there is no {}: a run has it after ten steps and at its end; name the folder of a run, as `gpipe train` printed it, or a configuration to measure a step of",
+            "there is no {}: a run has it after ten steps and at its end; name the folder of a \
+            run, as `gpipe train` printed it, or a configuration to measure a step of",
             path.display()
         )));
     }

@@ -32,7 +32,8 @@ use crate::{
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Most lines that are translated together.
 const BATCH_MAX: usize = 4096;
-/// Of a sentence so many bytes are encoded for each token that the model takes: no token of text is that long.
+/// Of a sentence so many bytes are encoded for each token that the model takes: no token of text is
+/// that long.
 const BYTES_PER_TOKEN: usize = 64;
 /// Most logits of a step: beyond it they take gigabytes.
 const LOGITS_MAX: usize = 1 << 25;
@@ -78,7 +79,9 @@ impl<'a> Translator<'a> {
         let logits = batch.saturating_mul(beam).saturating_mul(size);
         if logits > LOGITS_MAX {
             return Err(CliError::Usage(format!(
-                "{batch} sentences at once with --beam {beam} and a vocabulary of {size} are {logits} logits in each step, at most {LOGITS_MAX} are computed: use less of the first two"
+                "{batch} sentences at once with --beam {beam} and a vocabulary of {size} are \
+                {logits} logits in each step, at most {LOGITS_MAX} are computed: use less of the \
+                first two"
             )));
         }
         // A tag is no part of a sentence.
@@ -128,7 +131,8 @@ impl<'a> Translator<'a> {
         Ok(self.vocabulary.decode(&tokens)?.replace(['\n', '\r'], " "))
     }
 
-    /// Translations of lines of one language, in their order, of which the first has this number. An empty one has none.
+    /// Translations of lines of one language, in their order, of which the first has this number.
+    /// An empty one has none.
     fn translate(
         &self,
         pipeline: &mut Pipeline,
@@ -147,7 +151,8 @@ impl<'a> Translator<'a> {
             let mut tokens = self.vocabulary.encode_source(language, &sentence[..seen])?;
             if tokens.len() > self.length || seen < sentence.len() {
                 complain!(
-                    "gpipe: warning: line {} is longer than the {} tokens that the model takes, and translated up to there: cut it into shorter ones",
+                    "gpipe: warning: line {} is longer than the {} tokens that the model takes, \
+                    and translated up to there: cut it into shorter ones",
                     number + place as u64,
                     self.length - 2 // tag and end
                 );
@@ -276,7 +281,8 @@ fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliEr
     let Line { mut text, cut } = line.map_err(io(Path::new("the standard input")))?;
     if cut {
         complain!(
-            "gpipe: warning: line {number} has more than {LINE_BYTES_MAX} bytes; the rest of it is passed over"
+            "gpipe: warning: line {number} has more than {LINE_BYTES_MAX} bytes; the rest of it \
+            is passed over"
         );
         // It may end within a character.
         while text.last().is_some_and(|byte| byte & 0xC0 == 0x80) {
@@ -289,12 +295,14 @@ fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliEr
     String::from_utf8(text).map_err(|error| {
         let byte = error.utf8_error().valid_up_to() + 1;
         CliError::Usage(format!(
-            "the standard input, line {number}: no UTF-8 at byte {byte}: convert it, for example with `iconv -t UTF-8`"
+            "the standard input, line {number}: no UTF-8 at byte {byte}: convert it, for example \
+            with `iconv -t UTF-8`"
         ))
     })
 }
 
-/// The lines of the standard input, read on a thread of their own and at most `ahead` of them in advance.
+/// The lines of the standard input, read on a thread of their own and at most `ahead` of them in
+/// advance.
 fn lines(ahead: usize) -> Receiver<Result<Line, std::io::Error>> {
     let (sender, receiver) = sync_channel(ahead.max(1));
     let reading = sender.clone();

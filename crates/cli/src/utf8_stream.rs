@@ -1,7 +1,8 @@
 //! Bytes as text while they come: what is no whole character yet is held back.
 //!
-//! Byte-level tokens may end within a character. The `tokenizers` library's stream holds back until all that it holds is
-//! valid, which for a model that makes an invalid byte is never; this one shows U+FFFD for such a byte and goes on.
+//! Byte-level tokens may end within a character. The `tokenizers` library's stream holds back until
+//! all that it holds is valid, which for a model that makes an invalid byte is never; this one
+//! shows U+FFFD for such a byte and goes on.
 
 /// What is held back: at most 3 bytes, the beginning of one character.
 #[derive(Debug, Default)]
@@ -32,7 +33,8 @@ impl Utf8Stream {
         text
     }
 
-    /// What is still held back, at the end: nothing, or U+FFFD for a character that was never completed.
+    /// What is still held back, at the end: nothing, or U+FFFD for a character that was never
+    /// completed.
     pub(crate) fn finish(self) -> String {
         String::from_utf8_lossy(&self.held).into_owned()
     }

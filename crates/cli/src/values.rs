@@ -14,8 +14,8 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::{CliError, files::read_bounded};
 
-/// A schedule as it is named in a configuration. A file is read when it is needed, so that a run can be gone on with under another
-/// schedule without it.
+/// A schedule as it is named in a configuration. A file is read when it is needed, so that a run
+/// can be gone on with under another schedule without it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ScheduleChoice {
     Named(Schedule),
@@ -35,7 +35,8 @@ impl ScheduleChoice {
         Ok(Schedule::Custom(Arc::new(listed)))
     }
 
-    /// How many stages it makes of so many devices, as far as that can be said now; what does not fit is refused later.
+    /// How many stages it makes of so many devices, as far as that can be said now; what does not
+    /// fit is refused later.
     pub(crate) fn stages(&self, devices: usize) -> usize {
         let stages = self.schedule().ok().and_then(|schedule| schedule.stages(devices).ok());
         stages.unwrap_or(devices)
@@ -319,7 +320,8 @@ pub(crate) enum CropChoice {
     None,
     /// A window moved by up to so many pixels, zeros around the image.
     Padded(usize),
-    /// A window of at least this share of the area, and at most all of it, of a ratio between 3/4 and 4/3.
+    /// A window of at least this share of the area, and at most all of it, of a ratio between 3/4
+    /// and 4/3.
     Resized(f64),
 }
 
@@ -345,7 +347,10 @@ impl FromStr for CropChoice {
             _ => None,
         };
         found.ok_or_else(|| {
-            format!("'{text}' is no crop: use none, padded:PIXELS or resized:LEAST_SHARE (resized alone: 0.08)")
+            format!(
+                "'{text}' is no crop: use none, padded:PIXELS or resized:LEAST_SHARE (resized \
+                alone: 0.08)"
+            )
         })
     }
 }

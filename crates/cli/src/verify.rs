@@ -1,7 +1,8 @@
-//! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked for.
+//! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked
+//! for.
 //!
-//! In several processes the reference is one process's, which each of them runs for itself; each compares the tensors of its own stages
-//! with it, and the verdict is of all.
+//! In several processes the reference is one process's, which each of them runs for itself; each
+//! compares the tensors of its own stages with it, and the verdict is of all.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -37,7 +38,8 @@ struct Variant {
     among: bool,
 }
 
-/// What a run computed, in the order in which it was computed; in one of several processes: what its own stages did.
+/// What a run computed, in the order in which it was computed; in one of several processes: what
+/// its own stages did.
 struct Computed {
     /// "step 2: gradient of head.weight" and its value.
     tensors: Vec<(String, Tensor)>,
@@ -67,7 +69,8 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     let variants = variants(arguments, &config, processes.count())?;
     if config.pipeline.devices.0.len() > 1 {
         return Err(CliError::Usage(format!(
-            "verify compares several numbers of stages, {} names a device for each of one number: name one device for all, such as --device {}",
+            "verify compares several numbers of stages, {} names a device for each of one number: \
+            name one device for all, such as --device {}",
             config.pipeline.devices, config.pipeline.devices.0[0]
         )));
     }
@@ -93,7 +96,8 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     if config.pipeline.replicas > 1 {
         let replicas = config.pipeline.replicas;
         say!(
-            "one pipeline is verified, not its {replicas} replicas: their sums of gradients are in another order"
+            "one pipeline is verified, not its {replicas} replicas: their sums of gradients are \
+            in another order"
         );
     }
     let mut reference = None;
@@ -122,15 +126,16 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     say!("every loss, gradient and parameter is the same to the last bit");
     if arguments.resume {
         say!(
-            "each but the first was begun as the one above it, saved after {} steps, and resumed from the files",
+            "each but the first was begun as the one above it, saved after {} steps, and resumed \
+            from the files",
             config.train.steps / 2
         );
     }
     Ok(())
 }
 
-/// What is compared, the reference first. In several processes it is run by each of them, and all that have a stage for each of
-/// them are run among them.
+/// What is compared, the reference first. In several processes it is run by each of them, and all
+/// that have a stage for each of them are run among them.
 fn variants(
     arguments: &VerifyArguments,
     config: &Config,
@@ -163,12 +168,15 @@ fn variants(
     }
     if processes > 1 && variants.iter().all(|variant| !variant.among) {
         return Err(CliError::Usage(format!(
-            "{processes} processes, and fewer stages in all that is compared: give --stages {processes} or more, too"
+            "{processes} processes, and fewer stages in all that is compared: give --stages \
+            {processes} or more, too"
         )));
     }
     if variants.len() < 2 {
         return Err(CliError::Usage(
-            "there is nothing to compare: give at least two values to --stages, --schedule, --remat or --micro-batches".into(),
+            "there is nothing to compare: give at least two values to --stages, --schedule, \
+            --remat or --micro-batches"
+                .into(),
         ));
     }
     Ok(variants)
@@ -193,7 +201,8 @@ fn build(
     Ok(builder.keep_gradients().build()?)
 }
 
-/// Trains as `first` says for the first half of the steps, if it says anything, then as `variant` says.
+/// Trains as `first` says for the first half of the steps, if it says anything, then as `variant`
+/// says.
 fn train(
     config: &Config,
     first: Option<&Variant>,
@@ -224,7 +233,8 @@ fn train(
     Ok(result)
 }
 
-/// `resumed`, with the state of `pipeline` from a checkpoint on disk, which the processes that `pipeline` is in save together.
+/// `resumed`, with the state of `pipeline` from a checkpoint on disk, which the processes that
+/// `pipeline` is in save together.
 fn through_files(
     mut pipeline: Pipeline,
     mut resumed: Pipeline,
@@ -245,7 +255,8 @@ fn through_files(
     let missing = || {
         let place = path.display();
         CliError::Usage(format!(
-            "{place}: the checkpoint that was just written is not there: processes of several hosts need a TMPDIR that they share"
+            "{place}: the checkpoint that was just written is not there: processes of several \
+            hosts need a TMPDIR that they share"
         ))
     };
     let restored = found.ok_or_else(missing)?.restore(&mut resumed).map_err(CliError::from);

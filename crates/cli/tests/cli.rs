@@ -1,5 +1,6 @@
-//! The command as its user runs it, in a process of its own. Families: `transparency_` (the same weights at
-//! every K), `oracle_` (what a run writes), `fault_` (bad input: a clear error, exit code 1, no panic text).
+//! The command as its user runs it, in a process of its own. Families: `transparency_` (the same
+//! weights at every K), `oracle_` (what a run writes), `fault_` (bad input: a clear error, exit
+//! code 1, no panic text).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;

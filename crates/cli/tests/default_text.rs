@@ -10,12 +10,13 @@ use serde_json::Value;
 
 /// Validation loss after 50 steps, in nats per token.
 const LOSS: f64 = 5.354_297_551_554;
-/// Other kernels and numbers of threads add up in other orders. `aten` and `onednn` with one thread, and `onednn` with two,
-/// gave losses that differ by at most 5.3e-7 here. Other processors have kernels of their own: two hundred times that.
+/// Other kernels and numbers of threads add up in other orders. `aten` and `onednn` with one
+/// thread, and `onednn` with two, gave losses that differ by at most 5.3e-7 here. Other processors
+/// have kernels of their own: two hundred times that.
 const TOLERANCE: f64 = 1e-4;
 
-/// The README's loss could not be had again: the default text was the sources of the workspace's dependencies, and changed
-/// with each of them. It is pinned now, and so is the loss.
+/// The README's loss could not be had again: the default text was the sources of the workspace's
+/// dependencies, and changed with each of them. It is pinned now, and so is the loss.
 #[test]
 fn regression_the_default_text_and_its_loss_are_those_that_were_recorded() {
     const NAME: &str = "regression_the_default_text_and_its_loss_are_those_that_were_recorded";

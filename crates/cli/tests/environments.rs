@@ -1,5 +1,6 @@
-//! The command where the machine is not as it should be: no home folder, no locale, no fonts, one core, little memory, paths that are
-//! no text, a clock that jumps. Family `fault_`. (Full and read-only disks, and outputs that nobody reads: `left_early.rs`.)
+//! The command where the machine is not as it should be: no home folder, no locale, no fonts, one
+//! core, little memory, paths that are no text, a clock that jumps. Family `fault_`. (Full and
+//! read-only disks, and outputs that nobody reads: `left_early.rs`.)
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -70,7 +71,8 @@ fn transparency_on_one_core() {
     assert!(folder.weights("one") == folder.weights("reference"));
 }
 
-/// Whatever the system refuses, at start-up or later: an error or a run that is whole, never a hang or a wrong end.
+/// Whatever the system refuses, at start-up or later: an error or a run that is whole, never a hang
+/// or a wrong end.
 #[test]
 fn fault_a_system_without_memory() {
     let folder = Folder::new();
@@ -88,7 +90,8 @@ fn fault_a_system_without_memory() {
         if ran.status.success() {
             assert!(folder.weights(&name) == folder.weights("reference"), "{mib} MiB");
         } else {
-            // Its own error; or that of the loader, or an abort of libtorch's, which could not even be loaded.
+            // Its own error; or that of the loader, or an abort of libtorch's, which could not even
+            // be loaded.
             let (code, signal) = (ran.status.code(), ran.status.signal());
             let own = code == Some(1) && text.contains("gpipe: ");
             assert!(
@@ -98,7 +101,8 @@ fn fault_a_system_without_memory() {
             );
             assert!(!text.is_empty(), "{mib} MiB: it says nothing");
             assert!(!text.contains("panicked"), "{mib} MiB: {text}");
-            // What cannot be saved at the end is an error of a run whose weights are there all the same.
+            // What cannot be saved at the end is an error of a run whose weights are there all the
+            // same.
             let weights = folder.path(&name).join("weights.safetensors");
             assert!(!weights.exists() || folder.weights(&name) == folder.weights("reference"));
         }
@@ -142,7 +146,8 @@ fn fault_paths_that_are_no_text() {
     }
 }
 
-/// Whoever opens a named pipe waits for its other end: the command did, for a tokenizer and a configuration, without a word.
+/// Whoever opens a named pipe waits for its other end: the command did, for a tokenizer and a
+/// configuration, without a word.
 #[test]
 fn regression_named_pipes_are_not_waited_for() {
     let folder = Folder::new();
@@ -165,8 +170,8 @@ fn regression_named_pipes_are_not_waited_for() {
     folder.refuses(&["trace", "run"], &["step.json", "not a regular file"]);
 }
 
-/// A clock that jumps a day back and forth at every look; or, with AHEAD, one that is so many seconds ahead on rank 1, as another
-/// machine's may be.
+/// A clock that jumps a day back and forth at every look; or, with AHEAD, one that is so many
+/// seconds ahead on rank 1, as another machine's may be.
 const CLOCK: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -191,7 +196,8 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 }
 "#;
 
-/// Makes clock.so, which stands before the system's clock; whether it could, which is written down for `test`.
+/// Makes clock.so, which stands before the system's clock; whether it could, which is written down
+/// for `test`.
 fn has_clock(folder: &Folder, test: &str) -> bool {
     fs::write(folder.path("clock.c"), CLOCK).unwrap();
     let mut compiler = Command::new("cc");
@@ -203,8 +209,8 @@ fn has_clock(folder: &Folder, test: &str) -> bool {
     made
 }
 
-/// Rank 1's clock is an hour ahead: on the clock that a step is told on, its actions are where they were, so that nothing is received
-/// before it was sent.
+/// Rank 1's clock is an hour ahead: on the clock that a step is told on, its actions are where they
+/// were, so that nothing is received before it was sent.
 #[test]
 fn fault_processes_whose_clocks_differ_by_an_hour() {
     let folder = Folder::new();
@@ -225,7 +231,8 @@ fn fault_processes_whose_clocks_differ_by_an_hour() {
     for own in timed() {
         let Op::Receive(transfer) = own.action.op else { continue };
         let sent = timed().find(|other| other.action.op == Op::Send(transfer)).unwrap();
-        // Clocks are compared to half of a round trip, the shortest of eight, which a busy machine may make long.
+        // Clocks are compared to half of a round trip, the shortest of eight, which a busy machine
+        // may make long.
         assert!(own.end + Nanos(5_000_000) >= sent.start, "{} of {}", own.end, sent.start);
         arrived += 1;
     }

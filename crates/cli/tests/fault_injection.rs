@@ -1,6 +1,7 @@
-//! Three processes of which one kills or stops itself before an action, of every kind that its stage has; and processes that are
-//! killed at random moments. Family `fault_`: all of them end in time with the one error, which names the rank, and the run goes on
-//! to the end of one that nobody disturbed, bit for bit.
+//! Three processes of which one kills or stops itself before an action, of every kind that its
+//! stage has; and processes that are killed at random moments. Family `fault_`: all of them end in
+//! time with the one error, which names the rank, and the run goes on to the end of one that nobody
+//! disturbed, bit for bit.
 //!
 //! Some of it under `make test`, all of it with `GPIPE_SOAK=1`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test
@@ -132,8 +133,8 @@ fn harm(folder: &Folder, command: &[&str], action: Action, signal: &str) {
     assert!(took < most, "{what}: {took:?}: {printed}");
 }
 
-/// A launcher that was killed left its processes behind: they went on by themselves, and whoever started the run again was told that
-/// another process had the folder.
+/// A launcher that was killed left its processes behind: they went on by themselves, and whoever
+/// started the run again was told that another process had the folder.
 #[test]
 fn regression_processes_end_with_their_launcher() {
     let folder = Folder::new();
@@ -202,7 +203,8 @@ fn property_a_long_run_holds_no_more_at_its_end() {
     let ((before, counts), (after, _)) = (marks[1], marks[8]);
     println!("soak: {} steps of the command: {marks:?}", steps);
     assert!(after - before < 4096, "KiB, and threads, open files and files: {marks:?}");
-    // At such a moment the writer of checkpoints may be there or not, with a file and some files that are not yet in place.
+    // At such a moment the writer of checkpoints may be there or not, with a file and some files
+    // that are not yet in place.
     let most = |index: usize| marks.iter().map(|(_, counts)| counts[index]).max().unwrap();
     for (index, room) in [(0, 3), (1, 4), (2, 12)] {
         assert!(most(index) <= counts[index] + room, "{marks:?}");
@@ -253,7 +255,8 @@ fn look(
             assert_eq!(results(&folder.path(run)), results(&folder.path("reference")));
             false
         }
-        // Its own end, or that of a process it had started; or one that lost another is heard before the system tells of that.
+        // Its own end, or that of a process it had started; or one that lost another is heard
+        // before the system tells of that.
         Err(9) | Ok(137 | 1) => {
             let named = process.printed.contains(&format!("rank {harmed}"));
             assert!(outcome != Ok(1) || named, "rank {harmed}: {}", process.printed);
@@ -296,7 +299,8 @@ fn fault_a_process_that_is_killed_before_any_file_operation_of_a_joint_save() {
         }
     }
     println!(
-        "soak: processes killed before a file operation of a joint save, {ended} runs came to their end: {phases:?}"
+        "soak: processes killed before a file operation of a joint save, {ended} runs came to \
+        their end: {phases:?}"
     );
     assert!(phases.contains_key(&Phase::Writing), "{phases:?}");
     finish(&folder, &format!("run {ended}"));
@@ -352,7 +356,8 @@ fn fault_processes_that_are_killed_at_random_moments_go_on_as_if_nothing_had_hap
         }
     }
     println!(
-        "soak: processes killed in {starts} starts, {ended} runs came to their end before: {phases:?}"
+        "soak: processes killed in {starts} starts, {ended} runs came to their end before: \
+        {phases:?}"
     );
     assert!(!soak() || phases.contains_key(&Phase::Writing), "{phases:?}");
     finish(&folder, &format!("run {ended}"));

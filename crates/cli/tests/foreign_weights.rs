@@ -1,5 +1,6 @@
-//! Weights from elsewhere that fit by their shapes, and are another network: a head that is not the embedding, another
-//! number of attention heads, rules that match nothing. Family `regression_`: each was imported without a word.
+//! Weights from elsewhere that fit by their shapes, and are another network: a head that is not the
+//! embedding, another number of attention heads, rules that match nothing. Family `regression_`:
+//! each was imported without a word.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -13,7 +14,8 @@ use gpipe_checkpoint::{
 };
 use tch::{Kind, Tensor};
 
-/// From the names of the transformer here to GPT-2's, the first that fits; and whether the matrix is kept the other way round.
+/// From the names of the transformer here to GPT-2's, the first that fits; and whether the matrix
+/// is kept the other way round.
 const GPT2: [(&str, &str, bool); 13] = [
     ("embedding.tokens", "transformer.wte.weight", false),
     ("embedding.positions", "transformer.wpe.weight", false),
@@ -32,7 +34,8 @@ const GPT2: [(&str, &str, bool); 13] = [
 
 type Named = Vec<(String, Tensor)>;
 
-/// Weights of a run as GPT-2 has them, with `head` as its lm_head.weight where that is not among them.
+/// Weights of a run as GPT-2 has them, with `head` as its lm_head.weight where that is not among
+/// them.
 fn gpt2(run: &Named, head: Option<&Tensor>) -> Named {
     let rename = |(name, value): &(String, Tensor)| {
         if name == "head.weight" {
@@ -93,7 +96,8 @@ const NAMES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/names/gp
 const INIT: &[&str] =
     &["--init", "gpt2/model.safetensors", "--names", NAMES, "--set", "data.tokenizer=new"];
 
-/// The map left lm_head.weight out, so that an untied GPT-2 became a tied one, with another loss and exit code 0.
+/// The map left lm_head.weight out, so that an untied GPT-2 became a tied one, with another loss
+/// and exit code 0.
 #[test]
 fn regression_an_untied_gpt2_is_no_tied_one() {
     let source = Source::new(false);
@@ -165,7 +169,8 @@ fn regression_what_no_shape_shows_is_compared_with_the_source_s_config() {
     assert!(printed.contains("does not say, and no shape shows, the heads, the"), "{printed}");
 }
 
-/// The weights of a run were taken for a model with other heads: each program's own file said nothing of them.
+/// The weights of a run were taken for a model with other heads: each program's own file said
+/// nothing of them.
 #[test]
 fn regression_weights_of_a_run_say_how_many_heads_they_are_for() {
     let folder = Folder::new();
@@ -187,7 +192,8 @@ fn regression_weights_of_a_run_say_how_many_heads_they_are_for() {
     }
 }
 
-/// A misspelt rule was passed over, and so was a pattern of parameters that are to keep their own values.
+/// A misspelt rule was passed over, and so was a pattern of parameters that are to keep their own
+/// values.
 #[test]
 fn regression_rules_that_match_nothing_are_named() {
     let source = Source::new(true);

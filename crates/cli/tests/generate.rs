@@ -1,5 +1,6 @@
-//! A trained model as its user measures it and has it write. Families: `oracle_` (what the numbers and the text must
-//! be), `transparency_` (the same at every K), `property_`, `fault_` (bad input: a clear error, no panic text).
+//! A trained model as its user measures it and has it write. Families: `oracle_` (what the numbers
+//! and the text must be), `transparency_` (the same at every K), `property_`, `fault_` (bad input:
+//! a clear error, no panic text).
 //!
 //! One model is trained, once, on four sentences, each a document; it knows them by heart.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic

@@ -1,5 +1,5 @@
-//! Two hosts, each a network namespace of this machine, with a link between them that can be cut and made slow. Skipped, with the
-//! reason, where namespaces are not permitted.
+//! Two hosts, each a network namespace of this machine, with a link between them that can be cut
+//! and made slow. Skipped, with the reason, where namespaces are not permitted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -156,7 +156,8 @@ fn end(mut hosts: [Process; 2]) {
     }
 }
 
-/// Whether the last words are of this rank's silence: as its own, or as what a stage waited for when the deadline came.
+/// Whether the last words are of this rank's silence: as its own, or as what a stage waited for
+/// when the deadline came.
 fn names(host: &Process, rank: usize) -> bool {
     let own = format!("gpipe: rank {rank}: no sign of life");
     host.printed.lines().any(|line| {

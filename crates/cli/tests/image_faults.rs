@@ -1,5 +1,5 @@
-//! What an image network cannot be trained on or used for, and what is said then. Families: `fault_` (a clear error, exit code 1,
-//! no panic text), `regression_`.
+//! What an image network cannot be trained on or used for, and what is said then. Families:
+//! `fault_` (a clear error, exit code 1, no panic text), `regression_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -63,8 +63,8 @@ fn fault_an_unreadable_image_stops_training_and_the_state_is_saved() {
     assert!(folder.path("run/weights.safetensors").exists());
 }
 
-/// In two processes the images are read by the one whose stage is fed, in two replicas by the one whose part they are; its error is that
-/// of all.
+/// In two processes the images are read by the one whose stage is fed, in two replicas by the one
+/// whose part they are; its error is that of all.
 #[test]
 fn fault_an_unreadable_image_among_processes_is_told_by_who_reads_it() {
     let launch = ["launch", "--processes", "2", "--"];
@@ -226,7 +226,8 @@ fn fault_other_images_and_other_classes_are_refused() {
 
 #[test]
 fn regression_other_images_to_validate_on_change_evaluations_only() {
-    // It was told of them that the training data must be the same, and their losses were compared with the best so far.
+    // It was told of them that the training data must be the same, and their losses were compared
+    // with the best so far.
     let folder = with_images();
     let best = ["--keep-best", "--set", "train.validate_every=1"];
     trained(&folder, &best);
@@ -303,12 +304,14 @@ fn fault_kinds_and_their_keys_say_which_there_are() {
 
 #[test]
 fn regression_keys_of_another_kind_than_that_of_set_are_told_for_what_they_are() {
-    // It was said that the file had an unknown field, or the name of a key that is no better was given.
+    // It was said that the file had an unknown field, or the name of a key that is no better was
+    // given.
     let folder = with_images();
     let kind = ["--set", "model.kind=resnet"];
     let parts = [
         "amoebanet.toml with --set model.kind=resnet: there is no key 'model.",
-        "' where model.kind is resnet, but where it is amoebanet: leave it out, or correct the kind",
+        "' where model.kind is resnet, but where it is amoebanet: leave it out, or correct the \
+        kind",
     ];
     refuses(&folder, "amoebanet.toml", &kind, &parts);
     let parts = ["--set: there is no key 'model.auxiliary'", "but where it is amoebanet"];

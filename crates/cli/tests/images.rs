@@ -1,6 +1,6 @@
-//! Networks that classify images, through the command: train, eval, predict, verify, trace, resume, fine-tune. Families:
-//! `oracle_` (what is learnt and written), `transparency_` (the same at every K, and after an interruption).
-//! What is refused is in image_faults.rs.
+//! Networks that classify images, through the command: train, eval, predict, verify, trace, resume,
+//! fine-tune. Families: `oracle_` (what is learnt and written), `transparency_` (the same at every
+//! K, and after an interruption). What is refused is in image_faults.rs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -448,7 +448,9 @@ fn oracle_cifar_is_read_in_its_official_sizes() {
     fs::write(folder.path("cifar.toml"), text).unwrap();
     let few = ["--steps", "3", "--set", "images.validation_images=8"];
     let printed = folder.succeeds(&[&["train", "cifar.toml", "--out", "run"], &few[..]].concat());
-    let line = "cifar: 50000 images to train on, 10000 to validate on (of which images.validation_images = 8 are measured), 10 classes, of which 9 have no image to validate on\n";
+    let line = "cifar: 50000 images to train on, 10000 to validate on (of which \
+        images.validation_images = 8 are measured), 10 classes, of which 9 have no image to \
+        validate on\n";
     assert!(printed.starts_with(line) && printed.contains("over 8 images\n"), "{printed}");
     let classes = folder.path("run/classes.json");
     let classes: Vec<String> = serde_json::from_slice(&bytes(&classes)).unwrap();

@@ -1,5 +1,6 @@
-//! What is on disk, and weights for and from elsewhere: `inspect`, `export`, `import` and `train --init`. Families:
-//! `oracle_` (what is shown, and the same values bit for bit), `fault_` (files that do not fit), `regression_`.
+//! What is on disk, and weights for and from elsewhere: `inspect`, `export`, `import` and `train
+//! --init`. Families: `oracle_` (what is shown, and the same values bit for bit), `fault_` (files
+//! that do not fit), `regression_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -56,7 +57,8 @@ fn oracle_inspect_says_what_a_run_a_checkpoint_and_a_file_hold() {
         "was run at     K = 2, M = 3, 1f1b, re-materialization unless-adjacent, layers per stage [",
         " in 13 files\n",
         "parameters     6832 in 4 layers\n",
-        "    tokens                       float32 [278, 16]  exp_avg, exp_avg_sq after 12 updates\n",
+        "    tokens                       float32 [278, 16]  exp_avg, exp_avg_sq after 12 \
+        updates\n",
         "complete: all 13 files are as they were written (SHA-256)\n",
     ] {
         assert!(one.contains(part), "'{part}' is not in: {one}");
@@ -198,7 +200,8 @@ const IMPORT: &[&str] = &[
     "imported/w.safetensors",
 ];
 
-/// The run was asked for 300 tokens or so and learnt 278: its own configuration once refused its own weights.
+/// The run was asked for 300 tokens or so and learnt 278: its own configuration once refused its
+/// own weights.
 #[test]
 fn regression_the_size_of_a_vocabulary_is_the_run_s() {
     let folder = with_run();
@@ -387,7 +390,8 @@ fn oracle_init_loads_what_fits_only_if_that_is_meant() {
 
 #[test]
 fn regression_init_takes_the_tokenizer_that_the_weights_were_trained_with() {
-    // A tokenizer trained on the new text gave every row of the table another meaning, without a word.
+    // A tokenizer trained on the new text gave every row of the table another meaning, without a
+    // word.
     let folder = with_run();
     let text = fs::read_to_string(folder.path("text.txt")).unwrap();
     fs::write(folder.path("other.txt"), text.replace("stage", "egats").replace("micro", "orcim"))

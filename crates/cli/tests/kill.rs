@@ -1,6 +1,7 @@
-//! Runs that are killed again and again, at random moments and before chosen file operations, and started again by one
-//! command. Family `fault_`: whatever happened on the way, the end is that of a run that nobody disturbed, bit for bit,
-//! and nothing half-written is ever taken for complete. `GPIPE_SOAK=1` kills 200 times.
+//! Runs that are killed again and again, at random moments and before chosen file operations, and
+//! started again by one command. Family `fault_`: whatever happened on the way, the end is that of
+//! a run that nobody disturbed, bit for bit, and nothing half-written is ever taken for complete.
+//! `GPIPE_SOAK=1` kills 200 times.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -92,7 +93,8 @@ fn reference(folder: &Folder) -> Duration {
     start.elapsed()
 }
 
-/// One run after the other, each started again and again until it comes to its end, which is compared.
+/// One run after the other, each started again and again until it comes to its end, which is
+/// compared.
 struct Runs {
     folder: Folder,
     /// How many have ended.
@@ -170,8 +172,8 @@ fn fault_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened() {
 fn fault_killed_before_any_file_operation_of_a_save_a_run_ends_as_if_nothing_had_happened() {
     let mut runs = Runs { folder: Folder::new(), ended: 0, starts: 0 };
     reference(&runs.folder);
-    // A save is some fifty operations. The last ones give and take names: each of them is met, also those that remove an
-    // older checkpoint, which are in the second or third save of a process.
+    // A save is some fifty operations. The last ones give and take names: each of them is met, also
+    // those that remove an older checkpoint, which are in the second or third save of a process.
     let moments = (1..6).chain([12, 24, 36]).chain(40..62).chain([90]).chain(97..112);
     let mut left: BTreeMap<&str, usize> = BTreeMap::new();
     for moment in moments {

@@ -1,5 +1,5 @@
-//! The command in several processes of this machine: what comes out is what one process makes, to the last bit, and whatever fails
-//! ends all of them in time with the one error.
+//! The command in several processes of this machine: what comes out is what one process makes, to
+//! the last bit, and whatever fails ends all of them in time with the one error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -210,7 +210,8 @@ fn transparency_of_replicas_that_are_launched() {
     assert_eq!(run.end(), Ok(143), "{}", run.printed);
     assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
 
-    // The step of the first, in as many processes as the run has; what is compared bit by bit is one pipeline.
+    // The step of the first, in as many processes as the run has; what is compared bit by bit is
+    // one pipeline.
     let of = |command| [command, "tiny.toml", "--text", "text.txt", "--set", "pipeline.replicas=2"];
     let traced = folder.succeeds(&launched("2", &of("trace")));
     assert!(traced.contains("measured") && folder.path("trace.json").exists(), "{traced}");
@@ -295,7 +296,8 @@ fn fault_a_stopped_process_is_named_within_the_deadline() {
     send("-STOP", &process_of(run.number(), 2));
     assert_eq!(run.end(), Ok(1), "{}", run.printed);
     for rank in [0, 1] {
-        // Who waits for its message and who watches its pulse notice at the same deadline: either may be first.
+        // Who waits for its message and who watches its pulse notice at the same deadline: either
+        // may be first.
         let named = run.printed.lines().any(|line| {
             line.starts_with(&format!("[{rank}] gpipe: "))
                 && (line.contains("rank 2: no sign of life")
@@ -328,7 +330,8 @@ fn fault_an_error_of_one_process_is_that_of_all() {
     fs::remove_dir_all(folder.path("run")).unwrap();
     let (mut first, mut second) = (start("0", "text.txt"), start("1", "other.txt"));
     assert_eq!((first.end(), second.end()), (Ok(1), Ok(1)));
-    let difference = "rank 1: it has another configuration: data.text than rank 0: [\"other.txt\"], not [\"text.txt\"]";
+    let difference = "rank 1: it has another configuration: data.text than rank 0: \
+        [\"other.txt\"], not [\"text.txt\"]";
     assert!(first.printed.contains(difference), "{}", first.printed);
     assert!(second.printed.contains(difference), "{}", second.printed);
     assert!(!folder.path("run").exists());

@@ -1,6 +1,7 @@
-//! Runs that do not come to their end as planned: signals, numbers that are none, memory and disks that are full, and
-//! outputs that nobody reads. Families: `fault_` (what is told, and that the state is saved), `transparency_` (what
-//! goes on afterwards is as if nothing had happened, bit for bit).
+//! Runs that do not come to their end as planned: signals, numbers that are none, memory and disks
+//! that are full, and outputs that nobody reads. Families: `fault_` (what is told, and that the
+//! state is saved), `transparency_` (what goes on afterwards is as if nothing had happened, bit for
+//! bit).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -54,7 +55,8 @@ fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
         folder.succeeds(&["train", "--resume", signal]);
         assert!(folder.weights(signal) == folder.weights("reference"));
         assert_eq!(results(&folder.path(signal)), results(&folder.path("reference")));
-        // Also where none are asked for, the newest checkpoint is not behind the run, which would train again from there.
+        // Also where none are asked for, the newest checkpoint is not behind the run, which would
+        // train again from there.
         assert_eq!(steps(&folder, signal).last(), Some(&300), "--checkpoint-every {every}");
         let printed = folder.succeeds(&["train", "--resume", signal]);
         assert!(printed.contains("all 300 steps are done"), "{printed}");
@@ -82,7 +84,8 @@ fn fault_a_second_signal_ends_at_once_and_the_run_still_goes_on() {
     assert_eq!(results(&folder.path("run")), results(&folder.path("reference")));
 }
 
-/// A folder with weights that make no number of some mini-batches: the embedding of a rare letter is none.
+/// A folder with weights that make no number of some mini-batches: the embedding of a rare letter
+/// is none.
 fn poisoned() -> (Folder, Vec<&'static str>) {
     let folder = Folder::new();
     let text = fs::read_to_string(folder.path("text.txt")).unwrap();
@@ -280,7 +283,8 @@ fn fault_a_full_disk_costs_checkpoints_and_not_the_run() {
     for part in ["gpipe: warning: ", "cannot write ", ".writing/", "make room", "the run goes on"] {
         assert!(warning.contains(part), "'{part}' is not in: {warning}");
     }
-    // All steps were trained; that the last state could not be saved is an error; its weights found room.
+    // All steps were trained; that the last state could not be saved is an error; its weights found
+    // room.
     let last = errors.lines().last().unwrap();
     assert!(last.starts_with("gpipe: cannot ") && last.contains("step-00000012"), "{errors}");
     assert!(out.contains("step 12/12") && !out.contains("files: "), "{out}");
@@ -314,7 +318,8 @@ fn fault_a_disk_that_two_processes_fill_costs_checkpoints_and_not_the_run() {
     let Some(printed) = with_mounts(&folder, test, &script) else { return };
     let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap();
     let (out, errors) = (read("out"), read("err"));
-    // Both write to it at once: either may be the one that finds no room, and rank 0 says which one it was.
+    // Both write to it at once: either may be the one that finds no room, and rank 0 says which one
+    // it was.
     let warnings = errors.lines().filter(|line| {
         let what = line.strip_prefix("[0] gpipe: warning: a checkpoint was not saved: ");
         what.is_some_and(|what| what.trim_start_matches("rank 1: ").starts_with("cannot write "))
@@ -371,8 +376,8 @@ fn fault_a_folder_that_cannot_be_written_is_named_before_any_work() {
 
 #[test]
 fn regression_only_a_state_that_is_on_disk_is_said_to_be_saved() {
-    // A worker without a sign of life may leave a pipeline that cannot be copied any more. The command said all the same
-    // that the state was saved.
+    // A worker without a sign of life may leave a pipeline that cannot be copied any more. The
+    // command said all the same that the state was saved.
     let folder = Folder::new();
     let short = ["--steps", "1000000", "--set", "pipeline.timeout_s=1", "--out", "run"];
     let arguments = [&TRAIN[..4], &short, &TRAIN[8..]].concat();

@@ -1,5 +1,5 @@
-//! Files of a run that are damaged, cut or gone, and that stop growing at a limit. Family `regression_`: each was found by
-//! someone else, and passed for a whole run.
+//! Files of a run that are damaged, cut or gone, and that stop growing at a limit. Family
+//! `regression_`: each was found by someone else, and passed for a whole run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -24,8 +24,8 @@ fn flip(path: &Path, before_end: usize) {
     fs::write(path, content).unwrap();
 }
 
-/// A flipped bit in weights or averages passed `inspect`, `eval` and `export`: they had no digest, and `inspect RUN` did
-/// not read them.
+/// A flipped bit in weights or averages passed `inspect`, `eval` and `export`: they had no digest,
+/// and `inspect RUN` did not read them.
 #[test]
 fn regression_a_flipped_bit_of_weights_is_found_by_whoever_reads_them() {
     let folder = Folder::new();
@@ -138,7 +138,8 @@ fn regression_a_run_whose_folder_is_replaced_writes_nothing_into_the_other() {
         let launch = ["launch", "--processes", "2", "--"];
         let launch = if processes == 1 { &[][..] } else { &launch[..] };
         let mut command = folder.command(&[launch, &run[..]].concat());
-        // A save is slow, and the folder is moved well before the tenth step, after which `step.json` is written.
+        // A save is slow, and the folder is moved well before the tenth step, after which
+        // `step.json` is written.
         let mut run = Process::start(command.env("GPIPE_TEST_FILE_DELAY_MS", "20"));
         run.until("saved run/checkpoints/step-00000002");
         fs::rename(folder.path("run"), folder.path("moved")).unwrap();
@@ -188,7 +189,8 @@ fn regression_a_limit_on_the_size_of_files_is_an_error_of_writing() {
     }
 }
 
-/// Metrics that were emptied or cut were continued, and the curves of the run had a hole that nobody told of.
+/// Metrics that were emptied or cut were continued, and the curves of the run had a hole that
+/// nobody told of.
 #[test]
 fn regression_metrics_that_were_cut_are_told_before_a_run_goes_on() {
     let folder = Folder::new();

@@ -1,5 +1,6 @@
-//! `gpipe profile`, `gpipe plan` and `gpipe train --plan` as their user runs them. Families: `oracle_` (what was planned is what is
-//! run), `fault_` (caps, numbers, and files that cannot be used).
+//! `gpipe profile`, `gpipe plan` and `gpipe train --plan` as their user runs them. Families:
+//! `oracle_` (what was planned is what is run), `fault_` (caps, numbers, and files that cannot be
+//! used).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -33,8 +34,9 @@ fn with<'a>(command: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn oracle_a_plan_from_a_profile_is_what_is_run() {
     let folder = Folder::new();
-    // Whether the copy of a tied gradient's sum still lives at the peak is the timing's choice, and it would be a tenth of so
-    // small a model: the bytes of tied models are held in the tests of the models.
+    // Whether the copy of a tied gradient's sum still lives at the peak is the timing's choice, and
+    // it would be a tenth of so small a model: the bytes of tied models are held in the tests of
+    // the models.
     let config = fs::read_to_string(folder.path("tiny.toml")).unwrap();
     // In equal parts: a plan takes every micro-batch to be as large as the largest.
     let config = config
@@ -88,8 +90,9 @@ fn oracle_a_plan_from_a_profile_is_what_is_run() {
     assert!(predicted.source.starts_with("plan.json, written before the run"));
     assert_eq!(predicted.timeline.makespan.0, plan["predicted"]["step"].as_u64().unwrap());
     assert!(predicted.timeline.actions().eq(step.measured.actions()));
-    // What was to be held at most is what was held, or a little more: a message that the receiver was quick to let go of, in a
-    // model so small that two of them are a twentieth of a stage (features x sequence x 4 bytes a sample).
+    // What was to be held at most is what was held, or a little more: a message that the receiver
+    // was quick to let go of, in a model so small that two of them are a twentieth of a stage
+    // (features x sequence x 4 bytes a sample).
     let messages = 2 * 16 * 8 * 4 * (8 / plan["plan"]["micro_batches"].as_u64().unwrap());
     for (own, most) in step.memory.peaks.iter().zip(plan["predicted"]["peaks"].as_array().unwrap())
     {
@@ -99,7 +102,8 @@ fn oracle_a_plan_from_a_profile_is_what_is_run() {
     }
 }
 
-/// A plan is of one replica's pipeline and of its part of a mini-batch: all run it, and hold what it says.
+/// A plan is of one replica's pipeline and of its part of a mini-batch: all run it, and hold what
+/// it says.
 #[test]
 fn oracle_replicas_run_a_plan() {
     let folder = Folder::new();
@@ -131,7 +135,8 @@ fn oracle_replicas_run_a_plan() {
     for (own, most) in step.memory.peaks.iter().zip(plan["predicted"]["peaks"].as_array().unwrap())
     {
         let (own, most) = (own.0, most.as_u64().unwrap());
-        // What arrives from another process is a copy, which plans leave out: a few messages (samples x sequence x features x 4 bytes).
+        // What arrives from another process is a copy, which plans leave out: a few messages
+        // (samples x sequence x features x 4 bytes).
         assert!(most + 4 * (2 * 8 * 16 * 4) >= own, "{most} predicted, {own} held");
         // The copies of gradients whose sums are under way were counted, and not more than twice.
         assert!(most <= own + own / 5, "{most} predicted, {own} held");
@@ -161,7 +166,8 @@ fn oracle_replicas_run_a_plan() {
     refused("four.json", &["without the bytes of sums over 2 replicas: plan again"]);
 }
 
-/// Replicas of one process each: values between their stages are not copied, whatever is between the replicas.
+/// Replicas of one process each: values between their stages are not copied, whatever is between
+/// the replicas.
 #[test]
 fn regression_a_replica_in_one_process_copies_no_messages() {
     let folder = Folder::new();
@@ -171,7 +177,8 @@ fn regression_a_replica_in_one_process_copies_no_messages() {
     assert_eq!(json(&folder, "p.json")["costs"]["transport"]["bytes_per_s"], 0);
 }
 
-/// A plan by chance of the timing chose M = 4 for a mini-batch of 7, and was held to bytes of four equal micro-batches.
+/// A plan by chance of the timing chose M = 4 for a mini-batch of 7, and was held to bytes of four
+/// equal micro-batches.
 #[test]
 fn regression_a_plan_of_unequal_micro_batches_is_a_bound() {
     let folder = Folder::new();
@@ -303,8 +310,9 @@ fn fault_what_cannot_be_planned_is_said_with_the_remedy() {
     assert!(error.contains("--plan") && error.contains("--stages"), "{error}");
 }
 
-/// A profile knew quartiles of 2.85 and 15.40 around 5.39 and the plan made from it did not say so: it took three times as
-/// long as the default. And `--schedule 1f1b,zb-h1,gpipe` named neither zb-h1 nor K = 2 in what it printed.
+/// A profile knew quartiles of 2.85 and 15.40 around 5.39 and the plan made from it did not say so:
+/// it took three times as long as the default. And `--schedule 1f1b,zb-h1,gpipe` named neither
+/// zb-h1 nor K = 2 in what it printed.
 #[test]
 fn regression_a_plan_says_how_certain_it_is_and_names_every_choice() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-//! `gpipe plot` as its user runs it. Families: `oracle_` (the page and where it is), `fault_` (folders that
-//! hold no run).
+//! `gpipe plot` as its user runs it. Families: `oracle_` (the page and where it is), `fault_`
+//! (folders that hold no run).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{

@@ -149,8 +149,8 @@ fn fault_recipes_and_devices_that_cannot_be_used_are_named() {
 
 #[test]
 fn regression_flags_win_over_devices_in_the_file_and_eval_runs_where_it_is_told() {
-    // Several devices in the file used to fix the number of stages: --stages was checked too early, and eval and
-    // verify went on with the file's.
+    // Several devices in the file used to fix the number of stages: --stages was checked too early,
+    // and eval and verify went on with the file's.
     let folder = Folder::new();
     let devices = ["--set", "pipeline.devices=cpu,cpu,cpu", "--stages", "3", "--out", "run"];
     let printed = folder.train(&devices);

@@ -1,5 +1,5 @@
-//! What is read, left out, capped, guessed or impossible is said before the first step, with numbers. Family: `regression_`,
-//! each of something that was once done in silence.
+//! What is read, left out, capped, guessed or impossible is said before the first step, with
+//! numbers. Family: `regression_`, each of something that was once done in silence.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -14,7 +14,8 @@ fn with<'a>(command: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [command, more].concat()
 }
 
-/// A text of 38 MB was cut to 16 MiB by a default, and binaries in a folder were left out, both without a word.
+/// A text of 38 MB was cut to 16 MiB by a default, and binaries in a folder were left out, both
+/// without a word.
 #[test]
 fn regression_a_text_is_read_whole_and_what_is_left_out_is_said() {
     let folder = Folder::new();
@@ -60,7 +61,8 @@ fn regression_json_is_no_plain_text_unless_someone_insists() {
     folder.refuses(&["eval", "run", "--text", "nowhere.jsonl"], &["nowhere.jsonl"]);
 }
 
-/// Weights without a tokenizer beside them were trained on with newly learned tokens: their embedding was that of others.
+/// Weights without a tokenizer beside them were trained on with newly learned tokens: their
+/// embedding was that of others.
 #[test]
 fn regression_weights_without_a_tokenizer_are_refused_with_the_remedy() {
     let folder = Folder::new();
@@ -95,8 +97,8 @@ fn regression_weights_without_a_tokenizer_are_refused_with_the_remedy() {
     assert!(said.contains("there is no bare/tokenizer.json"), "{said}");
 }
 
-/// More micro-batches than samples, 1,000 threads on two cores and a mini-batch larger than the memory were accepted until
-/// the system killed the run.
+/// More micro-batches than samples, 1,000 threads on two cores and a mini-batch larger than the
+/// memory were accepted until the system killed the run.
 #[test]
 fn regression_what_the_machine_does_not_have_is_said_before_the_first_step() {
     let folder = Folder::new();

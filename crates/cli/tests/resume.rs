@@ -1,5 +1,6 @@
-//! Going on from a checkpoint. Families: `oracle_` (where a run goes on, and what it tells), `transparency_` (as if it had
-//! not been interrupted, bit for bit), `fault_` (what it cannot go on from), `regression_`.
+//! Going on from a checkpoint. Families: `oracle_` (where a run goes on, and what it tells),
+//! `transparency_` (as if it had not been interrupted, bit for bit), `fault_` (what it cannot go on
+//! from), `regression_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;

@@ -1,5 +1,6 @@
-//! `gpipe schedule`, and trainings under every schedule, as their user runs them. Families: `transparency_` (none changes the result),
-//! `oracle_` (what is printed is what is run, and planned), `fault_` (files that are no schedules).
+//! `gpipe schedule`, and trainings under every schedule, as their user runs them. Families:
+//! `transparency_` (none changes the result), `oracle_` (what is printed is what is run, and
+//! planned), `fault_` (files that are no schedules).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;

@@ -1,5 +1,5 @@
-//! `gpipe trace` as its user runs it. Families: `oracle_` (what is drawn and written), `fault_` (folders without a step, damaged ones,
-//! widths).
+//! `gpipe trace` as its user runs it. Families: `oracle_` (what is drawn and written), `fault_`
+//! (folders without a step, damaged ones, widths).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;

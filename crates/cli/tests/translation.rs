@@ -1,5 +1,5 @@
-//! Translation as its user runs it: from pairs of lines to translated lines. Families: `oracle_`, `fault_` (files, languages and models that
-//! do not fit).
+//! Translation as its user runs it: from pairs of lines to translated lines. Families: `oracle_`,
+//! `fault_` (files, languages and models that do not fit).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;

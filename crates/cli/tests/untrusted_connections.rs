@@ -1,5 +1,6 @@
-//! Who may reach a run, and what it may write. What listens, listens on loopback unless it was told otherwise; a stranger's connection
-//! changes nothing, or ends the run with a clear error; nothing is written but the run's folder.
+//! Who may reach a run, and what it may write. What listens, listens on loopback unless it was told
+//! otherwise; a stranger's connection changes nothing, or ends the run with a clear error; nothing
+//! is written but the run's folder.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -48,7 +49,8 @@ fn property_what_listens_is_on_loopback() {
     }
 }
 
-/// What someone may send who does not belong there, over 35 connections, of which some are held open.
+/// What someone may send who does not belong there, over 35 connections, of which some are held
+/// open.
 fn strangers(to: SocketAddr) -> Vec<TcpStream> {
     let mut random = Stream::new(u64::from(to.port()));
     let noise: Vec<u8> = (0..4096).map(|_| random.below(256) as u8).collect();
@@ -267,11 +269,14 @@ fn property_nothing_is_written_but_the_runs_folder() {
         done
         if touch elsewhere 2>&- || touch /dev/shm/elsewhere 2>&-; then exit 9; fi
         $GPIPE {own}; $GPIPE launch --processes 2 -- {launched}
-        $GPIPE eval out/run; $GPIPE inspect out/run; $GPIPE trace out/run; $GPIPE generate out/run --prompt a --tokens 3
+        $GPIPE eval out/run; $GPIPE inspect out/run; $GPIPE trace out/run; $GPIPE generate \
+        out/run --prompt a --tokens 3
         $GPIPE profile tiny.toml --text text.txt --steps 1 --out out/profile.json
         $GPIPE plan tiny.toml --profile out/profile.json --out out/plan.json
-        $GPIPE plot out/run --out out/plot.svg; $GPIPE schedule 1f1b --stages 2 --micro-batches 3 --svg out/step.svg
-        mkdir out/tmp; TMPDIR=$PWD/out/tmp $GPIPE verify tiny.toml --text text.txt --stages 1,2 --steps 1
+        $GPIPE plot out/run --out out/plot.svg; $GPIPE schedule 1f1b --stages 2 --micro-batches 3 \
+        --svg out/step.svg
+        mkdir out/tmp; TMPDIR=$PWD/out/tmp $GPIPE verify tiny.toml --text text.txt --stages 1,2 \
+        --steps 1
         rmdir out/tmp
         $GPIPE export out/run --out out/exported.safetensors
         $GPIPE import out/exported.safetensors --out out/imported --config out/run/config.toml"

@@ -44,7 +44,8 @@ pub enum Op {
     Rematerialize(MicroBatch),
     /// Compute input and parameter gradients; releases the activations.
     Backward(MicroBatch),
-    /// The first half of a split backward: compute the gradients of the inputs, and keep what those of the weights need.
+    /// The first half of a split backward: compute the gradients of the inputs, and keep what those
+    /// of the weights need.
     BackwardInput(MicroBatch),
     /// The second half: compute the gradients of the weights; releases what was kept.
     BackwardWeight(MicroBatch),
@@ -103,7 +104,8 @@ impl Op {
         }
     }
 
-    /// The micro-batch whose weight gradients it adds to the step's: after it the stage holds nothing of it.
+    /// The micro-batch whose weight gradients it adds to the step's: after it the stage holds
+    /// nothing of it.
     pub fn completes(self) -> Option<MicroBatch> {
         match self {
             Op::Backward(m) | Op::BackwardWeight(m) => Some(m),
@@ -147,7 +149,8 @@ impl fmt::Display for Action {
 /// What is wrong with a text that should be an action.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{text}' is not an action: {reason}; write it like 2F0, 2R0, 2B0, 2I0, 2W0, 2SEND_F0@1, 2RECV_B@1 or 0NORM"
+    "'{text}' is not an action: {reason}; write it like 2F0, 2R0, 2B0, 2I0, 2W0, 2SEND_F0@1, \
+    2RECV_B@1 or 0NORM"
 )]
 pub struct ParseActionError {
     text: String,

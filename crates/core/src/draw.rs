@@ -1,7 +1,8 @@
 //! A timeline as text, in equal columns of time.
 //!
 //! [`grid`] is for simulated unit costs: the grids of the documentation and of the golden tests.
-//! [`timeline`] and [`panels`] are for times: what a terminal shows. Pictures are in `gpipe-observe`.
+//! [`timeline`] and [`panels`] are for times: what a terminal shows. Pictures are in
+//! `gpipe-observe`.
 
 use std::fmt::Write;
 
@@ -11,8 +12,8 @@ use crate::{
     units::Nanos,
 };
 
-/// Draws the compute actions of `timeline`, one row per device and one column per `column` of time; an
-/// action stands in the column where it starts, `.` is idle, `-` an action that goes on.
+/// Draws the compute actions of `timeline`, one row per device and one column per `column` of time;
+/// an action stands in the column where it starts, `.` is idle, `-` an action that goes on.
 ///
 /// Actions shorter than a column may hide each other: choose `column` at most the shortest.
 pub fn grid(timeline: &Timeline, column: Nanos) -> String {
@@ -61,7 +62,8 @@ const WIDTH_MAX: usize = 4_096;
 /// Columns that a number under the axis may take, with room after it.
 const TICK_COLUMNS: usize = 10;
 
-const LEGEND: &str = "F forward, R re-materialization, B backward, U reduce, norm and update, - goes on, . idle or waiting";
+const LEGEND: &str = "F forward, R re-materialization, B backward, U reduce, norm and update, - \
+    goes on, . idle or waiting";
 const IDLE: &str = "idle: tenths of the devices that do nothing at that time";
 
 /// How [`panels`] draws.
@@ -73,8 +75,8 @@ pub struct Look {
     pub color: bool,
 }
 
-/// Draws `timeline` in proportion to time, one row per device and `width` characters in all, above an axis
-/// in milliseconds and a legend.
+/// Draws `timeline` in proportion to time, one row per device and `width` characters in all, above
+/// an axis in milliseconds and a legend.
 ///
 /// ```text
 /// device 0 | F0----F1----.............B0-----------F2----B1----------.......B2----------U-
@@ -82,9 +84,9 @@ pub struct Look {
 ///   ms     | 0              5               10             15              20
 /// ```
 ///
-/// A device with several stages writes each action's stage, as in `2F0`. What does not fit is drawn in
-/// its letter: `FF`. A column shows what is done at its middle: where actions are shorter than columns, each kind
-/// has as many columns as it has time, though not every action is seen.
+/// A device with several stages writes each action's stage, as in `2F0`. What does not fit is drawn
+/// in its letter: `FF`. A column shows what is done at its middle: where actions are shorter than
+/// columns, each kind has as many columns as it has time, though not every action is seen.
 pub fn timeline(timeline: &Timeline, width: usize) -> String {
     let scale = Scale::new(&[timeline], Look { width, color: false });
     let mut text = String::new();
@@ -93,8 +95,8 @@ pub fn timeline(timeline: &Timeline, width: usize) -> String {
     text + LEGEND + "\n"
 }
 
-/// Draws named timelines above one another on the time scale of the longest one, as [`timeline`] does, each with
-/// its step time and bubble, and with the share of idle devices over time.
+/// Draws named timelines above one another on the time scale of the longest one, as [`timeline`]
+/// does, each with its step time and bubble, and with the share of idle devices over time.
 pub fn panels(panels: &[(&str, &Timeline)], look: Look) -> String {
     let timelines: Vec<&Timeline> = panels.iter().map(|(_, timeline)| *timeline).collect();
     let scale = Scale::new(&timelines, look);
@@ -211,7 +213,8 @@ fn label(action: Action, is_shared: bool) -> Option<(char, String)> {
     }
 }
 
-/// The 256-colour of what is drawn in `letter`: near Okabe and Ito's, which the colour-blind can tell apart.
+/// The 256-colour of what is drawn in `letter`: near Okabe and Ito's, which the colour-blind can
+/// tell apart.
 fn color(letter: char) -> Option<u8> {
     match letter {
         'F' => Some(74),

@@ -32,7 +32,8 @@ macro_rules! id {
 }
 
 id! {
-    /// A cell of the partition, placed on a device and executing; numbered along the sequence from 0.
+    /// A cell of the partition, placed on a device and executing; numbered along the sequence from
+    /// 0.
     StageId
 }
 id! {

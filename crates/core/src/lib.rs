@@ -10,7 +10,8 @@
 //!                                              ->  (gpipe-runtime executes the very same list)
 //! ```
 //!
-//! Before it, [`cost`] has what layers take and hold, and [`plan`] predicts cuts of them and searches the best one:
+//! Before it, [`cost`] has what layers take and hold, and [`plan`] predicts cuts of them and
+//! searches the best one:
 //!
 //! ```text
 //! cost  ->  plan  ->  balance, M, schedule, re-materialization

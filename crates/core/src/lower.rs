@@ -1,4 +1,5 @@
-//! Lowering: from compute actions to the full list that is validated, simulated, drawn and executed.
+//! Lowering: from compute actions to the full list that is validated, simulated, drawn and
+//! executed.
 //!
 //! Around each compute action stand the transfers of the stage's edges:
 //!
@@ -17,7 +18,8 @@
 //! [4] update         every stage UPDATE: as the verdict says
 //! ```
 //!
-//! What does not live here: whether the result is correct (`validate` proves that from the list alone).
+//! What does not live here: whether the result is correct (`validate` proves that from the list
+//! alone).
 
 use crate::{
     action::{Action, ActionLists, Direction, Op, Transfer},
@@ -43,13 +45,14 @@ pub enum EdgeKind {
         /// Whether anything before the cut needs a gradient.
         gradient: bool,
     },
-    /// A long skip's value to the stage that pops it, per micro-batch; its gradient back if `gradient`.
+    /// A long skip's value to the stage that pops it, per micro-batch; its gradient back if
+    /// `gradient`.
     Skip {
         /// Whether anything before the stash needs a gradient.
         gradient: bool,
     },
-    /// Gradients of a tied weight from a stage that uses it to the stage that owns it, and the sum back;
-    /// once per step.
+    /// Gradients of a tied weight from a stage that uses it to the stage that owns it, and the sum
+    /// back; once per step.
     Tie,
     /// A stage's part of the global norm to stage 0, and the verdict back; once per step.
     Vote,
@@ -138,8 +141,9 @@ impl Program {
         RematSet::from_actions(self.devices.iter().flatten())
     }
 
-    /// The same, but that a re-materialization directly before its backward waits for the gradients that this needs: nothing is gained by it, and what
-    /// starting before they arrive brings (Huang et al. 2019, section 2.3) can be measured.
+    /// The same, but that a re-materialization directly before its backward waits for the gradients
+    /// that this needs: nothing is gained by it, and what starting before they arrive brings (Huang
+    /// et al. 2019, section 2.3) can be measured.
     #[must_use]
     pub fn rematerializing_late(mut self) -> Self {
         for list in &mut self.devices {
@@ -222,7 +226,8 @@ pub enum LowerError {
     },
     /// The input already holds an action that lowering would add.
     #[error(
-        "action {action} on device {device} is not a compute action (F, R, B, I or W): lowering adds the others itself"
+        "action {action} on device {device} is not a compute action (F, R, B, I or W): lowering \
+        adds the others itself"
     )]
     NotCompute {
         /// The action.
@@ -232,7 +237,8 @@ pub enum LowerError {
     },
     /// An edge that names no stage, or goes backwards.
     #[error(
-        "edge {edge} from stage {from} to stage {to} does not fit {stages} stages: boundary and skip edges go to a later stage, ties and votes to an earlier one"
+        "edge {edge} from stage {from} to stage {to} does not fit {stages} stages: boundary and \
+        skip edges go to a later stage, ties and votes to an earlier one"
     )]
     BadEdge {
         /// The edge.

@@ -1,15 +1,17 @@
 //! Cutting a sequence of layers into K contiguous cells.
 //!
-//! GPipe's partitioner "minimizes the variance in the estimated costs of all cells" (Huang et al. 2019,
-//! section 2.1). A pipeline runs at the pace of its slowest cell, so here the largest cost comes first and
-//! the variance decides among equals. Both are exact, by dynamic programming in O(K L^2).
+//! GPipe's partitioner "minimizes the variance in the estimated costs of all cells" (Huang et al.
+//! 2019, section 2.1). A pipeline runs at the pace of its slowest cell, so here the largest cost
+//! comes first and the variance decides among equals. Both are exact, by dynamic programming in O(K
+//! L^2).
 
 /// Balances and models that do not fit each other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PartitionError {
     /// More stages than layers.
     #[error(
-        "{stages} stages need at least {stages} layers, the model has {layers}: use at most {layers} stages"
+        "{stages} stages need at least {stages} layers, the model has {layers}: use at most \
+        {layers} stages"
     )]
     TooManyStages {
         /// K.
@@ -21,7 +23,8 @@ pub enum PartitionError {
     #[error("a pipeline needs at least one stage: use 1 or more stages")]
     NoStages,
     /// A balance of the wrong length.
-    #[error("balance {balance:?} is for {} stages, the pipeline has {stages}: give one number per stage", balance.len())]
+    #[error("balance {balance:?} is for {} stages, the pipeline has {stages}: give one number per \
+        stage", balance.len())]
     WrongLength {
         /// The balance.
         balance: Vec<usize>,
@@ -29,7 +32,8 @@ pub enum PartitionError {
         stages: usize,
     },
     /// A balance of the wrong sum.
-    #[error("balance {balance:?} covers {} layers, the model has {layers}: {}, or use --balance cost",
+    #[error("balance {balance:?} covers {} layers, the model has {layers}: {}, or use --balance \
+        cost",
         balance.iter().fold(0_usize, |sum, n| sum.saturating_add(*n)), remedy(balance, *layers))]
     WrongSum {
         /// The balance.
@@ -98,8 +102,8 @@ pub fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, PartitionErro
     Ok((0..stages).map(|stage| layers / stages + usize::from(stage < layers % stages)).collect())
 }
 
-/// The balance (layers per cell) whose largest cell cost is least; among those, the one with the least
-/// variance of cell costs; among those, the one with the most layers in the earliest cells.
+/// The balance (layers per cell) whose largest cell cost is least; among those, the one with the
+/// least variance of cell costs; among those, the one with the most layers in the earliest cells.
 ///
 /// ```
 /// use gpipe_core::partition::by_cost;
@@ -112,9 +116,9 @@ pub fn by_cost(costs: &[u64], stages: usize) -> Result<Vec<usize>, PartitionErro
     by_weighted_cost(costs, &vec![1; stages])
 }
 
-/// As [`by_cost`], where a unit of a layer's cost takes `weights[k]` on stage k: a stage that recomputes
-/// nothing (1F1B's last, say) is cheaper by its re-materialization, and a slower device dearer. One stage
-/// per weight.
+/// As [`by_cost`], where a unit of a layer's cost takes `weights[k]` on stage k: a stage that
+/// recomputes nothing (1F1B's last, say) is cheaper by its re-materialization, and a slower device
+/// dearer. One stage per weight.
 ///
 /// ```
 /// use gpipe_core::partition::by_weighted_cost;
@@ -129,9 +133,9 @@ pub fn by_weighted_cost(costs: &[u64], weights: &[u64]) -> Result<Vec<usize>, Pa
     check_counts(stages, costs.len())?;
     let sums = prefix_sums(costs);
     let weigh = |stage: usize, cell: u64| u128::from(cell) * u128::from(weights[stage]);
-    // [1] The least possible largest cell; [2] the least sum of squares under it: with a fixed mean, that
-    // is the least variance. One DP on the pair would not be exact: a prefix with a larger cell and less
-    // variance can still win when a later cell is larger anyway.
+    // [1] The least possible largest cell; [2] the least sum of squares under it: with a fixed
+    // mean, that is the least variance. One DP on the pair would not be exact: a prefix with a
+    // larger cell and less variance can still win when a later cell is larger anyway.
     let largest = least(&sums, stages, u128::max, |stage, cell| Some(weigh(stage, cell))).cost;
     let squares = least(
         &sums,
@@ -159,7 +163,8 @@ struct Least {
 }
 
 /// Minimises the `join` of all cells' `cost` (`None`: not allowed) over all contiguous partitions.
-/// `best[k][i]`: the least cost of cutting layers i.. into k + 1 cells, and the end of its first cell.
+/// `best[k][i]`: the least cost of cutting layers i.. into k + 1 cells, and the end of its first
+/// cell.
 fn least(
     sums: &[u64],
     stages: usize,

@@ -1,8 +1,8 @@
 //! Re-materialization: which forwards discard their activations, and where they are recomputed.
 //!
-//! Adding R to a schedule is one pass here, so no schedule knows of it. R stands directly before B (or I);
-//! [`crate::lower`] puts the wait for the gradient between the two, so that the recomputation starts
-//! before the gradient arrives (Huang et al. 2019, section 2.3).
+//! Adding R to a schedule is one pass here, so no schedule knows of it. R stands directly before B
+//! (or I); [`crate::lower`] puts the wait for the gradient between the two, so that the
+//! recomputation starts before the gradient arrives (Huang et al. 2019, section 2.3).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,18 +25,20 @@ pub enum Remat {
     Always,
     /// Every forward keeps all its activations.
     Never,
-    /// Only where a backward does not directly follow its own forward; there nothing would be saved.
+    /// Only where a backward does not directly follow its own forward; there nothing would be
+    /// saved.
     #[default]
     UnlessAdjacent,
-    /// As `UnlessAdjacent`, but a forward also keeps its activations while fewer than so many other micro-batches do: a
-    /// stage then holds at most one micro-batch's activations more than that.
+    /// As `UnlessAdjacent`, but a forward also keeps its activations while fewer than so many other
+    /// micro-batches do: a stage then holds at most one micro-batch's activations more than that.
     Keep(u32),
-    /// As `UnlessAdjacent`, but what matrix products and convolutions gave is kept, too, and not computed again: about half of the
-    /// activations for a small part of the time (selective activation recomputation: Korthikanti et al. 2022, arXiv 2205.05198,
-    /// section 5).
+    /// As `UnlessAdjacent`, but what matrix products and convolutions gave is kept, too, and not
+    /// computed again: about half of the activations for a small part of the time (selective
+    /// activation recomputation: Korthikanti et al. 2022, arXiv 2205.05198, section 5).
     Selective,
     /// As `Always`, with the stage cut into this many segments that keep their own inputs and are
-    /// recomputed one at a time (Chen et al. 2016, arXiv 1604.06174): the peak is one segment's activations.
+    /// recomputed one at a time (Chen et al. 2016, arXiv 1604.06174): the peak is one segment's
+    /// activations.
     Segments(u32),
 }
 
@@ -46,8 +48,8 @@ const NUMBER_MAX: u32 = 1 << 16;
 const SEGMENTS_MAX: u32 = 1024;
 
 impl Remat {
-    /// Whether a forward discards: `adjacent` if its backward comes directly after it, and `kept` other micro-batches
-    /// keep their activations then.
+    /// Whether a forward discards: `adjacent` if its backward comes directly after it, and `kept`
+    /// other micro-batches keep their activations then.
     fn discards(self, adjacent: bool, kept: usize) -> bool {
         match self {
             Remat::Never => false,
@@ -73,7 +75,8 @@ impl Remat {
     }
 }
 
-/// The policies of a pipeline: one for all stages, or one for each. As text: `always`, or `keep:2,never`.
+/// The policies of a pipeline: one for all stages, or one for each. As text: `always`, or
+/// `keep:2,never`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RematPolicies(Vec<Remat>);
 
@@ -117,12 +120,14 @@ impl RematPolicies {
             1 => Ok(()),
             count if count == stages => Ok(()),
             count => Err(format!(
-                "{count} re-materialization policies for {stages} stages: give one for all, or one per stage"
+                "{count} re-materialization policies for {stages} stages: give one for all, or \
+                one per stage"
             )),
         }
     }
 
-    /// Adds R before each B or I whose forward discards. What `lists` re-materialize already stays as it is.
+    /// Adds R before each B or I whose forward discards. What `lists` re-materialize already stays
+    /// as it is.
     pub fn apply(&self, lists: &ActionLists) -> ActionLists {
         lists.iter().map(|list| self.apply_to_device(list)).collect()
     }
@@ -192,7 +197,8 @@ impl fmt::Display for RematPolicies {
 /// A policy that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no re-materialization '{0}': use always, never, unless-adjacent, selective, keep:N (N from 1 to {NUMBER_MAX}) or segments:N (N from 1 to {SEGMENTS_MAX})"
+    "there is no re-materialization '{0}': use always, never, unless-adjacent, selective, keep:N \
+    (N from 1 to {NUMBER_MAX}) or segments:N (N from 1 to {SEGMENTS_MAX})"
 )]
 pub struct UnknownRemat(String);
 

@@ -1,15 +1,18 @@
 //! Where a step's time went, device by device, and the bubble.
 //!
-//! A device's step is forward + recompute + backward + optimizer + communication + waiting, and waiting is fill and
-//! drain + imbalance + stalls: eight parts that sum to the step, to the nanosecond.
+//! A device's step is forward + recompute + backward + optimizer + communication + waiting, and
+//! waiting is fill and drain + imbalance + stalls: eight parts that sum to the step, to the
+//! nanosecond.
 //!
-//! Communication is what a transfer takes when nobody is waited for. In a receive it is the time since the matching
-//! send had ended, in a send the time since its link had room. All else in which a device does not compute is waiting:
-//! for a message or for room, between two actions, before the first and after the last.
+//! Communication is what a transfer takes when nobody is waited for. In a receive it is the time
+//! since the matching send had ended, in a send the time since its link had room. All else in which
+//! a device does not compute is waiting: for a message or for room, between two actions, before the
+//! first and after the last.
 //!
-//! Why it waited is found by simulating the same program twice, without transport and jitter. With each kind of action
-//! at its stage's median a device waits `own`; with the same work on every device it waits `balanced`. (Medians, not
-//! means: one slow action is a stall of this step, and no property of its stage.) Of what it was measured to wait,
+//! Why it waited is found by simulating the same program twice, without transport and jitter. With
+//! each kind of action at its stage's median a device waits `own`; with the same work on every
+//! device it waits `balanced`. (Medians, not means: one slow action is a stall of this step, and no
+//! property of its stage.) Of what it was measured to wait,
 //!
 //! ```text
 //! explained  = min(measured, own)             what the program and the stages' costs make it wait
@@ -18,8 +21,8 @@
 //! stalls     = measured - explained           the rest: times that vary, the machine, waiting behind another's transport
 //! ```
 //!
-//! so that no part is negative. A device that is slower than the others waits less than a balanced one and has no
-//! imbalance: the time is lost, and counted, where the others wait for it.
+//! so that no part is negative. A device that is slower than the others waits less than a balanced
+//! one and has no imbalance: the time is lost, and counted, where the others wait for it.
 
 use crate::{
     action::{Action, Direction, Op, Transfer},
@@ -80,8 +83,8 @@ impl DeviceTimes {
     }
 }
 
-/// Each device's times in `timeline`, of `program` with links that hold `capacity` messages each way. The parts of
-/// each device sum to the makespan.
+/// Each device's times in `timeline`, of `program` with links that hold `capacity` messages each
+/// way. The parts of each device sum to the makespan.
 ///
 /// Of a program that deadlocks with such links nothing can be explained: all its waiting is stalls.
 pub fn breakdown(program: &Program, timeline: &Timeline, capacity: usize) -> Vec<DeviceTimes> {
@@ -108,7 +111,8 @@ pub fn device_times(timeline: &Timeline) -> Vec<DeviceTimes> {
     timeline.devices.iter().map(|actions| busy(actions)).collect()
 }
 
-/// What each stage did, without communication and waiting: where several are on a device, the device's times in parts.
+/// What each stage did, without communication and waiting: where several are on a device, the
+/// device's times in parts.
 pub fn stage_times(timeline: &Timeline) -> Vec<DeviceTimes> {
     let mut times: Vec<DeviceTimes> = Vec::new();
     for timed in timeline.devices.iter().flatten() {
@@ -231,8 +235,8 @@ impl Work {
     }
 }
 
-/// Every device with the same part of the work that `own` says, split evenly among its stages. Recomputation is work
-/// like any other: a stage that recomputes less has longer backwards here.
+/// Every device with the same part of the work that `own` says, split evenly among its stages.
+/// Recomputation is work like any other: a stage that recomputes less has longer backwards here.
 fn balanced_costs(program: &Program, own: &Costs) -> Costs {
     let (placement, recomputed) = (program.placement(), program.rematerialized());
     let mut all = Work::default();
@@ -273,7 +277,8 @@ fn balanced_costs(program: &Program, own: &Costs) -> Costs {
     Costs::of_stages(stages.collect())
 }
 
-/// The time in which at least two devices were computing at once: what shows that stages do overlap.
+/// The time in which at least two devices were computing at once: what shows that stages do
+/// overlap.
 pub fn overlap(timeline: &Timeline) -> Nanos {
     let mut changes: Vec<(u64, i32)> = Vec::new();
     for timed in timeline.devices.iter().flatten() {

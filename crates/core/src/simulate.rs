@@ -1,10 +1,11 @@
 //! Running a program on a virtual clock: a timeline and the bubble.
 //!
-//! A device runs its list in order. A message takes its link for some time, after the messages before it, and is
-//! there a latency later; a send waits while its link already holds `capacity` messages. Such a network of ordered lists
-//! and bounded queues has one outcome, whatever order the devices are advanced in (Kahn 1974), so advancing them greedily
-//! finds every deadlock and the only possible timeline. `gpipe-runtime` with its mock stage on a virtual clock
-//! reproduces it to the nanosecond; its tests say so. What is held in memory is [`crate::memory`]'s to say.
+//! A device runs its list in order. A message takes its link for some time, after the messages
+//! before it, and is there a latency later; a send waits while its link already holds `capacity`
+//! messages. Such a network of ordered lists and bounded queues has one outcome, whatever order the
+//! devices are advanced in (Kahn 1974), so advancing them greedily finds every deadlock and the
+//! only possible timeline. `gpipe-runtime` with its mock stage on a virtual clock reproduces it to
+//! the nanosecond; its tests say so. What is held in memory is [`crate::memory`]'s to say.
 
 use crate::{
     action::{Action, Direction, Op},
@@ -78,8 +79,8 @@ impl Costs {
         Self { stages, ..Self::default() }
     }
 
-    /// One nanosecond for everything but the norm, the update and the links: the unit costs in which the literature
-    /// states bubbles.
+    /// One nanosecond for everything but the norm, the update and the links: the unit costs in
+    /// which the literature states bubbles.
     pub fn unit(stages: usize) -> Self {
         let one = StageCost {
             forward: Nanos(1),
@@ -96,8 +97,9 @@ impl Costs {
         Self::of_stages(vec![one; stages])
     }
 
-    /// As [`Costs::unit`], but a whole backward takes two nanoseconds, one for each of its halves: the costs in which the
-    /// bubble of schedules that split it is stated (Qi et al. 2023, arXiv 2401.10241, section 2).
+    /// As [`Costs::unit`], but a whole backward takes two nanoseconds, one for each of its halves:
+    /// the costs in which the bubble of schedules that split it is stated (Qi et al. 2023, arXiv
+    /// 2401.10241, section 2).
     pub fn unit_halves(stages: usize) -> Self {
         let mut costs = Self::unit(stages);
         for stage in &mut costs.stages {
@@ -106,8 +108,8 @@ impl Costs {
         costs
     }
 
-    /// The `typical` time of each kind of action on each stage of `timelines` of the same program, such as
-    /// [`median`]; messages take no time. What was not done costs nothing.
+    /// The `typical` time of each kind of action on each stage of `timelines` of the same program,
+    /// such as [`median`]; messages take no time. What was not done costs nothing.
     pub fn measured(timelines: &[&Timeline], typical: fn(&mut [u64]) -> Nanos) -> Self {
         type Times = [Vec<u64>; 10];
         let mut times: Vec<Times> = Vec::new();
@@ -162,7 +164,8 @@ impl Costs {
         stages.get(stage.index()).copied().unwrap_or_default()
     }
 
-    /// How long `action` keeps its device busy; `recomputed` if its forward discards what its backward needs.
+    /// How long `action` keeps its device busy; `recomputed` if its forward discards what its
+    /// backward needs.
     pub fn duration(&self, action: Action, recomputed: bool) -> Nanos {
         let cost = self.stage(action.stage, action.op.computes().unwrap_or_default());
         match action.op {
@@ -220,7 +223,8 @@ impl Timeline {
         self.devices.iter().flatten().map(|timed| &timed.action)
     }
 
-    /// The share of devices x makespan in which a device was not busy, but communicated or waited: 0 is perfect.
+    /// The share of devices x makespan in which a device was not busy, but communicated or waited:
+    /// 0 is perfect.
     pub fn bubble(&self) -> f64 {
         let area = self.makespan.0 as f64 * self.devices.len() as f64;
         if area == 0.0 {
@@ -280,7 +284,8 @@ pub fn simulate(program: &Program, costs: &Costs, capacity: usize) -> Result<Tim
 /// Messages that a link holds; more where a schedule would deadlock with that few.
 pub const LINK_CAPACITY: usize = 2;
 
-/// Times `program` with links that hold as few messages as it needs, and at least [`LINK_CAPACITY`]; says how many.
+/// Times `program` with links that hold as few messages as it needs, and at least
+/// [`LINK_CAPACITY`]; says how many.
 ///
 /// # Errors
 /// [`Deadlock`]: no number is enough.
@@ -288,7 +293,8 @@ pub fn simulate_with_room(program: &Program, costs: &Costs) -> Result<(usize, Ti
     if let Ok(timeline) = simulate(program, costs, LINK_CAPACITY) {
         return Ok((LINK_CAPACITY, timeline));
     }
-    // What a link with room for all messages does not help is a deadlock; and where it helps, more room never harms.
+    // What a link with room for all messages does not help is a deadlock; and where it helps, more
+    // room never harms.
     let (mut too_few, mut enough) = (LINK_CAPACITY, program.micro_batches.max(LINK_CAPACITY) + 1);
     let mut timeline = simulate(program, costs, enough)?;
     while enough - too_few > 1 {

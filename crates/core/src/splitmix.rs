@@ -1,10 +1,10 @@
 //! SplitMix64 (Steele, Lea & Flood 2014): numbers that depend on nothing but their key.
 //!
-//! gpipe never draws from a stateful generator where order could matter: the k-th number under a key is
-//! a pure function of both, so no number of stages, threads or micro-batches can change it.
+//! gpipe never draws from a stateful generator where order could matter: the k-th number under a
+//! key is a pure function of both, so no number of stages, threads or micro-batches can change it.
 
-/// Scrambles 64 bits: a bijection in which every input bit changes every output bit with probability
-/// close to one half.
+/// Scrambles 64 bits: a bijection in which every input bit changes every output bit with
+/// probability close to one half.
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(MULTIPLIERS[0]);
     z = (z ^ (z >> 27)).wrapping_mul(MULTIPLIERS[1]);

@@ -1,5 +1,5 @@
-//! Random but correct programs, for property tests here and in `gpipe-runtime`: the same seed always
-//! gives the same one.
+//! Random but correct programs, for property tests here and in `gpipe-runtime`: the same seed
+//! always gives the same one.
 
 use crate::{
     action::{Action, Op},
@@ -9,9 +9,9 @@ use crate::{
     splitmix::Stream,
 };
 
-/// Compute actions that a greedy, random scheduler came up with: at each moment a random device runs a
-/// random one of what it could run. `stages` may share devices, every micro-batch may or may not be
-/// recomputed, and its backward may be split; backwards ascend, as they must.
+/// Compute actions that a greedy, random scheduler came up with: at each moment a random device
+/// runs a random one of what it could run. `stages` may share devices, every micro-batch may or may
+/// not be recomputed, and its backward may be split; backwards ascend, as they must.
 pub fn random_compute(
     random: &mut Stream,
     stages: usize,
@@ -19,7 +19,8 @@ pub fn random_compute(
     micro_batches: usize,
 ) -> ActionLists {
     let mut lists = vec![Vec::new(); devices];
-    // How many micro-batches each stage has done: forwards, gradients of inputs, gradients of weights.
+    // How many micro-batches each stage has done: forwards, gradients of inputs, gradients of
+    // weights.
     let mut done = vec![[0_usize; 3]; stages];
     loop {
         let ready: Vec<(usize, usize)> = (0..stages)
@@ -57,7 +58,8 @@ pub fn random_compute(
     }
 }
 
-/// The lists with one random change: two actions of a device swapped, one left out, one done twice, or one at the end of another device.
+/// The lists with one random change: two actions of a device swapped, one left out, one done twice,
+/// or one at the end of another device.
 pub fn changed(random: &mut Stream, lists: &ActionLists) -> ActionLists {
     let mut changed = lists.clone();
     let devices = changed.len();

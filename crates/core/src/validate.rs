@@ -1,5 +1,5 @@
-//! The proof, before anything runs, that a program is correct: whoever wrote it, a generator of ours or a
-//! file. What it establishes, in order:
+//! The proof, before anything runs, that a program is correct: whoever wrote it, a generator of
+//! ours or a file. What it establishes, in order:
 //!
 //! ```text
 //! [1] every stage acts, on one device only
@@ -23,7 +23,8 @@ use crate::{
 /// What each stage holds at most, in micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldMicroBatches {
-    /// By stage: inputs kept from a forward to its backward, or to the second half of one that is split.
+    /// By stage: inputs kept from a forward to its backward, or to the second half of one that is
+    /// split.
     pub inputs: Vec<usize>,
     /// By stage: full activations, of micro-batches whose forward kept them or that are recomputed.
     pub activations: Vec<usize>,
@@ -60,7 +61,8 @@ pub enum Invalid {
 /// Checks `program`, whose links hold at most `capacity` messages each way, and says what is held.
 ///
 /// # Errors
-/// [`Invalid`]: the first action that breaks a rule and the reason, what is missing, or who deadlocks.
+/// [`Invalid`]: the first action that breaks a rule and the reason, what is missing, or who
+/// deadlocks.
 pub fn validate(program: &Program, capacity: usize) -> Result<HeldMicroBatches, Invalid> {
     let mut checker = Checker::new(program);
     for (device, list) in program.devices.iter().enumerate() {
@@ -242,7 +244,8 @@ impl<'a> Checker<'a> {
         let state = &mut self.stages[stage.index()];
         if m.index() != state.backwards {
             return Err(format!(
-                "backwards run in ascending micro-batch order, so that gradients are summed in one order: {} is next",
+                "backwards run in ascending micro-batch order, so that gradients are summed in \
+                one order: {} is next",
                 state.backwards
             ));
         }
@@ -432,7 +435,8 @@ impl<'a> Checker<'a> {
                 for (list, stage, verb) in [(sent, sender, "SEND"), (received, receiver, "RECV")] {
                     if list.len() != expected {
                         let reason = format!(
-                            "edge {id} carries {expected} messages {verb}_{letter}..@{id} per step, there are {}",
+                            "edge {id} carries {expected} messages {verb}_{letter}..@{id} per \
+                            step, there are {}",
                             list.len()
                         );
                         return Err(Invalid::Missing { stage, reason });
@@ -440,7 +444,8 @@ impl<'a> Checker<'a> {
                 }
                 if sent != received {
                     let reason = format!(
-                        "edge {id} is a queue, but messages {letter} are received in another order than they are sent"
+                        "edge {id} is a queue, but messages {letter} are received in another \
+                        order than they are sent"
                     );
                     return Err(Invalid::Missing { stage: receiver, reason });
                 }

@@ -106,7 +106,8 @@ fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> ActionMemory {
     ActionMemory { peak: Bytes(replay.most as u64), after: Bytes(replay.now() as u64) }
 }
 
-/// What products gave is kept from the forward on; a re-materialization gives it back layer by layer, for all that the layer keeps.
+/// What products gave is kept from the forward on; a re-materialization gives it back layer by
+/// layer, for all that the layer keeps.
 #[test]
 fn oracle_a_selective_stages_bytes_are_those_of_a_replay() {
     let mut random = Stream::new(23);
@@ -256,7 +257,8 @@ fn oracle_costs_on_a_line_are_those_of_any_size_on_it() {
     assert!(both.check().unwrap_err().to_string().contains("1 costs"));
 }
 
-/// A cap refused the larger size when it was profiled: sizes between were predicted with half of what they take.
+/// A cap refused the larger size when it was profiled: sizes between were predicted with half of
+/// what they take.
 #[test]
 fn regression_a_size_without_selective_costs_is_no_zero() {
     let cost = |samples: u64, selective: bool| LayerCost {

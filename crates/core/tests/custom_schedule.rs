@@ -1,5 +1,5 @@
-//! Schedules that a user wrote. Families: `property_` (what is printed is read again; random correct files, and changed ones),
-//! `fault_` (what is wrong is named by line and column).
+//! Schedules that a user wrote. Families: `property_` (what is printed is read again; random
+//! correct files, and changed ones), `fault_` (what is wrong is named by line and column).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Drawings in proportion to time. Families: `golden_` (what they look like), `property_` (widths, shares of
-//! time, and any timeline at all).
+//! Drawings in proportion to time. Families: `golden_` (what they look like), `property_` (widths,
+//! shares of time, and any timeline at all).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{

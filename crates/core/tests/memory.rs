@@ -12,7 +12,8 @@ use gpipe_core::{
     testing::{random_compute, random_topology},
 };
 
-/// What each stage holds at most, from the times of everything: a message until its receiver's backward has ended.
+/// What each stage holds at most, from the times of everything: a message until its receiver's
+/// backward has ended.
 fn brute_force(
     program: &Program,
     timeline: &Timeline,
@@ -296,7 +297,8 @@ fn property_no_timing_of_random_orders_on_shared_devices_holds_more() {
     }
 }
 
-/// Whole and split backwards of one stage, whose first halves come in any order: what these find waits for the turn of its micro-batch.
+/// Whole and split backwards of one stage, whose first halves come in any order: what these find
+/// waits for the turn of its micro-batch.
 fn random_halves(random: &mut Stream, micro_batches: u32) -> Vec<Op> {
     let all = (0..micro_batches).map(MicroBatch);
     let mut ops: Vec<Op> = all.clone().map(Op::Forward).collect();

@@ -1,4 +1,5 @@
-//! Families: `oracle_` (brute force over every contiguous partition), `fault_` (balances that do not fit).
+//! Families: `oracle_` (brute force over every contiguous partition), `fault_` (balances that do
+//! not fit).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::partition::{PartitionError, by_cost, by_weighted_cost, check_balance, uniform};

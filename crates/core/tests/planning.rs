@@ -1,6 +1,6 @@
-//! Families: `oracle_` (the search against all plans), `property_`, `fault_` (requests and files that are wrong),
-//! `regression_` (what was once dropped or believed in silence), and snapshots
-//! of the explanations.
+//! Families: `oracle_` (the search against all plans), `property_`, `fault_` (requests and files
+//! that are wrong), `regression_` (what was once dropped or believed in silence), and snapshots of
+//! the explanations.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod support;
@@ -180,7 +180,8 @@ fn oracle_search_believes_costs_that_contradict_themselves() {
     (0..40).for_each(|seed| oracle(seed, Kind::Wild));
 }
 
-/// Schedules that are searched by moving layers from the even cut on: beside all cuts. `None` where nothing fits.
+/// Schedules that are searched by moving layers from the even cut on: beside all cuts. `None` where
+/// nothing fits.
 fn beside_all_cuts(seed: u64, schedule: &Schedule) -> Option<(Nanos, Nanos)> {
     let mut random = Stream::new(seed ^ 0xbead);
     let (devices, micro_batches) = (2 + random.below(2), 2 + random.below(4));
@@ -230,7 +231,8 @@ fn beside_all_cuts(seed: u64, schedule: &Schedule) -> Option<(Nanos, Nanos)> {
 
 #[test]
 fn oracle_other_schedules_are_planned_nearly_as_well_as_all_cuts_allow() {
-    // Of 60: how many are found, and how many of these are the best; and how much longer they are in the mean, at most.
+    // Of 60: how many are found, and how many of these are the best; and how much longer they are
+    // in the mean, at most.
     for (schedule, least, best_least, over_most) in
         [(Schedule::ZbH1, 60, 60, 0.0), (Schedule::Interleaved(2), 55, 50, 0.01)]
     {
@@ -244,7 +246,8 @@ fn oracle_other_schedules_are_planned_nearly_as_well_as_all_cuts_allow() {
     }
 }
 
-/// Layers that take `times` ms forward and twice that backward, and hold one MiB of everything per ms.
+/// Layers that take `times` ms forward and twice that backward, and hold one MiB of everything per
+/// ms.
 fn regular(times: &[u64]) -> ModelCosts {
     let mib = |n: u64| Bytes(n << 20);
     let cost = |&time: &u64| {
@@ -561,8 +564,8 @@ proptest! {
     }
 }
 
-/// `gpipe plan --schedule 1f1b,zb-h1,gpipe` once named neither zb-h1 nor K = 2: only the seven best alternatives were told,
-/// and what cannot be was dropped without a word.
+/// `gpipe plan --schedule 1f1b,zb-h1,gpipe` once named neither zb-h1 nor K = 2: only the seven best
+/// alternatives were told, and what cannot be was dropped without a word.
 #[test]
 fn regression_every_choice_that_was_asked_for_is_in_the_plan_or_among_the_rejected() {
     let model = regular(&[1; 8]);
@@ -604,7 +607,8 @@ fn regression_every_choice_that_was_asked_for_is_in_the_plan_or_among_the_reject
     assert!(explain(&found).contains("other combinations of K, M and schedule take no less"));
 }
 
-/// A profile that was spread from 2.85 to 15.40 around 5.39 made a plan that took three times as long as the default.
+/// A profile that was spread from 2.85 to 15.40 around 5.39 made a plan that took three times as
+/// long as the default.
 #[test]
 fn regression_a_choice_within_the_spread_of_the_costs_is_not_preferred_to_the_usual_one() {
     let mut model = regular(&[1; 8]);
@@ -614,7 +618,8 @@ fn regression_a_choice_within_the_spread_of_the_costs_is_not_preferred_to_the_us
         let usual = Some(usual(micro_batches));
         search(&Request { usual, ..request(model, &devices) }).unwrap()
     };
-    // Nothing is known of the costs' spread: the best is taken, and nothing is said of how certain it is.
+    // Nothing is known of the costs' spread: the best is taken, and nothing is said of how certain
+    // it is.
     let best = plan(&model, 2);
     assert_eq!((best.plan.micro_batches, best.interval, &best.faster), (8, None, &None));
     let sizes = [1, 4];

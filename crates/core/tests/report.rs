@@ -1,5 +1,5 @@
-//! Families: `oracle_` (timelines by hand, the paper's bubble), `property_` (random programs and costs: the parts sum to
-//! the step, and each is what it says).
+//! Families: `oracle_` (timelines by hand, the paper's bubble), `property_` (random programs and
+//! costs: the parts sum to the step, and each is what it says).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::HashMap;
@@ -70,20 +70,23 @@ fn sum(times: &[DeviceTimes], part: fn(&DeviceTimes) -> Nanos) -> u64 {
 #[test]
 fn oracle_a_step_of_one_micro_batch_by_hand() {
     let program = program(Schedule::GPipe, Remat::Never, 2, 1);
-    // Stage 0 takes 10 for everything, stage 1 takes 30; the activation is 4 underway and the gradient 2, the vote
-    // and the verdict 1 each; stage 0 begins 3 late.
+    // Stage 0 takes 10 for everything, stage 1 takes 30; the activation is 4 underway and the
+    // gradient 2, the vote and the verdict 1 each; stage 0 begins 3 late.
     let timeline = by_hand(
         &program,
         &[
-            "0F0 3 13, 0SEND_F0@0 13 14, 0RECV_B0@0 14 80, 0B0 80 90, 0REDUCE 90 90, 0NORM 90 90, 0RECV_F@1 90 90, \
+            "0F0 3 13, 0SEND_F0@0 13 14, 0RECV_B0@0 14 80, 0B0 80 90, 0REDUCE 90 90, 0NORM 90 90, \
+            0RECV_F@1 90 90, \
              0DECIDE 90 90, 0SEND_B@1 90 90, 0UPDATE 90 90",
-            "1RECV_F0@0 0 18, 1F0 18 48, 1B0 48 78, 1SEND_B0@0 78 78, 1REDUCE 78 78, 1NORM 78 78, 1SEND_F@1 78 79, \
+            "1RECV_F0@0 0 18, 1F0 18 48, 1B0 48 78, 1SEND_B0@0 78 78, 1REDUCE 78 78, 1NORM 78 78, \
+            1SEND_F@1 78 79, \
              1RECV_B@1 79 91, 1UPDATE 91 91",
         ],
     );
     let times = breakdown(&program, &timeline, 2);
-    // Without transport a step takes 80: stage 0 waits 60 and stage 1 waits 20. Balanced (20 each), both wait 40.
-    // Measured, they wait 91 - 20 - 1 (send) - 2 (gradient) = 68 and 91 - 60 - 4 - 1 - 1 = 25.
+    // Without transport a step takes 80: stage 0 waits 60 and stage 1 waits 20. Balanced (20 each),
+    // both wait 40. Measured, they wait 91 - 20 - 1 (send) - 2 (gradient) = 68 and 91 - 60 - 4 - 1
+    // - 1 = 25.
     assert_eq!(parts(&times[0]), [10, 0, 10, 0, 3, 40, 20, 8]);
     assert_eq!(parts(&times[1]), [30, 0, 30, 0, 6, 20, 0, 5]);
     assert_sums(&times, &timeline, "by hand");
@@ -94,7 +97,8 @@ fn oracle_a_step_of_one_micro_batch_by_hand() {
 
 #[test]
 fn oracle_a_send_waits_for_room_and_then_communicates() {
-    // Forwards only, links of one message: the second send waits until the first message is taken at 20.
+    // Forwards only, links of one message: the second send waits until the first message is taken
+    // at 20.
     let program = program(Schedule::ForwardOnly, Remat::Never, 2, 2);
     let timeline = by_hand(
         &program,
@@ -105,7 +109,8 @@ fn oracle_a_send_waits_for_room_and_then_communicates() {
     );
     let times = breakdown(&program, &timeline, 1);
     assert_eq!(times[0].communication, Nanos(1 + 3));
-    // It came 10 late to a message that had been sent at 6: all ten are transport, and the rest before is waiting.
+    // It came 10 late to a message that had been sent at 6: all ten are transport, and the rest
+    // before is waiting.
     assert_eq!(times[1].communication, Nanos(10));
     assert_sums(&times, &timeline, "room");
     let roomy = breakdown(&program, &timeline, 2);

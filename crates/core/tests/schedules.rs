@@ -1,4 +1,5 @@
-//! Families: `property_` (bubble, held inputs, over all K and M), `golden_` (drawings), `oracle_` (text forms).
+//! Families: `property_` (bubble, held inputs, over all K and M), `golden_` (drawings), `oracle_`
+//! (text forms).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::sync::Arc;
@@ -34,8 +35,8 @@ fn property_unit_cost_bubble_is_the_papers() {
     }
 }
 
-/// Each stage's first backward waits for that of the next stage, and for its recomputation, too, unless that has been done meanwhile
-/// (Huang et al. 2019, section 2.3).
+/// Each stage's first backward waits for that of the next stage, and for its recomputation, too,
+/// unless that has been done meanwhile (Huang et al. 2019, section 2.3).
 #[test]
 fn property_early_rematerialization_saves_one_recomputation_per_stage() {
     for k in 1..=8 {
@@ -73,7 +74,8 @@ fn property_every_schedule_is_valid_and_holds_what_it_should() {
     }
 }
 
-/// Whole backwards take two, halves one each; a stage of several on a device is a part of what it is alone.
+/// Whole backwards take two, halves one each; a stage of several on a device is a part of what it
+/// is alone.
 fn idle(schedule: &Schedule, devices: usize, micro_batches: usize) -> u64 {
     let program = program(schedule, Remat::Never, devices, micro_batches);
     let chunks = program.topology.stages / devices;
@@ -86,7 +88,8 @@ fn property_zb_h1_has_a_third_of_the_bubble_and_holds_no_more_than_1f1b() {
     for k in 1..=8_usize {
         for m in 1..=32_usize {
             assert_eq!(idle(&Schedule::OneFOneB, k, m), 3 * (k as u64 - 1));
-            // With M < K the way through all stages and back is longer than what W can fill; no order is shorter.
+            // With M < K the way through all stages and back is longer than what W can fill; no
+            // order is shorter.
             let expected = (k - 1).max(2 * (k - 1) + 1 - m.min(2 * k - 1));
             assert_eq!(idle(&Schedule::ZbH1, k, m), expected as u64, "K={k} M={m}");
             for remat in [Remat::Always, Remat::Never, Remat::UnlessAdjacent] {
@@ -191,7 +194,8 @@ fn golden_timelines() {
     insta::assert_snapshot!("grid_1f1b_remat", grid(&timeline, Nanos(1)));
 }
 
-/// Every schedule, and one from a file, at small and ragged sizes, whole backwards taking two: a column is one unit.
+/// Every schedule, and one from a file, at small and ragged sizes, whole backwards taking two: a
+/// column is one unit.
 #[test]
 fn golden_grids() {
     let text = "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2\n1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2";

@@ -1,5 +1,5 @@
-//! Families: `property_` (random correct programs pass, and stay equal under every capacity), `fault_` (one
-//! change to a correct program is found, or harmless by construction).
+//! Families: `property_` (random correct programs pass, and stay equal under every capacity),
+//! `fault_` (one change to a correct program is found, or harmless by construction).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
@@ -132,7 +132,8 @@ fn fault_a_deadlock_names_everyone_who_waits() {
             Edge { from: gpipe_core::StageId(1), to: gpipe_core::StageId(0), kind: EdgeKind::Vote },
         ],
     };
-    // Both stages on one device, all of stage 0's forwards first: a link that holds 1 is full at the second.
+    // Both stages on one device, all of stage 0's forwards first: a link that holds 1 is full at
+    // the second.
     let both: Vec<Action> = Schedule::GPipe
         .actions(2, 2)
         .into_iter()

@@ -1,7 +1,8 @@
 //! Hashing that stays the same across machines, compilers and releases.
 //!
-//! The standard library's hasher promises none of that, and both the split of a corpus and the order of batches hang
-//! on it. Nothing here resists an attacker: these are shuffles, not signatures.
+//! The standard library's hasher promises none of that, and both the split of a corpus and the
+//! order of batches hang on it. Nothing here resists an attacker: these are shuffles, not
+//! signatures.
 
 /// Offset basis and prime of 64-bit FNV-1a (Fowler, Noll, Vo).
 const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
@@ -40,7 +41,8 @@ pub(crate) fn stable(name: &str) -> u64 {
     hasher.finish()
 }
 
-/// SplitMix64's first number under a key: a bijection on 64 bits under which neighbours become unrelated.
+/// SplitMix64's first number under a key: a bijection on 64 bits under which neighbours become
+/// unrelated.
 pub(crate) fn mix(value: u64) -> u64 {
     gpipe_core::splitmix::at(value, 0)
 }
@@ -63,7 +65,8 @@ mod tests {
 
     #[test]
     fn regression_names_hash_as_they_always_did() {
-        // A change here silently moves crates between training and validation: do not update this value lightly.
+        // A change here silently moves crates between training and validation: do not update this
+        // value lightly.
         assert_eq!(stable("serde"), 4_940_762_347_046_483_146);
     }
 

@@ -1,23 +1,27 @@
-//! Data for training, from files to batches: text for language models, images for classifiers, and parallel text for
-//! translation.
+//! Data for training, from files to batches: text for language models, images for classifiers, and
+//! parallel text for translation.
 //!
-//! Images and parallel text have modules of their own, [`images`] and [`parallel`]. Text takes this way:
+//! Images and parallel text have modules of their own, [`images`] and [`parallel`]. Text takes this
+//! way:
 //!
 //! ```text
 //!  files ──► Corpus ──► Tokenizer ──► TokenSet ──► TrainBatches / ValidationBatches ──► Loader
 //!       [1]        [2]           [3]          [4]                                     [5]
 //! ```
 //!
-//! 1. [`Corpus`]: documents read from disk, split into training and validation; and what was left out.
+//! 1. [`Corpus`]: documents read from disk, split into training and validation; and what was left
+//!    out.
 //! 2. [`Tokenizer`]: byte-level BPE learned from the training documents; lossless on any UTF-8.
-//! 3. [`TokenSet`]: all documents as one sequence of tokens, with the bytes they stand for; in their order or shuffled.
+//! 3. [`TokenSet`]: all documents as one sequence of tokens, with the bytes they stand for; in
+//!    their order or shuffled.
 //! 4. [`TrainBatches`], [`ValidationBatches`]: windows of that sequence.
 //! 5. [`Loader`]: the same batches, made ahead on a thread.
 //!
-//! Everything here is a pure function of (files, configuration, seed): no environment, no global random state, and no
-//! clock and no threads but the loader's and those that decode images, which change no value. The obvious design - a
-//! shuffling iterator - is deliberately absent: an iterator that remembers where it is cannot be resumed after a crash
-//! without saving its state, and two ranks cannot agree on a batch without talking. [`TrainBatches::batch`] and
+//! Everything here is a pure function of (files, configuration, seed): no environment, no global
+//! random state, and no clock and no threads but the loader's and those that decode images, which
+//! change no value. The obvious design - a shuffling iterator - is deliberately absent: an iterator
+//! that remembers where it is cannot be resumed after a crash without saving its state, and two
+//! ranks cannot agree on a batch without talking. [`TrainBatches::batch`] and
 //! [`images::TrainImages::batch`] are random access instead.
 //!
 //! Also absent: tensors (a [`Batch`] holds plain `Vec<i64>`), downloads and caches

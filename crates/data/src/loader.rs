@@ -6,10 +6,10 @@
 //!   caller                                  takes 0: step 0 ....  takes 1: step 1 ...
 //! ```
 //!
-//! A [`Loader`] changes when a batch is made, never which: it calls a function of the step, one step after another, so
-//! that a run that is resumed at step 1000 starts a loader there and gets what it would have got. The obvious design,
-//! several workers that race, would need a place to sort their results, and making a batch of tokens costs far less
-//! than a step.
+//! A [`Loader`] changes when a batch is made, never which: it calls a function of the step, one
+//! step after another, so that a run that is resumed at step 1000 starts a loader there and gets
+//! what it would have got. The obvious design, several workers that race, would need a place to
+//! sort their results, and making a batch of tokens costs far less than a step.
 //!
 //! Absent: what a batch is, and any knowledge of steps beyond their number.
 
@@ -55,9 +55,9 @@ pub struct Loaded<T> {
 
 /// Calls a function of the step on a thread of its own, ahead of who iterates.
 ///
-/// Gives one item per step, in order. The first error, which names its step, is the last item. The thread waits without
-/// a deadline for room in the queue, because a step may take as long as it likes; dropping the loader ends that wait and
-/// the thread.
+/// Gives one item per step, in order. The first error, which names its step, is the last item. The
+/// thread waits without a deadline for room in the queue, because a step may take as long as it
+/// likes; dropping the loader ends that wait and the thread.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -141,7 +141,8 @@ impl<T: Send + 'static> Loader<T> {
     }
 }
 
-/// The thread's work: makes and hands over, until the last step, an error, or a loader that is gone.
+/// The thread's work: makes and hands over, until the last step, an error, or a loader that is
+/// gone.
 fn fill<T, E>(steps: Range<u64>, queue: &SyncSender<Result<T>>, make: impl Fn(u64) -> Result<T, E>)
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -182,7 +183,8 @@ impl<T: Send + 'static> Iterator for Loader<T> {
 }
 
 impl<T> Drop for Loader<T> {
-    /// Ends the thread, after the batch that it is making. One that is stuck for the deadline is left alone.
+    /// Ends the thread, after the batch that it is making. One that is stuck for the deadline is
+    /// left alone.
     fn drop(&mut self) {
         self.queue = None; // Without a receiver the thread's next hand-over fails, and it returns.
         if let Some(Thread { handle, ended }) = self.thread.take()

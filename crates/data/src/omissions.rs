@@ -1,6 +1,7 @@
 //! What a reader left out: why, how many, and the first few by name.
 //!
-//! Every reader of this crate that may skip something keeps such a tally, so that nothing is left out in silence.
+//! Every reader of this crate that may skip something keeps such a tally, so that nothing is left
+//! out in silence.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +9,8 @@ use std::fmt;
 /// Names that are kept for each reason.
 const NAMES_MAX: usize = 3;
 
-/// What was left out, by reason. It displays as `3 binary files (a.png, b.zip, c.bin), 1 empty file (d.txt)`.
+/// What was left out, by reason. It displays as `3 binary files (a.png, b.zip, c.bin), 1 empty file
+/// (d.txt)`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Omissions(BTreeMap<Reason, Tally>);
 

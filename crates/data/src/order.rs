@@ -6,8 +6,8 @@ use crate::permutation::Permutation;
 /// What one use of (seed, epoch) is told apart by from others; [`Order::key`] takes further ones.
 const ORDER_STREAM: u64 = 2;
 
-/// An order of samples through all epochs, a pure function of (samples, seed). Mini-batches cut it without a gap, so a
-/// batch may span two epochs.
+/// An order of samples through all epochs, a pure function of (samples, seed). Mini-batches cut it
+/// without a gap, so a batch may span two epochs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Order {
     samples_per_epoch: u64,
@@ -72,7 +72,8 @@ impl Order {
         mix(mix(mix(self.seed) ^ epoch) ^ stream)
     }
 
-    /// The place of a step's first sample. In 128 bits, because steps near the greatest would overflow 64.
+    /// The place of a step's first sample. In 128 bits, because steps near the greatest would
+    /// overflow 64.
     fn first_place(&self, step: u64) -> u128 {
         let (from, samples) = self.origin;
         u128::from(samples) + u128::from(step.saturating_sub(from)) * self.mini_batch as u128

@@ -1,17 +1,18 @@
 //! A pseudo-random permutation of `0..len` that is computed, not stored.
 //!
-//! A Feistel network permutes `0..4^k`, the least such range that holds `len`. A value that lands outside of `0..len`
-//! is permuted again until it lands inside ("cycle walking": Black and Rogaway, "Ciphers with arbitrary finite domains",
-//! 2002, section 3). It must land, because its cycle leads back to where it began; it takes fewer than 4 steps on
-//! average, because the range is less than 4 times `len` (save for a `len` of 1).
+//! A Feistel network permutes `0..4^k`, the least such range that holds `len`. A value that lands
+//! outside of `0..len` is permuted again until it lands inside ("cycle walking": Black and Rogaway,
+//! "Ciphers with arbitrary finite domains", 2002, section 3). It must land, because its cycle leads
+//! back to where it began; it takes fewer than 4 steps on average, because the range is less than 4
+//! times `len` (save for a `len` of 1).
 //!
-//! The obvious design, Fisher-Yates over a list, needs the list: 8 bytes for each window, again for each epoch, and
-//! state behind a function that should have none.
+//! The obvious design, Fisher-Yates over a list, needs the list: 8 bytes for each window, again for
+//! each epoch, and state behind a function that should have none.
 
 use crate::hash::mix;
 
-/// Four rounds make a random-looking permutation of random-looking round functions (Luby and Rackoff, 1988); the halves
-/// are small here, so there are two more.
+/// Four rounds make a random-looking permutation of random-looking round functions (Luby and
+/// Rackoff, 1988); the halves are small here, so there are two more.
 const ROUNDS: u64 = 6;
 
 /// A permutation of `0..len`, chosen by a key.
@@ -38,8 +39,8 @@ impl Permutation {
         value
     }
 
-    /// A bijection on `0..4^half_bits`: each round swaps the halves and adds to one what only depends on the other, so
-    /// each round can be undone.
+    /// A bijection on `0..4^half_bits`: each round swaps the halves and adds to one what only
+    /// depends on the other, so each round can be undone.
     fn feistel(&self, value: u64) -> u64 {
         let mask = (1 << self.half_bits) - 1;
         let (mut left, mut right) = (value >> self.half_bits, value & mask);

@@ -27,10 +27,11 @@ impl TokenSet {
         Self::join(tokenizer, documents)
     }
 
-    /// Encodes documents in an order that is a function of the seed: documents of one folder, which sorting by name puts
-    /// side by side, then no longer share most of their windows.
+    /// Encodes documents in an order that is a function of the seed: documents of one folder, which
+    /// sorting by name puts side by side, then no longer share most of their windows.
     ///
-    /// The order is one for all epochs, and uniform: Fisher and Yates' shuffle. Each document is there once.
+    /// The order is one for all epochs, and uniform: Fisher and Yates' shuffle. Each document is
+    /// there once.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -60,12 +61,12 @@ impl TokenSet {
         Ok(set)
     }
 
-    /// A loss in nats per token as bits per byte of text, which compares models with different tokenizers:
-    /// `nats_per_token * tokens / (ln 2 * bytes)`.
+    /// A loss in nats per token as bits per byte of text, which compares models with different
+    /// tokenizers: `nats_per_token * tokens / (ln 2 * bytes)`.
     ///
-    /// With the mean over all targets of [`ValidationBatches`](crate::ValidationBatches) this is the loss of the whole
-    /// set, up to its first token, which nothing predicts. With the mean over a part it is an estimate: the part's
-    /// tokens may be longer or shorter than the set's.
+    /// With the mean over all targets of [`ValidationBatches`](crate::ValidationBatches) this is
+    /// the loss of the whole set, up to its first token, which nothing predicts. With the mean over
+    /// a part it is an estimate: the part's tokens may be longer or shorter than the set's.
     ///
     /// Not a number where the set has no bytes.
     pub fn bits_per_byte(&self, nats_per_token: f64) -> f64 {

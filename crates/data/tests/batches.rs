@@ -1,4 +1,5 @@
-//! Batches: what is in them, and that asking changes nothing. Families: `property_`, `oracle_`, `regression_`, `fault_`.
+//! Batches: what is in them, and that asking changes nothing. Families: `property_`, `oracle_`,
+//! `regression_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeSet;
@@ -203,8 +204,8 @@ fn regression_the_least_and_the_greatest() {
 
 #[test]
 fn regression_batches_stay_as_they_are() {
-    // A run that is resumed with a newer release must get the batches that it would have got: do not update these
-    // values lightly.
+    // A run that is resumed with a newer release must get the batches that it would have got: do
+    // not update these values lightly.
     let tokens = positions(40);
     let batches = TrainBatches::new(&tokens, 4, 4, 42).unwrap();
     let starts =

@@ -127,7 +127,8 @@ fn property_limits_hold_and_do_not_favour_the_alphabet() {
         assert!((limit - 13..=limit).contains(&bytes(side)), "{} of {limit}", bytes(side));
         assert!(side.iter().all(|d| d.text.len() <= 1_000 && d.text.ends_with('\n')));
     }
-    // 21 of some 90 crates fit. The alphabet's first 21 would all begin with crate0, crate1 or crate2.
+    // 21 of some 90 crates fit. The alphabet's first 21 would all begin with crate0, crate1 or
+    // crate2.
     let late = crates(&corpus.train).into_iter().filter(|name| *name >= "crate3");
     assert!(late.count() >= 8);
 }
@@ -190,8 +191,9 @@ fn oracle_generated_and_foreign_files_are_left_out() {
     }
 }
 
-/// The default text once changed with every dependency of the workspace, and the README's loss with it. A text is told
-/// by the fingerprint of all its documents, which no limit and no other crate in the registry changes.
+/// The default text once changed with every dependency of the workspace, and the README's loss with
+/// it. A text is told by the fingerprint of all its documents, which no limit and no other crate in
+/// the registry changes.
 #[test]
 fn regression_a_text_has_a_fingerprint_of_its_own() {
     let fingerprint = |registry: &Registry, limits: &Limits| {

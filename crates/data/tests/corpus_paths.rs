@@ -1,4 +1,5 @@
-//! Corpora from files and folders of the user. Families: `property_`, `oracle_`, `regression_`, `fault_`.
+//! Corpora from files and folders of the user. Families: `property_`, `oracle_`, `regression_`,
+//! `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeSet;

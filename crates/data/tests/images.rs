@@ -1,5 +1,5 @@
-//! Images from files to batches. Families: `oracle_` (values by hand and plain formulas), `property_` (order, threads,
-//! restarts), `fault_` (damaged files, wrong folders, wrong settings).
+//! Images from files to batches. Families: `oracle_` (values by hand and plain formulas),
+//! `property_` (order, threads, restarts), `fault_` (damaged files, wrong folders, wrong settings).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 #[path = "images/batches.rs"]

@@ -1,5 +1,6 @@
-//! The loader: order, bounds, and every way in which its thread can end. Families: `property_`, `fault_`.
-//! Producers that must be slow or stuck wait on a channel that the test holds: nothing here sleeps.
+//! The loader: order, bounds, and every way in which its thread can end. Families: `property_`,
+//! `fault_`. Producers that must be slow or stuck wait on a channel that the test holds: nothing
+//! here sleeps.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{

@@ -1,5 +1,5 @@
-//! Mini-batches of pairs: what is in them, and that asking changes nothing. Families: `property_`, `oracle_`,
-//! `golden_`, `fault_`.
+//! Mini-batches of pairs: what is in them, and that asking changes nothing. Families: `property_`,
+//! `oracle_`, `golden_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeMap;
@@ -33,8 +33,8 @@ fn vocabulary() -> &'static TranslationVocabulary {
     &VOCABULARY
 }
 
-/// Pairs of so many bytes in each language. A text begins with what tells it from the others of its language, where it is
-/// long enough.
+/// Pairs of so many bytes in each language. A text begins with what tells it from the others of its
+/// language, where it is long enough.
 fn corpus(lengths: &[Vec<(usize, usize)>]) -> ParallelCorpus {
     let text = |number: usize, side: char, bytes: usize| {
         let name = format!("{number}{side}");
@@ -56,7 +56,8 @@ fn set(lengths: &[Vec<(usize, usize)>]) -> PairSet {
     PairSet::encode(vocabulary(), &corpus(lengths), Side::Train, 1000).unwrap()
 }
 
-/// Lengths as sentences have them: many short ones, few long ones, and sources about as long as targets.
+/// Lengths as sentences have them: many short ones, few long ones, and sources about as long as
+/// targets.
 fn sentences(pairs: usize, seed: u64) -> Vec<(usize, usize)> {
     let mut stream = gpipe_core::splitmix::Stream::new(seed);
     let mut fraction = move || stream.below(1000) as f64 / 1000.0;
@@ -335,8 +336,8 @@ const GOLDEN: &str = "\
 
 #[test]
 fn golden_a_batch_stays_as_it_is() {
-    // A run that is resumed with a newer release must get the batches that it would have got: do not update these lines
-    // lightly.
+    // A run that is resumed with a newer release must get the batches that it would have got: do
+    // not update these lines lightly.
     let set = set(&[sentences(60, 1), sentences(20, 2), vec![], vec![(9, 8), (5, 6), (22, 25)]]);
     let batches = TrainPairs::new(&set, &options(90, 5.0, 42)).unwrap();
     let batch = batches.batch(53).unwrap();

@@ -93,7 +93,8 @@ fn property_shuffling_keeps_every_document_and_is_a_function_of_the_seed() {
         expected.sort_unstable();
         assert_eq!(found, expected, "each document once and whole");
     }
-    // Uniform: each of the 6 orders of 3 documents, over 1200 seeds, 200 times give or take 4.5 deviations.
+    // Uniform: each of the 6 orders of 3 documents, over 1200 seeds, 200 times give or take 4.5
+    // deviations.
     let mut counts = std::collections::BTreeMap::new();
     for seed in 0..1200 {
         let set = TokenSet::encode_shuffled(&tokenizer, &documents[..3], seed).unwrap();
@@ -217,8 +218,8 @@ fn fault_files_that_are_missing_or_not_ours() {
     assert!(matches!(nowhere, Err(Error::Io { action: "write", .. })));
 }
 
-/// GPT-2's weights could only be trained on with a new vocabulary, for which their embedding means nothing: GPT-2's own
-/// tokenizer file was refused for spelling the same settings in another way.
+/// GPT-2's weights could only be trained on with a new vocabulary, for which their embedding means
+/// nothing: GPT-2's own tokenizer file was refused for spelling the same settings in another way.
 #[test]
 fn regression_gpt2_s_spelling_of_a_tokenizer_is_read() {
     let text = "the rain in Spain stays mainly in the plain\n".repeat(20);

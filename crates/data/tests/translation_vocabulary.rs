@@ -109,7 +109,8 @@ fn property_decoding_ends_at_the_end_and_leaves_special_tokens_out() {
     assert_eq!(shown, "<s><de>");
 }
 
-/// A corpus that is full of what special tokens look like, and a vocabulary large enough to learn it by heart.
+/// A corpus that is full of what special tokens look like, and a vocabulary large enough to learn
+/// it by heart.
 fn tricky() -> &'static TranslationVocabulary {
     static TRICKY: LazyLock<TranslationVocabulary> = LazyLock::new(|| {
         let line = "<pad><s></s><de> <|end|> <pad> x<s>y</s>z <de>";

@@ -1,7 +1,8 @@
 //! Calls that may wait for ever, with a deadline.
 //!
-//! c10d's calls to a store wait for its answer without one: a server that was stopped, or that is no store, holds its
-//! callers. So each call of a meeting runs on a thread of its own, which is left behind where it does not end.
+//! c10d's calls to a store wait for its answer without one: a server that was stopped, or that is
+//! no store, holds its callers. So each call of a meeting runs on a thread of its own, which is
+//! left behind where it does not end.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, sync_channel},
@@ -24,7 +25,8 @@ pub(crate) enum GaveUp {
     NoThread(std::io::Error),
 }
 
-/// The result of `call`, for which nobody waits longer than `longest`, nor once something has `failed`.
+/// The result of `call`, for which nobody waits longer than `longest`, nor once something has
+/// `failed`.
 pub(crate) fn within<T: Send + 'static>(
     longest: Duration,
     failed: impl Fn() -> Option<PeerError>,

@@ -21,7 +21,8 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Compares this process's clock with that of rank 0, which answers one process after the other.
+    /// Compares this process's clock with that of rank 0, which answers one process after the
+    /// other.
     pub(crate) fn agree(shared: &Shared) -> Result<Self, PeerError> {
         let start = Instant::now();
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The processes of a pipeline, joined: they meet in a store, see that they belong together, and connect to each other.
+//! The processes of a pipeline, joined: they meet in a store, see that they belong together, and
+//! connect to each other.
 
 use std::{
     collections::HashMap,
@@ -47,17 +48,19 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Meets the other processes: waits for them, compares facts, and connects. No step of it waits longer than the
-    /// meeting's deadline, whoever answers at the other end; one that does not end leaves its thread behind.
+    /// Meets the other processes: waits for them, compares facts, and connects. No step of it waits
+    /// longer than the meeting's deadline, whoever answers at the other end; one that does not end
+    /// leaves its thread behind.
     ///
     /// # Errors
-    /// [`JoinError`]: numbers that do not fit, a process that does not come, is gone or is silent, a store that does not
-    /// answer, another process with other facts.
+    /// [`JoinError`]: numbers that do not fit, a process that does not come, is gone or is silent,
+    /// a store that does not answer, another process with other facts.
     pub fn join(meeting: Meeting) -> Result<Arc<Self>, JoinError> {
         let Meeting { rank, size, store, name, address, deadline, facts } = meeting;
         if size == 0 || size > PROCESSES_MAX || rank >= size {
             return Err(JoinError::Setting(format!(
-                "rank {rank} of {size} processes: there are 1 to {PROCESSES_MAX}, ranks count from 0"
+                "rank {rank} of {size} processes: there are 1 to {PROCESSES_MAX}, ranks count \
+                from 0"
             )));
         }
         let serves = matches!(store, Store::Serve(_));
@@ -92,7 +95,8 @@ impl Cluster {
             Met::All => watch.met(),
             Met::Without(other) => {
                 let reason = format!(
-                    "rank {other} of {size} did not come within {deadline:.0?}: start it, or raise the deadline"
+                    "rank {other} of {size} did not come within {deadline:.0?}: start it, or \
+                    raise the deadline"
                 );
                 return Err(JoinError::Differs(watch.fail(&PeerError { process: None, reason })));
             }
@@ -235,7 +239,8 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.shared.interrupt.interrupt();
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        // A store behind a cut link answers nobody, for as long as TCP may take: its goodbye is the watcher's, which may be left behind.
+        // A store behind a cut link answers nobody, for as long as TCP may take: its goodbye is the
+        // watcher's, which may be left behind.
         drop(self.watcher.take());
         if self.serves {
             wait_for(&self.store, GOODBYE_KEY, self.shared.group.size(), GOODBYE);

@@ -1,4 +1,5 @@
-//! What processes must have alike, by name: compared when they meet, and again when each has built its pipeline.
+//! What processes must have alike, by name: compared when they meet, and again when each has built
+//! its pipeline.
 
 use gpipe::processes::PeerError;
 

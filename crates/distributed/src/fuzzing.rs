@@ -19,7 +19,8 @@ pub struct Read {
     pub beyond: Option<u64>,
 }
 
-/// Reads a header, and makes all the tensors that it tells of; too short ones are filled with zeros.
+/// Reads a header, and makes all the tensors that it tells of; too short ones are filled with
+/// zeros.
 ///
 /// # Errors
 /// The memory of tensors cannot be counted here.

@@ -17,12 +17,14 @@ use crate::{
 
 /// Bytes of a tensor: memory is asked for as they come, whatever length was told.
 const CHUNK_BYTES: usize = 64 << 20;
-/// Bytes that a head has room for beside the length of them all: they come without a wait for their memory.
+/// Bytes that a head has room for beside the length of them all: they come without a wait for their
+/// memory.
 const FIRST_BYTES: usize = HEAD_BYTES_MAX - 8;
 /// Most bytes of a process.
 const GATHERED_BYTES_MAX: u64 = 1 << 36;
 
-/// One gathering after the other, in the same order in every process; those of other tags go on at the same time.
+/// One gathering after the other, in the same order in every process; those of other tags go on at
+/// the same time.
 pub(crate) struct Gathers {
     tag: usize,
     /// The ranks of those that gather.
@@ -36,8 +38,8 @@ impl Gathers {
         Self { tag, members: members.into_iter().collect(), ends: Mutex::default() }
     }
 
-    /// One process's bytes to every other, and theirs, for each of which it waits no longer than `longest`; in the
-    /// order of the members.
+    /// One process's bytes to every other, and theirs, for each of which it waits no longer than
+    /// `longest`; in the order of the members.
     pub(crate) fn exchange(
         &self,
         shared: &Shared,

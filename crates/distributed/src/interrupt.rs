@@ -1,4 +1,5 @@
-//! Waits for c10d that end when the run has failed: from another thread, every wait is aborted at once.
+//! Waits for c10d that end when the run has failed: from another thread, every wait is aborted at
+//! once.
 
 use std::{
     collections::HashMap,

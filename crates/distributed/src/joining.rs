@@ -1,4 +1,5 @@
-//! How processes meet: they find each other in a store, and see that they belong together. Every step ends.
+//! How processes meet: they find each other in a store, and see that they belong together. Every
+//! step ends.
 
 use std::{
     net::TcpListener,
@@ -142,7 +143,8 @@ impl Joining {
         &self,
         outcome: Result<Result<T, JoinError>, GaveUp>,
     ) -> Result<T, JoinError> {
-        let remedy = "who serves it was stopped, or it is no store of gpipe: look at its process, or at \
+        let remedy = "who serves it was stopped, or it is no store of gpipe: look at its process, \
+            or at \
                       MASTER_ADDR and MASTER_PORT";
         self.outcome(outcome, &self.store, remedy)
     }
@@ -227,8 +229,8 @@ pub(crate) fn wait_for(store: &TcpStore, key: &str, size: usize, longest: Durati
     }
 }
 
-/// Tells the processes of the meeting `name` in `store` that `rank` has ended, if they know of no other failure:
-/// what a launcher does that sees it first.
+/// Tells the processes of the meeting `name` in `store` that `rank` has ended, if they know of no
+/// other failure: what a launcher does that sees it first.
 ///
 /// # Errors
 /// The store does not answer.

@@ -1,6 +1,8 @@
-//! Pipelines in several processes and on several hosts, over c10d, the engine on which PyTorch scales out.
+//! Pipelines in several processes and on several hosts, over c10d, the engine on which PyTorch
+//! scales out.
 //!
-//! - [`cluster`]: [`Cluster`], the processes, joined; what a pipeline is given by `PipelineBuilder::processes`
+//! - [`cluster`]: [`Cluster`], the processes, joined; what a pipeline is given by
+//!   `PipelineBuilder::processes`
 //! - `shared`: what all parts of a cluster have in common
 //! - [`member`]: [`Member`], a process of one of several replicas of a pipeline
 //! - `gathers`: bytes of each process, given to all
@@ -12,7 +14,8 @@
 //! - `interrupt`: waits that end when the run has failed
 //! - `facts`: what processes must have alike
 //!
-//! What does not live here: what runs where (that is the pipeline's), and how processes are started (the command's).
+//! What does not live here: what runs where (that is the pipeline's), and how processes are started
+//! (the command's).
 
 mod bounded;
 mod clock;

@@ -1,8 +1,9 @@
 //! The two ends of a link between processes.
 //!
-//! A message is a header and its tensors ([`crate::wire`]), all with the link's own tag, in order. The receiver posts the
-//! receive of the next header before it waits for a message's tensors, so a header never waits for its receiver.
-//! The receives of tensors are posted as soon as their header says how large they are.
+//! A message is a header and its tensors ([`crate::wire`]), all with the link's own tag, in order.
+//! The receiver posts the receive of the next header before it waits for a message's tensors, so a
+//! header never waits for its receiver. The receives of tensors are posted as soon as their header
+//! says how large they are.
 
 use std::{
     collections::VecDeque,
@@ -24,7 +25,8 @@ use crate::{
 
 /// Tags below are the cluster's own.
 const FIRST_TAG: usize = 16;
-/// Messages that may be under way at once: the next one is computed, and its header has left, while one is being sent.
+/// Messages that may be under way at once: the next one is computed, and its header has left, while
+/// one is being sent.
 const UNDER_WAY_MAX: usize = 2;
 
 pub(crate) fn tag(crossing: RemoteEdge) -> usize {

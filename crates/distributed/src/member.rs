@@ -1,5 +1,5 @@
-//! A process of one of several replicas of a pipeline. Within its replica processes count from 0, as if there were no other; what fails
-//! anywhere is known to all.
+//! A process of one of several replicas of a pipeline. Within its replica processes count from 0,
+//! as if there were no other; what fails anywhere is known to all.
 
 use std::{
     collections::HashMap,
@@ -45,8 +45,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// This process as one of `replicas` replicas of a pipeline, each of which has as many processes: the first of them the
-    /// first ranks and so on.
+    /// This process as one of `replicas` replicas of a pipeline, each of which has as many
+    /// processes: the first of them the first ranks and so on.
     ///
     /// # Errors
     /// The processes cannot be shared out evenly.
@@ -54,7 +54,8 @@ impl Member {
         let (rank, size) = (cluster.rank(), cluster.size());
         if replicas == 0 || !size.is_multiple_of(replicas) {
             return Err(JoinError::Setting(format!(
-                "{size} processes for {replicas} replicas: each replica has as many processes, use a multiple of {replicas}"
+                "{size} processes for {replicas} replicas: each replica has as many processes, \
+                use a multiple of {replicas}"
             )));
         }
         let store = cluster.another_store()?;
@@ -127,7 +128,8 @@ impl Transport for Member {
     }
 
     fn fail(&self, why: &PeerError) {
-        // The runtime knows this process by its number within the replica; who else fails is known by the rank already.
+        // The runtime knows this process by its number within the replica; who else fails is known
+        // by the rank already.
         let is_own = why.process == Some(self.rank());
         let process = if is_own { Some(self.cluster.rank()) } else { why.process };
         self.cluster.fail(&PeerError { process, ..why.clone() });
@@ -202,8 +204,8 @@ impl StageSums {
         })
     }
 
-    /// A sum that fails does not say by whom: the one to whom nothing can be sent any more. Others do not answer either, but their
-    /// connections are there.
+    /// A sum that fails does not say by whom: the one to whom nothing can be sent any more. Others
+    /// do not answer either, but their connections are there.
     fn unreachable(&self) -> Option<usize> {
         if let [one] = self.others[..] {
             return Some(one);

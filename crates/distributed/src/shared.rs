@@ -1,4 +1,5 @@
-//! What everything that communicates has of a cluster: the connections, the deadlines, and the one failure that all know.
+//! What everything that communicates has of a cluster: the connections, the deadlines, and the one
+//! failure that all know.
 
 use std::{sync::Arc, time::Duration};
 

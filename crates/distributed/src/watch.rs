@@ -1,7 +1,9 @@
-//! Signs of life, and failures, through the store: a thread tells the other processes where this one's devices are, and hears
-//! where theirs are. A killed process is also noticed by a connection that ends; a stopped one, or one behind a cut link, only here.
+//! Signs of life, and failures, through the store: a thread tells the other processes where this
+//! one's devices are, and hears where theirs are. A killed process is also noticed by a connection
+//! that ends; a stopped one, or one behind a cut link, only here.
 //!
-//! The store's calls wait for its server for as long as that takes, so a second thread, which calls nobody, watches the first.
+//! The store's calls wait for its server for as long as that takes, so a second thread, which calls
+//! nobody, watches the first.
 
 use std::{
     collections::HashMap,
@@ -48,7 +50,8 @@ pub(crate) struct Watch {
     interval: Duration,
     state: Mutex<State>,
     interrupt: Arc<Interrupt>,
-    /// To the thread that speaks with the store: tell the others of a failure, and say when it is told.
+    /// To the thread that speaks with the store: tell the others of a failure, and say when it is
+    /// told.
     tell: mpsc::Sender<(PeerError, mpsc::Sender<PeerError>)>,
     ends: AtomicBool,
 }
@@ -193,8 +196,8 @@ impl Watch {
         self.lock().failed.clone()
     }
 
-    /// Something failed: every wait here ends, and the others are told, unless they knew of something else before. Returns what all of
-    /// them know.
+    /// Something failed: every wait here ends, and the others are told, unless they knew of
+    /// something else before. Returns what all of them know.
     pub(crate) fn fail(&self, why: &PeerError) -> PeerError {
         if let Some(known) = self.failed() {
             return known;
@@ -364,7 +367,8 @@ impl State {
         }
     }
 
-    /// A process that gave no sign of life for as long as `deadline`, or a store that did not answer.
+    /// A process that gave no sign of life for as long as `deadline`, or a store that did not
+    /// answer.
     fn silent(&self, own: usize, deadline: Duration) -> Option<PeerError> {
         if self.answered.elapsed() > deadline {
             // Who serves the store is silent, or everything is.

@@ -1,5 +1,6 @@
-//! Messages as c10d takes them: a header, and then the elements of each tensor, contiguous. Tensors arrive with the strides that they had: a layer's kernels,
-//! and so its bits, may depend on them. What layers pass on is dense ([`gpipe_bridge::layout`]), so no message has gaps.
+//! Messages as c10d takes them: a header, and then the elements of each tensor, contiguous. Tensors
+//! arrive with the strides that they had: a layer's kernels, and so its bits, may depend on them.
+//! What layers pass on is dense ([`gpipe_bridge::layout`]), so no message has gaps.
 
 use gpipe::Value;
 use gpipe::processes::{Envelope, Message, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
@@ -149,7 +150,8 @@ fn put_layout(header: &mut Vec<u8>, layout: Option<&Layout>) -> Result<()> {
 }
 
 impl Header {
-    /// Reads a header, of a message that may have `room` more bytes of tensors: it asks for no more memory, whatever it says.
+    /// Reads a header, of a message that may have `room` more bytes of tensors: it asks for no more
+    /// memory, whatever it says.
     pub(crate) fn decode(bytes: &[u8], room: Bytes) -> Result<Self> {
         let bad = |what: &str| format!("a damaged header: {what}");
         let word = |at: usize| -> Result<u32> {
@@ -172,7 +174,9 @@ impl Header {
         let header = Self { content, micro_batch, total, before, tensors };
         if header.bytes() > room {
             return Err(format!(
-                "it sends {} of tensors where at most {room} more are due by the shapes of the mini-batch here: its model or its mini-batch is another one, or the header is damaged",
+                "it sends {} of tensors where at most {room} more are due by the shapes of the \
+                mini-batch here: its model or its mini-batch is another one, or the header is \
+                damaged",
                 header.bytes()
             ));
         }

@@ -1,4 +1,5 @@
-//! What a process receives is bounded by what it knows itself: by the shapes of its mini-batch, to the byte.
+//! What a process receives is bounded by what it knows itself: by the shapes of its mini-batch, to
+//! the byte.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -113,8 +114,8 @@ impl Transport for Watched {
     }
 }
 
-/// Of every edge (cuts, long skips, a tied weight, votes), both ways: what may arrive is what arrives, in float32 and in
-/// float16, of micro-batches of three and of two samples.
+/// Of every edge (cuts, long skips, a tied weight, votes), both ways: what may arrive is what
+/// arrives, in float32 and in float16, of micro-batches of three and of two samples.
 #[test]
 fn property_a_bound_is_the_largest_message_to_the_byte() {
     for kind in [Kind::Float, Kind::Half] {
@@ -144,7 +145,8 @@ fn property_a_bound_is_the_largest_message_to_the_byte() {
     }
 }
 
-/// What a process receives is bounded by the shapes of its own mini-batch, whatever the other says it sends.
+/// What a process receives is bounded by the shapes of its own mini-batch, whatever the other says
+/// it sends.
 #[test]
 fn fault_a_process_with_another_mini_batch_sends_more_than_is_taken() {
     let errors = in_processes(2, DEADLINE, |cluster| {

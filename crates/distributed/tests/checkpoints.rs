@@ -1,5 +1,5 @@
-//! Checkpoints that several processes write together: the files are those that one process writes, and a process that cannot write
-//! its part is named by all.
+//! Checkpoints that several processes write together: the files are those that one process writes,
+//! and a process that cannot write its part is named by all.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -118,7 +118,8 @@ fn transparency_of_checkpoints_that_processes_write_together() {
     }
 }
 
-/// The disk of one host is full: nothing is committed, everybody knows whose it is, and training goes on.
+/// The disk of one host is full: nothing is committed, everybody knows whose it is, and training
+/// goes on.
 #[test]
 fn fault_a_process_that_cannot_write_its_part_is_named_by_all() {
     let shared = tempfile::tempdir().unwrap();
@@ -158,8 +159,8 @@ fn fault_a_process_that_cannot_write_its_part_is_named_by_all() {
     assert_eq!(left, 3, "two checkpoints and a link");
 }
 
-/// One of two processes came back from a checkpoint for which there was no room before the other had removed what was written of it:
-/// the run's weights, which come next, found no room either.
+/// One of two processes came back from a checkpoint for which there was no room before the other
+/// had removed what was written of it: the run's weights, which come next, found no room either.
 #[test]
 fn regression_what_is_half_written_is_gone_before_any_process_goes_on() {
     let shared = tempfile::tempdir().unwrap();

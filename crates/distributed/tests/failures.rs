@@ -1,4 +1,5 @@
-//! Family `fault_`: whatever fails wherever, every process ends in time with the one error, which names the rank.
+//! Family `fault_`: whatever fails wherever, every process ends in time with the one error, which
+//! names the rank.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -20,8 +21,9 @@ fn builder(stages: usize) -> gpipe::PipelineBuilder {
     Run { stages, ..Run::plain() }.builder(model(Features::plain()), 3)
 }
 
-/// Rank 0 serves the store, and once left with it as soon as it had refused the others: whoever was slower saw a closed connection
-/// instead of the reason. CI found it; now it waits for them to have looked.
+/// Rank 0 serves the store, and once left with it as soon as it had refused the others: whoever was
+/// slower saw a closed connection instead of the reason. CI found it; now it waits for them to have
+/// looked.
 #[test]
 fn regression_processes_that_do_not_belong_together_are_refused_by_all() {
     let change = |mut meeting: Meeting| {
@@ -125,7 +127,8 @@ fn fault_a_process_that_leaves_is_named_by_those_that_wait_for_it() {
     }
 }
 
-/// Cross entropy, and infinity more where the first target says so: the gradients are finite all the same.
+/// Cross entropy, and infinity more where the first target says so: the gradients are finite all
+/// the same.
 struct Overflows;
 
 impl Loss for Overflows {
@@ -146,8 +149,9 @@ impl Loss for Overflows {
     }
 }
 
-/// Among processes the last stage does not fail by a loss that is no number; the norm of the gradients alone decided, and the update was
-/// made although the step was an error. A reviewer found it.
+/// Among processes the last stage does not fail by a loss that is no number; the norm of the
+/// gradients alone decided, and the update was made although the step was an error. A reviewer
+/// found it.
 #[test]
 fn regression_a_loss_that_is_no_number_changes_nothing() {
     // Ranks 0 and 1 are a pipeline, and so are 2 and 3, whose samples are the later ones.

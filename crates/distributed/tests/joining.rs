@@ -1,4 +1,5 @@
-//! Processes that meet: every step of it ends, whoever answers at the other end, and names whom it awaits.
+//! Processes that meet: every step of it ends, whoever answers at the other end, and names whom it
+//! awaits.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -61,7 +62,8 @@ fn launched(listener: &TcpListener, rank: usize, size: usize, deadline: Duration
     Meeting { store, ..meeting(rank, size, listener, deadline) }
 }
 
-/// The others waited for its facts until the deadline, or until a launcher killed them 15 seconds later.
+/// The others waited for its facts until the deadline, or until a launcher killed them 15 seconds
+/// later.
 #[test]
 fn regression_a_process_that_ends_while_others_wait_for_it_is_named_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -118,7 +120,8 @@ fn fault_a_process_that_has_come_and_falls_silent_is_named() {
     assert!(silent, "{error}");
 }
 
-/// Started by hand there is no launcher that tells of its end. It was missed after the deadline only.
+/// Started by hand there is no launcher that tells of its end. It was missed after the deadline
+/// only.
 #[test]
 fn regression_a_process_that_is_killed_while_it_joins_is_missed_within_seconds() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

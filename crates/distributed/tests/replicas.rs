@@ -1,5 +1,6 @@
-//! Replicas of a pipeline: every replica makes the same update, whatever the number of processes that each has; it is that of one
-//! pipeline with the whole mini-batch, but for the order in which gradients are added.
+//! Replicas of a pipeline: every replica makes the same update, whatever the number of processes
+//! that each has; it is that of one pipeline with the whole mini-batch, but for the order in which
+//! gradients are added.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -16,7 +17,8 @@ use tch::{Kind, Tensor};
 
 const STEPS: u64 = 4;
 
-/// What a training shows: losses, norms and metrics of every step, and the gradients of the last one.
+/// What a training shows: losses, norms and metrics of every step, and the gradients of the last
+/// one.
 struct Computed {
     losses: Vec<f64>,
     numbers: Vec<u64>,
@@ -88,8 +90,9 @@ fn norm(named: &Named) -> f64 {
     named.iter().map(|(_, t)| t.norm().double_value(&[]).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Replicas of one process each, and of two, and of several numbers of stages; all replicas, and all ways, to the last bit. Then beside one pipeline whose
-/// micro-batches are those of all replicas.
+/// Replicas of one process each, and of two, and of several numbers of stages; all replicas, and
+/// all ways, to the last bit. Then beside one pipeline whose micro-batches are those of all
+/// replicas.
 fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
     let mut expected: Option<(Vec<u64>, Named, Named)> = None;
     let ways = [
@@ -101,7 +104,8 @@ fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
     ];
     for (processes, stages, schedule) in ways {
         let what = format!(
-            "{features:?}: {replicas} replicas of {stages} stages in {processes} processes, {schedule}"
+            "{features:?}: {replicas} replicas of {stages} stages in {processes} processes, \
+            {schedule}"
         );
         let found = in_processes(replicas * processes, DEADLINE, |cluster| {
             let built = builder(features, stages, 2).schedule(schedule.clone());
@@ -130,7 +134,8 @@ fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
         let built = replicated(&cluster, replicas, builder(features, 1, 2));
         train(&mut built.build().unwrap(), samples, 1)
     });
-    // The same micro-batches with the same masks, and their sums in the same order: the loss is the same to the last bit.
+    // The same micro-batches with the same masks, and their sums in the same order: the loss is the
+    // same to the last bit.
     assert_eq!(found[0].losses[0].to_bits(), first.losses[0].to_bits(), "{what}");
     let norm = norm(&first.gradients);
     let gradients = sorted(found.into_iter().next().unwrap().gradients);
@@ -228,7 +233,8 @@ fn fault_what_cannot_be_shared_out_is_refused() {
     }
 }
 
-/// A number that is none, in the samples of one replica: no replica makes the update, and all go on.
+/// A number that is none, in the samples of one replica: no replica makes the update, and all go
+/// on.
 #[test]
 fn fault_a_nan_in_one_replica_is_one_in_all() {
     let features = Features { kind: Kind::Half, ..Features::plain() };

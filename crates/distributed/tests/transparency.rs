@@ -1,4 +1,5 @@
-//! Family `transparency_`: several processes, each with one stage or several, give what one process gives, to the last bit.
+//! Family `transparency_`: several processes, each with one stage or several, give what one process
+//! gives, to the last bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
 
 mod common;
@@ -91,7 +92,8 @@ fn matrix_of(subject: &Subject, cases: &[(Vec<i64>, usize)]) {
         let mut plain = build(&Run::plain(), *micro_batches).build().unwrap();
         let expected = train(&mut plain, samples, *batch);
         for processes in [2, 3, 4] {
-            // All cuts and policies of as many stages or more; the whole list is in the matrix of threads.
+            // All cuts and policies of as many stages or more; the whole list is in the matrix of
+            // threads.
             let runs = Run::all(*layers).into_iter().filter(|run| run.stages >= processes);
             for (index, run) in runs.enumerate() {
                 if index % 3 != processes % 3 && std::env::var_os("GPIPE_SOAK").is_none() {
@@ -140,9 +142,10 @@ fn transparency_of_processes_with_everything() {
     matrix(Features { batch_norm: true, kind, recipe: Recipe::Adam, ..features }, &[(vec![6], 3)]);
 }
 
-/// A value whose memory overlaps itself was sent as contiguous memory between processes and as a view between
-/// threads, so that the next layer's kernel saw other strides and gave other bits. Expanded, strided and
-/// offset values, those of one element or none, and booleans are here for the same reason.
+/// A value whose memory overlaps itself was sent as contiguous memory between processes and as a
+/// view between threads, so that the next layer's kernel saw other strides and gave other bits.
+/// Expanded, strided and offset values, those of one element or none, and booleans are here for the
+/// same reason.
 #[test]
 fn regression_views_give_the_same_bits_in_processes() {
     let subject = Subject {
@@ -206,7 +209,8 @@ fn oracle_every_process_has_the_report_of_all_stages() {
 
 /// Who shows two clocks as one would see it here.
 fn assert_no_message_arrives_before_it_leaves(timeline: &Timeline) {
-    // Clocks are compared to half of a round trip on loopback, the shortest of eight, which a busy machine may make long.
+    // Clocks are compared to half of a round trip on loopback, the shortest of eight, which a busy
+    // machine may make long.
     let apart = Nanos(5_000_000);
     let mut left = HashMap::new();
     let timed = || timeline.devices.iter().flatten();

@@ -1,4 +1,5 @@
-//! A file that is written aside, under a name of its own, and takes the place of another when it is on disk.
+//! A file that is written aside, under a name of its own, and takes the place of another when it is
+//! on disk.
 
 use std::{
     fs::{File, OpenOptions},
@@ -34,7 +35,8 @@ impl Aside {
             prefix = "gpipe".into();
         }
         prefix.push(".");
-        // Opened here, and not by the crate: with the permissions of any new file, and the system's own error.
+        // Opened here, and not by the crate: with the permissions of any new file, and the system's
+        // own error.
         let create = |path: &Path| OpenOptions::new().write(true).create_new(true).open(path);
         let file = Builder::new().prefix(&prefix).suffix(WRITING).make_in(folder, create)?;
         Ok(Self { file, folder: folder.to_owned(), path: path.to_owned() })
@@ -45,11 +47,12 @@ impl Aside {
         self.file.as_file()
     }
 
-    /// Syncs the file, gives it its name, and syncs the folder: whoever looks sees the old file or all of the new one,
-    /// also after a power failure.
+    /// Syncs the file, gives it its name, and syncs the folder: whoever looks sees the old file or
+    /// all of the new one, also after a power failure.
     ///
     /// # Errors
-    /// The system refuses. The old file is unchanged then, unless only the folder could not be synced.
+    /// The system refuses. The old file is unchanged then, unless only the folder could not be
+    /// synced.
     pub fn publish(self) -> io::Result<()> {
         let Self { file, folder, path } = self;
         file.as_file().sync_all()?;
@@ -64,7 +67,8 @@ mod tests {
 
     use super::*;
 
-    /// Two that wrote the same file at the same time shared one file aside, and either could publish half of the other's.
+    /// Two that wrote the same file at the same time shared one file aside, and either could
+    /// publish half of the other's.
     #[test]
     fn regression_two_that_write_one_file_do_not_meet() {
         let folder = tempfile::tempdir().unwrap();
@@ -78,7 +82,8 @@ mod tests {
         other.file().write_all(b"er").unwrap();
         other.publish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"other");
-        // One that is given up leaves nothing, and a published one is as readable as any other new file.
+        // One that is given up leaves nothing, and a published one is as readable as any other new
+        // file.
         drop(Aside::new(&path, folder.path()).unwrap());
         fs::write(folder.path().join("plain"), "").unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);

@@ -1,7 +1,8 @@
 //! Files, read with a bound and written whole or not at all.
 //!
-//! Every reader of a file goes through [`open`] or [`read()`]: to open a named pipe is to wait for its other end, and a file
-//! may be larger than memory. [`Aside`] writes a file that takes another's place.
+//! Every reader of a file goes through [`open`] or [`read()`]: to open a named pipe is to wait for
+//! its other end, and a file may be larger than memory. [`Aside`] writes a file that takes
+//! another's place.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! A plan before anything runs: where to cut, which schedule and what to recompute, so that no stage
-//! holds more than its cap. Costs come from shapes here; `gpipe::profile` measures them.
+//! A plan before anything runs: where to cut, which schedule and what to recompute, so that no
+//! stage holds more than its cap. Costs come from shapes here; `gpipe::profile` measures them.
 //!
 //! `cargo run --release --example plan_under_a_cap`
 #![allow(clippy::print_stdout)]

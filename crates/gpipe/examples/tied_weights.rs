@@ -1,6 +1,6 @@
 //! One weight in two layers: a language model's embedding and its output projection, on the first
-//! stage and on the last. Each use has its own gradient. They are summed once per mini-batch, in the
-//! order of the layers, so the sum has the same bits in any number of stages.
+//! stage and on the last. Each use has its own gradient. They are summed once per mini-batch, in
+//! the order of the layers, so the sum has the same bits in any number of stages.
 //!
 //! `cargo run --release --example tied_weights`
 #![allow(clippy::print_stdout)]

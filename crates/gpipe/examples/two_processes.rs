@@ -1,5 +1,6 @@
-//! One pipeline in two processes, a stage in each. Every process runs the same program and makes the
-//! same calls. Here the first one starts the second; `gpipe launch` and `torchrun` do that, too.
+//! One pipeline in two processes, a stage in each. Every process runs the same program and makes
+//! the same calls. Here the first one starts the second; `gpipe launch` and `torchrun` do that,
+//! too.
 //!
 //! `cargo run --release --example two_processes`
 #![allow(clippy::print_stdout)]

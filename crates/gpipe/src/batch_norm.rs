@@ -1,9 +1,10 @@
 //! Batch normalisation of micro-batches, and running statistics of mini-batches.
 //!
-//! Each micro-batch is normalised by its own mean and variance. Their running averages, which evaluation uses, are
-//! of the whole mini-batch: what every micro-batch saw is kept apart until the last backward, combined in the order of the
-//! micro-batches in float64, and applied together with the update. So they do not depend on K, schedule or
-//! re-materialization, and a step that fails leaves them as they were.
+//! Each micro-batch is normalised by its own mean and variance. Their running averages, which
+//! evaluation uses, are of the whole mini-batch: what every micro-batch saw is kept apart until the
+//! last backward, combined in the order of the micro-batches in float64, and applied together with
+//! the update. So they do not depend on K, schedule or re-materialization, and a step that fails
+//! leaves them as they were.
 
 use gpipe_core::MicroBatch;
 use tch::{Kind, Tensor};
@@ -14,9 +15,10 @@ use crate::{
     value::tensor_bytes,
 };
 
-/// Batch normalisation of [samples, channels, ...] (Ioffe & Szegedy 2015): training normalises each micro-batch by its own
-/// statistics, evaluation by running averages of the mini-batches'. As a layer of its own, or a part of another one
-/// through [`Forward::batch_norm`](crate::Forward::batch_norm).
+/// Batch normalisation of [samples, channels, ...] (Ioffe & Szegedy 2015): training normalises each
+/// micro-batch by its own statistics, evaluation by running averages of the mini-batches'. As a
+/// layer of its own, or a part of another one through
+/// [`Forward::batch_norm`](crate::Forward::batch_norm).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchNorm {
     /// Number of channels.
@@ -33,8 +35,8 @@ impl BatchNorm {
         Self { channels, eps: 1e-5, momentum: Some(0.1) }
     }
 
-    /// Its parameters, each name after `prefix`: `weight`, `bias`, and the running `mean`, `variance` (unbiased) and number of
-    /// `batches`.
+    /// Its parameters, each name after `prefix`: `weight`, `bias`, and the running `mean`,
+    /// `variance` (unbiased) and number of `batches`.
     pub fn parameters(&self, prefix: &str) -> [ParameterSpec; 5] {
         let named = |name: &str, init| {
             ParameterSpec::new(&format!("{prefix}{name}"), [self.channels], init)
@@ -63,8 +65,8 @@ pub(crate) struct BatchStatistics {
     pub count: i64,
     /// `[channels]`, as it was computed.
     pub mean: Tensor,
-    /// 1 / sqrt(variance + eps): `[channels]`, as it was computed. Nothing is made of it before the last micro-batch, because
-    /// many small kernels for each would cost more than the norm itself.
+    /// 1 / sqrt(variance + eps): `[channels]`, as it was computed. Nothing is made of it before the
+    /// last micro-batch, because many small kernels for each would cost more than the norm itself.
     pub inverse: Tensor,
 }
 
@@ -82,8 +84,8 @@ pub(crate) const MEAN: usize = 2;
 pub(crate) const VARIANCE: usize = 3;
 pub(crate) const BATCHES: usize = 4;
 
-/// Normalises, and says what it saw if that counts. `parameter` gives the norm's own, by number; `first` is the number of the
-/// first of them within the layer.
+/// Normalises, and says what it saw if that counts. `parameter` gives the norm's own, by number;
+/// `first` is the number of the first of them within the layer.
 pub(crate) fn batch_norm<'a>(
     parameter: impl Fn(usize) -> Result<&'a Tensor, LayerError>,
     training: bool,
@@ -117,7 +119,8 @@ pub(crate) fn batch_norm<'a>(
     let count = shape[0] * shape[2..].iter().product::<i64>();
     if count < 2 {
         return Err(LayerError::Shape(format!(
-            "batch norm of {shape:?}: one value a channel has no variance; use larger micro-batches (fewer of them, or a larger mini-batch) or larger images"
+            "batch norm of {shape:?}: one value a channel has no variance; use larger \
+            micro-batches (fewer of them, or a larger mini-batch) or larger images"
         )));
     }
     let (none, momentum) = (None::<&Tensor>, norm.momentum);
@@ -128,8 +131,9 @@ pub(crate) fn batch_norm<'a>(
     Ok((y, Some(BatchStatistics { first, momentum, eps, count, mean, inverse })))
 }
 
-/// The statistics of a mini-batch from those of its micro-batches, in their order and in float64: (values a channel, mean,
-/// sum of squared differences from it). The differences are taken from the whole mean, so nothing cancels.
+/// The statistics of a mini-batch from those of its micro-batches, in their order and in float64:
+/// (values a channel, mean, sum of squared differences from it). The differences are taken from the
+/// whole mean, so nothing cancels.
 pub(crate) fn combine(
     mut all: Vec<(MicroBatch, BatchStatistics)>,
 ) -> Result<Option<(i64, Tensor, Tensor)>, LayerError> {
@@ -146,8 +150,9 @@ pub(crate) fn combine(
     let counts = Tensor::f_from_slice(&counts)?.f_to_device(device)?.f_unsqueeze(1)?;
     let sum = |values: Tensor| values.f_sum_dim_intlist(0_i64, false, Kind::Double);
     let mean = sum(means.f_mul(&counts)?)?.f_div_scalar(total as f64)?;
-    // var = 1 / inverse^2 - eps; what rounding made negative is 0. As the inverse is in float32, this is exact to some 1e-7 of
-    // var + eps, which is what normalises; of a variance far below eps it is less.
+    // var = 1 / inverse^2 - eps; what rounding made negative is 0. As the inverse is in float32,
+    // this is exact to some 1e-7 of var + eps, which is what normalises; of a variance far below
+    // eps it is less.
     let variances = inverses.f_square()?.f_reciprocal()?.f_sub_scalar(eps)?.f_clamp_min(0.0)?;
     let apart = means.f_sub(&mean)?.f_square()?;
     let squares = sum(variances.f_add(&apart)?.f_mul(&counts)?)?;

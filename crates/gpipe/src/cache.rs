@@ -1,5 +1,6 @@
-//! What layers keep of earlier positions in a decoding, so that a step computes only the new one (Vaswani et al. 2017, section
-//! 3.2.3: a position of the decoder sees those before it, which do not change any more).
+//! What layers keep of earlier positions in a decoding, so that a step computes only the new one
+//! (Vaswani et al. 2017, section 3.2.3: a position of the decoder sees those before it, which do
+//! not change any more).
 
 use std::collections::BTreeMap;
 
@@ -7,8 +8,8 @@ use tch::Tensor;
 
 use crate::error::LayerError;
 
-/// What one layer keeps for one group of samples: tensors by slot, whose first axis is samples. The framework reorders, repeats
-/// and drops samples as the search that decodes does.
+/// What one layer keeps for one group of samples: tensors by slot, whose first axis is samples. The
+/// framework reorders, repeats and drops samples as the search that decodes does.
 #[derive(Debug, Default)]
 pub struct Cache {
     past: i64,
@@ -16,8 +17,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// As it stands before a step that `past` positions came before. `rows`, if there are any: which sample each new one goes on
-    /// from.
+    /// As it stands before a step that `past` positions came before. `rows`, if there are any:
+    /// which sample each new one goes on from.
     pub(crate) fn before(mut self, past: i64, rows: Option<&Tensor>) -> Result<Self, LayerError> {
         self.past = past;
         if let Some(rows) = rows {
@@ -47,7 +48,8 @@ impl Cache {
         kept.ok_or_else(|| LayerError::Value(format!("slot {slot} of its cache is empty")))
     }
 
-    /// Appends `x` along `axis` to what `slot` has, keeps that, and gives it; in a decoding's first step that is `x` itself.
+    /// Appends `x` along `axis` to what `slot` has, keeps that, and gives it; in a decoding's first
+    /// step that is `x` itself.
     ///
     /// # Errors
     /// Shapes that do not fit; after the first step nothing to append to.

@@ -6,7 +6,8 @@ use gpipe_bridge::device;
 
 use crate::error::{Error, Result};
 
-/// A device for one stage. Several stages may name the same GPU; each has a thread and a stream of its own.
+/// A device for one stage. Several stages may name the same GPU; each has a thread and a stream of
+/// its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     /// A thread (with its own share of cores) of this process.

@@ -7,7 +7,8 @@ use gpipe_runtime::StepError;
 /// The result of a pipeline's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What a layer or a loss may fail with. The stage adds the layer's name, its own and the micro-batch.
+/// What a layer or a loss may fail with. The stage adds the layer's name, its own and the
+/// micro-batch.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
     /// Shapes or dtypes that do not fit, with both sides.
@@ -18,7 +19,8 @@ pub enum LayerError {
     Value(String),
     /// A forward that changed this parameter of its layer in place.
     #[error(
-        "its forward changed its parameter '{0}' in place: use the form that makes a new tensor; the change cannot be undone, restore a checkpoint"
+        "its forward changed its parameter '{0}' in place: use the form that makes a new tensor; \
+        the change cannot be undone, restore a checkpoint"
     )]
     ParameterChanged(String),
     /// The layer's code panicked.
@@ -28,7 +30,8 @@ pub enum LayerError {
     #[error("libtorch: {}", first_line(.0))]
     Torch(String),
     /// A GPU without enough memory left.
-    #[error("out of memory on the GPU: re-materialize more, or use more stages or micro-batches ({})", first_line(.0))]
+    #[error("out of memory on the GPU: re-materialize more, or use more stages or micro-batches \
+        ({})", first_line(.0))]
     GpuOutOfMemory(String),
     /// An allocation over the cap, or over what the system has.
     #[error("out of memory: {} asked for, {} held{}", Bytes(.0.requested), Bytes(.0.live), cap_and_remedy(.0))]
@@ -96,7 +99,8 @@ pub enum StageError {
     },
     /// A value that is not a finite number.
     #[error(
-        "layer '{layer}': {what} is not finite (NaN or infinite): look at the data and the learning rate; nothing was updated"
+        "layer '{layer}': {what} is not finite (NaN or infinite): look at the data and the \
+        learning rate; nothing was updated"
     )]
     NotFinite {
         /// The layer's name.
@@ -109,7 +113,8 @@ pub enum StageError {
 /// What goes wrong when building or using a pipeline.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A model that does not fit together; found when it is built, or before a step with other shapes.
+    /// A model that does not fit together; found when it is built, or before a step with other
+    /// shapes.
     #[error("layer '{layer}' ({kind}): {reason}")]
     Model {
         /// The layer's name.
@@ -143,9 +148,11 @@ pub enum Error {
     /// Another process of the pipeline, or of another replica of it, failed or is gone.
     #[error(transparent)]
     Peer(#[from] gpipe_runtime::PeerError),
-    /// The loss or the gradient norm of the whole mini-batch is not finite, though no stage said so.
+    /// The loss or the gradient norm of the whole mini-batch is not finite, though no stage said
+    /// so.
     #[error(
-        "{what} is not finite (NaN or infinite): look at the data and the learning rate; nothing was updated"
+        "{what} is not finite (NaN or infinite): look at the data and the learning rate; nothing \
+        was updated"
     )]
     NotFinite {
         /// The loss or the norm, with its value.
@@ -200,8 +207,8 @@ impl Error {
         }
     }
 
-    /// Whether a value was not a finite number: the data or the learning rate, and not the machine, is to blame,
-    /// and the next mini-batch may pass.
+    /// Whether a value was not a finite number: the data or the learning rate, and not the machine,
+    /// is to blame, and the next mini-batch may pass.
     pub fn is_not_finite(&self) -> bool {
         match self {
             Self::NotFinite { .. } => true,

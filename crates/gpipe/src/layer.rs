@@ -1,5 +1,6 @@
 //! A layer: the smallest unit the partitioner moves. A description, not a container: it says which
-//! parameters it wants and how to compute, and the stage that gets it builds and holds the parameters.
+//! parameters it wants and how to compute, and the stage that gets it builds and holds the
+//! parameters.
 //!
 //! To write one, implement [`Layer`]:
 //!
@@ -56,23 +57,23 @@ pub trait Layer: Send + Sync + 'static {
     /// Inputs that do not fit: it is told to the user with the layer's name, before anything runs.
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError>;
 
-    /// Its outputs; affine maps are fastest through [`Forward::linear`]. It must be a pure function of inputs, parameters and `ctx`, because it is run again
-    /// for re-materialization, and must not change
-    /// its inputs or parameters in place. tch: only the `f_*` forms.
+    /// Its outputs; affine maps are fastest through [`Forward::linear`]. It must be a pure function
+    /// of inputs, parameters and `ctx`, because it is run again for re-materialization, and must
+    /// not change its inputs or parameters in place. tch: only the `f_*` forms.
     ///
     /// # Errors
     /// libtorch's, and values that the layer cannot take.
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError>;
 
-    /// The paper's c_i: an estimate of the floating-point operations of one forward, if it is more than
-    /// passing over its elements.
+    /// The paper's c_i: an estimate of the floating-point operations of one forward, if it is more
+    /// than passing over its elements.
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let _ = inputs;
         None
     }
 
-    /// The forward once more, in shapes alone, so that [`estimate`](crate::estimate::estimate) knows what it holds; its outputs, or
-    /// `None`: as if autograd kept nothing else.
+    /// The forward once more, in shapes alone, so that [`estimate`](crate::estimate::estimate)
+    /// knows what it holds; its outputs, or `None`: as if autograd kept nothing else.
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let _ = (tape, inputs);
         None
@@ -166,9 +167,10 @@ impl Forward<'_> {
         })
     }
 
-    /// The affine map of the last axis: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias` `[outputs]`
-    /// to `[..., outputs]`; through the pipeline's [`Kernels`], which may be faster than libtorch's own. A selective
-    /// re-materialization finds what it gave. Differentiable once: a gradient of its gradient is an error.
+    /// The affine map of the last axis: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias`
+    /// `[outputs]` to `[..., outputs]`; through the pipeline's [`Kernels`], which may be faster
+    /// than libtorch's own. A selective re-materialization finds what it gave. Differentiable once:
+    /// a gradient of its gradient is an error.
     ///
     /// # Errors
     /// Shapes that do not fit.
@@ -181,9 +183,10 @@ impl Forward<'_> {
         Ok(linear(x, weight, bias, self.kernels)?)
     }
 
-    /// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups, height, width]`; through the
-    /// pipeline's [`Kernels`], of which some give channels-last layout: layers that pass through elements keep it. A selective
-    /// re-materialization finds what it gave. Differentiable once: a gradient of its gradient is an error.
+    /// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups,
+    /// height, width]`; through the pipeline's [`Kernels`], of which some give channels-last
+    /// layout: layers that pass through elements keep it. A selective re-materialization finds what
+    /// it gave. Differentiable once: a gradient of its gradient is an error.
     ///
     /// # Errors
     /// Shapes that do not fit; a stride below 1.
@@ -201,9 +204,9 @@ impl Forward<'_> {
         self.training
     }
 
-    /// Dropout of `x` ([samples, ...]) with probability `p` (Srivastava et al. 2014): in training each
-    /// element is zeroed or scaled by 1 / (1 - p); else `x` itself. The mask depends on seed, layer, step,
-    /// global sample and element alone.
+    /// Dropout of `x` ([samples, ...]) with probability `p` (Srivastava et al. 2014): in training
+    /// each element is zeroed or scaled by 1 / (1 - p); else `x` itself. The mask depends on seed,
+    /// layer, step, global sample and element alone.
     ///
     /// # Errors
     /// `x` whose first size is not the number of samples, or libtorch's.
@@ -223,10 +226,11 @@ impl Forward<'_> {
         Ok(dropped)
     }
 
-    /// Batch normalisation of `x` `[samples, channels, ...]` (Ioffe & Szegedy 2015) with the five parameters of
-    /// [`BatchNorm::parameters`](crate::layers::BatchNorm::parameters) from number `first` on. In training it is normalised by
-    /// the micro-batch's own statistics, as the paper on GPipe has it (section 2.2), and what they are is counted for the
-    /// running ones: once per mini-batch, from all of it, and never by a re-materialization. Else by the running ones.
+    /// Batch normalisation of `x` `[samples, channels, ...]` (Ioffe & Szegedy 2015) with the five
+    /// parameters of [`BatchNorm::parameters`](crate::layers::BatchNorm::parameters) from number
+    /// `first` on. In training it is normalised by the micro-batch's own statistics, as the paper
+    /// on GPipe has it (section 2.2), and what they are is counted for the running ones: once per
+    /// mini-batch, from all of it, and never by a re-materialization. Else by the running ones.
     ///
     /// # Errors
     /// Another number of channels, or fewer than two values a channel in training.
@@ -242,8 +246,8 @@ impl Forward<'_> {
         Ok(y)
     }
 
-    /// In a decoding, where outputs are made one position after the other: what this layer kept of the earlier ones. Its inputs
-    /// have only the new positions then.
+    /// In a decoding, where outputs are made one position after the other: what this layer kept of
+    /// the earlier ones. Its inputs have only the new positions then.
     pub fn cache(&mut self) -> Option<&mut Cache> {
         self.cache.as_mut()
     }

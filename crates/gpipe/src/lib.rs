@@ -18,17 +18,20 @@
 //! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
 //! - [`estimate`]: what a model will take and hold, from shapes alone
-//! - [`profile`]: what each layer takes and holds, measured; [`plan`]: how to run a model, predicted and chosen from [`cost`]s
+//! - [`profile`]: what each layer takes and holds, measured; [`plan`]: how to run a model,
+//!   predicted and chosen from [`cost`]s
 //! - [`state`]: all that a pipeline knows between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
 //!
-//! **Linking this crate replaces libtorch's CPU allocator for the whole process**, also for tensors that have nothing to do with a
-//! pipeline. The new one counts what each stage holds, keeps freed blocks for reuse, and refuses what goes over a cap. Without the
-//! default feature `allocator` libtorch keeps its own. Everything trains then with the same bits, but bytes on CPUs are reported
-//! as 0, [`PipelineBuilder::memory_cap`] of a CPU is refused when the pipeline is built, and so is [`profile`](mod@profile).
+//! **Linking this crate replaces libtorch's CPU allocator for the whole process**, also for tensors
+//! that have nothing to do with a pipeline. The new one counts what each stage holds, keeps freed
+//! blocks for reuse, and refuses what goes over a cap. Without the default feature `allocator`
+//! libtorch keeps its own. Everything trains then with the same bits, but bytes on CPUs are
+//! reported as 0, [`PipelineBuilder::memory_cap`] of a CPU is refused when the pipeline is built,
+//! and so is [`profile`](mod@profile).
 //!
-//! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it, and the
-//! stage here (the seam on libtorch) computes.
+//! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it,
+//! and the stage here (the seam on libtorch) computes.
 
 /// The README's example, compiled and run with the other doctests.
 #[cfg(doctest)]

@@ -1,5 +1,5 @@
-//! Losses: a sum over samples (or tokens) and their count, kept apart so that ragged micro-batches lose
-//! and duplicate nothing (DESIGN: contract 3).
+//! Losses: a sum over samples (or tokens) and their count, kept apart so that ragged micro-batches
+//! lose and duplicate nothing (DESIGN: contract 3).
 
 use gpipe_bridge::loss::cross_entropy_sum;
 use tch::{Kind, Reduction, Tensor};
@@ -11,7 +11,8 @@ use crate::{
     tape::{Node, Tape, Var},
 };
 
-/// A loss. The mini-batch loss is `sum` over all micro-batches divided by `count` over the whole mini-batch.
+/// A loss. The mini-batch loss is `sum` over all micro-batches divided by `count` over the whole
+/// mini-batch.
 pub trait Loss: Send + Sync + 'static {
     /// Whether outputs and targets fit.
     ///
@@ -19,8 +20,8 @@ pub trait Loss: Send + Sync + 'static {
     /// Both sides, where they do not.
     fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError>;
 
-    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`, which are in float32
-    /// where the arithmetic is in bfloat16 or float16.
+    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`, which are
+    /// in float32 where the arithmetic is in bfloat16 or float16.
     ///
     /// # Errors
     /// libtorch's, and targets out of range.
@@ -32,7 +33,8 @@ pub trait Loss: Send + Sync + 'static {
     /// libtorch's.
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
 
-    /// The sum once more, in shapes alone, as [`crate::Layer::record`]; `None`: as if autograd kept a copy of the outputs.
+    /// The sum once more, in shapes alone, as [`crate::Layer::record`]; `None`: as if autograd kept
+    /// a copy of the outputs.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
         let _ = (tape, outputs);
         None
@@ -44,8 +46,9 @@ pub trait Loss: Send + Sync + 'static {
 pub struct CrossEntropy {
     /// Targets with this value are neither summed nor counted.
     pub ignore: i64,
-    /// The share of each target that is spread evenly over all classes (Szegedy et al. 2016, section 7);
-    /// at least 0, below 1. It holds in evaluation, too: use another loss, or a metric, to measure without.
+    /// The share of each target that is spread evenly over all classes (Szegedy et al. 2016,
+    /// section 7); at least 0, below 1. It holds in evaluation, too: use another loss, or a metric,
+    /// to measure without.
     pub label_smoothing: f64,
 }
 
@@ -72,7 +75,8 @@ impl Loss for CrossEntropy {
             return Ok(());
         }
         Err(LayerError::Shape(format!(
-            "cross entropy takes outputs [..., classes] and int64 targets [...], it got {output} and {target}"
+            "cross entropy takes outputs [..., classes] and int64 targets [...], it got {output} \
+            and {target}"
         )))
     }
 
@@ -98,7 +102,8 @@ impl Loss for CrossEntropy {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
 
-    /// The log-softmax is saved, with an index and a flag for each row; the backward overwrites it, but with smoothing.
+    /// The log-softmax is saved, with an index and a flag for each row; the backward overwrites it,
+    /// but with smoothing.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
         let logits = *outputs.first()?;
         let spec = tape.spec(logits);
@@ -128,8 +133,8 @@ fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerEr
     Err(LayerError::Value(format!("a target is outside the classes 0..{classes}")))
 }
 
-/// A loss of the first output, and a share of the same loss of each further one, which auxiliary heads give for training
-/// (Szegedy et al. 2015, section 5).
+/// A loss of the first output, and a share of the same loss of each further one, which auxiliary
+/// heads give for training (Szegedy et al. 2015, section 5).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WithAuxiliary<L> {
     /// The loss.
@@ -172,8 +177,8 @@ impl<L: Loss> Loss for WithAuxiliary<L> {
     }
 }
 
-/// Squared error summed over all elements, divided by the number of elements: outputs and targets of one
-/// shape.
+/// Squared error summed over all elements, divided by the number of elements: outputs and targets
+/// of one shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MeanSquaredError;
 
@@ -184,7 +189,8 @@ impl Loss for MeanSquaredError {
             return Ok(());
         }
         Err(LayerError::Shape(format!(
-            "mean squared error takes outputs and targets of one shape and dtype, it got {output} and {target}"
+            "mean squared error takes outputs and targets of one shape and dtype, it got {output} \
+            and {target}"
         )))
     }
 

@@ -1,15 +1,17 @@
-//! Metrics: what else is measured of the outputs, as sums and counts like a loss, but without gradients.
+//! Metrics: what else is measured of the outputs, as sums and counts like a loss, but without
+//! gradients.
 
 use crate::{error::LayerError, layer::only};
 use tch::{Kind, Tensor};
 
-/// A metric. Over a mini-batch it is the sum of `sum` over all micro-batches divided by `count` of the whole.
+/// A metric. Over a mini-batch it is the sum of `sum` over all micro-batches divided by `count` of
+/// the whole.
 pub trait Metric: Send + Sync + 'static {
     /// Its name, unique in a pipeline.
     fn name(&self) -> &str;
 
-    /// The sum over the samples (or targets) of a micro-batch. Outputs are in float32 where the arithmetic is
-    /// in bfloat16 or float16.
+    /// The sum over the samples (or targets) of a micro-batch. Outputs are in float32 where the
+    /// arithmetic is in bfloat16 or float16.
     ///
     /// # Errors
     /// libtorch's, and values that the metric cannot take.
@@ -45,7 +47,8 @@ fn first(outputs: &[Tensor]) -> Result<&Tensor, LayerError> {
     outputs.first().ok_or_else(|| LayerError::Shape("a metric takes an output".into()))
 }
 
-/// The share of targets (class indices [...]) to which the first output [..., classes] gives the largest value.
+/// The share of targets (class indices [...]) to which the first output [..., classes] gives the
+/// largest value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accuracy {
     /// Targets with this value do not count.
@@ -66,7 +69,8 @@ impl Metric for Accuracy {
 
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
         let (output, target) = (first(outputs)?, only(targets)?);
-        // An ignored target is negative or out of range by convention; compare all the same and mask.
+        // An ignored target is negative or out of range by convention; compare all the same and
+        // mask.
         let hit = output.f_argmax(-1, false)?.f_eq_tensor(target)?;
         let hit = hit.f_logical_and(&target.f_ne(self.ignore)?)?;
         Ok(hit.f_sum(Kind::Int64)?.f_double_value(&[])?)
@@ -77,8 +81,9 @@ impl Metric for Accuracy {
     }
 }
 
-/// The share of targets (class indices [...]) that are among the `k` classes to which the first output [..., classes] gives the
-/// largest values: top-5 accuracy, for example. A class with the same value as the last of these counts, too.
+/// The share of targets (class indices [...]) that are among the `k` classes to which the first
+/// output [..., classes] gives the largest values: top-5 accuracy, for example. A class with the
+/// same value as the last of these counts, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopK {
     name: String,

@@ -32,8 +32,8 @@ pub struct ParameterSpec {
     pub trainable: bool,
     /// Whether it is not trained but counted: running statistics, which change once per mini-batch.
     pub buffer: bool,
-    /// Parameters with the same tie are one weight: the first layer's initial value holds, gradients are
-    /// summed in layer order, and the norm counts it once.
+    /// Parameters with the same tie are one weight: the first layer's initial value holds,
+    /// gradients are summed in layer order, and the norm counts it once.
     pub tie: Option<String>,
 }
 
@@ -44,8 +44,8 @@ impl ParameterSpec {
         Self { name, shape, init, trainable: true, buffer: false, tie: None }
     }
 
-    /// A running statistic: kept in float32 (or float64) whatever the arithmetic is in, not trained, and part of the
-    /// pipeline's parameters and state.
+    /// A running statistic: kept in float32 (or float64) whatever the arithmetic is in, not
+    /// trained, and part of the pipeline's parameters and state.
     pub fn buffer(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
         Self { trainable: false, buffer: true, ..Self::new(name, shape, init) }
     }

@@ -45,10 +45,10 @@ fn replace(specs: &[TensorSpec], from: Kind, to: Kind) -> Vec<TensorSpec> {
     specs.iter().map(|spec| TensorSpec::new(spec.shape.clone(), kind(spec))).collect()
 }
 
-/// Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2): gradients are computed of a
-/// multiple of the loss, so that small ones do not become 0. A step whose gradients overflow is skipped and
-/// the scale halved; after many good ones it doubles. Scales are powers of two, so that scaling changes no
-/// bit of what neither overflows nor underflows.
+/// Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2): gradients are computed
+/// of a multiple of the loss, so that small ones do not become 0. A step whose gradients overflow
+/// is skipped and the scale halved; after many good ones it doubles. Scales are powers of two, so
+/// that scaling changes no bit of what neither overflows nor underflows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LossScale {
     pub scale: f64,
@@ -74,7 +74,8 @@ impl LossScale {
         self.dynamic.then_some(self.scale)
     }
 
-    /// As it was when a state was taken; a state of other arithmetic has no scale, and this one starts anew.
+    /// As it was when a state was taken; a state of other arithmetic has no scale, and this one
+    /// starts anew.
     pub(crate) fn restore(&mut self, scale: Option<f64>, good: u32) {
         if self.dynamic {
             (self.scale, self.good) = scale.map_or((FIRST, 0), |scale| (scale, good));
@@ -100,7 +101,8 @@ impl LossScale {
             return false;
         }
         if self.scale <= 1.0 {
-            // No scale helps: the error is not one of range, and must not leave the scale at its least.
+            // No scale helps: the error is not one of range, and must not leave the scale at its
+            // least.
             self.scale = FIRST;
             return false;
         }

@@ -62,7 +62,8 @@ impl Sequence {
         Self::default()
     }
 
-    /// Appends a layer. Names should be unique; [`crate::PipelineBuilder::build`] says which are not.
+    /// Appends a layer. Names should be unique; [`crate::PipelineBuilder::build`] says which are
+    /// not.
     #[must_use]
     pub fn push(mut self, name: impl Into<String>, layer: impl Layer) -> Self {
         let parameters = layer.parameters();
@@ -77,17 +78,20 @@ impl Sequence {
         self.push(name, layer)
     }
 
-    /// Freezes every parameter whose full name (`layer.parameter`) matches one of `patterns`. In a pattern `*` stands
-    /// for any text. A frozen parameter is not trained, and has no gradient and no optimizer state. No gradient is
-    /// computed below the lowest trained parameter. Running statistics of batch norms go on counting.
+    /// Freezes every parameter whose full name (`layer.parameter`) matches one of `patterns`. In a
+    /// pattern `*` stands for any text. A frozen parameter is not trained, and has no gradient and
+    /// no optimizer state. No gradient is computed below the lowest trained parameter. Running
+    /// statistics of batch norms go on counting.
     ///
-    /// A pattern that matches no parameter of the layers so far is an error of [`crate::PipelineBuilder::build`].
+    /// A pattern that matches no parameter of the layers so far is an error of
+    /// [`crate::PipelineBuilder::build`].
     #[must_use]
     pub fn freeze<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
         self.freeze_where(patterns, true)
     }
 
-    /// Freezes every parameter but those that match one of `patterns`, as [`Sequence::freeze`] does those that match.
+    /// Freezes every parameter but those that match one of `patterns`, as [`Sequence::freeze`] does
+    /// those that match.
     #[must_use]
     pub fn freeze_except<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
         self.freeze_where(patterns, false)
@@ -156,7 +160,8 @@ impl Sequence {
             .fold(0, u64::saturating_add)
     }
 
-    /// The paper's c_i for each layer at these inputs and this parameter dtype, in floating-point operations of a forward; at least
+    /// The paper's c_i for each layer at these inputs and this parameter dtype, in floating-point
+    /// operations of a forward; at least
     /// 1. A layer without an estimate counts the elements that it reads and writes.
     ///
     /// # Errors
@@ -275,7 +280,8 @@ impl Sequence {
                         if other.shape != parameter.shape || other.trainable != parameter.trainable
                         {
                             let reason = format!(
-                                "parameter '{}' {:?} is tied to '{}.{}' {:?}: tied parameters need one shape, and are trained or frozen together",
+                                "parameter '{}' {:?} is tied to '{}.{}' {:?}: tied parameters \
+                                need one shape, and are trained or frozen together",
                                 parameter.name,
                                 parameter.shape,
                                 first.name,
@@ -292,7 +298,8 @@ impl Sequence {
         Ok(groups)
     }
 
-    /// For each layer, whether anything before it is trained: only then is its input's gradient needed.
+    /// For each layer, whether anything before it is trained: only then is its input's gradient
+    /// needed.
     pub(crate) fn trained_before(&self) -> Vec<bool> {
         let mut any = false;
         let mut before = Vec::with_capacity(self.layers.len() + 1);

@@ -62,8 +62,8 @@ impl TensorSpec {
         Self { kind, ..self.clone() }
     }
 
-    /// Whether a layer may pass it on: floats, whose gradients flow, and integers and booleans, which have
-    /// none. Complex numbers would have one, and it would be lost.
+    /// Whether a layer may pass it on: floats, whose gradients flow, and integers and booleans,
+    /// which have none. Complex numbers would have one, and it would be lost.
     pub(crate) fn is_supported(&self) -> bool {
         let discrete = [Kind::Bool, Kind::Uint8, Kind::Int8, Kind::Int16, Kind::Int, Kind::Int64];
         self.is_float() || discrete.contains(&self.kind)

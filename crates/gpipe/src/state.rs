@@ -1,8 +1,8 @@
 //! All that a pipeline knows between two steps, as plain data by layer: what a checkpoint holds.
 //!
-//! It does not depend on K, schedule, balance or re-materialization: what was taken from one pipeline fits
-//! every other of the same model. Dropout, initial values and the learning rate are functions of the counters, so
-//! there is no generator whose state would have to be kept.
+//! It does not depend on K, schedule, balance or re-materialization: what was taken from one
+//! pipeline fits every other of the same model. Dropout, initial values and the learning rate are
+//! functions of the counters, so there is no generator whose state would have to be kept.
 
 use tch::{Kind, Tensor};
 

@@ -5,8 +5,8 @@ use gpipe_core::Bytes;
 use gpipe_runtime::Payload;
 use tch::Tensor;
 
-/// A tuple of tensors, some of which may be absent (the gradient of an integer tensor, say). It moves
-/// between stages of one process without a copy.
+/// A tuple of tensors, some of which may be absent (the gradient of an integer tensor, say). It
+/// moves between stages of one process without a copy.
 #[derive(Debug, Default)]
 pub struct Value {
     tensors: Vec<Option<Tensor>>,

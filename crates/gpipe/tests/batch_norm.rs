@@ -1,5 +1,5 @@
-//! Batch norm against whole-batch formulas and a plain loop over micro-batches. That running statistics do not depend on
-//! K, schedule, balance or re-materialization is in `transparency.rs`.
+//! Batch norm against whole-batch formulas and a plain loop over micro-batches. That running
+//! statistics do not depend on K, schedule, balance or re-materialization is in `transparency.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -14,7 +14,8 @@ use tch::{Kind, Tensor};
 
 const CHANNELS: i64 = 4;
 
-/// Values whose mean is 35 standard deviations from 0, so that a sum of squares minus a squared mean would lose digits.
+/// Values whose mean is 35 standard deviations from 0, so that a sum of squares minus a squared
+/// mean would lose digits.
 fn images(samples: i64, seed: u64, kind: Kind) -> Tensor {
     uniform(&[samples, CHANNELS, 3, 5], seed, kind) * 0.5 + 10.0
 }

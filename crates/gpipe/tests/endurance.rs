@@ -1,5 +1,6 @@
-//! Many steps, and many pipelines, in one process: its memory, threads and open files do not grow. In one test, because what they look
-//! at is the whole process. A tenth of it under `make test`, all of it with `GPIPE_SOAK=1`.
+//! Many steps, and many pipelines, in one process: its memory, threads and open files do not grow.
+//! In one test, because what they look at is the whole process. A tenth of it under `make test`,
+//! all of it with `GPIPE_SOAK=1`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test
 
 mod common;
@@ -36,8 +37,8 @@ impl Held {
         }
     }
 
-    /// The last messages of a step may be freed after it: of 2 KiB each, and a lost tensor a step would be 400 KiB. The C library
-    /// returns pages late: less than 2 MiB more is no growth.
+    /// The last messages of a step may be freed after it: of 2 KiB each, and a lost tensor a step
+    /// would be 400 KiB. The C library returns pages late: less than 2 MiB more is no growth.
     #[track_caller]
     fn assert_no_more_than(self, before: Self, what: &str) {
         println!("soak: {what}: {before:?} before, {self:?} after");

@@ -1,5 +1,5 @@
-//! Estimates from shapes alone: plain cases worked out by hand, and what cannot be estimated. What real stages hold is compared
-//! in `models/tests/estimates.rs`.
+//! Estimates from shapes alone: plain cases worked out by hand, and what cannot be estimated. What
+//! real stages hold is compared in `models/tests/estimates.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -77,8 +77,9 @@ fn oracle_a_residual_by_hand() {
     // h, which gelu saves, and the sum; gelu's output is a variable only.
     assert_eq!((cost.kept.0, cost.forward_peak.0), (2 * x, 3 * x));
     assert_eq!((cost.inputs.0, cost.input_gradients.0), (x, x));
-    // h's gradient takes the place of h, which is let go of. Then those of x and of the weight; then h's goes, and x's meets its
-    // other part, which is the output's own: the sum is another tensor.
+    // h's gradient takes the place of h, which is let go of. Then those of x and of the weight;
+    // then h's goes, and x's meets its other part, which is the output's own: the sum is another
+    // tensor.
     assert_eq!(cost.backward_peak.0, x + w);
     // The first accumulation copies a transposed gradient, when all but that is gone.
     assert_eq!(cost.first_backward_peak.0, (x + w).max(2 * w));

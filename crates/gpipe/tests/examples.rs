@@ -1,5 +1,5 @@
-//! The programs in `examples/`, run as a user runs them. `cargo test` builds them first; with `--test examples` alone,
-//! `cargo build --examples` does.
+//! The programs in `examples/`, run as a user runs them. `cargo test` builds them first; with
+//! `--test examples` alone, `cargo build --examples` does.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests may panic
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};

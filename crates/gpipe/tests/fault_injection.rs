@@ -1,6 +1,7 @@
-//! Family `fault_`: at every kind of action of every stage, an error, a panic, an allocation over the cap and a stall. One named
-//! error comes out in time; every wait ends; afterwards the pipeline goes on as one to which nothing happened, to the bit
-//! and to the byte, or refuses everything and is closed without a thread or a file left.
+//! Family `fault_`: at every kind of action of every stage, an error, a panic, an allocation over
+//! the cap and a stall. One named error comes out in time; every wait ends; afterwards the pipeline
+//! goes on as one to which nothing happened, to the bit and to the byte, or refuses everything and
+//! is closed without a thread or a file left.
 //!
 //! A few of the many under `make test`, all of them with `GPIPE_SOAK=1`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test
@@ -82,7 +83,8 @@ impl Trap {
     }
 }
 
-/// Every kind of compute action that training has, and transfers of activations, gradients, tied weights and the vote.
+/// Every kind of compute action that training has, and transfers of activations, gradients, tied
+/// weights and the vote.
 fn ways() -> [(Schedule, Remat); 4] {
     [
         (Schedule::OneFOneB, Remat::Always),
@@ -139,7 +141,8 @@ fn step(pipeline: &mut Pipeline) -> gpipe::Result<gpipe::StepReport> {
     pipeline.train_step(&x, &y)
 }
 
-/// One action of each kind of each stage: the middle one of those that the stage has. By name, so that a failure can be found.
+/// One action of each kind of each stage: the middle one of those that the stage has. By name, so
+/// that a failure can be found.
 fn one_of_each(seen: &[Action]) -> Vec<Action> {
     let mut kinds: BTreeMap<(u32, String), Vec<Action>> = BTreeMap::new();
     for action in seen {
@@ -177,13 +180,14 @@ fn hush() {
     }));
 }
 
-/// What each device held when the step began: all that the one before has left. (What is held later hangs on when messages are
-/// taken.)
+/// What each device held when the step began: all that the one before has left. (What is held later
+/// hangs on when messages are taken.)
 fn left(report: &gpipe::StepReport) -> Vec<Bytes> {
     report.bytes.iter().map(|levels| levels[0].1).collect()
 }
 
-/// A failure before the decision costs nothing; during the hand-out of the decision the pipeline may say that it is torn.
+/// A failure before the decision costs nothing; during the hand-out of the decision the pipeline
+/// may say that it is torn.
 fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
     let what = format!("{way:?} {at} {deed:?}");
     let before = held();
@@ -211,7 +215,8 @@ fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
         }
         Deed::Stall => {
             assert!(text.contains("sign of life"), "{what}: {text}");
-            // Twice the deadline and a little where only the driver waits; the rest is for a busy machine.
+            // Twice the deadline and a little where only the driver waits; the rest is for a busy
+            // machine.
             assert!(took < 3 * deadline + Duration::from_secs(4), "{what}: {took:?}: {text}");
         }
     }
@@ -221,8 +226,8 @@ fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
         Ok(report) => {
             assert!(deed != Deed::Stall, "{what}: a thread that was given up is used again");
             let mut pair = (report, step(&mut spared).unwrap());
-            // The messages of a step are freed by the last thread that leaves it, which may be after the next one has begun; a
-            // leak stays.
+            // The messages of a step are freed by the last thread that leaves it, which may be
+            // after the next one has begun; a leak stays.
             for more in 0..10 {
                 let (own, other) = &pair;
                 assert_eq!((own.loss, own.grad_norm), (other.loss, other.grad_norm), "{what}");

@@ -1,16 +1,16 @@
-//! Family `fault_`: bad input, a failing layer, too little memory or a stall end in one clear error (what,
-//! where, the remedy), never in a panic or a hang. Afterwards the pipeline still works, and its parameters
-//! and optimizer state are as before to the bit.
+//! Family `fault_`: bad input, a failing layer, too little memory or a stall end in one clear error
+//! (what, where, the remedy), never in a panic or a hang. Afterwards the pipeline still works, and
+//! its parameters and optimizer state are as before to the bit.
 //!
 //! - `fault_build_*`: settings and models that do not fit, found before anything runs
 //! - `fault_input_*`: mini-batches that the pipeline cannot take, and values that layers cannot
-//! - `fault_layer_*`: layers that fail, panic or make NaN, in forward, re-materialization or the second run
-//!   that names the layer of a NaN
+//! - `fault_layer_*`: layers that fail, panic or make NaN, in forward, re-materialization or the
+//!   second run that names the layer of a NaN
 //! - `fault_memory_*`: caps, while building and in a step
 //! - `fault_stall_*`: a layer that never returns, with a short deadline
 //!
-//! Catches a check that is missing or says the wrong layer, gradients or updates that survive a failed
-//! step, stages that wait for one that failed, an update applied by some stages only.
+//! Catches a check that is missing or says the wrong layer, gradients or updates that survive a
+//! failed step, stages that wait for one that failed, an update applied by some stages only.
 
 // clippy.toml allows these in test functions only, not in what the functions share.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -195,8 +195,8 @@ fn data() -> (Tensor, Tensor) {
     (uniform(&[SAMPLES, 4], 1, Kind::Float), uniform(&[SAMPLES, 2], 2, Kind::Float))
 }
 
-/// A pipeline, and another one of the same kind to which nothing happens. Both have made one step, so that
-/// the optimizer has a state that could be spoiled.
+/// A pipeline, and another one of the same kind to which nothing happens. Both have made one step,
+/// so that the optimizer has a state that could be spoiled.
 struct Pair {
     harmed: Pipeline,
     spared: Pipeline,
@@ -215,8 +215,8 @@ impl Pair {
         Self { harmed: built(trap), spared: built(&Trap::new(trap.deed)), what }
     }
 
-    /// Runs something that must fail, and checks that it leaves no trace: parameters, number of steps, and
-    /// the next step's loss and parameters are those of the pipeline that was spared.
+    /// Runs something that must fail, and checks that it leaves no trace: parameters, number of
+    /// steps, and the next step's loss and parameters are those of the pipeline that was spared.
     fn harm<T>(&mut self, call: impl FnOnce(&mut Pipeline) -> gpipe::Result<T>) -> String {
         let error = call(&mut self.harmed).err();
         let text = error.unwrap_or_else(|| panic!("no error: {}", self.what)).to_string();

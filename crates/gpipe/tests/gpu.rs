@@ -1,5 +1,6 @@
-//! Family `gpu_`: what needs a GPU. Without one every test here is skipped, and says so where GPIPE_SKIP_LOG
-//! names a file. The claim to the bit is for deterministic kernels; those used here are.
+//! Family `gpu_`: what needs a GPU. Without one every test here is skipped, and says so where
+//! GPIPE_SKIP_LOG names a file. The claim to the bit is for deterministic kernels; those used here
+//! are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;

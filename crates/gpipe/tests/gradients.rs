@@ -1,14 +1,17 @@
-//! Family `oracle_gradient_*`: every layer's backward, through the whole machinery (two stages, ragged
-//! micro-batches, re-materialization), against central differences of the loss in float64. A layer before
-//! the one under test makes the latter's input depend on parameters, so input gradients are checked too.
+//! Family `oracle_gradient_*`: every layer's backward, through the whole machinery (two stages,
+//! ragged micro-batches, re-materialization), against central differences of the loss in float64. A
+//! layer before the one under test makes the latter's input depend on parameters, so input
+//! gradients are checked too.
 //!
-//! Catches a gradient that is cut (a detached tensor, a kernel without a backward), a sign, a factor, a
-//! mask that differs between forward, re-materialization and backward, a skip whose gradient gets lost.
+//! Catches a gradient that is cut (a detached tensor, a kernel without a backward), a sign, a
+//! factor, a mask that differs between forward, re-materialization and backward, a skip whose
+//! gradient gets lost.
 //!
-//! Tolerance. With h = 1e-5 a central difference is off by h^2 / 6 f''' = 1.7e-11 f''' plus the rounding of
-//! two losses, 2e-16 / h = 2e-11 of the loss times the few roundings that do not cancel. Losses here are
-//! below 4 and third derivatives below 50, so 1e-9 holds with little to spare and is 1e-7 of a typical
-//! gradient; each case asserts that no parameter's gradient is so small that 1e-9 would pass anything.
+//! Tolerance. With h = 1e-5 a central difference is off by h^2 / 6 f''' = 1.7e-11 f''' plus the
+//! rounding of two losses, 2e-16 / h = 2e-11 of the loss times the few roundings that do not
+//! cancel. Losses here are below 4 and third derivatives below 50, so 1e-9 holds with little to
+//! spare and is 1e-7 of a typical gradient; each case asserts that no parameter's gradient is so
+//! small that 1e-9 would pass anything.
 
 // clippy.toml allows these in test functions only, not in what the functions share.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -73,8 +76,8 @@ impl Case {
         Self { masks: true, ..self }
     }
 
-    /// Losses and gradients are looked at with learning rate 0: a step changes nothing. Everything is
-    /// recomputed: the loss comes from the first forward, the gradient from the second.
+    /// Losses and gradients are looked at with learning rate 0: a step changes nothing. Everything
+    /// is recomputed: the loss comes from the first forward, the gradient from the second.
     fn pipeline(&self) -> Pipeline {
         let specs: Vec<_> = self.inputs.iter().map(TensorSpec::of).collect();
         let builder = Pipeline::builder(self.model.clone(), specs)
@@ -92,7 +95,8 @@ impl Case {
         }
     }
 
-    /// The training loss at `values`; `pipeline` is one that may be reused where there are no masks.
+    /// The training loss at `values`; `pipeline` is one that may be reused where there are no
+    /// masks.
     fn loss(&self, pipeline: &mut Pipeline, values: &Named) -> f64 {
         if !self.masks {
             pipeline.set_parameters(values).unwrap();
@@ -200,8 +204,8 @@ fn oracle_gradient_activations() {
 #[test]
 fn oracle_gradient_relu() {
     let case = Case::of(Activation::Relu);
-    // No input of the activation is so near to 0 that a perturbation by H would cross it: inputs are below
-    // 1, so none moves by more than H.
+    // No input of the activation is so near to 0 that a perturbation by H would cross it: inputs
+    // are below 1, so none moves by more than H.
     let linear = Case::new(Sequence::new().push("before", Linear::new(D, D)));
     let mut pipeline = linear.pipeline();
     move_away(&mut pipeline);
@@ -296,7 +300,8 @@ fn sentences() -> Vec<Tensor> {
     vec![Tensor::from_slice(&source).reshape([SAMPLES, 4]), tokens()]
 }
 
-/// An encoder of one layer and a decoder of one, whose attention is wider than the model, with every tie that there is.
+/// An encoder of one layer and a decoder of one, whose attention is wider than the model, with
+/// every tie that there is.
 fn encoder_decoder(whole: bool, attention_dropout: f64, dropout: f64) -> Case {
     let tie = Some("tokens".to_owned());
     let tokens = TokenEmbedding { vocabulary: 7, features: D, dropout, tie: tie.clone() };
@@ -364,7 +369,8 @@ fn oracle_gradient_dropout() {
 
 #[test]
 fn oracle_gradient_skip_across_stages_and_within() {
-    // Uniform cuts put layers 0..3 on stage 0: 'far' crosses, 'near' does not; both are of one value.
+    // Uniform cuts put layers 0..3 on stage 0: 'far' crosses, 'near' does not; both are of one
+    // value.
     let model = Sequence::new()
         .push("first", Linear::new(D, D))
         .push("far", Stash::new("far"))

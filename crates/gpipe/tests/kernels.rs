@@ -1,5 +1,6 @@
-//! Families: `transparency_` and `oracle_`, for the choice of float32 kernels: a model wide enough that its products
-//! go through oneDNN, whatever the processor (the models of the other tests are too small for it).
+//! Families: `transparency_` and `oracle_`, for the choice of float32 kernels: a model wide enough
+//! that its products go through oneDNN, whatever the processor (the models of the other tests are
+//! too small for it).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -31,7 +32,8 @@ const PLAIN: Way = Way {
     threads: 1,
 };
 
-/// The gradients of three steps with ragged micro-batches of 48, 48 and 36 rows, and the parameters after them.
+/// The gradients of three steps with ragged micro-batches of 48, 48 and 36 rows, and the parameters
+/// after them.
 fn train(way: &Way) -> Named {
     let model = Sequence::new()
         .push("in", Linear::new(WIDTH, 4 * WIDTH))
@@ -84,7 +86,8 @@ fn oracle_onednn_and_aten_agree_but_for_rounding() {
     let (onednn, aten) = (train(&PLAIN), train(&Way { kernels: Kernels::Aten, ..PLAIN }));
     let first = |named: &Named| named.iter().take(6).map(|(_, t)| t.copy()).collect::<Vec<_>>();
     for ((a, b), (name, _)) in first(&onednn).iter().zip(&first(&aten)).zip(&onednn) {
-        // The first step's gradients, from the same parameters: the norm of the difference, as the contract has it.
+        // The first step's gradients, from the same parameters: the norm of the difference, as the
+        // contract has it.
         let relative = (a - b).norm().double_value(&[]) / b.norm().double_value(&[]);
         assert!(relative < 1e-5, "{name}: {relative:e}");
     }

@@ -1,5 +1,5 @@
-//! Family `regression_`: mistakes in layers, losses and optimizers of one's own that went unnoticed. A run then
-//! learnt nothing, changed weights for good, or ended the process.
+//! Family `regression_`: mistakes in layers, losses and optimizers of one's own that went
+//! unnoticed. A run then learnt nothing, changed weights for good, or ended the process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -221,8 +221,8 @@ fn regression_an_optimizer_state_of_another_shape_is_an_error() {
     refused(pipeline.train_step(&x, &y), &words);
 }
 
-/// An optimizer refused its update on one stage, the message said that this stage had applied it, and nothing could
-/// be read any more.
+/// An optimizer refused its update on one stage, the message said that this stage had applied it,
+/// and nothing could be read any more.
 #[test]
 fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
     struct Refuses;
@@ -267,7 +267,8 @@ fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
         refused(pipeline.parameters(), &["accept_torn_update"]);
         refused(pipeline.train_step(&x, &y), &["accept_torn_update"]);
         assert!(pipeline.accept_torn_update().unwrap());
-        // Stage 0 may have been told of the failure before its turn; what is said of it is what happened.
+        // Stage 0 may have been told of the failure before its turn; what is said of it is what
+        // happened.
         let applied = text.contains("applied by stage 0");
         let found = pipeline.parameters().unwrap();
         let expected = vec![if applied { &after[0] } else { &before[0] }, &before[1]];

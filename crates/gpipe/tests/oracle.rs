@@ -1,11 +1,13 @@
 //! Family `oracle_`: the pipeline against something simpler that computes the same.
 //!
-//! - `oracle_unpipelined_*`: one pass over the whole mini-batch, one graph, written in plain tch from the
-//!   formulas. Catches a lost or doubled sample, a wrong denominator, a cut gradient, a tie summed twice.
+//! - `oracle_unpipelined_*`: one pass over the whole mini-batch, one graph, written in plain tch
+//!   from the formulas. Catches a lost or doubled sample, a wrong denominator, a cut gradient, a
+//!   tie summed twice.
 //! - `oracle_loss_*`: the exact loss (DESIGN: contract 3). Catches a mean of micro-batches' means.
-//! - `oracle_optimizer_*`, `oracle_clipping_*`: update rules and global norm written out in float64.
-//! - `oracle_memory_*`, `oracle_recompute_*`: what re-materialization discards, from the sizes. Catches an
-//!   activation that is recomputed and kept all the same, and a leak.
+//! - `oracle_optimizer_*`, `oracle_clipping_*`: update rules and global norm written out in
+//!   float64.
+//! - `oracle_memory_*`, `oracle_recompute_*`: what re-materialization discards, from the sizes.
+//!   Catches an activation that is recomputed and kept all the same, and a leak.
 
 // clippy.toml allows these in test functions only, not in what the functions share.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -54,7 +56,8 @@ impl Plain {
         &centred / (mean(&centred.square()) + 1e-5).sqrt() * weight + bias
     }
 
-    /// Causal attention, head by head (Vaswani et al. 2017, equation 1). x: [samples, positions, features]
+    /// Causal attention, head by head (Vaswani et al. 2017, equation 1). x: [samples, positions,
+    /// features]
     fn attention(&self, x: &Tensor, layer: &str) -> Tensor {
         let qkv = self.linear(&self.norm(x, layer), &format!("{layer}.qkv"));
         let size = FEATURES / 2;
@@ -116,8 +119,9 @@ type Compare = fn(&Named, &Named, f64, &str);
 
 /// |a - b| <= relative max(|b|, 1e-3 global norm), where |.| is the norm of a whole parameter.
 ///
-/// For float32, in which the bound for each element is not to be had: where the terms of an element's sum
-/// cancel, one pass in plain float32 is itself up to 3.7e-5 max(|b|, 1e-3 global norm) away from float64.
+/// For float32, in which the bound for each element is not to be had: where the terms of an
+/// element's sum cancel, one pass in plain float32 is itself up to 3.7e-5 max(|b|, 1e-3 global
+/// norm) away from float64.
 fn assert_close_in_norm(a: &Named, b: &Named, relative: f64, what: &str) {
     let names = |named: &Named| named.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     assert_eq!(names(a), names(b), "{what}");
@@ -200,12 +204,13 @@ fn oracle_loss_is_the_sum_over_the_count_of_the_whole_batch() {
 /// w, g, the state's two tensors, and the number of the update from 1: the new w.
 type Rule<'a> = &'a dyn Fn(&Tensor, &Tensor, &mut [Tensor; 2], i32) -> Tensor;
 
-/// Four steps of `optimizer` on the tied model at K = 3, compared after each with `rule` in float64,
-/// applied to the gradients that the pipeline says it had.
+/// Four steps of `optimizer` on the tied model at K = 3, compared after each with `rule` in
+/// float64, applied to the gradients that the pipeline says it had.
 fn follow(optimizer: impl Optimizer + Copy, rule: Rule) {
     let features = Features { tied: true, skip: true, dropout: 0.1, ..Features::plain() };
-    // The contract's tolerances. The rules are a dozen roundings per element and step, far below them; a
-    // wrong constant is far above: any of lr, decay, beta changes an update by more than 1e-3 of itself.
+    // The contract's tolerances. The rules are a dozen roundings per element and step, far below
+    // them; a wrong constant is far above: any of lr, decay, beta changes an update by more than
+    // 1e-3 of itself.
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::Double, 1e-10)] {
         let run = Run { stages: 3, ..Run::plain() };
         let builder = run.builder(model(features), 3).kind(kind).optimizer(optimizer);
@@ -268,7 +273,8 @@ fn oracle_optimizer_adamw() {
     follow(adamw, &|w, g, state, step| w - w * (0.01 * 0.1) - adam(g, state, step) * 0.01);
 }
 
-/// Whether, with a bound of `factor` times the norm, every gradient is scaled by the same right number.
+/// Whether, with a bound of `factor` times the norm, every gradient is scaled by the same right
+/// number.
 fn clip(kind: Kind, tolerance: f64, stages: usize, tied: bool, factor: f64) {
     let features = Features { tied, skip: true, ..Features::plain() };
     let run = Run { stages, ..Run::plain() };
@@ -363,8 +369,8 @@ fn oracle_optimizer_two_tied_parameters_of_one_layer_stay_one_weight() {
 const A: u64 = 512 * 16 * 4;
 const M: u64 = 8;
 
-/// `layers` layers, Linear(16, 16) and tanh in turn, whose outputs are all of A bytes. The parameters of
-/// all together, with gradients and SGD's momentum, are less than A.
+/// `layers` layers, Linear(16, 16) and tanh in turn, whose outputs are all of A bytes. The
+/// parameters of all together, with gradients and SGD's momentum, are less than A.
 fn deep(stages: &[usize], schedule: Schedule, remat: Remat) -> PipelineBuilder {
     let model = (0..stages.iter().sum()).fold(Sequence::new(), |model, layer| {
         if layer % 2 == 0 {
@@ -400,9 +406,9 @@ fn oracle_memory_rematerialization_discards() {
         let layers = stages[stage] as u64;
         // At the last forward's end every output of every layer and micro-batch is held.
         assert!(never[stage] >= M * layers * A, "stage {stage}: {never:?} of {A}");
-        // Held: one boundary value per micro-batch and one micro-batch's outputs. In passing: gradients
-        // on their way (of a layer's input and output, 2 in the link, 1 at each end), a temporary of the
-        // layer or the loss, and the parameters with their gradients: 8 A in all.
+        // Held: one boundary value per micro-batch and one micro-batch's outputs. In passing:
+        // gradients on their way (of a layer's input and output, 2 in the link, 1 at each end), a
+        // temporary of the layer or the loss, and the parameters with their gradients: 8 A in all.
         assert!(always[stage] <= (M + layers + 8) * A, "stage {stage}: {always:?} of {A}");
     }
 }
@@ -414,8 +420,8 @@ fn oracle_memory_segments_bound_a_deep_stage() {
         let builder = deep(&[1, layers as usize], Schedule::OneFOneB, remat);
         step(&mut builder.build().unwrap()).devices[1].peak.0
     };
-    // The last stage of 1F1B holds one micro-batch. Whole, all its layers' outputs are there at once; in
-    // segments, the inputs of each and the outputs of one, and in passing 8 A as above.
+    // The last stage of 1F1B holds one micro-batch. Whole, all its layers' outputs are there at
+    // once; in segments, the inputs of each and the outputs of one, and in passing 8 A as above.
     let (whole, parts) = (peak(Remat::Always), peak(Remat::Segments(segments)));
     assert!(whole >= layers * A, "{whole} of {A}");
     let bound = (u64::from(segments) + layers / u64::from(segments) + 8) * A;

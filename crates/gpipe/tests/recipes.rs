@@ -1,5 +1,6 @@
-//! Families: `oracle_` (each optimizer, group, average, loss and metric against its plain formula, in float64),
-//! `property_` (what reduced precision must keep), `fault_` (recipes that make no sense).
+//! Families: `oracle_` (each optimizer, group, average, loss and metric against its plain formula,
+//! in float64), `property_` (what reduced precision must keep), `fault_` (recipes that make no
+//! sense).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -47,8 +48,9 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.to_kind(Kind::Double).reshape([-1])).unwrap()
 }
 
-/// Trains with `optimizer`, applies `formula(name, step from 1, parameter, gradient)` to plain numbers beside
-/// it, with the pipeline's own gradients, and compares every parameter after every step.
+/// Trains with `optimizer`, applies `formula(name, step from 1, parameter, gradient)` to plain
+/// numbers beside it, with the pipeline's own gradients, and compares every parameter after every
+/// step.
 fn follow(builder: PipelineBuilder, mut formula: impl FnMut(&str, f64, &mut Plain, &[f64])) {
     let mut pipeline = builder.build().unwrap();
     let (x, y) = data(Kind::Double);
@@ -237,7 +239,8 @@ fn oracle_averages_follow_their_formula_and_evaluation_can_use_them() {
 
 #[test]
 fn regression_averages_of_tied_weights_are_exchanged_once() {
-    // Both uses share a storage: exchanging it with the average at each of them would leave it as it was.
+    // Both uses share a storage: exchanging it with the average at each of them would leave it as
+    // it was.
     let features = Features { tied: true, recipe: Recipe::Everything, ..Features::plain() };
     for stages in [1, 2] {
         let run = Run { stages, ..Run::plain() };
@@ -389,7 +392,8 @@ fn oracle_reduced_precision_is_near_float32() {
     };
     let exact = loss(Kind::Float);
     assert!(exact[9] < 0.8 * exact[0], "it learns: {exact:?}");
-    // bfloat16 has 8 significant bits, float16 11: a loss is a mean over 27 tokens of about ten roundings each.
+    // bfloat16 has 8 significant bits, float16 11: a loss is a mean over 27 tokens of about ten
+    // roundings each.
     for (kind, tolerance) in [(Kind::BFloat16, 0.02), (Kind::Half, 0.0025)] {
         for (found, expected) in loss(kind).iter().zip(&exact) {
             let relative = (found / expected - 1.0).abs();

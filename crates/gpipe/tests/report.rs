@@ -1,5 +1,5 @@
-//! Where a real pipeline's time goes. Families: `property_` (the parts sum to the step), `oracle_` (a stage that is made
-//! slow, the wall clock).
+//! Where a real pipeline's time goes. Families: `property_` (the parts sum to the step), `oracle_`
+//! (a stage that is made slow, the wall clock).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -106,8 +106,8 @@ fn oracle_the_step_is_the_wall_clock_around_it() {
         let time = report.time.0 as f64;
         outside.push((wall - time) / wall);
     }
-    // The driver's own part: checking and cutting the batch, waking the workers, this report. Other work on the
-    // machine makes it longer at times, nothing makes it shorter.
+    // The driver's own part: checking and cutting the batch, waking the workers, this report. Other
+    // work on the machine makes it longer at times, nothing makes it shorter.
     let least = outside.iter().copied().fold(f64::INFINITY, f64::min);
     assert!((0.0..0.01).contains(&least), "{outside:?}");
 }
@@ -127,7 +127,8 @@ fn property_bytes_over_time_go_up_to_the_peak_and_end_with_what_is_left() {
                 let most = series.iter().map(|point| point.1).max().unwrap();
                 assert!(most <= stage.peak && series.iter().all(|point| point.1.0 > 0));
                 assert_eq!(series.last().unwrap(), &(report.time, stage.live));
-                // Parameters are there throughout, and what micro-batches leave goes up and down again.
+                // Parameters are there throughout, and what micro-batches leave goes up and down
+                // again.
                 assert!(most > series[0].1, "{remat}");
             }
         }

@@ -1,5 +1,6 @@
-//! Schedules that a user wrote, run for real. Families: `property_` (any correct file computes what one stage computes, to the
-//! bit; a changed one is refused or does so, too), `fault_` (what does not fit the pipeline is refused before anything runs).
+//! Schedules that a user wrote, run for real. Families: `property_` (any correct file computes what
+//! one stage computes, to the bit; a changed one is refused or does so, too), `fault_` (what does
+//! not fit the pipeline is refused before anything runs).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -25,7 +26,8 @@ fn listed(name: &str, text: &str) -> Schedule {
     Schedule::Custom(Arc::new(CustomSchedule::parse(name, text).unwrap()))
 }
 
-/// Losses and the whole state after three steps, the second of fewer samples, so that it has fewer micro-batches.
+/// Losses and the whole state after three steps, the second of fewer samples, so that it has fewer
+/// micro-batches.
 fn trained(pipeline: &mut Pipeline) -> (Vec<u64>, Named) {
     let mut losses = Vec::new();
     for (step, samples) in [7, 3, 6].into_iter().enumerate() {
@@ -61,7 +63,8 @@ fn property_random_files_compute_what_one_stage_does() {
     assert!(splits > 10, "{splits}");
 }
 
-/// What first halves find of the weights' gradients is summed in the order of the micro-batches, in whichever order they run.
+/// What first halves find of the weights' gradients is summed in the order of the micro-batches, in
+/// whichever order they run.
 #[test]
 fn transparency_first_halves_in_any_order() {
     let features = Features { tied: true, skip: true, dropout: 0.1, ..Features::plain() };
@@ -144,7 +147,8 @@ impl Layer for Twice {
     }
 }
 
-/// (x) -> x w, or tanh(x w) w where there are fewer than three samples: one of a kind that is split in some micro-batches alone.
+/// (x) -> x w, or tanh(x w) w where there are fewer than three samples: one of a kind that is split
+/// in some micro-batches alone.
 struct Sometimes;
 
 impl Layer for Sometimes {
@@ -168,7 +172,8 @@ impl Layer for Sometimes {
     }
 }
 
-/// A layer that is split in the first of three micro-batches, and not in the others, whose gradients are there before: they wait.
+/// A layer that is split in the first of three micro-batches, and not in the others, whose
+/// gradients are there before: they wait.
 #[test]
 fn regression_gradients_that_are_found_early_wait_for_those_that_are_not() {
     let updated = |schedule: Schedule| {
@@ -235,8 +240,8 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
     let unsplit: Vec<&str> =
         layers.filter(|layer| layer.unsplit).map(|layer| layer.name.as_str()).collect();
     assert_eq!(unsplit, ["twice"]);
-    // What first halves find: nothing where no input's gradient is asked for, all of a layer that is not split, and a norm's vectors;
-    // a bias comes with its weight.
+    // What first halves find: nothing where no input's gradient is asked for, all of a layer that
+    // is not split, and a norm's vectors; a bias comes with its weight.
     let bytes = |of: fn(&LayerState) -> Bytes| -> Vec<u64> {
         found.costs.layers.iter().map(|layer| of(layer).0).collect()
     };

@@ -1,6 +1,7 @@
-//! Split backwards where PyTorch's are known to be wrong: a weight that a layer uses twice is counted twice
-//! (pytorch#180952), and nodes with several outputs are mixed up (pytorch#170277). Under ZB-H1 each network here must
-//! have the gradients of whole backwards, to the bit, and those that autograd finds for the network as one graph.
+//! Split backwards where PyTorch's are known to be wrong: a weight that a layer uses twice is
+//! counted twice (pytorch#180952), and nodes with several outputs are mixed up (pytorch#170277).
+//! Under ZB-H1 each network here must have the gradients of whole backwards, to the bit, and those
+//! that autograd finds for the network as one graph.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -17,7 +18,8 @@ const SAMPLES: i64 = 6;
 
 type Result = std::result::Result<Tensor, LayerError>;
 
-/// What a layer computes of its input and weights `[WIDTH, WIDTH]`; the output is of the input's shape.
+/// What a layer computes of its input and weights `[WIDTH, WIDTH]`; the output is of the input's
+/// shape.
 type Compute = fn(&Tensor, &[Tensor]) -> Result;
 
 struct Net {

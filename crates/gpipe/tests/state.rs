@@ -1,5 +1,6 @@
-//! The state between two steps: what is refused, and what starts anew. (That it is complete is shown by
-//! `transparency.rs`, which takes it out and goes on elsewhere in every run of its matrix.)
+//! The state between two steps: what is refused, and what starts anew. (That it is complete is
+//! shown by `transparency.rs`, which takes it out and goes on elsewhere in every run of its
+//! matrix.)
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -32,7 +33,8 @@ fn put(pipeline: &mut Pipeline, state: State) -> Result<(), Error> {
     pipeline.restore(&counters, state.into_layers())
 }
 
-/// Expects that a changed state is refused, with a message that has `parts`; whether the pipeline is as before.
+/// Expects that a changed state is refused, with a message that has `parts`; whether the pipeline
+/// is as before.
 fn refuses(into: &mut Pipeline, change: impl FnOnce(&mut Vec<LayerState>), parts: &[&str]) -> bool {
     let mut state = trained().state().unwrap();
     let mut layers: Vec<LayerState> = state.stages.drain(..).flatten().collect();
@@ -104,7 +106,8 @@ fn fault_a_state_that_does_not_fit_is_refused() {
 
 #[test]
 fn oracle_what_the_state_has_none_of_starts_anew_and_what_is_not_wanted_is_passed_over() {
-    // Averages and an optimizer that the state has, and the pipeline has not; and the other way round.
+    // Averages and an optimizer that the state has, and the pipeline has not; and the other way
+    // round.
     let mut plain = trained();
     let mut averaged = builder().average(0.5).build().unwrap();
     restore(&mut averaged, plain.state().unwrap());

@@ -1,9 +1,10 @@
-//! The first test to read. Family `transparency_`: the number of stages, the balance, the schedule and the
-//! choice of what to re-materialize never change a bit of any loss, gradient or parameter; nor does it that
-//! the state is taken out of one pipeline and put into another, which is run in another way.
+//! The first test to read. Family `transparency_`: the number of stages, the balance, the schedule
+//! and the choice of what to re-materialize never change a bit of any loss, gradient or parameter;
+//! nor does it that the state is taken out of one pipeline and put into another, which is run in
+//! another way.
 //!
-//! Whoever adds a value to an axis (a schedule, a transport, batch norm, resume) adds it to `Run::all` or
-//! to `Features` and thereby runs the whole matrix on it.
+//! Whoever adds a value to an axis (a schedule, a transport, batch norm, resume) adds it to
+//! `Run::all` or to `Features` and thereby runs the whole matrix on it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -27,7 +28,8 @@ fn matrix(features: Features) {
         may_skip: features.kind == Kind::Half,
         what: format!("{features:?}"),
     };
-    // Even; ragged, and ragged in another way in the next step; fewer samples than micro-batches, and one.
+    // Even; ragged, and ragged in another way in the next step; fewer samples than micro-batches,
+    // and one.
     subject.matrix(&[(vec![8], 4), (vec![7, 5], 3), (vec![3, 1, 6], 4)]);
 }
 

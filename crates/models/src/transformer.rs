@@ -1,4 +1,5 @@
-//! A decoder-only transformer language model (Radford et al. 2019): pre-LN, learned positions, GELU.
+//! A decoder-only transformer language model (Radford et al. 2019): pre-LN, learned positions,
+//! GELU.
 
 use gpipe::{
     Sequence,
@@ -12,7 +13,8 @@ const LAYERS_MAX: usize = 4096;
 /// Largest size: products of two stay far from overflowing.
 const SIZE_MAX: i64 = 1 << 24;
 
-/// The model's sizes. Inputs are int64 tokens [samples, positions], outputs logits [.., vocabulary].
+/// The model's sizes. Inputs are int64 tokens [samples, positions], outputs logits [..,
+/// vocabulary].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transformer {
     /// Tokens are 0 .. vocabulary.
@@ -46,11 +48,13 @@ impl Transformer {
     /// The layers: `embedding`; `0.attention`, `0.mlp`, ... (or `0.block`, ...); `head`.
     ///
     /// # Errors
-    /// A size below 1, heads that do not divide the features, or dropouts that are no probabilities.
+    /// A size below 1, heads that do not divide the features, or dropouts that are no
+    /// probabilities.
     pub fn build(&self) -> Result<Sequence, TransformerError> {
         self.check()?;
         let tie = self.tied.then(|| "tokens".to_owned());
-        // Each block adds twice to the residual stream; this keeps its variance (Radford et al. 2019, 2.3).
+        // Each block adds twice to the residual stream; this keeps its variance (Radford et al.
+        // 2019, 2.3).
         let output_std = STD / (2.0 * self.blocks as f64).sqrt();
         let attention = Attention {
             features: self.features,

@@ -1,5 +1,6 @@
-//! The encoder-decoder transformer T(L, H, A) of GPipe's translation (Huang et al. 2019, section 5; Vaswani et al. 2017), pre-LN (Xiong et
-//! al. 2020), as one sequence. What is between its layers is a tuple of several dtypes, so that it may be cut anywhere:
+//! The encoder-decoder transformer T(L, H, A) of GPipe's translation (Huang et al. 2019, section 5;
+//! Vaswani et al. 2017), pre-LN (Xiong et al. 2020), as one sequence. What is between its layers is
+//! a tuple of several dtypes, so that it may be cut anywhere:
 //!
 //! ```text
 //! (source [N, S], target [N, T])                    int64
@@ -13,14 +14,16 @@
 //! logits [N, T, vocabulary]
 //! ```
 //!
-//! The first value is what a layer works on; the others it reads or passes on. The target that goes in is a token for the beginning and then the
-//! sentence; the loss's targets are the sentence and a token for the end, and are ignored where there is padding. Both sentences are filled
-//! up at their end.
+//! The first value is what a layer works on; the others it reads or passes on. The target that goes
+//! in is a token for the beginning and then the sentence; the loss's targets are the sentence and a
+//! token for the end, and are ignored where there is padding. Both sentences are filled up at their
+//! end.
 //!
-//! Three things keep deep ones stable, as in the paper. The output projections of a stack with B residual branches (two in each
-//! layer of the encoder, three in the decoder's) start 1 / sqrt(B) times as large as others, so that the branches together add
-//! as much as one of them would (the paper scales the feed-forward layers' by the number of layers, after Zhang et al. 2019). Logits are
-//! clipped (`logit_clip`). And the loss may smooth labels ([`gpipe::CrossEntropy`]).
+//! Three things keep deep ones stable, as in the paper. The output projections of a stack with B
+//! residual branches (two in each layer of the encoder, three in the decoder's) start 1 / sqrt(B)
+//! times as large as others, so that the branches together add as much as one of them would (the
+//! paper scales the feed-forward layers' by the number of layers, after Zhang et al. 2019). Logits
+//! are clipped (`logit_clip`). And the loss may smooth labels ([`gpipe::CrossEntropy`]).
 
 use gpipe::{
     Sequence,
@@ -48,7 +51,8 @@ pub struct Translation {
     pub features: i64,
     /// Attention heads (A).
     pub heads: i64,
-    /// Size of a head; the attention is `heads * head_size` wide, which need not be the model's size. 64 in the paper.
+    /// Size of a head; the attention is `heads * head_size` wide, which need not be the model's
+    /// size. 64 in the paper.
     pub head_size: i64,
     /// Size of the feed-forward layers (H).
     pub hidden: i64,
@@ -62,9 +66,11 @@ pub struct Translation {
     pub attention_dropout: f64,
     /// Logits end at this size, and beyond it they have no gradient; 0: nowhere.
     pub logit_clip: f64,
-    /// Whether the output projection is the target's embedding (Press & Wolf 2017), as in the paper.
+    /// Whether the output projection is the target's embedding (Press & Wolf 2017), as in the
+    /// paper.
     pub tied: bool,
-    /// Whether the source's embedding is the target's, too: then the vocabularies are one. Not so in the paper.
+    /// Whether the source's embedding is the target's, too: then the vocabularies are one. Not so
+    /// in the paper.
     pub shared: bool,
     /// Whether attention and feed-forward are layers of their own for the partitioner, or one.
     pub split_blocks: bool,
@@ -79,8 +85,9 @@ impl Translation {
     /// The layers.
     ///
     /// # Errors
-    /// A size below 1 or far too large, an odd number of features, a padding that is no token, vocabularies of two sizes that are to be shared,
-    /// dropouts that are no probabilities, a clip below 0.
+    /// A size below 1 or far too large, an odd number of features, a padding that is no token,
+    /// vocabularies of two sizes that are to be shared, dropouts that are no probabilities, a clip
+    /// below 0.
     pub fn build(&self) -> Result<Sequence, TranslationError> {
         self.check()?;
         let table = (self.tied || self.shared).then(|| "target tokens".to_owned());
@@ -126,8 +133,9 @@ impl Translation {
         TokenEmbedding { vocabulary, features: self.features, dropout: self.dropout, tie }
     }
 
-    /// Self-attention and feed-forward of a stack of so many residual branches. A weight's initial variance is one over the number of
-    /// its inputs, which keeps the variance of what goes through it.
+    /// Self-attention and feed-forward of a stack of so many residual branches. A weight's initial
+    /// variance is one over the number of its inputs, which keeps the variance of what goes through
+    /// it.
     fn branches(&self, causal: bool, branches: usize) -> (Attention, Mlp) {
         let output_std = |inputs: i64| (size(inputs) * branches as f64).powf(-0.5);
         let (features, dropout) = (self.features, self.dropout);
@@ -174,12 +182,14 @@ impl Translation {
         }
         if !(0..source_vocabulary.min(target_vocabulary)).contains(&pad) {
             return refuse(format!(
-                "pad is {pad}: it must be a token of both vocabularies, of {source_vocabulary} and {target_vocabulary}"
+                "pad is {pad}: it must be a token of both vocabularies, of {source_vocabulary} \
+                and {target_vocabulary}"
             ));
         }
         if self.shared && source_vocabulary != target_vocabulary {
             return refuse(format!(
-                "vocabularies of {source_vocabulary} and {target_vocabulary} cannot share an embedding: use one vocabulary, or shared = false"
+                "vocabularies of {source_vocabulary} and {target_vocabulary} cannot share an \
+                embedding: use one vocabulary, or shared = false"
             ));
         }
         let dropouts = [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)];

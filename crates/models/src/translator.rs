@@ -1,6 +1,8 @@
-//! The next token's logits of a [`Translation`](crate::Translation), for [`BeamSearch`](gpipe::decode::BeamSearch).
+//! The next token's logits of a [`Translation`](crate::Translation), for
+//! [`BeamSearch`](gpipe::decode::BeamSearch).
 //!
-//! Sources and outputs are cut into groups of sentences, which flow through the stages side by side.
+//! Sources and outputs are cut into groups of sentences, which flow through the stages side by
+//! side.
 
 use gpipe::{
     Error, Pipeline, Result,
@@ -47,7 +49,8 @@ impl NextLogits for CachedLogits<'_> {
     }
 }
 
-/// Logits from whole prefixes: every step computes all positions again. Slow, and what [`CachedLogits`] is held against.
+/// Logits from whole prefixes: every step computes all positions again. Slow, and what
+/// [`CachedLogits`] is held against.
 pub struct RecomputedLogits<'p> {
     pipeline: &'p mut Pipeline,
     sources: Vec<Tensor>,

@@ -25,8 +25,8 @@ struct Network {
     model: Sequence,
     inputs: Vec<TensorSpec>,
     targets: Tensor,
-    /// Bytes of the tied weight's gradient: the owner's copy for another stage may be let go of by that after the owner has
-    /// looked at what it holds.
+    /// Bytes of the tied weight's gradient: the owner's copy for another stage may be let go of by
+    /// that after the owner has looked at what it holds.
     tied: u64,
 }
 
@@ -119,7 +119,8 @@ struct Case {
 /// What a stage held, and what was predicted.
 struct Held {
     peak: f64,
-    /// If no message outlives its sender's action, and if each lives until the sender hears of its end.
+    /// If no message outlives its sender's action, and if each lives until the sender hears of its
+    /// end.
     least: f64,
     most: f64,
     live: u64,
@@ -204,7 +205,9 @@ fn compare(networks: &[Network], cases: &[Case], above: f64, below: f64) {
                 let Case { stages, micro_batches, schedule, remat, kernels, kind } = case;
                 writeln!(
                     table,
-                    "{} K={stages} M={micro_batches} {schedule} {remat} {kernels:?} {kind:?}, stage {stage}: {:.2} MB, predicted {least:+.2}% to {most:+.2}%; after the step {live}, predicted {resident}{mark}",
+                    "{} K={stages} M={micro_batches} {schedule} {remat} {kernels:?} {kind:?}, \
+                    stage {stage}: {:.2} MB, predicted {least:+.2}% to {most:+.2}%; after the \
+                    step {live}, predicted {resident}{mark}",
                     network.name,
                     peak / 1e6,
                 )
@@ -236,23 +239,25 @@ fn cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
     all
 }
 
-/// What a stage holds of messages depends on when their receivers are done; between no message and every message that may
-/// still live (which is what a plan counts) a measured peak may be anywhere. Besides, up to 11% too much is predicted: a skip whose
-/// tensor is also where a segment starts counts twice. How much too little: see [`below`].
+/// What a stage holds of messages depends on when their receivers are done; between no message and
+/// every message that may still live (which is what a plan counts) a measured peak may be anywhere.
+/// Besides, up to 11% too much is predicted: a skip whose tensor is also where a segment starts
+/// counts twice. How much too little: see [`below`].
 #[test]
 fn oracle_predicted_peaks_are_those_of_stages() {
     let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
     compare(&networks, &cases(Kernels::OneDnn, Kind::Float), 0.11, below());
 }
 
-/// How much less than stages hold is predicted at most in float32, because what convolutions take beside their tensors is not
-/// modelled. With AVX-512 oneDNN pads small channels: up to 3%. With AVX2 alone (measured on Zen 3) it takes up to 9.5% of these
-/// ResNet stages.
+/// How much less than stages hold is predicted at most in float32, because what convolutions take
+/// beside their tensors is not modelled. With AVX-512 oneDNN pads small channels: up to 3%. With
+/// AVX2 alone (measured on Zen 3) it takes up to 9.5% of these ResNet stages.
 fn below() -> f64 {
     if has("avx512f") { 0.03 } else { 0.10 }
 }
 
-/// Whether the processor has these instructions. PeerError than on x86 the narrower bounds are tried.
+/// Whether the processor has these instructions. PeerError than on x86 the narrower bounds are
+/// tried.
 fn has(instructions: &str) -> bool {
     #[cfg(target_arch = "x86_64")]
     return match instructions {
@@ -280,9 +285,11 @@ fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, below());
 }
 
-/// What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled: up to 6% of these stages with AVX-512, and with AMX
-/// up to a megabyte each, of stages of two. So AMX is left out. oneDNN is told when it is first used: in a process of its own. Without
-/// instructions for bfloat16 it converts to float32 and back, and takes up to half of a stage for that: nothing is compared.
+/// What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled: up to 6% of
+/// these stages with AVX-512, and with AMX up to a megabyte each, of stages of two. So AMX is left
+/// out. oneDNN is told when it is first used: in a process of its own. Without instructions for
+/// bfloat16 it converts to float32 and back, and takes up to half of a stage for that: nothing is
+/// compared.
 #[test]
 fn oracle_bfloat16_holds_what_is_predicted() {
     if !has("avx512bf16") {

@@ -1,5 +1,5 @@
-//! The image networks: their sizes against the literature's, from shapes alone; and that they run, train and are the same
-//! to the bit at every K.
+//! The image networks: their sizes against the literature's, from shapes alone; and that they run,
+//! train and are the same to the bit at every K.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 #[path = "../../gpipe/tests/common/mod.rs"]
@@ -204,8 +204,9 @@ fn gradients(model: &Sequence, seed: u64, kind: Kind, kernels: Kernels) -> Vec<(
     pipeline.gradients().unwrap()
 }
 
-/// A value near 0 may pass a ReLU, and one of two equal ones a maximum, with one kernel and not with another; that moves
-/// some gradients by percents, in some of the draws. What a kernel does wrong is wrong in all of them.
+/// A value near 0 may pass a ReLU, and one of two equal ones a maximum, with one kernel and not
+/// with another; that moves some gradients by percents, in some of the draws. What a kernel does
+/// wrong is wrong in all of them.
 #[test]
 fn oracle_every_kernel_gives_the_gradients_of_float64() {
     let network = AmoebaNet { filters: 16, drop_path: 0.0, ..small(Variant::D) };

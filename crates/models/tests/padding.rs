@@ -43,7 +43,8 @@ fn pipeline(balance: &[usize], schedule: Schedule, remat: &str, trims: bool) -> 
     builder.build().unwrap()
 }
 
-/// Seven sentences that grow, so that the three micro-batches end at different columns; source, beginnings, targets.
+/// Seven sentences that grow, so that the three micro-batches end at different columns; source,
+/// beginnings, targets.
 fn batch(columns: i64) -> (Vec<Tensor>, Tensor) {
     let row = |seed: i64, length: i64, fill: i64| {
         let tokens = (0..length).map(move |i| 2 + (seed * 5 + i * 3) % (VOCABULARY - 2));

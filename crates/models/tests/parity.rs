@@ -1,6 +1,7 @@
-//! Family `oracle_`: losses and gradient norms of five steps against figures that PyTorch computed, recorded
-//! in `parity/recorded.json` by `scripts/parity.py --record`. Catches what that script catches, except a
-//! gradient that keeps its norm, where there is no PyTorch. The initial weights follow from the seed.
+//! Family `oracle_`: losses and gradient norms of five steps against figures that PyTorch computed,
+//! recorded in `parity/recorded.json` by `scripts/parity.py --record`. Catches what that script
+//! catches, except a gradient that keeps its norm, where there is no PyTorch. The initial weights
+//! follow from the seed.
 
 // clippy.toml allows these in test functions only, not in what the functions share.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -25,9 +26,10 @@ fn norm(tensor: &tch::Tensor) -> f64 {
 /// The parts of what was recorded that `case` is compared with.
 struct Recorded {
     losses: Vec<f64>,
-    /// By step: of a norm's difference, relative to max(norm, 1e-3 global norm). 1e-5 in float32 and 1e-10 in
-    /// float64, more where PyTorch's own float32 trajectory is further from its float64 one (Adam divides by
-    /// sqrt(v), so where a gradient is as small as its rounding its update is arbitrary).
+    /// By step: of a norm's difference, relative to max(norm, 1e-3 global norm). 1e-5 in float32
+    /// and 1e-10 in float64, more where PyTorch's own float32 trajectory is further from its
+    /// float64 one (Adam divides by sqrt(v), so where a gradient is as small as its rounding its
+    /// update is arbitrary).
     tolerances: Vec<f64>,
     /// By parameter, then by step.
     norms: Vec<(String, Vec<f64>)>,

@@ -1,5 +1,5 @@
-//! Families: `oracle_` (what a profile of one training predicts of another: bytes), `fault_` (profiles of something else), `property_` (changed
-//! files).
+//! Families: `oracle_` (what a profile of one training predicts of another: bytes), `fault_`
+//! (profiles of something else), `property_` (changed files).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe::{
@@ -278,10 +278,12 @@ fn oracle_predicted_bytes_are_what_is_held() {
             }
             for (stage, (own, &measured)) in predicted.stages.iter().zip(&peaks).enumerate() {
                 let ratio = own.peak.0 as f64 / measured as f64;
-                // Below only by samples that saw a part of another stage's giving back. Above by the gradients
-                // that may still be queued, but were not in this run; and, where segments are kept, by tensors that two layers' inputs
-                // share (AmoebaNet's pairs), which are counted twice; where backwards are split, by inputs that a receiver may hold until
-                // its second half: two more may live than under 1F1B, a tenth of what three layers of AmoebaNet hold.
+                // Below only by samples that saw a part of another stage's giving back. Above by
+                // the gradients that may still be queued, but were not in this run; and, where
+                // segments are kept, by tensors that two layers' inputs share (AmoebaNet's pairs),
+                // which are counted twice; where backwards are split, by inputs that a receiver may
+                // hold until its second half: two more may live than under 1F1B, a tenth of what
+                // three layers of AmoebaNet hold.
                 let wide = plan.remat.of(stage).segments() > 1 || plan.schedule.splits();
                 let above = if wide { 1.10 } else { 1.05 };
                 if !(0.999..=above).contains(&ratio) {

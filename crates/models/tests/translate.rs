@@ -215,7 +215,8 @@ fn fault_steps_that_do_not_fit_are_refused_and_the_decoding_goes_on() {
     assert!(decoding.step(Vec::new()).unwrap().is_empty());
 }
 
-/// Anything else that the pipeline does ends a decoding: its caches are gone, and a first step begins anew.
+/// Anything else that the pipeline does ends a decoding: its caches are gone, and a first step
+/// begins anew.
 #[test]
 fn property_a_decoding_leaves_nothing_behind() {
     let mut pipeline = pipeline(true, CUTS[1], Kind::Float);

@@ -1,5 +1,6 @@
-//! The encoder-decoder transformer: that it is the same to the bit at every K, wherever it is cut; that padding changes nothing; that it
-//! learns from the source. `sizes`: its sizes against the paper's, from shapes alone.
+//! The encoder-decoder transformer: that it is the same to the bit at every K, wherever it is cut;
+//! that padding changes nothing; that it learns from the source. `sizes`: its sizes against the
+//! paper's, from shapes alone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 #[path = "../../gpipe/tests/common/mod.rs"]
@@ -138,8 +139,8 @@ fn transparency_of_whole_blocks_with_one_embedding_for_all() {
     matrix(Translation { dropout: 0.2, ..model }, false, &|builder| builder);
 }
 
-/// Cuts of the 13 layers that are not uniform: between an encoder layer's halves, before the target comes in, and on both sides of
-/// cross-attention.
+/// Cuts of the 13 layers that are not uniform: between an encoder layer's halves, before the target
+/// comes in, and on both sides of cross-attention.
 #[test]
 fn transparency_up_to_five_stages_and_of_evaluation() {
     let cuts: [&[usize]; 5] = [&[13], &[7, 6], &[3, 5, 5], &[2, 3, 2, 3, 3], &[5, 1, 1, 1, 5]];
@@ -264,7 +265,8 @@ fn property_each_sentence_is_for_itself_and_sees_its_source_and_what_was_said() 
     assert!(largest(&(flipped - before)) > 1e-3);
 }
 
-/// The first output of an encoder layer: what of it changes with the fourth of six tokens, of which the last is padding.
+/// The first output of an encoder layer: what of it changes with the fourth of six tokens, of which
+/// the last is padding.
 #[test]
 fn property_the_encoder_sees_both_ways_and_no_padding() {
     let states = |causal: bool, changed: usize| -> Vec<Vec<u64>> {

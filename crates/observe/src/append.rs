@@ -1,8 +1,8 @@
-//! Files that grow by whole pieces: a line, an event. A piece is in the file completely or, after a failed
-//! write, not at all, so that the next one continues a valid file.
+//! Files that grow by whole pieces: a line, an event. A piece is in the file completely or, after a
+//! failed write, not at all, so that the next one continues a valid file.
 //!
-//! Not here: what a piece is. A process killed while it writes can still leave a torn piece; who reads
-//! passes over it.
+//! Not here: what a piece is. A process killed while it writes can still leave a torn piece; who
+//! reads passes over it.
 
 use std::{
     fmt::Debug,
@@ -46,8 +46,9 @@ impl Append {
         Self { sink: Box::new(sink), length, is_torn: false }
     }
 
-    /// Hands `piece` to the system, in one call where it takes all of it. After an error nothing of it is
-    /// left, and the next piece may succeed; where even that failed, it is tried again before the next piece.
+    /// Hands `piece` to the system, in one call where it takes all of it. After an error nothing of
+    /// it is left, and the next piece may succeed; where even that failed, it is tried again before
+    /// the next piece.
     pub(crate) fn piece(&mut self, piece: &[u8]) -> io::Result<()> {
         self.cut_torn()?;
         let written = self.sink.write_all(piece);

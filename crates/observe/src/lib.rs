@@ -7,8 +7,8 @@
 //! - [`picture`]: a step as one SVG or HTML page
 //! - [`trace`]: the same for chrome://tracing and Perfetto
 //!
-//! Not here: tensors, the pipeline, printing. Who trains fills plain records. Drawings of a timeline as
-//! text are in `gpipe_core::draw`.
+//! Not here: tensors, the pipeline, printing. Who trains fills plain records. Drawings of a
+//! timeline as text are in `gpipe_core::draw`.
 //!
 //! ```
 //! use gpipe_observe::{metrics::{Record, Run, Step}, plot};

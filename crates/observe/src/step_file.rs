@@ -1,4 +1,5 @@
-//! `step.json`: what a run leaves of one step, for pictures of it: the measured timeline, what was predicted, and bytes.
+//! `step.json`: what a run leaves of one step, for pictures of it: the measured timeline, what was
+//! predicted, and bytes.
 //!
 //! ```text
 //! {"format":1,"step":10,
@@ -9,8 +10,9 @@
 //! "memory":{"predicted":[[[0,4096],[2300000,8192]],..],"peaks":[..],"caps":[null,..]}}
 //! ```
 //!
-//! Times are nanoseconds from the start of the step, a device's actions are in its order and do not overlap, and each device has a
-//! line of its own, so that an error's line says which it is of. What is written has passed the checks of what is read.
+//! Times are nanoseconds from the start of the step, a device's actions are in its order and do not
+//! overlap, and each device has a line of its own, so that an error's line says which it is of.
+//! What is written has passed the checks of what is read.
 
 use std::{
     io::{self, BufWriter, Write},
@@ -69,7 +71,8 @@ pub struct Predicted {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// What each was to hold over the time of the prediction: from each time on, until the next one.
+    /// What each was to hold over the time of the prediction: from each time on, until the next
+    /// one.
     pub predicted: Vec<Vec<(Nanos, Bytes)>>,
     /// What each held over the time of the step, in the same way.
     #[serde(default)]
@@ -95,7 +98,8 @@ pub enum StepFileError {
         source: io::Error,
     },
     /// A file that no run wrote in this form.
-    #[error("{} is damaged: {reason}; it is written anew by the run's next `gpipe train --resume`", path.display())]
+    #[error("{} is damaged: {reason}; it is written anew by the run's next `gpipe train \
+        --resume`", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -113,10 +117,12 @@ pub enum StepFileError {
 }
 
 impl StepFile {
-    /// Writes the step aside and then in the place of `path`: a crash leaves the old file or the new.
+    /// Writes the step aside and then in the place of `path`: a crash leaves the old file or the
+    /// new.
     ///
     /// # Errors
-    /// [`StepFileError`]: the step is larger than the bounds above, or the system refuses. The old file is unchanged then.
+    /// [`StepFileError`]: the step is larger than the bounds above, or the system refuses. The old
+    /// file is unchanged then.
     pub fn write(&self, path: &Path) -> Result<(), StepFileError> {
         self.check().map_err(|reason| StepFileError::Refused { path: path.to_owned(), reason })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -131,8 +137,8 @@ impl StepFile {
     /// Reads what [`Self::write`] wrote.
     ///
     /// # Errors
-    /// [`StepFileError`]: the file cannot be read, is larger than the bounds above, or is not such a file; with the line, or the
-    /// device and action.
+    /// [`StepFileError`]: the file cannot be read, is larger than the bounds above, or is not such
+    /// a file; with the line, or the device and action.
     pub fn read(path: &Path) -> Result<Self, StepFileError> {
         let damaged = |reason| StepFileError::Damaged { path: path.to_owned(), reason };
         let bytes = gpipe_files::read(path, FILE_BYTES_MAX).map_err(|error| match error {
@@ -252,7 +258,8 @@ fn check_memory(memory: &Memory) -> Result<(), String> {
         for (position, (time, bytes)) in series.iter().enumerate() {
             if *time < now || *time > TIME_MAX || is_too_much(bytes) {
                 return Err(format!(
-                    "stage {}, point {position}: its time is before that of the one before it, or it is too large",
+                    "stage {}, point {position}: its time is before that of the one before it, or \
+                    it is too large",
                     StageId::from_index(stage)
                 ));
             }

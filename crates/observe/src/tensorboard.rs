@@ -1,9 +1,9 @@
 //! TensorBoard event files: TFRecord framing around protocol-buffer events with scalars.
 //!
-//! A record is: length (u64), masked CRC32C of the length, the event, masked CRC32C of the event; all
-//! little-endian. The first event names the format's version. Each of our records becomes one event with
-//! all its scalars, handed to the system at once, so that TensorBoard can follow a run. A resumed run
-//! continues in a file of its own.
+//! A record is: length (u64), masked CRC32C of the length, the event, masked CRC32C of the event;
+//! all little-endian. The first event names the format's version. Each of our records becomes one
+//! event with all its scalars, handed to the system at once, so that TensorBoard can follow a run.
+//! A resumed run continues in a file of its own.
 
 use std::{
     fs::{self, File},
@@ -87,7 +87,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates `folder` if need be, and in it a file named after `now`, beside those that are there.
+    /// Creates `folder` if need be, and in it a file named after `now`, beside those that are
+    /// there.
     ///
     /// # Errors
     /// [`EventError`].
@@ -101,8 +102,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The same for a run that goes on: TensorBoard forgets what the folder's older files say of `step`, the
-    /// first to be written again, and of later ones.
+    /// The same for a run that goes on: TensorBoard forgets what the folder's older files say of
+    /// `step`, the first to be written again, and of later ones.
     ///
     /// # Errors
     /// [`EventError`].
@@ -114,8 +115,8 @@ impl Writer {
             session_log: Some(SessionLog { status: START }),
             ..Event::default()
         };
-        // TensorBoard takes the first start in a folder for the run's own and forgets nothing; no older
-        // file need have one.
+        // TensorBoard takes the first start in a folder for the run's own and forgets nothing; no
+        // older file need have one.
         writer.event(&restart)?;
         writer.event(&restart)?;
         Ok(writer)
@@ -126,8 +127,8 @@ impl Writer {
         &self.path
     }
 
-    /// Appends the scalars of `record`, as of `now`. After an error nothing of them is in the file, and later
-    /// ones may succeed.
+    /// Appends the scalars of `record`, as of `now`. After an error nothing of them is in the file,
+    /// and later ones may succeed.
     ///
     /// # Errors
     /// [`EventError`].
@@ -158,8 +159,8 @@ impl Writer {
     }
 }
 
-/// A new file, named after the second; further ones of the same second are numbered, so that their order is
-/// that of their names.
+/// A new file, named after the second; further ones of the same second are numbered, so that their
+/// order is that of their names.
 fn create_file(folder: &Path, seconds: f64) -> Result<(PathBuf, File), EventError> {
     let first = format!("events.out.tfevents.{seconds:.0}.gpipe");
     let mut count = 0;

@@ -1,9 +1,10 @@
-//! One step's timeline in the trace-event format, which chrome://tracing and <https://ui.perfetto.dev> show.
+//! One step's timeline in the trace-event format, which chrome://tracing and
+//! <https://ui.perfetto.dev> show.
 //!
-//! Each timeline is a process and each device a thread. Times are microseconds from the start of the step.
-//! Compute actions are slices of the categories `forward`, `recompute`, `backward` and `optimizer`; sends
-//! and receives, which include waiting, are slices of the category `wait`; an arrow (a pair of flow events)
-//! goes from each send to its receive.
+//! Each timeline is a process and each device a thread. Times are microseconds from the start of
+//! the step. Compute actions are slices of the categories `forward`, `recompute`, `backward` and
+//! `optimizer`; sends and receives, which include waiting, are slices of the category `wait`; an
+//! arrow (a pair of flow events) goes from each send to its receive.
 
 use std::{collections::HashMap, io};
 
@@ -79,8 +80,8 @@ impl<W: io::Write> Process<'_, W> {
         }))
     }
 
-    /// An arrow for each message whose two ends are in the timeline. No message passes the same half of an
-    /// edge twice in a step.
+    /// An arrow for each message whose two ends are in the timeline. No message passes the same
+    /// half of an edge twice in a step.
     fn arrows(&mut self, timeline: &Timeline) -> io::Result<()> {
         let mut sends: HashMap<Transfer, (usize, Nanos)> = HashMap::new();
         let each = || timeline.devices.iter().enumerate();

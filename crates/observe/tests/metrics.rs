@@ -1,4 +1,5 @@
-//! Families: `oracle_` (what is written is read, and continued), `fault_` (torn, bad and boundless files).
+//! Families: `oracle_` (what is written is read, and continued), `fault_` (torn, bad and boundless
+//! files).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{

@@ -1,5 +1,5 @@
-//! Pictures of steps. Families: `golden_` (a tiny one), `oracle_` (what is in them), `property_` (any timeline makes one, well-formed and
-//! of bounded size), `fault_` (names that are markup).
+//! Pictures of steps. Families: `golden_` (a tiny one), `oracle_` (what is in them), `property_`
+//! (any timeline makes one, well-formed and of bounded size), `fault_` (names that are markup).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
@@ -272,7 +272,8 @@ fn property_any_timeline_makes_pictures() {
                 let mut now = 0_u64;
                 let actions = (0..random.below(12)).map(|_| {
                     let start = Nanos(now.saturating_add(random.below(3) as u64));
-                    // Some end before they start, and some overlap: a picture is made of whatever it is given.
+                    // Some end before they start, and some overlap: a picture is made of whatever
+                    // it is given.
                     let end = Nanos(
                         start
                             .0

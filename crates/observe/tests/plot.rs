@@ -1,4 +1,5 @@
-//! Families: `oracle_` (what a page says), `property_` (any numbers make a page), `fault_` (no runs, too many).
+//! Families: `oracle_` (what a page says), `property_` (any numbers make a page), `fault_` (no
+//! runs, too many).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::splitmix::Stream;
@@ -52,7 +53,8 @@ fn oracle_the_page_of_one_run() {
         &page,
         &[
             "out/a&lt;b&gt;&amp;c",
-            "200 steps, 200k tokens, 4 stages, last loss 2.0200, last validation 2.0200 (1.2500 bits/byte)",
+            "200 steps, 200k tokens, 4 stages, last loss 2.0200, last validation 2.0200 (1.2500 \
+            bits/byte)",
             "Loss",
             "Tokens per second",
             "20k",

@@ -1,5 +1,6 @@
-//! `step.json`. Families: `golden_` (its form), `oracle_` (what is written is read), `fault_` (what is no such file, and disks that
-//! refuse), `property_` (no damage makes the reader or a picture panic).
+//! `step.json`. Families: `golden_` (its form), `oracle_` (what is written is read), `fault_` (what
+//! is no such file, and disks that refuse), `property_` (no damage makes the reader or a picture
+//! panic).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{fs, path::Path};

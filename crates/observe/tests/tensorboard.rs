@@ -1,5 +1,6 @@
-//! Families: `oracle_` (the bytes that TensorBoard's own writer makes; every scalar found by a decoder that
-//! shares nothing with the writer), `fault_` (folders that cannot be made, names that are taken).
+//! Families: `oracle_` (the bytes that TensorBoard's own writer makes; every scalar found by a
+//! decoder that shares nothing with the writer), `fault_` (folders that cannot be made, names that
+//! are taken).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{
@@ -13,7 +14,8 @@ use gpipe_observe::{
     tensorboard::Writer,
 };
 
-/// Two events, written by TensorBoard 2.21 (`tensorboard.summary.writer.record_writer` and its `Event`).
+/// Two events, written by TensorBoard 2.21 (`tensorboard.summary.writer.record_writer` and its
+/// `Event`).
 const BY_TENSORBOARD: &str = "\
     1800000000000000a37f4b220900002040fc54d9411a0d627261696e2e4576656e743a322b3531106300000000000000b1\
     6b13d90900005040fc54d94110ac022a550a160a0f76616c69646174696f6e2f6c6f737315000020400a1f0a1876616c69\

@@ -1,5 +1,6 @@
-//! Carriers: threads that move the messages of one link to, or from, another process. Workers see links only; a carrier
-//! is at the other end of those that cross. It knows from the program what will come, so it ends by itself.
+//! Carriers: threads that move the messages of one link to, or from, another process. Workers see
+//! links only; a carrier is at the other end of those that cross. It knows from the program what
+//! will come, so it ends by itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +17,8 @@ use crate::{
     worker::Step,
 };
 
-/// How often a wait for a worker looks whether the run has failed. A failure wakes it at once; this is for nothing else.
+/// How often a wait for a worker looks whether the run has failed. A failure wakes it at once; this
+/// is for nothing else.
 const SLICE: Duration = Duration::from_secs(1);
 
 /// One link that crosses, and what moves on it in one run.

@@ -1,4 +1,5 @@
-//! What time it is for a worker: real, or counted from costs so that a run is reproduced to the nanosecond.
+//! What time it is for a worker: real, or counted from costs so that a run is reproduced to the
+//! nanosecond.
 
 use std::{sync::Arc, time::Instant};
 
@@ -44,7 +45,8 @@ impl Clock {
         }
     }
 
-    /// Until when a message that is sent now takes its link, which is taken until `busy_until`, and when it arrives.
+    /// Until when a message that is sent now takes its link, which is taken until `busy_until`, and
+    /// when it arrives.
     pub(crate) fn arrival(&self, transfer: Transfer, busy_until: Nanos) -> (Nanos, Nanos) {
         match self {
             Clock::Real(_) => (self.now(), self.now()),

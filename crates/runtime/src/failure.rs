@@ -44,7 +44,8 @@ pub enum StepError<E> {
     },
     /// A wait outlasted the deadline, counted from the peer's last sign of life.
     #[error(
-        "{what}; last sign of life of stage {peer} {silence:.1?} ago{doing}; raise the deadline if its work takes longer"
+        "{what}; last sign of life of stage {peer} {silence:.1?} ago{doing}; raise the deadline \
+        if its work takes longer"
     )]
     Deadline {
         /// Who waits for what from whom.
@@ -58,7 +59,8 @@ pub enum StepError<E> {
     },
     /// A worker gives no sign of life, and nobody waits for it but the driver.
     #[error(
-        "device {device} gives no sign of life since {silence:.1?}{doing}; raise the deadline if its work takes longer"
+        "device {device} gives no sign of life since {silence:.1?}{doing}; raise the deadline if \
+        its work takes longer"
     )]
     Stuck {
         /// The device.
@@ -89,13 +91,15 @@ pub enum StepError<E> {
     Peer(#[from] PeerError),
     /// The update was begun or applied by some stages, and perhaps not by all.
     #[error(
-        "{cause}; the update was {}, perhaps not by all others: the parameters may be of two steps, restore a checkpoint, or accept_torn_update to use what is there",
+        "{cause}; the update was {}, perhaps not by all others: the parameters may be of two \
+        steps, restore a checkpoint, or accept_torn_update to use what is there",
         progress(applied, begun)
     )]
     Torn {
         /// Stages of this process that have applied it.
         applied: Vec<StageId>,
-        /// Stages of this process that began it and did not come to its end: they may have changed some parameters.
+        /// Stages of this process that began it and did not come to its end: they may have changed
+        /// some parameters.
         begun: Vec<StageId>,
         /// The first error.
         cause: String,
@@ -204,8 +208,9 @@ pub fn peer(program: &Program, action: Action) -> Option<StageId> {
 mod tests {
     use super::*;
 
-    /// A host died while an update was applied: the error began with the stages that had applied it, printed as Rust prints a list,
-    /// claimed of stages elsewhere that they had not, and named the host last.
+    /// A host died while an update was applied: the error began with the stages that had applied
+    /// it, printed as Rust prints a list, claimed of stages elsewhere that they had not, and named
+    /// the host last.
     #[test]
     fn regression_a_torn_update_names_its_cause_first() {
         let stages = |stages: &[u32]| stages.iter().copied().map(StageId).collect();
@@ -216,11 +221,14 @@ mod tests {
         };
         assert_eq!(
             torn(&[0], &[]).to_string(),
-            "rank 1: no sign of life for 3.0s; the update was applied by stage 0, perhaps not by all others: \
-             the parameters may be of two steps, restore a checkpoint, or accept_torn_update to use what is there"
+            "rank 1: no sign of life for 3.0s; the update was applied by stage 0, perhaps not by \
+            all others: \
+             the parameters may be of two steps, restore a checkpoint, or accept_torn_update to \
+             use what is there"
         );
         let told = torn(&[2, 0], &[1]).to_string();
-        let words = "; the update was applied by stages 0, 2, begun by stage 1 and not finished there, perhaps";
+        let words = "; the update was applied by stages 0, 2, begun by stage 1 and not finished \
+            there, perhaps";
         assert!(told.contains(words), "{told}");
         assert!(torn(&[], &[1]).to_string().contains("; the update was begun by stage 1 and not"));
     }

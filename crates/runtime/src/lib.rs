@@ -1,4 +1,5 @@
-//! Executes a lowered schedule: one worker thread per device, bounded links, deadlines, and one error.
+//! Executes a lowered schedule: one worker thread per device, bounded links, deadlines, and one
+//! error.
 //!
 //! ```text
 //!   driver (pool)  --command-->  worker 0   runs device 0's list, action by action, on its StageExecutors

@@ -1,8 +1,8 @@
-//! Links: bounded queues between stages. A wait ends with a message, with room, with someone's failure, or
-//! with the deadline; there is no other wait in the runtime's hot path.
+//! Links: bounded queues between stages. A wait ends with a message, with room, with someone's
+//! failure, or with the deadline; there is no other wait in the runtime's hot path.
 //!
-//! A message is moved, never copied. The queue's slots carry times, so that on a virtual clock a full link
-//! delays its sender exactly as `gpipe_core::simulate` says.
+//! A message is moved, never copied. The queue's slots carry times, so that on a virtual clock a
+//! full link delays its sender exactly as `gpipe_core::simulate` says.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -81,8 +81,8 @@ impl<V> Link<V> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a free slot and takes it; returns since when it was free. `patience` is asked every
-    /// `slice` whether to go on waiting.
+    /// Waits for a free slot and takes it; returns since when it was free. `patience` is asked
+    /// every `slice` whether to go on waiting.
     ///
     /// # Errors
     /// [`WaitEnd`]
@@ -94,8 +94,9 @@ impl<V> Link<V> {
         self.wait(slice, patience, |state| state.free.pop_front())
     }
 
-    /// Puts a message in the slot that [`Link::reserve`] took. `arrival` is told until when the messages before it take the link, and says
-    /// until when it is taken then, and when this one can be received.
+    /// Puts a message in the slot that [`Link::reserve`] took. `arrival` is told until when the
+    /// messages before it take the link, and says until when it is taken then, and when this one
+    /// can be received.
     pub fn put(
         &self,
         micro_batch: Option<MicroBatch>,

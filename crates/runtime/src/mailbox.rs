@@ -4,7 +4,8 @@ use gpipe_core::{Direction, EdgeId, MicroBatch, StageId, Transfer};
 
 use crate::stage::{OnEdges, Verdict, Vote};
 
-/// One worker's messages in a step. Bounded by the edges of its stages: each compute empties what it uses.
+/// One worker's messages in a step. Bounded by the edges of its stages: each compute empties what
+/// it uses.
 pub(crate) struct Mailbox<V> {
     arrived: Vec<(StageId, Transfer, V)>,
     leaving: Vec<(StageId, Transfer, V)>,
@@ -63,8 +64,8 @@ impl<V> Mailbox<V> {
         Some(self.leaving.swap_remove(at).2)
     }
 
-    /// The part of the norm of `of` is known here; on a device with several stages it may be twice, computed
-    /// and received.
+    /// The part of the norm of `of` is known here; on a device with several stages it may be twice,
+    /// computed and received.
     pub(crate) fn vote(&mut self, of: StageId, vote: Vote) {
         self.votes.retain(|(stage, _)| *stage != of);
         self.votes.push((of, vote));

@@ -1,5 +1,6 @@
-//! A pool's other processes. Each process runs the workers of its own devices; a link between two of them is carried by
-//! a carrier on either side, through what this seam gives. Behind it is the transport.
+//! A pool's other processes. Each process runs the workers of its own devices; a link between two
+//! of them is carried by a carrier on either side, through what this seam gives. Behind it is the
+//! transport.
 
 use std::sync::Arc;
 
@@ -41,7 +42,8 @@ pub struct PeerError {
 
 /// The sending end of a crossing, for one run.
 pub trait Outbound<V>: Send {
-    /// Takes a message that is to be sent; returns once it may take another one. What it holds meanwhile is bounded.
+    /// Takes a message that is to be sent; returns once it may take another one. What it holds
+    /// meanwhile is bounded.
     ///
     /// # Errors
     /// The connection is lost, or the run was interrupted.
@@ -70,7 +72,8 @@ pub type Alarm = Arc<dyn Fn(PeerError) + Send + Sync>;
 pub struct Run {
     /// The lists of all devices.
     pub program: Arc<Program>,
-    /// Signs of life: this process's devices beat here; the transport tells the others, and beats for theirs.
+    /// Signs of life: this process's devices beat here; the transport tells the others, and beats
+    /// for theirs.
     pub pulses: Arc<Pulses>,
     /// What to call when another process fails.
     pub alarm: Alarm,
@@ -118,7 +121,8 @@ pub trait Peers<E: StageExecutor>: Send + Sync + 'static {
     /// The run has failed: every wait in it ends, and the others are told why if they do not know.
     fn fail(&self, why: &PeerError);
 
-    /// This process's part is done: gives it to the others, and waits for theirs; all of them, in any order.
+    /// This process's part is done: gives it to the others, and waits for theirs; all of them, in
+    /// any order.
     ///
     /// # Errors
     /// Another process failed or is gone.

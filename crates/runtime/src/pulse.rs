@@ -1,5 +1,5 @@
-//! Signs of life. Every deadline counts from the last one of whoever is waited for, so a slow pipeline is
-//! never taken for a dead one: who waits still beats, who is inside a kernel does not.
+//! Signs of life. Every deadline counts from the last one of whoever is waited for, so a slow
+//! pipeline is never taken for a dead one: who waits still beats, who is inside a kernel does not.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

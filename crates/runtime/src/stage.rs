@@ -1,5 +1,5 @@
-//! The seam: a stage as something that reacts to actions. Order, threads, waiting and failing are in front
-//! of it; tensors are behind it.
+//! The seam: a stage as something that reacts to actions. Order, threads, waiting and failing are
+//! in front of it; tensors are behind it.
 
 use gpipe_core::{Action, Bytes, EdgeId, LayerId, MicroBatch, StageId};
 
@@ -42,14 +42,16 @@ pub struct Verdict {
 }
 
 /// One stage. The runtime calls, in one thread: `begin`; then, as its program says, `forward`,
-/// `rematerialize` and `backward` (or its halves `backward_input` and, later, `backward_weight`) per micro-batch; then `tied`, `reduce`, `norm`, `decide` and `update`
-/// once; then `finish`. After any error, `abort`.
+/// `rematerialize` and `backward` (or its halves `backward_input` and, later, `backward_weight`)
+/// per micro-batch; then `tied`, `reduce`, `norm`, `decide` and `update` once; then `finish`. After
+/// any error, `abort`.
 ///
 /// All gradients that a step adds up belong to the step: `begin` and `abort` forget them.
 pub trait StageExecutor: 'static {
     /// What moves on the edges.
     type Value: Payload;
-    /// What the driver gives each stage for a step: inputs, targets, sizes, the loss denominator, the mode.
+    /// What the driver gives each stage for a step: inputs, targets, sizes, the loss denominator,
+    /// the mode.
     type Feed: Send + 'static;
     /// What a stage gives back after a step: losses, outputs, measurements.
     type Outcome: Send + 'static;
@@ -59,8 +61,8 @@ pub trait StageExecutor: 'static {
     /// Its position in the pipeline.
     fn stage(&self) -> StageId;
 
-    /// Called before every action of this stage. For switching to the stage's resources, and for faults
-    /// in tests.
+    /// Called before every action of this stage. For switching to the stage's resources, and for
+    /// faults in tests.
     fn before(&mut self, action: Action) -> Result<(), Self::Error> {
         let _ = action;
         Ok(())
@@ -80,37 +82,38 @@ pub trait StageExecutor: 'static {
     /// Recomputes what the forward of `micro_batch` discarded.
     fn rematerialize(&mut self, micro_batch: MicroBatch) -> Result<(), Self::Error>;
 
-    /// From the gradients of its outputs, computes those of its inputs, adds those of its parameters
-    /// to the step's, and releases what `micro_batch` held.
+    /// From the gradients of its outputs, computes those of its inputs, adds those of its
+    /// parameters to the step's, and releases what `micro_batch` held.
     fn backward(
         &mut self,
         micro_batch: MicroBatch,
         output_grads: OnEdges<Self::Value>,
     ) -> Result<OnEdges<Self::Value>, Self::Error>;
 
-    /// The first half of a backward: from the gradients of its outputs, computes those of its inputs, and keeps what the
-    /// second half needs.
+    /// The first half of a backward: from the gradients of its outputs, computes those of its
+    /// inputs, and keeps what the second half needs.
     fn backward_input(
         &mut self,
         micro_batch: MicroBatch,
         output_grads: OnEdges<Self::Value>,
     ) -> Result<OnEdges<Self::Value>, Self::Error>;
 
-    /// The second half: adds the gradients of its parameters to the step's, and releases what `micro_batch` held.
+    /// The second half: adds the gradients of its parameters to the step's, and releases what
+    /// `micro_batch` held.
     fn backward_weight(&mut self, micro_batch: MicroBatch) -> Result<(), Self::Error>;
 
     /// This stage's gradients of the tied weights that the stage at the other end of `edge` owns.
     fn tied(&mut self, edge: EdgeId) -> Result<Self::Value, Self::Error>;
 
-    /// Sums the gradients of the tied weights that this stage owns, its own and those that arrived, in
-    /// layer order; returns the sums for every edge they came on.
+    /// Sums the gradients of the tied weights that this stage owns, its own and those that arrived,
+    /// in layer order; returns the sums for every edge they came on.
     fn reduce(
         &mut self,
         arrived: OnEdges<Self::Value>,
     ) -> Result<OnEdges<Self::Value>, Self::Error>;
 
-    /// Takes the sums of tied gradients, makes the update ready (all that can fail), and returns this stage's
-    /// part of the norm.
+    /// Takes the sums of tied gradients, makes the update ready (all that can fail), and returns
+    /// this stage's part of the norm.
     fn norm(&mut self, sums: OnEdges<Self::Value>) -> Result<Vote, Self::Error>;
 
     /// On stage 0: decides for all, from every stage's part, in stage order (its own first).

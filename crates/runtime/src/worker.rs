@@ -1,4 +1,5 @@
-//! A worker: one device's thread. It interprets its list, action by action, and knows no schedule's name.
+//! A worker: one device's thread. It interprets its list, action by action, and knows no schedule's
+//! name.
 
 use std::{
     any::Any,
@@ -340,7 +341,8 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         }
     }
 
-    /// How often a wait looks up, and whether it then goes on: it beats, and looks at its peer's pulse.
+    /// How often a wait looks up, and whether it then goes on: it beats, and looks at its peer's
+    /// pulse.
     fn patience(&self, action: Action) -> (Duration, impl FnMut() -> bool + use<'a, E>) {
         let (step, device) = (self.step, self.device);
         let peer = self.peer_device(action);

@@ -1,5 +1,5 @@
-//! Family `fault_`: an error, a panic or a stall at any action ends in one clear error, never a hang, and
-//! leaves everything as it was.
+//! Family `fault_`: an error, a panic or a stall at any action ends in one clear error, never a
+//! hang, and leaves everything as it was.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
 
 use std::{
@@ -42,7 +42,8 @@ fn pool(
         let settings = Settings { link_capacity: capacity, deadline, virtual_costs: None };
         match WorkerPool::spawn(devices, settings) {
             Ok(pool) => return pool,
-            // A soak found it: on a busy machine a thread may begin after a deadline that is as short as those here.
+            // A soak found it: on a busy machine a thread may begin after a deadline that is as
+            // short as those here.
             Err(StepError::Stuck { doing, .. }) if doing.contains("building") => {}
             Err(error) => panic!("{error}"),
         }
@@ -145,7 +146,8 @@ fn fault_an_error_at_every_single_action_of_1f1b() {
 fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
     let gate = Arc::new(Gate::default());
     let fault = Fault { at, kind: FaultKind::Stall(Arc::clone(&gate)) };
-    // Shorter, and on a busy machine a worker that only waits may seem to have stopped, too: a soak found it.
+    // Shorter, and on a busy machine a worker that only waits may seem to have stopped, too: a soak
+    // found it.
     let mut pool = pool(program, capacity, 100, &fault);
     let error = pool.run(program, feeds(program)).unwrap_err();
     assert!(
@@ -207,8 +209,8 @@ fn fault_a_stall_is_told_by_who_waits_for_it() {
 
 #[test]
 fn fault_a_failed_step_leaves_everything_as_it_was_and_the_crew_goes_on() {
-    // The fault is at a stage's first action, but only for feed 3: feeds differ by nothing else, so it is
-    // injected through a pool whose fault never fires in the second program.
+    // The fault is at a stage's first action, but only for feed 3: feeds differ by nothing else, so
+    // it is injected through a pool whose fault never fires in the second program.
     let topology = Arc::new(Topology::chain(3));
     let long = Remat::Always.apply(&Schedule::OneFOneB.actions(3, 4));
     let long = Arc::new(lower(&long, &topology, 4).unwrap());
@@ -264,8 +266,8 @@ fn fault_a_program_for_other_devices_is_refused() {
     );
 }
 
-/// Two devices that wait for each other, and a device that waits for itself: `validate` refuses both, and
-/// the pool, told to run them all the same, says who waits for what.
+/// Two devices that wait for each other, and a device that waits for itself: `validate` refuses
+/// both, and the pool, told to run them all the same, says who waits for what.
 #[test]
 fn fault_a_deadlock_that_nobody_validated_ends_as_a_standstill() {
     let never = Fault { at: "9F9".parse().unwrap(), kind: FaultKind::Error };

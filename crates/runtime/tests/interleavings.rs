@@ -1,5 +1,6 @@
-//! Every interleaving of threads at a link and at a failure, by loom: nothing is lost or out of order, and no wake-up is missed. Loom's
-//! waits have no timeouts, so a wait that only its slice would end is found as a deadlock.
+//! Every interleaving of threads at a link and at a failure, by loom: nothing is lost or out of
+//! order, and no wake-up is missed. Loom's waits have no timeouts, so a wait that only its slice
+//! would end is found as a deadlock.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --package gpipe-runtime --release --test interleavings`
 #![cfg(loom)]
@@ -23,7 +24,8 @@ const SLICE: Duration = Duration::from_millis(1);
 /// How many interleavings all tests have tried.
 static TRIED: AtomicUsize = AtomicUsize::new(0);
 
-/// Bounds how often loom lets a thread be interrupted where all of them are too many: three find nearly every fault there is.
+/// Bounds how often loom lets a thread be interrupted where all of them are too many: three find
+/// nearly every fault there is.
 fn model(preemptions: Option<usize>, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -93,7 +95,8 @@ fn property_a_full_link_holds_its_sender_until_there_is_room() {
     });
 }
 
-/// Activations one way and gradients the other, each link with one slot, as between two stages of 1F1B.
+/// Activations one way and gradients the other, each link with one slot, as between two stages of
+/// 1F1B.
 #[test]
 fn property_both_directions_at_once() {
     model(Some(3), || {
@@ -113,7 +116,8 @@ fn property_both_directions_at_once() {
     });
 }
 
-/// Whenever someone fails, a sender that waits for room and a receiver that waits for a message both end.
+/// Whenever someone fails, a sender that waits for room and a receiver that waits for a message
+/// both end.
 #[test]
 fn fault_a_failure_ends_every_wait() {
     model(Some(3), || {
@@ -136,7 +140,8 @@ fn error(stage: u32) -> StepError<MockError> {
     StepError::Stage { action, source: MockError::Injected }
 }
 
-/// As workers do it: the error is recorded, then the links are poisoned; a worker looks at the failure before each action.
+/// As workers do it: the error is recorded, then the links are poisoned; a worker looks at the
+/// failure before each action.
 #[test]
 fn fault_the_first_error_wins_and_everyone_sees_it() {
     model(Some(3), || {

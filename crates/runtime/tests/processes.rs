@@ -1,5 +1,5 @@
-//! One pool in several processes (here: threads with a network in memory). Families: `oracle_` (the unpipelined answer),
-//! `fault_` (whatever fails wherever, every process ends with the one error).
+//! One pool in several processes (here: threads with a network in memory). Families: `oracle_` (the
+//! unpipelined answer), `fault_` (whatever fails wherever, every process ends with the one error).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{sync::Arc, time::Duration};

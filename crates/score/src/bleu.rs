@@ -1,4 +1,5 @@
-//! BLEU (Papineni et al., 2002): how many n-grams of the translation are in a reference, for n = 1 to 4.
+//! BLEU (Papineni et al., 2002): how many n-grams of the translation are in a reference, for n = 1
+//! to 4.
 //!
 //! ```text
 //! p_n   = 100 * matches_n / totals_n        each n-gram matches as often as one reference has it at most
@@ -28,7 +29,8 @@ pub enum Smoothing {
     Exp,
     /// So many matches; 0.1 is the usual value.
     Floor(f64),
-    /// So many more matches and n-grams of each order but the first, with or without matches; 1 is the usual value.
+    /// So many more matches and n-grams of each order but the first, with or without matches; 1 is
+    /// the usual value.
     AddK(f64),
     /// Nothing: the score is 0.
     None,
@@ -55,7 +57,8 @@ pub struct BleuOptions {
     pub lowercase: bool,
     /// What to do about orders without a match.
     pub smoothing: Smoothing,
-    /// Leave out the orders for which all translations are too short. For single sentences; see [`Bleu::sentence`].
+    /// Leave out the orders for which all translations are too short. For single sentences; see
+    /// [`Bleu::sentence`].
     pub effective_order: bool,
 }
 
@@ -70,7 +73,8 @@ pub struct BleuScore {
     pub bp: f64,
     /// Words of the translations.
     pub sys_len: u64,
-    /// Words of the references: of each sentence's, the one nearest in length, of two equally near the shorter.
+    /// Words of the references: of each sentence's, the one nearest in length, of two equally near
+    /// the shorter.
     pub ref_len: u64,
     /// Of each order, n-grams of the translations that are in a reference.
     pub matches: [u64; BLEU_ORDER],
@@ -112,7 +116,8 @@ impl Bleu {
         })
     }
 
-    /// BLEU of one sentence: with the effective order, so that sentences of less than four words are not 0.
+    /// BLEU of one sentence: with the effective order, so that sentences of less than four words
+    /// are not 0.
     ///
     /// # Errors
     /// [`Error::NoReference`], and those of [`Bleu::new`].

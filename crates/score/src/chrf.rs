@@ -1,4 +1,5 @@
-//! chrF (Popović, 2015): an F-score of character n-grams; and chrF++ (2017), which adds words and pairs of words.
+//! chrF (Popović, 2015): an F-score of character n-grams; and chrF++ (2017), which adds words and
+//! pairs of words.
 //!
 //! ```text
 //! P     = mean over the orders of   matches / n-grams of the translation
@@ -6,7 +7,8 @@
 //! score = 100 * (1 + beta^2) * P * R / (beta^2 * P + R)      beta = 2: recall counts twice as much
 //! ```
 //!
-//! An order that the translations or the references are too short for is in no mean. White space is no character here.
+//! An order that the translations or the references are too short for is in no mean. White space is
+//! no character here.
 
 use std::hash::Hash;
 
@@ -84,8 +86,8 @@ impl Chrf {
         Ok(one.score())
     }
 
-    /// Counts one more sentence: with the reference of the best score, of equally good ones the first. Takes memory in
-    /// proportion to its text, and returns it.
+    /// Counts one more sentence: with the reference of the best score, of equally good ones the
+    /// first. Takes memory in proportion to its text, and returns it.
     ///
     /// # Errors
     /// [`Error::NoReference`] if there is none; nothing is counted then.
@@ -198,8 +200,8 @@ impl<'a> Sentence<'a> {
     }
 }
 
-/// A word, and a punctuation mark apart from it: the last character if it is one, else the first. Never both: `(so)` is
-/// `(so` and `)`.
+/// A word, and a punctuation mark apart from it: the last character if it is one, else the first.
+/// Never both: `(so)` is `(so` and `)`.
 fn separate_mark(word: &str) -> [Option<&str>; 2] {
     let is_mark = |character: char| character.is_ascii_punctuation();
     let at = match (word.strip_suffix(is_mark), word.starts_with(is_mark)) {

@@ -6,14 +6,15 @@
 //! references                                            (sums over sentences)
 //! ```
 //!
-//! [`Bleu`] and [`Chrf`] are accumulators: they keep counts and no text, so that a corpus may be as long as it likes, and
-//! those of several languages merge into that of all. A corpus's score is made of its summed counts. The mean of
-//! sentences' scores is another number, and nobody's BLEU.
+//! [`Bleu`] and [`Chrf`] are accumulators: they keep counts and no text, so that a corpus may be as
+//! long as it likes, and those of several languages merge into that of all. A corpus's score is
+//! made of its summed counts. The mean of sentences' scores is another number, and nobody's BLEU.
 //!
-//! Equal to sacreBLEU also means equal where it surprises: white space is Python's, the tokenizer is that of NIST's
-//! `mteval-v13a` whose substitutions do not overlap, n-grams longer than the reference do not count in chrF, and chrF++ takes
-//! at most one punctuation mark off a word. Nothing here is copied from it: `scripts/score_parity.py`
-//! compares the two, and its scores of made-up sentences are recorded for the tests.
+//! Equal to sacreBLEU also means equal where it surprises: white space is Python's, the tokenizer
+//! is that of NIST's `mteval-v13a` whose substitutions do not overlap, n-grams longer than the
+//! reference do not count in chrF, and chrF++ takes at most one punctuation mark off a word.
+//! Nothing here is copied from it: `scripts/score_parity.py` compares the two, and its scores of
+//! made-up sentences are recorded for the tests.
 //!
 //! Absent: other languages' tokenizers (targets are English), significance tests, files, threads.
 //!

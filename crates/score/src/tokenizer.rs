@@ -7,8 +7,9 @@ use crate::text::{is_space, words};
 /// How a line is cut into words before BLEU counts them. sacreBLEU's tokenizers of the same names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tokenizer {
-    /// `13a`, the one of WMT's tables: most ASCII punctuation is a word of its own; points and commas are, unless between
-    /// digits; a hyphen is, after a digit; four entities of XML are read. An apostrophe stays within its word.
+    /// `13a`, the one of WMT's tables: most ASCII punctuation is a word of its own; points and
+    /// commas are, unless between digits; a hyphen is, after a digit; four entities of XML are
+    /// read. An apostrophe stays within its word.
     #[default]
     V13a,
     /// `none`: white space alone, for lines that are tokenized already.
@@ -17,7 +18,8 @@ pub enum Tokenizer {
     Char,
 }
 
-/// XML's entities, in the order in which they are read: `&amp;lt;` ends as `<`, but `&amp;quot;` as `&quot;`.
+/// XML's entities, in the order in which they are read: `&amp;lt;` ends as `<`, but `&amp;quot;` as
+/// `&quot;`.
 const ENTITIES: [(&str, &str); 4] =
     [("&quot;", "\""), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")];
 
@@ -80,8 +82,9 @@ fn is_symbol(character: char) -> bool {
     matches!(character, ' '..='&' | '('..='+' | '/' | ':'..='@' | '['..='`' | '{'..='~')
 }
 
-/// Puts a space into each pair of neighbours that matches, and the two texts around it. From the left and without overlap:
-/// the second of a pair is not the first of another, which is why `..` is looked at once and not twice.
+/// Puts a space into each pair of neighbours that matches, and the two texts around it. From the
+/// left and without overlap: the second of a pair is not the first of another, which is why `..` is
+/// looked at once and not twice.
 fn separate_pairs(
     text: &str,
     [before, after]: [&str; 2],

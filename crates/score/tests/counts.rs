@@ -1,7 +1,8 @@
 //! Counts by another way, and what must be true of any text.
 //!
-//! Families: `oracle_` (every pair of tiny sentences, matched by striking out), `property_` (identity, order, sums, range),
-//! `fault_` (no reference, impossible smoothing, unlike accumulators).
+//! Families: `oracle_` (every pair of tiny sentences, matched by striking out), `property_`
+//! (identity, order, sums, range), `fault_` (no reference, impossible smoothing, unlike
+//! accumulators).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_score::{Bleu, BleuOptions, BleuScore, Chrf, ChrfOptions, Error, Smoothing, Tokenizer};
@@ -33,7 +34,8 @@ fn ngrams(sentence: &[char], n: usize) -> Vec<&[char]> {
     (0..sentence.len()).filter_map(|at| sentence.get(at..at + n)).collect()
 }
 
-/// N-grams of the hypothesis, n-grams of the reference, and pairs of equal ones: each that is found is struck out.
+/// N-grams of the hypothesis, n-grams of the reference, and pairs of equal ones: each that is found
+/// is struck out.
 fn struck_out(hypothesis: &[char], reference: &[char], n: usize) -> [u64; 3] {
     let (there, mut left) = (ngrams(hypothesis, n), ngrams(reference, n));
     let totals = [there.len() as u64, left.len() as u64];
@@ -282,7 +284,8 @@ fn fault_unlike_accumulators_do_not_merge() {
     let error = bleu.merge(&Bleu::new(BleuOptions::default()).unwrap()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "scores that count differently cannot be merged (nrefs:1|case:mixed|eff:no|tok:none|smooth:none and \
+        "scores that count differently cannot be merged \
+        (nrefs:1|case:mixed|eff:no|tok:none|smooth:none and \
          nrefs:0|case:mixed|eff:no|tok:13a|smooth:exp): make both with the same options"
     );
     assert_eq!(bleu.score(), before);

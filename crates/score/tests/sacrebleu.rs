@@ -1,4 +1,5 @@
-//! Against sacreBLEU itself: what it says of made-up sentences, recorded by `scripts/score_parity.py --write`.
+//! Against sacreBLEU itself: what it says of made-up sentences, recorded by
+//! `scripts/score_parity.py --write`.
 //!
 //! Families: `oracle_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic

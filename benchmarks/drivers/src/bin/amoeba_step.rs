@@ -1,7 +1,8 @@
-//! One measurement of the `amoeba` workload: AmoebaNet-D(cells, filters) on small images, by SGD with momentum. Prints one
-//! line of JSON as `gpt_step` does.
+//! One measurement of the `amoeba` workload: AmoebaNet-D(cells, filters) on small images, by SGD
+//! with momentum. Prints one line of JSON as `gpt_step` does.
 //!
-//! Usage: amoeba_step [cells=6] [filters=128] [size=64] [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3]
+//! Usage: amoeba_step [cells=6] [filters=128] [size=64] [stages=2] [micro_batches=8]
+//! [schedule=1f1b] [remat=never] [steps=3]
 //!        [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1] [samples=32] [device=cpu] [keep_freed=true]
 //!        [folder=DIR]
 //! With `folder` the initial weights and the images are written there, for the peers to start from.

@@ -1,10 +1,11 @@
-//! What `scripts/image_parity.py` compares with PyTorch: trains an image network for some steps on two stages, and writes a
-//! safetensors file.
+//! What `scripts/image_parity.py` compares with PyTorch: trains an image network for some steps on
+//! two stages, and writes a safetensors file.
 //!
 //! Usage: image_parity FOLDER resnet|amoebanet|unet float64|float32 MICRO_BATCHES
-//! FOLDER/NETWORK-DTYPE-MICRO_BATCHES.safetensors holds `inputs`, `targets`, `0/parameter/NAME`, `1/gradient/NAME`,
-//! `1/running/NAME` (what batch norms keep after the first step), `S/loss` of each step S, `3/parameter/NAME`, `output`
-//! (the evaluation's, after the last step), and of U-Net's dropouts `S/mask/LAYER`.
+//! FOLDER/NETWORK-DTYPE-MICRO_BATCHES.safetensors holds `inputs`, `targets`, `0/parameter/NAME`,
+//! `1/gradient/NAME`, `1/running/NAME` (what batch norms keep after the first step), `S/loss` of
+//! each step S, `3/parameter/NAME`, `output` (the evaluation's, after the last step), and of
+//! U-Net's dropouts `S/mask/LAYER`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -46,8 +47,9 @@ fn main() -> Result<(), Failure> {
     let sample = TensorSpec::new([3, 3, size, size], kind);
     let builder = Pipeline::builder(model, sample)
         .stages(2)
-        // PyTorch's own: with others a value near 0 passes a ReLU on one side alone, and these networks of ten small images amplify
-        // it. `tests/images.rs` holds oneDNN's to float64 over several draws.
+        // PyTorch's own: with others a value near 0 passes a ReLU on one side alone, and these
+        // networks of ten small images amplify it. `tests/images.rs` holds oneDNN's to float64 over
+        // several draws.
         .kernels(Kernels::Aten)
         .micro_batches(micro_batches)
         .seed(SEED)
@@ -109,8 +111,8 @@ fn named(prefix: &str, tensors: Named) -> Named {
     tensors.into_iter().map(|(name, tensor)| (format!("{prefix}/{name}"), tensor)).collect()
 }
 
-/// Draws what U-Net's dropouts draw: masks depend on seed, layer, step, sample and element alone, so a layer in another's
-/// place has the same ones.
+/// Draws what U-Net's dropouts draw: masks depend on seed, layer, step, sample and element alone,
+/// so a layer in another's place has the same ones.
 struct Draw {
     channels: i64,
     drawn: Arc<Mutex<Vec<Tensor>>>,

@@ -1,11 +1,13 @@
-//! One try of `benchmarks/memory.py`: whether two training steps of a network by RMSProp with momentum fit under a cap in bytes,
-//! which the allocator enforces. Prints one line of JSON: what the steps held, or `refused`.
+//! One try of `benchmarks/memory.py`: whether two training steps of a network by RMSProp with
+//! momentum fit under a cap in bytes, which the allocator enforces. Prints one line of JSON: what
+//! the steps held, or `refused`.
 //!
 //! Usage: memory network=amoeba [cells=18] [filters=64] [size=64], or
 //!        memory network=transformer [blocks=3] [features=256] [vocabulary=4000] [length=128]
 //!        each with [cap=BYTES, of each stage], and as `amoeba_step` [stages=2] [samples=32] [micro_batches=8] [schedule=1f1b]
 //!        [remat=never] [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [device=cpu]
-//! Freed memory is not kept in the C library here, so that the resident bytes are what the steps need.
+//! Freed memory is not kept in the C library here, so that the resident bytes are what the steps
+//! need.
 
 use std::error::Error;
 
@@ -25,7 +27,8 @@ const FLOAT: i64 = 4;
 /// Channels of images, and their classes.
 const CHANNELS: i64 = 3;
 const CLASSES: i64 = 10;
-/// Features of a head, and inner features of a block over its features: the paper's (Huang et al. 2019, table 1).
+/// Features of a head, and inner features of a block over its features: the paper's (Huang et al.
+/// 2019, table 1).
 const HEAD: i64 = 64;
 const INNER: i64 = 4;
 
@@ -125,8 +128,9 @@ fn steps(builder: PipelineBuilder, inputs: &Tensor, targets: &Tensor) -> gpipe::
     Ok(held(&pipeline, &reports))
 }
 
-/// What the steps held: parameters are weights, buffers and optimizer state, which live on after a step, and the gradients'
-/// accumulators, which do not; all that the peak has beyond them counts as activations.
+/// What the steps held: parameters are weights, buffers and optimizer state, which live on after a
+/// step, and the gradients' accumulators, which do not; all that the peak has beyond them counts as
+/// activations.
 fn held(pipeline: &Pipeline, reports: &[StepReport]) -> Value {
     let layers = pipeline.outline();
     let trained = layers.iter().flat_map(|layer| &layer.parameters);
@@ -163,7 +167,8 @@ fn over_the_cap(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// Bytes of this process by the kernel's count: those resident now (`VmRSS`) or most at once (`VmHWM`).
+/// Bytes of this process by the kernel's count: those resident now (`VmRSS`) or most at once
+/// (`VmHWM`).
 fn resident(field: &str) -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

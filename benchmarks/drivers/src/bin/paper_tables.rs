@@ -1,5 +1,6 @@
-//! The paper's tables 1, 2 and 3 (Huang et al. 2019) beside what is simulated from shapes and data sheets, and how long simulating
-//! takes. Nothing is measured but that, and no number is fitted to the paper. `docs/simulated-scale.md` explains the differences.
+//! The paper's tables 1, 2 and 3 (Huang et al. 2019) beside what is simulated from shapes and data
+//! sheets, and how long simulating takes. Nothing is measured but that, and no number is fitted to
+//! the paper. `docs/simulated-scale.md` explains the differences.
 //!
 //! Usage: paper_tables [throughput|memory|scale]
 
@@ -104,7 +105,8 @@ fn text(blocks: usize) -> Result<Workload, Failure> {
     Ok(Workload { model, input, samples: 32 })
 }
 
-/// Costs on `device` for micro-batches of one size. RMSProp without momentum: with weight and gradient 12 bytes per parameter.
+/// Costs on `device` for micro-batches of one size. RMSProp without momentum: with weight and
+/// gradient 12 bytes per parameter.
 fn costs(
     work: &Workload,
     device: &Accelerator,
@@ -226,7 +228,8 @@ fn throughput(
         device.name, work.samples
     );
     println!(
-        "| | paper | ours | with the paper's cut | arithmetic alone | step | bubble | imbalance, ours | with the paper's cut | exchange | fullest stage |"
+        "| | paper | ours | with the paper's cut | arithmetic alone | step | bubble | imbalance, \
+        ours | with the paper's cut | exchange | fullest stage |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     let base = (STAGES[0], micro_batches[0]);
@@ -246,7 +249,8 @@ fn throughput(
             let free = Accelerator { link_bytes_per_s: 0, ..*device };
             let free = run(work, &free, (stages, micro_batches), Cut::Slowest, Remat::Always)?;
             println!(
-                "| K={stages}, M={micro_batches} | {paper} | {:.2} | {:.2} | {:.2} | {:.1} ms | {:.1}% | {:.3} | {:.3} | {:.1}% | {} |",
+                "| K={stages}, M={micro_batches} | {paper} | {:.2} | {:.2} | {:.2} | {:.1} ms | \
+                {:.1}% | {:.3} | {:.3} | {:.1}% | {} |",
                 ratios[0],
                 ratios[1],
                 ratios[2],
@@ -306,7 +310,8 @@ fn least_peak(
     Ok(least)
 }
 
-/// A column of table 1: its name, K, whether it is the naive one, the paper's model and its millions of parameters.
+/// A column of table 1: its name, K, whether it is the naive one, the paper's model and its
+/// millions of parameters.
 type Column = (&'static str, usize, bool, &'static str, f64);
 
 /// `found` and `papers`: what the largest model holds, and what the paper's would.
@@ -321,7 +326,8 @@ fn row(
     let own = work.model.parameter_count() as f64 / 1e6;
     let ratio = own / millions;
     println!(
-        "| {name} (K={stages}) | {paper}: {millions}M | {ours}: {own:.0}M | {ratio:.2} | M={}: {} | M={}: {} |",
+        "| {name} (K={stages}) | {paper}: {millions}M | {ours}: {own:.0}M | {ratio:.2} | M={}: {} \
+        | M={}: {} |",
         found.1, found.0, papers.1, papers.0
     );
 }
@@ -338,7 +344,8 @@ fn table_1() -> Result<(), Failure> {
             device.name, device.memory
         );
         println!(
-            "| | paper | ours | of the paper's | fullest stage, ours | fullest stage, the paper's model |"
+            "| | paper | ours | of the paper's | fullest stage, ours | fullest stage, the paper's \
+            model |"
         );
         println!("|---|---|---|---|---|---|");
         let columns: [(Column, usize, i64); 5] = [
@@ -364,7 +371,8 @@ fn table_1() -> Result<(), Failure> {
     for (device, label) in [(TPU_V3_CORE, "bfloat16"), (float(TPU_V3_CORE), "float32")] {
         println!("\nTransformer, mini-batch 32, {} in {label}, {}", device.name, device.memory);
         println!(
-            "| | paper | ours | of the paper's | fullest stage, ours | fullest stage, the paper's model |"
+            "| | paper | ours | of the paper's | fullest stage, ours | fullest stage, the paper's \
+            model |"
         );
         println!("|---|---|---|---|---|---|");
         let columns: [(Column, usize); 5] = [
@@ -413,7 +421,8 @@ fn scale() -> Result<(), Failure> {
             drop((program, timeline));
             let predicting = predicted(stages, micro_batches, schedule.clone())?;
             println!(
-                "| {stages} | {micro_batches} | {schedule} | {actions} | {:.2} | {:.2} | {predicting:.2} |",
+                "| {stages} | {micro_batches} | {schedule} | {actions} | {:.2} | {:.2} | \
+                {predicting:.2} |",
                 lowering.as_secs_f64(),
                 simulating.as_secs_f64()
             );

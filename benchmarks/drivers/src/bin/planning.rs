@@ -14,7 +14,8 @@ use gpipe_core::{
 
 const MIB: u64 = 1 << 20;
 
-/// An embedding, blocks that differ by a few percent, and a head that is tied to the embedding; for one sample.
+/// An embedding, blocks that differ by a few percent, and a head that is tied to the embedding; for
+/// one sample.
 fn gpt(layers: usize) -> ModelCosts {
     let mut random = Stream::new(layers as u64);
     let (mut states, mut costs) = (Vec::new(), Vec::new());

@@ -1,8 +1,10 @@
-//! Predicted against measured, in turn: for each configuration a plan's prediction from a new profile of one step, and then, at once,
-//! a step that is run so, again and again. Prints a line of JSON for each pair. For `benchmarks/prediction.py --in-turn`.
+//! Predicted against measured, in turn: for each configuration a plan's prediction from a new
+//! profile of one step, and then, at once, a step that is run so, again and again. Prints a line of
+//! JSON for each pair. For `benchmarks/prediction.py --in-turn`.
 //!
-//! A profile and the step after it are a second or two apart, so that what disturbs the machine for longer disturbs both; and each
-//! prediction is there before the step that it is about, and comes from another pipeline's steps.
+//! A profile and the step after it are a second or two apart, so that what disturbs the machine for
+//! longer disturbs both; and each prediction is there before the step that it is about, and comes
+//! from another pipeline's steps.
 //!
 //! Usage: prediction [workload=gpt|amoeba|gpt-tiny] [pairs=9] [stages=2]
 //!        [micro_batches=2,4,8,16,32] [schedules=gpipe,1f1b]

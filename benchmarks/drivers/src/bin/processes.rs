@@ -1,5 +1,6 @@
-//! Steps of the `gpt` workload on two threads and in two processes, in turn: what disturbs the machine for longer than some seconds disturbs
-//! both of a pair. Prints a line of JSON for each pair. For `benchmarks/processes.py --in-turn`.
+//! Steps of the `gpt` workload on two threads and in two processes, in turn: what disturbs the
+//! machine for longer than some seconds disturbs both of a pair. Prints a line of JSON for each
+//! pair. For `benchmarks/processes.py --in-turn`.
 //!
 //! Usage: processes [pairs=20] [micro_batches=8] [remat=never]
 
@@ -48,7 +49,8 @@ fn main() -> Result<(), Failure> {
         // Which of them is first changes from pair to pair.
         let (mut one, mut two) = (None, None);
         for turn in 0..2 {
-            // Not the report's time: the other process begins its step while this one makes the threads'.
+            // Not the report's time: the other process begins its step while this one makes the
+            // threads'.
             let start = Instant::now();
             let (pipeline, made) = match (pair + turn) % 2 {
                 0 => (&mut threads, &mut one),

@@ -1,9 +1,11 @@
-//! The paper's tables 2 and 3 (Huang et al. 2019) on this machine: one mini-batch on K stages in M micro-batches under GPipe's schedule
-//! with re-materialization. Two stages run, one step of each M in turn, again and again; so many, four and eight are simulated from
-//! profiles of them, over links between threads and over slower ones. Prints lines of JSON, for `benchmarks/bench.py`.
+//! The paper's tables 2 and 3 (Huang et al. 2019) on this machine: one mini-batch on K stages in M
+//! micro-batches under GPipe's schedule with re-materialization. Two stages run, one step of each M
+//! in turn, again and again; so many, four and eight are simulated from profiles of them, over
+//! links between threads and over slower ones. Prints lines of JSON, for `benchmarks/bench.py`.
 //!
-//! Each profile is measured before the first step that is reported, in pipelines of its own. The cut of more stages is the one whose
-//! slowest stage takes least by the profile; of two it is that of the pipeline that runs.
+//! Each profile is measured before the first step that is reported, in pipelines of its own. The
+//! cut of more stages is the one whose slowest stage takes least by the profile; of two it is that
+//! of the pipeline that runs.
 //!
 //! Usage: scaling [workload=gpt|amoeba] [rounds=5] [micro_batches=1,4,32]
 
@@ -37,7 +39,8 @@ struct Link {
     transport: Transport,
 }
 
-/// Beside what the profile says of threads: nominal rates, and a latency that is usual for TCP within a rack.
+/// Beside what the profile says of threads: nominal rates, and a latency that is usual for TCP
+/// within a rack.
 const SLOW: [Link; 3] = [
     Link { name: "10 Gbit/s", transport: bits(10_000_000_000) },
     Link { name: "1 Gbit/s", transport: bits(1_000_000_000) },

@@ -1,12 +1,15 @@
-//! One step under each schedule in turn, again and again, and what profiles predict of them; then more devices, simulated from the
-//! same costs. Prints lines of JSON, for `benchmarks/schedules.py`.
+//! One step under each schedule in turn, again and again, and what profiles predict of them; then
+//! more devices, simulated from the same costs. Prints lines of JSON, for
+//! `benchmarks/schedules.py`.
 //!
-//! Every pipeline has the same weights and mini-batch, and must find the same losses to the bit. The profile is measured before the
-//! first of the steps that are reported. More devices than two are simulated with the costs measured on two; of `gpt` with its blocks
-//! three times over, so that there are layers enough for 16 devices.
+//! Every pipeline has the same weights and mini-batch, and must find the same losses to the bit.
+//! The profile is measured before the first of the steps that are reported. More devices than two
+//! are simulated with the costs measured on two; of `gpt` with its blocks three times over, so that
+//! there are layers enough for 16 devices.
 //!
-//! What the halves of backwards cost is measured on one device, too, where there is no other that would be busier or less busy meanwhile:
-//! in the order in which the last device of two has them under ZB-H1, a micro-batch's weights after the next one's inputs.
+//! What the halves of backwards cost is measured on one device, too, where there is no other that
+//! would be busier or less busy meanwhile: in the order in which the last device of two has them
+//! under ZB-H1, a micro-batch's weights after the next one's inputs.
 //!
 //! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [passes=8]
 //! `passes`: of the profile, of [`PROFILED`] steps each.
@@ -190,8 +193,8 @@ fn longer(costs: &ModelCosts, times: usize) -> ModelCosts {
     }
 }
 
-/// The best cut that is found of so many devices under each schedule, nothing recomputed: four micro-batches of `samples` samples for
-/// each device.
+/// The best cut that is found of so many devices under each schedule, nothing recomputed: four
+/// micro-batches of `samples` samples for each device.
 fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failure> {
     for devices in [2, 4, 8, 16] {
         let micro_batches = 4 * devices;

@@ -1,9 +1,9 @@
-//! What `scripts/translation_parity.py` compares with PyTorch: trains a small encoder-decoder for some steps on two stages,
-//! and writes a safetensors file of each case.
+//! What `scripts/translation_parity.py` compares with PyTorch: trains a small encoder-decoder for
+//! some steps on two stages, and writes a safetensors file of each case.
 //!
-//! Usage: translation_parity FOLDER
-//! FOLDER/DTYPE-TIES-LAYERS.safetensors holds `source`, `target`, `targets`, `0/parameter/NAME`, after each step S from 1 `S/loss`,
-//! `S/gradient/NAME` and `S/parameter/NAME`, and `logits` (the evaluation's, after the last step).
+//! Usage: translation_parity FOLDER FOLDER/DTYPE-TIES-LAYERS.safetensors holds `source`, `target`,
+//! `targets`, `0/parameter/NAME`, after each step S from 1 `S/loss`, `S/gradient/NAME` and
+//! `S/parameter/NAME`, and `logits` (the evaluation's, after the last step).
 
 use gpipe::{Adam, Balance, CrossEntropy, Pipeline, TensorSpec};
 use gpipe_drivers::{Failure, Numbers};
@@ -15,7 +15,8 @@ const PAD: i64 = 0;
 const BEGIN: i64 = 1;
 const END: i64 = 2;
 const IGNORED: i64 = -100;
-/// Tokens of the sentences, source and target, without the target's first and last. Three micro-batches are of 3, 2 and 2.
+/// Tokens of the sentences, source and target, without the target's first and last. Three
+/// micro-batches are of 3, 2 and 2.
 const LENGTHS: [(i64, i64); 7] = [(9, 8), (1, 3), (4, 0), (13, 11), (2, 2), (7, 12), (11, 5)];
 
 /// Which weights are one: the paper's (the softmax is the target's embedding), all three, or none.
@@ -93,7 +94,8 @@ fn trained(model: &Translation, kind: Kind) -> Result<Named, Failure> {
     Ok(tensors)
 }
 
-/// Sources, and targets that begin with [`BEGIN`], filled up with [`PAD`]; and the loss's targets, which end with [`END`].
+/// Sources, and targets that begin with [`BEGIN`], filled up with [`PAD`]; and the loss's targets,
+/// which end with [`END`].
 fn batch(model: &Translation) -> Result<(Vec<Tensor>, Tensor), Failure> {
     let mut numbers = Numbers::default();
     let mut sentence = |vocabulary: i64, length: i64| -> Result<Vec<i64>, Failure> {

@@ -14,11 +14,12 @@ use super::{
 };
 use crate::{address, ffi::bridged};
 
-/// A process group on Gloo: tensors of the CPU over TCP. What it moves goes through the ends that it gives out:
-/// an [`Outbox`] or [`Inbox`] for each peer and tag, and [`Sums`] over all processes.
+/// A process group on Gloo: tensors of the CPU over TCP. What it moves goes through the ends that
+/// it gives out: an [`Outbox`] or [`Inbox`] for each peer and tag, and [`Sums`] over all processes.
 ///
-/// Why no bare `send` and `receive`: Gloo writes into a tensor for as long as it likes, and ends a process whose
-/// receive is smaller than what comes. The ends own what they receive into, and know sizes beforehand.
+/// Why no bare `send` and `receive`: Gloo writes into a tensor for as long as it likes, and ends a
+/// process whose receive is smaller than what comes. The ends own what they receive into, and know
+/// sizes beforehand.
 #[derive(Clone)]
 pub struct Group(Arc<Raw>);
 
@@ -40,9 +41,9 @@ unsafe impl Send for Raw {}
 unsafe impl Sync for Raw {}
 
 impl Group {
-    /// Joins a group of `size` processes as number `rank`: all of them meet in `store`. Peers connect to `address`
-    /// (a host's name or IP address), where this process listens at a port that the system chooses. A sum
-    /// fails after `timeout`.
+    /// Joins a group of `size` processes as number `rank`: all of them meet in `store`. Peers
+    /// connect to `address` (a host's name or IP address), where this process listens at a port
+    /// that the system chooses. A sum fails after `timeout`.
     ///
     /// # Errors
     /// The address is not this machine's; a process did not come within `timeout`.
@@ -82,7 +83,8 @@ impl Group {
     /// The receiving end of the messages with `tag` from process `from`.
     ///
     /// # Errors
-    /// There is one already, or one was dropped in the middle of a message; there is no such process.
+    /// There is one already, or one was dropped in the middle of a message; there is no such
+    /// process.
     pub fn inbox(&self, from: usize, tag: usize) -> Result<Inbox> {
         self.0.take((Direction::In, from, tag))?;
         Ok(Inbox::new(Arc::clone(&self.0), from, tag))
@@ -123,7 +125,8 @@ impl Raw {
     pub(super) fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<Work> {
         let what = "sending";
         let (rank, tag) = (number(to, what)?, number(tag, what)?);
-        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a reference of its own.
+        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a
+        // reference of its own.
         let work = unsafe { self.group.send(address(tensor), rank, tag) };
         work.map(|work| Work::new(work, what, Some(to))).map_err(failed(what, Some(to)))
     }
@@ -132,15 +135,18 @@ impl Raw {
     pub(super) fn receive(&self, into: &Tensor, from: usize, tag: usize) -> Result<Work> {
         let what = "receiving";
         let (rank, tag) = (number(from, what)?, number(tag, what)?);
-        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a reference of its own.
+        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a
+        // reference of its own.
         let work = unsafe { self.group.receive(address(into), rank, tag) };
         work.map(|work| Work::new(work, what, Some(from))).map_err(failed(what, Some(from)))
     }
 
-    /// The sum, or the largest of each element, of as large a tensor in every process, in place. From one thread.
+    /// The sum, or the largest of each element, of as large a tensor in every process, in place.
+    /// From one thread.
     pub(super) fn all_reduce(&self, tensor: &Tensor, largest: bool) -> Result<Work> {
         let what = "the sum over all processes";
-        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a reference of its own.
+        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a
+        // reference of its own.
         let work = unsafe { self.group.all_reduce(address(tensor), largest) };
         work.map(|work| Work::new(work, what, None)).map_err(failed(what, None))
     }

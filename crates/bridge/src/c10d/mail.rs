@@ -4,8 +4,9 @@
 //! frame   magic  head bytes  tensors  bytes of each tensor  head  0 ...    FRAME_BYTES, always
 //! body    the tensors, one after the other
 //! ```
-//! The frame has one size, so that its receive can be posted before anything is known of what comes. It says how
-//! large the tensors are, so that none is received into less memory: Gloo would end the process.
+//! The frame has one size, so that its receive can be posted before anything is known of what
+//! comes. It says how large the tensors are, so that none is received into less memory: Gloo would
+//! end the process.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -57,12 +58,12 @@ impl Outbox {
         Self { group, to, tag }
     }
 
-    /// Begins to send a message: what is to be waited for. Its tensors must not change meanwhile. A part whose work is
-    /// dropped before it is done may never leave.
+    /// Begins to send a message: what is to be waited for. Its tensors must not change meanwhile. A
+    /// part whose work is dropped before it is done may never leave.
     ///
     /// # Errors
-    /// A head or body that is too large; a tensor that is not on the CPU, not contiguous, or without elements; the
-    /// connection is lost.
+    /// A head or body that is too large; a tensor that is not on the CPU, not contiguous, or
+    /// without elements; the connection is lost.
     pub fn send(&mut self, head: &[u8], body: &[Tensor]) -> Result<Vec<Work>> {
         let frame = frame(head, body).map_err(|message| self.error(message))?;
         [frame].iter().chain(body).map(|part| self.group.send(part, self.to, self.tag)).collect()
@@ -83,7 +84,8 @@ fn frame(head: &[u8], body: &[Tensor]) -> std::result::Result<Tensor, String> {
     if head.len() > HEAD_BYTES_MAX || body.len() > BODY_MAX {
         let (bytes, tensors) = (head.len(), body.len());
         return Err(format!(
-            "a head of {bytes} bytes and {tensors} tensors: at most {HEAD_BYTES_MAX} and {BODY_MAX} \
+            "a head of {bytes} bytes and {tensors} tensors: at most {HEAD_BYTES_MAX} and \
+            {BODY_MAX} \
              can be sent at once"
         ));
     }
@@ -107,8 +109,8 @@ fn frame(head: &[u8], body: &[Tensor]) -> std::result::Result<Tensor, String> {
     Tensor::f_from_slice(&frame).map_err(torch)
 }
 
-/// The receiving end of the messages with one tag from one process. A message is received in this order: its head
-/// is posted, waited for and taken; then each tensor of its body.
+/// The receiving end of the messages with one tag from one process. A message is received in this
+/// order: its head is posted, waited for and taken; then each tensor of its body.
 pub struct Inbox {
     group: Arc<Raw>,
     from: usize,
@@ -167,7 +169,8 @@ impl Inbox {
         self.announced.iter().copied()
     }
 
-    /// Posts the receive of the next tensor, of `elements` of `kind` in one dimension: what is to be waited for.
+    /// Posts the receive of the next tensor, of `elements` of `kind` in one dimension: what is to
+    /// be waited for.
     ///
     /// # Errors
     /// It is of another size, or there is none; out of memory; the connection is lost.

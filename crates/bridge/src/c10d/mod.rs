@@ -1,5 +1,5 @@
-//! c10d, the engine on which PyTorch scales out: a key-value store that processes find each other by, and groups
-//! of processes that send and receive tensors, and sum them.
+//! c10d, the engine on which PyTorch scales out: a key-value store that processes find each other
+//! by, and groups of processes that send and receive tensors, and sum them.
 //!
 //! - [`store`]: the store
 //! - [`group`]: groups, which give out the ends that messages go through

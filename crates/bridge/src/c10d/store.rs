@@ -7,8 +7,8 @@ use cxx::UniquePtr;
 use super::{Error, Result, failed, milliseconds};
 use crate::ffi::bridged;
 
-/// A connection to a TCP store. Keys and values are bytes; both are small, and whoever reaches the port may read and
-/// write them.
+/// A connection to a TCP store. Keys and values are bytes; both are small, and whoever reaches the
+/// port may read and write them.
 pub struct TcpStore(UniquePtr<bridged::TcpStore>);
 
 // SAFETY: c10d's stores lock around every operation, for they are made to be shared by threads.
@@ -17,7 +17,8 @@ unsafe impl Send for TcpStore {}
 unsafe impl Sync for TcpStore {}
 
 impl TcpStore {
-    /// Serves a store at `listener`, and connects to it. It serves until it and all that were made of it are dropped.
+    /// Serves a store at `listener`, and connects to it. It serves until it and all that were made
+    /// of it are dropped.
     ///
     /// # Errors
     /// The listener has no address; c10d's.
@@ -48,7 +49,8 @@ impl TcpStore {
         Ok(Self(store.map_err(failed(format!("connecting to the store at {host}:{port}"), None))?))
     }
 
-    /// Another connection to the same store. An operation that waits holds its connection until it ends.
+    /// Another connection to the same store. An operation that waits holds its connection until it
+    /// ends.
     ///
     /// # Errors
     /// The server is gone.
@@ -102,7 +104,8 @@ impl TcpStore {
         self.0.add(key, amount).map_err(failed(format!("counting {key} in the store"), None))
     }
 
-    /// Sets a key if its value is `expected` (empty: if it is not set); returns what its value is then.
+    /// Sets a key if its value is `expected` (empty: if it is not set); returns what its value is
+    /// then.
     ///
     /// # Errors
     /// The server is gone.

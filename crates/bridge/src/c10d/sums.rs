@@ -18,8 +18,9 @@ const UNDER_WAY_MAX: usize = 4096;
 /// c10d ends a sum at its group's timeout; this is for the case that it does not.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Sums over all processes of a group, begun in the same order in each. A thread makes them, one after the other,
-/// and first compares their sizes: Gloo would end a process that is sent more than it has.
+/// Sums over all processes of a group, begun in the same order in each. A thread makes them, one
+/// after the other, and first compares their sizes: Gloo would end a process that is sent more than
+/// it has.
 pub struct Sums {
     jobs: SyncSender<Job>,
     under_way: VecDeque<Receiver<Result<Tensor>>>,
@@ -44,8 +45,8 @@ impl Sums {
         Ok(Self { jobs, under_way: VecDeque::new() })
     }
 
-    /// Begins to sum `tensor` with those of the other processes. The order of the additions depends on the number
-    /// of processes and an element's place alone.
+    /// Begins to sum `tensor` with those of the other processes. The order of the additions depends
+    /// on the number of processes and an element's place alone.
     ///
     /// # Errors
     /// A tensor that is not contiguous or not on the CPU; too many sums under way.
@@ -67,7 +68,8 @@ impl Sums {
     /// The oldest sum that has begun, once it is there; `None`: none has begun.
     ///
     /// # Errors
-    /// Another process gave a tensor of another size or dtype, is gone, or did not come within `timeout`.
+    /// Another process gave a tensor of another size or dtype, is gone, or did not come within
+    /// `timeout`.
     pub fn end(&mut self, timeout: Duration) -> Result<Option<Tensor>> {
         let Some(ended) = self.under_way.pop_front() else { return Ok(None) };
         match ended.recv_timeout(timeout) {
@@ -87,7 +89,8 @@ fn sum(group: &Raw, tensor: Tensor) -> Result<Tensor> {
     let largest = Vec::<i64>::try_from(&both).map_err(torch)?;
     if largest != [own[0], own[1], -own[0], -own[1]] {
         return Err(error(format!(
-            "this process gives {} elements of {:?}, another one gives others: all must give as many \
+            "this process gives {} elements of {:?}, another one gives others: all must give as \
+            many \
              of one dtype",
             own[0],
             tensor.kind()

@@ -187,7 +187,8 @@ fn oracle_a_head_and_a_body_of_the_largest_size_arrive() {
     });
 }
 
-/// A receive that was smaller than what came ended the process, and one whose borrow was over was written to.
+/// A receive that was smaller than what came ended the process, and one whose borrow was over was
+/// written to.
 #[test]
 fn regression_a_receive_of_another_size_is_an_error_and_nothing_is_written() {
     ranks(2, |group| {
@@ -298,8 +299,9 @@ fn fault_what_gloo_cannot_move_is_an_error() {
     });
 }
 
-/// Two stages of a process that summed over replicas for the first time at the same moment crashed the process now and then: c10d enters
-/// each group in a table of its own without a lock. The table is off since (c10d.cc).
+/// Two stages of a process that summed over replicas for the first time at the same moment crashed
+/// the process now and then: c10d enters each group in a table of its own without a lock. The table
+/// is off since (c10d.cc).
 #[test]
 fn regression_groups_of_one_process_begin_at_once() {
     // The crash was rare: that the table is off is what can be seen every time.

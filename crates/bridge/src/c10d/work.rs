@@ -10,8 +10,8 @@ use cxx::UniquePtr;
 use super::{Error, Result, failed, milliseconds};
 use crate::ffi::bridged;
 
-/// An operation that goes on in the background: to wait for it, and to end it from another thread. The memory
-/// that it reads or writes lives at least as long as every clone of this.
+/// An operation that goes on in the background: to wait for it, and to end it from another thread.
+/// The memory that it reads or writes lives at least as long as every clone of this.
 #[derive(Clone)]
 pub struct Work(Arc<Inner>);
 
@@ -23,7 +23,8 @@ struct Inner {
     ended: Mutex<Option<Result<()>>>,
 }
 
-// SAFETY: c10d's works are waited for in one thread, which `ended` sees to, and aborted from another.
+// SAFETY: c10d's works are waited for in one thread, which `ended` sees to, and aborted from
+// another.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -39,8 +40,8 @@ impl Work {
 
     /// Waits until it is done; any later wait gives the same result at once.
     ///
-    /// A send or receive that is not done within `timeout` leaves its two processes without a connection. To
-    /// give one up and keep it, [`Work::abort`] it.
+    /// A send or receive that is not done within `timeout` leaves its two processes without a
+    /// connection. To give one up and keep it, [`Work::abort`] it.
     ///
     /// # Errors
     /// The peer is gone; it was aborted; the time is over.
@@ -65,8 +66,8 @@ impl Work {
         matches!(&*ended, Some(Ok(())))
     }
 
-    /// Ends a wait for a send or receive in another thread; the connection stays. Sums cannot be aborted: they
-    /// end at their group's timeout.
+    /// Ends a wait for a send or receive in another thread; the connection stays. Sums cannot be
+    /// aborted: they end at their group's timeout.
     ///
     /// # Errors
     /// It is a sum.

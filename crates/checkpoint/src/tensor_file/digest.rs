@@ -1,15 +1,17 @@
-//! SHA-256 digests in a file's metadata, so that a reader sees whether the file is as it was written.
+//! SHA-256 digests in a file's metadata, so that a reader sees whether the file is as it was
+//! written.
 //!
 //! ```text
 //! "gpipe.sha256:NAME"   of the tensor NAME: its name, dtype, shape and bytes
 //! "gpipe.sha256"        of the rest: all other metadata, these digests too, and each tensor's name, dtype and shape
 //! ```
 //!
-//! Both are 64 lower-case hexadecimal digits. A text counts as its length in bytes (8 bytes, little-endian) and its
-//! bytes; a shape as its number of axes and the axes, 8 bytes each. Entries are in the order of their names. Offsets
-//! are not covered: the tensors' own bytes are.
+//! Both are 64 lower-case hexadecimal digits. A text counts as its length in bytes (8 bytes,
+//! little-endian) and its bytes; a shape as its number of axes and the axes, 8 bytes each. Entries
+//! are in the order of their names. Offsets are not covered: the tensors' own bytes are.
 //!
-//! A file has a digest of every tensor and of the header, or none at all. Other programs see metadata like any other.
+//! A file has a digest of every tensor and of the header, or none at all. Other programs see
+//! metadata like any other.
 
 use std::{collections::BTreeMap, fmt::Display};
 
@@ -65,7 +67,8 @@ pub(super) fn compare(name: &str, found: Sha256, said: &str) -> Result<(), Strin
     Err(format!("{name}: its SHA-256 is {found}, the header says {said}: {REMEDY}"))
 }
 
-/// Makes room for the digests of a file whose tensors are not written yet: the header keeps its length.
+/// Makes room for the digests of a file whose tensors are not written yet: the header keeps its
+/// length.
 pub(super) fn reserve(header: &mut Header) {
     let blank = || "0".repeat(DIGITS);
     header.metadata.retain(|key, _| !is_digest(key));

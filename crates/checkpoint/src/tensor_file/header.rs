@@ -1,8 +1,9 @@
-//! A safetensors header: `{"__metadata__": {"k": "v"}, "name": {"dtype", "shape", "data_offsets"}, ..}`.
+//! A safetensors header: `{"__metadata__": {"k": "v"}, "name": {"dtype", "shape", "data_offsets"},
+//! ..}`.
 //!
-//! The text is parsed and rendered here: the crate's maps keep the last of two tensors of one name, and write
-//! metadata in an order that changes from run to run. What offsets and sizes may be is the crate's to say
-//! (`Metadata::new`), and the limits beyond that are libtorch's.
+//! The text is parsed and rendered here: the crate's maps keep the last of two tensors of one name,
+//! and write metadata in an order that changes from run to run. What offsets and sizes may be is
+//! the crate's to say (`Metadata::new`), and the limits beyond that are libtorch's.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -1,20 +1,23 @@
 //! One safetensors file.
 //!
-//! On disk: eight bytes with the header's length (little-endian), the header (JSON: each tensor's name, dtype, shape and
-//! place, and string metadata), then the tensors' bytes without a gap. Our files name tensors `layer.parameter`.
+//! On disk: eight bytes with the header's length (little-endian), the header (JSON: each tensor's
+//! name, dtype, shape and place, and string metadata), then the tensors' bytes without a gap. Our
+//! files name tensors `layer.parameter`.
 //!
-//! A file is untrusted: [`TensorFile::open`] reads the header alone, holds it against the file's real length
-//! before it takes memory for it, and refuses what does not add up. A tensor's bytes are read when it is asked
-//! for. Written files are the same bytes for the same tensors and metadata, whatever the tensors' order.
+//! A file is untrusted: [`TensorFile::open`] reads the header alone, holds it against the file's
+//! real length before it takes memory for it, and refuses what does not add up. A tensor's bytes
+//! are read when it is asked for. Written files are the same bytes for the same tensors and
+//! metadata, whatever the tensors' order.
 //!
-//! Files that [`write()`] and [`merge`] make have digests in their metadata: `gpipe.sha256:NAME` is the SHA-256 of a tensor's
-//! name, dtype, shape and bytes, `gpipe.sha256` that of the rest of the header (`digest.rs` has the details). They are
-//! compared when the file is opened and the tensor is read. Files without digests, from elsewhere, are read as they are.
-//! Reading 1 GiB from the page cache and verifying it took 0.8 s of processor time, 0.2 s of it the reading (one core of
+//! Files that [`write()`] and [`merge`] make have digests in their metadata: `gpipe.sha256:NAME` is
+//! the SHA-256 of a tensor's name, dtype, shape and bytes, `gpipe.sha256` that of the rest of the
+//! header (`digest.rs` has the details). They are compared when the file is opened and the tensor
+//! is read. Files without digests, from elsewhere, are read as they are. Reading 1 GiB from the
+//! page cache and verifying it took 0.8 s of processor time, 0.2 s of it the reading (one core of
 //! an AMD EPYC with SHA extensions, 2026-11-23).
 //!
-//! - `header`: what the file says of itself; `digest`: whether it is as it was written; `write`: files from tensors, and
-//!   one of several; here: reading
+//! - `header`: what the file says of itself; `digest`: whether it is as it was written; `write`:
+//!   files from tensors, and one of several; here: reading
 
 mod digest;
 mod header;
@@ -116,7 +119,8 @@ pub struct Entry {
     pub shape: Vec<i64>,
     /// Its size in the file.
     pub bytes: u64,
-    /// Its SHA-256 as the file has it (of name, dtype, shape and bytes); nothing if the file has no digests.
+    /// Its SHA-256 as the file has it (of name, dtype, shape and bytes); nothing if the file has no
+    /// digests.
     pub sha256: Option<String>,
     /// Where its bytes are, from the start of the file.
     start: u64,
@@ -138,10 +142,12 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens `path` and reads its header, nothing else. A header with digests is compared with its own.
+    /// Opens `path` and reads its header, nothing else. A header with digests is compared with its
+    /// own.
     ///
     /// # Errors
-    /// [`FileError`], also where the file is longer or shorter than its header says, or the header is damaged.
+    /// [`FileError`], also where the file is longer or shorter than its header says, or the header
+    /// is damaged.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let io = FileError::io(path);
         let file = gpipe_files::open(path).map_err(|error| match error {
@@ -202,7 +208,8 @@ impl TensorFile {
         self.has_digests
     }
 
-    /// Reads all tensors and compares each with its digest, 1 MiB in memory at a time; without digests reads nothing.
+    /// Reads all tensors and compares each with its digest, 1 MiB in memory at a time; without
+    /// digests reads nothing.
     ///
     /// # Errors
     /// [`FileError`]: the first tensor that is not as it was written; a failing disk.
@@ -227,8 +234,8 @@ impl TensorFile {
     /// Reads the tensor `name`, and no other, to the CPU.
     ///
     /// # Errors
-    /// [`FileError`]: no such tensor, a dtype that cannot be read, bytes that do not have their digest, a failing disk,
-    /// no memory.
+    /// [`FileError`]: no such tensor, a dtype that cannot be read, bytes that do not have their
+    /// digest, a failing disk, no memory.
     pub fn read(&mut self, name: &str) -> Result<Tensor, FileError> {
         let at = self.position(name)?;
         let Self { path, entries, .. } = self;
@@ -327,7 +334,8 @@ fn header_length(file: &mut dyn Source, length: u64) -> io::Result<Result<u64, S
     let header = u64::from_le_bytes(bytes);
     if header > HEADER_MAX {
         return Ok(Err(format!(
-            "it is not a safetensors file: its header would have {header} bytes, at most {HEADER_MAX} are allowed"
+            "it is not a safetensors file: its header would have {header} bytes, at most \
+            {HEADER_MAX} are allowed"
         )));
     }
     if header > length - LENGTH {
@@ -352,7 +360,8 @@ fn check_length(length: u64, start: u64, header: &Header) -> Result<(), String> 
     }
 }
 
-/// The next `count` bytes. `count` has been held against the file's length, which may be more than memory.
+/// The next `count` bytes. `count` has been held against the file's length, which may be more than
+/// memory.
 fn read_exactly(file: &mut dyn Source, count: u64) -> io::Result<Vec<u8>> {
     let room = usize::try_from(count).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let mut bytes = Vec::new();

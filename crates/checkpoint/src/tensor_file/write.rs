@@ -17,7 +17,8 @@ use gpipe_files::Aside;
 /// Room for a layer's header: growing a large buffer for it would copy all of it.
 const HEADER_GUESS: usize = 16 << 10;
 
-/// The bytes of a file with `tensors` and `metadata`, without digests. Tensors may be on any device and have any strides.
+/// The bytes of a file with `tensors` and `metadata`, without digests. Tensors may be on any device
+/// and have any strides.
 ///
 /// # Errors
 /// [`TensorError`]: a dtype that has no place in the format, two tensors of one name.
@@ -35,8 +36,8 @@ pub fn encode(
     Ok(all)
 }
 
-/// Writes [`encode`]'s tensors and metadata to `path`, with digests, one tensor in memory at a time. Whatever was there
-/// stays until the new file is complete and on disk.
+/// Writes [`encode`]'s tensors and metadata to `path`, with digests, one tensor in memory at a
+/// time. Whatever was there stays until the new file is complete and on disk.
 ///
 /// # Errors
 /// [`FileError`]; the file aside is removed then.
@@ -50,12 +51,12 @@ pub fn write(
     put(path, layout, |placed| bytes(&placed.name, placed.body).map_err(cannot))
 }
 
-/// Writes all tensors of `files` to one file, the same that [`write()`] would make of them, one tensor in memory at a
-/// time. Those that have digests are compared with them.
+/// Writes all tensors of `files` to one file, the same that [`write()`] would make of them, one
+/// tensor in memory at a time. Those that have digests are compared with them.
 ///
 /// # Errors
-/// [`FileError`]: two tensors of one name, a dtype of which nothing is known; damage; a failing disk. The file aside is
-/// removed then.
+/// [`FileError`]: two tensors of one name, a dtype of which nothing is known; damage; a failing
+/// disk. The file aside is removed then.
 pub fn merge(
     path: &Path,
     files: &mut [TensorFile],
@@ -96,7 +97,8 @@ fn put<T>(
     aside.publish().map_err(FileError::io(path))
 }
 
-/// Writes the parts of a file: the header last of all, once the digests are known, in the room that was left for it.
+/// Writes the parts of a file: the header last of all, once the digests are known, in the room that
+/// was left for it.
 fn fill<T>(
     file: &File,
     path: &Path,

@@ -158,7 +158,8 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A manifest of `fields`, the text of a JSON object, with the right checksum: what only an attacker makes.
+/// A manifest of `fields`, the text of a JSON object, with the right checksum: what only an
+/// attacker makes.
 pub fn sealed(fields: &str) -> Vec<u8> {
     let rest = fields.trim_start().strip_prefix('{').unwrap();
     let with = |digits: &str| format!("{{\n  \"checksum\": \"{digits}\",{rest}\n");

@@ -9,8 +9,8 @@ use crate::values::{Devices, Dtype};
 /// A trained model: the folder of a run, or a configuration and weights.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RunArguments {
-    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json or classes.json, weights.safetensors; or a checkpoint
-    /// in it
+    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json or classes.json,
+    /// weights.safetensors; or a checkpoint in it
     #[arg(value_name = "RUN_DIR", required_unless_present = "config", conflicts_with = "config")]
     pub folder: Option<PathBuf>,
     /// Instead of RUN_DIR: the configuration file
@@ -25,7 +25,8 @@ pub(crate) struct RunArguments {
     /// Stages K (pipeline.stages); the result is the same for every K
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in training
+    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in
+    /// training
     #[arg(long, value_name = "DEVICE,..")]
     pub device: Option<Devices>,
     /// Dtype of the arithmetic (pipeline.dtype); default: as in training
@@ -40,19 +41,23 @@ pub(crate) struct RunArguments {
 pub(crate) struct EvalArguments {
     #[command(flatten)]
     pub run: RunArguments,
-    /// Text to measure on, all of it: files or folders, UTF-8; without it, the text that the run held out
+    /// Text to measure on, all of it: files or folders, UTF-8; without it, the text that the run
+    /// held out
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
     /// Measure on the first N tokens at most [default: train.validation_tokens; with --text all]
     #[arg(long, value_name = "N")]
     pub tokens: Option<usize>,
-    /// Images to measure on, all of them: a folder with a folder for each class; without it, those that the run held out
+    /// Images to measure on, all of them: a folder with a folder for each class; without it, those
+    /// that the run held out
     #[arg(long, value_name = "DIR")]
     pub images: Option<PathBuf>,
-    /// Write how often which class was taken for which, as tab-separated values: a row per true class
+    /// Write how often which class was taken for which, as tab-separated values: a row per true
+    /// class
     #[arg(long, value_name = "FILE.tsv")]
     pub confusion: Option<PathBuf>,
-    /// Of a translation: so many held-out sentences of each language are translated, for BLEU and chrF; 0: none
+    /// Of a translation: so many held-out sentences of each language are translated, for BLEU and
+    /// chrF; 0: none
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub translate: usize,
     #[command(flatten)]
@@ -73,7 +78,8 @@ pub(crate) struct EvalArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct PredictArguments {
-    /// The folder that `gpipe train` wrote: config.toml, classes.json, weights.safetensors; or a checkpoint in it
+    /// The folder that `gpipe train` wrote: config.toml, classes.json, weights.safetensors; or a
+    /// checkpoint in it
     #[arg(value_name = "RUN_DIR")]
     pub run: PathBuf,
     /// JPEG and PNG files
@@ -85,7 +91,8 @@ pub(crate) struct PredictArguments {
     /// Stages K (pipeline.stages); the result is the same for every K
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in training
+    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in
+    /// training
     #[arg(long, value_name = "DEVICE,..")]
     pub device: Option<Devices>,
     /// Use the moving averages of the weights, if the run kept them
@@ -100,8 +107,8 @@ pub(crate) struct PredictArguments {
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub run: RunArguments,
-    /// The text to continue; an empty one starts a new document. Without this and --prompt-file it is read
-    /// from the standard input
+    /// The text to continue; an empty one starts a new document. Without this and --prompt-file it
+    /// is read from the standard input
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     pub prompt: Option<String>,
     /// A file with the text to continue, UTF-8
@@ -139,7 +146,8 @@ pub(crate) struct SearchArguments {
 pub(crate) struct TranslateArguments {
     #[command(flatten)]
     pub run: RunArguments,
-    /// The language of the sentences, such as de or pt_BR; a wrong one is answered with those that the model knows
+    /// The language of the sentences, such as de or pt_BR; a wrong one is answered with those that
+    /// the model knows
     #[arg(long, value_name = "LANGUAGE")]
     pub from: String,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! What differs between the configuration of a checkpoint and the one that goes on with it, key by key.
+//! What differs between the configuration of a checkpoint and the one that goes on with it, key by
+//! key.
 
 use super::{Config, ConfigError, keys::flatten};
 

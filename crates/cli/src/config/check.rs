@@ -1,4 +1,5 @@
-//! What no other room checks when it gets its part of a configuration, or checks only after long work.
+//! What no other room checks when it gets its part of a configuration, or checks only after long
+//! work.
 
 use super::{Config, ConfigError, Data, Model};
 
@@ -86,7 +87,8 @@ impl Config {
             _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
         };
         if !fit {
-            let reason = "a transformer learns from text (data.kind = text), a translation from parallel, an image network from image-folder, cifar10 or cifar100";
+            let reason = "a transformer learns from text (data.kind = text), a translation from \
+                parallel, an image network from image-folder, cifar10 or cifar100";
             return refuse("model.kind and data.kind", "these two", reason);
         }
         if let Model::AmoebaNet(model) = &self.model
@@ -121,7 +123,8 @@ impl Config {
             return refuse("checkpoint.keep", 0, "keep at least 1");
         }
         if checkpoint.keep_best && self.train.validate_every == 0 {
-            let reason = "there is nothing to compare: set train.validate_every to the steps between validations";
+            let reason = "there is nothing to compare: set train.validate_every to the steps \
+                between validations";
             return refuse("checkpoint.keep_best", true, reason);
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! `[data]`: what is learned from, by `kind`; `[images]`: how images are read, changed and presented.
+//! `[data]`: what is learned from, by `kind`; `[images]`: how images are read, changed and
+//! presented.
 
 use std::path::PathBuf;
 
@@ -47,7 +48,8 @@ pub(crate) struct TextConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ParallelConfig {
-    /// Folder of `LANGUAGE.tsv` or `LANGUAGE.tsv.gz` files, such as `make catalogues` makes; empty: none.
+    /// Folder of `LANGUAGE.tsv` or `LANGUAGE.tsv.gz` files, such as `make catalogues` makes; empty:
+    /// none.
     pub folder: PathBuf,
     /// Files of `sentence<TAB>translation`, plain or gzip.
     pub tsv: Vec<TsvConfig>,
@@ -73,7 +75,8 @@ pub(crate) struct ParallelConfig {
     pub length: usize,
     /// Target tokens of a mini-batch, about.
     pub batch_tokens: usize,
-    /// Languages are drawn in proportion to the 1/temperature-th power of their pairs: 1: as they are; 5: small ones more often.
+    /// Languages are drawn in proportion to the 1/temperature-th power of their pairs: 1: as they
+    /// are; 5: small ones more often.
     pub temperature: f64,
 }
 

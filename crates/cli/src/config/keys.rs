@@ -9,8 +9,8 @@ use super::{
 
 const KIND: &str = "kind";
 
-/// All keys with their defaults, for the kinds of model and data that `given` names: what a file may name. An error
-/// is one of `origin`.
+/// All keys with their defaults, for the kinds of model and data that `given` names: what a file
+/// may name. An error is one of `origin`.
 pub(super) fn defaults(given: &toml::Table, origin: &str) -> Result<toml::Table, ConfigError> {
     let error = |reason: String| ConfigError::Parse { path: origin.into(), reason };
     let mut config = Config::default();
@@ -101,7 +101,10 @@ fn of_another_kind(key: &str, known: &toml::Table) -> Option<String> {
     let others: Vec<&str> = kinds.iter().filter(has).copied().collect();
     (!others.is_empty()).then(|| {
         let others = others.join(" and ");
-        format!(" where {table}.{KIND} is {own}, but where it is {others}: leave it out, or correct the kind")
+        format!(
+            " where {table}.{KIND} is {own}, but where it is {others}: leave it out, or \
+            correct the kind"
+        )
     })
 }
 

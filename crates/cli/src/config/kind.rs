@@ -1,4 +1,5 @@
-//! Tables whose keys depend on their `kind`. By hand, because serde's tagged enums do not say which key is wrong.
+//! Tables whose keys depend on their `kind`. By hand, because serde's tagged enums do not say which
+//! key is wrong.
 
 use serde::{Deserialize, Deserializer, de::Error};
 

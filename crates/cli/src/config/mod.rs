@@ -2,7 +2,8 @@
 //!
 //! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a [`kind`]
 //! - [`keys`]: unknown keys, and `--set`
-//! - [`check`]: what is refused before anything is read; [`changes`]: what a run may change when it goes on
+//! - [`check`]: what is refused before anything is read; [`changes`]: what a run may change when it
+//!   goes on
 
 mod changes;
 mod check;
@@ -49,7 +50,8 @@ pub(crate) enum ConfigError {
 }
 
 impl Config {
-    /// The samples of a mini-batch that a pipeline is given: all of them, or the largest part of one of several replicas.
+    /// The samples of a mini-batch that a pipeline is given: all of them, or the largest part of
+    /// one of several replicas.
     pub(crate) fn samples_of_a_pipeline(&self) -> usize {
         self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
     }
@@ -137,7 +139,8 @@ impl Config {
             self.seed = seed;
         }
         if let Some(odd) = arguments.text.iter().find(|path| path.to_str().is_none()) {
-            let reason = "its name is no UTF-8, which a configuration cannot hold: rename it, or name its folder";
+            let reason = "its name is no UTF-8, which a configuration cannot hold: rename it, or \
+                name its folder";
             return Err(ConfigError::Value {
                 key: "--text",
                 value: odd.display().to_string(),
@@ -165,7 +168,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Another number of stages than what was configured: choices for that one are of no use any more.
+    /// Another number of stages than what was configured: choices for that one are of no use any
+    /// more.
     pub(crate) fn set_stages(&mut self, stages: usize, devices_were_named: bool) {
         let pipeline = &mut self.pipeline;
         pipeline.stages = stages;
@@ -174,7 +178,8 @@ impl Config {
         if !devices_were_named && devices.iter().all(|device| *device == devices[0]) {
             devices.truncate(1);
         }
-        // Where a schedule puts several on a device there are more of them; what does not fit at all is refused later.
+        // Where a schedule puts several on a device there are more of them; what does not fit at
+        // all is refused later.
         let all = pipeline.schedule.stages(stages);
         if matches!(&pipeline.balance, Balance::Layers(layers) if layers.len() != all) {
             pipeline.balance = Balance::Cost;
@@ -266,7 +271,8 @@ mod tests {
     use super::*;
     use crate::task;
 
-    /// A recipe that cannot be read, or whose network cannot be built, would be found by its first user.
+    /// A recipe that cannot be read, or whose network cannot be built, would be found by its first
+    /// user.
     #[test]
     fn oracle_every_recipe_of_ours_is_read_checked_and_makes_a_network() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");

@@ -23,8 +23,8 @@ impl Confusion {
         Self { classes, counts, ranks, count: 0, nats: 0.0 }
     }
 
-    /// Counts what `logits` [samples, classes], float64, make of `targets` [samples]. Of equal logits those of lower classes
-    /// are the likelier ones. They are finite.
+    /// Counts what `logits` [samples, classes], float64, make of `targets` [samples]. Of equal
+    /// logits those of lower classes are the likelier ones. They are finite.
     pub(crate) fn add(&mut self, logits: &Tensor, targets: &Tensor) -> Result<(), CliError> {
         let own = logits.f_gather(1, &targets.f_unsqueeze(1)?, false)?;
         let nats = logits.f_logsumexp(&[1_i64][..], true)?.f_sub(&own)?;
@@ -67,7 +67,8 @@ impl Confusion {
         (0..self.classes).map(count).collect()
     }
 
-    /// The most frequent confusions: (true class, likeliest class, how often, images of the true class).
+    /// The most frequent confusions: (true class, likeliest class, how often, images of the true
+    /// class).
     pub(crate) fn worst(&self, most: usize) -> Vec<(usize, usize, u64, u64)> {
         let mut images = BTreeMap::<usize, u64>::new();
         for (&(class, _), count) in &self.counts {

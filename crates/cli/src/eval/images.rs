@@ -104,7 +104,8 @@ fn images(
             let held_out = Classification::held_out(&run.config).map_err(|error| match error {
                 CliError::Data(source @ gpipe_data::Error::MissingPath { .. }) => {
                     CliError::Usage(format!(
-                        "{source}: it is the run's own; run where you trained, or name others with --images DIR"
+                        "{source}: it is the run's own; run where you trained, or name others \
+                        with --images DIR"
                     ))
                 }
                 other => other,
@@ -112,7 +113,8 @@ fn images(
             let (images, what, own) = held_out?;
             if own != classes {
                 return Err(CliError::Usage(format!(
-                    "{what}: its {} classes are not the {} of the model: bring its data back, or name others with --images DIR",
+                    "{what}: its {} classes are not the {} of the model: bring its data back, or \
+                    name others with --images DIR",
                     own.len(),
                     classes.len()
                 )));

@@ -1,10 +1,12 @@
 //! `gpipe eval`, and the measure that `gpipe train` ends with.
 //!
-//! - [`text`]: of a text model; [`translation`]: of one that translates; [`images`]: of an image model, with its [`confusion`] of classes
+//! - [`text`]: of a text model; [`translation`]: of one that translates; [`images`]: of an image
+//!   model, with its [`confusion`] of classes
 //! - here: what both have in common
 //!
-//! The loss is a sum over all targets divided once by their number, so neither K nor how samples fall into batches
-//! weighs a target more. At another K it is the same to the last bit; another M adds in another order.
+//! The loss is a sum over all targets divided once by their number, so neither K nor how samples
+//! fall into batches weighs a target more. At another K it is the same to the last bit; another M
+//! adds in another order.
 
 pub(crate) mod confusion;
 mod images;

@@ -57,7 +57,8 @@ pub(super) fn run(
 ) -> Result<(), CliError> {
     if arguments.images.is_some() || arguments.confusion.is_some() || !arguments.text.is_empty() {
         return Err(CliError::Usage(
-            "the model translates: leave --text, --images and --confusion out; --set data.tsv=.. names other pairs"
+            "the model translates: leave --text, --images and --confusion out; --set data.tsv=.. \
+            names other pairs"
                 .into(),
         ));
     }
@@ -114,7 +115,8 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Losses of each language: the model's, a unigram model's, and the model's with other sentences' sources.
+/// Losses of each language: the model's, a unigram model's, and the model's with other sentences'
+/// sources.
 fn measured(
     pipeline: &mut Pipeline,
     task: &Translation,

@@ -1,8 +1,11 @@
-//! What the environment says of the other processes of a command: the variables that torchrun sets, and others take over from it.
+//! What the environment says of the other processes of a command: the variables that torchrun sets,
+//! and others take over from it.
 //!
-//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`: all four, or none. `gpipe launch` sets them, too. A launcher that serves the store
-//! itself says so with `TORCHELASTIC_USE_AGENT_STORE=True`; else rank 0 does. `TORCHELASTIC_RESTART_COUNT` tells a try from the ones
-//! before it. `GPIPE_ADDRESS` is the address of this machine that the others reach it by, where it has several.
+//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`: all four, or none. `gpipe launch` sets
+//! them, too. A launcher that serves the store itself says so with
+//! `TORCHELASTIC_USE_AGENT_STORE=True`; else rank 0 does. `TORCHELASTIC_RESTART_COUNT` tells a try
+//! from the ones before it. `GPIPE_ADDRESS` is the address of this machine that the others reach it
+//! by, where it has several.
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
@@ -58,7 +61,8 @@ impl Environment {
             let missing = names.iter().zip(&values).find(|(_, value)| value.is_none());
             let missing = missing.map_or("", |(name, _)| name);
             return refuse(format!(
-                "{RANK} and {WORLD_SIZE} are set, and {missing} is not: set {RANK}, {WORLD_SIZE}, {MASTER_ADDR} and {MASTER_PORT}, or none of them; gpipe launch and torchrun do"
+                "{RANK} and {WORLD_SIZE} are set, and {missing} is not: set {RANK}, {WORLD_SIZE}, \
+                {MASTER_ADDR} and {MASTER_PORT}, or none of them; gpipe launch and torchrun do"
             ));
         };
         let number = |name: &str, text: &str| {
@@ -104,7 +108,8 @@ impl Environment {
         Ok(Meeting { rank, size, store, name, address, deadline, facts })
     }
 
-    /// The address of this machine from which the master is reached: loopback, if the master is there.
+    /// The address of this machine from which the master is reached: loopback, if the master is
+    /// there.
     fn own_address(&self) -> Result<String, CliError> {
         if let Some(address) = &self.address {
             return Ok(address.clone());
@@ -147,7 +152,8 @@ pub(super) fn launched_name(attempt: u32) -> String {
 fn listen(address: &str, port: u16) -> Result<TcpListener, CliError> {
     TcpListener::bind((address, port)).map_err(|source| CliError::Io {
         what: format!(
-            "rank 0 cannot listen at {address}:{port}: give {MASTER_ADDR} and {MASTER_PORT} of this machine, and a port that is free, or its own address in {ADDRESS}"
+            "rank 0 cannot listen at {address}:{port}: give {MASTER_ADDR} and {MASTER_PORT} of \
+            this machine, and a port that is free, or its own address in {ADDRESS}"
         ),
         source,
     })

@@ -1,5 +1,6 @@
-//! `gpipe launch`: the same command in several processes of this machine, with one supervisor, which serves the store that they meet
-//! in, shows what they print, and ends all of them when one has failed.
+//! `gpipe launch`: the same command in several processes of this machine, with one supervisor,
+//! which serves the store that they meet in, shows what they print, and ends all of them when one
+//! has failed.
 
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read, Write},
@@ -129,7 +130,8 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Where a process writes down the folder of its run. In memory: nothing is left in a folder for temporary files, nor asked of one.
+/// Where a process writes down the folder of its run. In memory: nothing is left in a folder for
+/// temporary files, nor asked of one.
 struct Note {
     path: PathBuf,
     /// There as long as this is open.
@@ -149,7 +151,8 @@ impl Note {
     }
 }
 
-/// In a process that was launched: it is asked to end when its launcher has been killed, as by Ctrl-C.
+/// In a process that was launched: it is asked to end when its launcher has been killed, as by
+/// Ctrl-C.
 pub(crate) fn end_with_launcher() {
     let Some(note) = std::env::var_os(RUN_NOTE) else { return };
     // Where the system has no such thing the launcher's store is missed, later.
@@ -258,7 +261,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Waits until all have ended; which was the first that did not end well, and whether a signal asked for the end.
+    /// Waits until all have ended; which was the first that did not end well, and whether a signal
+    /// asked for the end.
     fn wait(&mut self, events: &Receiver<Event>) -> (Option<(usize, ExitStatus)>, bool) {
         let (mut first, mut asked): (Option<(usize, ExitStatus)>, _) = (None, false);
         let (mut ended, mut ended_here): (Option<(Instant, usize, ExitStatus)>, _) = (None, false);
@@ -276,8 +280,8 @@ impl Supervisor {
                 if status.success() {
                     continue;
                 }
-                // Who was killed has closed its connections before it can be waited for: others, which only tell of it, may have ended
-                // by then.
+                // Who was killed has closed its connections before it can be waited for: others,
+                // which only tell of it, may have ended by then.
                 let tells = first.is_some_and(|(_, first)| first.signal().is_none());
                 let killed = status.signal().is_some() && !ended_here;
                 if first.is_none() || tells && killed {
@@ -313,7 +317,8 @@ impl Supervisor {
         }
     }
 
-    /// Tells the others of a process that has ended: those that are still meeting have no connection to it that would.
+    /// Tells the others of a process that has ended: those that are still meeting have no
+    /// connection to it that would.
     fn tell(&self, rank: usize, status: ExitStatus) {
         let reason = match status.signal() {
             Some(signal) => {
@@ -322,12 +327,14 @@ impl Supervisor {
             None => format!("it has ended with exit code {}", status.code().unwrap_or_default()),
         };
         let (store, meeting) = (Arc::clone(&self.store), self.meeting.clone());
-        // On a thread of its own: the store may be busy with a stranger. Without it they end at the deadline.
+        // On a thread of its own: the store may be busy with a stranger. Without it they end at the
+        // deadline.
         let tell = move || drop(tell_of_end(&store, &meeting, rank, &reason));
         let _ = thread::Builder::new().name("gpipe-tell".into()).spawn(tell);
     }
 
-    /// To those that have not been waited for, so that no number is another process's by now, and are meant; whether there were any.
+    /// To those that have not been waited for, so that no number is another process's by now, and
+    /// are meant; whether there were any.
     fn signal(&self, signal: Signal, is_meant: impl Fn(u32) -> bool) -> bool {
         let meant = self.children.iter().flatten().filter(|child| is_meant(child.id()));
         let meant =
@@ -354,8 +361,9 @@ impl Drop for Supervisor {
     }
 }
 
-/// What is run when the processes are started again: of a training what goes on in the folder that it had begun to write; none if it had
-/// none, and what it was told of folders leads elsewhere by now.
+/// What is run when the processes are started again: of a training what goes on in the folder that
+/// it had begun to write; none if it had none, and what it was told of folders leads elsewhere by
+/// now.
 fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
     if given.first().is_none_or(|first| first != "train") {
         return Some(given.to_vec());

@@ -1,9 +1,10 @@
 //! A command in several processes: how they meet, what they agree on, and how they are started.
 //!
-//! Every process runs the same command on the same configuration and data, and has its share of the stages. What is printed and
-//! written once is the first one's.
+//! Every process runs the same command on the same configuration and data, and has its share of the
+//! stages. What is printed and written once is the first one's.
 //!
-//! - [`environment`]: the variables that say which process this is; [`launch`]: `gpipe launch`, which sets them
+//! - [`environment`]: the variables that say which process this is; [`launch`]: `gpipe launch`,
+//!   which sets them
 //! - here: the processes of a command, joined
 
 pub(crate) mod environment;
@@ -18,8 +19,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use self::environment::Environment;
 use crate::{CliError, args::ConfigArguments, config::Config, output};
 
-/// The longest silence of a process, as far as the command line and the file that it names say. What is wrong with them is said later,
-/// when the others can hear it.
+/// The longest silence of a process, as far as the command line and the file that it names say.
+/// What is wrong with them is said later, when the others can hear it.
 pub(crate) fn timeout_s(arguments: &ConfigArguments) -> u64 {
     let config = match &arguments.config {
         Some(_) => Config::read(arguments),
@@ -37,7 +38,8 @@ pub(crate) struct Processes {
 }
 
 impl Processes {
-    /// Meets the other processes that `environment` speaks of, and calls `command`. An error of it ends theirs, too.
+    /// Meets the other processes that `environment` speaks of, and calls `command`. An error of it
+    /// ends theirs, too.
     pub(crate) fn among(
         environment: Option<&Environment>,
         timeout_s: u64,
@@ -62,7 +64,8 @@ impl Processes {
         done
     }
 
-    /// Tells the other processes why this one goes no further, unless they have come to the same: they wait for it.
+    /// Tells the other processes why this one goes no further, unless they have come to the same:
+    /// they wait for it.
     pub(crate) fn fail(&self, error: &CliError) {
         if let Some(cluster) = self.cluster.as_ref().filter(|_| !error.is_of_all()) {
             let process = Some(cluster.rank());
@@ -70,7 +73,8 @@ impl Processes {
         }
     }
 
-    /// Replicas that do not save wait here for the one that does, which may have been held up: a long wait in a step would be an error.
+    /// Replicas that do not save wait here for the one that does, which may have been held up: a
+    /// long wait in a step would be an error.
     pub(crate) fn meet_replicas(&self) -> Result<(), CliError> {
         if self.member.get().is_some() { self.all(Ok(())) } else { Ok(()) }
     }
@@ -82,7 +86,8 @@ impl Processes {
         }
         let Some(cluster) = &self.cluster else {
             return Err(CliError::Usage(format!(
-                "pipeline.replicas is {count}, and there is one process: start as many or a multiple, with gpipe launch --processes {count} or torchrun, or give --replicas 1"
+                "pipeline.replicas is {count}, and there is one process: start as many or a \
+                multiple, with gpipe launch --processes {count} or torchrun, or give --replicas 1"
             )));
         };
         let member = Member::new(cluster, count)?;

@@ -1,4 +1,5 @@
-//! The class of an image: where images come from, how training changes them, and their mini-batches.
+//! The class of an image: where images come from, how training changes them, and their
+//! mini-batches.
 
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
@@ -51,7 +52,8 @@ impl Classification {
             let given = given.classes()?;
             if given != classes {
                 return Err(CliError::Usage(format!(
-                    "{what}: its {} classes are not the {} that the model was trained for: bring those data back, or start another run (--init takes the weights)",
+                    "{what}: its {} classes are not the {} that the model was trained for: bring \
+                    those data back, or start another run (--init takes the weights)",
                     classes.len(),
                     given.len()
                 )));
@@ -59,7 +61,8 @@ impl Classification {
         }
         if classes.len() < 2 {
             return Err(CliError::Usage(format!(
-                "{what}: there is one class only, '{}', so there is nothing to learn: give a folder with one for each class",
+                "{what}: there is one class only, '{}', so there is nothing to learn: give a \
+                folder with one for each class",
                 classes.join("")
             )));
         }
@@ -156,7 +159,8 @@ pub(crate) fn evaluation(
     )?)
 }
 
-/// The batches of which not every image is left out, in order, made ahead on a thread; unless this process is `fed`, without pixels.
+/// The batches of which not every image is left out, in order, made ahead on a thread; unless this
+/// process is `fed`, without pixels.
 pub(crate) fn readable(
     images: &EvaluationImages,
     config: &Config,
@@ -250,7 +254,8 @@ fn sides(config: &Config) -> Result<Sides, CliError> {
 fn named(folder: &Path) -> Result<&Path, CliError> {
     if folder.as_os_str().is_empty() {
         return Err(CliError::Usage(
-            "data.folder is not set: name the folder of the images, such as --set data.folder=images"
+            "data.folder is not set: name the folder of the images, such as --set \
+            data.folder=images"
                 .into(),
         ));
     }

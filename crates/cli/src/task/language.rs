@@ -29,7 +29,8 @@ pub(crate) struct Language {
 }
 
 impl Language {
-    /// Reads the text and encodes both parts with `given`; without one, with a tokenizer trained on its training part.
+    /// Reads the text and encodes both parts with `given`; without one, with a tokenizer trained on
+    /// its training part.
     pub(crate) fn open(
         config: &Config,
         data: &TextConfig,
@@ -59,7 +60,8 @@ impl Language {
             false => String::new(),
         };
         let summary = format!(
-            "{what}: {}\n{what}: {} training tokens, {all} validation tokens{measured}, vocabulary {}{learned}",
+            "{what}: {}\n{what}: {} training tokens, {all} validation tokens{measured}, \
+            vocabulary {}{learned}",
             corpus.report,
             train.tokens.len(),
             tokenizer.vocabulary()
@@ -129,7 +131,8 @@ fn tensors(batch: &gpipe_data::Batch) -> Result<Batch, tch::TchError> {
     Ok(Batch { inputs: vec![inputs], targets, samples: batch.samples as u64 })
 }
 
-/// What is to be known of a vocabulary that was learned from `documents`: fewer tokens than were asked for, or a sample.
+/// What is to be known of a vocabulary that was learned from `documents`: fewer tokens than were
+/// asked for, or a sample.
 fn learned_from(documents: &[Document], asked: usize, tokenizer: &Tokenizer) -> String {
     let fewer = match tokenizer.vocabulary() < asked {
         true => format!(" (of {asked} that were asked for: the text repeats no more)"),
@@ -145,7 +148,8 @@ fn learned_from(documents: &[Document], asked: usize, tokenizer: &Tokenizer) -> 
 pub(crate) fn held_out(data: &TextConfig) -> Result<(Texts, String), CliError> {
     let (corpus, what) = corpus(data).map_err(|error| match error {
         CliError::Data(source @ gpipe_data::Error::MissingPath { .. }) => CliError::Usage(format!(
-            "{source}: it is the run's own text; run where you trained, or name another with --text PATH"
+            "{source}: it is the run's own text; run where you trained, or name another with \
+            --text PATH"
         )),
         other => other,
     })?;
@@ -176,7 +180,8 @@ fn corpus(data: &TextConfig) -> Result<(Corpus, String), CliError> {
     let lock = &data.cargo_lock;
     if !lock.exists() {
         return Err(CliError::Usage(format!(
-            "there is no {} here, whose crates' sources would be the text: run in gpipe's own folder, or name your text with --text PATH",
+            "there is no {} here, whose crates' sources would be the text: run in gpipe's own \
+            folder, or name your text with --text PATH",
             lock.display()
         )));
     }

@@ -65,7 +65,8 @@ impl<'a> Part<'a> {
 
 /// Data to train on and to measure with.
 pub(crate) trait Task {
-    /// What they are: a line for each source, with what was left out of it, and one for what became of them.
+    /// What they are: a line for each source, with what was left out of it, and one for what became
+    /// of them.
     fn summary(&self) -> &str;
 
     /// What they mean.
@@ -74,8 +75,8 @@ pub(crate) trait Task {
     /// What tells training data from others.
     fn fingerprint(&self) -> String;
 
-    /// The mini-batches of training, of which the first `batches` had `samples`: a function of the seed and the number. Of samples outside
-    /// of `fed` only the targets need be true.
+    /// The mini-batches of training, of which the first `batches` had `samples`: a function of the
+    /// seed and the number. Of samples outside of `fed` only the targets need be true.
     fn training(
         &self,
         batches: u64,
@@ -83,7 +84,8 @@ pub(crate) trait Task {
         fed: Range<usize>,
     ) -> Result<MakeBatch, CliError>;
 
-    /// What is held out, in order, as much of it as the configuration says. Unless this process is `fed`, only the targets need be true.
+    /// What is held out, in order, as much of it as the configuration says. Unless this process is
+    /// `fed`, only the targets need be true.
     fn validation(&self, fed: bool) -> Result<Vec<Part<'_>>, CliError>;
 
     /// The loss in bits per byte of the data held out, where they are bytes.
@@ -97,8 +99,9 @@ pub(crate) trait Task {
     }
 }
 
-/// Reads the data that the configuration names. `given` is what an earlier training made of them, if there was one; else
-/// tokens are those of the file that the configuration names, if it names one.
+/// Reads the data that the configuration names. `given` is what an earlier training made of them,
+/// if there was one; else tokens are those of the file that the configuration names, if it names
+/// one.
 pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn Task>, CliError> {
     let given = match given {
         Some(given) => Some(given),
@@ -264,7 +267,8 @@ pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> Pipeli
 /// The name of [`Nats`].
 pub(crate) const NATS: &str = "nats";
 
-/// The cross entropy without label smoothing and auxiliary heads: what evaluations report, whatever was trained on.
+/// The cross entropy without label smoothing and auxiliary heads: what evaluations report, whatever
+/// was trained on.
 struct Nats;
 
 impl Metric for Nats {
@@ -282,8 +286,8 @@ impl Metric for Nats {
     }
 }
 
-/// The model's outputs, without dropout: for int64 tokens [samples, positions] [samples, positions, vocabulary], for images
-/// [samples, channels, height, width] [samples, classes].
+/// The model's outputs, without dropout: for int64 tokens [samples, positions] [samples, positions,
+/// vocabulary], for images [samples, channels, height, width] [samples, classes].
 pub(crate) fn logits(
     pipeline: &mut Pipeline,
     inputs: impl IntoTensors,

@@ -1,7 +1,9 @@
-//! A text that is pinned by its content: the manifest beside a lock file may say which text the lock file's crates make.
+//! A text that is pinned by its content: the manifest beside a lock file may say which text the
+//! lock file's crates make.
 //!
-//! A lock file has the checksums of its crates, but it does not say that all of them are on disk, nor which of their files
-//! are text. The manifest's fingerprint is of all documents, before any limit, so that `data.train_bytes` may be set.
+//! A lock file has the checksums of its crates, but it does not say that all of them are on disk,
+//! nor which of their files are text. The manifest's fingerprint is of all documents, before any
+//! limit, so that `data.train_bytes` may be set.
 
 use std::path::Path;
 
@@ -23,7 +25,10 @@ pub(super) fn check(lock: &Path, report: &TextReport) -> Result<(), CliError> {
     }
     let manifest = manifest.display();
     Err(CliError::Usage(format!(
-        "the crates in {} do not make the text that {manifest} pins: its fingerprint is {pinned}, this one's {found} ({report}). Fetch them with `cargo fetch --locked --manifest-path {manifest}`; if they are all there, one was changed on disk: remove its folder and fetch again, or name your own text with --text PATH",
+        "the crates in {} do not make the text that {manifest} pins: its fingerprint is {pinned}, \
+        this one's {found} ({report}). Fetch them with `cargo fetch --locked --manifest-path \
+        {manifest}`; if they are all there, one was changed on disk: remove its folder and fetch \
+        again, or name your own text with --text PATH",
         lock.display()
     )))
 }

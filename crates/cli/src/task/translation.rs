@@ -30,7 +30,8 @@ pub(crate) struct Translation {
 }
 
 impl Translation {
-    /// Reads the pairs and encodes both sides with `given`; without one, with a vocabulary learned from the training pairs.
+    /// Reads the pairs and encodes both sides with `given`; without one, with a vocabulary learned
+    /// from the training pairs.
     pub(crate) fn open(
         config: &Config,
         data: &ParallelConfig,
@@ -73,7 +74,9 @@ impl Translation {
             _ => String::new(),
         };
         let summary = format!(
-            "parallel text: {report}\nparallel text: {languages} languages, {} pairs to train on, {} to validate on{measured} ({longer} of more than {} tokens are left out), vocabulary {}",
+            "parallel text: {report}\nparallel text: {languages} languages, {} pairs to train on, \
+            {} to validate on{measured} ({longer} of more than {} tokens are left out), \
+            vocabulary {}",
             train.len(),
             validation.len(),
             data.length,
@@ -105,7 +108,8 @@ impl Task for Translation {
         self.fingerprint.clone()
     }
 
-    /// Samples are counted as [`TrainPairs::pairs_seen`] does, so that their number says where in the order a run is.
+    /// Samples are counted as [`TrainPairs::pairs_seen`] does, so that their number says where in
+    /// the order a run is.
     fn training(
         &self,
         batches: u64,
@@ -172,7 +176,8 @@ pub(crate) fn check_pad(vocabulary: &TranslationVocabulary) -> Result<(), CliErr
     )))
 }
 
-/// The SHA-256 of the SHA-256 of each language's training pairs as tokens: what is held out may change.
+/// The SHA-256 of the SHA-256 of each language's training pairs as tokens: what is held out may
+/// change.
 fn fingerprint(train: &PairSet) -> String {
     let language = |language: usize| {
         let sides = (0..train.pairs(language))
@@ -188,7 +193,8 @@ fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, Report), CliError> {
     let sources = sources(data);
     if sources.is_empty() {
         return Err(CliError::Usage(
-            "no parallel text is named: set data.folder (make catalogues makes data/translations), or name files in [[data.tsv]] or [[data.lines]]"
+            "no parallel text is named: set data.folder (make catalogues makes \
+            data/translations), or name files in [[data.tsv]] or [[data.lines]]"
                 .into(),
         ));
     }

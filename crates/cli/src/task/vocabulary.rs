@@ -69,8 +69,9 @@ impl Vocabulary {
         }
     }
 
-    /// Of a run that starts from the weights at `from`, beside which `beside` lies: what its numbers are to mean, if that is
-    /// not for the data to say. What the configuration says of tokens wins.
+    /// Of a run that starts from the weights at `from`, beside which `beside` lies: what its
+    /// numbers are to mean, if that is not for the data to say. What the configuration says of
+    /// tokens wins.
     pub(crate) fn of_weights(
         config: &Config,
         from: &Path,
@@ -80,7 +81,10 @@ impl Vocabulary {
             (Some(TokenizerChoice::File(_)), _) => Self::configured(config),
             (Some(TokenizerChoice::New), _) => Ok(None),
             (Some(TokenizerChoice::Auto), None) => Err(CliError::Usage(format!(
-                "{}: there is no {TOKENIZER} beside these weights, and tokens learned from this text would not be those that they were trained on: put the model's {TOKENIZER} there, or name it with --set data.tokenizer=PATH (or learn new tokens all the same with --set data.tokenizer=new)",
+                "{}: there is no {TOKENIZER} beside these weights, and tokens learned from this \
+                text would not be those that they were trained on: put the model's {TOKENIZER} \
+                there, or name it with --set data.tokenizer=PATH (or learn new tokens all the \
+                same with --set data.tokenizer=new)",
                 from.display()
             ))),
             (_, beside) => Ok(beside),

@@ -1,4 +1,5 @@
-//! What a run's folder says of it before the first step, and what all its processes must have been told alike.
+//! What a run's folder says of it before the first step, and what all its processes must have been
+//! told alike.
 
 use std::{io::ErrorKind, path::Path};
 
@@ -32,7 +33,8 @@ pub(super) fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
     facts.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-/// Writes what a run's folder says of it from the start. Where a launcher asks which folder it is, it is told first.
+/// Writes what a run's folder says of it from the start. Where a launcher asks which folder it is,
+/// it is told first.
 pub(super) fn write_begun(
     out: &Path,
     config: &Config,

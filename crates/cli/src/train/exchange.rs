@@ -14,8 +14,8 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// What is asked of all processes, where `self` is asked of this one: any may be asked to stop. When it is time to save is
-    /// the first one's to say, because clocks differ.
+    /// What is asked of all processes, where `self` is asked of this one: any may be asked to stop.
+    /// When it is time to save is the first one's to say, because clocks differ.
     ///
     /// # Errors
     /// Another process failed or is gone.

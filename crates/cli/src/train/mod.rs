@@ -78,7 +78,8 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     run_steps(start, data, plan, pipeline, make, processes)
 }
 
-/// Phase 1. What is asked for: the configuration, the run's folder, the checkpoint to go on from, and the plan.
+/// Phase 1. What is asked for: the configuration, the run's folder, the checkpoint to go on from,
+/// and the plan.
 fn resolve(
     arguments: &TrainArguments,
     processes: &Processes,
@@ -106,7 +107,8 @@ struct TrainingData {
     reinitialized: &'static [&'static str],
 }
 
-/// Phase 3. The data, with the vocabulary of the checkpoint or of the weights that the run begins with.
+/// Phase 3. The data, with the vocabulary of the checkpoint or of the weights that the run begins
+/// with.
 fn open_data(
     arguments: &TrainArguments,
     start: &Start,
@@ -121,8 +123,8 @@ fn open_data(
         }
         (None, None) => (None, None),
     };
-    // A text model's tokenizer is kept. An image model's classes are those of the data, whatever it was
-    // trained for.
+    // A text model's tokenizer is kept. An image model's classes are those of the data, whatever it
+    // was trained for.
     let (fixed, earlier) = match (start.checkpoint.is_some(), given) {
         (false, Some(Vocabulary::Classes(classes))) => (None, Some(classes)),
         (_, given) => (given, None),
@@ -229,8 +231,8 @@ fn run_steps(
     run.end(&mut pipeline, position)
 }
 
-/// The softmax starts afresh where the weights' network was trained for the `earlier` classes, and these are
-/// others.
+/// The softmax starts afresh where the weights' network was trained for the `earlier` classes, and
+/// these are others.
 fn reinitialized(earlier: Option<Vec<String>>, vocabulary: &Vocabulary) -> &'static [&'static str] {
     match (earlier, vocabulary) {
         (Some(earlier), Vocabulary::Classes(classes)) if earlier != *classes => {
@@ -250,7 +252,8 @@ fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<TrainPositi
         return Ok(position);
     }
     Err(CliError::Usage(format!(
-        "the training data are not those of {}: the run would go on elsewhere in others; bring them back, or start another run (--init takes its weights)",
+        "the training data are not those of {}: the run would go on elsewhere in others; bring \
+        them back, or start another run (--init takes its weights)",
         checkpoint.folder().display()
     )))
 }

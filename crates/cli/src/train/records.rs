@@ -11,7 +11,8 @@ use crate::{
     output::say,
 };
 
-/// Refuses metrics that do not reach as far as the checkpoint: the curves of the run would have a hole.
+/// Refuses metrics that do not reach as far as the checkpoint: the curves of the run would have a
+/// hole.
 pub(super) fn check(start: &Start) -> Result<(), CliError> {
     let Some(checkpoint) = &start.checkpoint else { return Ok(()) };
     let own = start.out.path().join(METRICS);
@@ -31,14 +32,17 @@ pub(super) fn check(start: &Start) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Usage(format!(
-        "{}: it has records of {found} steps up to step {}, not of the {wanted} that were written before {}: it was cut or emptied; bring it back, or remove it: a new one then begins after that step",
+        "{}: it has records of {found} steps up to step {}, not of the {wanted} that were written \
+        before {}: it was cut or emptied; bring it back, or remove it: a new one then begins \
+        after that step",
         path.display(),
         progress.batches,
         checkpoint.folder().display()
     )))
 }
 
-/// The run's metrics: new ones, or those so far of the run that goes on at `position`, whose next update is number `step`.
+/// The run's metrics: new ones, or those so far of the run that goes on at `position`, whose next
+/// update is number `step`.
 pub(super) fn open(
     start: &Start,
     position: &TrainPosition,
@@ -53,8 +57,9 @@ pub(super) fn open(
         let copy = out.join(METRICS);
         std::fs::copy(earlier, &copy).map_err(io(&copy))?;
     }
-    // What the interrupted run wrote after its checkpoint is trained, and written, again. An evaluation at the very end is
-    // made again, too, because it comes before the files that it is of.
+    // What the interrupted run wrote after its checkpoint is trained, and written, again. An
+    // evaluation at the very end is made again, too, because it comes before the files that it is
+    // of.
     let again = position.batches >= start.config.train.steps || due(&start.config, position);
     let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
     Metrics::resume(out, step, |record| match record {

@@ -121,19 +121,22 @@ impl RunLock {
         let probe = path.join(".writable");
         File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(io(&path))?;
         remove_unfinished(&path)?;
-        // Now that something was written there, which may have given it another number in an overlay.
+        // Now that something was written there, which may have given it another number in an
+        // overlay.
         let identity = FolderIdentity::of(&path)?;
         Ok(Self { path, lock: Some(Lock { folder, identity }), fresh })
     }
 
-    /// Sees that the folder is still there, and the one that the run began in. Only the process that locked it knows.
+    /// Sees that the folder is still there, and the one that the run began in. Only the process
+    /// that locked it knows.
     pub(crate) fn check(&self) -> Result<(), CliError> {
         let Some(Lock { folder, identity }) = &self.lock else { return Ok(()) };
         let Err(error) = identity.check() else { return Ok(()) };
         if !matches!(error, CheckpointError::Gone { .. }) {
             return Err(error.into());
         }
-        // Where the system knows, the place that the open folder has now; its name goes on after a removal.
+        // Where the system knows, the place that the open folder has now; its name goes on after a
+        // removal.
         let place = fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd())).ok();
         let now =
             place.filter(|place| FolderIdentity::of(place).is_ok_and(|now| now.is_same(identity)));
@@ -141,12 +144,14 @@ impl RunLock {
             Some(now) => {
                 let now = now.display();
                 let rest = format!(
-                    ", its finished checkpoints are there: gpipe train --resume {now} goes on from the newest, if there is one"
+                    ", its finished checkpoints are there: gpipe train --resume {now} goes on \
+                    from the newest, if there is one"
                 );
                 (format!("was moved to {now}"), rest)
             }
             None => {
-                let rest = "; if the folder was moved, its finished checkpoints are in it: gpipe train --resume goes on from there";
+                let rest = "; if the folder was moved, its finished checkpoints are in it: gpipe \
+                    train --resume goes on from there";
                 ("was removed or moved".to_owned(), rest.to_owned())
             }
         };
@@ -172,7 +177,8 @@ impl Drop for RunLock {
     }
 }
 
-/// Removes what a process that was killed left half-written of the run's own files. The folder must be claimed.
+/// Removes what a process that was killed left half-written of the run's own files. The folder must
+/// be claimed.
 fn remove_unfinished(folder: &Path) -> Result<(), CliError> {
     for entry in fs::read_dir(folder).map_err(io(folder))?.take(ENTRIES_MAX) {
         let entry = entry.map_err(io(folder))?;

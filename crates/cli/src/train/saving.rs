@@ -82,8 +82,8 @@ impl Saving {
         matches!(self.every, Every::Time(time) if self.last.elapsed() >= time)
     }
 
-    /// Between two steps: saves if it is due, or `is_time`, and tells what became of the last one. Whether it is saved, in all
-    /// processes. That nothing can be written is told, and ends no run.
+    /// Between two steps: saves if it is due, or `is_time`, and tells what became of the last one.
+    /// Whether it is saved, in all processes. That nothing can be written is told, and ends no run.
     pub(super) fn step(
         &mut self,
         pipeline: &mut Pipeline,
@@ -110,7 +110,8 @@ impl Saving {
         }
     }
 
-    /// Begins to save, unless that is there; the outcome is that of the one before, or an error of beginning.
+    /// Begins to save, unless that is there; the outcome is that of the one before, or an error of
+    /// beginning.
     fn save(
         &mut self,
         pipeline: &mut Pipeline,
@@ -171,7 +172,8 @@ impl Saving {
     }
 }
 
-/// A checkpoint that could not be saved ends no run: the next one may succeed, and the one before is still there.
+/// A checkpoint that could not be saved ends no run: the next one may succeed, and the one before
+/// is still there.
 fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
     match outcome {
         Ok(None) => {}

@@ -1,4 +1,5 @@
-//! SIGINT (Ctrl-C) and SIGTERM: the first asks the run to save and leave, the second ends it at once.
+//! SIGINT (Ctrl-C) and SIGTERM: the first asks the run to save and leave, the second ends it at
+//! once.
 
 use std::{
     sync::{

@@ -46,8 +46,8 @@ impl Start {
         Self { config, out, checkpoint: None, best: None, earlier_metrics: None }
     }
 
-    /// Reads the configuration, finds the checkpoint to go on from, and claims the folder. Of several processes the first one looks
-    /// for the last two, and the others follow it.
+    /// Reads the configuration, finds the checkpoint to go on from, and claims the folder. Of
+    /// several processes the first one looks for the last two, and the others follow it.
     pub(crate) fn find(
         arguments: &TrainArguments,
         processes: &Processes,
@@ -93,7 +93,8 @@ impl Start {
         let AgreedStart { out, checkpoint, best } = place;
         if !out.is_dir() {
             return Err(CliError::Usage(format!(
-                "{}: rank 0 writes the run there, and this process does not see it: all of them need the same folder, on a file system that they share",
+                "{}: rank 0 writes the run there, and this process does not see it: all of them \
+                need the same folder, on a file system that they share",
                 out.display()
             )));
         }
@@ -127,12 +128,14 @@ impl Start {
         let shown = path.display();
         if !newest.skipped.is_empty() {
             return Err(CliError::Usage(format!(
-                "no checkpoint in {shown} is complete: repair one, or remove {shown} to start from the beginning"
+                "no checkpoint in {shown} is complete: repair one, or remove {shown} to start \
+                from the beginning"
             )));
         }
         if path.join(WEIGHTS).exists() {
             return Err(CliError::Usage(format!(
-                "{shown} holds a run that has ended and has no checkpoints: give another --out, or remove it"
+                "{shown} holds a run that has ended and has no checkpoints: give another --out, \
+                or remove it"
             )));
         }
         say!("no checkpoint in {shown}: starting from the beginning");
@@ -181,7 +184,8 @@ impl Start {
         });
         if let Some((_, later)) = later {
             return Err(CliError::Usage(format!(
-                "{} holds a later checkpoint, {}: give another --out to go on from {} there, or remove what is later",
+                "{} holds a later checkpoint, {}: give another --out to go on from {} there, or \
+                remove what is later",
                 out.display(),
                 later.display(),
                 checkpoint.folder().display()

@@ -1,5 +1,5 @@
-//! `step.json` in the run's folder: the latest step, beside what it was predicted to be. It is written early, so that there is a
-//! picture of a run that has just begun, and at the end.
+//! `step.json` in the run's folder: the latest step, beside what it was predicted to be. It is
+//! written early, so that there is a picture of a run that has just begun, and at the end.
 
 use std::{
     collections::VecDeque,
@@ -105,8 +105,8 @@ pub(crate) fn memory(
     Memory { predicted: Vec::new(), measured, peaks, caps }
 }
 
-/// What the first of `timelines` was to be: the simulator's, from the costs measured in all of them. None where it would be another
-/// step's, as that of a mini-batch with fewer samples than M.
+/// What the first of `timelines` was to be: the simulator's, from the costs measured in all of
+/// them. None where it would be another step's, as that of a mini-batch with fewer samples than M.
 pub(crate) fn predicted(pipeline: &mut Pipeline, timelines: &[&Timeline]) -> Option<Predicted> {
     let timeline = pipeline.simulate(timelines).ok()?;
     let is_same = timelines.first().is_some_and(|first| first.actions().eq(timeline.actions()));

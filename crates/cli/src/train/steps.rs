@@ -143,7 +143,8 @@ impl Run<'_> {
             self.processes.fail(&error);
             let out = self.out.display();
             complain!(
-                "gpipe: nothing was saved at the end: gpipe train --resume {out} goes on from the last checkpoint, if there is one"
+                "gpipe: nothing was saved at the end: gpipe train --resume {out} goes on from the \
+                last checkpoint, if there is one"
             );
             return error;
         }

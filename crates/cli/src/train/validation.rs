@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl Run<'_> {
-    /// Evaluates on held-out data, the averages of the weights too if there are any; prints and records what it
-    /// found. Asked to stop, it leaves off.
+    /// Evaluates on held-out data, the averages of the weights too if there are any; prints and
+    /// records what it found. Asked to stop, it leaves off.
     pub(super) fn validate(
         &mut self,
         pipeline: &mut Pipeline,
@@ -51,7 +51,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The loss of what the parameters are now, also as a line; none if the run was asked to stop meanwhile.
+    /// The loss of what the parameters are now, also as a line; none if the run was asked to stop
+    /// meanwhile.
     fn measure(
         &self,
         pipeline: &mut Pipeline,

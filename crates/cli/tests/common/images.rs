@@ -46,7 +46,8 @@ pub const NETWORK: &str = "kind = \"resnet\"\nblocks = [1, 1, 1, 1]\nwidth = 4\n
 const AMOEBANET: &str =
     "kind = \"amoebanet\"\ncells = 3\nfilters = 8\ndrop_path = 0.1\nauxiliary = 0.4\n";
 
-/// A folder with 12 images of each class to train on, 4 to validate on, and the configurations resnet.toml and amoebanet.toml.
+/// A folder with 12 images of each class to train on, 4 to validate on, and the configurations
+/// resnet.toml and amoebanet.toml.
 pub fn with_images() -> Folder {
     let folder = Folder::new();
     shapes(&folder.path("train"), &SHAPES, 12);
@@ -56,7 +57,8 @@ pub fn with_images() -> Folder {
     folder
 }
 
-/// Draws `count` images of each of `classes`, PNG and JPEG in turn: `root/CLASS/NUMBER.png`. Other roots have other images.
+/// Draws `count` images of each of `classes`, PNG and JPEG in turn: `root/CLASS/NUMBER.png`. Other
+/// roots have other images.
 pub fn shapes(root: &Path, classes: &[&str], count: usize) {
     let name = root.file_name().unwrap().as_encoded_bytes();
     let name = name.iter().fold(0, |all, &byte| key(&[all, byte.into()]));

@@ -33,7 +33,8 @@ pub fn names(run: &Path) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// After any kill: what has a checkpoint's name is complete, `latest` leads to such, and the metrics can be read.
+/// After any kill: what has a checkpoint's name is complete, `latest` leads to such, and the
+/// metrics can be read.
 pub fn nothing_half_written_is_taken_for_complete(run: &Path) {
     let checkpoints = run.join("checkpoints");
     let own = folder::list(&checkpoints).unwrap().into_iter().map(|(_, path)| path);

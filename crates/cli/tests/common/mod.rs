@@ -1,4 +1,5 @@
-//! What the tests of the command share: a folder with a tiny configuration and text, and the command in it.
+//! What the tests of the command share: a folder with a tiny configuration and text, and the
+//! command in it.
 #![allow(dead_code)] // each test file uses its own part
 
 pub mod images;
@@ -153,8 +154,8 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
-/// What a run's `metrics.jsonl` says of its steps and evaluations, digit for digit, without times. Timing and memory
-/// depend on the machine and on K.
+/// What a run's `metrics.jsonl` says of its steps and evaluations, digit for digit, without times.
+/// Timing and memory depend on the machine and on K.
 pub fn results(run: &Path) -> Vec<String> {
     let text = String::from_utf8(bytes(&run.join("metrics.jsonl"))).unwrap();
     let between = |line: &str, from: &str, to: &str| {

@@ -4,8 +4,8 @@ use std::process::Command;
 
 use super::{Folder, process::output, skip};
 
-/// Runs `script`, in which `$GPIPE` is the command, as root of namespaces of its own, where it may mount. `None` where
-/// the system does not allow it, which is written down for `test`.
+/// Runs `script`, in which `$GPIPE` is the command, as root of namespaces of its own, where it may
+/// mount. `None` where the system does not allow it, which is written down for `test`.
 pub fn with_mounts(folder: &Folder, test: &str, script: &str) -> Option<String> {
     let allowed = "mount -t tmpfs -o size=64k tmpfs .";
     let unshare = |script: &str| {

@@ -1,4 +1,5 @@
-//! A `gpipe` that runs while a test looks on: lines as they come, signals, and deadlines instead of sleeps.
+//! A `gpipe` that runs while a test looks on: lines as they come, signals, and deadlines instead of
+//! sleeps.
 
 use std::{
     io::{BufRead, BufReader, Read},

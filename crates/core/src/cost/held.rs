@@ -1,4 +1,5 @@
-//! What the layers of a stage hold together, while their forwards, re-materializations and backwards run.
+//! What the layers of a stage hold together, while their forwards, re-materializations and
+//! backwards run.
 
 use std::ops::Range;
 
@@ -49,9 +50,9 @@ impl Layers<'_> {
         held
     }
 
-    /// A forward that discards: each layer's inputs go when it is done, but for those that a segment starts from. The
-    /// loss is left to the re-materialization. What layers stash stays until the forward ends, and what a later segment pops
-    /// until the backward.
+    /// A forward that discards: each layer's inputs go when it is done, but for those that a
+    /// segment starts from. The loss is left to the re-materialization. What layers stash stays
+    /// until the forward ends, and what a later segment pops until the backward.
     pub fn forward_discarding(&self) -> ActionMemory {
         let (mut held, mut stashed) = (ActionMemory::default(), Bytes(0));
         for segment in &self.segments {
@@ -80,7 +81,8 @@ impl Layers<'_> {
         held
     }
 
-    /// The last segment, and the loss. What products gave, where it was kept, becomes part of what a layer keeps, or goes.
+    /// The last segment, and the loss. What products gave, where it was kept, becomes part of what
+    /// a layer keeps, or goes.
     pub fn rematerialize(&self) -> ActionMemory {
         if self.selective {
             let (mut now, mut most) = (0_i64, 0_i64);
@@ -100,8 +102,8 @@ impl Layers<'_> {
         self.keeping(start..self.costs.len())
     }
 
-    /// Most above the start of a backward: layer by layer from the last, each of which gives back what it kept; segments that are
-    /// not there yet are recomputed on the way.
+    /// Most above the start of a backward: layer by layer from the last, each of which gives back
+    /// what it kept; segments that are not there yet are recomputed on the way.
     pub fn backward(&self, segmented: bool, weights: Gradients) -> Bytes {
         let segments = match segmented {
             true => self.segments.clone(),
@@ -135,7 +137,8 @@ impl Layers<'_> {
                 let mut change = signed(cost.input_gradients) + signed(left)
                     - signed(cost.kept)
                     - signed(outputs);
-                // A skip's gradient is there from its pop to its stash, or to the end where that is on another stage.
+                // A skip's gradient is there from its pop to its stash, or to the end where that is
+                // on another stage.
                 for skip in &self.skips {
                     let gradient = signed(skip.gradient);
                     let was_here = skip.stash == Some(layer) && skip.pop.is_some();
@@ -148,8 +151,8 @@ impl Layers<'_> {
         Bytes(u64::try_from(most).unwrap_or(0))
     }
 
-    /// Most above the start of the second half of a backward, layer by layer from the last. `first`: it makes those
-    /// gradients that the first half has not made.
+    /// Most above the start of the second half of a backward, layer by layer from the last.
+    /// `first`: it makes those gradients that the first half has not made.
     pub fn backward_weight(&self, first: bool) -> Bytes {
         let (mut now, mut most) = (0_i64, 0_i64);
         for (layer, cost) in self.costs.iter().enumerate().rev() {

@@ -18,8 +18,8 @@ pub struct LayerCost {
     pub forward_kept: Nanos,
     /// A re-materialization.
     pub rematerialize: Nanos,
-    /// A re-materialization that finds what products gave ([`Remat::Selective`]), no longer than one that does not; 0 where that is
-    /// not known.
+    /// A re-materialization that finds what products gave ([`Remat::Selective`]), no longer than
+    /// one that does not; 0 where that is not known.
     #[serde(default)]
     pub rematerialize_selective: Nanos,
     /// A backward after a re-materialization.
@@ -36,23 +36,27 @@ pub struct LayerCost {
     pub inputs: Bytes,
     /// The gradients of its inputs: what crosses back; 0 where nothing before it is trained.
     pub input_gradients: Bytes,
-    /// What a forward that keeps leaves until the backward: outputs, and what autograd saves; without its inputs.
+    /// What a forward that keeps leaves until the backward: outputs, and what autograd saves;
+    /// without its inputs.
     pub kept: Bytes,
     /// What its matrix products and convolutions give, which [`Remat::Selective`] keeps.
     #[serde(default)]
     pub products: Bytes,
     /// Most above the start of a forward, while it runs.
     pub forward_peak: Bytes,
-    /// Most above the start of a re-materialization that finds `products`, which are there, while it runs.
+    /// Most above the start of a re-materialization that finds `products`, which are there, while
+    /// it runs.
     #[serde(default)]
     pub selective_peak: Bytes,
-    /// Most above the start of a backward, while it runs; what the layer kept and the gradient of its outputs are there at
-    /// the start.
+    /// Most above the start of a backward, while it runs; what the layer kept and the gradient of
+    /// its outputs are there at the start.
     pub backward_peak: Bytes,
     /// The same of a step's first backward, which makes the parameters' gradients.
     pub first_backward_peak: Bytes,
-    /// What the first half of a split backward leaves to the second, of what the layer kept and of gradients, without what it
-    /// found for the parameters ([`LayerState::early`](super::LayerState::early); in profiles of before that was known, with it).
+    /// What the first half of a split backward leaves to the second, of what the layer kept and of
+    /// gradients, without what it found for the parameters
+    /// ([`LayerState::early`](super::LayerState::early); in profiles of before that was known, with
+    /// it).
     #[serde(default)]
     pub split: Bytes,
     /// As `backward_peak`, of the first half.
@@ -69,7 +73,8 @@ pub struct LayerCost {
 /// By samples of a micro-batch, the layers' costs.
 pub(super) type Sizes = BTreeMap<usize, Vec<LayerCost>>;
 
-/// The costs for micro-batches of `samples` samples, on the line through the two nearest sizes; of one size only, in proportion.
+/// The costs for micro-batches of `samples` samples, on the line through the two nearest sizes; of
+/// one size only, in proportion.
 pub(super) fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
     if let Some(own) = sizes.get(&samples) {
         return Some(own.clone());
@@ -90,7 +95,8 @@ pub(super) fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
     };
     let mut costs: Vec<LayerCost> = sizes[&a].iter().zip(&sizes[&b]).map(line).collect();
     if [a, b].iter().any(|size| !sizes[size].iter().any(LayerCost::has_selective)) {
-        // One of them went over a cap when it was measured. What is not known is no zero to draw a line to.
+        // One of them went over a cap when it was measured. What is not known is no zero to draw a
+        // line to.
         for cost in &mut costs {
             (cost.rematerialize_selective, cost.products, cost.selective_peak) = Default::default();
         }

@@ -1,6 +1,7 @@
-//! What layers cost: times and bytes, measured or estimated, for micro-batches of several sizes; and what a stage made of
-//! them costs. The one source that the planner, the simulator and the tables read. `layer` is what one layer takes, `held` what a stage's layers hold
-//! together, `spread` how far measured times are apart.
+//! What layers cost: times and bytes, measured or estimated, for micro-batches of several sizes;
+//! and what a stage made of them costs. The one source that the planner, the simulator and the
+//! tables read. `layer` is what one layer takes, `held` what a stage's layers hold together,
+//! `spread` how far measured times are apart.
 
 mod held;
 mod layer;
@@ -26,8 +27,8 @@ use crate::{
 
 /// Most layers of a model.
 const LAYERS_MAX: usize = 1 << 16;
-/// Most bytes of gradients whose sums over replicas are under way in a stage, unless one layer has more: they are copies. Twice the bucket
-/// of PyTorch's DistributedDataParallel.
+/// Most bytes of gradients whose sums over replicas are under way in a stage, unless one layer has
+/// more: they are copies. Twice the bucket of PyTorch's DistributedDataParallel.
 pub const SUMS_UNDER_WAY: Bytes = Bytes(50 << 20);
 
 /// What a layer holds and takes whatever the micro-batches are. A tied weight is not counted here.
@@ -42,7 +43,8 @@ pub struct LayerState {
     pub gradients: Bytes,
     /// What the optimizer keeps for them, and their averages.
     pub optimizer: Bytes,
-    /// What each forward leaves until the norm: the statistics of its batch norms. The layers' `kept` has it, too.
+    /// What each forward leaves until the norm: the statistics of its batch norms. The layers'
+    /// `kept` has it, too.
     pub statistics: Bytes,
     /// Its part of the norm, once per step.
     pub norm: Nanos,
@@ -53,7 +55,8 @@ pub struct LayerState {
     /// Whether its backward was to be split and could not be: the first half is then all of it.
     #[serde(default)]
     pub unsplit: bool,
-    /// Of `gradients`, what the first half of a split backward finds, in passing. It is there from the step's first one.
+    /// Of `gradients`, what the first half of a split backward finds, in passing. It is there from
+    /// the step's first one.
     #[serde(default)]
     pub early: Bytes,
     /// Floating-point operations of a forward of one sample, as estimated.
@@ -70,7 +73,8 @@ pub struct SkipCost {
     pub pop: usize,
     /// Of one sample.
     pub bytes: Bytes,
-    /// Of one sample: what its gradient holds on the way back; more than `bytes` where it is a part of a larger one.
+    /// Of one sample: what its gradient holds on the way back; more than `bytes` where it is a part
+    /// of a larger one.
     pub gradient: Bytes,
 }
 
@@ -110,13 +114,16 @@ impl Transport {
 pub struct ModelCosts {
     /// By layer.
     pub layers: Vec<LayerState>,
-    /// By samples of a micro-batch: one for each layer, and one for the loss, which is with the last layer.
+    /// By samples of a micro-batch: one for each layer, and one for the loss, which is with the
+    /// last layer.
     pub sizes: BTreeMap<usize, Vec<LayerCost>>,
-    /// The same under schedules other than the one that `sizes` were measured under, by name: how many micro-batches are in flight
-    /// decides what is still in a cache, and which work runs beside which.
+    /// The same under schedules other than the one that `sizes` were measured under, by name: how
+    /// many micro-batches are in flight decides what is still in a cache, and which work runs
+    /// beside which.
     #[serde(default)]
     pub under: BTreeMap<String, BTreeMap<usize, Vec<LayerCost>>>,
-    /// How far the times of `sizes` were spread, by samples of a micro-batch; empty where nothing was measured.
+    /// How far the times of `sizes` were spread, by samples of a micro-batch; empty where nothing
+    /// was measured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spread: BTreeMap<usize, Spread>,
     /// The same of `under`.
@@ -128,7 +135,8 @@ pub struct ModelCosts {
     pub ties: Vec<TieCost>,
     /// For each layer, whether anything before it is trained; at the end, whether anything is.
     pub trained_before: Vec<bool>,
-    /// Of one sample: the copies that the first stage makes of its inputs, in a smaller dtype; 0 where it uses them as they are.
+    /// Of one sample: the copies that the first stage makes of its inputs, in a smaller dtype; 0
+    /// where it uses them as they are.
     pub fed: Bytes,
     /// Between any two devices.
     pub transport: Transport,
@@ -161,7 +169,8 @@ impl ModelCosts {
                 sizes.iter().find(|(_, costs)| costs.len() != layers + 1)
             {
                 return bad(format!(
-                    "there are {} costs for micro-batches of {samples} samples, but {layers} layers and a loss",
+                    "there are {} costs for micro-batches of {samples} samples, but {layers} \
+                    layers and a loss",
                     costs.len()
                 ));
             }
@@ -188,8 +197,9 @@ impl ModelCosts {
         self.sizes.contains_key(&samples)
     }
 
-    /// How far the times are spread that [`ModelCosts::at`] gives; of a size that was not measured, as far as those of the
-    /// nearest sizes together. None where that is not known: the costs are from shapes, or from an older profile.
+    /// How far the times are spread that [`ModelCosts::at`] gives; of a size that was not measured,
+    /// as far as those of the nearest sizes together. None where that is not known: the costs are
+    /// from shapes, or from an older profile.
     pub fn spread(&self, samples: usize, schedule: &Schedule) -> Option<Spread> {
         let own = self.spread_under.get(&schedule.to_string()).unwrap_or(&self.spread);
         if let Some(found) = own.get(&samples).or_else(|| self.spread.get(&samples)) {
@@ -203,21 +213,23 @@ impl ModelCosts {
         }
     }
 
-    /// Whether it is known what the halves of a split backward take, in micro-batches of `samples` samples under `schedule`.
+    /// Whether it is known what the halves of a split backward take, in micro-batches of `samples`
+    /// samples under `schedule`.
     pub fn has_halves(&self, samples: usize, schedule: &Schedule) -> bool {
         self.at(samples, schedule).iter().any(LayerCost::has_halves)
     }
 
-    /// Whether it is known what a re-materialization takes that finds what products gave, in micro-batches of `samples` samples under
-    /// `schedule`.
+    /// Whether it is known what a re-materialization takes that finds what products gave, in
+    /// micro-batches of `samples` samples under `schedule`.
     pub fn has_selective(&self, samples: usize, schedule: &Schedule) -> bool {
         self.at(samples, schedule).iter().any(LayerCost::has_selective)
     }
 
-    /// The costs for micro-batches of `samples` samples under `schedule`: those of that size under it, or under the one that
-    /// was measured first; else on the line through the two nearest sizes; of one size only, in proportion. The loss is last. Of
-    /// a backward in halves, where those were not measured, as under the first schedule by name that splits it; likewise of a whole one.
-    /// A selective re-materialization is measured under one schedule.
+    /// The costs for micro-batches of `samples` samples under `schedule`: those of that size under
+    /// it, or under the one that was measured first; else on the line through the two nearest
+    /// sizes; of one size only, in proportion. The loss is last. Of a backward in halves, where
+    /// those were not measured, as under the first schedule by name that splits it; likewise of a
+    /// whole one. A selective re-materialization is measured under one schedule.
     pub fn at(&self, samples: usize, schedule: &Schedule) -> Vec<LayerCost> {
         let own = self.under.get(&schedule.to_string()).unwrap_or(&self.sizes);
         let found = match own.get(&samples).or_else(|| self.sizes.get(&samples)) {
@@ -294,8 +306,8 @@ impl ModelCosts {
         (skips, ties.collect())
     }
 
-    /// The cost of a stage with the layers in `range`, of which `costs` are the costs (see [`ModelCosts::at`]), on a device
-    /// that is `speed` times as fast as the one that was measured.
+    /// The cost of a stage with the layers in `range`, of which `costs` are the costs (see
+    /// [`ModelCosts::at`]), on a device that is `speed` times as fast as the one that was measured.
     pub fn stage_cost(
         &self,
         range: Range<usize>,
@@ -335,7 +347,8 @@ impl ModelCosts {
         costs.get(range.start..end).unwrap_or_default()
     }
 
-    /// The bytes of a stage with the layers in `range`, as [`ModelCosts::stage_cost`], in micro-batches of `samples` samples.
+    /// The bytes of a stage with the layers in `range`, as [`ModelCosts::stage_cost`], in
+    /// micro-batches of `samples` samples.
     pub fn stage_bytes(
         &self,
         range: Range<usize>,
@@ -347,8 +360,8 @@ impl ModelCosts {
         let uses = |tie: &&TieCost| tie.layers.iter().any(|layer| range.contains(layer));
         let tied = self.ties.iter().filter(uses).map(|tie| tie.parameters + tie.optimizer);
         let own = states.iter().map(|state| state.parameters + state.optimizer);
-        // Who owns a tied weight makes a copy of the gradients' sum for every other stage that uses it: at most one for each
-        // use elsewhere.
+        // Who owns a tied weight makes a copy of the gradients' sum for every other stage that uses
+        // it: at most one for each use elsewhere.
         let owned =
             self.ties.iter().filter(|tie| tie.layers.first().is_some_and(|l| range.contains(l)));
         let sums = owned.map(|tie| {
@@ -410,7 +423,8 @@ impl ModelCosts {
         }
     }
 
-    /// The sizes of the messages on the edges of a cut into `ranges`, in micro-batches of `samples` samples.
+    /// The sizes of the messages on the edges of a cut into `ranges`, in micro-batches of `samples`
+    /// samples.
     pub fn edge_bytes(
         &self,
         ranges: &[Range<usize>],

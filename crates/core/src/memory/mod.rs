@@ -1,9 +1,12 @@
-//! The bytes that stages hold, from the order of a program alone: no timing can make a stage hold more.
+//! The bytes that stages hold, from the order of a program alone: no timing can make a stage hold
+//! more.
 //!
-//! A stage is charged for what it allocates, whoever frees it. What it keeps for a micro-batch lives from its own
-//! forward to its own backward; an output that it keeps lives longer where its receiver splits the backward, to the second half. A message lives until its receiver's backward is done; when that is, the sender knows
-//! only from what it hears: it is certainly done once a message arrives that the receiver sent later, or once a
-//! send finds room that the receiver made later. Until then it counts as held.
+//! A stage is charged for what it allocates, whoever frees it. What it keeps for a micro-batch
+//! lives from its own forward to its own backward; an output that it keeps lives longer where its
+//! receiver splits the backward, to the second half. A message lives until its receiver's backward
+//! is done; when that is, the sender knows only from what it hears: it is certainly done once a
+//! message arrives that the receiver sent later, or once a send finds room that the receiver made
+//! later. Until then it counts as held.
 //!
 //! ```text
 //! held at an action = resident + gradients (after the first backward)
@@ -11,8 +14,8 @@
 //!                   + split backwards x what their first half leaves, and the gradients that it found already
 //! ```
 //!
-//! The counts depend on the program alone ([`moments`]); the sizes on the cut ([`StageBytes`]). A planner therefore asks
-//! for the moments once, and prices many cuts with them.
+//! The counts depend on the program alone ([`moments`]); the sizes on the cut ([`StageBytes`]). A
+//! planner therefore asks for the moments once, and prices many cuts with them.
 //!
 //! - `order`: what may live when
 //! - here: moments, their price, and the bytes over a timeline
@@ -28,7 +31,8 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// What an action holds: at most while it runs, and when it is done; both above what was there at its start.
+/// What an action holds: at most while it runs, and when it is done; both above what was there at
+/// its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ActionMemory {
     /// Most while it runs.
@@ -48,7 +52,8 @@ pub struct StageBytes {
     pub statistics: Bytes,
     /// A forward that discards; what it sends is not in `after`.
     pub forward: ActionMemory,
-    /// A forward that keeps its activations; what it sends is among them, and the statistics are not.
+    /// A forward that keeps its activations; what it sends is among them, and the statistics are
+    /// not.
     pub forward_kept: ActionMemory,
     /// A re-materialization.
     pub rematerialize: ActionMemory,
@@ -60,16 +65,18 @@ pub struct StageBytes {
     pub first_backward: Bytes,
     /// As `backward_kept`, of the step's first one.
     pub first_backward_kept: Bytes,
-    /// What a backward that is split leaves from its first half to its second, of all that was held before it.
+    /// What a backward that is split leaves from its first half to its second, of all that was held
+    /// before it.
     pub split: Bytes,
-    /// Of `gradients`, what first halves find: there from the step's first one, and once more for each that waits for the turn of its
-    /// micro-batch.
+    /// Of `gradients`, what first halves find: there from the step's first one, and once more for
+    /// each that waits for the turn of its micro-batch.
     pub early: Bytes,
     /// Most above its start, of the first half after a re-materialization.
     pub backward_input: Bytes,
     /// The same, where the forward kept its activations.
     pub backward_input_kept: Bytes,
-    /// As `backward_input`, of one that makes the `early` gradients: the step's first one, or one out of turn.
+    /// As `backward_input`, of one that makes the `early` gradients: the step's first one, or one
+    /// out of turn.
     pub first_backward_input: Bytes,
     /// As `backward_input_kept`, of one that makes them.
     pub first_backward_input_kept: Bytes,
@@ -165,7 +172,8 @@ impl Moments {
         peaks.max().unwrap_or_default().max(bytes.resident)
     }
 
-    /// The same with no messages at the norm and the update, before which ties may have shown that they are gone.
+    /// The same with no messages at the norm and the update, before which ties may have shown that
+    /// they are gone.
     pub fn forget_messages_at_update(&self) -> Self {
         let mut own = self.clone();
         for moment in own.moments.iter_mut().filter(|moment| moment.kind == Kind::Update) {
@@ -228,7 +236,8 @@ fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     gradients: bool,
-    /// What first halves found: the sums that they began, and what waits for the turn of its micro-batch.
+    /// What first halves found: the sums that they began, and what waits for the turn of its
+    /// micro-batch.
     early: u32,
     /// The micro-batch whose turn it is: gradients are summed in order.
     turn: u32,

@@ -1,4 +1,5 @@
-//! What may live when, as the order of a program says: each device knows of the others what it hears.
+//! What may live when, as the order of a program says: each device knows of the others what it
+//! hears.
 
 use std::{
     cmp::Reverse,
@@ -12,8 +13,8 @@ use crate::{
     lower::{Program, RematSet, Topology},
 };
 
-/// The order of a program, as its devices know it of each other. What one device recomputes changes nothing in it, so a
-/// planner asks one order for the moments of many policies.
+/// The order of a program, as its devices know it of each other. What one device recomputes changes
+/// nothing in it, so a planner asks one order for the moments of many policies.
 #[derive(Debug)]
 pub struct Order {
     topology: Topology,
@@ -27,8 +28,8 @@ impl Order {
         Self { topology: program.topology.clone(), places: Places::new(program), capacity }
     }
 
-    /// The moments of `stage`, alone on the device with its number, if that device had this list, which differs from the
-    /// program's in re-materializations only.
+    /// The moments of `stage`, alone on the device with its number, if that device had this list,
+    /// which differs from the program's in re-materializations only.
     pub fn moments_of(&self, stage: StageId, list: &[Action]) -> Moments {
         let mut all = vec![Moments::default(); self.topology.stages];
         if stage.index() < all.len().min(self.places.devices) {
@@ -147,9 +148,11 @@ type ListPosition = (usize, usize);
 #[derive(Debug)]
 pub(super) struct Places {
     devices: usize,
-    /// Both halves of each edge: its sends and its receives, in order. The first received is the first sent.
+    /// Both halves of each edge: its sends and its receives, in order. The first received is the
+    /// first sent.
     links: Vec<[(Vec<ListPosition>, Vec<ListPosition>); 2]>,
-    /// By stage and micro-batch, and whether it is the second half of a split one, until which what arrived is held.
+    /// By stage and micro-batch, and whether it is the second half of a split one, until which what
+    /// arrived is held.
     backwards: Vec<Vec<Option<(ListPosition, bool)>>>,
 }
 
@@ -191,8 +194,8 @@ impl Places {
         Some(&self.links.get(edge.index())?[direction as usize])
     }
 
-    /// The outputs of a forward that kept them which live on after `action`, the stage's own backward: their receivers hold them until
-    /// the second halves of theirs.
+    /// The outputs of a forward that kept them which live on after `action`, the stage's own
+    /// backward: their receivers hold them until the second halves of theirs.
     pub(super) fn outlive(
         &self,
         topology: &Topology,
@@ -213,8 +216,9 @@ impl Places {
         outputs.collect()
     }
 
-    /// The message that `stage` sends, unless it is part of what the stage keeps anyway: the output of a forward that
-    /// keeps, which lives until the stage's own backward, and that is after the receiver's.
+    /// The message that `stage` sends, unless it is part of what the stage keeps anyway: the output
+    /// of a forward that keeps, which lives until the stage's own backward, and that is after the
+    /// receiver's.
     pub(super) fn living(
         &self,
         topology: &Topology,

@@ -74,8 +74,9 @@ impl fmt::Display for Advice {
     }
 }
 
-/// The move of one layer across one boundary, or of one stage to another policy, that saves most of the step and fits; `None` where nothing
-/// saves half a percent, and for schedules other than GPipe and 1F1B.
+/// The move of one layer across one boundary, or of one stage to another policy, that saves most of
+/// the step and fits; `None` where nothing saves half a percent, and for schedules other than GPipe
+/// and 1F1B.
 ///
 /// # Errors
 /// [`PlanError`]: costs, devices and plan that do not fit each other.

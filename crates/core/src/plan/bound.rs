@@ -1,5 +1,6 @@
-//! What no plan can beat, whatever its timing: for each stage, what must pass before it, its own work, and what must pass
-//! after it. For the best cut of the layers that are left, by dynamic programming.
+//! What no plan can beat, whatever its timing: for each stage, what must pass before it, its own
+//! work, and what must pass after it. For the best cut of the layers that are left, by dynamic
+//! programming.
 //!
 //! ```text
 //! stage k      | F of the first micro-batch on stages 0..k | all work of k | B of the last one on stages k-1..0 | norm, update
@@ -21,7 +22,8 @@ pub(super) fn plus(a: u64, b: u64) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct Cuts {
     forward: Vec<u64>,
-    /// `None` where the bounds do not follow the gradient: nothing before the layer, or before a later one, is trained.
+    /// `None` where the bounds do not follow the gradient: nothing before the layer, or before a
+    /// later one, is trained.
     backward: Vec<Option<u64>>,
     /// Whether every stage ends with a gradient that comes down to stage 0.
     whole: bool,
@@ -41,7 +43,8 @@ impl Cuts {
     }
 }
 
-/// For each stage and each layer that it may start with: bounds of it and all after it, over all cuts.
+/// For each stage and each layer that it may start with: bounds of it and all after it, over all
+/// cuts.
 #[derive(Debug)]
 pub(super) struct Tables {
     layers: usize,
@@ -130,7 +133,8 @@ impl Tables {
         self.around[at] = self.around[at].min(around);
     }
 
-    /// The bound of a whole plan that starts with `prefix`, whose last stage ends before layer `end`.
+    /// The bound of a whole plan that starts with `prefix`, whose last stage ends before layer
+    /// `end`.
     pub fn bound(&self, prefix: &Prefix, end: usize) -> u64 {
         if prefix.stages * (self.layers + 1) >= self.chain.len() - (self.layers + 1) {
             return prefix.total();

@@ -31,7 +31,8 @@ pub fn explain(found: &Found) -> String {
     // Writing to a String does not fail.
     let _ = writeln!(
         text,
-        "\nstep {step}{interval}, bubble {:.1}%, peak {peak}\n{exact}; {} plans simulated\nlimited by {}",
+        "\nstep {step}{interval}, bubble {:.1}%, peak {peak}\n{exact}; {} plans \
+        simulated\nlimited by {}",
         100.0 * prediction.bubble(),
         found.examined,
         found.limits
@@ -61,7 +62,8 @@ impl Found {
         let Plan { balance, micro_batches, schedule, .. } = plan;
         let less = Percent::more(self.prediction.step().0, step.0);
         Some(format!(
-            "K {}, M {micro_batches}, {schedule} would be {less} faster ({step} [{low} .. {high}]): that is within the spread of the costs, so this is what is configured",
+            "K {}, M {micro_batches}, {schedule} would be {less} faster ({step} [{low} .. \
+            {high}]): that is within the spread of the costs, so this is what is configured",
             balance.len(),
         ))
     }

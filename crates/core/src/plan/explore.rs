@@ -43,7 +43,8 @@ struct Child {
     with_room: bool,
 }
 
-/// Some plan that takes less than `below`, with a low bound: from stages that take not much longer than need be.
+/// Some plan that takes less than `below`, with a low bound: from stages that take not much longer
+/// than need be.
 pub(super) fn first_plan(
     space: &mut Space<'_>,
     below: u64,

@@ -1,8 +1,11 @@
-//! Plans under schedules that the exact search does not know: several stages on a device, backwards in halves, lists of a user.
+//! Plans under schedules that the exact search does not know: several stages on a device, backwards
+//! in halves, lists of a user.
 //!
-//! Stages begin as equal as their layers' times allow, and re-materialize nothing; where that does not fit, one policy for all after
-//! another that holds less, and where none of them fits, the one that comes nearest. Then layers move from stage to stage and stages change their
-//! policies, one move at a time, while that helps and the budget lasts: first to go less over the caps, then to take less time.
+//! Stages begin as equal as their layers' times allow, and re-materialize nothing; where that does
+//! not fit, one policy for all after another that holds less, and where none of them fits, the one
+//! that comes nearest. Then layers move from stage to stage and stages change their policies, one
+//! move at a time, while that helps and the budget lasts: first to go less over the caps, then to
+//! take less time.
 
 use super::{Plan, PlanDevice, PlanError, Request, predict};
 use crate::{
@@ -183,7 +186,8 @@ impl Trial<'_, '_> {
         Ok(Worth { over: peaks.map(over).sum(), step: prediction.step().0 })
     }
 
-    /// A layer more in one stage and one less in another, those between them moving on by one, and another policy for each stage.
+    /// A layer more in one stage and one less in another, those between them moving on by one, and
+    /// another policy for each stage.
     fn moves(&self, plan: &Plan) -> Vec<Plan> {
         let mut all = Vec::new();
         let stages = plan.balance.len();

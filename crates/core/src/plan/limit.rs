@@ -70,20 +70,23 @@ impl fmt::Display for Limit {
             Limit::Memory { device, needed, .. } => {
                 write!(
                     f,
-                    "memory: with {needed} on device {device} and enough elsewhere, nothing is recomputed: -{percent:.1}%"
+                    "memory: with {needed} on device {device} and enough elsewhere, nothing is \
+                    recomputed: -{percent:.1}%"
                 )
             }
             Limit::Imbalance { stage, layer, name, is_shared, .. } => {
                 let row = if *is_shared { "device" } else { "stage" };
                 write!(
                     f,
-                    "imbalance: {row} {stage} is busy longest, its heaviest layer is {layer} ({name}); equal stages: -{percent:.1}%"
+                    "imbalance: {row} {stage} is busy longest, its heaviest layer is {layer} \
+                    ({name}); equal stages: -{percent:.1}%"
                 )
             }
             Limit::Bubble { .. } => {
                 write!(
                     f,
-                    "filling and draining: {percent:.1}% of the step; more micro-batches or fewer stages lessen it"
+                    "filling and draining: {percent:.1}% of the step; more micro-batches or fewer \
+                    stages lessen it"
                 )
             }
             Limit::Work => f.write_str("the work itself: no device waits"),

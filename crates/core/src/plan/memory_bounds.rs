@@ -1,7 +1,8 @@
 //! What stages and plans hold.
 //!
-//! A stage's memory depends on its own layers and policy alone where stages are a chain; with long skips, ties or a frozen
-//! front it also depends on the other cuts, so that a stage is looked at for what it holds at least, and whole plans at the end.
+//! A stage's memory depends on its own layers and policy alone where stages are a chain; with long
+//! skips, ties or a frozen front it also depends on the other cuts, so that a stage is looked at
+//! for what it holds at least, and whole plans at the end.
 
 use std::{ops::Range, rc::Rc};
 
@@ -86,7 +87,8 @@ impl Space<'_> {
         Ok(most <= cap)
     }
 
-    /// Most that a stage holds; where that depends on other cuts, an estimate, or no more than that.
+    /// Most that a stage holds; where that depends on other cuts, an estimate, or no more than
+    /// that.
     pub fn peak(
         &mut self,
         stage: usize,

@@ -1,10 +1,12 @@
-//! Plans: where to cut, how many micro-batches, which schedule and what to re-materialize; and what a plan will take
-//! and hold, before anything runs.
+//! Plans: where to cut, how many micro-batches, which schedule and what to re-materialize; and what
+//! a plan will take and hold, before anything runs.
 //!
 //! - here: a plan, and its [`Prediction`]
-//! - `request`: what may be chosen; `search`: the best plan of a [`Request`]; `explore` goes through the plans of one K, M and schedule, which `space` prices
-//!   and `bound` rules out; `neighbours` are one move away
-//! - `rejected`: what lost against the plan; `heuristic`: plans under schedules that the exact search does not know
+//! - `request`: what may be chosen; `search`: the best plan of a [`Request`]; `explore` goes
+//!   through the plans of one K, M and schedule, which `space` prices and `bound` rules out;
+//!   `neighbours` are one move away
+//! - `rejected`: what lost against the plan; `heuristic`: plans under schedules that the exact
+//!   search does not know
 //! - `shortage`: the smallest caps that work, where the given ones do not
 //! - `advice`, `explain`: one better move; a plan in words
 
@@ -188,8 +190,8 @@ pub enum PlanError {
     Setting(String),
 }
 
-/// What `plan` takes and holds in a step of `samples` samples on `devices`: one for each stage, but where its schedule puts several
-/// stages on one.
+/// What `plan` takes and holds in a step of `samples` samples on `devices`: one for each stage, but
+/// where its schedule puts several stages on one.
 ///
 /// # Errors
 /// [`PlanError`]: costs, devices and plan that do not fit each other.
@@ -208,7 +210,8 @@ pub fn predict(
     let per_step = 3 * stages + 4 * topology.edges.len();
     if per_step.saturating_mul(micro_batches) > ACTIONS_MAX {
         return Err(PlanError::Setting(format!(
-            "{stages} stages, {} edges and {micro_batches} micro-batches make a step of more than {ACTIONS_MAX} actions: use fewer stages or micro-batches",
+            "{stages} stages, {} edges and {micro_batches} micro-batches make a step of more than \
+            {ACTIONS_MAX} actions: use fewer stages or micro-batches",
             topology.edges.len()
         )));
     }
@@ -249,20 +252,24 @@ fn check(
     if placed != stages {
         let (devices, schedule) = (devices.len(), &plan.schedule);
         return setting(format!(
-            "the plan is for {stages} stages, and {schedule} makes {placed} on {devices} devices: give as many devices as its stages need"
+            "the plan is for {stages} stages, and {schedule} makes {placed} on {devices} devices: \
+            give as many devices as its stages need"
         ));
     }
     let larger = samples.div_ceil(plan.micro_batches.min(samples).max(1));
     if plan.schedule.splits() && !model.has_halves(larger, &plan.schedule) {
         return setting(format!(
-            "the costs do not say what the halves of a backward take, which {} needs: measure a profile under it, or plan with analytic costs",
+            "the costs do not say what the halves of a backward take, which {} needs: measure a \
+            profile under it, or plan with analytic costs",
             plan.schedule
         ));
     }
     let is_selective = (0..stages).any(|stage| plan.remat.of(stage) == Remat::Selective);
     if is_selective && !model.has_selective(larger, &plan.schedule) {
         return setting(
-            "the costs do not say what re-materialization takes that keeps what products gave, which selective needs: measure a profile again, or plan with analytic costs".into(),
+            "the costs do not say what re-materialization takes that keeps what products gave, \
+            which selective needs: measure a profile again, or plan with analytic costs"
+                .into(),
         );
     }
     let fits = plan.schedule.check_micro_batches(plan.micro_batches);

@@ -3,8 +3,8 @@
 use super::{Move, Plan, PlanError, space::Space};
 use crate::{remat::Remat, topology::ranges};
 
-/// The moves from `plan` that fit, by their bounds. A stage that a moved layer leaves or joins keeps its policy, or, if it
-/// may `adapt`, has the likely fastest that fits.
+/// The moves from `plan` that fit, by their bounds. A stage that a moved layer leaves or joins
+/// keeps its policy, or, if it may `adapt`, has the likely fastest that fits.
 pub(super) fn neighbours(
     space: &mut Space<'_>,
     plan: &Plan,

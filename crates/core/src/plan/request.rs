@@ -29,7 +29,8 @@ pub struct Request<'a> {
     pub remat: Option<RematPolicies>,
     /// Actions that may be simulated, about; [`Request::BUDGET`] is enough for a second or so.
     pub budget: u64,
-    /// What is run if nobody plans. It is planned, too, where no other choice is better by more than the costs are certain.
+    /// What is run if nobody plans. It is planned, too, where no other choice is better by more
+    /// than the costs are certain.
     pub usual: Option<Usual>,
 }
 
@@ -52,7 +53,8 @@ impl Request<'_> {
 /// K, M and the schedule's place in the request: what decides between equal steps.
 pub(super) type Key = (usize, usize, usize);
 
-/// All combinations that are searched exactly, once each; and what was asked for and cannot be in any.
+/// All combinations that are searched exactly, once each; and what was asked for and cannot be in
+/// any.
 pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), PlanError> {
     let Request { model, devices, samples, .. } = *request;
     let setting = |text: &str| Err(PlanError::Setting(text.into()));
@@ -107,7 +109,8 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
             return Err(PartitionError::TooManyStages { stages: least, layers }.into());
         }
         return Err(PlanError::Setting(format!(
-            "{least} stages need {least} devices, there are {}: give more devices, or use fewer stages",
+            "{least} stages need {least} devices, there are {}: give more devices, or use fewer \
+            stages",
             devices.len()
         )));
     }
@@ -128,7 +131,8 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
     }
     if let (Some((stages, micro_batches)), true, true) = (too_long, keys.is_empty(), plain) {
         return Err(PlanError::Setting(format!(
-            "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer of either"
+            "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer \
+            of either"
         )));
     }
     keys.sort_unstable();

@@ -1,6 +1,8 @@
-//! The search for the plan of least predicted step: branch and bound over cuts and policies, for each K, M and schedule.
+//! The search for the plan of least predicted step: branch and bound over cuts and policies, for
+//! each K, M and schedule.
 //!
-//! (1) Combinations of K, M and schedule are bounded without looking at memory, and tried from the least bound up; one whose bound
+//! (1) Combinations of K, M and schedule are bounded without looking at memory, and tried from the
+//! least bound up; one whose bound
 //!     is no less than the best step is left out. (2) In one, stages are chosen from the first on, depth first and the
 //!     least bound first, under bounds of the layers that are left. (3) A budget of simulated actions ends this; then single moves
 //!     improve the best plan, and what is not ruled out says how much better a plan might be. (4) Schedules other than GPipe and
@@ -18,7 +20,8 @@ use super::{
 };
 use crate::{partition::PartitionError, remat::Remat, units::Nanos};
 
-/// The best alternatives that are reported, and the most where others are the only ones with their K or M.
+/// The best alternatives that are reported, and the most where others are the only ones with their
+/// K or M.
 const REJECTED_MAX: usize = 8;
 const TOLD_MAX: usize = 32;
 /// Of what is left of the budget, one part in so many is for one combination.
@@ -33,21 +36,23 @@ pub struct Found {
     pub plan: Plan,
     /// What it will take and hold.
     pub prediction: Prediction,
-    /// The model's layers by name, and the devices of the plan's stages: what [`super::explain()`] names.
+    /// The model's layers by name, and the devices of the plan's stages: what [`super::explain()`]
+    /// names.
     pub layers: Vec<String>,
     /// One for each stage.
     pub devices: Vec<PlanDevice>,
-    /// Whether no plan of the request takes less, among the policies that are tried: `keep:N` for up to 12 numbers N per stage, and
-    /// up to 8 or some numbers of segments.
+    /// Whether no plan of the request takes less, among the policies that are tried: `keep:N` for
+    /// up to 12 numbers N per stage, and up to 8 or some numbers of segments.
     pub exact: bool,
     /// No plan of the request takes less.
     pub bound: Nanos,
     /// Plans that were simulated.
     pub examined: usize,
-    /// Alternatives, and why they are not the plan; the best first. Each schedule, K and M that was asked for is in the plan
-    /// or in one of them.
+    /// Alternatives, and why they are not the plan; the best first. Each schedule, K and M that was
+    /// asked for is in the plan or in one of them.
     pub rejected: Vec<Rejected>,
-    /// Combinations of K, M and schedule that are neither the plan nor in `rejected`: none of them takes less than the best.
+    /// Combinations of K, M and schedule that are neither the plan nor in `rejected`: none of them
+    /// takes less than the best.
     pub others: usize,
     /// The quartiles of the step, as far as the costs say how certain they are.
     pub interval: Option<[Nanos; 2]>,
@@ -91,11 +96,12 @@ struct Search<'r, 'a> {
     omitted: Vec<Rejected>,
 }
 
-/// The plan of least predicted step under every device's cap. Among equal steps: the one with fewer stages, then fewer
-/// micro-batches, then the earlier schedule.
+/// The plan of least predicted step under every device's cap. Among equal steps: the one with fewer
+/// stages, then fewer micro-batches, then the earlier schedule.
 ///
 /// # Errors
-/// [`PlanError`]: settings that do not fit each other; [`PlanError::Memory`] where no plan fits, with the smallest caps that work.
+/// [`PlanError`]: settings that do not fit each other; [`PlanError::Memory`] where no plan fits,
+/// with the smallest caps that work.
 pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
     let (keys, omitted) = keys(request)?;
     let mut search = Search {
@@ -232,7 +238,10 @@ impl<'r> Search<'r, '_> {
     fn least_memory(&mut self, keys: &[Key]) -> Result<(), PlanError> {
         if keys.is_empty() {
             return Err(PlanError::Setting(
-                "under the schedules that were asked for, of which not every cut is tried, no plan was found that fits: give the devices more memory, or let gpipe and 1f1b be chosen, too".into(),
+                "under the schedules that were asked for, of which not every cut is tried, no \
+                plan was found that fits: give the devices more memory, or let gpipe and 1f1b be \
+                chosen, too"
+                    .into(),
             ));
         }
         let frames: Vec<Frame<'_>> = keys.iter().map(|&key| self.frame(key)).collect();
@@ -305,8 +314,8 @@ impl<'r> Search<'r, '_> {
         Some(spread.around(Nanos(step)))
     }
 
-    /// The best plan as it is usually run, and what is faster, where the difference is within what the costs are certain to:
-    /// the quartiles of both steps overlap. Else the best plan.
+    /// The best plan as it is usually run, and what is faster, where the difference is within what
+    /// the costs are certain to: the quartiles of both steps overlap. Else the best plan.
     fn usual(&mut self, best: Best) -> Result<(Best, Option<Faster>), PlanError> {
         let Some(usual) = &self.request.usual else { return Ok((best, None)) };
         let index = self.request.schedules.iter().position(|own| *own == usual.schedule);
@@ -351,7 +360,8 @@ impl<'r> Search<'r, '_> {
         Ok(explore::all_plans(&mut space, below, until)?.best.or(first))
     }
 
-    /// The best of other combinations, and the plan without re-materialization; and how many more there are.
+    /// The best of other combinations, and the plan without re-materialization; and how many more
+    /// there are.
     fn rejected(
         &mut self,
         bounds: &[(u64, Key)],
@@ -388,7 +398,8 @@ impl<'r> Search<'r, '_> {
     }
 }
 
-/// Of other combinations, the best first: so many, and the best of each K, M and schedule that is not among them.
+/// Of other combinations, the best first: so many, and the best of each K, M and schedule that is
+/// not among them.
 fn told(others: Vec<(u64, Key)>, plan: Key) -> Vec<(u64, Key)> {
     let (mut stages, mut sizes, mut schedules) =
         (BTreeSet::from([plan.0]), BTreeSet::from([plan.1]), BTreeSet::from([plan.2]));

@@ -1,8 +1,9 @@
 //! Where no plan fits: the plan of least memory, and how large the caps would have to be for it.
 //!
-//! A stage's load is its peak, or its share of its own cap where caps differ. The least largest load over all cuts is a
-//! bottleneck, which dynamic programming finds exactly for a plain chain. Where stages depend on other cuts it is found for less
-//! than they hold, and for an estimate: the first is a bound, the second a plan.
+//! A stage's load is its peak, or its share of its own cap where caps differ. The least largest
+//! load over all cuts is a bottleneck, which dynamic programming finds exactly for a plain chain.
+//! Where stages depend on other cuts it is found for less than they hold, and for an estimate: the
+//! first is a bound, the second a plan.
 
 use std::ops::Range;
 
@@ -14,8 +15,8 @@ use super::{
 };
 use crate::{remat::Remat, units::Bytes};
 
-/// Where there would be more stages than so many to price, only those are that have up to [`LENGTHS`] times as many layers as
-/// the average.
+/// Where there would be more stages than so many to price, only those are that have up to
+/// [`LENGTHS`] times as many layers as the average.
 const CELLS_MAX: usize = 1 << 20;
 const LENGTHS: usize = 3;
 
@@ -25,8 +26,10 @@ const PARTS: u64 = 1 << 20;
 /// No plan fits; and what would.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
-    "no plan fits: {stage_text} needs {peak} ({resident} of parameters and optimizer, {gradients} of gradients, {activations} of activations), and its device has {cap}: {remedy}",
-    stage_text = format!("with K {}, M {}, {}, stage {stage} ({} layers, re-materialized {}) on device {stage}",
+    "no plan fits: {stage_text} needs {peak} ({resident} of parameters and optimizer, {gradients} \
+    of gradients, {activations} of activations), and its device has {cap}: {remedy}",
+    stage_text = format!("with K {}, M {}, {}, stage {stage} ({} layers, re-materialized {}) on \
+        device {stage}",
         plan.balance.len(), plan.micro_batches, plan.schedule, plan.balance[*stage], plan.remat.of(*stage)),
     remedy = self.remedy()
 )]

@@ -1,5 +1,5 @@
-//! The plans of one K, M and schedule: what a stage of any layers takes under each policy that fits, and what a whole plan takes.
-//! What they hold is `holds`' to say.
+//! The plans of one K, M and schedule: what a stage of any layers takes under each policy that
+//! fits, and what a whole plan takes. What they hold is `holds`' to say.
 
 use std::{collections::HashMap, ops::Range, rc::Rc};
 
@@ -76,7 +76,8 @@ pub(super) struct Space<'a> {
     pub cuts: Cuts,
     /// Actions that were simulated.
     pub spent: u64,
-    /// Whether a stage's peak is that of a plain chain; else what it holds at least, where the two differ.
+    /// Whether a stage's peak is that of a plain chain; else what it holds at least, where the two
+    /// differ.
     pub(super) estimates: bool,
     /// Whether it is known what `selective` takes.
     selective: bool,
@@ -148,7 +149,8 @@ impl<'a> Space<'a> {
         self.frame.devices.iter().any(|device| device.memory.is_some())
     }
 
-    /// Takes peaks of a plain chain for the peaks of stages from now on, or what stages hold at least.
+    /// Takes peaks of a plain chain for the peaks of stages from now on, or what stages hold at
+    /// least.
     pub fn estimate(&mut self, estimates: bool) {
         if self.estimates != estimates && !self.is_plain() {
             self.cells.clear();

@@ -1,5 +1,5 @@
-//! What a stage does for K, M and a schedule under each policy, whatever its layers are: which micro-batches it
-//! recomputes, and how many actions of each kind lie where on its list.
+//! What a stage does for K, M and a schedule under each policy, whatever its layers are: which
+//! micro-batches it recomputes, and how many actions of each kind lie where on its list.
 
 use std::ops::Range;
 
@@ -131,7 +131,8 @@ impl Lists {
         Pattern { policy, all, lead, late, again, discards }
     }
 
-    /// The policies of a stage that differ in what they recompute, the least first; segments are left out.
+    /// The policies of a stage that differ in what they recompute, the least first; segments are
+    /// left out.
     pub fn patterns(&self, stage: usize) -> Vec<Pattern> {
         let flight = in_flight(&self.lists[stage]);
         let keeps = flight.saturating_sub(1);
@@ -223,14 +224,15 @@ impl Lists {
 pub(super) enum Compared {
     /// It may be slower.
     Open,
-    /// Never slower where no send waits for room: a re-materialization may take longer, but only as much as the backward after it
-    /// takes less; the gradient is then taken from its link later.
+    /// Never slower where no send waits for room: a re-materialization may take longer, but only as
+    /// much as the backward after it takes less; the gradient is then taken from its link later.
     FasterWithRoom,
     /// No action takes longer, so the step does not either.
     Faster,
 }
 
-/// Which pairs occur, by size: whether the one recomputes a micro-batch, and whether the other does.
+/// Which pairs occur, by size: whether the one recomputes a micro-batch, and whether the other
+/// does.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Pairs([[[bool; 2]; 2]; 2]);
 

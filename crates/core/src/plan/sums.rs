@@ -1,4 +1,5 @@
-//! What stages take, from sums over the layers before each one: a stage is priced without going through its layers.
+//! What stages take, from sums over the layers before each one: a stage is priced without going
+//! through its layers.
 
 use std::ops::Range;
 
@@ -9,7 +10,8 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// Sums over the layers before each one, so that a stage is priced without going through its layers.
+/// Sums over the layers before each one, so that a stage is priced without going through its
+/// layers.
 #[derive(Debug)]
 pub(super) struct Sums {
     layers: usize,
@@ -70,7 +72,8 @@ impl Sums {
         }
     }
 
-    /// Parameters and what the optimizer keeps of the layers in `range`, ties left out: less than any plan holds there.
+    /// Parameters and what the optimizer keeps of the layers in `range`, ties left out: less than
+    /// any plan holds there.
     pub fn states(&self, range: &Range<usize>) -> Bytes {
         self.states[range.end] - self.states[range.start]
     }

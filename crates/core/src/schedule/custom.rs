@@ -6,9 +6,10 @@
 //! 1F0 1B0 1F1 1B1                   device 1
 //! ```
 //!
-//! Every stage from 0 on has one device and runs every micro-batch from 0 on: F, then perhaps R, then B, or I and later W. It is
-//! checked as the schedules of this crate are ([`crate::validate`]), on a chain of stages, so that a mistake is found before a
-//! model is built, and named by its line and column.
+//! Every stage from 0 on has one device and runs every micro-batch from 0 on: F, then perhaps R,
+//! then B, or I and later W. It is checked as the schedules of this crate are
+//! ([`crate::validate`]), on a chain of stages, so that a mistake is found before a model is built,
+//! and named by its line and column.
 
 use std::fmt::Write;
 
@@ -66,7 +67,8 @@ impl CustomSchedule {
     /// Reads and checks a schedule; `name` is what errors call it.
     ///
     /// # Errors
-    /// [`BadSchedule`]: what is no action, or no compute action; an order that is incorrect or would deadlock.
+    /// [`BadSchedule`]: what is no action, or no compute action; an order that is incorrect or
+    /// would deadlock.
     pub fn parse(name: &str, text: &str) -> Result<Self, BadSchedule> {
         let own =
             |(line, column, reason)| BadSchedule { name: name.to_owned(), line, column, reason };
@@ -159,7 +161,8 @@ fn action(token: &Token<'_>) -> Result<Action, Found> {
     };
     let Some(micro_batch) = action.op.computes() else {
         return wrong(format!(
-            "'{shown}' is not a compute action (F, R, B, I or W): the others are added when it is run"
+            "'{shown}' is not a compute action (F, R, B, I or W): the others are added when it is \
+            run"
         ));
     };
     if action.stage.index() >= STAGES_MAX {
@@ -173,7 +176,8 @@ fn action(token: &Token<'_>) -> Result<Action, Found> {
     Ok(action)
 }
 
-/// How many stages and micro-batches there are; each has to have its forwards, so that no number is larger than the file.
+/// How many stages and micro-batches there are; each has to have its forwards, so that no number is
+/// larger than the file.
 fn size(lists: &ActionLists, places: &Places) -> Result<(usize, usize), Found> {
     let all = || lists.iter().flatten().zip(places.iter().flatten());
     let largest = |of: fn(&Action) -> usize| all().max_by_key(|(action, _)| of(action));
@@ -189,7 +193,9 @@ fn size(lists: &ActionLists, places: &Places) -> Result<(usize, usize), Found> {
             at.0,
             at.1,
             format!(
-                "{stages} stages (to {}) and {micro_batches} micro-batches (to {}) need {} forwards, there are {forwards}: every stage runs every micro-batch, both numbered from 0",
+                "{stages} stages (to {}) and {micro_batches} micro-batches (to {}) need {} \
+                forwards, there are {forwards}: every stage runs every micro-batch, both numbered \
+                from 0",
                 stages - 1,
                 micro_batches - 1,
                 stages * micro_batches
@@ -280,7 +286,8 @@ fn missing(lists: &ActionLists, stages: usize, micro_batches: usize) -> Option<A
     Some(Action { stage, op: op(MicroBatch::from_index(at % micro_batches)) })
 }
 
-/// Where the compute action stands that a lowered action belongs to: sends come after theirs, all else before or at it.
+/// Where the compute action stands that a lowered action belongs to: sends come after theirs, all
+/// else before or at it.
 fn place(program: &Program, places: &Places, device: DeviceId, position: usize) -> (usize, usize) {
     let list = program.devices.get(device.index()).map_or(&[][..], Vec::as_slice);
     let computes = |action: &&Action| action.op.computes().is_some();

@@ -1,4 +1,5 @@
-//! Interleaved 1F1B: several stages on each device (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+//! Interleaved 1F1B: several stages on each device (Narayanan et al. 2021, arXiv 2104.04473,
+//! section 2.2).
 
 use super::{action, without};
 use crate::action::{Action, Op};
@@ -11,13 +12,15 @@ use crate::action::{Action, Op};
 ///
 /// Device d has the stages d, d + K, d + 2K and so on: V chunks of the model.
 ///
-/// Micro-batches go through a device's chunks in groups of K: a group's forwards on the first chunk, then on the second,
-/// and so on; its backwards in the reverse order of the chunks. Device d first runs min(VM, 2(K-1-d) + (V-1)K) forwards, then
-/// one forward and one backward in turn. A stage is a V-th of a device's work, and so is the bubble of 1F1B's; device d
-/// holds up to 2(K-1-d) + (V-1)K + 1 micro-batches of a chunk each, where 1F1B's holds K-d of all V.
+/// Micro-batches go through a device's chunks in groups of K: a group's forwards on the first
+/// chunk, then on the second, and so on; its backwards in the reverse order of the chunks. Device d
+/// first runs min(VM, 2(K-1-d) + (V-1)K) forwards, then one forward and one backward in turn. A
+/// stage is a V-th of a device's work, and so is the bubble of 1F1B's; device d holds up to
+/// 2(K-1-d) + (V-1)K + 1 micro-batches of a chunk each, where 1F1B's holds K-d of all V.
 ///
-/// Where M is no multiple of K the last group is smaller: the order is that of the next multiple, without the micro-batches that
-/// are not there. It is then longer than M alone would need, but never longer than 1F1B (shown for K <= 8, M <= 32).
+/// Where M is no multiple of K the last group is smaller: the order is that of the next multiple,
+/// without the micro-batches that are not there. It is then longer than M alone would need, but
+/// never longer than 1F1B (shown for K <= 8, M <= 32).
 pub(super) fn actions(
     device: usize,
     devices: usize,

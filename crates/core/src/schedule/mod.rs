@@ -1,7 +1,8 @@
-//! Schedules: for each device, the order of its forwards and backwards. Each is a pure function of (K, M) in a file of its
-//! own, drawn above its generator; [`custom`] is one that a user wrote.
+//! Schedules: for each device, the order of its forwards and backwards. Each is a pure function of
+//! (K, M) in a file of its own, drawn above its generator; [`custom`] is one that a user wrote.
 //!
-//! A schedule says F and B, or I and W where it splits the backward. [`crate::remat`] adds R, [`crate::lower`] everything else.
+//! A schedule says F and B, or I and W where it splits the backward. [`crate::remat`] adds R,
+//! [`crate::lower`] everything else.
 
 pub mod custom;
 mod forward_only;
@@ -29,10 +30,11 @@ pub enum Schedule {
     GPipe,
     /// One forward, one backward in turn (PipeDream-Flush; Narayanan et al. 2021, section 2.2).
     OneFOneB,
-    /// 1F1B with this many stages (V) on each device (Narayanan et al. 2021, section 2.2): a smaller bubble for more messages and
-    /// more bytes. `interleaved:2` in text.
+    /// 1F1B with this many stages (V) on each device (Narayanan et al. 2021, section 2.2): a
+    /// smaller bubble for more messages and more bytes. `interleaved:2` in text.
     Interleaved(u32),
-    /// 1F1B with each backward in two halves, the second of which fills the bubble (Qi et al. 2023, section 2.3).
+    /// 1F1B with each backward in two halves, the second of which fills the bubble (Qi et al. 2023,
+    /// section 2.3).
     ZbH1,
     /// One from a file, or of a user's own; for one K and one M. `file:NAME` in text.
     Custom(Arc<CustomSchedule>),
@@ -47,8 +49,8 @@ impl Schedule {
     pub const NAMED: [Schedule; 4] =
         [Schedule::GPipe, Schedule::OneFOneB, Schedule::Interleaved(2), Schedule::ZbH1];
 
-    /// The compute actions of `devices` (K) devices for `micro_batches` (M): F, and B or I and W. A listed one has its own
-    /// number of devices, and leaves out micro-batches that are not there.
+    /// The compute actions of `devices` (K) devices for `micro_batches` (M): F, and B or I and W. A
+    /// listed one has its own number of devices, and leaves out micro-batches that are not there.
     pub fn actions(&self, devices: usize, micro_batches: usize) -> ActionLists {
         let list = |device: usize| match self {
             Schedule::GPipe => gpipe::actions(device, devices, micro_batches),
@@ -66,10 +68,12 @@ impl Schedule {
         (0..devices).map(list).collect()
     }
 
-    /// The forwards of [`Schedule::actions`] alone: the same stages on the same devices, for evaluation and prediction.
+    /// The forwards of [`Schedule::actions`] alone: the same stages on the same devices, for
+    /// evaluation and prediction.
     pub fn forwards(&self, devices: usize, micro_batches: usize) -> ActionLists {
         if let Schedule::Custom(_) = self {
-            // It may be asked for more micro-batches than it has: all stages of a device in order, for one after the other.
+            // It may be asked for more micro-batches than it has: all stages of a device in order,
+            // for one after the other.
             let mut lists = vec![Vec::new(); devices];
             let placement = self.placement(devices);
             for m in 0..micro_batches {
@@ -155,7 +159,8 @@ impl Schedule {
         }
     }
 
-    /// Whether every device has one stage, and backwards are whole: what the planner's search is exact for.
+    /// Whether every device has one stage, and backwards are whole: what the planner's search is
+    /// exact for.
     pub fn is_plain(&self) -> bool {
         Self::TRAINING.contains(self)
     }
@@ -177,7 +182,8 @@ impl fmt::Display for Schedule {
 /// A schedule that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no schedule '{0}': use gpipe, 1f1b, interleaved:V (V stages on each device, from 2 to {CHUNKS_MAX}), zb-h1, or, in a command, file:PATH"
+    "there is no schedule '{0}': use gpipe, 1f1b, interleaved:V (V stages on each device, from 2 \
+    to {CHUNKS_MAX}), zb-h1, or, in a command, file:PATH"
 )]
 pub struct UnknownSchedule(String);
 
@@ -227,7 +233,8 @@ fn backward(stage: usize, micro_batch: usize) -> Action {
     action(stage, Op::Backward, micro_batch)
 }
 
-/// Without the micro-batches from `micro_batches` on: what is left of a correct order is a correct order of the rest.
+/// Without the micro-batches from `micro_batches` on: what is left of a correct order is a correct
+/// order of the rest.
 fn without(list: impl Iterator<Item = Action>, micro_batches: usize) -> Vec<Action> {
     let is_there =
         |action: &Action| action.op.computes().is_some_and(|m| m.index() < micro_batches);

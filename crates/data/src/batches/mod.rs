@@ -12,7 +12,8 @@ use crate::{Error, Result};
 pub use train::TrainBatches;
 pub use validation::ValidationBatches;
 
-/// The target of a place that is not to be counted: padding. Cross entropies ignore this value by default.
+/// The target of a place that is not to be counted: padding. Cross entropies ignore this value by
+/// default.
 pub const IGNORE: i64 = -100;
 
 /// Inputs and targets of some samples, in row-major order.

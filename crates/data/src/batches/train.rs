@@ -9,9 +9,10 @@
 //!           -------->|                      [2------     inputs 11..15,  targets 12..16, which is round the end
 //! ```
 //!
-//! The sequence is a ring. Without that, an offset would cost some epochs a window, the number of windows before a step
-//! would be a sum over all epochs, and random access would be neither simple nor cheap. The seam is no worse than any
-//! border of documents: the token before it is an end of document.
+//! The sequence is a ring. Without that, an offset would cost some epochs a window, the number of
+//! windows before a step would be a sum over all epochs, and random access would be neither simple
+//! nor cheap. The seam is no worse than any border of documents: the token before it is an end of
+//! document.
 
 use std::ops::Deref;
 
@@ -22,14 +23,16 @@ use crate::{Error, Result, TokenSet};
 /// What the epoch's offset is told apart by from the epoch's order.
 const OFFSET_STREAM: u64 = 1;
 
-/// Shuffled windows of a token set. [`TrainBatches::batch`] is a pure function of (tokens, shape, seed, step).
+/// Shuffled windows of a token set. [`TrainBatches::batch`] is a pure function of (tokens, shape,
+/// seed, step).
 ///
-/// In an epoch each of `tokens / sequence` windows is a sample once; fewer than `sequence` tokens are no target in that
-/// epoch. Each epoch starts the windows at another offset and shuffles them in another way, so that a token is seen in
-/// ever other contexts and none is left out for good. A batch may span two epochs.
+/// In an epoch each of `tokens / sequence` windows is a sample once; fewer than `sequence` tokens
+/// are no target in that epoch. Each epoch starts the windows at another offset and shuffles them
+/// in another way, so that a token is seen in ever other contexts and none is left out for good. A
+/// batch may span two epochs.
 ///
-/// The tokens are borrowed (`&TokenSet`) or shared (`Arc<TokenSet>`, for a thread as a [`Loader`](crate::Loader) has one);
-/// they are never copied.
+/// The tokens are borrowed (`&TokenSet`) or shared (`Arc<TokenSet>`, for a thread as a
+/// [`Loader`](crate::Loader) has one); they are never copied.
 #[derive(Debug, Clone, Copy)]
 pub struct TrainBatches<T> {
     tokens: T,
@@ -53,8 +56,9 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
         Ok(Self { tokens, sequence, order })
     }
 
-    /// The same order of samples, where the steps before `step` took `samples` of them in mini-batches of another
-    /// size: a run that goes on with larger ones neither repeats a sample nor leaves one out.
+    /// The same order of samples, where the steps before `step` took `samples` of them in
+    /// mini-batches of another size: a run that goes on with larger ones neither repeats a sample
+    /// nor leaves one out.
     #[must_use]
     pub fn starting_at(mut self, step: u64, samples: u64) -> Self {
         self.order = self.order.starting_at(step, samples);
@@ -66,7 +70,8 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
         self.order.samples_per_epoch()
     }
 
-    /// How many samples the steps before `step` have, from 0 and through all epochs; no more than `u64::MAX`.
+    /// How many samples the steps before `step` have, from 0 and through all epochs; no more than
+    /// `u64::MAX`.
     pub fn samples_seen(&self, step: u64) -> u64 {
         self.order.samples_seen(step)
     }
@@ -81,7 +86,8 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
         self.order.epoch_of(step)
     }
 
-    /// The batch of a step, from 0 (or from that of [`TrainBatches::starting_at`]). Steps may be asked for in any order.
+    /// The batch of a step, from 0 (or from that of [`TrainBatches::starting_at`]). Steps may be
+    /// asked for in any order.
     pub fn batch(&self, step: u64) -> Batch {
         let mut batch = Batch::with_capacity(self.order.mini_batch(), self.sequence);
         for sample in self.order.samples(step) {

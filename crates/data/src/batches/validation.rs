@@ -5,9 +5,9 @@ use crate::{Error, Result, TokenSet};
 
 /// Every token but the first exactly once as a target, in order: nothing is lost or counted twice.
 ///
-/// Windows of `sequence` targets follow each other without a gap. The last one is padded with the target
-/// [`IGNORE`] and the input 0; the last batch may have fewer samples. A mean loss over a set must therefore weigh
-/// batches by their targets, not equally.
+/// Windows of `sequence` targets follow each other without a gap. The last one is padded with the
+/// target [`IGNORE`] and the input 0; the last batch may have fewer samples. A mean loss over a set
+/// must therefore weigh batches by their targets, not equally.
 #[derive(Debug, Clone)]
 pub struct ValidationBatches<'a> {
     tokens: &'a [u32],
@@ -18,7 +18,8 @@ pub struct ValidationBatches<'a> {
 }
 
 impl<'a> ValidationBatches<'a> {
-    /// Batches of up to `mini_batch` samples of `sequence` tokens, over the first `tokens_max` tokens where given.
+    /// Batches of up to `mini_batch` samples of `sequence` tokens, over the first `tokens_max`
+    /// tokens where given.
     ///
     /// # Errors
     /// There are (or `tokens_max` leaves) fewer than 2 tokens, or the shape is empty or larger than

@@ -1,7 +1,7 @@
 //! The Rust sources of a lock file's crates as documents.
 //!
-//! Only the crates that the lock file names are read, of a registry's gigabytes. They are read whole, also where a limit
-//! takes a part of them: the report says how much there is.
+//! Only the crates that the lock file names are read, of a registry's gigabytes. They are read
+//! whole, also where a limit takes a part of them: the report says how much there is.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -120,7 +120,8 @@ fn crates_on_disk(
     Ok(crates.map(|(name, documents)| Crate { name, documents }).collect())
 }
 
-/// The folders in the registry's folder, one per index, sorted. A registry that is not there holds no crates.
+/// The folders in the registry's folder, one per index, sorted. A registry that is not there holds
+/// no crates.
 fn index_folders(registry: &Path) -> Result<Vec<PathBuf>> {
     if !registry.is_dir() {
         return Ok(Vec::new());
@@ -153,8 +154,8 @@ fn sources(folder: &Path, name: &str, left_out: &mut Omissions) -> Result<Vec<Do
     Ok(sources)
 }
 
-/// The text of a Rust file, or why it is left out. That it is not UTF-8 is no error here: the file is a third party's
-/// (parsers keep such files as tests), and the user cannot repair it.
+/// The text of a Rust file, or why it is left out. That it is not UTF-8 is no error here: the file
+/// is a third party's (parsers keep such files as tests), and the user cannot repair it.
 fn source(path: &Path) -> Result<Result<String, (&'static str, &'static str)>> {
     if read::size_bytes(path)? > SOURCE_BYTES_MAX {
         return Ok(Err(LARGE));

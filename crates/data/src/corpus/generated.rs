@@ -1,5 +1,5 @@
-//! Which Rust sources nobody wrote. Tables and bindings teach nothing about code: their names are cheap to predict, and their
-//! numbers cannot be predicted.
+//! Which Rust sources nobody wrote. Tables and bindings teach nothing about code: their names are
+//! cheap to predict, and their numbers cannot be predicted.
 
 /// Files larger than this are nearly always tables or bindings.
 pub(super) const SOURCE_BYTES_MAX: u64 = 200 * 1024;
@@ -16,7 +16,8 @@ const MARKS: [&str; 5] = [
     "do not edit",
 ];
 
-/// A text of which more than one in so many characters is a digit is a table of numbers: in code one in thirty is.
+/// A text of which more than one in so many characters is a digit is a table of numbers: in code
+/// one in thirty is.
 const DIGITS_ONE_IN: usize = 12;
 
 /// Starts of the names of crates that are bindings or Unicode tables.

@@ -38,7 +38,8 @@ fn parse(text: &str) -> Result<BTreeSet<Package>, String> {
     };
     let mut found = BTreeSet::new();
     for package in packages {
-        // Workspace members have no source; those from git or a path are not in the registry's folder.
+        // Workspace members have no source; those from git or a path are not in the registry's
+        // folder.
         let source = package.get("source").and_then(Value::as_str);
         if source.is_some_and(|source| source.starts_with("registry+")) {
             found.insert(Package {
@@ -50,7 +51,8 @@ fn parse(text: &str) -> Result<BTreeSet<Package>, String> {
     Ok(found)
 }
 
-/// A field of a package that becomes part of a path: it must not be able to lead out of the registry's folder.
+/// A field of a package that becomes part of a path: it must not be able to lead out of the
+/// registry's folder.
 fn folder_part(package: &Value, field: &str) -> Result<String, String> {
     let Some(value) = package.get(field).and_then(Value::as_str) else {
         return Err(format!("a [[package]] has no {field}"));

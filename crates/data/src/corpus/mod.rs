@@ -27,7 +27,8 @@ pub use report::{Cut, TextReport};
 /// A named text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// Where it is from, with `/` between folders on every system: `serde-1.0.0/src/lib.rs`, `notes/monday.txt`.
+    /// Where it is from, with `/` between folders on every system: `serde-1.0.0/src/lib.rs`,
+    /// `notes/monday.txt`.
     pub name: String,
     /// The text, as it is in the file.
     pub text: String,
@@ -43,19 +44,19 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// The texts of files and folders, whole and unsplit, by name: to measure on all of a text. What is read and what is
-    /// left out is as for [`Corpus::from_paths`].
+    /// The texts of files and folders, whole and unsplit, by name: to measure on all of a text.
+    /// What is read and what is left out is as for [`Corpus::from_paths`].
     ///
     /// # Errors
-    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 or is larger than [`FILE_BYTES_MAX`];
-    /// there is no text; a file cannot be read.
+    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 or is larger than
+    /// [`FILE_BYTES_MAX`]; there is no text; a file cannot be read.
     pub fn from_paths(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
         paths::texts(paths, json)
     }
 }
 
-/// What is done with files of JSON (`.json`, `.jsonl`, `.ndjson`, `.geojson`, `.ipynb`). They hold records, of which
-/// only some fields are text.
+/// What is done with files of JSON (`.json`, `.jsonl`, `.ndjson`, `.geojson`, `.ipynb`). They hold
+/// records, of which only some fields are text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JsonFiles {
     /// They are an error.
@@ -105,23 +106,26 @@ impl Limits {
 }
 
 impl Corpus {
-    /// Real text without a download: the Rust sources of the crates that a lock file takes from a registry.
+    /// Real text without a download: the Rust sources of the crates that a lock file takes from a
+    /// registry.
     ///
-    /// `registry_src` is the folder in which Cargo unpacks crates (`registry/src` in Cargo's home): crates lie in
-    /// `<registry_src>/<index>/<name>-<version>/`, with one folder per index.
+    /// `registry_src` is the folder in which Cargo unpacks crates (`registry/src` in Cargo's home):
+    /// crates lie in `<registry_src>/<index>/<name>-<version>/`, with one folder per index.
     ///
-    /// - Bindings, tables and other generated files are left out, as are files over 200 KiB and files that are not
-    ///   UTF-8: nobody here can repair a third party's file. Symbolic links are not followed.
+    /// - Bindings, tables and other generated files are left out, as are files over 200 KiB and
+    ///   files that are not UTF-8: nobody here can repair a third party's file. Symbolic links are
+    ///   not followed.
     /// - A crate that is not on disk (another platform's, say) is left out, too.
     /// - [`TextReport`] counts all of these.
-    /// - The split is by a stable hash of the crate's name, about 1 in 12 to validation. Two versions of a crate are
-    ///   thus on the same side: their texts are nearly the same.
-    /// - Where `limits` cut, crates (and files within a crate) are taken in the order of their hashes: the order of the
-    ///   alphabet would favour its beginning. The result is ordered by crate and file all the same.
+    /// - The split is by a stable hash of the crate's name, about 1 in 12 to validation. Two
+    ///   versions of a crate are thus on the same side: their texts are nearly the same.
+    /// - Where `limits` cut, crates (and files within a crate) are taken in the order of their
+    ///   hashes: the order of the alphabet would favour its beginning. The result is ordered by
+    ///   crate and file all the same.
     ///
     /// # Errors
-    /// The lock file is missing or malformed; fewer than two crates have sources; a limit is 0, or less than
-    /// a line; a file cannot be read.
+    /// The lock file is missing or malformed; fewer than two crates have sources; a limit is 0, or
+    /// less than a line; a file cannot be read.
     pub fn from_cargo_sources(
         cargo_lock: &Path,
         registry_src: &Path,
@@ -133,17 +137,20 @@ impl Corpus {
 
     /// The text of files and folders.
     ///
-    /// - Folders are read recursively. In them, hidden entries, symbolic links and binary files (a NUL byte in the first
-    ///   8 KiB) are left out. A file that is named directly is always read. A file that is reached twice counts once.
-    ///   [`TextReport`] counts what was left out.
+    /// - Folders are read recursively. In them, hidden entries, symbolic links and binary files (a
+    ///   NUL byte in the first 8 KiB) are left out. A file that is named directly is always read. A
+    ///   file that is reached twice counts once. [`TextReport`] counts what was left out.
     /// - Files of JSON are what `json` says.
-    /// - With 10 documents or more, the split is by a stable hash of the document's name, about 1 in 10 to validation.
-    ///   With fewer, the last tenth of every document, cut at a line where there is one, is validation text.
-    /// - Where `limits` cut, documents are taken in the order of their names' hashes, and the last one is cut at a line.
+    /// - With 10 documents or more, the split is by a stable hash of the document's name, about 1
+    ///   in 10 to validation. With fewer, the last tenth of every document, cut at a line where
+    ///   there is one, is validation text.
+    /// - Where `limits` cut, documents are taken in the order of their names' hashes, and the last
+    ///   one is cut at a line.
     ///
     /// # Errors
-    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 (with the offset) or is larger than
-    /// [`FILE_BYTES_MAX`]; one side has no text; a limit is 0; a file cannot be read.
+    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 (with the offset)
+    /// or is larger than [`FILE_BYTES_MAX`]; one side has no text; a limit is 0; a file cannot be
+    /// read.
     pub fn from_paths(paths: &[PathBuf], limits: &Limits, json: JsonFiles) -> Result<Corpus> {
         limits.check()?;
         paths::corpus(paths, limits, json)
@@ -159,8 +166,8 @@ impl Corpus {
         Ok(self)
     }
 
-    /// A stable hash of names, texts and split: 16 hexadecimal digits, the same on every machine. A key for caches of
-    /// what was derived from the corpus; not a defence against tampering.
+    /// A stable hash of names, texts and split: 16 hexadecimal digits, the same on every machine. A
+    /// key for caches of what was derived from the corpus; not a defence against tampering.
     pub fn fingerprint(&self) -> String {
         let mut hasher = StableHasher::new();
         for side in [&self.train, &self.validation] {

@@ -11,7 +11,8 @@ use crate::{Error, Result};
 /// One part in this many is validation text.
 const VALIDATION_ONE_IN: usize = 10;
 
-/// With fewer documents than this, every document is cut: a split by document would be all or nothing.
+/// With fewer documents than this, every document is cut: a split by document would be all or
+/// nothing.
 const SPLIT_BY_DOCUMENT_MIN: usize = 10;
 
 /// A NUL byte among this many first bytes marks a binary file, as it does for git and grep.
@@ -99,7 +100,8 @@ enum FoundAs {
 #[derive(Default)]
 struct Reading {
     json: JsonFiles,
-    /// A text that counts twice may be split onto both sides, and validation would then measure memory.
+    /// A text that counts twice may be split onto both sides, and validation would then measure
+    /// memory.
     seen: BTreeSet<PathBuf>,
     documents: Vec<Document>,
     report: TextReport,
@@ -142,8 +144,8 @@ fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|end| JSON.iter().any(|known| end.eq_ignore_ascii_case(known)))
 }
 
-/// The last part of the path as it was named, and the path from there. Not the absolute path: the split and the
-/// fingerprint must not depend on where the folder lies.
+/// The last part of the path as it was named, and the path from there. Not the absolute path: the
+/// split and the fingerprint must not depend on where the folder lies.
 fn document_name(named: &Path, relative: Option<&str>) -> String {
     let base = named.file_name().map(|name| name.to_string_lossy());
     match (base, relative) {

@@ -11,7 +11,8 @@ const HIDDEN: (&str, &str) = ("hidden entry", "hidden entries");
 const LINK: (&str, &str) = ("symbolic link", "symbolic links");
 const SPECIAL: (&str, &str) = ("socket, pipe or device", "sockets, pipes and devices");
 
-/// No file larger than this is read: 1 GiB. A corpus is held in memory, several times over while it is encoded.
+/// No file larger than this is read: 1 GiB. A corpus is held in memory, several times over while it
+/// is encoded.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// A file under a folder.
@@ -23,8 +24,8 @@ pub(super) struct Entry {
     pub(super) relative: String,
 }
 
-/// Every regular file under `folder`, sorted by relative path. Hidden entries and symbolic links are left out, so
-/// the walk ends; `left_out` counts them.
+/// Every regular file under `folder`, sorted by relative path. Hidden entries and symbolic links
+/// are left out, so the walk ends; `left_out` counts them.
 pub(super) fn walk(folder: &Path, left_out: &mut Omissions) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
     let mut folders = vec![(folder.to_path_buf(), String::new())];
@@ -38,7 +39,8 @@ pub(super) fn walk(folder: &Path, left_out: &mut Omissions) -> Result<Vec<Entry>
                 left_out.add(HIDDEN, relative);
                 continue;
             }
-            // `DirEntry::file_type` does not follow links: a link is neither a folder nor a file here.
+            // `DirEntry::file_type` does not follow links: a link is neither a folder nor a file
+            // here.
             let kind = entry.file_type().map_err(Error::io("read", &path))?;
             if kind.is_dir() {
                 folders.push((path, relative + "/"));

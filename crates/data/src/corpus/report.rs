@@ -12,7 +12,8 @@ use crate::Omissions;
 /// Ends of file names that are listed.
 const KINDS_MAX: usize = 4;
 
-/// What was read of files and folders, what was left out and why, and what limits cut. It displays as one line.
+/// What was read of files and folders, what was left out and why, and what limits cut. It displays
+/// as one line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TextReport {
     /// Files with text.
@@ -25,7 +26,8 @@ pub struct TextReport {
     pub left_out: Omissions,
     /// Sides of the split that limits cut.
     pub cut: Vec<Cut>,
-    /// The fingerprint of all documents before limits and split: 16 hexadecimal digits. Only of crates' sources.
+    /// The fingerprint of all documents before limits and split: 16 hexadecimal digits. Only of
+    /// crates' sources.
     pub fingerprint: Option<String>,
 }
 

@@ -3,16 +3,16 @@
 use super::Document;
 use crate::hash;
 
-/// The side that a name is on, of `one_in` to 1 odds for training. Independent of what else there is, so that a
-/// corpus that grows does not move documents from one side to the other.
+/// The side that a name is on, of `one_in` to 1 odds for training. Independent of what else there
+/// is, so that a corpus that grows does not move documents from one side to the other.
 pub(super) fn is_validation(name: &str, one_in: u64) -> bool {
     hash::stable(name).is_multiple_of(one_in)
 }
 
 /// Splits named things into (training, validation), about 1 in `one_in` to validation.
 ///
-/// With two things or more neither side is empty: where the hashes leave a side empty, it gets the thing with the least
-/// hash, which does not depend on the order either.
+/// With two things or more neither side is empty: where the hashes leave a side empty, it gets the
+/// thing with the least hash, which does not depend on the order either.
 pub(super) fn split<T>(things: Vec<T>, one_in: u64, name: impl Fn(&T) -> &str) -> (Vec<T>, Vec<T>) {
     let (mut validation, mut train): (Vec<T>, Vec<T>) =
         things.into_iter().partition(|thing| is_validation(name(thing), one_in));
@@ -45,8 +45,8 @@ const LINE_BYTES_MAX: u64 = 4096;
 pub(super) struct Filled {
     pub(super) documents: Vec<Document>,
     pub(super) bytes: u64,
-    /// Whether the limit was reached. It is reached when a document is cut, even if the cut leaves some bytes free:
-    /// else the first lines of other documents would fill the gap.
+    /// Whether the limit was reached. It is reached when a document is cut, even if the cut leaves
+    /// some bytes free: else the first lines of other documents would fill the gap.
     pub(super) is_full: bool,
 }
 
@@ -67,8 +67,9 @@ pub(super) fn fill(documents: Vec<Document>, limit_bytes: u64) -> Filled {
     filled
 }
 
-/// Cuts a text to `limit_bytes` at most, and says whether it did: after a line where one ends in that range; between
-/// two characters in a line longer than [`LINE_BYTES_MAX`]; else nothing is left, for half a line is no text.
+/// Cuts a text to `limit_bytes` at most, and says whether it did: after a line where one ends in
+/// that range; between two characters in a line longer than [`LINE_BYTES_MAX`]; else nothing is
+/// left, for half a line is no text.
 fn truncate(text: &mut String, limit_bytes: u64) -> bool {
     let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
     if text.len() <= limit {
@@ -83,12 +84,14 @@ fn truncate(text: &mut String, limit_bytes: u64) -> bool {
 
 /// Cuts a document into its head and about the last `1 / one_in` of its bytes.
 ///
-/// The cut is after the first line that ends in that tail; in a tail of a single line after the last line before it,
-/// unless that gives more than half of the text away; and else between two characters.
+/// The cut is after the first line that ends in that tail; in a tail of a single line after the
+/// last line before it, unless that gives more than half of the text away; and else between two
+/// characters.
 pub(super) fn tail(document: Document, one_in: usize) -> (Document, Document) {
     let Document { name, mut text } = document;
     let at = text.floor_char_boundary(text.len() - text.len() / one_in.max(1));
-    // From one byte before, because a line may end right at the cut. Bytes, as that may be within a character.
+    // From one byte before, because a line may end right at the cut. Bytes, as that may be within a
+    // character.
     let tail = text.as_bytes().iter().skip(at.saturating_sub(1));
     let newline_after = tail.copied().position(|byte| byte == b'\n');
     let line_after = newline_after.map(|i| at.saturating_sub(1) + i + 1);

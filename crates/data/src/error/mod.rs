@@ -48,7 +48,8 @@ pub enum Error {
     },
 
     /// The lock file is not one that Cargo wrote.
-    #[error("`{}` is not a usable Cargo.lock: {reason}; run `cargo generate-lockfile` to write it anew", path.display())]
+    #[error("`{}` is not a usable Cargo.lock: {reason}; run `cargo generate-lockfile` to write it \
+        anew", path.display())]
     LockFile {
         /// The lock file.
         path: PathBuf,
@@ -58,7 +59,8 @@ pub enum Error {
 
     /// Not enough crates of the lock file have sources on disk.
     #[error(
-        "{usable} of the {locked} registry crates in `{}` have Rust sources under `{}`, and 2 are needed (one to train \
+        "{usable} of the {locked} registry crates in `{}` have Rust sources under `{}`, and 2 are \
+        needed (one to train \
          on, one to validate on); run `cargo fetch` beside the lock file, or check the folder",
         lock.display(), registry.display()
     )]
@@ -75,7 +77,8 @@ pub enum Error {
 
     /// A file is not text.
     #[error(
-        "`{}` is not UTF-8: invalid byte at offset {offset}; convert it (for example with `iconv -t UTF-8`) or leave \
+        "`{}` is not UTF-8: invalid byte at offset {offset}; convert it (for example with `iconv \
+        -t UTF-8`) or leave \
          it out", path.display()
     )]
     NotUtf8 {
@@ -101,8 +104,10 @@ pub enum Error {
 
     /// A file of JSON records was to be learned as plain text.
     #[error(
-        "`{}` is JSON: its records would be learned as plain text, braces and names of fields and all; extract the text \
-         (for example with `jq -r .text`), or insist with data.json = \"text\" (\"skip\" leaves such files of a folder out)",
+        "`{}` is JSON: its records would be learned as plain text, braces and names of fields and \
+        all; extract the text \
+         (for example with `jq -r .text`), or insist with data.json = \"text\" (\"skip\" leaves \
+         such files of a folder out)",
         path.display()
     )]
     Json {
@@ -121,7 +126,8 @@ pub enum Error {
 
     /// One side of the split has no text.
     #[error(
-        "there are {train_bytes} bytes of text to train on and {validation_bytes} to validate on, and both sides need \
+        "there are {train_bytes} bytes of text to train on and {validation_bytes} to validate on, \
+        and both sides need \
          some; name more text, or raise the limits"
     )]
     NoText {
@@ -140,7 +146,8 @@ pub enum Error {
 
     /// A vocabulary that cannot be.
     #[error(
-        "a vocabulary of {asked} tokens is out of range; ask for {least} (256 bytes and the special tokens) to {}",
+        "a vocabulary of {asked} tokens is out of range; ask for {least} (256 bytes and the \
+        special tokens) to {}",
         bounds::VOCABULARY_MAX
     )]
     Vocabulary {
@@ -170,7 +177,8 @@ pub enum Error {
 
     /// A tokenizer file that is damaged or of another kind.
     #[error(
-        "`{}` is not a byte-level BPE tokenizer as gpipe and GPT-2 have it: {reason}; name such a file, or train one",
+        "`{}` is not a byte-level BPE tokenizer as gpipe and GPT-2 have it: {reason}; name such a \
+        file, or train one",
         path.display()
     )]
     TokenizerFile {
@@ -182,7 +190,8 @@ pub enum Error {
 
     /// A token that the vocabulary does not have.
     #[error(
-        "token {token} is outside of the vocabulary of {vocabulary} tokens; decode with the tokenizer that encoded"
+        "token {token} is outside of the vocabulary of {vocabulary} tokens; decode with the \
+        tokenizer that encoded"
     )]
     UnknownToken {
         /// The token.
@@ -204,7 +213,8 @@ pub enum Error {
 
     /// A batch of no samples, of no tokens or of too many tokens.
     #[error(
-        "a batch of {mini_batch} samples of {sequence} tokens is out of range; use 1 to {} tokens in all",
+        "a batch of {mini_batch} samples of {sequence} tokens is out of range; use 1 to {} tokens \
+        in all",
         bounds::BATCH_TOKENS_MAX
     )]
     BatchShape {
@@ -243,7 +253,8 @@ pub enum Error {
 
     /// The function that a loader calls panicked.
     #[error(
-        "the thread that makes batches panicked at step {step}: {reason}; correct the function that was given to the \
+        "the thread that makes batches panicked at step {step}: {reason}; correct the function \
+        that was given to the \
          loader"
     )]
     LoaderPanicked {
@@ -255,7 +266,8 @@ pub enum Error {
 
     /// A batch did not come in time.
     #[error(
-        "waited {waited:?} for the batch of step {step}, which is not made yet; see what holds up the thread \
+        "waited {waited:?} for the batch of step {step}, which is not made yet; see what holds up \
+        the thread \
          `gpipe-loader` (a slow disk?), or raise the deadline"
     )]
     LoaderLate {
@@ -266,7 +278,8 @@ pub enum Error {
     },
 
     /// An image file that cannot be used.
-    #[error("cannot decode the image `{}`: {reason}; replace the file, remove it, or (in one process) have unreadable images skipped", path.display())]
+    #[error("cannot decode the image `{}`: {reason}; replace the file, remove it, or (in one \
+        process) have unreadable images skipped", path.display())]
     Image {
         /// The file.
         path: PathBuf,
@@ -287,7 +300,8 @@ pub enum Error {
 
     /// A folder or file that is not CIFAR's.
     #[error(
-        "`{}` is not CIFAR in its binary version: {reason}; see https://www.cs.toronto.edu/~kriz/cifar.html for the \
+        "`{}` is not CIFAR in its binary version: {reason}; see \
+        https://www.cs.toronto.edu/~kriz/cifar.html for the \
          format and for the archive to unpack", path.display()
     )]
     Cifar {
@@ -321,7 +335,8 @@ pub enum Error {
 
     /// An image, or the place for its numbers, with a length that is not that of its sides.
     #[error(
-        "an image of {height} x {width} pixels has {bytes} bytes and {out} numbers of output at size {size}; give it \
+        "an image of {height} x {width} pixels has {bytes} bytes and {out} numbers of output at \
+        size {size}; give it \
          height * width * 3 bytes, at least 3, and 3 * size * size numbers"
     )]
     ImageShape {
@@ -339,7 +354,8 @@ pub enum Error {
 
     /// A batch of no images, or of too many numbers.
     #[error(
-        "a batch of {mini_batch} images of {size} x {size} pixels is out of range; use at least 1 and at most {} \
+        "a batch of {mini_batch} images of {size} x {size} pixels is out of range; use at least 1 \
+        and at most {} \
          numbers (3 for each pixel) in all",
         bounds::IMAGE_BATCH_VALUES_MAX
     )]
@@ -362,7 +378,8 @@ pub enum Error {
 
     /// The system gave no thread to decode images with.
     #[error(
-        "cannot start a thread that decodes images: {source}; ask for fewer, or raise the limit on threads"
+        "cannot start a thread that decodes images: {source}; ask for fewer, or raise the limit \
+        on threads"
     )]
     ImageThread {
         /// What the system said.
@@ -371,7 +388,8 @@ pub enum Error {
 
     /// An [`ImageSet`](crate::images::ImageSet) panicked.
     #[error(
-        "a thread that reads images panicked: {reason}; correct the set of images, or report this if it is a built-in one"
+        "a thread that reads images panicked: {reason}; correct the set of images, or report this \
+        if it is a built-in one"
     )]
     ImageThreadPanicked {
         /// The panic's message.
@@ -380,7 +398,8 @@ pub enum Error {
 
     /// So many images in a row are unreadable that something else must be wrong.
     #[error(
-        "{tried} images in a row cannot be read, from `{name}` on; the last: {last}. Check that the folder is complete"
+        "{tried} images in a row cannot be read, from `{name}` on; the last: {last}. Check that \
+        the folder is complete"
     )]
     NothingReadable {
         /// How many were tried.

@@ -5,13 +5,15 @@ use crate::bounds::{BATCH_TOKENS_MAX, PAIR_TOKENS_MAX};
 /// No error names more languages than this.
 const NAMES_MAX: usize = 8;
 
-/// Why pairs of sentences could not be encoded or put into mini-batches. Every message ends in a remedy.
+/// Why pairs of sentences could not be encoded or put into mini-batches. Every message ends in a
+/// remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PairError {
     /// A tokenizer that was not made for translation.
     #[error(
-        "this tokenizer has no {missing}: it is of another model; name the one of a translation model"
+        "this tokenizer has no {missing}: it is of another model; name the one of a translation \
+        model"
     )]
     OfAnotherModel {
         /// What it lacks.
@@ -29,7 +31,8 @@ pub enum PairError {
 
     /// A share that cannot be.
     #[error(
-        "a temperature of {temperature} is out of range; use 1 (as the data are) or more (more alike)"
+        "a temperature of {temperature} is out of range; use 1 (as the data are) or more (more \
+        alike)"
     )]
     Temperature {
         /// The temperature asked for.
@@ -47,7 +50,8 @@ pub enum PairError {
 
     /// A set without pairs.
     #[error(
-        "there are no pairs to {purpose}, and {left_out} were left out as too long; name a corpus that has some, or \
+        "there are no pairs to {purpose}, and {left_out} were left out as too long; name a corpus \
+        that has some, or \
          raise the limit on tokens"
     )]
     NoPairs {
@@ -59,7 +63,8 @@ pub enum PairError {
 
     /// Mini-batches of too few target tokens.
     #[error(
-        "mini-batches of {target_tokens} target tokens are too small: a target has {mean:.1} on average, and a \
+        "mini-batches of {target_tokens} target tokens are too small: a target has {mean:.1} on \
+        average, and a \
          mini-batch needs two; use at least {least}"
     )]
     FewTargetTokens {
@@ -73,8 +78,10 @@ pub enum PairError {
 
     /// Mini-batches that would not fit in memory beside everything else.
     #[error(
-        "a mini-batch of {rows} pairs of {source_length} and {target_length} tokens is out of range; use fewer target \
-         tokens, or a lower limit for a sentence, so that it has 1 to {BATCH_TOKENS_MAX} tokens in all"
+        "a mini-batch of {rows} pairs of {source_length} and {target_length} tokens is out of \
+        range; use fewer target \
+         tokens, or a lower limit for a sentence, so that it has 1 to {BATCH_TOKENS_MAX} tokens \
+         in all"
     )]
     BatchShape {
         /// Pairs.
@@ -98,7 +105,8 @@ pub enum PairError {
 
     /// Two sets of different vocabularies.
     #[error(
-        "one set has a vocabulary of {first} tokens and the other one of {second}; encode both with the same"
+        "one set has a vocabulary of {first} tokens and the other one of {second}; encode both \
+        with the same"
     )]
     Vocabularies {
         /// Tokens of the first set's.

@@ -19,7 +19,8 @@ pub enum ParallelError {
 
     /// A language's name that would not be one word in a file, a table or a vocabulary.
     #[error(
-        "`{}` is no code of a language; use letters, digits, `_`, `-` and `@`, at most {} of them, such as pt_BR",
+        "`{}` is no code of a language; use letters, digits, `_`, `-` and `@`, at most {} of \
+        them, such as pt_BR",
         .code.escape_debug(), crate::bounds::CODE_BYTES_MAX
     )]
     Code {
@@ -29,7 +30,8 @@ pub enum ParallelError {
 
     /// A folder without files of pairs.
     #[error(
-        "there are no files of pairs (LANGUAGE.tsv or LANGUAGE.tsv.gz) in `{}`; make some with `make catalogues`, or name \
+        "there are no files of pairs (LANGUAGE.tsv or LANGUAGE.tsv.gz) in `{}`; make some with \
+        `make catalogues`, or name \
          another folder", folder.display()
     )]
     NoPairFiles {
@@ -48,7 +50,8 @@ pub enum ParallelError {
 
     /// A language was asked for that has too little text.
     #[error(
-        "the language `{language}` has {train} pairs to train on and {validation} to validate on after all that was left out, and the \
+        "the language `{language}` has {train} pairs to train on and {validation} to validate on \
+        after all that was left out, and the \
          fewest allowed are {fewest} in all and 1 to train on; add text, or lower that limit"
     )]
     TooFewPairs {
@@ -80,7 +83,8 @@ pub enum ParallelError {
 
     /// A file of pairs is not UTF-8.
     #[error(
-        "`{}`, line {line}: byte {byte} of the line is not UTF-8; convert the file (for example with `iconv -t UTF-8`)",
+        "`{}`, line {line}: byte {byte} of the line is not UTF-8; convert the file (for example \
+        with `iconv -t UTF-8`)",
         path.display()
     )]
     NotUtf8 {
@@ -94,7 +98,8 @@ pub enum ParallelError {
 
     /// A line of a TSV file is not a pair.
     #[error(
-        "`{}`, line {line}: {columns} columns, and a pair has 2; write SOURCE, a tab and TARGET on each line",
+        "`{}`, line {line}: {columns} columns, and a pair has 2; write SOURCE, a tab and TARGET \
+        on each line",
         path.display()
     )]
     Columns {
@@ -108,7 +113,8 @@ pub enum ParallelError {
 
     /// Two files that should go line by line do not.
     #[error(
-        "`{}` has {foreign_lines} lines and `{}` has {english_lines}, so that they are not aligned; line N of one must be \
+        "`{}` has {foreign_lines} lines and `{}` has {english_lines}, so that they are not \
+        aligned; line N of one must be \
          the translation of line N of the other",
         foreign.display(), english.display()
     )]
@@ -124,7 +130,8 @@ pub enum ParallelError {
     },
 
     /// A damaged archive.
-    #[error("`{}` cannot be unpacked ({reason}); check it with `gzip -t`, and fetch or write it anew", path.display())]
+    #[error("`{}` cannot be unpacked ({reason}); check it with `gzip -t`, and fetch or write it \
+        anew", path.display())]
     Gzip {
         /// The file.
         path: PathBuf,

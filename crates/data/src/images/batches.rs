@@ -59,10 +59,11 @@ impl Source {
         Ok(Self { set, transform, threads, on_unreadable, unreadable: Unreadable::default() })
     }
 
-    /// A batch of what `read` finds for each of `wanted`: an image with its number and, in training, its key.
+    /// A batch of what `read` finds for each of `wanted`: an image with its number and, in
+    /// training, its key.
     ///
-    /// Each thread has a run of neighbours, and the first error in their order is the one reported: neither pixels nor
-    /// errors depend on the number of threads.
+    /// Each thread has a run of neighbours, and the first error in their order is the one reported:
+    /// neither pixels nor errors depend on the number of threads.
     fn batch<W: Sync>(
         &self,
         wanted: &[W],
@@ -135,10 +136,11 @@ fn without_gaps(
     ImageBatch { pixels, classes, samples, size }
 }
 
-/// Shuffled, augmented images. [`TrainImages::batch`] is a pure function of (images, settings, seed, step).
+/// Shuffled, augmented images. [`TrainImages::batch`] is a pure function of (images, settings,
+/// seed, step).
 ///
-/// In an epoch each image is a sample once, in another order and with another augmentation each time. A batch may span
-/// two epochs. Clones share the images and the list of unreadable ones.
+/// In an epoch each image is a sample once, in another order and with another augmentation each
+/// time. A batch may span two epochs. Clones share the images and the list of unreadable ones.
 #[derive(Debug, Clone)]
 pub struct TrainImages {
     source: Source,
@@ -149,8 +151,8 @@ impl TrainImages {
     /// Batches of `mini_batch` images, each batch decoded on `threads` threads.
     ///
     /// # Errors
-    /// There are no images; [`Transform::check`] fails; a batch is empty or larger than [`IMAGE_BATCH_VALUES_MAX`];
-    /// `threads` is not 1 to [`IMAGE_THREADS_MAX`].
+    /// There are no images; [`Transform::check`] fails; a batch is empty or larger than
+    /// [`IMAGE_BATCH_VALUES_MAX`]; `threads` is not 1 to [`IMAGE_THREADS_MAX`].
     pub fn new(
         set: Arc<dyn ImageSet>,
         transform: Transform,
@@ -164,8 +166,9 @@ impl TrainImages {
         Ok(Self { source, order })
     }
 
-    /// The same order of samples, where the steps before `step` took `samples` of them in mini-batches of another
-    /// size: a run that goes on with larger ones neither repeats a sample nor leaves one out.
+    /// The same order of samples, where the steps before `step` took `samples` of them in
+    /// mini-batches of another size: a run that goes on with larger ones neither repeats a sample
+    /// nor leaves one out.
     #[must_use]
     pub fn starting_at(mut self, step: u64, samples: u64) -> Self {
         self.order = self.order.starting_at(step, samples);
@@ -177,7 +180,8 @@ impl TrainImages {
         self.order.samples_per_epoch()
     }
 
-    /// How many samples the steps before `step` have, from 0 and through all epochs; no more than `u64::MAX`.
+    /// How many samples the steps before `step` have, from 0 and through all epochs; no more than
+    /// `u64::MAX`.
     pub fn samples_seen(&self, step: u64) -> u64 {
         self.order.samples_seen(step)
     }
@@ -187,17 +191,19 @@ impl TrainImages {
         self.order.epoch_of(step)
     }
 
-    /// The batch of a step, from 0 (or from that of [`TrainImages::starting_at`]). Steps may be asked for in any order.
+    /// The batch of a step, from 0 (or from that of [`TrainImages::starting_at`]). Steps may be
+    /// asked for in any order.
     ///
     /// # Errors
-    /// With [`OnUnreadable::Stop`] an image cannot be read; with [`OnUnreadable::Skip`] neither it nor the 99 after it
-    /// can. The system gives no thread.
+    /// With [`OnUnreadable::Stop`] an image cannot be read; with [`OnUnreadable::Skip`] neither it
+    /// nor the 99 after it can. The system gives no thread.
     pub fn batch(&self, step: u64) -> Result<ImageBatch> {
         self.batch_with(step, 0..usize::MAX)
     }
 
-    /// As [`TrainImages::batch`], but of the samples outside of `pixels` only the classes are found: their pixels are zeros, and with
-    /// [`OnUnreadable::Stop`] their images are not read. For one of several processes that share a batch out.
+    /// As [`TrainImages::batch`], but of the samples outside of `pixels` only the classes are
+    /// found: their pixels are zeros, and with [`OnUnreadable::Stop`] their images are not read.
+    /// For one of several processes that share a batch out.
     ///
     /// # Errors
     /// As there, of the images that are read.
@@ -223,8 +229,8 @@ impl TrainImages {
     }
 }
 
-/// Every image once, in the order of the set and without augmentation; or so many of them, as far apart as they can be, because
-/// a set is often sorted by class.
+/// Every image once, in the order of the set and without augmentation; or so many of them, as far
+/// apart as they can be, because a set is often sorted by class.
 #[derive(Debug, Clone)]
 pub struct EvaluationImages {
     source: Source,
@@ -235,7 +241,8 @@ pub struct EvaluationImages {
 }
 
 impl EvaluationImages {
-    /// Batches of `mini_batch` images, over `images_max` of the set where given. The last batch may be smaller.
+    /// Batches of `mini_batch` images, over `images_max` of the set where given. The last batch may
+    /// be smaller.
     ///
     /// # Errors
     /// As for [`TrainImages::new`]; `images_max` is 0.
@@ -255,8 +262,8 @@ impl EvaluationImages {
         Ok(Self { source, mini_batch, images, pixels: true })
     }
 
-    /// The same, but only the classes are found: pixels are zeros, and with [`OnUnreadable::Stop`] no image is read. For a process that
-    /// leaves the pixels to another one.
+    /// The same, but only the classes are found: pixels are zeros, and with [`OnUnreadable::Stop`]
+    /// no image is read. For a process that leaves the pixels to another one.
     #[must_use]
     pub fn classes_only(mut self) -> Self {
         self.pixels = false;
@@ -273,8 +280,8 @@ impl EvaluationImages {
         self.images.div_ceil(self.mini_batch)
     }
 
-    /// A batch by its number, or none behind the last one. With [`OnUnreadable::Skip`] images that cannot be read are
-    /// left out: the batch is smaller, and may be empty.
+    /// A batch by its number, or none behind the last one. With [`OnUnreadable::Skip`] images that
+    /// cannot be read are left out: the batch is smaller, and may be empty.
     ///
     /// # Errors
     /// With [`OnUnreadable::Stop`] an image cannot be read. The system gives no thread.
@@ -300,7 +307,8 @@ impl EvaluationImages {
         (0..self.batches()).filter_map(|number| self.batch(number))
     }
 
-    /// Names of the images that could not be read so far, as [`TrainImages::unreadable`] gives them.
+    /// Names of the images that could not be read so far, as [`TrainImages::unreadable`] gives
+    /// them.
     pub fn unreadable(&self) -> Vec<(String, String)> {
         self.source.unreadable.list()
     }

@@ -1,7 +1,7 @@
 //! CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) in their binary form.
 //!
-//! A record is its label, or in CIFAR-100 its coarse and its fine label, and the red, green and blue planes of an image of
-//! 32 x 32 pixels.
+//! A record is its label, or in CIFAR-100 its coarse and its fine label, and the red, green and
+//! blue planes of an image of 32 x 32 pixels.
 
 use std::fs;
 use std::io;
@@ -25,7 +25,8 @@ const CIFAR_10_CLASSES: [&str; 10] =
 /// Which of the two collections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CifarKind {
-    /// 10 classes: `data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin` and `batches.meta.txt`.
+    /// 10 classes: `data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin` and
+    /// `batches.meta.txt`.
     Cifar10,
     /// 100 classes, the fine ones: `train.bin`, `test.bin` and `fine_label_names.txt`.
     Cifar100,
@@ -116,12 +117,12 @@ impl std::fmt::Debug for Cifar {
 }
 
 impl Cifar {
-    /// Reads a part from `folder`, or from the folder in it that the archive unpacks to (`cifar-10-batches-bin` or
-    /// `cifar-100-binary`).
+    /// Reads a part from `folder`, or from the folder in it that the archive unpacks to
+    /// (`cifar-10-batches-bin` or `cifar-100-binary`).
     ///
     /// # Errors
-    /// A file is missing, cannot be read or does not have its size; a label is out of range; the file of names (which
-    /// may be missing) does not have one for each class.
+    /// A file is missing, cannot be read or does not have its size; a label is out of range; the
+    /// file of names (which may be missing) does not have one for each class.
     pub fn open(folder: &Path, kind: CifarKind, part: CifarPart) -> Result<Self> {
         let unpacked = folder.join(kind.folder());
         let folder = if unpacked.is_dir() { &unpacked } else { folder };

@@ -1,7 +1,8 @@
 //! Image files as pixels.
 //!
-//! What a file is its content says, not its name: collections have PNG files that are called `.jpg`. Any file may be
-//! cut off, hostile or not an image at all, so sizes are checked before memory is asked for.
+//! What a file is its content says, not its name: collections have PNG files that are called
+//! `.jpg`. Any file may be cut off, hostile or not an image at all, so sizes are checked before
+//! memory is asked for.
 
 use std::io::Cursor;
 use std::panic::catch_unwind;
@@ -20,24 +21,26 @@ pub const IMAGE_FILE_BYTES_MAX: u64 = 64 << 20;
 /// No image with more pixels than this is decoded: 100 million.
 pub const IMAGE_PIXELS_MAX: u64 = 100_000_000;
 
-/// What a decoder may take beside its output: 8 bytes for each pixel of the largest image, and some.
+/// What a decoder may take beside its output: 8 bytes for each pixel of the largest image, and
+/// some.
 const DECODER_BYTES_MAX: u64 = 1 << 30;
 
 /// Reads a JPEG or PNG file as 8-bit RGB.
 ///
-/// Grey becomes three equal channels, 16 bits become 8, CMYK becomes RGB by the plain formula (no colour profiles), and
-/// transparency is dropped. The orientation that EXIF data gives is applied, so that up is up.
+/// Grey becomes three equal channels, 16 bits become 8, CMYK becomes RGB by the plain formula (no
+/// colour profiles), and transparency is dropped. The orientation that EXIF data gives is applied,
+/// so that up is up.
 ///
 /// # Errors
-/// The file cannot be read; is larger than [`IMAGE_FILE_BYTES_MAX`] or has more than [`IMAGE_PIXELS_MAX`] pixels; is
-/// neither JPEG nor PNG; is damaged or ends too early.
+/// The file cannot be read; is larger than [`IMAGE_FILE_BYTES_MAX`] or has more than
+/// [`IMAGE_PIXELS_MAX`] pixels; is neither JPEG nor PNG; is damaged or ends too early.
 pub fn decode(path: &Path) -> Result<Image> {
     let bytes = read(path, IMAGE_FILE_BYTES_MAX)?;
     guarded(&bytes).map_err(|reason| Error::Image { path: path.to_path_buf(), reason })
 }
 
-/// The pixels of a file's bytes. Decoders are others' code on anybody's bytes: a bug in one is this file's error, not the end of
-/// a run.
+/// The pixels of a file's bytes. Decoders are others' code on anybody's bytes: a bug in one is this
+/// file's error, not the end of a run.
 pub(crate) fn guarded(bytes: &[u8]) -> Result<Image, String> {
     catch_unwind(|| pixels(bytes)).unwrap_or_else(|_| Err("the decoder panicked".to_owned()))
 }
@@ -88,8 +91,8 @@ fn decoder(bytes: &[u8], format: ImageFormat) -> ImageResult<impl ImageDecoder +
     reader.into_decoder()
 }
 
-/// Whether a JPEG has its end marker. The decoder takes a file without one and makes up the rest of the picture, in
-/// grey; its strict mode would refuse harmless oddities as well.
+/// Whether a JPEG has its end marker. The decoder takes a file without one and makes up the rest of
+/// the picture, in grey; its strict mode would refuse harmless oddities as well.
 fn jpeg_reaches_its_end(bytes: &[u8]) -> bool {
     let mut at = 0;
     while let Some(next) = bytes.get(at..).and_then(|rest| rest.iter().position(|&b| b == 0xff)) {
@@ -100,7 +103,8 @@ fn jpeg_reaches_its_end(bytes: &[u8]) -> bool {
             Some([0xff, ..]) => {}
             // A byte of a scan that happens to be 0xff, or a marker without content.
             Some([0x00 | 0x01 | 0xd0..=0xd8, ..]) => at += 1,
-            // A segment with its length. Passed over: metadata may hold a small JPEG with an end of its own.
+            // A segment with its length. Passed over: metadata may hold a small JPEG with an end of
+            // its own.
             Some([_, high, low, ..]) => at += 1 + usize::from(u16::from_be_bytes([*high, *low])),
             _ => return false,
         }

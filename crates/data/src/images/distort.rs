@@ -1,11 +1,12 @@
-//! Random affine maps and tones, for images whose content may be turned, slanted, moved or inverted: letters, digits,
-//! satellites' pictures.
+//! Random affine maps and tones, for images whose content may be turned, slanted, moved or
+//! inverted: letters, digits, satellites' pictures.
 //!
 //! As in torchvision's `RandomAffine`, `RandomInvert` and `ColorJitter`, but a function of a key.
 
 use super::Image;
 
-/// By how much training turns, scales, slants and moves an image, at most. The default changes nothing.
+/// By how much training turns, scales, slants and moves an image, at most. The default changes
+/// nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Affine {
     /// Degrees to turn, either way. At most 45.
@@ -63,8 +64,8 @@ impl Affine {
         None
     }
 
-    /// An image that is mapped as five draws in 0 to 1 say; as it is, where this is the default. What comes in
-    /// from outside is the nearest pixel of the border.
+    /// An image that is mapped as five draws in 0 to 1 say; as it is, where this is the default.
+    /// What comes in from outside is the nearest pixel of the border.
     pub(super) fn apply(&self, image: &Image, draws: [f64; 5]) -> Option<Image> {
         if *self == Self::default() {
             return None;

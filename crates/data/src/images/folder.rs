@@ -29,10 +29,12 @@ const SPLIT_STREAM: u64 = 0x7370_6c69_7400;
 
 /// The JPEG and PNG files of a folder with one folder per class.
 ///
-/// - Classes are the names of the folders in `root`, sorted. Images lie in them at any depth, sorted by path.
-/// - Hidden entries and files that do not end in `jpg`, `jpeg` or `png` (in any case) are left out, as are files beside
-///   the classes; [`ImageFolder::left_out`] counts them.
-/// - Symbolic links are followed; within a class a folder that is reached twice counts once, so loops end.
+/// - Classes are the names of the folders in `root`, sorted. Images lie in them at any depth,
+///   sorted by path.
+/// - Hidden entries and files that do not end in `jpg`, `jpeg` or `png` (in any case) are left out,
+///   as are files beside the classes; [`ImageFolder::left_out`] counts them.
+/// - Symbolic links are followed; within a class a folder that is reached twice counts once, so
+///   loops end.
 #[derive(Debug, Clone)]
 pub struct ImageFolder {
     root: PathBuf,
@@ -62,8 +64,8 @@ impl ImageFolder {
     /// All images under `root`.
     ///
     /// # Errors
-    /// `root` is missing, is no folder, or has no folders in it; a class has no image; there are more than 65,536
-    /// classes or 16,777,216 entries; a folder cannot be listed.
+    /// `root` is missing, is no folder, or has no folders in it; a class has no image; there are
+    /// more than 65,536 classes or 16,777,216 entries; a folder cannot be listed.
     pub fn open(root: &Path) -> Result<Self> {
         let mut left_out = Omissions::default();
         let folders = class_folders(root, &mut left_out)?;
@@ -72,7 +74,8 @@ impl ImageFolder {
             return Err(malformed(
                 root,
                 format!(
-                    "{} are no classes but parts of a data set; name one of them, and another to validate on",
+                    "{} are no classes but parts of a data set; name one of them, and another to \
+                    validate on",
                     list(&classes.iter().map(String::as_str).collect::<Vec<_>>())
                 ),
             ));
@@ -97,11 +100,12 @@ impl ImageFolder {
         ))
     }
 
-    /// Images under `root` with the classes of another set, in its order: for the folder to validate on. A class
-    /// without a folder or without images is fine.
+    /// Images under `root` with the classes of another set, in its order: for the folder to
+    /// validate on. A class without a folder or without images is fine.
     ///
     /// # Errors
-    /// As for [`ImageFolder::open`], but for classes without images; a folder is none of the classes; there is no image.
+    /// As for [`ImageFolder::open`], but for classes without images; a folder is none of the
+    /// classes; there is no image.
     pub fn with_classes(root: &Path, classes: &[String]) -> Result<Self> {
         let mut left_out = Omissions::default();
         let folders = class_folders(root, &mut left_out)?;
@@ -109,7 +113,8 @@ impl ImageFolder {
             return Err(malformed(
                 root,
                 format!(
-                    "the folder `{unknown}` is none of the {} classes to train on; the nearest are {}; rename or \
+                    "the folder `{unknown}` is none of the {} classes to train on; the nearest \
+                    are {}; rename or \
                      remove it",
                     classes.len(),
                     list(&nearest(unknown, classes))
@@ -142,7 +147,8 @@ impl ImageFolder {
         Ok(Self { root: root.to_path_buf(), files, classes, left_out })
     }
 
-    /// Entries of the folder that are none of its images. Both sides of a split have those of the whole folder.
+    /// Entries of the folder that are none of its images. Both sides of a split have those of the
+    /// whole folder.
     pub fn left_out(&self) -> &Omissions {
         &self.left_out
     }
@@ -152,8 +158,9 @@ impl ImageFolder {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Cuts the set into (training, validation): each image is on a side by a hash of `seed` and its path from the
-    /// root, so images that are added move no others. Both sides have all the classes.
+    /// Cuts the set into (training, validation): each image is on a side by a hash of `seed` and
+    /// its path from the root, so images that are added move no others. Both sides have all the
+    /// classes.
     ///
     /// # Errors
     /// `validation_share` is not between 0 and 1, or one side has no image.
@@ -166,7 +173,8 @@ impl ImageFolder {
         let (validation, train): (Vec<_>, Vec<_>) = files.into_iter().partition(to_validation);
         if validation.is_empty() || train.is_empty() {
             let reason = format!(
-                "a share of {validation_share} leaves {} images to train on and {} to validate on; choose one between \
+                "a share of {validation_share} leaves {} images to train on and {} to validate \
+                on; choose one between \
                  0 and 1 that leaves both sides some",
                 train.len(),
                 validation.len()
@@ -262,7 +270,8 @@ fn class_folders(root: &Path, left_out: &mut Omissions) -> Result<BTreeMap<Strin
         true => Err(malformed(
             root,
             format!(
-                "it has no folders in it, and {loose_images} images beside; make a folder for each class and put its \
+                "it has no folders in it, and {loose_images} images beside; make a folder for \
+                each class and put its \
                  images there"
             ),
         )),
@@ -313,8 +322,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What is in a folder and might matter, from the last name to the first: the first is then taken first, and a
-    /// folder that has two names is always known by the same one.
+    /// What is in a folder and might matter, from the last name to the first: the first is then
+    /// taken first, and a folder that has two names is always known by the same one.
     fn list(&mut self, folder: &Path) -> Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
         for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {

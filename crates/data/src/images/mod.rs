@@ -5,14 +5,15 @@
 //!       [1]                        [2]          [3]            [4]
 //! ```
 //!
-//! 1. Sources: [`ImageFolder`] reads files when asked, through [`decode()`]; [`Cifar`] is in memory.
+//! 1. Sources: [`ImageFolder`] reads files when asked, through [`decode()`]; [`Cifar`] is in
+//!    memory.
 //! 2. [`ImageSet`]: images by number, whatever the source. A user's own source implements this.
 //! 3. [`Transform`]: an image as normalised numbers of one size, in training augmented by a key.
 //! 4. [`TrainImages`], [`EvaluationImages`]: mini-batches by number, decoded on several threads.
 //!
-//! As for text, a batch is a pure function of (images, settings, seed, step): the number of threads, the order of calls
-//! and a restart change nothing. Absent: tensors (an [`ImageBatch`] holds plain vectors), downloads, and a cache of
-//! decoded images.
+//! As for text, a batch is a pure function of (images, settings, seed, step): the number of
+//! threads, the order of calls and a restart change nothing. Absent: tensors (an [`ImageBatch`]
+//! holds plain vectors), downloads, and a cache of decoded images.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -71,7 +72,8 @@ pub struct Image {
 
 /// Images by number, each of one class.
 ///
-/// An image is a function of its number: whoever asks, in whatever order and on whatever thread, gets the same one.
+/// An image is a function of its number: whoever asks, in whatever order and on whatever thread,
+/// gets the same one.
 pub trait ImageSet: Debug + Send + Sync {
     /// Names of the classes.
     fn classes(&self) -> &[String];
@@ -84,7 +86,8 @@ pub trait ImageSet: Debug + Send + Sync {
         self.len() == 0
     }
 
-    /// The class of an image, as a place in [`ImageSet::classes`]; 0 for a number that is not there.
+    /// The class of an image, as a place in [`ImageSet::classes`]; 0 for a number that is not
+    /// there.
     fn class(&self, index: usize) -> usize;
 
     /// What messages call an image: a file's path, or where it came from.

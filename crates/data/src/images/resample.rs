@@ -1,17 +1,18 @@
 //! Scaling a part of an image, with antialiasing.
 //!
-//! A triangle as wide as two output pixels, and no narrower than two input pixels, is laid over the input: bilinear
-//! interpolation where an image grows, an average where it shrinks. This is what PIL and torchvision call bilinear with
-//! antialiasing, but for their rounding to 8 bits.
+//! A triangle as wide as two output pixels, and no narrower than two input pixels, is laid over the
+//! input: bilinear interpolation where an image grows, an average where it shrinks. This is what
+//! PIL and torchvision call bilinear with antialiasing, but for their rounding to 8 bits.
 //!
-//! Why not a library: `image::imageops` makes the whole scaled image, and a strip of 1 x 1,000,000 pixels scaled to a
-//! shorter side of 256 has no end. Here only the window that is asked for is made, with one row of memory. Sums are in a fixed
-//! order and without fused operations, so every machine gets the same bits.
+//! Why not a library: `image::imageops` makes the whole scaled image, and a strip of 1 x 1,000,000
+//! pixels scaled to a shorter side of 256 has no end. Here only the window that is asked for is
+//! made, with one row of memory. Sums are in a fixed order and without fused operations, so every
+//! machine gets the same bits.
 
 use super::Image;
 
-/// Along one axis: `scaled` output pixels cover `len` input pixels from `start`, and `window` of them from `first` are
-/// wanted. A window may not reach outside of the output.
+/// Along one axis: `scaled` output pixels cover `len` input pixels from `start`, and `window` of
+/// them from `first` are wanted. A window may not reach outside of the output.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     pub(super) start: usize,
@@ -21,7 +22,8 @@ pub(super) struct Axis {
     pub(super) window: usize,
 }
 
-/// The input pixels of one output pixel: the first, and the weights of it and those behind it, which sum to 1.
+/// The input pixels of one output pixel: the first, and the weights of it and those behind it,
+/// which sum to 1.
 struct Taps {
     first: usize,
     weights: Vec<f32>,
@@ -46,7 +48,8 @@ impl Axis {
     }
 }
 
-/// The windows of both axes as `[rows, columns, 3]`, in 0 to 255. The image and the axes must fit each other.
+/// The windows of both axes as `[rows, columns, 3]`, in 0 to 255. The image and the axes must fit
+/// each other.
 pub(super) fn resample(image: &Image, rows: Axis, columns: Axis) -> Vec<f32> {
     let columns: Vec<Taps> = (0..columns.window).map(|column| columns.taps(column)).collect();
     // Only these columns are looked at.

@@ -6,9 +6,9 @@
 //! evaluation              centre    x                                     normalise
 //! ```
 //!
-//! Augmentation is a pure function of (image, key): a draw is a hash of the key and of what the draw is for, not the next
-//! number of a generator. The obvious design, a random generator per thread, gives an image another crop when another
-//! thread happens to read it.
+//! Augmentation is a pure function of (image, key): a draw is a hash of the key and of what the
+//! draw is for, not the next number of a generator. The obvious design, a random generator per
+//! thread, gives an image another crop when another thread happens to read it.
 
 use super::distort::{Affine, Tone};
 use super::resample::{Axis, resample};
@@ -27,14 +27,16 @@ const CROP_TRIES: u64 = 10;
 pub enum Crop {
     /// As evaluation does.
     None,
-    /// As evaluation does, then shifted by up to `pixels` each way (He et al., "Deep residual learning", 2016, section
-    /// 4.2, for CIFAR). What comes in at the border is 0 after normalisation, the mean colour.
+    /// As evaluation does, then shifted by up to `pixels` each way (He et al., "Deep residual
+    /// learning", 2016, section 4.2, for CIFAR). What comes in at the border is 0 after
+    /// normalisation, the mean colour.
     Padded {
         /// Padding on each side.
         pixels: usize,
     },
-    /// A random part, scaled to the output's size (Szegedy et al., "Going deeper with convolutions", 2015, section 6, in
-    /// torchvision's form: 10 tries, then the largest part in the centre with an allowed ratio).
+    /// A random part, scaled to the output's size (Szegedy et al., "Going deeper with
+    /// convolutions", 2015, section 6, in torchvision's form: 10 tries, then the largest part in
+    /// the centre with an allowed ratio).
     RandomResized {
         /// Least and greatest share of the image's area, of 1.
         scale: (f64, f64),
@@ -48,7 +50,8 @@ pub enum Crop {
 pub struct Transform {
     /// Rows and columns of the output.
     pub size: usize,
-    /// For evaluation: the shorter side is scaled to this, then the centre of `size` is cut out. Not less than `size`.
+    /// For evaluation: the shorter side is scaled to this, then the centre of `size` is cut out.
+    /// Not less than `size`.
     pub resize: usize,
     /// Subtracted from each channel in 0 to 1: red, green, blue.
     pub mean: [f32; 3],
@@ -58,9 +61,9 @@ pub struct Transform {
     pub crop: Crop,
     /// How likely training mirrors left and right, in 0 to 1.
     pub flip: f64,
-    /// Side of the square that training sets to 0, in pixels; 0 for none. Its centre is anywhere in the image, so a part
-    /// of it may lie outside (DeVries and Taylor, "Improved regularization of convolutional neural networks with
-    /// cutout", 2017).
+    /// Side of the square that training sets to 0, in pixels; 0 for none. Its centre is anywhere in
+    /// the image, so a part of it may lie outside (DeVries and Taylor, "Improved regularization of
+    /// convolutional neural networks with cutout", 2017).
     pub cutout: usize,
     /// How training turns, scales, slants and moves.
     pub affine: Affine,
@@ -168,7 +171,8 @@ impl Transform {
                 if !(*least > 0.0 && least <= most && *most <= 1.0) =>
             {
                 let reason = format!(
-                    "the scale is {least} to {most}; use shares of the area, greater than 0, up to 1 and in order"
+                    "the scale is {least} to {most}; use shares of the area, greater than 0, up \
+                    to 1 and in order"
                 );
                 wrong("crop", reason)
             }
@@ -184,12 +188,13 @@ impl Transform {
         }
     }
 
-    /// Writes an image to `out` as `[3, size, size]`, each number (value / 255 - mean) / std. With a key as training does,
-    /// where the key alone decides what is drawn; without one as evaluation does.
+    /// Writes an image to `out` as `[3, size, size]`, each number (value / 255 - mean) / std. With
+    /// a key as training does, where the key alone decides what is drawn; without one as evaluation
+    /// does.
     ///
     /// # Errors
-    /// [`Transform::check`] fails; the image is empty or its pixels are not as many as its sides say; `out` is not
-    /// [`Transform::values`] long.
+    /// [`Transform::check`] fails; the image is empty or its pixels are not as many as its sides
+    /// say; `out` is not [`Transform::values`] long.
     pub fn apply(&self, image: &Image, key: Option<u64>, out: &mut [f32]) -> Result<()> {
         self.check()?;
         let sides = image.height.checked_mul(image.width).and_then(|pixels| pixels.checked_mul(3));
@@ -266,7 +271,8 @@ impl Transform {
     fn centred(&self, image: &Image) -> (Axis, Axis) {
         let shorter = image.height.min(image.width) as u128;
         let axis = |len: usize| {
-            // In 128 bits for the product; the quotient overflows 64 for no image that fits in memory.
+            // In 128 bits for the product; the quotient overflows 64 for no image that fits in
+            // memory.
             let scaled = (self.resize as u128 * len as u128 / shorter) as u64;
             let margin = scaled.saturating_sub(self.size as u64);
             Axis { start: 0, len, scaled, first: half_to_even(margin), window: self.size }
@@ -310,7 +316,8 @@ fn random_part(image: &Image, scale: (f64, f64), ratio: (f64, f64), draws: Draws
         let share = scale.0 + (scale.1 - scale.0) * draws.unit(draw);
         let area = height as f64 * width as f64 * share;
         let ratio = (log_least + (log_most - log_least) * draws.unit(draw + 1)).exp();
-        // A cast of something too large stays at the greatest integer, and is then too large for the image, too.
+        // A cast of something too large stays at the greatest integer, and is then too large for
+        // the image, too.
         let part_width = (area * ratio).sqrt().round_ties_even() as usize;
         let part_height = (area / ratio).sqrt().round_ties_even() as usize;
         if (1..=width).contains(&part_width) && (1..=height).contains(&part_height) {

@@ -56,7 +56,8 @@ impl Unreadable {
         }
     }
 
-    /// An image, or the next readable one, with its number. Which one is a function of the files alone.
+    /// An image, or the next readable one, with its number. Which one is a function of the files
+    /// alone.
     pub(super) fn read_or_next(
         &self,
         set: &dyn ImageSet,

@@ -13,15 +13,16 @@ use crate::{BATCH_TOKENS_MAX, IGNORE, Result};
 /// What the seed's use for the order of a pool's mini-batches is told apart by.
 const MINI_BATCHES_STREAM: u64 = 6;
 
-/// Mini-batches of a pool. With lengths like sentences' (log-normal) 16 of them have a quarter more tokens for padding, 32 a
-/// fifth, 64 a sixth; and the more, the longer a pool takes, which is made anew for each mini-batch: with 32 about 3 ms for
-/// 2,000 target tokens, less than a hundredth of a step that learns from them.
+/// Mini-batches of a pool. With lengths like sentences' (log-normal) 16 of them have a quarter more
+/// tokens for padding, 32 a fifth, 64 a sixth; and the more, the longer a pool takes, which is made
+/// anew for each mini-batch: with 32 about 3 ms for 2,000 target tokens, less than a hundredth of a
+/// step that learns from them.
 const POOL_BATCHES: u64 = 32;
 
 /// Pairs in rows, filled up to the longest.
 ///
-/// Rows are in the order of their sources' lengths, so that the rows of a micro-batch differ less than those of the
-/// mini-batch: what all of them have of padding can be cut off.
+/// Rows are in the order of their sources' lengths, so that the rows of a micro-batch differ less
+/// than those of the mini-batch: what all of them have of padding can be cut off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairBatch {
     /// What the encoder reads: tag, tokens, end, padding. `[samples, source_length]`
@@ -103,13 +104,15 @@ pub struct TrainPairsOptions {
     pub seed: u64,
 }
 
-/// Shuffled mini-batches of pairs. [`TrainPairs::batch`] is a pure function of (set, options, number).
+/// Shuffled mini-batches of pairs. [`TrainPairs::batch`] is a pure function of (set, options,
+/// number).
 ///
-/// Each language has a share of the pairs that is proportional to the power 1/T of their number, in every run of
-/// mini-batches that make a pool (32 or more) to within one pair; each of its pairs comes once before one comes again. Within
-/// a mini-batch lengths differ little.
+/// Each language has a share of the pairs that is proportional to the power 1/T of their number, in
+/// every run of mini-batches that make a pool (32 or more) to within one pair; each of its pairs
+/// comes once before one comes again. Within a mini-batch lengths differ little.
 ///
-/// The set is borrowed (`&PairSet`) or shared (`Arc<PairSet>`, for a thread as a [`Loader`](crate::Loader) has one).
+/// The set is borrowed (`&PairSet`) or shared (`Arc<PairSet>`, for a thread as a
+/// [`Loader`](crate::Loader) has one).
 ///
 /// ```
 /// use gpipe_data::parallel::*;
@@ -144,7 +147,8 @@ pub struct TrainPairs<S> {
     /// Mini-batches of a pool.
     pool_batches: u64,
     seed: u64,
-    /// A mini-batch, and the pairs before it: 0 and 0, or where mini-batches began to have this size.
+    /// A mini-batch, and the pairs before it: 0 and 0, or where mini-batches began to have this
+    /// size.
     origin: (u64, u64),
 }
 
@@ -152,8 +156,8 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
     /// Mini-batches of a set.
     ///
     /// # Errors
-    /// There are no pairs; the temperature is less than 1; a mini-batch has fewer than two pairs, or more than
-    /// [`BATCH_TOKENS_MAX`] tokens.
+    /// There are no pairs; the temperature is less than 1; a mini-batch has fewer than two pairs,
+    /// or more than [`BATCH_TOKENS_MAX`] tokens.
     pub fn new(set: S, options: &TrainPairsOptions) -> Result<Self> {
         let &TrainPairsOptions { target_tokens, temperature, seed } = options;
         if set.is_empty() {
@@ -183,18 +187,18 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
     /// The same order, where the mini-batches before `batches` had `pairs` of its pairs, as
     /// [`TrainPairs::pairs_seen`] counts them.
     ///
-    /// A run that is resumed with the same options goes on as if it had not stopped. One that goes on with another number of
-    /// target tokens does so in the midst of a pool of the new size: of that pool's pairs some may come a second time in
-    /// their epoch and others not at all.
+    /// A run that is resumed with the same options goes on as if it had not stopped. One that goes
+    /// on with another number of target tokens does so in the midst of a pool of the new size: of
+    /// that pool's pairs some may come a second time in their epoch and others not at all.
     #[must_use]
     pub fn starting_at(mut self, batches: u64, pairs: u64) -> Self {
         self.origin = (batches, pairs);
         self
     }
 
-    /// How many pairs the mini-batches before `number` count for, from 0 (or from that of [`TrainPairs::starting_at`]):
-    /// [`TrainPairs::pairs_per_batch`] for each, whatever their rows, so that this number alone says where in the order a
-    /// run is. No more than `u64::MAX`.
+    /// How many pairs the mini-batches before `number` count for, from 0 (or from that of
+    /// [`TrainPairs::starting_at`]): [`TrainPairs::pairs_per_batch`] for each, whatever their rows,
+    /// so that this number alone says where in the order a run is. No more than `u64::MAX`.
     pub fn pairs_seen(&self, number: u64) -> u64 {
         let (from, pairs) = self.origin;
         pairs.saturating_add(number.saturating_sub(from).saturating_mul(self.pairs))
@@ -210,13 +214,14 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
         self.mixture.shares().collect()
     }
 
-    /// How often each language has been gone through, by number, in the mini-batches before `number`.
+    /// How often each language has been gone through, by number, in the mini-batches before
+    /// `number`.
     pub fn epochs(&self, number: u64) -> Vec<f64> {
         self.mixture.epochs(self.place(number) * u128::from(self.pairs)).collect()
     }
 
-    /// The mini-batch of a number, from 0 (or from that of [`TrainPairs::starting_at`]). Numbers may be asked for in any
-    /// order.
+    /// The mini-batch of a number, from 0 (or from that of [`TrainPairs::starting_at`]). Numbers
+    /// may be asked for in any order.
     ///
     /// # Errors
     /// It would have more than [`BATCH_TOKENS_MAX`] tokens, padding included.
@@ -236,15 +241,16 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
         Ok(PairBatch::new(&self.set, run))
     }
 
-    /// Where a mini-batch is in the whole order. In 128 bits, because numbers near the greatest would overflow 64.
+    /// Where a mini-batch is in the whole order. In 128 bits, because numbers near the greatest
+    /// would overflow 64.
     fn place(&self, number: u64) -> u128 {
         let (from, pairs) = self.origin;
         u128::from(pairs.div_ceil(self.pairs)) + u128::from(number.saturating_sub(from))
     }
 }
 
-/// How many mini-batches a pool has. It may have a pair less for each language than its mini-batches have on average, and
-/// none of them may be empty.
+/// How many mini-batches a pool has. It may have a pair less for each language than its
+/// mini-batches have on average, and none of them may be empty.
 fn pool_batches(languages: u64, pairs: u64) -> u64 {
     let spare = POOL_BATCHES * (pairs - 1);
     POOL_BATCHES * languages.div_ceil(spare).max(1)

@@ -38,8 +38,8 @@ pub struct ParallelCorpus {
 /// Where pairs are from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A folder with a file of lines `source<TAB>target` for each language, plain or gzip, called `LANGUAGE.tsv` or
-    /// `LANGUAGE.tsv.gz`. Other files in it are passed over, and counted.
+    /// A folder with a file of lines `source<TAB>target` for each language, plain or gzip, called
+    /// `LANGUAGE.tsv` or `LANGUAGE.tsv.gz`. Other files in it are passed over, and counted.
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -73,15 +73,16 @@ pub struct ParallelOptions {
     pub most_pairs: usize,
     /// Most bytes of one side of a pair.
     pub bytes_max: usize,
-    /// Most that one side of a pair may be longer than the other, after 10 characters are added to both. Characters of
-    /// Chinese, Japanese and Korean count twice.
+    /// Most that one side of a pair may be longer than the other, after 10 characters are added to
+    /// both. Characters of Chinese, Japanese and Korean count twice.
     pub ratio_max: f64,
     /// A language with fewer pairs is left out, and one without a pair to train on.
     pub min_pairs: usize,
 }
 
 impl Default for ParallelOptions {
-    /// All languages with 500 pairs or more, sides of at most 400 bytes and a ratio of 2.5, 2% to validate on.
+    /// All languages with 500 pairs or more, sides of at most 400 bytes and a ratio of 2.5, 2% to
+    /// validate on.
     fn default() -> Self {
         Self {
             languages: Vec::new(),
@@ -122,16 +123,20 @@ pub(super) fn check_code(code: &str) -> Result<()> {
 impl ParallelCorpus {
     /// Reads the sources into one corpus, and says what was left out and why.
     ///
-    /// - Two lines become a pair, their ends trimmed. A pair is left out for the [`Reason`](super::Reason)s.
+    /// - Two lines become a pair, their ends trimmed. A pair is left out for the
+    ///   [`Reason`](super::Reason)s.
     /// - A pair that a language has twice counts once.
-    /// - The split is by a stable hash of the English sentence's letters and digits, in lower case and without directives and
-    ///   tags. A sentence and its near-duplicates are thus on the same side in all languages.
-    /// - Pairs are in the order of their hashes, which is also the order in which `most_pairs` is filled. What comes out
-    ///   depends on the pairs and the options, never on files' names or their order.
+    /// - The split is by a stable hash of the English sentence's letters and digits, in lower case
+    ///   and without directives and tags. A sentence and its near-duplicates are thus on the same
+    ///   side in all languages.
+    /// - Pairs are in the order of their hashes, which is also the order in which `most_pairs` is
+    ///   filled. What comes out depends on the pairs and the options, never on files' names or
+    ///   their order.
     ///
     /// # Errors
-    /// An option is out of range; a language was asked for that is unknown or has too few pairs; a folder has no files of pairs;
-    /// a TSV file or an aligned pair of files is malformed (with the line); nothing is left; a file cannot be read.
+    /// An option is out of range; a language was asked for that is unknown or has too few pairs; a
+    /// folder has no files of pairs; a TSV file or an aligned pair of files is malformed (with the
+    /// line); nothing is left; a file cannot be read.
     pub fn read(sources: &[Source], options: &ParallelOptions) -> Result<(ParallelCorpus, Report)> {
         options.check()?;
         let mut gathering = Gathering::new(options);
@@ -141,8 +146,9 @@ impl ParallelCorpus {
         gathering.finish()
     }
 
-    /// A stable hash of languages, pairs and split: 16 hexadecimal digits, the same on every machine. A key for caches of
-    /// what was derived from the corpus; not a defence against tampering.
+    /// A stable hash of languages, pairs and split: 16 hexadecimal digits, the same on every
+    /// machine. A key for caches of what was derived from the corpus; not a defence against
+    /// tampering.
     pub fn fingerprint(&self) -> String {
         let mut hasher = StableHasher::new();
         for language in &self.languages {

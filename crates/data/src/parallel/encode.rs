@@ -30,7 +30,8 @@ impl Side {
     }
 }
 
-/// Pairs of all languages as tokens. Languages have numbers, in the order of the corpus; their pairs, too.
+/// Pairs of all languages as tokens. Languages have numbers, in the order of the corpus; their
+/// pairs, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairSet {
     languages: Vec<Encoded>,
@@ -57,8 +58,9 @@ struct Sentences {
 }
 
 impl PairSet {
-    /// Encodes one side of a corpus. A source is its language's tag, its tokens and the end; a target its tokens and the
-    /// end. Pairs with more than `tokens_max` of these in a source or target are left out and counted.
+    /// Encodes one side of a corpus. A source is its language's tag, its tokens and the end; a
+    /// target its tokens and the end. Pairs with more than `tokens_max` of these in a source or
+    /// target are left out and counted.
     ///
     /// # Errors
     /// A language is none of the vocabulary's; `tokens_max` is not 3 to [`PAIR_TOKENS_MAX`]; as
@@ -92,11 +94,11 @@ impl PairSet {
         Ok(Self { languages, vocabulary: vocabulary.tokenizer().vocabulary(), pad, begin })
     }
 
-    /// The same set, where each target has the source of another pair of its language: what a model makes of it shows
-    /// whether it reads the source. A language's only pair stays as it is.
+    /// The same set, where each target has the source of another pair of its language: what a model
+    /// makes of it shows whether it reads the source. A language's only pair stays as it is.
     ///
-    /// The pairs of a language are put in a circle, in an order of the seed, and each takes its neighbour's source: so none
-    /// keeps its own.
+    /// The pairs of a language are put in a circle, in an order of the seed, and each takes its
+    /// neighbour's source: so none keeps its own.
     #[must_use]
     pub fn with_shuffled_sources(&self, seed: u64) -> PairSet {
         let mut shuffled = self.clone();

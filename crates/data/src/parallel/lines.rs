@@ -29,8 +29,8 @@ impl<'a> Lines<'a> {
         Ok(Self { path, bytes })
     }
 
-    /// The lines with their numbers from 1, without their ends. Only `\n` and `\r\n` end one: other programs that write
-    /// aligned files know no other end.
+    /// The lines with their numbers from 1, without their ends. Only `\n` and `\r\n` end one: other
+    /// programs that write aligned files know no other end.
     pub(super) fn iter(&self) -> impl Iterator<Item = Result<(usize, &str)>> {
         let bytes = self.bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&self.bytes);
         let lines = bytes.split_inclusive(|byte| *byte == b'\n').enumerate();

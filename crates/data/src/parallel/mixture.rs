@@ -1,20 +1,22 @@
 //! Which pairs come when: temperature-based sampling over languages, without a generator.
 //!
-//! Language l with n_l pairs has the share q_l of all that is drawn, proportional to n_l^(1/T) (Arivazhagan et al.,
-//! "Massively multilingual neural machine translation in the wild", 2019): T = 1 leaves the languages as they are, a
-//! greater T helps the small ones.
+//! Language l with n_l pairs has the share q_l of all that is drawn, proportional to n_l^(1/T)
+//! (Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019): T =
+//! 1 leaves the languages as they are, a greater T helps the small ones.
 //!
-//! The obvious design draws a language for each pair, and then one of its pairs. Its proportions only hold on average, it
-//! repeats pairs before it has been through a language, and it has a state. Here each language is a stream of its own,
-//! its pairs shuffled anew in each epoch, and of the first `drawn` pairs of the mixture it has
+//! The obvious design draws a language for each pair, and then one of its pairs. Its proportions
+//! only hold on average, it repeats pairs before it has been through a language, and it has a
+//! state. Here each language is a stream of its own, its pairs shuffled anew in each epoch, and of
+//! the first `drawn` pairs of the mixture it has
 //!
 //! ```text
 //!   place(l, drawn) = floor(drawn q_l + phase_l)      phase_l = (l + 1/2) / languages
 //! ```
 //!
-//! So any run of the mixture is known without what came before, has each language's share to within one pair, and goes on in
-//! each language where the run before it ended. The phases keep languages of one size from stepping all at once; the places
-//! add up to `drawn` to within one pair per language, not exactly.
+//! So any run of the mixture is known without what came before, has each language's share to within
+//! one pair, and goes on in each language where the run before it ended. The phases keep languages
+//! of one size from stepping all at once; the places add up to `drawn` to within one pair per
+//! language, not exactly.
 
 use std::ops::Range;
 
@@ -28,7 +30,8 @@ use crate::permutation::Permutation;
 /// What the seed's use for the order of pairs is told apart by.
 const PAIRS_STREAM: u64 = 4;
 
-/// Shares are whole numbers of 2^-32: the same places on machines whose powers differ in the last bits.
+/// Shares are whole numbers of 2^-32: the same places on machines whose powers differ in the last
+/// bits.
 const ONE: u64 = 1 << 32;
 
 /// The languages' streams.
@@ -85,7 +88,8 @@ impl Mixture {
         })
     }
 
-    /// The pairs of a run of the mixture: languages, and which of their pairs; language by language.
+    /// The pairs of a run of the mixture: languages, and which of their pairs; language by
+    /// language.
     pub(super) fn draw(&self, drawn: Range<u128>) -> impl Iterator<Item = (usize, usize)> {
         self.streams.iter().enumerate().flat_map(move |(language, stream)| {
             let places = stream.place(drawn.start)..stream.place(drawn.end);
@@ -95,8 +99,8 @@ impl Mixture {
 }
 
 impl Stream {
-    /// How many of the first `drawn` pairs of the mixture are this language's. `drawn` is at most 2^92, so that nothing
-    /// overflows.
+    /// How many of the first `drawn` pairs of the mixture are this language's. `drawn` is at most
+    /// 2^92, so that nothing overflows.
     fn place(&self, drawn: u128) -> u128 {
         (drawn * u128::from(self.share) + u128::from(self.phase)) / u128::from(ONE)
     }

@@ -3,7 +3,8 @@
 use super::{Pair, ParallelOptions, Reason};
 use crate::hash;
 
-/// Characters by which both lengths grow before their ratio is taken: short words may differ by more than sentences.
+/// Characters by which both lengths grow before their ratio is taken: short words may differ by
+/// more than sentences.
 const RATIO_CHARACTERS: usize = 10;
 
 /// No directive and no tag is longer than this, in characters.
@@ -24,7 +25,8 @@ pub(super) fn pair(source: &str, target: &str, options: &ParallelOptions) -> Res
     if longer > options.ratio_max * shorter { Err(Reason::Ratio) } else { Ok(pair) }
 }
 
-/// Characters; those of Chinese, Japanese and Korean count twice, as on a terminal and in what they say.
+/// Characters; those of Chinese, Japanese and Korean count twice, as on a terminal and in what they
+/// say.
 fn width(text: &str) -> usize {
     let is_wide = |character: char| {
         matches!(u32::from(character), 0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff
@@ -33,8 +35,8 @@ fn width(text: &str) -> usize {
     text.chars().map(|character| 1 + usize::from(is_wide(character))).sum()
 }
 
-/// A stable hash of a sentence's letters and digits in lower case, without directives (`%s`, `{0}`) and tags (`<b>`).
-/// Sentences that differ in nothing else are near-duplicates, and have the same.
+/// A stable hash of a sentence's letters and digits in lower case, without directives (`%s`, `{0}`)
+/// and tags (`<b>`). Sentences that differ in nothing else are near-duplicates, and have the same.
 pub(super) fn sentence_key(text: &str) -> u64 {
     let mut said = String::new();
     let mut rest = text;

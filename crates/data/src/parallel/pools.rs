@@ -1,9 +1,9 @@
 //! Pairs of like lengths side by side, and cut into mini-batches.
 //!
-//! Padding is work for nothing, so the pairs of a mini-batch should have one length. Sorting a whole epoch would give them
-//! that, and give the model long sentences for an hour and short ones for the next; fixed buckets by length leave
-//! remainders behind, which are state. A pool is between: so many pairs as many mini-batches have, sorted, cut, and the
-//! mini-batches shuffled.
+//! Padding is work for nothing, so the pairs of a mini-batch should have one length. Sorting a
+//! whole epoch would give them that, and give the model long sentences for an hour and short ones
+//! for the next; fixed buckets by length leave remainders behind, which are state. A pool is
+//! between: so many pairs as many mini-batches have, sorted, cut, and the mini-batches shuffled.
 //!
 //! ```text
 //!   drawn     de 7:5   is 3:4   de 9:8   zu 3:2   is 8:9   de 4:4 ...      source : target tokens
@@ -11,8 +11,9 @@
 //!   cut                          4 rows x 5 = 20 | 2 rows x 9 = 18 ...     nearly equal target tokens, padding included
 //! ```
 //!
-//! By the longer side, and not by the target: sources of one target's length differ by a third, and the longest of some
-//! hundred by far more. With lengths like sentences', the pairs of a mini-batch are thus filled up by a fifth, not by a half.
+//! By the longer side, and not by the target: sources of one target's length differ by a third, and
+//! the longest of some hundred by far more. With lengths like sentences', the pairs of a mini-batch
+//! are thus filled up by a fifth, not by a half.
 
 use super::PairSet;
 
@@ -47,8 +48,8 @@ pub(super) fn longest(pairs: &[Drawn]) -> (usize, usize) {
     (source.unwrap_or(0), target.unwrap_or(0))
 }
 
-/// Cuts pairs into runs of at most `target_tokens`, padding included: each, from the first on, as long as it can be. A
-/// pair with more has a run of its own.
+/// Cuts pairs into runs of at most `target_tokens`, padding included: each, from the first on, as
+/// long as it can be. A pair with more has a run of its own.
 pub(super) fn pack(pool: &[Drawn], target_tokens: usize) -> Vec<&[Drawn]> {
     let mut runs = Vec::new();
     let (mut run, mut longest, mut rest) = (0usize, 0, pool);
@@ -67,8 +68,8 @@ pub(super) fn pack(pool: &[Drawn], target_tokens: usize) -> Vec<&[Drawn]> {
     runs
 }
 
-/// Cuts pairs into `batches` runs such that the largest has as few target tokens, padding included, as can be. There
-/// must be `batches` pairs at least.
+/// Cuts pairs into `batches` runs such that the largest has as few target tokens, padding included,
+/// as can be. There must be `batches` pairs at least.
 pub(super) fn cut(pool: &[Drawn], batches: usize) -> Vec<&[Drawn]> {
     // The least limit that makes no more runs: found by halving, as a greater one never makes more.
     let (mut least, mut enough) = (0, padded(pool));

@@ -11,11 +11,13 @@ pub enum Reason {
     Empty,
     /// More bytes than [`ParallelOptions::bytes_max`](super::ParallelOptions::bytes_max).
     TooLong,
-    /// One side is longer than [`ParallelOptions::ratio_max`](super::ParallelOptions::ratio_max) times the other.
+    /// One side is longer than [`ParallelOptions::ratio_max`](super::ParallelOptions::ratio_max)
+    /// times the other.
     Ratio,
     /// The same pair was there before.
     Duplicate,
-    /// The language has [`ParallelOptions::most_pairs`](super::ParallelOptions::most_pairs) without it.
+    /// The language has [`ParallelOptions::most_pairs`](super::ParallelOptions::most_pairs) without
+    /// it.
     OverMost,
 }
 
@@ -61,11 +63,13 @@ impl LanguageReport {
 pub struct Report {
     /// Of each language of the corpus.
     pub languages: BTreeMap<String, LanguageReport>,
-    /// Of each language that was left out because it has too few pairs; `train` and `validation` are what it has.
+    /// Of each language that was left out because it has too few pairs; `train` and `validation`
+    /// are what it has.
     pub too_few: BTreeMap<String, LanguageReport>,
     /// Files that pairs were taken from.
     pub files: usize,
-    /// Files in a language that was not asked for, or in a folder of pairs without one in their name.
+    /// Files in a language that was not asked for, or in a folder of pairs without one in their
+    /// name.
     pub files_passed_over: usize,
 }
 
@@ -92,7 +96,8 @@ impl fmt::Display for Report {
         let validation: usize = self.languages.values().map(|language| language.validation).sum();
         write!(
             f,
-            "read {files} files: {kept} pairs in {languages} languages, {validation} of them to validate on"
+            "read {files} files: {kept} pairs in {languages} languages, {validation} of them to \
+            validate on"
         )?;
         let left_out = self.left_out();
         if !left_out.is_empty() {

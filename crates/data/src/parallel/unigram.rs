@@ -29,17 +29,18 @@ impl LanguageEntropy {
 }
 
 impl Unigram {
-    /// The perplexity of the mean loss over the languages that have targets, each weighing the same: the geometric mean
-    /// of their perplexities.
+    /// The perplexity of the mean loss over the languages that have targets, each weighing the
+    /// same: the geometric mean of their perplexities.
     pub fn average_perplexity(&self) -> f64 {
         let nats: Vec<f64> = self.languages.iter().filter_map(|language| language.nats).collect();
         (nats.iter().sum::<f64>() / nats.len() as f64).exp()
     }
 }
 
-/// Fits a unigram model to all training targets - one model, as all of them are English - and measures it on held-out ones.
-/// Ends of sentences are tokens like others, as they are for a decoder. Every token of the vocabulary is counted once more
-/// than it occurs, so that none is impossible. With `pairs_max` it is measured on the first so many pairs of each language, as
+/// Fits a unigram model to all training targets - one model, as all of them are English - and
+/// measures it on held-out ones. Ends of sentences are tokens like others, as they are for a
+/// decoder. Every token of the vocabulary is counted once more than it occurs, so that none is
+/// impossible. With `pairs_max` it is measured on the first so many pairs of each language, as
 /// [`ValidationPairs`](super::ValidationPairs) are.
 ///
 /// # Errors

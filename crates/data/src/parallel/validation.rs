@@ -9,7 +9,8 @@ use crate::Result;
 
 /// Every pair of one language exactly once, in the order of lengths.
 ///
-/// A mini-batch has as many pairs as fit: a mean loss over a language must weigh mini-batches by their targets, not equally.
+/// A mini-batch has as many pairs as fit: a mean loss over a language must weigh mini-batches by
+/// their targets, not equally.
 #[derive(Debug, Clone)]
 pub struct ValidationPairs<'a> {
     set: &'a PairSet,
@@ -18,8 +19,8 @@ pub struct ValidationPairs<'a> {
 }
 
 impl<'a> ValidationPairs<'a> {
-    /// Mini-batches of at most `target_tokens`, padding included (a longer target has one of its own), over the first
-    /// `pairs_max` pairs of a language where given.
+    /// Mini-batches of at most `target_tokens`, padding included (a longer target has one of its
+    /// own), over the first `pairs_max` pairs of a language where given.
     ///
     /// # Errors
     /// The set has no such language, or no pairs of it; a mini-batch has more than

@@ -1,8 +1,8 @@
 //! One vocabulary for all languages.
 //!
-//! Byte-level, so that no script is left out; learned from a mixture in which the small languages count for more than
-//! their size (see `mixture`). The mixture is of pairs: half of it is English, as half of what a model of translations
-//! reads and writes is.
+//! Byte-level, so that no script is left out; learned from a mixture in which the small languages
+//! count for more than their size (see `mixture`). The mixture is of pairs: half of it is English,
+//! as half of what a model of translations reads and writes is.
 //!
 //! ```text
 //!   id 0 <|end|>   of language models, unused here
@@ -59,10 +59,12 @@ pub struct TranslationVocabulary {
 }
 
 impl TranslationVocabulary {
-    /// Learns a vocabulary from a corpus's training pairs: a function of the corpus and the options.
+    /// Learns a vocabulary from a corpus's training pairs: a function of the corpus and the
+    /// options.
     ///
     /// # Errors
-    /// There are no pairs; an option is out of range; two languages, or one and another special token, have one name.
+    /// There are no pairs; an option is out of range; two languages, or one and another special
+    /// token, have one name.
     pub fn train(corpus: &ParallelCorpus, options: &VocabularyOptions) -> Result<Self> {
         let tags = corpus.languages.iter().map(|language| tag(&language.code));
         let specials: Vec<String> =
@@ -144,8 +146,8 @@ impl TranslationVocabulary {
         Ok(tokens)
     }
 
-    /// What a decoder is to write of a sentence: its tokens, the end. It reads the same one token later, behind
-    /// [`TranslationVocabulary::begin`].
+    /// What a decoder is to write of a sentence: its tokens, the end. It reads the same one token
+    /// later, behind [`TranslationVocabulary::begin`].
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -155,7 +157,8 @@ impl TranslationVocabulary {
         Ok(tokens)
     }
 
-    /// The text of tokens up to the first end, without special tokens: of a source, a target or what a decoder wrote.
+    /// The text of tokens up to the first end, without special tokens: of a source, a target or
+    /// what a decoder wrote.
     ///
     /// # Errors
     /// A token is outside of the vocabulary.
@@ -175,8 +178,8 @@ fn language(tag: &str) -> Option<&str> {
     tag.strip_prefix('<')?.strip_suffix('>')
 }
 
-/// Pairs of the temperature's mixture, about `text_bytes` of them, and no more than it takes to read each once: two
-/// documents for each language, its sentences and their translations.
+/// Pairs of the temperature's mixture, about `text_bytes` of them, and no more than it takes to
+/// read each once: two documents for each language, its sentences and their translations.
 fn sample(corpus: &ParallelCorpus, options: &VocabularyOptions) -> Result<Vec<Document>> {
     let languages: Vec<(&str, usize)> = corpus
         .languages

@@ -1,7 +1,8 @@
 //! The 256 characters that stand for the 256 bytes in a byte-level vocabulary.
 //!
-//! GPT-2's mapping: a byte that prints in Latin-1 stands for itself; the others, in order, take the characters from
-//! U+0100. A vocabulary is thus plain text, and the dependency's tokenizer reads and writes the same.
+//! GPT-2's mapping: a byte that prints in Latin-1 stands for itself; the others, in order, take the
+//! characters from U+0100. A vocabulary is thus plain text, and the dependency's tokenizer reads
+//! and writes the same.
 
 /// The character of each byte, by byte.
 pub(super) fn byte_chars() -> [char; 256] {

@@ -1,8 +1,9 @@
 //! Reading a saved tokenizer.
 //!
-//! The format is the dependency's JSON, so other tools can read it. Reading does not go through the dependency: its
-//! reader accepts tokenizers that are not lossless, and panics on some damaged files. Instead the vocabulary and the
-//! merges are taken out and checked, and the tokenizer is assembled as it is after training.
+//! The format is the dependency's JSON, so other tools can read it. Reading does not go through the
+//! dependency: its reader accepts tokenizers that are not lossless, and panics on some damaged
+//! files. Instead the vocabulary and the merges are taken out and checked, and the tokenizer is
+//! assembled as it is after training.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -39,8 +40,9 @@ pub(super) fn parse(json: &str) -> Result<Saved, String> {
 /// A setting, what it must be, and what else means the same.
 type Setting = (&'static str, Value, &'static [&'static str]);
 
-/// Everything that [`super::Tokenizer::around`] sets must be set so in the file, or in a way that means the same, as in
-/// GPT-2's own file: else it would read as one tokenizer and encode as another.
+/// Everything that [`super::Tokenizer::around`] sets must be set so in the file, or in a way that
+/// means the same, as in GPT-2's own file: else it would read as one tokenizer and encode as
+/// another.
 fn check_kind(root: &Value) -> Result<(), String> {
     let expected: [Setting; 14] = [
         ("/model/type", Value::from("BPE"), &[]),

@@ -6,9 +6,9 @@
 //! - `pieces`: long texts cut for encoding;
 //! - `file`: reading a saved tokenizer.
 //!
-//! Learning, encoding and decoding are the `tokenizers` crate's. What it learns is a function of the words: 100 runs with
-//! one to eight threads gave the same bytes, also of words in which most pairs are as common as others. Here it starts no
-//! threads, which a system may refuse.
+//! Learning, encoding and decoding are the `tokenizers` crate's. What it learns is a function of
+//! the words: 100 runs with one to eight threads gave the same bytes, also of words in which most
+//! pairs are as common as others. Here it starts no threads, which a system may refuse.
 
 mod alphabet;
 mod file;
@@ -30,8 +30,8 @@ use crate::corpus::read;
 use crate::{Document, Error, Result};
 pub use words::TRAINING_BYTES_MAX;
 
-/// The text of the token that follows each document. It is a name only: the same characters in a document are encoded
-/// as ordinary text.
+/// The text of the token that follows each document. It is a name only: the same characters in a
+/// document are encoded as ordinary text.
 pub const END_OF_DOCUMENT: &str = "<|end|>";
 
 /// What GPT-2 calls it: a tokenizer that lacks [`END_OF_DOCUMENT`] may have this one instead.
@@ -46,7 +46,8 @@ fn end_of_document(specials: &[String]) -> Option<&str> {
 /// A pair seen only once teaches nothing: merging it would memorize one place.
 const PAIR_COUNT_MIN: u64 = 2;
 
-/// The least vocabulary: 256 bytes and the end of a document. Each further special token is one more.
+/// The least vocabulary: 256 bytes and the end of a document. Each further special token is one
+/// more.
 pub const VOCABULARY_MIN: usize = 257;
 
 /// Largest file of a tokenizer: that of the greatest vocabulary has some hundred bytes for a token.
@@ -54,7 +55,8 @@ const JSON_BYTES_MAX: u64 = 256 << 20;
 
 type Inner = TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLevel>;
 
-/// A byte-level BPE tokenizer. Any UTF-8 text is encoded and decoded without loss, seen in training or not.
+/// A byte-level BPE tokenizer. Any UTF-8 text is encoded and decoded without loss, seen in training
+/// or not.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: Inner,
@@ -65,11 +67,11 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Learns a tokenizer of up to `vocabulary` tokens from documents. The same documents, in any order of calls and on
-    /// any machine, give the same tokenizer, byte for byte.
+    /// Learns a tokenizer of up to `vocabulary` tokens from documents. The same documents, in any
+    /// order of calls and on any machine, give the same tokenizer, byte for byte.
     ///
-    /// A corpus in which too few pairs repeat gives fewer tokens: see [`Tokenizer::vocabulary`]. Of a corpus larger
-    /// than [`TRAINING_BYTES_MAX`] an even sample of its lines is used.
+    /// A corpus in which too few pairs repeat gives fewer tokens: see [`Tokenizer::vocabulary`]. Of
+    /// a corpus larger than [`TRAINING_BYTES_MAX`] an even sample of its lines is used.
     ///
     /// # Errors
     /// `vocabulary` is not in [`VOCABULARY_MIN`]`..=`[`VOCABULARY_MAX`].
@@ -77,12 +79,14 @@ impl Tokenizer {
         Self::train_with(documents, vocabulary, &[])
     }
 
-    /// As [`Tokenizer::train`], with further special tokens, which stand for no text: `<pad>`, say. They count among the
-    /// `vocabulary` and have the ids from 1, behind the end of a document. No text is ever encoded as one of them.
+    /// As [`Tokenizer::train`], with further special tokens, which stand for no text: `<pad>`, say.
+    /// They count among the `vocabulary` and have the ids from 1, behind the end of a document. No
+    /// text is ever encoded as one of them.
     ///
     /// # Errors
-    /// A special token is not ASCII between `<` and `>` with a letter or digit, at most 64 bytes, or occurs twice.
-    /// `vocabulary` is less than [`VOCABULARY_MIN`] and the special tokens, or more than [`VOCABULARY_MAX`].
+    /// A special token is not ASCII between `<` and `>` with a letter or digit, at most 64 bytes,
+    /// or occurs twice. `vocabulary` is less than [`VOCABULARY_MIN`] and the special tokens, or
+    /// more than [`VOCABULARY_MAX`].
     pub fn train_with(
         documents: &[Document],
         vocabulary: usize,
@@ -100,12 +104,14 @@ impl Tokenizer {
         Self::around(learned(&words, vocabulary, &specials)?, specials)
     }
 
-    /// Of how many parts of the documents' text [`Tokenizer::train`] learns from one: 1 is all of it.
+    /// Of how many parts of the documents' text [`Tokenizer::train`] learns from one: 1 is all of
+    /// it.
     pub fn sampled_one_in(documents: &[Document]) -> usize {
         words::one_in(documents, TRAINING_BYTES_MAX)
     }
 
-    /// Builds the dependency's tokenizer around a model whose vocabulary contains the special tokens.
+    /// Builds the dependency's tokenizer around a model whose vocabulary contains the special
+    /// tokens.
     fn around(model: BPE, specials: Vec<String>) -> Result<Tokenizer> {
         let vocabulary = model.get_vocab_size();
         let end = end_of_document(&specials).unwrap_or(END_OF_DOCUMENT);
@@ -121,22 +127,25 @@ impl Tokenizer {
         inner
             .add_special_tokens(specials.iter().map(|(text, _)| AddedToken::from(text, true)))
             .map_err(Error::tokenizer("add the special tokens"))?;
-        // A document about tokenizers may contain "<|end|>": that is text, not the end of the document.
+        // A document about tokenizers may contain "<|end|>": that is text, not the end of the
+        // document.
         inner.set_encode_special_tokens(true);
         Ok(Tokenizer { inner, vocabulary, end_of_document, specials })
     }
 
-    /// Reads a tokenizer that [`Tokenizer::save`] wrote, or another byte-level BPE tokenizer of the same kind, such as
-    /// GPT-2's `tokenizer.json`, whose documents end with `<|endoftext|>`.
+    /// Reads a tokenizer that [`Tokenizer::save`] wrote, or another byte-level BPE tokenizer of the
+    /// same kind, such as GPT-2's `tokenizer.json`, whose documents end with `<|endoftext|>`.
     ///
     /// # Errors
-    /// The file is missing, damaged, or of a tokenizer that is not lossless or has no token for the end of a document.
+    /// The file is missing, damaged, or of a tokenizer that is not lossless or has no token for the
+    /// end of a document.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let json = read::text_of_at_most(path, JSON_BYTES_MAX)?;
         Self::from_json(&json, path)
     }
 
-    /// As [`Tokenizer::load`], from what is in the file: [`Tokenizer::to_json`]'s text. `origin` is for errors.
+    /// As [`Tokenizer::load`], from what is in the file: [`Tokenizer::to_json`]'s text. `origin` is
+    /// for errors.
     ///
     /// # Errors
     /// It is damaged, or of a tokenizer that is not lossless or has other special tokens.
@@ -153,8 +162,8 @@ impl Tokenizer {
         Self::around(model, specials)
     }
 
-    /// Writes the tokenizer as JSON of the `tokenizers` library. The file appears whole or not at all: it is written
-    /// beside its place and renamed.
+    /// Writes the tokenizer as JSON of the `tokenizers` library. The file appears whole or not at
+    /// all: it is written beside its place and renamed.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -189,8 +198,9 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The text of tokens. Special tokens read as they are written: [`END_OF_DOCUMENT`]. Tokens that were cut within a
-    /// character read U+FFFD there; what [`Tokenizer::encode`] gave reads as it was.
+    /// The text of tokens. Special tokens read as they are written: [`END_OF_DOCUMENT`]. Tokens
+    /// that were cut within a character read U+FFFD there; what [`Tokenizer::encode`] gave reads as
+    /// it was.
     ///
     /// # Errors
     /// A token is outside of the vocabulary.
@@ -215,8 +225,9 @@ impl Tokenizer {
         self.inner.decode(tokens, leave_out_specials).map_err(Error::tokenizer("decode tokens"))
     }
 
-    /// The bytes that a token stands for: part of a character, maybe. For who shows tokens as they come, and holds back
-    /// what is no whole character yet; the bytes of a special token are its name's.
+    /// The bytes that a token stands for: part of a character, maybe. For who shows tokens as they
+    /// come, and holds back what is no whole character yet; the bytes of a special token are its
+    /// name's.
     ///
     /// # Errors
     /// The token is outside of the vocabulary.
@@ -236,7 +247,8 @@ impl Tokenizer {
         self.specials.iter().find_map(|(special, id)| (special == text).then_some(*id))
     }
 
-    /// The special tokens by id: [`END_OF_DOCUMENT`] and those that [`Tokenizer::train_with`] was given.
+    /// The special tokens by id: [`END_OF_DOCUMENT`] and those that [`Tokenizer::train_with`] was
+    /// given.
     pub fn specials(&self) -> impl ExactSizeIterator<Item = &str> {
         self.specials.iter().map(|(special, _)| special.as_str())
     }
@@ -247,9 +259,10 @@ impl Tokenizer {
     }
 }
 
-/// Learns up to `vocabulary` tokens from counted words; fewer where the words run out of repeated pairs. The first tokens are
-/// `specials`, which no word contains; then the bytes, by character; then the merges, by rank (Sennrich, Haddow, Birch:
-/// "Neural machine translation of rare words with subword units", 2016, algorithm 1).
+/// Learns up to `vocabulary` tokens from counted words; fewer where the words run out of repeated
+/// pairs. The first tokens are `specials`, which no word contains; then the bytes, by character;
+/// then the merges, by rank (Sennrich, Haddow, Birch: "Neural machine translation of rare words
+/// with subword units", 2016, algorithm 1).
 fn learned(words: &[(&str, u64)], vocabulary: usize, specials: &[String]) -> Result<BPE> {
     set_parallelism(false);
     let alphabet = alphabet::byte_chars();

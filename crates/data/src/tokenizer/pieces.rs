@@ -1,8 +1,9 @@
 //! Long texts cut for encoding.
 //!
-//! The dependency keeps about a hundred bytes per byte of the text that it encodes. A text is therefore encoded in
-//! pieces, cut where the tokens come out the same: before white space that follows something else. A word may begin
-//! with white space, but goes on with it only if it is nothing else, so each such place is where a word begins.
+//! The dependency keeps about a hundred bytes per byte of the text that it encodes. A text is
+//! therefore encoded in pieces, cut where the tokens come out the same: before white space that
+//! follows something else. A word may begin with white space, but goes on with it only if it is
+//! nothing else, so each such place is where a word begins.
 
 /// Length of a piece.
 pub(super) const PIECE_BYTES: usize = 64 * 1024;
@@ -17,8 +18,9 @@ pub(super) fn pieces(text: &str, piece_bytes: usize) -> impl Iterator<Item = &st
     })
 }
 
-/// Where the first piece ends: at the last seam in reach. Where there is none (64 KiB without white space, or of
-/// nothing else) between two characters: that may cut a word in two, which costs a token and loses nothing.
+/// Where the first piece ends: at the last seam in reach. Where there is none (64 KiB without white
+/// space, or of nothing else) between two characters: that may cut a word in two, which costs a
+/// token and loses nothing.
 fn cut(text: &str, piece_bytes: usize) -> usize {
     if text.len() <= piece_bytes {
         return text.len();

@@ -1,8 +1,9 @@
 //! Special tokens: what stands for no text, and what no text can become.
 //!
-//! A special token's text is one of the vocabulary's, so it must be none that merges could make. A word - what merges never
-//! cross - holds letters, or digits, or others, never two of these kinds. A text with `<` and a letter or digit is
-//! thus never within a word, and that is all that a special token needs.
+//! A special token's text is one of the vocabulary's, so it must be none that merges could make. A
+//! word - what merges never cross - holds letters, or digits, or others, never two of these kinds.
+//! A text with `<` and a letter or digit is thus never within a word, and that is all that a
+//! special token needs.
 
 use std::collections::HashSet;
 
@@ -27,7 +28,8 @@ pub(super) fn check(specials: &[String]) -> Result<(), (String, String)> {
     Ok(())
 }
 
-/// Whether no word can contain it. Of ASCII that prints each character also stands for itself in the byte alphabet.
+/// Whether no word can contain it. Of ASCII that prints each character also stands for itself in
+/// the byte alphabet.
 fn is_apart(special: &str) -> bool {
     let inner = special.strip_prefix('<').and_then(|rest| rest.strip_suffix('>'));
     inner.is_some_and(|inner| {

@@ -11,7 +11,8 @@ use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use super::*;
 
 const PROSE: &str = "fn main() {\n    let value = compute(value);\n    println!(\"{value}\");\n}\n\
-    // It's the value that we'd computed: naïve, 漢字 and 3.14159.\nfn compute(value: u32) -> u32 { value * 2 }\n";
+    // It's the value that we'd computed: naïve, 漢字 and 3.14159.\nfn compute(value: u32) -> u32 { \
+    value * 2 }\n";
 
 /// Varied enough text that hundreds of merges are learned.
 fn documents() -> Vec<Document> {

@@ -6,23 +6,24 @@ use tokenizers::utils::SysRegex;
 
 use crate::{Document, Error, Result};
 
-/// No more text than this is counted for training a tokenizer: 32 MiB. The frequencies of the commonest pairs change
-/// little beyond; a larger corpus is sampled evenly.
+/// No more text than this is counted for training a tokenizer: 32 MiB. The frequencies of the
+/// commonest pairs change little beyond; a larger corpus is sampled evenly.
 pub const TRAINING_BYTES_MAX: u64 = 32 << 20;
 
-/// The unit of sampling. Whole runs of lines, because a line's indentation belongs to the word at the end of the line
-/// before it.
+/// The unit of sampling. Whole runs of lines, because a line's indentation belongs to the word at
+/// the end of the line before it.
 const SAMPLE_LINES: usize = 64;
 
-/// Longer words are not learned from (they are encoded all the same): base64 and rulers of dashes, each of which costs
-/// the square of its length.
+/// Longer words are not learned from (they are encoded all the same): base64 and rulers of dashes,
+/// each of which costs the square of its length.
 const WORD_BYTES_MAX: usize = 128;
 
-/// GPT-2's words, character for character the pattern of the dependency's `ByteLevel`, which does not export it; a test
-/// compares the two.
+/// GPT-2's words, character for character the pattern of the dependency's `ByteLevel`, which does
+/// not export it; a test compares the two.
 const WORD: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// The words of the documents with their counts, sorted by word: hashing is random, the result must not be.
+/// The words of the documents with their counts, sorted by word: hashing is random, the result must
+/// not be.
 pub(super) fn count(documents: &[Document]) -> Result<Vec<(&str, u64)>> {
     count_within(documents, TRAINING_BYTES_MAX)
 }

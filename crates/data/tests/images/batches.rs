@@ -130,7 +130,8 @@ fn property_threads_and_the_order_of_calls_change_nothing() {
     assert_eq!(pixels(&forward).len(), 40);
 }
 
-/// One of several processes that share a batch out: what it is not fed it does not read, but for the classes.
+/// One of several processes that share a batch out: what it is not fed it does not read, but for
+/// the classes.
 #[test]
 fn property_what_is_not_fed_is_not_read() {
     let of = |bad: &[usize], unreadable| {

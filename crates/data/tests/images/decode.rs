@@ -71,7 +71,8 @@ fn oracle_a_palette_becomes_rgb() {
     assert_eq!(decode(&path).unwrap().pixels, [30, 20, 10, 9, 8, 7]);
 }
 
-/// A JPEG of 8 x 8 pixels in which all four of cyan, magenta, yellow and black are 128, by hand: every coefficient is 0.
+/// A JPEG of 8 x 8 pixels in which all four of cyan, magenta, yellow and black are 128, by hand:
+/// every coefficient is 0.
 #[test]
 fn oracle_cmyk_becomes_rgb() {
     let mut bytes = vec![0xff, 0xd8];
@@ -93,7 +94,8 @@ fn oracle_cmyk_becomes_rgb() {
     fs::write(&path, bytes).unwrap();
     let image = decode(&path).unwrap();
     assert_eq!((image.height, image.width), (8, 8));
-    // 128 of 255 of ink, as far from black as the plain formula says, inverted (as Adobe writes it) or not.
+    // 128 of 255 of ink, as far from black as the plain formula says, inverted (as Adobe writes it)
+    // or not.
     assert!(image.pixels.iter().all(|value| (62..=66).contains(value)), "{:?}", image.pixels);
 }
 

@@ -50,14 +50,16 @@ fn oracle_a_constant_image_stays_constant_at_every_size() {
 
 #[test]
 fn oracle_scaling_by_hand() {
-    // Twice as large: three quarters of the near pixel and one of the next, and at the border the pixel itself.
+    // Twice as large: three quarters of the near pixel and one of the next, and at the border the
+    // pixel itself.
     let ramp = drawn(2, 2, |_, column, _| if column == 0 { 0 } else { 100 });
     let out = apply(&identity(4), &ramp, None);
     for row in 0..4 {
         let expected = [0.0, 25.0, 75.0, 100.0];
         (0..4).for_each(|column| assert_near(at(&out, 4, 0, row, column), expected[column]));
     }
-    // Half as large: the triangle is 4 pixels wide, with 1/8, 3/8, 3/8, 1/8; at the border 3/7, 3/7 and 1/7.
+    // Half as large: the triangle is 4 pixels wide, with 1/8, 3/8, 3/8, 1/8; at the border 3/7, 3/7
+    // and 1/7.
     let line = drawn(4, 4, |_, column, _| [0, 70, 140, 210][column]);
     let out = apply(&identity(2), &line, None);
     assert_near(at(&out, 2, 0, 0, 0), (3.0 * 70.0 + 140.0) / 7.0);
@@ -156,7 +158,8 @@ fn oracle_cutout_is_a_square_clipped_at_the_border() {
             (least, most) = (least.min(cut.len()), most.max(cut.len()));
         }
         assert_eq!(most, side * side);
-        // The centre in a corner leaves half of each side, and of an odd one the larger half or the smaller.
+        // The centre in a corner leaves half of each side, and of an odd one the larger half or the
+        // smaller.
         assert_eq!(least, side.div_ceil(2) * side.div_ceil(2));
     }
 }
@@ -187,7 +190,8 @@ fn oracle_the_whole_image_where_scale_and_ratio_leave_no_choice() {
     let crop = Crop::RandomResized { scale: (1.0, 1.0), ratio: (1.0, 1.0) };
     let transform = Transform { crop, ..identity(12) };
     assert_eq!(apply(&transform, &image, Some(5)), apply(&identity(12), &image, None));
-    // No part of this strip has that ratio and that share: the fallback is the centre, 10 x 10 of 10 x 1000.
+    // No part of this strip has that ratio and that share: the fallback is the centre, 10 x 10 of
+    // 10 x 1000.
     let strip = drawn(10, 1000, |_, column, _| if (495..505).contains(&column) { 200 } else { 0 });
     let out = apply(&Transform { size: 10, resize: 10, ..transform }, &strip, Some(5));
     out.iter().for_each(|value| assert_near(*value, 200.0));

@@ -113,7 +113,8 @@ fn oracle_votes_and_verdicts_arrive_to_the_bit() {
     assert_eq!(found, verdict);
 }
 
-/// What is not dense has no memory of its own to arrive in: its elements arrive, in contiguous memory.
+/// What is not dense has no memory of its own to arrive in: its elements arrive, in contiguous
+/// memory.
 #[test]
 fn oracle_views_arrive_contiguous() {
     let rows = random(&[6, 10], Kind::Float);
@@ -132,7 +133,8 @@ fn oracle_views_arrive_contiguous() {
     }
 }
 
-/// A header may ask for what its message may have, to the byte, and for no more; those before it count.
+/// A header may ask for what its message may have, to the byte, and for no more; those before it
+/// count.
 #[test]
 fn fault_a_header_that_asks_for_more_than_its_message_may_have_is_refused() {
     let many: Vec<_> = (0..TENSORS_MAX + 2).map(|_| Some(random(&[2, 3], Kind::Float))).collect();

@@ -1,4 +1,5 @@
-//! Ranks as threads of one process: each has its own connections, over c10d on loopback, and its own pipeline.
+//! Ranks as threads of one process: each has its own connections, over c10d on loopback, and its
+//! own pipeline.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 #[path = "../../../gpipe/tests/common/mod.rs"]

@@ -1,7 +1,7 @@
 //! Beam search with a length penalty (Wu et al. 2016, section 7; Graves 2012).
 //!
-//! Of equal candidates the one of the earlier hypothesis counts, then the smaller token: the result is a function of the
-//! logits alone.
+//! Of equal candidates the one of the earlier hypothesis counts, then the smaller token: the result
+//! is a function of the logits alone.
 
 use tch::{Kind, Tensor};
 
@@ -15,7 +15,8 @@ const BEAM_MAX: usize = 256;
 pub struct BeamSearch {
     /// Hypotheses that go on, of each sentence; 1: the likeliest token each time.
     pub beam: usize,
-    /// The alpha of ((5 + length) / 6)^alpha, by which a hypothesis' log-probability is divided; 0: not at all.
+    /// The alpha of ((5 + length) / 6)^alpha, by which a hypothesis' log-probability is divided; 0:
+    /// not at all.
     pub length_penalty: f64,
     /// The token that ends a sentence.
     pub end: i64,
@@ -95,8 +96,9 @@ struct Candidate {
 }
 
 impl BeamSearch {
-    /// The hypotheses of every sentence, by group, best first: at most as many as the beam is wide, at least one.
-    /// Groups go through `next` together, and so through a pipeline's stages side by side.
+    /// The hypotheses of every sentence, by group, best first: at most as many as the beam is wide,
+    /// at least one. Groups go through `next` together, and so through a pipeline's stages side by
+    /// side.
     ///
     /// # Errors
     /// Those of `next`, and settings out of range.
@@ -184,13 +186,15 @@ impl BeamSearch {
             let (before, mut kept) = (alive.len(), 0);
             let candidates = self.candidates(&own, &group.alive, &logs, is_last);
             if candidates.is_empty() {
-                let reason = "the next token's logits are no numbers, or only those of tokens that are never chosen";
+                let reason = "the next token's logits are no numbers, or only those of tokens \
+                    that are never chosen";
                 return Err(LayerError::Value(reason.into()));
             }
             for (rank, candidate) in candidates.into_iter().enumerate() {
                 let Candidate { row, token, log_probability } = candidate;
                 if token == self.end {
-                    // An end that is not among the best is none: with a beam of 1 it would be found beside the likeliest token.
+                    // An end that is not among the best is none: with a beam of 1 it would be found
+                    // beside the likeliest token.
                     if (rank < self.beam || is_last) && done.len() < self.beam {
                         done.push(Hypothesis {
                             tokens: group.prefixes[row][begin.len()..].to_vec(),
@@ -222,7 +226,8 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// The best ways to go on of one sentence's hypotheses, best first; only to their ends if this is the `last` token.
+    /// The best ways to go on of one sentence's hypotheses, best first; only to their ends if this
+    /// is the `last` token.
     fn candidates(
         &self,
         own: &[usize],
@@ -231,7 +236,8 @@ impl BeamSearch {
         last: bool,
     ) -> Vec<Candidate> {
         let vocabulary = logs.len() / alive.len().max(1);
-        // At most one of each hypothesis' candidates is its end, so that a beam is left of twice as many.
+        // At most one of each hypothesis' candidates is its end, so that a beam is left of twice as
+        // many.
         let most = 2 * self.beam;
         let mut best: Vec<Candidate> = Vec::with_capacity(most + 1);
         for &row in own {

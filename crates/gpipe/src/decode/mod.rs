@@ -1,7 +1,8 @@
 //! Making outputs one token after the other.
 //!
 //! - [`BeamSearch`]: which tokens, from whatever gives the next ones' logits
-//! - [`Decoding`]: a pipeline's logits of new positions, layers keeping what they need of earlier ones
+//! - [`Decoding`]: a pipeline's logits of new positions, layers keeping what they need of earlier
+//!   ones
 
 mod beam;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What a model will take and hold, from shapes alone: nothing is built and nothing runs.
 //!
-//! Times are the roofline's. Bytes are those of a [`Tape`], which replays each layer's forward in shapes.
+//! Times are the roofline's. Bytes are those of a [`Tape`], which replays each layer's forward in
+//! shapes.
 //!
 //! ```
 //! use gpipe::{Adam, CrossEntropy, Kernels, Sequence, TensorSpec, estimate::{Rate, Training, estimate}, layers::Linear};
@@ -49,14 +50,16 @@ pub struct Rate {
 }
 
 impl Default for Rate {
-    /// 10^12 operations and 10^11 bytes per second, without latency: numbers to compare layers by, of no device.
+    /// 10^12 operations and 10^11 bytes per second, without latency: numbers to compare layers by,
+    /// of no device.
     fn default() -> Self {
         Self { flops_per_s: 1e12, bytes_per_s: 1e11, latency: Nanos(0) }
     }
 }
 
 impl Rate {
-    /// The roofline (Williams et al. 2009): arithmetic and memory at once, the slower of which is waited for.
+    /// The roofline (Williams et al. 2009): arithmetic and memory at once, the slower of which is
+    /// waited for.
     fn time(&self, flops: f64, bytes: f64) -> Nanos {
         let seconds = (flops / self.flops_per_s).max(bytes / self.bytes_per_s);
         self.latency + Nanos((seconds * 1e9).round() as u64)
@@ -88,15 +91,17 @@ pub struct Training<'a> {
     pub average: bool,
 }
 
-/// The costs of `sequence` on inputs such as `inputs` (of one sample: the first size is 1), for micro-batches of each of `sizes`
-/// samples, on a device of this `rate`. Messages take no time until [`ModelCosts::transport`] says otherwise.
+/// The costs of `sequence` on inputs such as `inputs` (of one sample: the first size is 1), for
+/// micro-batches of each of `sizes` samples, on a device of this `rate`. Messages take no time
+/// until [`ModelCosts::transport`] says otherwise.
 ///
-/// A layer that says nothing through [`crate::Layer::record`] counts as if autograd kept its outputs only, and one that says
-/// nothing through [`crate::Layer::flops`] as if it went once over its elements.
+/// A layer that says nothing through [`crate::Layer::record`] counts as if autograd kept its
+/// outputs only, and one that says nothing through [`crate::Layer::flops`] as if it went once over
+/// its elements.
 ///
 /// # Errors
-/// [`Error::Model`]: shapes, names or ties that do not fit; [`Error::Setting`]: a dtype that is not supported, no sizes, a rate
-/// that is not above 0.
+/// [`Error::Model`]: shapes, names or ties that do not fit; [`Error::Setting`]: a dtype that is not
+/// supported, no sizes, a rate that is not above 0.
 pub fn estimate(
     sequence: &Sequence,
     inputs: &[TensorSpec],
@@ -256,7 +261,8 @@ impl Model<'_> {
     fn cost(&self, inputs: f64, flops: f64, totals: &Totals) -> LayerCost {
         let traffic = totals.traffic;
         let forward = self.rate.time(flops, traffic);
-        // One product for the input's gradient and one for the weight's; the latter alone where nothing before is trained.
+        // One product for the input's gradient and one for the weight's; the latter alone where
+        // nothing before is trained.
         let products = if totals.input_gradients > 0.0 { 2.0 } else { 1.0 };
         let backward = self.rate.time(products * flops, products * traffic);
         // In halves: one product each, and all of it in the one that there is.

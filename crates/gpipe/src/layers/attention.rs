@@ -16,18 +16,20 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// x + dropout(attention(norm(x))) (Vaswani et al. 2017, section 3.2; pre-LN: Xiong et al. 2020): [samples, positions, features] ->
-/// the same. Further inputs are passed on.
+/// x + dropout(attention(norm(x))) (Vaswani et al. 2017, section 3.2; pre-LN: Xiong et al. 2020):
+/// [samples, positions, features] -> the same. Further inputs are passed on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// Size of the model.
     pub features: i64,
     /// Number of heads.
     pub heads: i64,
-    /// Size of a head. The attention is `heads * head_size` wide, which need not be the model's size.
+    /// Size of a head. The attention is `heads * head_size` wide, which need not be the model's
+    /// size.
     pub head_size: i64,
-    /// Whether a position sees those up to its own, as in a decoder. Else it sees those of which the second input says that they are
-    /// there: bool [samples, positions], at least one of each sample.
+    /// Whether a position sees those up to its own, as in a decoder. Else it sees those of which
+    /// the second input says that they are there: bool [samples, positions], at least one of each
+    /// sample.
     pub causal: bool,
     /// Dropout of the attention weights; above 0 training takes the unfused path.
     pub attention_dropout: f64,

@@ -1,4 +1,5 @@
-//! A whole block of a decoder-only transformer or of an encoder as one layer: fewer, larger pieces for the partitioner.
+//! A whole block of a decoder-only transformer or of an encoder as one layer: fewer, larger pieces
+//! for the partitioner.
 
 use tch::Tensor;
 

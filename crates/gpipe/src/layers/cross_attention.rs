@@ -16,16 +16,18 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// x + dropout(attention(norm(x), memory)) (Vaswani et al. 2017, section 3.2.3): [samples, positions, features] -> the same. The second input is
-/// the memory [samples, its positions, features], which has been normalised; the third says which of its positions are there:
-/// bool [samples, its positions], at least one of each sample. Both, and further inputs, are passed on.
+/// x + dropout(attention(norm(x), memory)) (Vaswani et al. 2017, section 3.2.3): [samples,
+/// positions, features] -> the same. The second input is the memory [samples, its positions,
+/// features], which has been normalised; the third says which of its positions are there: bool
+/// [samples, its positions], at least one of each sample. Both, and further inputs, are passed on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossAttention {
     /// Size of the model.
     pub features: i64,
     /// Number of heads.
     pub heads: i64,
-    /// Size of a head. The attention is `heads * head_size` wide, which need not be the model's size.
+    /// Size of a head. The attention is `heads * head_size` wide, which need not be the model's
+    /// size.
     pub head_size: i64,
     /// Dropout of the attention weights; above 0 training takes the unfused path.
     pub attention_dropout: f64,
@@ -118,7 +120,8 @@ impl CrossAttention {
         self.heads().apart(&q)
     }
 
-    /// Of the memory, each [samples, heads, its positions, head_size]: the same for every position of the decoder.
+    /// Of the memory, each [samples, heads, its positions, head_size]: the same for every position
+    /// of the decoder.
     fn keys_values(
         &self,
         ctx: &Forward,
@@ -129,7 +132,8 @@ impl CrossAttention {
         self.heads().parts(&kv)
     }
 
-    /// Keys, values and mask of the memory; in a decoding those of its first step, which had the memory.
+    /// Keys, values and mask of the memory; in a decoding those of its first step, which had the
+    /// memory.
     fn keys_values_mask(
         &self,
         ctx: &mut Forward,
@@ -170,7 +174,8 @@ impl CrossAttention {
         Some(sum)
     }
 
-    /// Floating-point operations of one forward: projections of queries and outputs, of keys and values, and their products.
+    /// Floating-point operations of one forward: projections of queries and outputs, of keys and
+    /// values, and their products.
     pub(super) fn operations(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let [samples, queries, features] = inputs.first()?.shape[..] else { return None };
         let keys = *inputs.get(1)?.shape.get(1)?;

@@ -10,8 +10,8 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Causal [`Attention`], [`CrossAttention`], [`Mlp`]: the same arithmetic as the three layers one after the other, with the inputs of the
-/// second.
+/// Causal [`Attention`], [`CrossAttention`], [`Mlp`]: the same arithmetic as the three layers one
+/// after the other, with the inputs of the second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecoderBlock {
     /// The first part; causal.

@@ -9,7 +9,8 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Zeroes elements with probability `p` in training (Srivastava et al. 2014); [samples, ...] of floats.
+/// Zeroes elements with probability `p` in training (Srivastava et al. 2014); [samples, ...] of
+/// floats.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// Probability, from 0 to 1, in steps of 2^-16.

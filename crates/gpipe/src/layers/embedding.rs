@@ -58,7 +58,8 @@ impl Layer for Embedding {
         }
         if self.positions > 0 && length > self.positions {
             return Err(LayerError::Shape(format!(
-                "it has {} positions, the tokens are {input}: use shorter samples or more positions",
+                "it has {} positions, the tokens are {input}: use shorter samples or more \
+                positions",
                 self.positions
             )));
         }
@@ -95,8 +96,8 @@ impl Layer for Embedding {
     }
 }
 
-/// libtorch's own message names neither the token nor the vocabulary, and on a GPU an index out of range leaves the
-/// process without it.
+/// libtorch's own message names neither the token nor the vocabulary, and on a GPU an index out of
+/// range leaves the process without it.
 pub(super) fn check_range(tokens: &Tensor, vocabulary: i64) -> Result<(), LayerError> {
     if tokens.numel() == 0 {
         return Ok(());
@@ -107,6 +108,7 @@ pub(super) fn check_range(tokens: &Tensor, vocabulary: i64) -> Result<(), LayerE
     }
     let token = if low < 0 { low } else { high };
     Err(LayerError::Value(format!(
-        "token {token} is outside the vocabulary 0..{vocabulary}: use the tokenizer the model was built for"
+        "token {token} is outside the vocabulary 0..{vocabulary}: use the tokenizer the model was \
+        built for"
     )))
 }

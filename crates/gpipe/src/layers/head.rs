@@ -13,7 +13,8 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Layer norm, then the projection to logits: [samples, positions, features] -> [.., vocabulary]. Further inputs end here.
+/// Layer norm, then the projection to logits: [samples, positions, features] -> [.., vocabulary].
+/// Further inputs end here.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     /// Size of the model.
@@ -22,7 +23,8 @@ pub struct Head {
     pub vocabulary: i64,
     /// Standard deviation of the initial projection (where it is not tied).
     pub std: f64,
-    /// Logits end at this size, and beyond it they have no gradient (Huang et al. 2019, section 5); 0: nowhere.
+    /// Logits end at this size, and beyond it they have no gradient (Huang et al. 2019, section 5);
+    /// 0: nowhere.
     pub logit_clip: f64,
     /// Ties the projection with the other weights of this name (Press & Wolf 2017).
     pub tie: Option<String>,

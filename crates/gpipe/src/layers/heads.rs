@@ -1,4 +1,5 @@
-//! Attention by heads, between its projections (Vaswani et al. 2017, section 3.2): what self-attention and cross-attention share.
+//! Attention by heads, between its projections (Vaswani et al. 2017, section 3.2): what
+//! self-attention and cross-attention share.
 
 use tch::{Device, Kind, Tensor};
 
@@ -13,11 +14,13 @@ use crate::{
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Visible<'a> {
-    /// All: a decoding's new position sees itself and the earlier ones, and there are no later ones.
+    /// All: a decoding's new position sees itself and the earlier ones, and there are no later
+    /// ones.
     All,
     /// Those up to its own position.
     Earlier,
-    /// For every query those that are true here: bool [samples, keys]. Each sample needs one: a softmax over none is NaN.
+    /// For every query those that are true here: bool [samples, keys]. Each sample needs one: a
+    /// softmax over none is NaN.
     Unmasked(&'a Tensor),
 }
 
@@ -83,7 +86,8 @@ impl Heads {
         Ok(x.f_transpose(1, 2)?.f_reshape([samples, length, self.width()])?)
     }
 
-    /// softmax(q k^T / sqrt(size)) v: each [samples, heads, positions, size]. What is not visible has a weight of exactly 0.
+    /// softmax(q k^T / sqrt(size)) v: each [samples, heads, positions, size]. What is not visible
+    /// has a weight of exactly 0.
     pub fn attend(
         &self,
         ctx: &mut Forward,
@@ -112,7 +116,8 @@ impl Heads {
         Ok(ctx.dropout(&weights, self.dropout)?.f_matmul(v)?)
     }
 
-    /// As [`Heads::attend`] in training; see [`Tape::fused_attention`] for what `queries` and `keys` are.
+    /// As [`Heads::attend`] in training; see [`Tape::fused_attention`] for what `queries` and
+    /// `keys` are.
     pub fn record(&self, tape: &mut Tape, queries: Var, keys: Var, mask: Option<Var>) -> Var {
         match self.dropout > 0.0 {
             true => tape.unfused_attention(queries, keys, self.count, mask, self.dropout),
@@ -171,7 +176,8 @@ mod tests {
         Tensor::from_slice(&seen).reshape([2, 5])
     }
 
-    /// The output and the gradients of q, k and v, of 4 queries and 5 keys (or 4, if they are causal).
+    /// The output and the gradients of q, k and v, of 4 queries and 5 keys (or 4, if they are
+    /// causal).
     fn attended(heads: Heads, visible: Visible, kind: Kind) -> [Tensor; 4] {
         let keys = if let Visible::Earlier = visible { 4 } else { 5 };
         let [q, k, v] = [leaf(4, 1, kind), leaf(keys, 1001, kind), leaf(keys, 2001, kind)];

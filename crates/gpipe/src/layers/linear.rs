@@ -32,7 +32,8 @@ impl Layer for Linear {
         "linear"
     }
 
-    /// `weight` `[outputs, inputs]` and `bias` `[outputs]`, uniform in +-1/sqrt(inputs), as in PyTorch.
+    /// `weight` `[outputs, inputs]` and `bias` `[outputs]`, uniform in +-1/sqrt(inputs), as in
+    /// PyTorch.
     fn parameters(&self) -> Vec<ParameterSpec> {
         let init = Init::Uniform { bound: 1.0 / (self.inputs.max(1) as f64).sqrt() };
         let weight = ParameterSpec::new("weight", [self.outputs, self.inputs], init);

@@ -15,8 +15,8 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// x + dropout(W2 gelu(W1 norm(x))) (Vaswani et al. 2017, section 3.3): [samples, ..., features] -> the same.
-/// Further inputs are passed on.
+/// x + dropout(W2 gelu(W1 norm(x))) (Vaswani et al. 2017, section 3.3): [samples, ..., features] ->
+/// the same. Further inputs are passed on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mlp {
     /// Size of the model.

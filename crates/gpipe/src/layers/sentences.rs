@@ -1,4 +1,5 @@
-//! Where sentences enter an encoder-decoder: the source before the encoder, the target between it and the decoder.
+//! Where sentences enter an encoder-decoder: the source before the encoder, the target between it
+//! and the decoder.
 
 use tch::{Kind, Tensor};
 
@@ -15,12 +16,14 @@ use crate::{
     tape::{Node, Tape, Var},
 };
 
-/// sqrt(features) times a token's vector, plus the position's sines and cosines, then dropout (Vaswani et al. 2017, sections
-/// 3.4 and 3.5): int64 [samples, positions] -> [samples, positions, features].
+/// sqrt(features) times a token's vector, plus the position's sines and cosines, then dropout
+/// (Vaswani et al. 2017, sections 3.4 and 3.5): int64 [samples, positions] -> [samples, positions,
+/// features].
 ///
-/// Initial vectors have the variance 1 / features. So elements enter the network with a variance of 1, beside 1/2 of the positions'.
-/// Where the output projection is the same weight, logits have a variance of 1, too, but for that of the token that went in: its vector
-/// is still in the states, and so it is what is predicted in the beginning.
+/// Initial vectors have the variance 1 / features. So elements enter the network with a variance of
+/// 1, beside 1/2 of the positions'. Where the output projection is the same weight, logits have a
+/// variance of 1, too, but for that of the token that went in: its vector is still in the states,
+/// and so it is what is predicted in the beginning.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenEmbedding {
     /// Tokens are 0 .. vocabulary.
@@ -93,8 +96,9 @@ impl TokenEmbedding {
     }
 }
 
-/// The encoder's first layer. From source and target, int64 [samples, positions], each of its own length: the source's states [samples, positions,
-/// features]; which of its tokens are no padding, bool [samples, positions]; and the target as it is.
+/// The encoder's first layer. From source and target, int64 [samples, positions], each of its own
+/// length: the source's states [samples, positions, features]; which of its tokens are no padding,
+/// bool [samples, positions]; and the target as it is.
 ///
 /// Each sample needs a token that is no padding: attention to none has no value.
 #[derive(Debug, Clone, PartialEq)]
@@ -134,7 +138,8 @@ impl SourceEmbedding {
         let sample = ctx.mask.first_sample as i64 + sample;
         let pad = self.pad;
         Err(LayerError::Value(format!(
-            "the source of sample {sample} of the mini-batch is all padding (token {pad}): leave it out, or give it a token"
+            "the source of sample {sample} of the mini-batch is all padding (token {pad}): leave \
+            it out, or give it a token"
         )))
     }
 }
@@ -175,11 +180,12 @@ impl Layer for SourceEmbedding {
     }
 }
 
-/// Between encoder and decoder. From the encoder's states, the source's mask and the target: the target's states [samples, positions, features], the
-/// memory (the encoder's states, normalised), and the mask.
+/// Between encoder and decoder. From the encoder's states, the source's mask and the target: the
+/// target's states [samples, positions, features], the memory (the encoder's states, normalised),
+/// and the mask.
 ///
-/// Padding of the target needs no mask. It comes after the sentence, so no earlier position sees it, and its own outputs are ignored by
-/// the loss.
+/// Padding of the target needs no mask. It comes after the sentence, so no earlier position sees
+/// it, and its own outputs are ignored by the loss.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TargetEmbedding {
     /// Of the target.
@@ -207,7 +213,8 @@ impl Layer for TargetEmbedding {
         "target embedding"
     }
 
-    /// `norm.weight`, `norm.bias` `[features]` of the encoder's states, and `tokens` [vocabulary, features].
+    /// `norm.weight`, `norm.bias` `[features]` of the encoder's states, and `tokens` [vocabulary,
+    /// features].
     fn parameters(&self) -> Vec<ParameterSpec> {
         let [weight, bias] = norm_parameters("norm.", self.tokens.features);
         vec![weight, bias, self.tokens.parameter()]

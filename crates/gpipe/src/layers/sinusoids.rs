@@ -8,12 +8,12 @@ use crate::error::LayerError;
 
 /// Longest wavelength, in units of 2 pi.
 const WAVELENGTH_MAX: f64 = 10_000.0;
-/// Bytes that [`sinusoids`] needs for each element while it runs, beside what it gives: angles, sines and cosines of half as many
-/// elements and both together, in float64.
+/// Bytes that [`sinusoids`] needs for each element while it runs, beside what it gives: angles,
+/// sines and cosines of half as many elements and both together, in float64.
 pub(super) const TEMPORARY: f64 = 8.0 * (0.5 + 0.5 + 0.5 + 1.0);
 
-/// sin(p r^i) and cos(p r^i) in turn, of position p, i from 0, and r = 10000^(-2 / features) (Vaswani et al. 2017, section 3.5):
-/// [positions, features], made in float64.
+/// sin(p r^i) and cos(p r^i) in turn, of position p, i from 0, and r = 10000^(-2 / features)
+/// (Vaswani et al. 2017, section 3.5): [positions, features], made in float64.
 pub(super) fn sinusoids(
     positions: Range<i64>,
     features: i64,

@@ -1,5 +1,5 @@
-//! The ends of a long skip. Its value goes from the stash's stage to the pop's directly ("portal" in
-//! torchgpipe), not through the stages between.
+//! The ends of a long skip. Its value goes from the stash's stage to the pop's directly ("portal"
+//! in torchgpipe), not through the stages between.
 
 use tch::Tensor;
 

@@ -5,8 +5,8 @@ use tch::{Kind, Tensor};
 use super::{Optimizer, StateSpec, Update, not_negative};
 use crate::error::LayerError;
 
-/// Algorithms 4 and 5 of the paper, without a first moment, in PyTorch's form. State of a matrix [n, m]: n +
-/// m numbers instead of 2 n m.
+/// Algorithms 4 and 5 of the paper, without a first moment, in PyTorch's form. State of a matrix
+/// [n, m]: n + m numbers instead of 2 n m.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
     /// Largest relative step: the step is min(lr, 1 / sqrt(t)) times the parameter's own size.

@@ -1,8 +1,8 @@
 //! Parameter groups: other settings for the parameters whose full names match.
 
-/// Settings for the parameters whose full name (`layer.parameter`) matches one of its patterns, in which `*`
-/// stands for any text. A parameter belongs to the first group that matches it; a tied weight goes by the
-/// name of its first use.
+/// Settings for the parameters whose full name (`layer.parameter`) matches one of its patterns, in
+/// which `*` stands for any text. A parameter belongs to the first group that matches it; a tied
+/// weight goes by the name of its first use.
 ///
 /// ```
 /// use gpipe::Group;
@@ -55,8 +55,8 @@ impl Group {
         self
     }
 
-    /// Does not train them: no gradient, no optimizer state. Running statistics of batch norms go on counting, as long as
-    /// the network is run in training.
+    /// Does not train them: no gradient, no optimizer state. Running statistics of batch norms go
+    /// on counting, as long as the network is run in training.
     #[must_use]
     pub fn frozen(mut self) -> Self {
         self.frozen = true;
@@ -103,8 +103,8 @@ pub(crate) fn settings<'g>(
     Ok(names.iter().map(|name| groups.iter().find(|group| group.matches(name))).collect())
 }
 
-/// Whether `name` is `pattern` with each `*` replaced by some text. Greedy with one point to go back to,
-/// so linear in practice and quadratic at worst.
+/// Whether `name` is `pattern` with each `*` replaced by some text. Greedy with one point to go
+/// back to, so linear in practice and quadratic at worst.
 pub fn name_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);

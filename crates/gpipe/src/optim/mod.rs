@@ -22,8 +22,8 @@ use tch::Tensor;
 
 use crate::error::LayerError;
 
-/// Parameters with one number of updates and one group, with their gradients and state; all lists have
-/// one length.
+/// Parameters with one number of updates and one group, with their gradients and state; all lists
+/// have one length.
 pub struct Update<'a> {
     /// The parameters, changed in place.
     pub parameters: &'a [&'a Tensor],
@@ -76,8 +76,8 @@ pub trait Optimizer: Send + Sync + 'static {
     /// What it keeps for a parameter of `shape`.
     fn state(&self, shape: &[i64]) -> Vec<StateSpec>;
 
-    /// How many temporaries of a parameter's size its update makes at once, for one parameter after the other.
-    /// The stage makes sure that they fit before any stage begins to update.
+    /// How many temporaries of a parameter's size its update makes at once, for one parameter after
+    /// the other. The stage makes sure that they fit before any stage begins to update.
     fn temporaries(&self) -> usize {
         0
     }

@@ -6,7 +6,8 @@ pub enum Decay {
     /// It does not.
     #[default]
     Constant,
-    /// Half a cosine from 1 down to `floor` at step `steps` (Loshchilov & Hutter 2017), then constant.
+    /// Half a cosine from 1 down to `floor` at step `steps` (Loshchilov & Hutter 2017), then
+    /// constant.
     Cosine {
         /// The step at which the floor is reached, warm-up included.
         steps: u64,
@@ -67,7 +68,8 @@ impl LearningRate {
             }
             Decay::Exponential { rate, every } if !(rate > 0.0 && rate <= 1.0) || every == 0 => {
                 Err(format!(
-                    "exponential decay is {rate} every {every} steps: the rate must be above 0 and at most 1, the steps at least 1"
+                    "exponential decay is {rate} every {every} steps: the rate must be above 0 \
+                    and at most 1, the steps at least 1"
                 ))
             }
             _ => Ok(()),

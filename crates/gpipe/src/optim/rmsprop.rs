@@ -6,9 +6,9 @@ use crate::error::LayerError;
 /// The two forms that share the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RmsForm {
-    /// s starts at 1; the learning rate is inside the momentum: v <- momentum v + lr g / sqrt(s + eps);
-    /// w <- w - v. The paper's networks were trained with it (Real et al. 2019: decay 0.9, momentum 0.9,
-    /// eps 1).
+    /// s starts at 1; the learning rate is inside the momentum: v <- momentum v + lr g / sqrt(s +
+    /// eps); w <- w - v. The paper's networks were trained with it (Real et al. 2019: decay 0.9,
+    /// momentum 0.9, eps 1).
     #[default]
     TensorFlow,
     /// s starts at 0; v <- momentum v + g / (sqrt(s) + eps); w <- w - lr v.

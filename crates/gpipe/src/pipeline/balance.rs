@@ -58,7 +58,8 @@ impl fmt::Display for Balance {
 }
 
 impl Balance {
-    /// Layers per stage. `costs` are the layers' and `weights` what a unit of them takes each stage.
+    /// Layers per stage. `costs` are the layers' and `weights` what a unit of them takes each
+    /// stage.
     pub(super) fn cut(
         &self,
         layers: usize,
@@ -77,9 +78,10 @@ impl Balance {
     }
 }
 
-/// What a unit of a layer's forward costs each stage in a step of `micro_batches` micro-batches: a forward and a
-/// backward of twice that for each, and the forwards that it runs again. Under 1F1B the last stage runs none
-/// again unless told to. A selective one is a small part of a forward, and does not count.
+/// What a unit of a layer's forward costs each stage in a step of `micro_batches` micro-batches: a
+/// forward and a backward of twice that for each, and the forwards that it runs again. Under 1F1B
+/// the last stage runs none again unless told to. A selective one is a small part of a forward, and
+/// does not count.
 pub(super) fn stage_weights(
     compute: &ActionLists,
     remat: &RematPolicies,

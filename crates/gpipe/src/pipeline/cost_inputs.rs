@@ -50,8 +50,8 @@ impl PipelineBuilder {
         })
     }
 
-    /// The costs of this pipeline's model for micro-batches of each of `sizes` samples, from shapes alone: see
-    /// [`crate::estimate`].
+    /// The costs of this pipeline's model for micro-batches of each of `sizes` samples, from shapes
+    /// alone: see [`crate::estimate`].
     ///
     /// # Errors
     /// Settings and shapes that do not fit; no loss or no optimizer.

@@ -1,6 +1,6 @@
-//! A decoding: outputs are made one position after the other, each from the ones before it. Layers keep what they need of earlier
-//! positions ([`Forward::cache`](crate::Forward::cache)), on their stages; samples are in groups, which flow through the stages
-//! as micro-batches do.
+//! A decoding: outputs are made one position after the other, each from the ones before it. Layers
+//! keep what they need of earlier positions ([`Forward::cache`](crate::Forward::cache)), on their
+//! stages; samples are in groups, which flow through the stages as micro-batches do.
 
 use tch::Tensor;
 
@@ -11,8 +11,8 @@ use crate::{
     stage::feed::{Group, Mode, Slice},
 };
 
-/// A pipeline that decodes. What its layers keep is let go of when another decoding begins, the pipeline is used for something else, or
-/// fails.
+/// A pipeline that decodes. What its layers keep is let go of when another decoding begins, the
+/// pipeline is used for something else, or fails.
 pub struct Decoding<'p> {
     pipeline: &'p mut Pipeline,
     /// By group: positions so far, and samples in the last step.
@@ -24,9 +24,11 @@ pub struct Decoding<'p> {
 pub struct GroupStep {
     /// The group's number: any that is small, the same in every step.
     pub group: usize,
-    /// The model's inputs, the first size of each samples. The last input has the new positions along its second axis.
+    /// The model's inputs, the first size of each samples. The last input has the new positions
+    /// along its second axis.
     pub inputs: Vec<Tensor>,
-    /// Which sample of the step before each sample goes on from; `None`: they are the same. The first step has none before it.
+    /// Which sample of the step before each sample goes on from; `None`: they are the same. The
+    /// first step has none before it.
     pub rows: Option<Vec<i64>>,
 }
 
@@ -34,16 +36,17 @@ pub struct GroupStep {
 const GROUPS_MAX: usize = 1 << 12;
 
 impl Pipeline {
-    /// Begins a decoding, without dropout, with the parameters as they are. Layers that mix positions must keep what they need in
-    /// [`Forward::cache`](crate::Forward::cache), as [`layers`](crate::layers) do: another one would see the new position alone.
+    /// Begins a decoding, without dropout, with the parameters as they are. Layers that mix
+    /// positions must keep what they need in [`Forward::cache`](crate::Forward::cache), as
+    /// [`layers`](crate::layers) do: another one would see the new position alone.
     pub fn decoding(&mut self) -> Decoding<'_> {
         Decoding { pipeline: self, groups: Vec::new() }
     }
 }
 
 impl Decoding<'_> {
-    /// The outputs of the new positions of each group in `steps`, in that order, on the CPU, in float32 where the arithmetic is in
-    /// bfloat16 or float16. Groups that are left out rest.
+    /// The outputs of the new positions of each group in `steps`, in that order, on the CPU, in
+    /// float32 where the arithmetic is in bfloat16 or float16. Groups that are left out rest.
     ///
     /// # Errors
     /// [`Error::Input`] where inputs, rows and groups do not fit; else as [`Pipeline::predict`].

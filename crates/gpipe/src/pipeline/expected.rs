@@ -1,5 +1,5 @@
-//! What a message between two stages has at most, from shapes alone: a process receives no more from another one, whatever that
-//! one says it sends.
+//! What a message between two stages has at most, from shapes alone: a process receives no more
+//! from another one, whatever that one says it sends.
 
 use std::ops::Range;
 

@@ -47,7 +47,8 @@ impl Pipeline {
         };
         if inputs.len() != self.model.inputs {
             return Err(Error::Input(format!(
-                "{} input tensors, the pipeline was built for {}: give as many as the builder was told",
+                "{} input tensors, the pipeline was built for {}: give as many as the builder was \
+                told",
                 inputs.len(),
                 self.model.inputs
             )));
@@ -59,7 +60,8 @@ impl Pipeline {
         }
         if let Some(other) = inputs.iter().chain(&targets).find(|t| samples(t) != count) {
             return Err(Error::Input(format!(
-                "the first input has {count} samples, another tensor {:?}: inputs and targets need the same first size",
+                "the first input has {count} samples, another tensor {:?}: inputs and targets \
+                need the same first size",
                 other.size()
             )));
         }

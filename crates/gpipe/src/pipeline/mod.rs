@@ -1,10 +1,13 @@
-//! The pipeline as its user sees it: built once, then `train_step`, `evaluate` and `predict` in any order.
+//! The pipeline as its user sees it: built once, then `train_step`, `evaluate` and `predict` in any
+//! order.
 //!
 //! - [`model`]: what is computed; [`training`]: what changes from step to step
 //! - [`run`]: the stages, and how a step is run on them
 //! - [`builder`]: settings, checked; stages placed on devices
-//! - [`mini_batch`]: a mini-batch, checked and cut; [`padding`]: columns of a micro-batch that are only padding, cut off
-//! - [`peers`]: other processes, as the runtime sees them; [`pack`]: a step's results as bytes; [`expected`]: what may be sent
+//! - [`mini_batch`]: a mini-batch, checked and cut; [`padding`]: columns of a micro-batch that are
+//!   only padding, cut off
+//! - [`peers`]: other processes, as the runtime sees them; [`pack`]: a step's results as bytes;
+//!   [`expected`]: what may be sent
 //! - [`decoding`]: outputs of new positions, where layers keep what they need of earlier ones
 //! - [`balance`]: where a sequence is cut
 //! - [`parameters`]: parameters, gradients and averages, read and written
@@ -63,7 +66,8 @@ use crate::{
 
 /// A model cut into stages on devices, ready to run.
 ///
-/// All calls may come in any order. After a failed step, parameters and optimizer state are as before it.
+/// All calls may come in any order. After a failed step, parameters and optimizer state are as
+/// before it.
 pub struct Pipeline {
     /// Runs steps on the stages.
     engine: Engine,
@@ -76,19 +80,20 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts building a pipeline for `sequence`; `inputs` is what a mini-batch of it looks like (one
-    /// [`TensorSpec`], or several), so that a mis-fit is found now and named.
+    /// Starts building a pipeline for `sequence`; `inputs` is what a mini-batch of it looks like
+    /// (one [`TensorSpec`], or several), so that a mis-fit is found now and named.
     pub fn builder(sequence: Sequence, inputs: impl Into<builder::Inputs>) -> PipelineBuilder {
         PipelineBuilder::new(sequence, inputs.into())
     }
 
-    /// Trains on one mini-batch: `inputs` and `targets` have the same number of samples (their first
-    /// size), which may be any but 0. Gradients of all micro-batches are summed with the same parameters
-    /// and applied once.
+    /// Trains on one mini-batch: `inputs` and `targets` have the same number of samples (their
+    /// first size), which may be any but 0. Gradients of all micro-batches are summed with the same
+    /// parameters and applied once.
     ///
     /// # Errors
-    /// [`Error::Input`] and [`Error::Model`] before anything runs; [`Error::Step`] from the stages. Nothing
-    /// is updated then. In float16 a step whose gradients overflow is no error: it is reported as skipped.
+    /// [`Error::Input`] and [`Error::Model`] before anything runs; [`Error::Step`] from the stages.
+    /// Nothing is updated then. In float16 a step whose gradients overflow is no error: it is
+    /// reported as skipped.
     pub fn train_step(
         &mut self,
         inputs: impl IntoTensors,
@@ -97,7 +102,8 @@ impl Pipeline {
         Ok(self.train(inputs.into_tensors(), targets.into_tensors())?.0)
     }
 
-    /// As [`Pipeline::train_step`]; also what each layer took and held, by stage, if layers are measured.
+    /// As [`Pipeline::train_step`]; also what each layer took and held, by stage, if layers are
+    /// measured.
     pub(crate) fn train(
         &mut self,
         inputs: Vec<Tensor>,
@@ -180,9 +186,9 @@ impl Pipeline {
         Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator, metrics))
     }
 
-    /// The model's outputs for a mini-batch on the CPU, without dropout, in the order of the samples; in
-    /// float32 where the arithmetic is in bfloat16 or float16. They are not looked at: a NaN in them is given
-    /// as it is.
+    /// The model's outputs for a mini-batch on the CPU, without dropout, in the order of the
+    /// samples; in float32 where the arithmetic is in bfloat16 or float16. They are not looked at:
+    /// a NaN in them is given as it is.
     ///
     /// # Errors
     /// As [`Pipeline::train_step`].
@@ -199,7 +205,8 @@ impl Pipeline {
         columns.iter().map(|parts| self.model.given(&Tensor::f_cat(parts, 0)?)).collect()
     }
 
-    /// Replaces the optimizer's learning rate; the factor of [`PipelineBuilder::learning_rate`] still holds.
+    /// Replaces the optimizer's learning rate; the factor of [`PipelineBuilder::learning_rate`]
+    /// still holds.
     pub fn set_learning_rate(&mut self, lr: f64) {
         self.training.lr_override = Some(lr);
     }
@@ -224,8 +231,9 @@ impl Pipeline {
         self.training.step
     }
 
-    /// What the simulator makes of the costs measured in `timelines`, of steps of this pipeline with all M
-    /// micro-batches: the same list of actions, each taking the median time of its kind on its stage.
+    /// What the simulator makes of the costs measured in `timelines`, of steps of this pipeline
+    /// with all M micro-batches: the same list of actions, each taking the median time of its kind
+    /// on its stage.
     ///
     /// # Errors
     /// None that `build` has not already found.
@@ -245,8 +253,8 @@ impl Pipeline {
     }
 }
 
-/// An error if the loss is not finite. In one process a stage has said so already. Across processes only the
-/// driver sees every process's result.
+/// An error if the loss is not finite. In one process a stage has said so already. Across processes
+/// only the driver sees every process's result.
 fn finite_loss(outcomes: &[Outcome]) -> Result<()> {
     match report::loss_sum(outcomes) {
         sum if sum.is_finite() => Ok(()),

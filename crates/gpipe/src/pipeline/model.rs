@@ -24,7 +24,8 @@ pub(super) struct OwnedParameter {
     /// The layer's position in the sequence, and the parameter's in the layer.
     pub(super) layer: usize,
     pub(super) slot: usize,
-    /// The stage and place (layer within the stage, position) of every use, in layer order; the first owns it.
+    /// The stage and place (layer within the stage, position) of every use, in layer order; the
+    /// first owns it.
     pub(super) uses: Vec<(StageId, (usize, usize))>,
 }
 

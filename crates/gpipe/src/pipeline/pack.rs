@@ -1,4 +1,5 @@
-//! A process's part of a step as bytes, for the other processes. Nobody else reads them, and both sides are of one version.
+//! A process's part of a step as bytes, for the other processes. Nobody else reads them, and both
+//! sides are of one version.
 
 use gpipe_bridge::memory::Stats;
 use gpipe_core::{Bytes, DeviceId, Nanos, StageId, lower::Program, simulate::TimedAction};

@@ -1,12 +1,14 @@
-//! Padding of token batches: sentences differ in length, and a micro-batch needs to be no longer than its longest.
+//! Padding of token batches: sentences differ in length, and a micro-batch needs to be no longer
+//! than its longest.
 
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 
-/// What pads the ends of rows in int64 inputs and targets [samples, length]; `None` for tensors that are not padded. Training and
-/// evaluation cut off the columns of a micro-batch that are padding in all tensors of that length, so that micro-batches may
-/// differ in length; prediction does not, because its outputs are joined.
+/// What pads the ends of rows in int64 inputs and targets [samples, length]; `None` for tensors
+/// that are not padded. Training and evaluation cut off the columns of a micro-batch that are
+/// padding in all tensors of that length, so that micro-batches may differ in length; prediction
+/// does not, because its outputs are joined.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Padding {
     /// By input.
@@ -21,7 +23,8 @@ impl Padding {
         let (given, own) = ((inputs.len(), targets.len()), (self.inputs.len(), self.targets.len()));
         if given != own {
             return Err(Error::Input(format!(
-                "padding is set for {} inputs and {} targets, the mini-batch has {} and {}: name what pads each of them, or None",
+                "padding is set for {} inputs and {} targets, the mini-batch has {} and {}: name \
+                what pads each of them, or None",
                 own.0, own.1, given.0, given.1
             )));
         }

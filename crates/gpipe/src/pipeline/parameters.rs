@@ -1,4 +1,5 @@
-//! A pipeline's parameters, gradients and averages, by their full names: read, overwritten, exchanged.
+//! A pipeline's parameters, gradients and averages, by their full names: read, overwritten,
+//! exchanged.
 
 use gpipe_core::{DeviceId, StageId};
 use gpipe_runtime::StageExecutor;
@@ -31,8 +32,8 @@ type Copy = fn(
 pub(super) const CHANGED_PARAMETERS: &str = "a forward changed parameters in place";
 
 impl Pipeline {
-    /// Copies of all parameters (in one of several processes: of its stages) with their full names (`layer.parameter`), in layer
-    /// order; a tied weight once, under its first use.
+    /// Copies of all parameters (in one of several processes: of its stages) with their full names
+    /// (`layer.parameter`), in layer order; a tied weight once, under its first use.
     ///
     /// # Errors
     /// A device that does not answer.
@@ -43,7 +44,8 @@ impl Pipeline {
     /// Copies of the moving averages of all parameters, as [`Pipeline::parameters`] gives those.
     ///
     /// # Errors
-    /// The builder was not told to [`crate::PipelineBuilder::average`]; a device that does not answer.
+    /// The builder was not told to [`crate::PipelineBuilder::average`]; a device that does not
+    /// answer.
     pub fn averages(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.needs_averages()?;
         match self.training.averages {
@@ -66,8 +68,8 @@ impl Pipeline {
         Ok(all)
     }
 
-    /// Calls `evaluate` with the averages in the parameters' place: every evaluation, prediction and copy of
-    /// parameters in it is of the averages. Training in it is refused.
+    /// Calls `evaluate` with the averages in the parameters' place: every evaluation, prediction
+    /// and copy of parameters in it is of the averages. Training in it is refused.
     ///
     /// # Errors
     /// As [`Pipeline::averages`], or those of `evaluate`.
@@ -83,7 +85,8 @@ impl Pipeline {
         back.map(|()| result)
     }
 
-    /// An error unless the parameters are in their own place: what is written would be lost, or be averaged.
+    /// An error unless the parameters are in their own place: what is written would be lost, or be
+    /// averaged.
     pub(super) fn needs_own_parameters(&self, what: &str) -> Result<()> {
         self.needs_whole_state()?;
         match self.training.averages {
@@ -107,13 +110,14 @@ impl Pipeline {
         }
     }
 
-    /// Accepts parameters and optimizer state as they are, so that they can be read, saved and trained again. This is
-    /// for a pipeline that refuses to go on: some stages applied an update and others did not
-    /// ([`gpipe_runtime::StepError::Torn`]), or a forward changed its own parameters. The step's number stays as it
-    /// was before. Returns whether there was anything to accept.
+    /// Accepts parameters and optimizer state as they are, so that they can be read, saved and
+    /// trained again. This is for a pipeline that refuses to go on: some stages applied an update
+    /// and others did not ([`gpipe_runtime::StepError::Torn`]), or a forward changed its own
+    /// parameters. The step's number stays as it was before. Returns whether there was anything to
+    /// accept.
     ///
-    /// A step is all or nothing until its update begins. An optimizer of your own that fails in its update, after
-    /// other stages have applied theirs, leaves parameters of two steps.
+    /// A step is all or nothing until its update begins. An optimizer of your own that fails in its
+    /// update, after other stages have applied theirs, leaves parameters of two steps.
     ///
     /// # Errors
     /// A stage's thread is gone, or stages are in other processes: restore a checkpoint there.
@@ -132,7 +136,8 @@ impl Pipeline {
         }
     }
 
-    /// Exchanges parameters and averages on every stage. Where that fails on one, it is known of none.
+    /// Exchanges parameters and averages on every stage. Where that fails on one, it is known of
+    /// none.
     fn exchange(&mut self, then: Averages) -> Result<()> {
         self.needs_whole_state()?;
         self.training.torn = Some("an exchange of parameters and averages");
@@ -148,8 +153,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Copies of the last step's gradients, before clipping, with full names, in layer order. Empty unless the
-    /// builder was told to [`crate::PipelineBuilder::keep_gradients`].
+    /// Copies of the last step's gradients, before clipping, with full names, in layer order. Empty
+    /// unless the builder was told to [`crate::PipelineBuilder::keep_gradients`].
     ///
     /// # Errors
     /// A device that does not answer.
@@ -164,8 +169,8 @@ impl Pipeline {
     /// Overwrites parameters by their full names; those that are not given stay.
     ///
     /// # Errors
-    /// A name that the model does not have, another shape or dtype: nothing is overwritten then. A device that
-    /// does not answer: some may be.
+    /// A name that the model does not have, another shape or dtype: nothing is overwritten then. A
+    /// device that does not answer: some may be.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         self.needs_own_parameters("set parameters")?;
         let kind = self.model.precision.master;

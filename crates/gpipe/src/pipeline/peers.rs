@@ -1,4 +1,5 @@
-//! The other processes of a pipeline, as the runtime sees them: a [`Transport`], and a step's results as bytes (`pack`).
+//! The other processes of a pipeline, as the runtime sees them: a [`Transport`], and a step's
+//! results as bytes (`pack`).
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,5 @@
-//! A pipeline as one of several replicas: which samples are its own, and what a step came to in all of them.
+//! A pipeline as one of several replicas: which samples are its own, and what a step came to in all
+//! of them.
 
 use std::ops::Range;
 
@@ -19,10 +20,12 @@ struct Sums {
 }
 
 impl Pipeline {
-    /// The samples of a mini-batch of `count` whose inputs the stages of this process are fed by [`Pipeline::train_step`]: all of them in
-    /// one process; those of this replica in its first process; none in the others, whose stages are fed by other stages. What
-    /// stands in the place of the others' inputs is never looked at, so that a process need not read it. Targets are needed everywhere: the
-    /// loss is divided by the count of all of them. Where a [`crate::Padding`] trims micro-batches to their longest sample, inputs are looked at
+    /// The samples of a mini-batch of `count` whose inputs the stages of this process are fed by
+    /// [`Pipeline::train_step`]: all of them in one process; those of this replica in its first
+    /// process; none in the others, whose stages are fed by other stages. What stands in the place
+    /// of the others' inputs is never looked at, so that a process need not read it. Targets are
+    /// needed everywhere: the loss is divided by the count of all of them. Where a
+    /// [`crate::Padding`] trims micro-batches to their longest sample, inputs are looked at
     /// everywhere.
     ///
     /// # Errors
@@ -35,13 +38,15 @@ impl Pipeline {
         }
     }
 
-    /// Whether this process looks at the inputs that [`Pipeline::evaluate`] and [`Pipeline::predict`] are given: it has the first stage,
-    /// or there is a [`crate::Padding`]. What stands in the place of the inputs in another process is never looked at.
+    /// Whether this process looks at the inputs that [`Pipeline::evaluate`] and
+    /// [`Pipeline::predict`] are given: it has the first stage, or there is a [`crate::Padding`].
+    /// What stands in the place of the inputs in another process is never looked at.
     pub fn is_fed(&self) -> bool {
         self.model.padding.is_some() || self.engine.here().contains(&0)
     }
 
-    /// The samples of a mini-batch of `count` that this replica trains on: all of them, where there is one.
+    /// The samples of a mini-batch of `count` that this replica trains on: all of them, where there
+    /// is one.
     pub(super) fn own_samples(&self, count: usize) -> Result<Range<usize>> {
         let Some(replicas) = &self.engine.replicas else { return Ok(0..count) };
         let all = split(count, replicas.count());
@@ -56,7 +61,8 @@ impl Pipeline {
         Ok(first..first + own)
     }
 
-    /// Puts what the last stages of all replicas summed, in the order of the samples, in the place of what this one's did.
+    /// Puts what the last stages of all replicas summed, in the order of the samples, in the place
+    /// of what this one's did.
     pub(super) fn of_all_replicas(&self, outcomes: &mut [Outcome]) -> Result<()> {
         let (Some(replicas), Some(last)) = (&self.engine.replicas, outcomes.last_mut()) else {
             return Ok(());

@@ -18,8 +18,8 @@ use crate::{
 pub struct StepReport {
     /// The number of this update, from 1; of the last one if this step was skipped.
     pub step: u64,
-    /// Whether the update was left out because float16 gradients overflowed; the next step has a smaller loss
-    /// scale.
+    /// Whether the update was left out because float16 gradients overflowed; the next step has a
+    /// smaller loss scale.
     pub skipped: bool,
     /// The mini-batch loss: the sum over samples (or tokens) divided by `count`.
     pub loss: f64,
@@ -43,15 +43,15 @@ pub struct StepReport {
     pub overlap: Nanos,
     /// By device: by stage, unless the schedule puts several on one.
     pub devices: Vec<DeviceReport>,
-    /// What each device held over the time of the step: from each time, the start of an action, until the next one. Within an
-    /// action it may hold more for a while ([`DeviceReport::peak`]).
+    /// What each device held over the time of the step: from each time, the start of an action,
+    /// until the next one. Within an action it may hold more for a while ([`DeviceReport::peak`]).
     pub bytes: Vec<Vec<(Nanos, Bytes)>>,
     /// Every action with its times, per device.
     pub timeline: Timeline,
 }
 
-/// One device's share of a step. The eight parts from `forward` to `stalls` sum to the step, to the nanosecond;
-/// [`gpipe_core::report`] says what each of them is.
+/// One device's share of a step. The eight parts from `forward` to `stalls` sum to the step, to the
+/// nanosecond; [`gpipe_core::report`] says what each of them is.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceReport {
     /// In forwards.
@@ -72,7 +72,8 @@ pub struct DeviceReport {
     pub stalls: Nanos,
     /// All waiting: `fill_drain`, `imbalance` and `stalls`.
     pub wait: Nanos,
-    /// Most bytes of tensors that its stages had allocated at once, their parameters and state included.
+    /// Most bytes of tensors that its stages had allocated at once, their parameters and state
+    /// included.
     pub peak: Bytes,
     /// Bytes of tensors that they hold after the step.
     pub live: Bytes,
@@ -81,7 +82,8 @@ pub struct DeviceReport {
 }
 
 impl DeviceReport {
-    /// Forward, re-materialization and backward. The bubble counts the optimizer's part as busy, too.
+    /// Forward, re-materialization and backward. The bubble counts the optimizer's part as busy,
+    /// too.
     pub fn busy(&self) -> Nanos {
         self.forward + self.recompute + self.backward
     }

@@ -70,7 +70,8 @@ impl Engine {
 }
 
 impl Pipeline {
-    /// The list of actions of a step with `micro_batches` micro-batches, for training or only forwards.
+    /// The list of actions of a step with `micro_batches` micro-batches, for training or only
+    /// forwards.
     ///
     /// # Errors
     /// None that `build` has not already found.
@@ -137,8 +138,9 @@ impl Pipeline {
         ran
     }
 
-    /// After a NaN somewhere: runs the step again, which changes nothing because it fails again, and looks at
-    /// every value, so that the error names the first layer that makes one. It costs nothing until then.
+    /// After a NaN somewhere: runs the step again, which changes nothing because it fails again,
+    /// and looks at every value, so that the error names the first layer that makes one. It costs
+    /// nothing until then.
     pub(super) fn name_the_layer(
         &mut self,
         error: Error,

@@ -28,11 +28,13 @@ pub struct RunSettings {
 }
 
 impl Pipeline {
-    /// Copies of all that the next steps depend on, on the CPU, made by all stages at once (in one of several processes: by its
-    /// own): parameters, optimizer state, moving averages, counters. They need as much memory again, outside of every cap.
+    /// Copies of all that the next steps depend on, on the CPU, made by all stages at once (in one
+    /// of several processes: by its own): parameters, optimizer state, moving averages, counters.
+    /// They need as much memory again, outside of every cap.
     ///
     /// # Errors
-    /// No memory for the copies; a device that does not answer; the averages are in the parameters' place.
+    /// No memory for the copies; a device that does not answer; the averages are in the parameters'
+    /// place.
     pub fn state(&mut self) -> Result<State> {
         self.needs_own_parameters("take its state")?;
         let owned = &self.model.parameters;
@@ -80,13 +82,15 @@ impl Pipeline {
         layers
     }
 
-    /// Puts a state back, layer by layer, so that no more than one is in memory twice. The next step is then, to
-    /// the bit, what it would have been where the state was taken. The optimizer and averages of a pipeline that has
-    /// none are passed over; what the state has none of starts anew.
+    /// Puts a state back, layer by layer, so that no more than one is in memory twice. The next
+    /// step is then, to the bit, what it would have been where the state was taken. The optimizer
+    /// and averages of a pipeline that has none are passed over; what the state has none of starts
+    /// anew.
     ///
     /// # Errors
-    /// Another seed; a layer that does not fit, twice, or missing; an error of `layers`, as it is. If any layer was
-    /// already put back, the pipeline is of no use afterwards and says so; compare with [`Pipeline::outline`] first.
+    /// Another seed; a layer that does not fit, twice, or missing; an error of `layers`, as it is.
+    /// If any layer was already put back, the pipeline is of no use afterwards and says so; compare
+    /// with [`Pipeline::outline`] first.
     pub fn restore<E: From<Error>>(
         &mut self,
         counters: &Counters,
@@ -156,7 +160,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// What the state of each layer looks like, in order; of layers without parameters of their own, too.
+    /// What the state of each layer looks like, in order; of layers without parameters of their
+    /// own, too.
     pub fn outline(&self) -> Vec<LayerOutline> {
         let layer = |(index, layer): (usize, &crate::sequence::NamedLayer)| {
             let own = self.model.parameters.iter().filter(|owned| owned.layer == index);
@@ -247,7 +252,8 @@ impl LayerOutline {
             let found: Vec<&String> = kept.tensors.iter().map(|(name, _)| name).collect();
             if wanted != found {
                 return Err(format!(
-                    "{}: the optimizer keeps {wanted:?}, the state has {found:?}: use the optimizer that it was made with",
+                    "{}: the optimizer keeps {wanted:?}, the state has {found:?}: use the \
+                    optimizer that it was made with",
                     what("")
                 ));
             }

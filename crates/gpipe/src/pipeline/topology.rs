@@ -1,4 +1,5 @@
-//! From a sequence and a balance to stages and the edges between them, and to where each parameter is.
+//! From a sequence and a balance to stages and the edges between them, and to where each parameter
+//! is.
 
 use std::ops::Range;
 
@@ -17,8 +18,8 @@ use crate::{
     stage::Edges,
 };
 
-/// The topology, what each of its edges is for, and each stage's own view of them. `trained_before[l]`: whether anything before layer
-/// l is trained.
+/// The topology, what each of its edges is for, and each stage's own view of them.
+/// `trained_before[l]`: whether anything before layer l is trained.
 pub(super) fn build(
     ranges: &[Range<usize>],
     skips: &[Skip],
@@ -55,8 +56,9 @@ pub(super) fn build(
     (topology, purposes, views)
 }
 
-/// Each stage that uses a tied weight updates a copy of its own with the same gradient. On devices of one kind
-/// the copies stay equal to the bit; a CPU's and a GPU's kernels round differently, and would drift apart.
+/// Each stage that uses a tied weight updates a copy of its own with the same gradient. On devices
+/// of one kind the copies stay equal to the bit; a CPU's and a GPU's kernels round differently, and
+/// would drift apart.
 pub(super) fn check_ties(
     ranges: &[Range<usize>],
     devices: &[Device],
@@ -73,7 +75,8 @@ pub(super) fn check_ties(
             devices.iter().find(|device| device.gpu().is_some() != devices[0].gpu().is_some());
         if let Some(other) = other {
             return Err(Error::Setting(format!(
-                "the weight '{}' is tied between {} and {other}, whose copies would drift apart: put its layers on devices of one kind, or do not tie it",
+                "the weight '{}' is tied between {} and {other}, whose copies would drift apart: \
+                put its layers on devices of one kind, or do not tie it",
                 group.name, devices[0]
             )));
         }

@@ -1,7 +1,8 @@
 //! A pipeline in several processes: what it asks of a transport.
 //!
-//! Every process builds the same pipeline and makes the same calls in the same order. A stage is in one process; values
-//! between stages of two processes go through the transport, which is c10d's in `gpipe-distributed`.
+//! Every process builds the same pipeline and makes the same calls in the same order. A stage is in
+//! one process; values between stages of two processes go through the transport, which is c10d's in
+//! `gpipe-distributed`.
 //!
 //! - [`dtype`]: dtypes as numbers; [`replicas`]: the seam to other replicas of the pipeline
 //! - here: the seam to the transport
@@ -40,7 +41,8 @@ pub trait Transport: Send + Sync + 'static {
         process
     }
 
-    /// Compares facts, by name, with those of the other processes; every process calls it with its own.
+    /// Compares facts, by name, with those of the other processes; every process calls it with its
+    /// own.
     ///
     /// # Errors
     /// The first fact that is another elsewhere, with both sides; a process that does not come.
@@ -61,9 +63,9 @@ pub trait Transport: Send + Sync + 'static {
         crossing: RemoteEdge,
     ) -> std::result::Result<Box<dyn Outbound<Value>>, PeerError>;
 
-    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, with their strides, and are allocated in
-    /// the calling thread. What says that it brings more than the `most` bytes of a message is refused before memory
-    /// is asked for.
+    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, with their strides,
+    /// and are allocated in the calling thread. What says that it brings more than the `most` bytes
+    /// of a message is refused before memory is asked for.
     ///
     /// # Errors
     /// The connection is lost.
@@ -82,8 +84,9 @@ pub trait Transport: Send + Sync + 'static {
     /// Another process failed or is gone.
     fn gather(&self, own: Vec<u8>) -> std::result::Result<Vec<Vec<u8>>, PeerError>;
 
-    /// As [`Transport::gather`], for a thread of each process beside the one that trains: independent of what that one gathers. It
-    /// waits no longer than `longest` for each process, which a disk may be slow for.
+    /// As [`Transport::gather`], for a thread of each process beside the one that trains:
+    /// independent of what that one gathers. It waits no longer than `longest` for each process,
+    /// which a disk may be slow for.
     ///
     /// # Errors
     /// As there.

@@ -1,5 +1,5 @@
-//! Replicas of a pipeline: the same stages, each time on other samples of the mini-batch. Their gradients are summed, so that all of them
-//! make the same update.
+//! Replicas of a pipeline: the same stages, each time on other samples of the mini-batch. Their
+//! gradients are summed, so that all of them make the same update.
 //!
 //! This is the seam: what a pipeline asks of the processes that have its replicas.
 
@@ -16,13 +16,15 @@ pub trait Replicas: Send + Sync + 'static {
     /// How many there are.
     fn count(&self) -> usize;
 
-    /// Connects a stage with the same stage of the other replicas, for which each of them calls this.
+    /// Connects a stage with the same stage of the other replicas, for which each of them calls
+    /// this.
     ///
     /// # Errors
     /// Another process does not come.
     fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, PeerError>;
 
-    /// Gives `own` to the process of each replica that has the same stages, and waits for theirs; by replica.
+    /// Gives `own` to the process of each replica that has the same stages, and waits for theirs;
+    /// by replica.
     ///
     /// # Errors
     /// Another process failed or is gone.
@@ -31,7 +33,8 @@ pub trait Replicas: Send + Sync + 'static {
 
 /// Sums of one stage over all replicas. All of them begin the same sums in the same order.
 pub trait Summing: Send {
-    /// Begins to sum `tensor`, which is contiguous and on the CPU, with those of the other replicas.
+    /// Begins to sum `tensor`, which is contiguous and on the CPU, with those of the other
+    /// replicas.
     ///
     /// # Errors
     /// The connection is lost.

@@ -1,5 +1,5 @@
-//! What messages between stages took: between threads a latency, for values move without a copy; between processes a latency and so many
-//! bytes per second.
+//! What messages between stages took: between threads a latency, for values move without a copy;
+//! between processes a latency and so many bytes per second.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,7 +19,8 @@ const FREE: Nanos = Nanos(100_000);
 pub(super) struct Messages(BTreeMap<u64, Vec<u64>>);
 
 impl Messages {
-    /// Those of a step. A stage's messages count as equally large: it sends activations one way and their gradients the other.
+    /// Those of a step. A stage's messages count as equally large: it sends activations one way and
+    /// their gradients the other.
     pub(super) fn add(&mut self, report: &StepReport) {
         for (device, time) in times_of(&report.timeline) {
             let sends = report.timeline.devices[device].iter();
@@ -56,8 +57,9 @@ impl Messages {
     }
 }
 
-/// From a send to the end of the receive that waited for it, by the sending device. A send's own end is noted by another thread,
-/// perhaps after the receive's: so from its start, of those that did not wait for room.
+/// From a send to the end of the receive that waited for it, by the sending device. A send's own
+/// end is noted by another thread, perhaps after the receive's: so from its start, of those that
+/// did not wait for room.
 fn times_of(timeline: &Timeline) -> Vec<(usize, Nanos)> {
     let mut sent = HashMap::new();
     for (device, timed) in
@@ -77,8 +79,9 @@ fn times_of(timeline: &Timeline) -> Vec<(usize, Nanos)> {
     waited.collect()
 }
 
-/// The line through points that few of them can spoil (Theil 1950, Sen 1968): the median of the slopes between all pairs, and of what
-/// is left at 0, which is not less than that. None where there is one point, or the line does not rise.
+/// The line through points that few of them can spoil (Theil 1950, Sen 1968): the median of the
+/// slopes between all pairs, and of what is left at 0, which is not less than that. None where
+/// there is one point, or the line does not rise.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let middle = |mut values: Vec<f64>| {
         values.sort_unstable_by(f64::total_cmp);

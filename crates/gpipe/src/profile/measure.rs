@@ -1,5 +1,6 @@
-//! Measuring a profile: a few steps of the real pipeline for each size of micro-batches and each schedule, all its stages at work,
-//! once with all forwards discarding and once with all keeping. What such a training shows is in `observed`.
+//! Measuring a profile: a few steps of the real pipeline for each size of micro-batches and each
+//! schedule, all its stages at work, once with all forwards discarding and once with all keeping.
+//! What such a training shows is in `observed`.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +21,8 @@ use crate::{
     pipeline::PipelineBuilder,
 };
 
-/// Steps whose quartiles are further apart than this share of their median are measured again: a plan could not tell two
-/// choices apart that differ by less.
+/// Steps whose quartiles are further apart than this share of their median are measured again: a
+/// plan could not tell two choices apart that differ by less.
 const WIDE: f64 = 0.25;
 /// Most times that one thing is.
 const AGAIN_MAX: usize = 3;
@@ -31,12 +32,14 @@ const AGAIN_MAX: usize = 3;
 pub struct Profiling<'a> {
     /// M for which a mini-batch is cut and measured.
     pub micro_batches: &'a [usize],
-    /// The schedules that each size is measured under, the first for all that are not here; none: the builder's.
+    /// The schedules that each size is measured under, the first for all that are not here; none:
+    /// the builder's.
     pub schedules: &'a [Schedule],
     /// Steps that are measured of each, after those that only warm up.
     pub steps: usize,
-    /// How often everything is measured, one thing after the other, each time so many steps; 0 is 1. On a machine that others disturb,
-    /// costs under several schedules are of the same moments only with several.
+    /// How often everything is measured, one thing after the other, each time so many steps; 0 is
+    /// 1. On a machine that others disturb, costs under several schedules are of the same moments
+    /// only with several.
     pub passes: usize,
     /// Mini-batches, used in turn: inputs and targets, all with the same number of samples.
     pub batches: &'a [(Vec<Tensor>, Vec<Tensor>)],
@@ -55,11 +58,12 @@ pub struct Again {
     pub percent: u64,
 }
 
-/// Measures a profile of the pipeline that `build` gives, each time anew. Each size of micro-batches is measured under each
-/// schedule, with all forwards discarding and, unless that goes over a memory cap, with all keeping. `tell` hears what is being
-/// measured. What is spread too far is measured again, a few times at most; [`ModelCosts::spread`] says how far it is then.
-/// `decide` hears what that would be, and gives back what is to be: of several processes, which measure different times, the
-/// same in each.
+/// Measures a profile of the pipeline that `build` gives, each time anew. Each size of
+/// micro-batches is measured under each schedule, with all forwards discarding and, unless that
+/// goes over a memory cap, with all keeping. `tell` hears what is being measured. What is spread
+/// too far is measured again, a few times at most; [`ModelCosts::spread`] says how far it is then.
+/// `decide` hears what that would be, and gives back what is to be: of several processes, which
+/// measure different times, the same in each.
 ///
 /// # Errors
 /// Those of `build` and of the steps; no mini-batches.
@@ -71,7 +75,9 @@ pub fn profile(
 ) -> Result<Profile> {
     if !IS_COUNTED {
         return Err(Error::Setting(
-            "memory of CPUs is not counted, so a profile would have no bytes: build gpipe with its feature `allocator`, or use `gpipe::estimate`".into(),
+            "memory of CPUs is not counted, so a profile would have no bytes: build gpipe with \
+            its feature `allocator`, or use `gpipe::estimate`"
+                .into(),
         ));
     }
     let mini_batch =
@@ -150,8 +156,8 @@ struct Ran {
 }
 
 impl Ran {
-    /// Trains as often as there are passes: each size, under each schedule, with each policy. Then again what is spread
-    /// too far.
+    /// Trains as often as there are passes: each size, under each schedule, with each policy. Then
+    /// again what is spread too far.
     fn of(
         settings: &Profiling<'_>,
         schedules: &[Schedule],
@@ -217,7 +223,8 @@ impl Ran {
             (self.stages, self.copied) = (pipeline.balance().len(), pipeline.is_in_processes());
             Observed::train(&mut pipeline, settings, cut.of_that_size)
         };
-        // Selective under one schedule: what it takes of a whole re-materialization is the same under all.
+        // Selective under one schedule: what it takes of a whole re-materialization is the same
+        // under all.
         match MeasuredSteps::new(number == 0, observe) {
             Ok(seen) => {
                 let seen = match self.seen.remove(&(number, cut.samples)) {
@@ -240,7 +247,8 @@ impl Ran {
 /// What is measured: the schedule's number, and the samples of a micro-batch.
 type MeasuredSize = (usize, usize);
 
-/// The thing whose steps are spread furthest, of those that are spread too far and were not measured again too often.
+/// The thing whose steps are spread furthest, of those that are spread too far and were not
+/// measured again too often.
 fn widest(
     spreads: impl Iterator<Item = (MeasuredSize, Spread)>,
     turns: &BTreeMap<MeasuredSize, usize>,
@@ -313,7 +321,8 @@ impl MeasuredSteps {
                 }
             }
             if cost.kept == Bytes(0) {
-                // Its stage is not trained, and keeps nothing. In another one it may have to keep its outputs, and to be recomputed.
+                // Its stage is not trained, and keeps nothing. In another one it may have to keep
+                // its outputs, and to be recomputed.
                 (cost.forward_kept, cost.rematerialize) = (cost.forward, cost.forward);
                 (cost.rematerialize_selective, cost.selective_peak) =
                     (cost.forward, cost.forward_peak);
@@ -371,8 +380,8 @@ fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
     })
 }
 
-/// By layer, and for the loss: what crosses a cut before it, and what products give, which a stage that is not trained does not
-/// show.
+/// By layer, and for the loss: what crosses a cut before it, and what products give, which a stage
+/// that is not trained does not show.
 fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<LayerCost>> {
     let estimated =
         builder.estimate(&[samples], &Rate::default())?.at(samples, &Schedule::OneFOneB);
@@ -393,8 +402,9 @@ mod tests {
         Spread { low, high }
     }
 
-    /// A profile with quartiles of 2.85 and 15.40 around 5.39 was once trusted, and the plan made from it took three times
-    /// as long as the default. What is that wide is measured again, the widest first, and not for ever.
+    /// A profile with quartiles of 2.85 and 15.40 around 5.39 was once trusted, and the plan made
+    /// from it took three times as long as the default. What is that wide is measured again, the
+    /// widest first, and not for ever.
     #[test]
     fn regression_what_is_spread_too_far_is_measured_again_and_not_for_ever() {
         let all = [

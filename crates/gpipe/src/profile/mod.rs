@@ -1,5 +1,5 @@
-//! Profiles: what each layer of a model takes and holds where it really runs, and what that was measured on, so that
-//! nobody plans with the costs of another model.
+//! Profiles: what each layer of a model takes and holds where it really runs, and what that was
+//! measured on, so that nobody plans with the costs of another model.
 //!
 //! - `measure`: trains a few steps of each size of micro-batches, with every layer measured
 //! - `observed`: what such a training showed
@@ -40,7 +40,8 @@ pub struct Profile {
     pub stages: usize,
     /// Steps that were measured of each size and policy.
     pub steps: usize,
-    /// What layers take in a step like most (the median over the steps of the mean in each), and the most bytes.
+    /// What layers take in a step like most (the median over the steps of the mean in each), and
+    /// the most bytes.
     pub costs: ModelCosts,
     /// How far the times are spread, by samples of a micro-batch, then by layer, the loss last.
     pub spread: BTreeMap<usize, Vec<LayerSpread>>,

@@ -17,9 +17,9 @@ use crate::{
     value::IntoTensors,
 };
 
-/// Steps that are not measured: the first one makes the optimizer's state and fills caches, the second one still touches memory for the
-/// first time (of the `gpt` workload with all forwards kept it takes a third more than those after it), and the third of AmoebaNet
-/// is still 2 to 6% longer.
+/// Steps that are not measured: the first one makes the optimizer's state and fills caches, the
+/// second one still touches memory for the first time (of the `gpt` workload with all forwards kept
+/// it takes a third more than those after it), and the third of AmoebaNet is still 2 to 6% longer.
 const WARM_UP: usize = 3;
 
 /// What a training of a few steps showed.
@@ -34,7 +34,8 @@ pub(super) struct Observed {
     starts: Vec<usize>,
     /// What all layers took in each step, in nanoseconds.
     steps: Vec<f64>,
-    /// By stage and work: what actions took, and the layers in them. The rest is dispatch, and what comes from and goes to links.
+    /// By stage and work: what actions took, and the layers in them. The rest is dispatch, and what
+    /// comes from and goes to links.
     actions: HashMap<(usize, ProfiledOp), (f64, f64)>,
 }
 
@@ -139,8 +140,9 @@ impl Observed {
         Nanos((time * overhead) as u64)
     }
 
-    /// What a layer takes in a step like most: the median over the steps of its mean in each. A step is a sum, and the sum of
-    /// medians is less than it where some of the layers' runs are disturbed in every step.
+    /// What a layer takes in a step like most: the median over the steps of its mean in each. A
+    /// step is a sum, and the sum of medians is less than it where some of the layers' runs are
+    /// disturbed in every step.
     fn typical(&self, layer: usize, work: ProfiledOp) -> Nanos {
         let means = self.means.get(&(layer, work)).map_or(&[][..], Vec::as_slice);
         let time = match means.len() {
@@ -265,8 +267,8 @@ impl Observed {
         }
     }
 
-    /// What is once per step, shared among a stage's layers by the bytes of their gradients, and what layers hold
-    /// between steps. The latest size that is measured counts.
+    /// What is once per step, shared among a stage's layers by the bytes of their gradients, and
+    /// what layers hold between steps. The latest size that is measured counts.
     pub(super) fn fill_states(&self, costs: &mut ModelCosts) {
         let gradients = |layer: usize| self.bytes.get(layer).map_or(0, |own| own.gradients) as f64;
         for layer in 0..costs.layers.len() {

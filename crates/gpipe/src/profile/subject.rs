@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{estimate::Rate, pipeline::PipelineBuilder, spec::TensorSpec};
 
-/// What costs depend on. Settings that a planner chooses (cuts, M, schedule, re-materialization) are not in it.
+/// What costs depend on. Settings that a planner chooses (cuts, M, schedule, re-materialization)
+/// are not in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subject {
@@ -46,7 +47,8 @@ pub struct LayerSubject {
     pub outputs: Vec<String>,
     /// Floating-point operations of its forward of one sample, as estimated.
     pub flops: u64,
-    /// Bytes that it keeps for its backward of one sample, as estimated: dropout, say, is to be seen in it.
+    /// Bytes that it keeps for its backward of one sample, as estimated: dropout, say, is to be
+    /// seen in it.
     pub kept: u64,
 }
 
@@ -61,7 +63,8 @@ impl Subject {
     /// Checks that it is `other`.
     ///
     /// # Errors
-    /// The first thing that differs, both values, and the remedy. `origin` is what it calls what was measured.
+    /// The first thing that differs, both values, and the remedy. `origin` is what it calls what
+    /// was measured.
     pub fn check(&self, other: &Self, origin: &str) -> crate::Result<()> {
         match self.difference(other) {
             None => Ok(()),

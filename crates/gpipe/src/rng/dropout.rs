@@ -1,8 +1,9 @@
 //! Dropout masks: a function of (seed, layer, step, global sample, site, element), on any device.
 //!
-//! Why not the device's own generator: its numbers depend on the order of calls and on the device, and a mask
-//! would change with the number of stages. On a CPU the mask is written in Rust (a bit less than half a
-//! millisecond for 8 x 128 x 512 elements); elsewhere the same 64-bit arithmetic runs as tensor operations.
+//! Why not the device's own generator: its numbers depend on the order of calls and on the device,
+//! and a mask would change with the number of stages. On a CPU the mask is written in Rust (a bit
+//! less than half a millisecond for 8 x 128 x 512 elements); elsewhere the same 64-bit arithmetic
+//! runs as tensor operations.
 
 use gpipe_bridge::fill;
 use gpipe_core::splitmix::{GAMMA, MULTIPLIERS, at, key};
@@ -31,8 +32,8 @@ impl MaskKey {
     }
 }
 
-/// `x` ([samples, ...]) with each element zeroed with probability `p`, in steps of 2^-16, or else divided by
-/// 1 - p.
+/// `x` ([samples, ...]) with each element zeroed with probability `p`, in steps of 2^-16, or else
+/// divided by 1 - p.
 pub(crate) fn dropout(x: &Tensor, p: f64, mask: MaskKey) -> Result<Tensor, LayerError> {
     let threshold = (p * 65536.0).round().clamp(0.0, 65536.0);
     let scale = if threshold < 65536.0 { 65536.0 / (65536.0 - threshold) } else { 0.0 };
@@ -41,7 +42,8 @@ pub(crate) fn dropout(x: &Tensor, p: f64, mask: MaskKey) -> Result<Tensor, Layer
     if x.device() == Device::Cpu && full {
         return Ok(x.f_mul(&host_mask(&shape, x.kind(), threshold, scale, mask)?)?);
     }
-    // Zeroed first and scaled in float32 after, since a scale in bfloat16 would be off by up to 0.4%.
+    // Zeroed first and scaled in float32 after, since a scale in bfloat16 would be off by up to
+    // 0.4%.
     let kept = match x.device() {
         Device::Cpu => host_mask(&shape, Kind::Float, threshold, 1.0, mask)?,
         device => device_mask(&shape, threshold, mask, device)?,

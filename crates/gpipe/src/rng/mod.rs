@@ -1,7 +1,7 @@
 //! Random numbers that depend on nothing but their key (DESIGN: contract 2).
 //!
-//! Initial values are keyed by (seed, layer, parameter); dropout masks by (seed, layer, step, global
-//! sample, site, element). No number of stages, micro-batches or replicas can change either.
+//! Initial values are keyed by (seed, layer, parameter); dropout masks by (seed, layer, step,
+//! global sample, site, element). No number of stages, micro-batches or replicas can change either.
 
 mod dropout;
 

@@ -133,7 +133,8 @@ impl StageExecutor for Stage {
     }
 }
 
-/// Values of micro-batches in the order of the micro-batches, whatever order a schedule ran them in.
+/// Values of micro-batches in the order of the micro-batches, whatever order a schedule ran them
+/// in.
 fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
     values.sort_by_key(|(micro_batch, _)| *micro_batch);
     values.into_iter().map(|(_, value)| value).collect()
@@ -161,7 +162,8 @@ impl ActiveStage<'_> {
         inputs: OnEdges<Value>,
         keep: Keep,
     ) -> StageResult<OnEdges<Value>> {
-        // Where nothing up to here is trained there is nothing to keep, to recompute or to go back through.
+        // Where nothing up to here is trained there is nothing to keep, to recompute or to go back
+        // through.
         let keep = if self.parameters.trains_up_to_here() { keep } else { Keep::Nothing };
         let edges = Arc::clone(&self.config.edges);
         let inputs = self.receive(inputs)?;
@@ -188,7 +190,8 @@ impl ActiveStage<'_> {
             self.step.outputs.push((micro_batch, outputs));
             return self.finished(Vec::new());
         }
-        // A forward that discards leaves the loss to its re-materialization, which needs it again anyway.
+        // A forward that discards leaves the loss to its re-materialization, which needs it again
+        // anyway.
         if keep != Keep::Inputs {
             let graph = keep == Keep::Activations;
             let loss = self.run_loss(micro_batch, &outputs, graph, ProfiledOp::ForwardKept)?;
@@ -255,7 +258,8 @@ impl ActiveStage<'_> {
             Some(max) if norm > max => max / (norm + 1e-6),
             _ => 1.0,
         };
-        // A run that only looks for the layer of a NaN never updates, even if the NaN does not come again.
+        // A run that only looks for the layer of a NaN never updates, even if the NaN does not come
+        // again.
         let apply = norm.is_finite() && !self.step.feed.check_finite;
         Verdict { apply, norm, scale: clip / self.step.feed.loss_scale }
     }
@@ -264,7 +268,8 @@ impl ActiveStage<'_> {
         self.step.verdict = Some(verdict);
         let begun = self.begin_sample()?;
         if verdict.apply {
-            // What it needs was made in `norm`, or made sure to fit: an update that has begun must not fail.
+            // What it needs was made in `norm`, or made sure to fit: an update that has begun must
+            // not fail.
             self.device.lift_cap().map_err(in_operation("memory"))?;
             let StepState { gradients, running, feed, .. } = &mut *self.step;
             let update = StepUpdate { gradients, running, scale: verdict.scale, lr: feed.lr };

@@ -1,4 +1,5 @@
-//! Backwards of a stage, layer by layer from the last: whole, or the gradients of the inputs now and those of the weights later.
+//! Backwards of a stage, layer by layer from the last: whole, or the gradients of the inputs now
+//! and those of the weights later.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -7,7 +8,7 @@ use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
 use super::{
-    StageResult, held::SavedActivations, in_operation, island, not_held, recorder::ProfiledOp,
+    StageResult, guard, held::SavedActivations, in_operation, not_held, recorder::ProfiledOp,
     step::ActiveStage,
 };
 use crate::{
@@ -71,7 +72,8 @@ impl ActiveStage<'_> {
         };
         if let Some(loss) = held.loss.take() {
             let begun = self.begin_sample()?;
-            // Where the stage may not fail, a loss that is no number must not be forgotten: gradients of it are none either.
+            // Where the stage may not fail, a loss that is no number must not be forgotten:
+            // gradients of it are none either.
             let finite =
                 self.step.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
             let scale = if finite { self.step.feed.loss_scale } else { f64::NAN };
@@ -81,7 +83,7 @@ impl ActiveStage<'_> {
             grads = back.map_err(in_loss)?.0;
             self.end_sample(begun, self.loss_position(), work, micro_batch)?;
             if self.step.feed.check_finite {
-                island::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
+                guard::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
             }
         }
         loop {
@@ -141,7 +143,7 @@ impl ActiveStage<'_> {
             if self.step.feed.check_finite {
                 let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
                 let layer = &self.config.named[position].name;
-                island::check_finite(layer, "the gradient of its input", of_inputs)?;
+                guard::check_finite(layer, "the gradient of its input", of_inputs)?;
             }
             if whole {
                 self.summed(micro_batch, position)?;
@@ -154,7 +156,8 @@ impl ActiveStage<'_> {
         Ok(grads)
     }
 
-    /// The second half: adds what the first one left to the step's gradients, in the order of whole backwards.
+    /// The second half: adds what the first one left to the step's gradients, in the order of whole
+    /// backwards.
     pub(super) fn finish_weights(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
         for weights in self.step.split.remove(&micro_batch).unwrap_or_default() {
             let begun = self.begin_sample()?;
@@ -180,7 +183,7 @@ impl ActiveStage<'_> {
         if self.step.feed.check_finite {
             let layer = &self.config.named[position].name;
             let of_parameters = self.step.gradients.accumulators(position).iter().flatten();
-            island::check_finite(layer, "the gradient of its parameters", of_parameters)?;
+            guard::check_finite(layer, "the gradient of its parameters", of_parameters)?;
         }
         Ok(())
     }

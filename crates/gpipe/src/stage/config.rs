@@ -16,8 +16,8 @@ use crate::{
     sequence::{NamedLayer, Skip, TieGroup},
 };
 
-/// All that a stage is told when it is built. It never changes. It is plain data, so that the stage itself
-/// is made in its own thread.
+/// All that a stage is told when it is built. It never changes. It is plain data, so that the stage
+/// itself is made in its own thread.
 pub(crate) struct StageConfig {
     pub stage: StageId,
     pub last: bool,

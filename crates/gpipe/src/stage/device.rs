@@ -1,9 +1,10 @@
 //! The device of one stage or several: its stream, what crosses to other devices, and its memory.
 //!
-//! On a GPU every action ends when its kernels have: the times that a step reports are then true, and a value
-//! is complete when it is handed over. Copies from a GPU to another device are the exception: they have a stream
-//! of their own and an event that the receiver waits for, so that they overlap with the next action. Copies from
-//! a CPU are made by the receiving GPU's stage, and waited for.
+//! On a GPU every action ends when its kernels have: the times that a step reports are then true,
+//! and a value is complete when it is handed over. Copies from a GPU to another device are the
+//! exception: they have a stream of their own and an event that the receiver waits for, so that
+//! they overlap with the next action. Copies from a CPU are made by the receiving GPU's stage, and
+//! waited for.
 
 use gpipe_bridge::{
     device::{self, Event, Stream},
@@ -40,7 +41,8 @@ impl StageDevice {
                 let (compute, copies) = (Stream::new(number)?, Stream::new(number)?);
                 compute.enter()?;
                 device::prefer_deterministic_kernels(true)?;
-                // The first allocation brings the GPU's allocator into being; its peak may be an earlier user's.
+                // The first allocation brings the GPU's allocator into being; its peak may be an
+                // earlier user's.
                 drop(Tensor::f_zeros([1], (tch::Kind::Float, device.tch()))?);
                 device::reset_peak(number)?;
                 Some(Gpu { number, compute, copies })
@@ -76,8 +78,8 @@ impl StageDevice {
         Ok(memory::enter(SHARED_ARENA)?)
     }
 
-    /// The end of an action: waits for its kernels, and looks whether they went over the cap. (The CPU's
-    /// allocator refuses what goes over; a GPU's cannot, so there the action fails after it.)
+    /// The end of an action: waits for its kernels, and looks whether they went over the cap. (The
+    /// CPU's allocator refuses what goes over; a GPU's cannot, so there the action fails after it.)
     pub(super) fn finish(&self) -> Result<(), LayerError> {
         self.synchronize()?;
         let (Some(gpu), Some(cap)) = (&self.gpu, self.cap) else { return Ok(()) };
@@ -105,8 +107,8 @@ impl StageDevice {
         })
     }
 
-    /// Starts a new measurement of the peak: the GPU's only where this stage is its first, because another may be
-    /// at work already.
+    /// Starts a new measurement of the peak: the GPU's only where this stage is its first, because
+    /// another may be at work already.
     pub(super) fn reset_peak(&self, first_on_device: bool) -> Result<(), LayerError> {
         if let Some(gpu) = self.gpu.as_ref().filter(|_| first_on_device) {
             device::reset_peak(gpu.number)?;
@@ -114,8 +116,8 @@ impl StageDevice {
         Ok(memory::reset_peak(self.arena.id())?)
     }
 
-    /// What a stage on device `to` is sent: the tensors themselves on the same device (and from the CPU,
-    /// whose receiver copies), else copies that are under way.
+    /// What a stage on device `to` is sent: the tensors themselves on the same device (and from the
+    /// CPU, whose receiver copies), else copies that are under way.
     pub(super) fn send(
         &self,
         tensors: Vec<Option<Tensor>>,

@@ -1,4 +1,5 @@
-//! Re-materialization: forwards that keep the inputs of segments and nothing else, and what is computed again from them.
+//! Re-materialization: forwards that keep the inputs of segments and nothing else, and what is
+//! computed again from them.
 
 use std::collections::HashMap;
 
@@ -17,11 +18,12 @@ use super::{
 };
 
 impl ActiveStage<'_> {
-    /// A forward that keeps every segment's inputs, and, where the policy is selective, what products gave.
+    /// A forward that keeps every segment's inputs, and, where the policy is selective, what
+    /// products gave.
     ///
-    /// In training each layer still runs as an island, which is dropped at once: ATen may choose another
-    /// kernel where nothing requires a gradient (`matmul` folds by it), and its bits would then differ
-    /// from those of a forward that keeps its activations.
+    /// In training each layer still runs as an island, which is dropped at once: ATen may choose
+    /// another kernel where nothing requires a gradient (`matmul` folds by it), and its bits would
+    /// then differ from those of a forward that keeps its activations.
     pub(super) fn forward_discarding(
         &mut self,
         micro_batch: MicroBatch,

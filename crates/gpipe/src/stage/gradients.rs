@@ -1,7 +1,7 @@
 //! The gradients of one step: summed by layer, in the order of the micro-batches.
 //!
-//! Each use of a tied weight has its own accumulator, also within one stage, so that the sum over uses is
-//! taken once per mini-batch in layer order, wherever the cuts are.
+//! Each use of a tied weight has its own accumulator, also within one stage, so that the sum over
+//! uses is taken once per mini-batch in layer order, wherever the cuts are.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,8 @@ pub(super) struct Gradients {
     turns: Vec<Vec<u32>>,
 }
 
-/// Where a layer sums its gradients, and which of those of a micro-batch may be added: where all earlier micro-batches' are.
+/// Where a layer sums its gradients, and which of those of a micro-batch may be added: where all
+/// earlier micro-batches' are.
 pub(super) struct OrderedAccumulator<'a> {
     sums: &'a mut [Option<Tensor>],
     turns: &'a mut [u32],
@@ -97,7 +98,8 @@ impl Gradients {
         self.turns[position].iter_mut().for_each(|turn| *turn = next.max(*turn));
     }
 
-    /// The gradients of this stage's uses of the weights that the stage at the other end of `edge` owns.
+    /// The gradients of this stage's uses of the weights that the stage at the other end of `edge`
+    /// owns.
     pub(super) fn tied(&mut self, config: &StageConfig, edge: EdgeId) -> Value {
         let owner = config.edges.tie_owners.iter().find(|(own, _)| *own == edge);
         let groups = owner.into_iter().flat_map(|(_, layers)| {
@@ -107,9 +109,9 @@ impl Gradients {
         Value::new(uses.into_iter().map(|(layer, slot)| self.sums[layer][slot].take()).collect())
     }
 
-    /// Sums the tied gradients of the groups owned here, own uses first, then those that arrived (by edge,
-    /// on this stage's device), in stage order: all in layer order. Returns a copy of each sum for every
-    /// stage that uses it.
+    /// Sums the tied gradients of the groups owned here, own uses first, then those that arrived
+    /// (by edge, on this stage's device), in stage order: all in layer order. Returns a copy of
+    /// each sum for every stage that uses it.
     pub(super) fn reduce(
         &mut self,
         config: &StageConfig,

@@ -39,8 +39,8 @@ impl SavedActivations {
         Self { islands, segments, skips, products, untouched: false, whole: true, loss: None }
     }
 
-    /// Only the inputs of each segment, skips that no segment can recompute for itself, and what each layer's products gave where
-    /// they are kept.
+    /// Only the inputs of each segment, skips that no segment can recompute for itself, and what
+    /// each layer's products gave where they are kept.
     pub(super) fn discarded(
         segments: Vec<SegmentStart>,
         skips: HashMap<usize, Tensor>,

@@ -1,23 +1,24 @@
 //! One layer as an autograd island: its inputs are leaves, and its VJP is taken on its own.
 //!
-//! Why not one graph per stage: where gradients meet (a residual, a skip), autograd would sum in an order
-//! that depends on the cut. An island's sums are inside one layer, so no cut can change them; and each
-//! layer's memory is released as soon as its backward is done.
-
-use std::panic::{AssertUnwindSafe, catch_unwind};
+//! Why not one graph per stage: where gradients meet (a residual, a skip), autograd would sum in an
+//! order that depends on the cut. An island's sums are inside one layer, so no cut can change them;
+//! and each layer's memory is released as soon as its backward is done.
 
 use gpipe_bridge::{
     layout::settled,
     linear::Kernels,
-    memory,
     split::{self, First, split},
     vjp::{Request, vjp},
 };
 use gpipe_core::LayerId;
-use gpipe_runtime::panic_message;
 use tch::{Kind, Tensor};
 
-use super::{differentiable, feed::Slice, gradients::OrderedAccumulator};
+use super::{
+    differentiable,
+    feed::Slice,
+    gradients::OrderedAccumulator,
+    guard::{Untouched, catching, check_finite},
+};
 use crate::{
     batch_norm::BatchStatistics,
     cache::Cache,
@@ -63,40 +64,10 @@ fn leaf(tensor: &Tensor, grads: bool) -> Result<Tensor, LayerError> {
     Ok(if grads && differentiable(&leaf) { leaf.f_set_requires_grad(true)? } else { leaf })
 }
 
-/// What a layer made, as the next one gets it: without a graph, and in the one layout that values pass in.
+/// What a layer made, as the next one gets it: without a graph, and in the one layout that values
+/// pass in.
 fn passed_on(tensor: &Tensor) -> Result<Tensor, LayerError> {
     Ok(settled(tensor.f_detach()?)?)
-}
-
-/// An error if any of `tensors` holds a NaN or an infinity.
-pub(super) fn check_finite<'t>(
-    layer: &str,
-    what: &str,
-    tensors: impl IntoIterator<Item = &'t Tensor>,
-) -> Result<(), StageError> {
-    let finite = |tensor: &Tensor| -> Result<bool, LayerError> {
-        Ok(tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
-    };
-    for tensor in tensors {
-        let finite = if differentiable(tensor) { finite(tensor) } else { Ok(true) };
-        let finite = finite.map_err(|source| StageError::Layer { layer: layer.into(), source })?;
-        if !finite {
-            return Err(StageError::NotFinite { layer: layer.into(), what: what.into() });
-        }
-    }
-    Ok(())
-}
-
-/// Calls a user's code; its panic becomes an error, which then names the layer. tch itself panics where an
-/// operation that takes a number (`f_mul_scalar`, say) has no memory left: that is told as what it is.
-pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Result<T, LayerError> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        let told = || match panic_message(panic.as_ref()) {
-            text if text.contains("CUDA out of memory") => LayerError::GpuOutOfMemory(text),
-            text => LayerError::Panic(text),
-        };
-        Err(memory::take_refusal().map_or_else(told, LayerError::OutOfMemory))
-    })
 }
 
 /// What a run of a layer gives.
@@ -206,7 +177,8 @@ impl LayerRun<'_> {
 }
 
 impl LayerRun<'_> {
-    /// A layer whose forward contradicts its infer would be broadcast somewhere later, or not at all.
+    /// A layer whose forward contradicts its infer would be broadcast somewhere later, or not at
+    /// all.
     fn check_outputs(
         &self,
         inputs: &[Tensor],
@@ -248,8 +220,8 @@ impl LayerRun<'_> {
         )))
     }
 
-    /// Where something of it or before it is trained, its outputs must depend on that: else training goes on, step
-    /// after step, and nothing is learnt.
+    /// Where something of it or before it is trained, its outputs must depend on that: else
+    /// training goes on, step after step, and nothing is learnt.
     fn check_trains(
         &self,
         inputs: &[Tensor],
@@ -273,29 +245,6 @@ impl LayerRun<'_> {
              parameters up to here"
                 .into(),
         ))
-    }
-}
-
-/// Tensors that a call must not change in place. (A change through `Tensor::data`, which hides it from autograd, is
-/// not seen.)
-pub(super) struct Untouched<'t> {
-    tensors: Vec<(&'t Tensor, i64)>,
-}
-
-impl<'t> Untouched<'t> {
-    pub(super) fn new(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Self, LayerError> {
-        let version = |tensor: &'t Tensor| Ok((tensor, tensor.f_internal_version()?));
-        Ok(Self { tensors: tensors.into_iter().map(version).collect::<Result<_, LayerError>>()? })
-    }
-
-    /// The number of the first one that was changed.
-    pub(super) fn changed(&self) -> Result<Option<usize>, LayerError> {
-        for (index, (tensor, version)) in self.tensors.iter().enumerate() {
-            if tensor.f_internal_version()? != *version {
-                return Ok(Some(index));
-            }
-        }
-        Ok(None)
     }
 }
 
@@ -353,8 +302,9 @@ impl Island {
         self.back(found)
     }
 
-    /// The first half of the VJP: gradients of inputs and skips, and what is left for the second. Parameters' gradients that are
-    /// found already are added where it is their turn; the others wait for it.
+    /// The first half of the VJP: gradients of inputs and skips, and what is left for the second.
+    /// Parameters' gradients that are found already are added where it is their turn; the others
+    /// wait for it.
     pub(super) fn backward_input(
         self,
         grads: Vec<Option<Tensor>>,
@@ -401,7 +351,8 @@ impl Island {
         (0..self.parameters.len()).filter(|&i| self.parameters[i].requires_grad()).collect()
     }
 
-    /// The gradients of those inputs and skips that require one, as `pull` finds them; none where there is nothing to find.
+    /// The gradients of those inputs and skips that require one, as `pull` finds them; none where
+    /// there is nothing to find.
     fn pull(
         &self,
         grads: &[Option<Tensor>],
@@ -458,7 +409,8 @@ pub(super) struct WeightGradients {
 enum Later {
     /// They are yet to be computed.
     Graph(split::Later),
-    /// They are there, of a layer that cannot be split (or has none); those that are not summed yet.
+    /// They are there, of a layer that cannot be split (or has none); those that are not summed
+    /// yet.
     Gradients(Vec<Option<Tensor>>),
 }
 

@@ -87,8 +87,8 @@ pub(super) struct ForwardOptions<'a> {
 }
 
 impl ActiveStage<'_> {
-    /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip value that
-    /// a layer here may pop, and gets those that are stashed.
+    /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip
+    /// value that a layer here may pop, and gets those that are stashed.
     pub(super) fn run_layers(
         &self,
         range: Range<usize>,
@@ -192,8 +192,8 @@ impl ActiveStage<'_> {
         }
     }
 
-    /// What the driver fed the first stage of `micro_batch`: on its device, in the layout that values pass in, and,
-    /// where the arithmetic is in a smaller dtype, in that.
+    /// What the driver fed the first stage of `micro_batch`: on its device, in the layout that
+    /// values pass in, and, where the arithmetic is in a smaller dtype, in that.
     pub(super) fn fed_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<Tensor>> {
         let Precision { compute, master } = self.config.precision;
         let fed = |tensor: &Tensor| {

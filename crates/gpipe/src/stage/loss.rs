@@ -8,7 +8,8 @@ use tch::Tensor;
 use super::{
     StageResult,
     feed::Mode,
-    island::{self, Island, Untouched},
+    guard::{self, Untouched},
+    island::{self, Island},
     recorder::ProfiledOp,
     step::ActiveStage,
 };
@@ -24,8 +25,8 @@ impl ActiveStage<'_> {
         self.config.layers.end
     }
 
-    /// Runs the loss of `micro_batch` on the stage's outputs and notes its sum; on the last stage, in
-    /// training or evaluation. With `graph`, an island for the backward.
+    /// Runs the loss of `micro_batch` on the stage's outputs and notes its sum; on the last stage,
+    /// in training or evaluation. With `graph`, an island for the backward.
     pub(super) fn run_loss(
         &mut self,
         micro_batch: MicroBatch,
@@ -67,7 +68,7 @@ impl ActiveStage<'_> {
         let targets = targets.iter().map(|target| self.device.own(target));
         let targets: Vec<Tensor> = targets.collect::<Result<_, _>>().map_err(in_loss)?;
         let given = Untouched::new(seen.iter().chain(&targets)).map_err(in_loss)?;
-        let sum = island::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
+        let sum = guard::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
         check_untouched(&given).map_err(in_loss)?;
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
         // A loss of nothing, where no target counts, may be a plain 0.
@@ -79,7 +80,8 @@ impl ActiveStage<'_> {
                     .into(),
             )));
         }
-        // Among processes a stage that fails ends the run: there the driver looks, at what all of them have.
+        // Among processes a stage that fails ends the run: there the driver looks, at what all of
+        // them have.
         if !value.is_finite() && self.config.alone {
             let what = format!("the loss ({value})");
             return Err(StageError::NotFinite { layer: "loss".into(), what });
@@ -99,7 +101,7 @@ impl ActiveStage<'_> {
         let measure = |metric: &Arc<dyn Metric>| {
             let measure = || -> Result<f64, LayerError> {
                 let given = Untouched::new(outputs.iter().chain(targets))?;
-                let sum = island::catching(|| metric.sum(outputs, targets))?;
+                let sum = guard::catching(|| metric.sum(outputs, targets))?;
                 check_untouched(&given)?;
                 Ok(sum)
             };

@@ -1,15 +1,18 @@
-//! The seam on libtorch: a stage holds its layers' parameters and runs them, each as its own autograd
-//! island.
+//! The seam on libtorch: a stage holds its layers' parameters and runs them, each as its own
+//! autograd island.
 //!
-//! What lasts is in [`Stage`]. What lives for one step is in [`step::StepState`], and is dropped with it.
+//! What lasts is in [`Stage`]. What lives for one step is in [`step::StepState`], and is dropped
+//! with it.
 //!
 //! - [`config`]: what a stage is told when it is built
 //! - [`step`]: the state of one step, and the stage during it
 //! - [`feed`]: what the driver gives a stage for a step, and what it gets back
 //! - [`actions`]: what the runtime calls
+//! - [`guard`]: what is looked at around calls of a user's code
 //! - [`layers`]: how layers are run; [`island`]: one layer's forward with a graph, and its VJP
 //! - [`loss`]: the loss and the metrics, on the last stage
-//! - [`discarding`]: forwards that keep a segment's inputs only, and what is computed again from them
+//! - [`discarding`]: forwards that keep a segment's inputs only, and what is computed again from
+//!   them
 //! - [`back`]: backwards, whole or in halves
 //! - [`held`]: what a micro-batch leaves from its forward to its backward, whole or in segments
 //! - [`gradients`]: the step's gradients, and those of tied weights
@@ -26,6 +29,7 @@ mod device;
 mod discarding;
 pub(crate) mod feed;
 mod gradients;
+mod guard;
 mod held;
 mod island;
 mod layers;
@@ -44,7 +48,7 @@ use tch::Tensor;
 
 pub(crate) use self::{
     config::{BeforeAction, Edges, StageConfig},
-    island::catching,
+    guard::catching,
 };
 use self::{device::StageDevice, parameters::Parameters, step::StepState};
 use crate::{
@@ -65,8 +69,8 @@ pub(crate) struct Stage {
     decoding: HashMap<(usize, usize), Cache>,
     /// Between `begin` and `finish`, or `abort`.
     step: Option<StepState>,
-    /// Shared with the device's other stages. Last, so that its memory is given back after everything that
-    /// was allocated in it.
+    /// Shared with the device's other stages. Last, so that its memory is given back after
+    /// everything that was allocated in it.
     device: Rc<StageDevice>,
 }
 
@@ -81,8 +85,8 @@ impl Stage {
     /// Builds the stages of one device, in the thread that will run them.
     pub(crate) fn build_all(configs: Vec<StageConfig>) -> StageResult<Vec<Self>> {
         let Some(first) = configs.first() else { return Ok(Vec::new()) };
-        // Asking first matters: a thread's first look at the number takes over what was last set anywhere in the
-        // process, and would undo a number that was set before it.
+        // Asking first matters: a thread's first look at the number takes over what was last set
+        // anywhere in the process, and would undo a number that was set before it.
         let _ = tch::get_num_threads();
         tch::set_num_threads(first.threads);
         let device =

@@ -16,8 +16,8 @@ pub(super) type ParamIndex = (usize, usize);
 
 /// All parameters of one stage.
 pub(crate) struct Parameters {
-    /// By layer of the stage: what is updated, in the order of the layer's specs. Tied ones share their
-    /// storage.
+    /// By layer of the stage: what is updated, in the order of the layer's specs. Tied ones share
+    /// their storage.
     pub(super) masters: Vec<Vec<Tensor>>,
     /// By layer: what layers see. The masters themselves, or copies in the dtype of the arithmetic.
     working: Vec<Vec<Tensor>>,
@@ -92,8 +92,8 @@ impl Parameters {
         self.last_grads.clear();
     }
 
-    /// Makes what layers see of the trained parameters of the layer at `position` from their masters, where the
-    /// two differ.
+    /// Makes what layers see of the trained parameters of the layer at `position` from their
+    /// masters, where the two differ.
     pub(super) fn refresh(&self, position: usize) -> Result<(), LayerError> {
         for (master, seen) in self.masters[position].iter().zip(&self.working[position]) {
             if master.kind() != seen.kind() && seen.requires_grad() {
@@ -103,8 +103,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Copies of the parameters on the CPU with their full names; a tied one under its first use in the
-    /// whole model, and only on the stage that owns it.
+    /// Copies of the parameters on the CPU with their full names; a tied one under its first use in
+    /// the whole model, and only on the stage that owns it.
     pub(crate) fn copies(
         &self,
         names: &[(String, ParamIndex)],
@@ -146,8 +146,8 @@ pub(super) fn copy_to_cpu(tensor: &Tensor) -> Result<Tensor, LayerError> {
     Ok(tensor.f_detach()?.f_to(tch::Device::Cpu)?)
 }
 
-/// The initial master of a parameter, and what its layer sees of it. A tied one's value is that of its
-/// first use, on whatever stage.
+/// The initial master of a parameter, and what its layer sees of it. A tied one's value is that of
+/// its first use, on whatever stage.
 fn initial(
     config: &StageConfig,
     masters: &[Vec<Tensor>],
@@ -166,8 +166,8 @@ fn initial(
             working.get(layer).and_then(|values| values.get(slot)),
         )
     {
-        // The same storage, but a leaf of its own: one leaf used twice in a layer would get, for each
-        // use, the gradient of both.
+        // The same storage, but a leaf of its own: one leaf used twice in a layer would get, for
+        // each use, the gradient of both.
         let seen = leaf(seen.f_detach()?)?;
         let master = if reduced { master.shallow_clone() } else { seen.shallow_clone() };
         return Ok((master, seen));

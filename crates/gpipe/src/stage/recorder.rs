@@ -1,5 +1,6 @@
-//! What each layer takes and holds, layer by layer, while a stage works: only in a pipeline that is being profiled, because
-//! the peak of the memory is looked at around every layer, and a GPU waited for.
+//! What each layer takes and holds, layer by layer, while a stage works: only in a pipeline that is
+//! being profiled, because the peak of the memory is looked at around every layer, and a GPU waited
+//! for.
 
 use std::{
     cell::RefCell,
@@ -175,7 +176,8 @@ impl Recorder {
         self.unsplit.borrow().contains(&position)
     }
 
-    /// The first half of the step's first backward of the layer at `position` made so many bytes of its gradients.
+    /// The first half of the step's first backward of the layer at `position` made so many bytes of
+    /// its gradients.
     pub(super) fn early(&self, position: usize, bytes: u64) {
         self.early.borrow_mut().insert(position, bytes);
     }
@@ -190,7 +192,8 @@ impl Recorder {
         std::mem::take(self.statistics.get_mut())
     }
 
-    /// The step's samples, and its peak if it is higher than `peak`, which was seen since the last sample.
+    /// The step's samples, and its peak if it is higher than `peak`, which was seen since the last
+    /// sample.
     pub(super) fn take(&mut self, peak: u64) -> (Vec<Sample>, u64) {
         let before = std::mem::take(self.peak.get_mut());
         (std::mem::take(self.samples.get_mut()), peak.max(before))

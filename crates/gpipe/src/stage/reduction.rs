@@ -1,8 +1,10 @@
-//! Gradients and statistics summed over the replicas of a pipeline. Each layer's gradients are a bucket, summed as soon as the layer's last
-//! backward is done, while earlier layers still go backwards (Li et al. 2020, PyTorch Distributed, section 3.2.3).
+//! Gradients and statistics summed over the replicas of a pipeline. Each layer's gradients are a
+//! bucket, summed as soon as the layer's last backward is done, while earlier layers still go
+//! backwards (Li et al. 2020, PyTorch Distributed, section 3.2.3).
 //!
-//! In which order an all-reduce adds depends on an element's place in what is summed. Buckets of several layers would depend on the cut;
-//! a layer's do not, so that results are the same to the last bit for every number of stages.
+//! In which order an all-reduce adds depends on an element's place in what is summed. Buckets of
+//! several layers would depend on the cut; a layer's do not, so that results are the same to the
+//! last bit for every number of stages.
 
 use std::collections::VecDeque;
 
@@ -30,7 +32,8 @@ struct Bucket {
     bytes: u64,
 }
 
-/// What a batch norm saw of a mini-batch: values a channel, their mean, and the sum of squared differences from it, in float64.
+/// What a batch norm saw of a mini-batch: values a channel, their mean, and the sum of squared
+/// differences from it, in float64.
 pub(crate) struct BatchMoments {
     pub(crate) count: i64,
     pub(crate) mean: Tensor,
@@ -172,7 +175,8 @@ pub(super) fn combine(
     Ok(())
 }
 
-/// The sums of each part's float64 tensors of one dimension over all replicas, on the CPU. Parts are summed apart, as layers are.
+/// The sums of each part's float64 tensors of one dimension over all replicas, on the CPU. Parts
+/// are summed apart, as layers are.
 fn sum<const N: usize>(
     summing: &mut dyn Summing,
     parts: Vec<[Tensor; N]>,

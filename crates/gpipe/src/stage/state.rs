@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Stage {
-    /// Copies on the CPU of the state of the parameters at `places`; and the number of updates that the averages
-    /// have seen. The copies are not charged to the stage.
+    /// Copies on the CPU of the state of the parameters at `places`; and the number of updates that
+    /// the averages have seen. The copies are not charged to the stage.
     pub(crate) fn copy_state(
         &mut self,
         places: &[(String, ParamIndex)],
@@ -37,8 +37,8 @@ impl Stage {
         self.parameters.forget_last_grads();
     }
 
-    /// Puts a parameter's state at `places`, which are all its uses on this stage, the first one first. The memory
-    /// is the stage's own.
+    /// Puts a parameter's state at `places`, which are all its uses on this stage, the first one
+    /// first. The memory is the stage's own.
     pub(crate) fn put_state(
         &mut self,
         places: &[ParamIndex],

@@ -116,7 +116,8 @@ fn no_step() -> StageError {
 }
 
 impl ActiveStage<'_> {
-    /// After the last backward of the layers from `position` on: their gradients may be summed with other replicas'.
+    /// After the last backward of the layers from `position` on: their gradients may be summed with
+    /// other replicas'.
     pub(super) fn complete(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
         let is_last = micro_batch.index() + 1 == self.step.feed.slices.len();
         let Some(replicas) = self.replicas.as_mut().filter(|_| is_last) else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! What happens to a stage's parameters once per mini-batch: the norm, the update, the moving averages.
+//! What happens to a stage's parameters once per mini-batch: the norm, the update, the moving
+//! averages.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,7 +44,8 @@ pub(super) struct State {
     /// Names and tensors, in the order of [`Optimizer::state`].
     pub(super) names: Vec<&'static str>,
     pub(super) tensors: Vec<Tensor>,
-    /// Updates applied to this parameter: a gradient may be there first at a later step than others'.
+    /// Updates applied to this parameter: a gradient may be there first at a later step than
+    /// others'.
     pub(super) updates: u64,
 }
 
@@ -59,8 +61,9 @@ pub(super) struct StepUpdate<'a> {
 }
 
 impl Parameters {
-    /// All that can fail before the update: state tensors are made. Returns the squared norms by layer;
-    /// a tied weight counts at its first use only. `unscale` multiplies the gradients that are kept.
+    /// All that can fail before the update: state tensors are made. Returns the squared norms by
+    /// layer; a tied weight counts at its first use only. `unscale` multiplies the gradients that
+    /// are kept.
     pub(super) fn prepare(
         &mut self,
         config: &StageConfig,
@@ -92,8 +95,9 @@ impl Parameters {
         squares(config, &norms)
     }
 
-    /// Makes the running statistics of batch norms after this mini-batch: running <- (1 - m) running + m new, with
-    /// the unbiased variance, and m = 1 / t at mini-batch t where all count alike.
+    /// Makes the running statistics of batch norms after this mini-batch: running <- (1 - m)
+    /// running + m new, with the unbiased variance, and m = 1 / t at mini-batch t where all count
+    /// alike.
     pub(super) fn running_statistics(
         &self,
         config: &StageConfig,
@@ -106,7 +110,8 @@ impl Parameters {
             let own = config.named[layer].parameters.get(first + MEAN..=first + BATCHES);
             if !own.is_some_and(|own| own.iter().all(|spec| spec.buffer)) {
                 return Err(LayerError::Value(format!(
-                    "layer '{}': the parameters from number {first} on are not those of a batch norm",
+                    "layer '{}': the parameters from number {first} on are not those of a batch \
+                    norm",
                     config.named[layer].name
                 )));
             }
@@ -157,7 +162,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// An average starts as the parameter that it is of; a tied weight has one, at its first use here.
+    /// An average starts as the parameter that it is of; a tied weight has one, at its first use
+    /// here.
     fn make_average(&mut self, config: &StageConfig, place: ParamIndex) -> Result<(), LayerError> {
         let spec = &config.named[place.0].parameters[place.1];
         let group = spec.tie.as_ref().and_then(|tie| config.ties.iter().find(|g| g.name == *tie));
@@ -182,7 +188,8 @@ impl Parameters {
             self.masters[*layer][*slot].f_copy_(value)?;
         }
         for layer in 0..self.masters.len() {
-            // Parameters that differ in their number of updates or in their group are updated apart.
+            // Parameters that differ in their number of updates or in their group are updated
+            // apart.
             type Key = (u64, u64, u64);
             let mut together: BTreeMap<Key, (ParameterSettings, Vec<usize>)> = BTreeMap::new();
             for slot in 0..self.masters[layer].len() {
@@ -209,7 +216,8 @@ impl Parameters {
         self.update_averages(config)
     }
 
-    /// Updates those parameters of a layer that `slots` names, all of them for the same number of times.
+    /// Updates those parameters of a layer that `slots` names, all of them for the same number of
+    /// times.
     fn update_slots(
         &mut self,
         optimizer: &dyn Optimizer,
@@ -235,8 +243,9 @@ impl Parameters {
         })
     }
 
-    /// average <- d average + (1 - d) parameter, with d = min(decay, (1 + t) / (10 + t)) at update t, so
-    /// that the first steps are soon forgotten (as TensorFlow's ExponentialMovingAverage does).
+    /// average <- d average + (1 - d) parameter, with d = min(decay, (1 + t) / (10 + t)) at update
+    /// t, so that the first steps are soon forgotten (as TensorFlow's ExponentialMovingAverage
+    /// does).
     fn update_averages(&mut self, config: &StageConfig) -> Result<(), LayerError> {
         let Some(decay) = config.average else { return Ok(()) };
         self.updater.averaged += 1;
@@ -284,8 +293,8 @@ struct Numbers {
     updates: u64,
 }
 
-/// What the update's temporaries need at once is asked for, and given back: the cap may refuse it here, and
-/// the peak counts it.
+/// What the update's temporaries need at once is asked for, and given back: the cap may refuse it
+/// here, and the peak counts it.
 fn try_temporaries(config: &StageConfig, gradients: &Gradients) -> Result<(), LayerError> {
     let count = config.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
     let bytes = gradients.present().map(tensor_bytes).max().unwrap_or(0);
@@ -297,8 +306,8 @@ fn try_temporaries(config: &StageConfig, gradients: &Gradients) -> Result<(), La
     Ok(())
 }
 
-/// The squares of the norms, summed within each layer in the order of its parameters. One transfer from the
-/// device for all of them.
+/// The squares of the norms, summed within each layer in the order of its parameters. One transfer
+/// from the device for all of them.
 fn squares(config: &StageConfig, norms: &[(LayerId, Tensor)]) -> Result<Vote, LayerError> {
     let mut vote = Vote::default();
     let values = match norms {

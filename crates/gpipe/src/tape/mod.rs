@@ -1,9 +1,10 @@
-//! A layer's forward in shapes alone: which tensors are made, what autograd saves of them, and so how many bytes the
-//! forward and the backward hold.
+//! A layer's forward in shapes alone: which tensors are made, what autograd saves of them, and so
+//! how many bytes the forward and the backward hold.
 //!
-//! Why not a formula per layer: what a backward holds at most depends on which gradients meet where, and a formula for a cell
-//! of ten branches would be wrong. The tape goes through the graph as autograd's engine does: from the last node to the first,
-//! each giving back what it saved, gradients that meet being added in place where nobody else holds them.
+//! Why not a formula per layer: what a backward holds at most depends on which gradients meet
+//! where, and a formula for a cell of ten branches would be wrong. The tape goes through the graph
+//! as autograd's engine does: from the last node to the first, each giving back what it saved,
+//! gradients that meet being added in place where nobody else holds them.
 
 mod node;
 mod operations;
@@ -30,7 +31,8 @@ struct Value {
     held: bool,
 }
 
-/// Bytes of `spec`. Sizes are whole numbers; they are in float64 because sums and products of absurd ones must not overflow.
+/// Bytes of `spec`. Sizes are whole numbers; they are in float64 because sums and products of
+/// absurd ones must not overflow.
 pub fn bytes(spec: &TensorSpec) -> f64 {
     spec.elements() * spec.kind.elt_size_in_bytes() as f64
 }
@@ -79,8 +81,8 @@ struct Ran {
     saved: Vec<usize>,
 }
 
-/// What [`crate::Layer::record`] writes on: one forward of a layer, for one micro-batch. Tensors count as held until the layer
-/// is done unless they are released, as variables of a function are.
+/// What [`crate::Layer::record`] writes on: one forward of a layer, for one micro-batch. Tensors
+/// count as held until the layer is done unless they are released, as variables of a function are.
 #[derive(Debug)]
 pub struct Tape {
     precision: Precision,
@@ -204,7 +206,8 @@ impl Tape {
         self.parameters.get(parameter).map_or(&[], |spec| &spec.shape)
     }
 
-    /// Bytes of the layer's parameter with this number in the dtype of the arithmetic: those of its gradient.
+    /// Bytes of the layer's parameter with this number in the dtype of the arithmetic: those of its
+    /// gradient.
     pub fn parameter_bytes(&self, parameter: usize) -> f64 {
         bytes(&TensorSpec::new(self.shape(parameter), self.precision.compute))
     }
@@ -262,7 +265,8 @@ impl Tape {
         output
     }
 
-    /// As [`Tape::push`], of a matrix product or a convolution: what it gives may be kept for a re-materialization.
+    /// As [`Tape::push`], of a matrix product or a convolution: what it gives may be kept for a
+    /// re-materialization.
     pub(super) fn push_product(&mut self, node: Node, flops: f64) -> Var {
         let (before, made) = (self.traffic, bytes(&node.output));
         let output = self.push(node);
@@ -361,8 +365,8 @@ impl Tape {
         memory.live
     }
 
-    /// Most bytes above its start of a backward, and what the gradients hold that it leaves; the `first` of a step makes the
-    /// parameters' accumulators.
+    /// Most bytes above its start of a backward, and what the gradients hold that it leaves; the
+    /// `first` of a step makes the parameters' accumulators.
     fn backward(&self, outputs: &[Var], first: bool) -> (f64, HashMap<Var, f64>) {
         let mut memory = Memory { live: 0.0, peak: 0.0, ..self.memory.clone() };
         let mut grads: HashMap<Var, usize> = HashMap::new();

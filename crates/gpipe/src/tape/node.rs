@@ -6,8 +6,8 @@ use crate::spec::TensorSpec;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Var(pub(super) usize);
 
-/// One differentiable operation. Unless told otherwise it makes a new tensor, saves nothing, and makes a new gradient for each
-/// of its inputs. Sizes are in bytes.
+/// One differentiable operation. Unless told otherwise it makes a new tensor, saves nothing, and
+/// makes a new gradient for each of its inputs. Sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub(super) inputs: Vec<Var>,
@@ -99,7 +99,8 @@ impl Node {
         self
     }
 
-    /// The same; the gradient comes in a layout that the step's first accumulation has to copy (a transposed product's).
+    /// The same; the gradient comes in a layout that the step's first accumulation has to copy (a
+    /// transposed product's).
     #[must_use]
     pub fn parameter_transposed(mut self, number: usize) -> Self {
         self.parameters.push((number, true));

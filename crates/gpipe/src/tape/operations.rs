@@ -1,7 +1,8 @@
-//! The operations that layers are made of, as libtorch and the bridge's own kernels compute and save them on a CPU.
+//! The operations that layers are made of, as libtorch and the bridge's own kernels compute and
+//! save them on a CPU.
 //!
-//! What a kernel needs beside its tensors was measured with the allocator that stages use, once for each operation; the bytes
-//! that oneDNN's reorders and scratch take there are the numbers below.
+//! What a kernel needs beside its tensors was measured with the allocator that stages use, once for
+//! each operation; the bytes that oneDNN's reorders and scratch take there are the numbers below.
 
 use tch::Kind;
 
@@ -93,9 +94,10 @@ impl Tape {
         self.push(Node::new(&[a, b], spec).passing_gradient())
     }
 
-    /// Attention in ATen's fused kernel, causal where there is no `mask` of the keys: [samples, queries, features]. Of self-attention
-    /// `queries` and `keys` are the one tensor that has both, and the values: [samples, positions, 3 features]; else `queries` are
-    /// [samples, queries, features], and `keys` with their values [samples, keys, 2 features].
+    /// Attention in ATen's fused kernel, causal where there is no `mask` of the keys: [samples,
+    /// queries, features]. Of self-attention `queries` and `keys` are the one tensor that has both,
+    /// and the values: [samples, positions, 3 features]; else `queries` are [samples, queries,
+    /// features], and `keys` with their values [samples, keys, 2 features].
     pub fn fused_attention(
         &mut self,
         queries: Var,
@@ -251,7 +253,8 @@ impl Tape {
         self.push(node.backward_bytes(copy).parameter(first).parameter(first + 1))
     }
 
-    /// Instance norm without parameters: of images in channels-last layout it makes, and saves, a copy.
+    /// Instance norm without parameters: of images in channels-last layout it makes, and saves, a
+    /// copy.
     pub fn instance_norm(&mut self, x: Var) -> Var {
         let spec = self.spec(x).clone();
         let planes: f64 = spec.shape.iter().take(2).map(|&size| size as f64).product();
@@ -273,7 +276,8 @@ impl Tape {
         self.push(Node::new(&[x], output).saving(&[x]).saving_bytes(indices))
     }
 
-    /// Something that needs neither input nor output for its backward: a mean, an enlargement, a part with a border.
+    /// Something that needs neither input nor output for its backward: a mean, an enlargement, a
+    /// part with a border.
     pub fn resized(&mut self, x: Var, output: TensorSpec) -> Var {
         self.push(Node::new(&[x], output))
     }

@@ -1,5 +1,5 @@
-//! The shared matrix: a model trained in every way that `Run::all` lists, each also stopped after two of its steps and
-//! continued in another way, must give what one stage gives, to the last bit.
+//! The shared matrix: a model trained in every way that `Run::all` lists, each also stopped after
+//! two of its steps and continued in another way, must give what one stage gives, to the last bit.
 
 use gpipe::{CrossEntropy, Pipeline, PipelineBuilder, Sequence, TensorSpec};
 use tch::{Kind, Tensor};
@@ -20,8 +20,8 @@ pub struct Subject<'a> {
     pub what: String,
 }
 
-/// What five steps give: losses, norms, rates and metrics; every step's gradients; parameters, averages and
-/// optimizer state afterwards.
+/// What five steps give: losses, norms, rates and metrics; every step's gradients; parameters,
+/// averages and optimizer state afterwards.
 #[derive(Default)]
 struct Computed {
     applied: usize,
@@ -40,7 +40,8 @@ impl Subject<'_> {
         (self.build)(builder.loss(CrossEntropy::default())).build().unwrap()
     }
 
-    /// Trains; with `then`, the state is taken after two steps and put into a pipeline that is run so.
+    /// Trains; with `then`, the state is taken after two steps and put into a pipeline that is run
+    /// so.
     fn train(
         &self,
         run: &Run,
@@ -67,7 +68,8 @@ impl Subject<'_> {
                 report.step,
             ]);
             numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
-            // In float16 one of few samples may overflow: then that, too, must be the same, and the scale after it.
+            // In float16 one of few samples may overflow: then that, too, must be the same, and the
+            // scale after it.
             numbers.push(u64::from(report.skipped));
             computed.applied += usize::from(!report.skipped);
             let named = pipeline.gradients().unwrap().into_iter();
@@ -77,7 +79,8 @@ impl Subject<'_> {
         computed
     }
 
-    /// Compares over all ways to run, for each (samples of the steps in turn, micro-batches); with GPIPE_SOAK for many more.
+    /// Compares over all ways to run, for each (samples of the steps in turn, micro-batches); with
+    /// GPIPE_SOAK for many more.
     pub fn matrix(&self, cases: &[(Vec<i64>, usize)]) {
         let mut cases = cases.to_vec();
         let widened = std::env::var_os("GPIPE_SOAK").is_some();
@@ -92,13 +95,14 @@ impl Subject<'_> {
             let all = STEPS * trained.count();
             assert!(all > 0, "nothing is trained");
             assert_eq!(expected.gradients.len(), all, "a gradient of each parameter in each step");
-            // One of the few samples that only the widened matrix has may overflow in float16; nothing else is skipped.
+            // One of the few samples that only the widened matrix has may overflow in float16;
+            // nothing else is skipped.
             let skipped = STEPS - expected.applied;
             assert!(skipped <= usize::from(widened && self.may_skip), "{skipped} skipped");
             let runs = Run::all(layers);
             for (index, run) in runs.iter().enumerate() {
-                // Every way to run is also one to begin with, and one to go on with: 7 shares no factor with
-                // how many there are of each kind.
+                // Every way to run is also one to begin with, and one to go on with: 7 shares no
+                // factor with how many there are of each kind.
                 let then = &runs[(7 * index + 3) % runs.len()];
                 for then in [None, Some(then)] {
                     let what = format!(

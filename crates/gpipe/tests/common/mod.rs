@@ -34,8 +34,8 @@ pub struct Features {
 pub enum Recipe {
     /// Adam.
     Adam,
-    /// Adafactor, groups with settings of their own, one of them frozen, a learning rate that changes, moving
-    /// averages, label smoothing.
+    /// Adafactor, groups with settings of their own, one of them frozen, a learning rate that
+    /// changes, moving averages, label smoothing.
     Everything,
     /// The paper's RMSProp.
     RmsProp,
@@ -113,8 +113,8 @@ pub fn model(features: Features) -> Sequence {
     model.push("1.mlp", mlp).push("head", head)
 }
 
-/// Tokens and targets of `samples` samples: a fixed function of `seed`. Some targets are ignored, so that
-/// tokens are counted unevenly over micro-batches.
+/// Tokens and targets of `samples` samples: a fixed function of `seed`. Some targets are ignored,
+/// so that tokens are counted unevenly over micro-batches.
 pub fn batch(samples: i64, seed: u64) -> (Tensor, Tensor) {
     let mut random = gpipe_core::splitmix::Stream::new(seed);
     let count = (samples * (LENGTH + 1)) as usize;

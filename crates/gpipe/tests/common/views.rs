@@ -1,5 +1,6 @@
-//! A model whose layers pass on what is awkward to pass on: overlapping, expanded, strided and offset views, a
-//! tensor without elements, booleans, and tensors of one element. Gradients come back as views, too.
+//! A model whose layers pass on what is awkward to pass on: overlapping, expanded, strided and
+//! offset views, a tensor without elements, booleans, and tensors of one element. Gradients come
+//! back as views, too.
 
 use gpipe::{
     CrossEntropy, Forward, Infer, Init, Layer, LayerError, ParameterSpec, PipelineBuilder,

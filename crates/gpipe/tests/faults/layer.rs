@@ -122,7 +122,8 @@ fn fault_layer_panic_in_the_run_that_names_a_nan() {
     let mut pair = Pair::new(&Way::plain(1), &trap);
     let (x, y) = data();
     let _ = x.narrow(0, 3, 1).fill_(f64::NAN);
-    // Calls 0 and 1 are the first run's, which ends at the loss of micro-batch 1; call 2 is the second's.
+    // Calls 0 and 1 are the first run's, which ends at the loss of micro-batch 1; call 2 is the
+    // second's.
     trap.set(2);
     let text = pair.harm(|p| p.train_step(&x, &y));
     assert!(text.contains("is not finite") || text.contains("injected panic"), "{text}");
@@ -170,7 +171,8 @@ fn fault_layer_nan_in_a_backward_is_named() {
     }
 }
 
-/// An optimizer that fails in the middle of an update: the one thing that may leave a step half done.
+/// An optimizer that fails in the middle of an update: the one thing that may leave a step half
+/// done.
 #[derive(Clone)]
 struct BadOptimizer {
     panics: bool,

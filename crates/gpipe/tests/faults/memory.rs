@@ -93,7 +93,8 @@ fn fault_memory_copies_that_the_user_holds_are_not_the_stages() {
     let (x, y) = (of(1), of(2));
     let mut free = capped(vec![], 4).build().unwrap();
     let steps = [0, 1].map(|_| free.train_step(&x, &y).unwrap());
-    // When the other stage gives back what it was sent is a matter of time: a row of 64 numbers for each micro-batch.
+    // When the other stage gives back what it was sent is a matter of time: a row of 64 numbers for
+    // each micro-batch.
     let messages = Bytes(4 * 64 * 4);
     let caps: Vec<Bytes> = (0..2)
         .map(|stage| steps[0].devices[stage].peak.max(steps[1].devices[stage].peak) + messages)
@@ -108,8 +109,8 @@ fn fault_memory_copies_that_the_user_holds_are_not_the_stages() {
     }
 }
 
-/// Runs a step at every cap just below the least at which it succeeds. The update itself must never be what
-/// runs out of memory: by then other stages may have applied theirs.
+/// Runs a step at every cap just below the least at which it succeeds. The update itself must never
+/// be what runs out of memory: by then other stages may have applied theirs.
 fn near_the_cap(builder: impl Fn(u64) -> PipelineBuilder) {
     let step = |cap: u64| {
         let mut pipeline = builder(cap).build()?;
@@ -151,7 +152,8 @@ fn fault_memory_never_runs_out_in_the_update_of_adam() {
 
 #[test]
 fn regression_memory_of_temporaries_is_asked_for_before_the_update() {
-    // RMSProp and Adafactor make tensors of the parameter's size; they were nobody's, and could fail half-way.
+    // RMSProp and Adafactor make tensors of the parameter's size; they were nobody's, and could
+    // fail half-way.
     near_the_cap(|cap| {
         one_layer(cap).optimizer(RmsProp { weight_decay: 0.1, ..RmsProp::default() })
     });

@@ -1,7 +1,8 @@
 //! AmoebaNet-B and AmoebaNet-D (Real et al. 2019), at the sizes of GPipe's paper.
 //!
-//! A cell takes the outputs of the two cells before it. It combines them, and what it has so far, five times: each time two
-//! of these go through an operation each, and are added. Those that no combination used are its output.
+//! A cell takes the outputs of the two cells before it. It combines them, and what it has so far,
+//! five times: each time two of these go through an operation each, and are added. Those that no
+//! combination used are its output.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
@@ -25,8 +26,8 @@ pub enum Variant {
     D,
 }
 
-/// AmoebaNet(L, D): `cells` normal cells with `filters` filters, twice as many after each of two reduction cells, behind
-/// a stem that reduces the input eight times.
+/// AmoebaNet(L, D): `cells` normal cells with `filters` filters, twice as many after each of two
+/// reduction cells, behind a stem that reduces the input eight times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AmoebaNet {
     /// Which cells.
@@ -39,11 +40,11 @@ pub struct AmoebaNet {
     pub channels: i64,
     /// Number of classes.
     pub classes: i64,
-    /// Probability that a whole path of the last cell is left out for a sample in training, less in those before it
-    /// (Larsson et al. 2017; Zoph et al. 2018, section 3): at least 0 and below 1.
+    /// Probability that a whole path of the last cell is left out for a sample in training, less in
+    /// those before it (Larsson et al. 2017; Zoph et al. 2018, section 3): at least 0 and below 1.
     pub drop_path: f64,
-    /// Whether there is a second classifier behind the second third of the normal cells: the network's second output, for
-    /// [`gpipe::WithAuxiliary`].
+    /// Whether there is a second classifier behind the second third of the normal cells: the
+    /// network's second output, for [`gpipe::WithAuxiliary`].
     pub auxiliary: bool,
 }
 
@@ -78,8 +79,9 @@ struct Genotype {
     joined: &'static [usize],
 }
 
-/// The normal cell of AmoebaNet-D. The output joins values 0, 3, 4 and 6 as in the authors' program, not 4, 5 and 6 as in
-/// their paper's figure: only so do the parameters of GPipe's table 1 come out.
+/// The normal cell of AmoebaNet-D. The output joins values 0, 3, 4 and 6 as in the authors'
+/// program, not 4, 5 and 6 as in their paper's figure: only so do the parameters of GPipe's table 1
+/// come out.
 const NORMAL_D: Genotype = Genotype {
     pairs: [
         [(1, Conv1x1), (1, MaxPool3)],
@@ -125,11 +127,12 @@ const REDUCTION_B: Genotype = Genotype {
 };
 
 impl AmoebaNet {
-    /// The layers: `stem`, `stem.0`, `stem.1`; the cells by number, reduction cells among them, and `auxiliary` before the
-    /// second of these; `classifier`.
+    /// The layers: `stem`, `stem.0`, `stem.1`; the cells by number, reduction cells among them, and
+    /// `auxiliary` before the second of these; `classifier`.
     ///
     /// # Errors
-    /// Cells that are no multiple of 3, filters that are no multiple of 4, a size below 1 or far too large.
+    /// Cells that are no multiple of 3, filters that are no multiple of 4, a size below 1 or far
+    /// too large.
     pub fn build(&self) -> Result<Sequence, ImageError> {
         let refuse = |reason: String| Err(ImageError { network: "amoebanet", reason });
         let Self { variant, cells, filters, channels, classes, drop_path, auxiliary } = *self;
@@ -279,7 +282,8 @@ impl Operation {
     }
 }
 
-/// A cell: takes (output of the cell before, of the one before that), gives (its own, that of the cell before).
+/// A cell: takes (output of the cell before, of the one before that), gives (its own, that of the
+/// cell before).
 struct Cell {
     previous: Chain,
     earlier: Chain,
@@ -428,8 +432,8 @@ fn record_drop_path(tape: &mut Tape, x: Var) -> Var {
     kept
 }
 
-/// `x` [samples, ...] with whole samples zeroed with probability `p`, the others scaled up; only in training. Which ones depends
-/// on seed, layer, step and global sample alone.
+/// `x` [samples, ...] with whole samples zeroed with probability `p`, the others scaled up; only in
+/// training. Which ones depends on seed, layer, step and global sample alone.
 fn drop_path(ctx: &mut Forward, x: &Tensor, p: f64) -> Result<Tensor, LayerError> {
     if !ctx.training() || p <= 0.0 {
         return Ok(x.shallow_clone());

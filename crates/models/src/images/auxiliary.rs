@@ -1,5 +1,6 @@
-//! A second classifier in the middle of a network, for training only: its loss reaches the lower layers on a shorter way
-//! (Szegedy et al. 2015, section 5; in AmoebaNet's published program at two thirds of its depth).
+//! A second classifier in the middle of a network, for training only: its loss reaches the lower
+//! layers on a shorter way (Szegedy et al. 2015, section 5; in AmoebaNet's published program at two
+//! thirds of its depth).
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, TensorSpec,
@@ -22,8 +23,9 @@ const STRIDE: i64 = 3;
 const NARROW: i64 = 128;
 const WIDE: i64 = 768;
 
-/// Passes its inputs on, and stashes the logits that it makes of the first. The mean over all places takes the place of the
-/// original's convolution over the whole map, so that one network takes images of any size.
+/// Passes its inputs on, and stashes the logits that it makes of the first. The mean over all
+/// places takes the place of the original's convolution over the whole map, so that one network
+/// takes images of any size.
 pub(super) struct AuxiliaryHead {
     convolutions: Chain,
     channels: i64,

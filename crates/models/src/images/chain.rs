@@ -18,11 +18,12 @@ pub(super) enum Step {
     /// With the padding that keeps the size at stride 1; the padding is not averaged.
     AveragePool(Window),
     MaxPool(Window),
-    /// Half of the channels from every second pixel, half from those between them (Zoph et al. 2018, NASNet): nothing
-    /// is left out as by a stride.
+    /// Half of the channels from every second pixel, half from those between them (Zoph et al.
+    /// 2018, NASNet): nothing is left out as by a stride.
     FactorizedReduce(FactorizedReduce),
     LeakyRelu,
-    /// Each channel of each sample by its own mean and variance (Ulyanov et al. 2016), without parameters.
+    /// Each channel of each sample by its own mean and variance (Ulyanov et al. 2016), without
+    /// parameters.
     InstanceNorm,
     /// Whole channels at once (Tompson et al. 2015), with this probability.
     ChannelDropout(f64),
@@ -271,7 +272,8 @@ impl Step {
         })
     }
 
-    /// Floating-point operations of a forward: multiplications and additions of convolutions, some per element else.
+    /// Floating-point operations of a forward: multiplications and additions of convolutions, some
+    /// per element else.
     fn flops(&self, input: &TensorSpec, output: &TensorSpec) -> f64 {
         match self {
             Self::Convolve(c) => {

@@ -1,7 +1,8 @@
-//! Image networks as sequences of layers: inputs are [samples, channels, height, width], outputs logits
-//! [samples, classes] (U-Net: [samples, channels, height, width]).
+//! Image networks as sequences of layers: inputs are [samples, channels, height, width], outputs
+//! logits [samples, classes] (U-Net: [samples, channels, height, width]).
 //!
-//! - [`amoebanet`]: AmoebaNet-B and -D (`auxiliary`: their second head); [`resnet`]: ResNet-50 and -101; [`unet`]: U-Net
+//! - [`amoebanet`]: AmoebaNet-B and -D (`auxiliary`: their second head); [`resnet`]: ResNet-50 and
+//!   -101; [`unet`]: U-Net
 //! - `chain`: convolution, batch norm and pooling, of which their layers are made
 
 pub mod amoebanet;
@@ -72,8 +73,9 @@ impl Layer for ChainLayer {
     }
 }
 
-/// The mean over height and width, then an affine map to the classes: the softmax of the literature, without the
-/// normalisation, which is the loss's. Of several inputs it takes the first.
+/// The mean over height and width, then an affine map to the classes: the softmax of the
+/// literature, without the normalisation, which is the loss's. Of several inputs it takes the
+/// first.
 struct Classifier {
     channels: i64,
     classes: i64,

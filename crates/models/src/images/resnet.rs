@@ -1,5 +1,6 @@
-//! ResNet-50 and -101 (He et al. 2016), each bottleneck as three layers: the first stashes the block's input as a long
-//! skip, the last pops it. So cuts may be within a block, and the input goes straight to the stage that adds it.
+//! ResNet-50 and -101 (He et al. 2016), each bottleneck as three layers: the first stashes the
+//! block's input as a long skip, the last pops it. So cuts may be within a block, and the input
+//! goes straight to the stage that adds it.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
@@ -164,7 +165,8 @@ impl Layer for ResidualOut {
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let input = inputs.first()?;
-        // The projection has the input's size or four times as many pixels: as if it were the chain again.
+        // The projection has the input's size or four times as many pixels: as if it were the chain
+        // again.
         let shortcut = if self.shortcut.is_identity() { 0.0 } else { self.chain.flops(input) };
         Some(self.chain.flops(input) + shortcut)
     }

@@ -1,5 +1,5 @@
-//! U-Net (Ronneberger et al. 2015) as torchgpipe simplifies and measures it (Kim et al. 2020, section 4): five levels of
-//! stacked convolutions down and up, with a long skip at each.
+//! U-Net (Ronneberger et al. 2015) as torchgpipe simplifies and measures it (Kim et al. 2020,
+//! section 4): five levels of stacked convolutions down and up, with a long skip at each.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
@@ -41,8 +41,8 @@ impl UNet {
         Self { depth: 5, convolutions, base, channels: 3, outputs: 1 }
     }
 
-    /// The layers: `down.0.0`, ... (level, convolution), with `down.0.stash` and `down.0.pool` after each level's; `bottom.0`,
-    /// ...; `up.4.join`, `up.4.0`, ...; `segment`.
+    /// The layers: `down.0.0`, ... (level, convolution), with `down.0.stash` and `down.0.pool`
+    /// after each level's; `bottom.0`, ...; `up.4.join`, `up.4.0`, ...; `segment`.
     ///
     /// # Errors
     /// A size below 1 or far too large, an odd base.
@@ -52,7 +52,8 @@ impl UNet {
         let refuse = |reason: String| Err(ImageError { network: "unet", reason });
         if !(1..=DEPTH_MAX).contains(&depth) || !(1..=64).contains(&convolutions) || base % 2 != 0 {
             return refuse(format!(
-                "{depth} levels of {convolutions} convolutions with {base} channels: use 1 to {DEPTH_MAX}, 1 to 64, and an even number"
+                "{depth} levels of {convolutions} convolutions with {base} channels: use 1 to \
+                {DEPTH_MAX}, 1 to 64, and an even number"
             ));
         }
         check_sizes("unet", &[("the channels of the bottom", base << depth)])?;
@@ -124,7 +125,8 @@ impl Layer for Join {
         let same = |axis: usize| own.shape[axis] == skipped.shape[axis];
         if skipped.shape.len() != 4 || !(same(0) && same(2) && same(3)) {
             return Err(LayerError::Shape(format!(
-                "it cannot join {skipped} to {own}: height and width of the images must divide by 2 at every level"
+                "it cannot join {skipped} to {own}: height and width of the images must divide by \
+                2 at every level"
             )));
         }
         own.shape[1] += skipped.shape[1];

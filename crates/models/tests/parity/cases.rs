@@ -1,5 +1,6 @@
-//! The runs whose results are compared with PyTorch's: a small transformer, a ragged mini-batch with ignored
-//! targets, two stages, three micro-batches. `scripts/parity.py` states the same sizes and rules of its own.
+//! The runs whose results are compared with PyTorch's: a small transformer, a ragged mini-batch
+//! with ignored targets, two stages, three micro-batches. `scripts/parity.py` states the same sizes
+//! and rules of its own.
 
 use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, Sgd, TensorSpec};
 use gpipe_models::Transformer;
@@ -91,8 +92,8 @@ impl Rule {
     }
 }
 
-/// Inputs and targets [samples, positions]: a fixed function of nothing. Of the first micro-batch's targets
-/// most are ignored, so that a mean of micro-batches' means is wrong.
+/// Inputs and targets [samples, positions]: a fixed function of nothing. Of the first micro-batch's
+/// targets most are ignored, so that a mean of micro-batches' means is wrong.
 pub fn batch() -> Result<(Tensor, Tensor), Failure> {
     let mut state = 1_u64;
     let mut tensor = || {

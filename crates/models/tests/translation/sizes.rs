@@ -86,7 +86,8 @@ fn oracle_parameters_and_operations_by_hand() {
     let expected: Vec<String> = expected.concat().into_iter().map(unsplit).collect();
     assert_eq!(names(&blocks), expected);
 
-    // Two operations for each multiplication: N = 4, S = 6, T = 5, D = 16, attention 12, feed-forward 24.
+    // Two operations for each multiplication: N = 4, S = 6, T = 5, D = 16, attention 12,
+    // feed-forward 24.
     let (n, s, t, d, w, h) = (4, 6, 5, 16, 12, 24);
     let own = |length: u64| 2 * n * (4 * length * d * w + 2 * length * length * w);
     let cross = 2 * n * (2 * t * d * w + 2 * s * d * w + 2 * t * s * w);
@@ -135,7 +136,8 @@ fn fault_sizes_that_make_no_model() {
     says(Translation { logit_clip: -1.0, ..small() }, "logit_clip is -1");
 }
 
-/// One over the root of a weight's inputs; of output projections, and of the branches of their stack.
+/// One over the root of a weight's inputs; of output projections, and of the branches of their
+/// stack.
 #[test]
 fn oracle_initial_values_and_what_they_give() {
     for layers in [1, 6] {

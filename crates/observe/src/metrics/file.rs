@@ -1,4 +1,5 @@
-//! `metrics.jsonl`: written a whole line at a time, read back even after a kill, and continued by a resumed run.
+//! `metrics.jsonl`: written a whole line at a time, read back even after a kill, and continued by a
+//! resumed run.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -70,16 +71,17 @@ impl Writer {
         Ok(Self { path: path.to_owned(), file: Append::after(0, file) })
     }
 
-    /// Opens `path` to be continued, without the records that `keep` refuses and without a torn last line;
-    /// creates it if there is none.
+    /// Opens `path` to be continued, without the records that `keep` refuses and without a torn
+    /// last line; creates it if there is none.
     ///
-    /// The other lines stay as they are, byte for byte; a last record that lacks only its line's end gets it.
-    /// Where anything must change, they are written to `path` + `.writing`, which then takes the place of
-    /// `path`: a crash leaves the old file or the new. One line is in memory at a time.
+    /// The other lines stay as they are, byte for byte; a last record that lacks only its line's
+    /// end gets it. Where anything must change, they are written to `path` + `.writing`, which then
+    /// takes the place of `path`: a crash leaves the old file or the new. One line is in memory at
+    /// a time.
     ///
     /// # Errors
-    /// [`FileError`]: the file cannot be read or written, is beyond a bound, or a line is no record. It is
-    /// unchanged then.
+    /// [`FileError`]: the file cannot be read or written, is beyond a bound, or a line is no
+    /// record. It is unchanged then.
     pub fn resume(path: &Path, keep: impl FnMut(&Record) -> bool) -> Result<Self, FileError> {
         match fs::exists(path) {
             Ok(true) => {}
@@ -106,8 +108,9 @@ impl Writer {
         Ok(Self { path: path.to_owned(), file: Append::after(length, file) })
     }
 
-    /// Appends one line, and hands it to the system in one call: a run that is killed loses at most the line
-    /// it writes. After an error nothing of the line is in the file, and later ones may succeed.
+    /// Appends one line, and hands it to the system in one call: a run that is killed loses at most
+    /// the line it writes. After an error nothing of the line is in the file, and later ones may
+    /// succeed.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -167,7 +170,8 @@ fn copy_of_head(path: &Path, length: u64, aside: &Path) -> Result<BufWriter<File
     Ok(copy)
 }
 
-/// Calls `each` with all records of `path`, in order; one is in memory at a time. A torn last line is passed over.
+/// Calls `each` with all records of `path`, in order; one is in memory at a time. A torn last line
+/// is passed over.
 ///
 /// # Errors
 /// As [`read`].
@@ -181,8 +185,8 @@ pub fn scan(path: &Path, mut each: impl FnMut(&Record)) -> Result<(), FileError>
     Ok(())
 }
 
-/// All records of `path`, in order. A last line without its end that is no record is what a killed run
-/// left, and is passed over.
+/// All records of `path`, in order. A last line without its end that is no record is what a killed
+/// run left, and is passed over.
 ///
 /// # Errors
 /// [`FileError`]: the file cannot be read, is beyond a bound, or another line is no record.

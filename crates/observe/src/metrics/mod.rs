@@ -1,8 +1,9 @@
-//! The records of a run: plain data, filled by whoever trains, one JSON object per line of `metrics.jsonl`.
+//! The records of a run: plain data, filled by whoever trains, one JSON object per line of
+//! `metrics.jsonl`.
 //!
-//! Reading is lenient, so that older and newer files can be read: fields that are not there are 0 (empty,
-//! absent), unknown ones are ignored. JSON has no NaN: a number that is not finite is written as `null`,
-//! and `null` is read as NaN.
+//! Reading is lenient, so that older and newer files can be read: fields that are not there are 0
+//! (empty, absent), unknown ones are ignored. JSON has no NaN: a number that is not finite is
+//! written as `null`, and `null` is read as NaN.
 
 mod file;
 mod lines;
@@ -30,7 +31,8 @@ pub enum Record {
 pub struct Step {
     /// The number of this update, from 1; of the last one if this step was skipped.
     pub step: u64,
-    /// Whether the update was left out, because float16 gradients overflowed, or a value was not finite.
+    /// Whether the update was left out, because float16 gradients overflowed, or a value was not
+    /// finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
     /// The mini-batch loss, per token or sample.
@@ -69,7 +71,8 @@ pub struct Step {
     /// What the loss was multiplied by; only in mixed precision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// The share of devices x `step_ms` in which a device was not busy, but communicated or waited: 0 to 1.
+    /// The share of devices x `step_ms` in which a device was not busy, but communicated or waited:
+    /// 0 to 1.
     #[serde(with = "number")]
     pub bubble: f64,
     /// By stage.
@@ -77,7 +80,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// What all stages spend in one part, as a share of stages x `step_ms`; 0 where there is nothing to share.
+    /// What all stages spend in one part, as a share of stages x `step_ms`; 0 where there is
+    /// nothing to share.
     pub fn share(&self, part_ms: fn(&Stage) -> f64) -> f64 {
         let area_ms = self.stages.len() as f64 * self.step_ms;
         if area_ms == 0.0 { 0.0 } else { self.stages.iter().map(part_ms).sum::<f64>() / area_ms }
@@ -112,8 +116,8 @@ pub struct Stage {
     /// The rest of the waiting: times that vary, and the machine.
     #[serde(with = "number")]
     pub stalls_ms: f64,
-    /// All waiting: `fill_drain_ms`, `imbalance_ms` and `stalls_ms`. Files that have only this count communication in
-    /// it.
+    /// All waiting: `fill_drain_ms`, `imbalance_ms` and `stalls_ms`. Files that have only this
+    /// count communication in it.
     #[serde(with = "number")]
     pub idle_ms: f64,
     /// Most bytes of tensors allocated at once.

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-/// Colours of Okabe and Ito, which the colour-blind can tell apart: dark letters are read on each, and each on both grounds.
-/// Viewers that know no dark mode show the light one.
+/// Colours of Okabe and Ito, which the colour-blind can tell apart: dark letters are read on each,
+/// and each on both grounds. Viewers that know no dark mode show the light one.
 const STYLE: &str = "
-text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:12px;fill:#24292f}
+text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu \
+Sans',sans-serif;font-size:12px;fill:#24292f}
 .ground{fill:#fff}.row{fill:#f2f4f7}
 .title{font-size:19px;font-weight:600}.name{font-weight:600;font-size:13px}.dim{fill:#5b6470}.right{text-anchor:end}.mid{text-anchor:middle}
 .grid{stroke:#d5dae1;stroke-width:1;fill:none}.axis{stroke:#8b949e;stroke-width:1;fill:none}
@@ -30,7 +31,8 @@ impl Canvas {
     pub(super) fn new(width: f64, height: f64, title: &str, stages: usize) -> Self {
         let (w, h, title) = (num(width), num(height), escaped(title));
         let mut text = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 {w} {h}\" role=\"img\">\n<title>{title}</title>\n<style>{STYLE}"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 \
+            {w} {h}\" role=\"img\">\n<title>{title}</title>\n<style>{STYLE}"
         );
         let colors = |lightness| {
             let all = (0..stages).map(|stage| {
@@ -42,7 +44,8 @@ impl Canvas {
         // Writing to a String cannot fail.
         let _ = write!(
             text,
-            "{}\n@media (prefers-color-scheme:dark){{{}}}\n</style>\n<rect class=\"ground\" width=\"{w}\" height=\"{h}\"/>\n",
+            "{}\n@media (prefers-color-scheme:dark){{{}}}\n</style>\n<rect class=\"ground\" \
+            width=\"{w}\" height=\"{h}\"/>\n",
             colors(42),
             colors(66)
         );
@@ -87,7 +90,8 @@ impl Canvas {
         let (x, y, name, note) = (num(x), num(y), escaped(name), escaped(note));
         let _ = writeln!(
             self.text,
-            "<text x=\"{x}\" y=\"{y}\"><tspan class=\"name\">{name}</tspan><tspan class=\"dim\" dx=\"10\">{note}</tspan></text>"
+            "<text x=\"{x}\" y=\"{y}\"><tspan class=\"name\">{name}</tspan><tspan class=\"dim\" \
+            dx=\"10\">{note}</tspan></text>"
         );
     }
 
@@ -115,7 +119,8 @@ impl Canvas {
     }
 }
 
-/// From blue over violet and red to orange, as far from each other as `stages` allows; yellow is pale on white.
+/// From blue over violet and red to orange, as far from each other as `stages` allows; yellow is
+/// pale on white.
 pub(super) fn stage_color(stage: usize, stages: usize, lightness: u32) -> String {
     let share = stage as f64 / stages.saturating_sub(1).max(1) as f64;
     let hue = (205.0 + 195.0 * share) % 360.0;

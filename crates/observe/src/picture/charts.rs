@@ -17,7 +17,8 @@ const BYTES: f64 = 170.0;
 const AXIS: f64 = 30.0;
 /// Most points of all lines of bytes together.
 const POINTS_MAX: usize = 16_000;
-/// More devices than this are not named at their lines, but for the first, the last and the fullest.
+/// More devices than this are not named at their lines, but for the first, the last and the
+/// fullest.
 const NAMED_MAX: usize = 10;
 /// A cap is drawn if it is no higher than so many times what is held.
 const CAP_MAX: f64 = 2.5;

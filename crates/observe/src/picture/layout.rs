@@ -1,4 +1,5 @@
-//! Where things are: the width that actions need, the height that is there for rows, and round ticks.
+//! Where things are: the width that actions need, the height that is there for rows, and round
+//! ticks.
 
 use gpipe_core::{Nanos, Op};
 
@@ -91,7 +92,8 @@ impl Layout {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten from 0 to `end`, about `count` of them, all with the same number of decimals.
+/// Multiples of 1, 2 or 5 times a power of ten from 0 to `end`, about `count` of them, all with the
+/// same number of decimals.
 pub(super) fn ticks(end: f64, count: usize) -> Vec<(f64, String)> {
     if !end.is_finite() || end <= 0.0 {
         return vec![(0.0, "0".into())];

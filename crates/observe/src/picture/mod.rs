@@ -1,4 +1,5 @@
-//! A picture of a step: timelines above one another on one axis of time, and below them who is idle and what is held.
+//! A picture of a step: timelines above one another on one axis of time, and below them who is idle
+//! and what is held.
 //!
 //! ```text
 //!  title, step times, bubbles, their ratio; legend
@@ -10,8 +11,9 @@
 //!  bytes of each device over time, caps dashed
 //! ```
 //!
-//! [`svg`] stands still, and goes into documents; [`html`] is zoomed and says more under the pointer. Each is one file
-//! that needs no other, follows the reader's light or dark, and is the same text for the same scene.
+//! [`svg`] stands still, and goes into documents; [`html`] is zoomed and says more under the
+//! pointer. Each is one file that needs no other, follows the reader's light or dark, and is the
+//! same text for the same scene.
 //!
 //! - `spans`: what of a timeline is drawn, and what is too short to be drawn alone
 //! - `series`: what changes over time: idle devices, bytes

@@ -1,7 +1,8 @@
 //! The HTML: data in a compact form, in a page that draws them.
 //!
-//! The page's own program is in `page.html`, and has no other source: it draws what is in sight at the zoom there is, so that names
-//! appear as actions become wide enough. Texts reach it as JSON, and the document as text: never as markup.
+//! The page's own program is in `page.html`, and has no other source: it draws what is in sight at
+//! the zoom there is, so that names appear as actions become wide enough. Texts reach it as JSON,
+//! and the document as text: never as markup.
 
 use std::fmt::Write;
 
@@ -24,8 +25,8 @@ const TOGETHER_BYTES: usize = 80;
 /// Most points of all lines of bytes together.
 const POINTS_MAX: usize = 12_000;
 
-/// The picture as a page that can be zoomed and says what is under the pointer: one file that needs no other, the same text for the same
-/// scene; less than 3 MB.
+/// The picture as a page that can be zoomed and says what is under the pointer: one file that needs
+/// no other, the same text for the same scene; less than 3 MB.
 pub fn html(scene: &Scene<'_>) -> String {
     let all: Vec<Vec<Vec<Span>>> = scene.panels.iter().map(|panel| spans(panel.timeline)).collect();
     let (note, drawn) = fitting(all, scene.time());
@@ -51,7 +52,8 @@ pub fn html(scene: &Scene<'_>) -> String {
     [head, &escaped(&scene.title), middle, &data, tail].concat()
 }
 
-/// As much as the bound allows, and what is left out, in words: communication first, then the parts of what is short.
+/// As much as the bound allows, and what is left out, in words: communication first, then the parts
+/// of what is short.
 fn fitting(all: Vec<Vec<Vec<Span>>>, time: Nanos) -> (Option<String>, Vec<Vec<Vec<Span>>>) {
     let is_small = |panels: &[Vec<Vec<Span>>]| {
         let each = |span: &Span| if span.count > 1 { TOGETHER_BYTES } else { ACTION_BYTES };

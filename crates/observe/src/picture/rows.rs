@@ -21,7 +21,8 @@ const WHOLE: f64 = 4.0;
 /// Width of a character, in its size.
 const CHARACTER: f64 = 0.62;
 
-/// The picture as SVG: one file that needs no other, the same text for the same scene; less than 3 MB.
+/// The picture as SVG: one file that needs no other, the same text for the same scene; less than 3
+/// MB.
 pub fn svg(scene: &Scene<'_>) -> String {
     let layout = Layout::new(scene);
     let rows = Rows::new(scene, &layout);
@@ -105,7 +106,8 @@ impl Rows {
             y += 18.0;
             let pixels = layout.length(self.short);
             let line = format!(
-                "Actions shorter than {} ({} pixels) are drawn together, each colour as high as its share of the time.",
+                "Actions shorter than {} ({} pixels) are drawn together, each colour as high as \
+                its share of the time.",
                 self.short,
                 num(pixels)
             );

@@ -4,7 +4,8 @@ use gpipe_core::{Bytes, Nanos};
 
 use super::spans::Span;
 
-/// The mean share of devices that do not compute, in each of `bins` equal parts of `time`; only as far as `makespan`.
+/// The mean share of devices that do not compute, in each of `bins` equal parts of `time`; only as
+/// far as `makespan`.
 pub(super) fn idle(spans: &[Vec<Span>], time: Nanos, makespan: Nanos, bins: usize) -> Vec<f64> {
     let bin = time.0 as f64 / bins.max(1) as f64;
     let count = ((makespan.0 as f64 / bin).ceil() as usize).min(bins);
@@ -30,8 +31,8 @@ pub(super) fn idle(spans: &[Vec<Span>], time: Nanos, makespan: Nanos, bins: usiz
     busy.into_iter().enumerate().map(share).collect()
 }
 
-/// At most `points_max` of a series' points, or a few more: of the points in each of as many equal parts of its time the
-/// largest and the last, so that no peak is lost.
+/// At most `points_max` of a series' points, or a few more: of the points in each of as many equal
+/// parts of its time the largest and the last, so that no peak is lost.
 pub(super) fn thinned(series: &[(Nanos, Bytes)], points_max: usize) -> Vec<(Nanos, Bytes)> {
     if series.len() <= points_max {
         return series.to_vec();

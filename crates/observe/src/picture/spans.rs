@@ -1,7 +1,8 @@
-//! What of a timeline is drawn: each action with the time that it took, or several together that are too short.
+//! What of a timeline is drawn: each action with the time that it took, or several together that
+//! are too short.
 //!
-//! Waiting is left empty. Of a receive, only what comes after its message was sent is communication: before, the device
-//! waits for what another has not done yet.
+//! Waiting is left empty. Of a receive, only what comes after its message was sent is
+//! communication: before, the device waits for what another has not done yet.
 
 use std::collections::HashMap;
 
@@ -141,8 +142,8 @@ pub(super) fn spans(timeline: &Timeline) -> Vec<Vec<Span>> {
     timeline.devices.iter().map(|actions| actions.iter().filter_map(span).collect()).collect()
 }
 
-/// Puts together what is shorter than `short` and follows each other without a gap of that length, as far as the whole is
-/// no longer than `whole`.
+/// Puts together what is shorter than `short` and follows each other without a gap of that length,
+/// as far as the whole is no longer than `whole`.
 pub(super) fn condensed(spans: &[Span], short: Nanos, whole: Nanos) -> Vec<Span> {
     let mut out: Vec<Span> = Vec::new();
     let mut open = false;
@@ -153,7 +154,8 @@ pub(super) fn condensed(spans: &[Span], short: Nanos, whole: Nanos) -> Vec<Span>
                 if span.end - last.start <= whole {
                     last.extend(span);
                 } else {
-                    // What is waited between two of them is part of the first, as what is waited within.
+                    // What is waited between two of them is part of the first, as what is waited
+                    // within.
                     if last.count > 1 {
                         last.end = last.end.max(span.start);
                     }

@@ -6,9 +6,9 @@
 //!  bubble       peak memory
 //! ```
 //!
-//! `panel` draws one of the four, `series` makes curves of records: smoothed, thinned, with gaps where a
-//! value is not finite. [`Scatter`] is a page of labelled points.
-//! Colours are those of Okabe and Ito, which the colour-blind can tell apart.
+//! `panel` draws one of the four, `series` makes curves of records: smoothed, thinned, with gaps
+//! where a value is not finite. [`Scatter`] is a page of labelled points. Colours are those of
+//! Okabe and Ito, which the colour-blind can tell apart.
 
 mod panel;
 mod scatter;

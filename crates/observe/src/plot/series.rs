@@ -21,10 +21,11 @@ impl Series {
         Self(points.map(|(step, value)| (step.min(STEP_MAX) as i64, drawable(value))).collect())
     }
 
-    /// The mean of the values around each, over a twentieth of them in all; `None` when that is fewer than 3.
+    /// The mean of the values around each, over a twentieth of them in all; `None` when that is
+    /// fewer than 3.
     ///
-    /// Near the start, where curves are steep, the window shrinks evenly on both sides, so that the mean
-    /// begins where the values do. Near the end it loses its later half.
+    /// Near the start, where curves are steep, the window shrinks evenly on both sides, so that the
+    /// mean begins where the values do. Near the end it loses its later half.
     pub(super) fn smoothed(&self) -> Option<Self> {
         let half = self.0.len() / SMOOTHED_SHARE / 2;
         if half == 0 {
@@ -50,8 +51,8 @@ impl Series {
         Some(Self(self.0.iter().enumerate().map(mean).collect()))
     }
 
-    /// Unbroken pieces of the curve, thinned: of many points that would share a place, the lowest and the
-    /// highest. Values that are not finite leave gaps.
+    /// Unbroken pieces of the curve, thinned: of many points that would share a place, the lowest
+    /// and the highest. Values that are not finite leave gaps.
     pub(super) fn pieces(&self) -> Vec<Vec<(i64, f64)>> {
         let width = self.0.len().div_ceil(POINTS_MAX / 2).max(1);
         let mut pieces = vec![Vec::new()];

@@ -1,4 +1,5 @@
-//! The driver's side: spawns one worker per device, runs programs on them, and watches their pulses.
+//! The driver's side: spawns one worker per device, runs programs on them, and watches their
+//! pulses.
 
 mod crossings;
 
@@ -86,7 +87,8 @@ impl<E: StageExecutor> WorkerPool<E> {
     /// Starts a worker for each element of `devices` and builds its stages there, all at once.
     ///
     /// # Errors
-    /// The first error of a build, by device; a build that panics or does not end within the deadline.
+    /// The first error of a build, by device; a build that panics or does not end within the
+    /// deadline.
     pub fn spawn(
         devices: Vec<BuildDevice<E>>,
         settings: Settings,
@@ -94,8 +96,9 @@ impl<E: StageExecutor> WorkerPool<E> {
         Self::spawn_among(devices, settings, None)
     }
 
-    /// The same in one of several processes: only the devices that `peers` places here have workers here. After a failed run such a pool
-    /// runs no more: what is under way between processes is lost.
+    /// The same in one of several processes: only the devices that `peers` places here have workers
+    /// here. After a failed run such a pool runs no more: what is under way between processes is
+    /// lost.
     ///
     /// # Errors
     /// As [`WorkerPool::spawn`].
@@ -202,12 +205,14 @@ impl<E: StageExecutor> WorkerPool<E> {
             Some(format!("device {device} did not answer and its thread was abandoned"));
     }
 
-    /// Runs `program` once. `feeds` has, for each device, one feed per stage, in the device's order; those of other processes' devices
-    /// are not looked at. What it returns is of all devices, in every process.
+    /// Runs `program` once. `feeds` has, for each device, one feed per stage, in the device's
+    /// order; those of other processes' devices are not looked at. What it returns is of all
+    /// devices, in every process.
     ///
     /// # Errors
-    /// The first failure of any worker. After it, every worker has stopped, and the pool can run again unless
-    /// a thread had to be abandoned, the update was torn, or there are other processes.
+    /// The first failure of any worker. After it, every worker has stopped, and the pool can run
+    /// again unless a thread had to be abandoned, the update was torn, or there are other
+    /// processes.
     pub fn run(
         &mut self,
         program: &Arc<Program>,
@@ -254,7 +259,8 @@ impl<E: StageExecutor> WorkerPool<E> {
         self.conclude(&step, shares)
     }
 
-    /// Takes what a torn update left for the stages' state: they may be visited and run again. Whether there was one.
+    /// Takes what a torn update left for the stages' state: they may be visited and run again.
+    /// Whether there was one.
     ///
     /// # Errors
     /// A thread is gone, or there are other processes: the pipeline cannot go on in any case.
@@ -402,7 +408,8 @@ impl<E: StageExecutor> WorkerPool<E> {
     /// Calls `visit` with the stages of `device`, in its thread, between steps.
     ///
     /// # Errors
-    /// An earlier update was torn, a worker is gone, the visitor panicked, or it gave no answer within the deadline.
+    /// An earlier update was torn, a worker is gone, the visitor panicked, or it gave no answer
+    /// within the deadline.
     pub fn visit<T: Send + 'static>(
         &mut self,
         device: DeviceId,
@@ -412,7 +419,8 @@ impl<E: StageExecutor> WorkerPool<E> {
         self.await_answer(device, &answer)
     }
 
-    /// Calls a visitor with the stages of each device of this process, in their threads, all at once; the answers by device.
+    /// Calls a visitor with the stages of each device of this process, in their threads, all at
+    /// once; the answers by device.
     ///
     /// # Errors
     /// As [`WorkerPool::visit`], of the first device that fails.

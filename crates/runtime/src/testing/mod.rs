@@ -1,7 +1,8 @@
 //! A stage with integer arithmetic, faults on request, and the unpipelined answer to compare with.
 //!
-//! Sums are replaced by a hash that does not commute, so that any change of an order (of micro-batches, of
-//! edges, of tied gradients) changes the result, as rounding would with real tensors.
+//! Sums are replaced by a hash that does not commute, so that any change of an order (of
+//! micro-batches, of edges, of tied gradients) changes the result, as rounding would with real
+//! tensors.
 
 pub mod peers;
 

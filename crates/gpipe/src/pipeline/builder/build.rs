@@ -71,11 +71,13 @@ struct Cut {
 const MICRO_BATCHES_MAX: usize = 1 << 16;
 
 impl PipelineBuilder {
-    /// Checks everything that can be checked without running, and builds each stage in its own thread.
+    /// Checks everything that can be checked without running, and builds each stage in its own
+    /// thread.
     ///
     /// # Errors
-    /// [`Error::Model`] (shapes, names, ties), [`Error::Partition`], [`Error::Setting`]; [`Error::Step`] when
-    /// a stage cannot be built, for example because its parameters exceed its cap.
+    /// [`Error::Model`] (shapes, names, ties), [`Error::Partition`], [`Error::Setting`];
+    /// [`Error::Step`] when a stage cannot be built, for example because its parameters exceed its
+    /// cap.
     pub fn build(mut self) -> Result<Pipeline> {
         let precision = self.check_settings()?;
         self.inputs = precision.fed(&self.inputs);
@@ -168,8 +170,8 @@ impl PipelineBuilder {
         })
     }
 
-    /// Lowers and validates the schedule. Returns how many values a link must hold, so that nobody waits
-    /// for room.
+    /// Lowers and validates the schedule. Returns how many values a link must hold, so that nobody
+    /// waits for room.
     fn check_schedule(&self, topology: &Topology) -> Result<usize> {
         let program = lower(&self.compute_actions(), topology, self.micro_batches)?;
         let (link_capacity, _) =
@@ -178,7 +180,8 @@ impl PipelineBuilder {
         Ok(link_capacity)
     }
 
-    /// Builds the stages that are in this process, each in its thread, once the other processes have agreed.
+    /// Builds the stages that are in this process, each in its thread, once the other processes
+    /// have agreed.
     fn spawn(
         &self,
         builds: Vec<BuildDevice<Stage>>,
@@ -222,14 +225,17 @@ impl PipelineBuilder {
         }
         if self.caps.len() > 1 && self.caps.len() != devices {
             return refuse(format!(
-                "{} memory caps for {devices} stages: give one for all, or one per stage (per device, where it has several)",
+                "{} memory caps for {devices} stages: give one for all, or one per stage (per \
+                device, where it has several)",
                 self.caps.len()
             ));
         }
         let has_cpu = self.devices.iter().any(|device| device.gpu().is_none());
         if !IS_COUNTED && !self.caps.is_empty() && has_cpu {
             return refuse(
-                "memory of CPUs is not counted, so it cannot be capped: build gpipe with its feature `allocator`".into(),
+                "memory of CPUs is not counted, so it cannot be capped: build gpipe with its \
+                feature `allocator`"
+                    .into(),
             );
         }
         self.remat.check(stages).map_err(Error::Setting)?;

@@ -39,10 +39,10 @@ impl From<Vec<TensorSpec>> for Inputs {
     }
 }
 
-/// Builds a [`Pipeline`](crate::Pipeline). Unless told otherwise: one stage, one micro-batch, 1F1B, cuts by cost,
-/// re-materialization only where a backward does not directly follow its forward, one thread per stage, seed
-/// 0, float32, the fastest kernels, no cap, no clipping, a constant learning rate, no groups, no averages, a
-/// deadline of five minutes.
+/// Builds a [`Pipeline`](crate::Pipeline). Unless told otherwise: one stage, one micro-batch, 1F1B,
+/// cuts by cost, re-materialization only where a backward does not directly follow its forward, one
+/// thread per stage, seed 0, float32, the fastest kernels, no cap, no clipping, a constant learning
+/// rate, no groups, no averages, a deadline of five minutes.
 pub struct PipelineBuilder {
     pub(super) sequence: Sequence,
     pub(super) inputs: Vec<TensorSpec>,
@@ -108,14 +108,16 @@ impl PipelineBuilder {
         }
     }
 
-    /// One stage (K) on each device, in order, or as many as the schedule puts there; CPU and GPU may be mixed.
+    /// One stage (K) on each device, in order, or as many as the schedule puts there; CPU and GPU
+    /// may be mixed.
     #[must_use]
     pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
         self.devices = devices.into();
         self
     }
 
-    /// So many stages (K), each on a CPU device of its own; where the schedule puts several on one, so many devices.
+    /// So many stages (K), each on a CPU device of its own; where the schedule puts several on one,
+    /// so many devices.
     #[must_use]
     pub fn stages(self, stages: usize) -> Self {
         self.devices(vec![Device::Cpu; stages])
@@ -128,8 +130,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// Runs as planned: cuts, M, schedule and re-materialization, with a stage for each entry of the plan's balance; on CPUs unless as
-    /// many devices were named as that takes.
+    /// Runs as planned: cuts, M, schedule and re-materialization, with a stage for each entry of
+    /// the plan's balance; on CPUs unless as many devices were named as that takes.
     #[must_use]
     pub fn planned(mut self, plan: &gpipe_core::plan::Plan) -> Self {
         let devices = plan.devices();
@@ -142,32 +144,36 @@ impl PipelineBuilder {
             .remat(plan.remat.clone())
     }
 
-    /// The order of forwards and backwards. `interleaved:V` makes V stages on each device; a listed one says how many.
+    /// The order of forwards and backwards. `interleaved:V` makes V stages on each device; a listed
+    /// one says how many.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// Cuts the padding off each micro-batch of tokens; unless it is told, mini-batches are used as they are.
+    /// Cuts the padding off each micro-batch of tokens; unless it is told, mini-batches are used as
+    /// they are.
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = Some(padding);
         self
     }
 
-    /// Runs as one of several processes, which make the same calls in the same order: each builds the stages that are its own, the first
-    /// of K / P processes the first K / P stages and so on. Results, losses and reports are the same in all of them; parameters, gradients and
-    /// states are those of a process's own stages.
+    /// Runs as one of several processes, which make the same calls in the same order: each builds
+    /// the stages that are its own, the first of K / P processes the first K / P stages and so on.
+    /// Results, losses and reports are the same in all of them; parameters, gradients and states
+    /// are those of a process's own stages.
     #[must_use]
     pub fn processes(mut self, transport: Arc<dyn Transport>) -> Self {
         self.transport = Some(transport);
         self
     }
 
-    /// Trains as one of several replicas, all of which are given the whole mini-batch: each trains on its part of the samples, and all make
-    /// the same update, of the sum of their gradients. Losses and metrics are of the whole mini-batch; evaluations and predictions are made
-    /// by each. A mini-batch has at least as many samples as there are replicas.
+    /// Trains as one of several replicas, all of which are given the whole mini-batch: each trains
+    /// on its part of the samples, and all make the same update, of the sum of their gradients.
+    /// Losses and metrics are of the whole mini-batch; evaluations and predictions are made by
+    /// each. A mini-batch has at least as many samples as there are replicas.
     #[must_use]
     pub fn replicas(mut self, replicas: Arc<dyn Replicas>) -> Self {
         self.replicas = Some(replicas);
@@ -193,8 +199,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// Whether re-materialization starts before the gradients that its backward needs arrive (the default), or waits for them: for
-    /// measurements of what that brings. Results are the same.
+    /// Whether re-materialization starts before the gradients that its backward needs arrive (the
+    /// default), or waits for them: for measurements of what that brings. Results are the same.
     #[must_use]
     pub fn early_rematerialization(mut self, early: bool) -> Self {
         self.rematerializes_early = early;
@@ -215,25 +221,27 @@ impl PipelineBuilder {
         self
     }
 
-    /// Dtype of the arithmetic: `Kind::Float`, `Double`, `BFloat16` or `Half`. In the last two parameters are
-    /// kept, gradients summed, and losses and updates computed in float32 (layers see copies); with `Half`
-    /// the loss is scaled dynamically, and a step whose gradients overflow is skipped.
+    /// Dtype of the arithmetic: `Kind::Float`, `Double`, `BFloat16` or `Half`. In the last two
+    /// parameters are kept, gradients summed, and losses and updates computed in float32 (layers
+    /// see copies); with `Half` the loss is scaled dynamically, and a step whose gradients overflow
+    /// is skipped.
     #[must_use]
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// Whose matrix products the float32 arithmetic on CPUs uses; another choice changes results in the
-    /// last bits.
+    /// Whose matrix products the float32 arithmetic on CPUs uses; another choice changes results in
+    /// the last bits.
     #[must_use]
     pub fn kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// Most bytes of tensors that a stage (or all stages of a device) may hold: one cap for all, or one per device. On a CPU enforced by
-    /// the allocator; on a GPU an action after which the GPU has held more fails.
+    /// Most bytes of tensors that a stage (or all stages of a device) may hold: one cap for all, or
+    /// one per device. On a CPU enforced by the allocator; on a GPU an action after which the GPU
+    /// has held more fails.
     #[must_use]
     pub fn memory_cap(mut self, caps: impl Into<Vec<Bytes>>) -> Self {
         self.caps = caps.into();
@@ -247,15 +255,16 @@ impl PipelineBuilder {
         self
     }
 
-    /// Keeps a copy of each step's gradients for [`Pipeline::gradients`](crate::Pipeline::gradients).
+    /// Keeps a copy of each step's gradients for
+    /// [`Pipeline::gradients`](crate::Pipeline::gradients).
     #[must_use]
     pub fn keep_gradients(mut self) -> Self {
         self.keep_gradients = true;
         self
     }
 
-    /// Longest silence of a stage before a step fails; longer than the longest forward or backward of one
-    /// micro-batch.
+    /// Longest silence of a stage before a step fails; longer than the longest forward or backward
+    /// of one micro-batch.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -297,23 +306,24 @@ impl PipelineBuilder {
         self
     }
 
-    /// Another group of parameters with settings of their own; the first that matches a parameter holds.
+    /// Another group of parameters with settings of their own; the first that matches a parameter
+    /// holds.
     #[must_use]
     pub fn group(mut self, group: Group) -> Self {
         self.groups.push(group);
         self
     }
 
-    /// Keeps exponential moving averages of the parameters (Polyak & Juditsky 1992) with `decay`, such as
-    /// 0.999, for [`Pipeline::with_averages`](crate::Pipeline::with_averages).
+    /// Keeps exponential moving averages of the parameters (Polyak & Juditsky 1992) with `decay`,
+    /// such as 0.999, for [`Pipeline::with_averages`](crate::Pipeline::with_averages).
     #[must_use]
     pub fn average(mut self, decay: f64) -> Self {
         self.average = Some(decay);
         self
     }
 
-    /// Calls `call` before each action of this process's stages, on the stage's thread, whose memory it is charged to. For tests of
-    /// faults: its errors and panics are the action's.
+    /// Calls `call` before each action of this process's stages, on the stage's thread, whose
+    /// memory it is charged to. For tests of faults: its errors and panics are the action's.
     #[doc(hidden)]
     #[must_use]
     pub fn before_action(

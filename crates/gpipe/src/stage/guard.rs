@@ -1,0 +1,66 @@
+//! What is looked at around calls of a user's code: panics, values that are not finite, and tensors
+//! changed in place.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use gpipe_bridge::memory;
+use gpipe_runtime::panic_message;
+use tch::Tensor;
+
+use super::differentiable;
+use crate::error::{LayerError, StageError};
+
+/// An error if any of `tensors` holds a NaN or an infinity.
+pub(super) fn check_finite<'t>(
+    layer: &str,
+    what: &str,
+    tensors: impl IntoIterator<Item = &'t Tensor>,
+) -> Result<(), StageError> {
+    let finite = |tensor: &Tensor| -> Result<bool, LayerError> {
+        Ok(tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
+    };
+    for tensor in tensors {
+        let finite = if differentiable(tensor) { finite(tensor) } else { Ok(true) };
+        let finite = finite.map_err(|source| StageError::Layer { layer: layer.into(), source })?;
+        if !finite {
+            return Err(StageError::NotFinite { layer: layer.into(), what: what.into() });
+        }
+    }
+    Ok(())
+}
+
+/// Calls a user's code; its panic becomes an error, which then names the layer. tch itself panics
+/// where an operation that takes a number (`f_mul_scalar`, say) has no memory left: that is told as
+/// what it is.
+pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Result<T, LayerError> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let told = || match panic_message(panic.as_ref()) {
+            text if text.contains("CUDA out of memory") => LayerError::GpuOutOfMemory(text),
+            text => LayerError::Panic(text),
+        };
+        Err(memory::take_refusal().map_or_else(told, LayerError::OutOfMemory))
+    })
+}
+
+/// Tensors that a call must not change in place. (A change through `Tensor::data`, which hides it
+/// from autograd, is not seen.)
+pub(super) struct Untouched<'t> {
+    tensors: Vec<(&'t Tensor, i64)>,
+}
+
+impl<'t> Untouched<'t> {
+    pub(super) fn new(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Self, LayerError> {
+        let version = |tensor: &'t Tensor| Ok((tensor, tensor.f_internal_version()?));
+        Ok(Self { tensors: tensors.into_iter().map(version).collect::<Result<_, LayerError>>()? })
+    }
+
+    /// The number of the first one that was changed.
+    pub(super) fn changed(&self) -> Result<Option<usize>, LayerError> {
+        for (index, (tensor, version)) in self.tensors.iter().enumerate() {
+            if tensor.f_internal_version()? != *version {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+}
