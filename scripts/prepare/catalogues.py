@@ -5,7 +5,7 @@ They come out of the translated messages of programs.
 
     catalogues.py [FOLDER ...] [--languages de,fr] [--out DIR] [--list]
 
-Without a FOLDER it fetches the Debian packages listed in catalogue_packages.txt (about 75 MB) and
+Without a FOLDER it fetches the Debian packages listed in catalogue_packages.txt (about 98 MB) and
 keeps their gettext catalogues and copyright files in
 
     $GPIPE_HOME/catalogues        (GPIPE_HOME defaults to ~/.cache/gpipe)
@@ -246,8 +246,8 @@ def say(out, record, everything):
     print(f"  messages left out: {sum(why_not.values()):,}")
     for reason, count in sorted(why_not.items(), key=lambda item: (-item[1], item[0])):
         print(f"    {reason}: {count:,}")
-    print("  catalogues", end="")
-    found_files.say([LeftOut(*entry) for entry in record["left_out"]], everything)
+    left_out = [LeftOut(*entry) for entry in record["left_out"]]
+    found_files.say(left_out, everything, "catalogues")
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def say(out, record, everything):
     print(f"{shown(out)}: {counts(sides['train'] + sides['validation'], classes)}")
     for side, fonts in sides.items():
         print(f"  {side}: {counts(fonts, classes)}")
-    found_files.say([LeftOut(*entry) for entry in record["left_out"]], everything)
+    found_files.say([LeftOut(*entry) for entry in record["left_out"]], everything, "fonts")
 
 
 def counts(fonts, classes):

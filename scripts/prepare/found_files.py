@@ -103,10 +103,10 @@ def reasons(left_out):
     return "left out: " + (", ".join(parts) or "none")
 
 
-def say(left_out, everything):
-    """Prints what was left out: all of it, or some of each reason."""
+def say(left_out, everything, what="files"):
+    """Prints which files, or `what`, were left out: all of them, or some of each reason."""
     hint = "" if everything or len(left_out) <= NAMED else " (--list names all of them)"
-    print(f"  left out: {len(left_out)}{hint}")
+    print(f"  {what} left out: {len(left_out)}{hint}")
     for reason, entries in by_reason(left_out):
         print(f"    {reason}: {len(entries)}")
         for entry in entries if everything else entries[:NAMED]:

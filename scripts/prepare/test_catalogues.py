@@ -73,7 +73,7 @@ class Made(Case):
         self.assertEqual(self.pairs("fr"), ["Fichier\tFile", "Ouvrir\tOpen"])
         self.assertEqual(sorted(self.files()), ["de.tsv.gz", "fr.tsv.gz", "made_by.json"])
         for line in ("6 pairs in 2 languages, of 3 catalogues\n", "  de 4, fr 2\n", "  messages left out: 3\n", "    there already: 1\n",
-                     "    the same on both sides: 1\n", "    without words: 1\n", "  catalogues  left out: 0\n"):
+                     "    the same on both sides: 1\n", "    without words: 1\n", "  catalogues left out: 0\n"):
             self.assertIn(line, said)
 
     def test_the_bytes_are_the_same_each_time(self):

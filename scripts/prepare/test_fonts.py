@@ -77,7 +77,7 @@ class Made(Case):
             f"{self.out}: 18 images of 6 fonts in 6 families",
             *(f"  {side}: {3 * count} images of {count} fonts in {count} families"
               for side, count in counts.items()),
-            "  left out: 0"])
+            "  fonts left out: 0"])
         names = set()
         for path in self.files():
             if path == "made_by.json":
@@ -157,7 +157,7 @@ class Made(Case):
         (self.fonts / "esc\x1b[31m.ttf").write_bytes(b"no font")
         said = self.make().splitlines()
         self.assertEqual(said[3:], [
-            "  left out: 8 (--list names all of them)",
+            "  fonts left out: 8 (--list names all of them)",
             "    no glyph for a character: 7",
             *(f"      Few{place}.ttf ('c')" for place in range(5)),
             "      ... and 2 more",

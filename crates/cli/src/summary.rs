@@ -23,6 +23,8 @@ pub(crate) struct Summary {
     latest_ms: VecDeque<f64>,
     /// Waiting for batches, between the steps.
     data_wait_ms: f64,
+    /// Asking the other processes whether to stop or to save, between the steps.
+    exchange_ms: f64,
     /// Validating on the way, between the steps.
     validation_ms: f64,
     devices: Vec<DeviceSums>,
@@ -113,6 +115,11 @@ impl Summary {
             median / step,
             self.row()
         );
+    }
+
+    /// After the exchange with the other processes that follows a step.
+    pub(crate) fn exchanged(&mut self, time: Duration) {
+        self.exchange_ms += time.as_secs_f64() * 1e3;
     }
 
     pub(crate) fn validated(&mut self, time: Duration) {
@@ -226,6 +233,13 @@ impl Summary {
             100.0 * saving_ms / elapsed_ms,
             100.0 * rest.max(0.0) / elapsed_ms
         );
+        if self.exchange_ms > 0.0 {
+            // It is part of the rest. It includes waiting for the slowest process of the step.
+            say!(
+                "asking the other processes whether to stop or to save: {:.3} ms/step",
+                self.exchange_ms / steps
+            );
+        }
     }
 }
 

@@ -223,6 +223,8 @@ fn fault_pairs_languages_and_models_that_do_not_fit_are_refused() {
     folder.refuses(&[&train(&[])[..], &[tsv]].concat(), &["latin.tsv", "1"]);
     folder.refuses(&train(&["--set=data.languages=[\"qq\"]"]), &["qq", "xx", "yy"]);
     folder.refuses(&train(&["--set=data.folder=nowhere"]), &["nowhere` does not exist"]);
+    let made = &["data/translations: it does not exist: `make catalogues` makes it"];
+    folder.refuses(&train(&["--set=data.folder=data/translations"]), made);
     let none = ["--set=data.tsv=[]", "--set=data.lines=[]"];
     folder.refuses(&[&train(&[])[..], &none].concat(), &["set data.folder", "make catalogues"]);
     folder.refuses(&train(&["--set", "model.kind=transformer"]), &["where it is translation"]);

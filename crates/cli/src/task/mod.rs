@@ -107,11 +107,35 @@ pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn
         Some(given) => Some(given),
         None => Vocabulary::configured(config)?,
     };
+    check_made(config)?;
     Ok(match &config.data {
         Data::Text(data) => Box::new(Language::open(config, data, given)?),
         Data::Parallel(data) => Box::new(Translation::open(config, data, given)?),
         _ => Box::new(Classification::open(config, given)?),
     })
+}
+
+/// Folders that a recipe of `configs/` names, and what makes them.
+const MADE: &[(&str, &str)] = &[
+    ("data/translations", "make catalogues"),
+    ("data/letters", "make fonts"),
+    ("data/digits", "make fonts"),
+];
+
+/// An error if the data are a folder that is yet to be made.
+fn check_made(config: &Config) -> Result<(), CliError> {
+    let folder = match &config.data {
+        Data::Parallel(data) => &data.folder,
+        Data::ImageFolder(data) => &data.folder,
+        _ => return Ok(()),
+    };
+    match MADE.iter().find(|(made, _)| folder.starts_with(made)) {
+        Some((_, command)) if !folder.exists() => Err(CliError::Usage(format!(
+            "{}: it does not exist: `{command}` makes it",
+            folder.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// The mini-batch of a number, made here and now.

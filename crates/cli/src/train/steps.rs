@@ -1,6 +1,10 @@
 //! The steps of a training, and what goes on beside them.
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use gpipe::{Pipeline, StepReport};
 use gpipe_checkpoint::{manifest::TrainPosition, weights};
@@ -208,7 +212,11 @@ impl Run<'_> {
                     }
                 }
             }
+            let begin = Instant::now();
             let Asked { mut signal, save } = self.asked()?;
+            if self.processes.are_several() {
+                self.summary.exchanged(begin.elapsed());
+            }
             if signal.is_none() && due(self.config, position) {
                 self.validate(pipeline, position)?;
                 signal = self.asked()?.signal;
