@@ -1,11 +1,12 @@
-//! One thing that one stage does, and its printed form: `2F0` is stage 2, forward, micro-batch 0.
+//! An action: one thing that one stage does. `2F0` is the printed form of stage 2, forward,
+//! micro-batch 0.
 //!
 //! | text | meaning |
 //! |---|---|
 //! | `2F0` `2R0` `2B0` | forward, re-materialize, full backward of micro-batch 0 |
-//! | `2I0` `2W0` | the backward's halves: gradients of the inputs, and then of the weights |
+//! | `2I0` `2W0` | the halves of a split backward: input gradients, then weight gradients |
 //! | `2SEND_F0@1` `3RECV_F0@1` | the value of micro-batch 0 over edge 1, in the edge's direction |
-//! | `3SEND_B0@1` `2RECV_B0@1` | its gradient, against the edge's direction |
+//! | `3SEND_B0@1` `2RECV_B0@1` | the gradient of that value, against the edge's direction |
 //! | `2SEND_F@5` `0RECV_F@5` `0SEND_B@5` `2RECV_B@5` | the same, once per step: tied gradients and their sum, norms and the verdict |
 //! | `0REDUCE` | sum the gradients of tied weights, in layer order |
 //! | `0NORM` | the stage's part of the global gradient norm; makes the update ready |
@@ -23,13 +24,13 @@ use std::{fmt, str::FromStr};
 
 use crate::ids::{EdgeId, MicroBatch, StageId};
 
-/// Per device, its ordered list of actions.
+/// For each device, an ordered list of actions.
 pub type ActionLists = Vec<Vec<Action>>;
 
-/// What one stage does at one place of its device's list.
+/// What a stage does at one position of its device's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// Who acts.
+    /// The stage that acts.
     pub stage: StageId,
     /// What it does.
     pub op: Op,
@@ -44,10 +45,10 @@ pub enum Op {
     Rematerialize(MicroBatch),
     /// Compute input and parameter gradients; releases the activations.
     Backward(MicroBatch),
-    /// The first half of a split backward: compute the gradients of the inputs, and keep what those
-    /// of the weights need.
+    /// The first half of a split backward: compute the input gradients and keep what the weight
+    /// gradients need.
     BackwardInput(MicroBatch),
-    /// The second half: compute the gradients of the weights; releases what was kept.
+    /// The second half: compute the weight gradients and release what the first half kept.
     BackwardWeight(MicroBatch),
     /// Put a message on a link.
     Send(Transfer),
@@ -66,11 +67,11 @@ pub enum Op {
 /// A message on an edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Transfer {
-    /// Along the edge, or back.
+    /// Whether the message goes along the edge or against it.
     pub direction: Direction,
-    /// Which micro-batch; `None` for what moves once per step.
+    /// The micro-batch; `None` for a message that moves once per step.
     pub micro_batch: Option<MicroBatch>,
-    /// Over which edge.
+    /// The edge that carries the message.
     pub edge: EdgeId,
 }
 
@@ -79,7 +80,7 @@ pub struct Transfer {
 pub enum Direction {
     /// From the edge's source to its target: values, tied gradients, parts of the norm.
     Forward,
-    /// Back: gradients, the sum of tied gradients, the verdict.
+    /// From the target back to the source: gradients, the sum of tied gradients, the verdict.
     Backward,
 }
 
@@ -96,7 +97,7 @@ impl Op {
         }
     }
 
-    /// The micro-batch whose input gradients it computes: after it they can be sent.
+    /// The micro-batch whose input gradients this action computes. They can be sent after it.
     pub fn goes_back(self) -> Option<MicroBatch> {
         match self {
             Op::Backward(m) | Op::BackwardInput(m) => Some(m),
@@ -104,8 +105,8 @@ impl Op {
         }
     }
 
-    /// The micro-batch whose weight gradients it adds to the step's: after it the stage holds
-    /// nothing of it.
+    /// The micro-batch whose weight gradients this action completes. The stage holds nothing for
+    /// that micro-batch afterwards.
     pub fn completes(self) -> Option<MicroBatch> {
         match self {
             Op::Backward(m) | Op::BackwardWeight(m) => Some(m),
@@ -146,7 +147,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// What is wrong with a text that should be an action.
+/// A text that is not an action.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{text}' is not an action: {reason}; write it like 2F0, 2R0, 2B0, 2I0, 2W0, 2SEND_F0@1, \
@@ -215,7 +216,7 @@ fn parse_transfer(text: &str) -> Result<Transfer, &'static str> {
     Ok(Transfer { direction, micro_batch, edge })
 }
 
-/// Digits only and no leading zero, so that printing what was parsed gives the same text.
+/// Parses digits without a leading zero, so that a parsed action prints as the same text.
 fn number(text: &str, reason: &'static str) -> Result<u32, &'static str> {
     let canonical = text == "0" || !text.starts_with('0');
     if !canonical || !text.bytes().all(|b| b.is_ascii_digit()) {

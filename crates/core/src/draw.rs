@@ -1,8 +1,7 @@
-//! A timeline as text, in equal columns of time.
+//! Draws a timeline as text, in columns of equal time.
 //!
-//! [`grid`] is for simulated unit costs: the grids of the documentation and of the golden tests.
-//! [`timeline`] and [`panels`] are for times: what a terminal shows. Pictures are in
-//! `gpipe-observe`.
+//! [`grid`] draws simulated unit costs, for the documentation and the golden tests. [`timeline`]
+//! and [`panels`] draw real times, for a terminal. Pictures are drawn by `gpipe-observe`.
 
 use std::fmt::Write;
 
@@ -12,10 +11,12 @@ use crate::{
     units::Nanos,
 };
 
-/// Draws the compute actions of `timeline`, one row per device and one column per `column` of time;
-/// an action stands in the column where it starts, `.` is idle, `-` an action that goes on.
+/// Draws the compute actions of `timeline`, one row per device and one column per `column` of time.
+/// An action's name stands in the column where it starts. `-` means that the action continues, `.`
+/// that the device is idle.
 ///
-/// Actions shorter than a column may hide each other: choose `column` at most the shortest.
+/// Actions shorter than a column may hide each other, so `column` should be at most the shortest
+/// action.
 pub fn grid(timeline: &Timeline, column: Nanos) -> String {
     let column = column.0.max(1);
     let columns = timeline.makespan.0.div_ceil(column) as usize;
@@ -55,11 +56,11 @@ pub fn grid(timeline: &Timeline, column: Nanos) -> String {
     text
 }
 
-/// Fewest columns of time in a drawing.
+/// The fewest columns of time in a drawing.
 const COLUMNS_MIN: usize = 10;
-/// Widest drawing.
+/// The widest drawing, in characters.
 const WIDTH_MAX: usize = 4_096;
-/// Columns that a number under the axis may take, with room after it.
+/// Columns reserved for a number under the axis, including the space after it.
 const TICK_COLUMNS: usize = 10;
 
 const LEGEND: &str = "F forward, R re-materialization, B backward, U reduce, norm and update, - \
@@ -69,14 +70,14 @@ const IDLE: &str = "idle: tenths of the devices that do nothing at that time";
 /// How [`panels`] draws.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
-    /// Characters of a line.
+    /// Characters per line.
     pub width: usize,
-    /// Whether kinds of action have colours: ANSI escapes, of the 256 that terminals have.
+    /// Whether to color the kinds of action, with ANSI escapes from the 256-color palette.
     pub color: bool,
 }
 
-/// Draws `timeline` in proportion to time, one row per device and `width` characters in all, above
-/// an axis in milliseconds and a legend.
+/// Draws `timeline` in proportion to time above an axis in milliseconds and a legend: one row per
+/// device, `width` characters per line.
 ///
 /// ```text
 /// device 0 | F0----F1----.............B0-----------F2----B1----------.......B2----------U-
@@ -84,9 +85,10 @@ pub struct Look {
 ///   ms     | 0              5               10             15              20
 /// ```
 ///
-/// A device with several stages writes each action's stage, as in `2F0`. What does not fit is drawn
-/// in its letter: `FF`. A column shows what is done at its middle: where actions are shorter than
-/// columns, each kind has as many columns as it has time, though not every action is seen.
+/// On a device with several stages, each action's name includes its stage, as in `2F0`. An action
+/// whose name does not fit is drawn with its letter alone, as in `FF`. Each column shows the action
+/// at its middle. If actions are shorter than columns, some are not visible, but each kind still
+/// gets columns in proportion to its time.
 pub fn timeline(timeline: &Timeline, width: usize) -> String {
     let scale = Scale::new(&[timeline], Look { width, color: false });
     let mut text = String::new();
@@ -95,8 +97,8 @@ pub fn timeline(timeline: &Timeline, width: usize) -> String {
     text + LEGEND + "\n"
 }
 
-/// Draws named timelines above one another on the time scale of the longest one, as [`timeline`]
-/// does, each with its step time and bubble, and with the share of idle devices over time.
+/// Draws named timelines above one another, each as [`timeline`] does, on the time scale of the
+/// longest. Each has its step time, its bubble and the share of idle devices over time.
 pub fn panels(panels: &[(&str, &Timeline)], look: Look) -> String {
     let timelines: Vec<&Timeline> = panels.iter().map(|(_, timeline)| *timeline).collect();
     let scale = Scale::new(&timelines, look);
@@ -112,12 +114,12 @@ pub fn panels(panels: &[(&str, &Timeline)], look: Look) -> String {
     text + LEGEND + "\n" + IDLE + "\n"
 }
 
-/// Columns of equal time, after each row's name.
+/// The columns of equal time that follow each row's name.
 struct Scale {
     columns: usize,
-    /// Of all columns together; not 0.
+    /// The time of all columns together; not 0.
     time: Nanos,
-    /// Characters of a row's name.
+    /// The width of a row's name, in characters.
     name: usize,
     color: bool,
 }
@@ -137,7 +139,7 @@ impl Scale {
         ((share * self.columns as f64).round() as usize).min(self.columns)
     }
 
-    /// One row per device; what comes after the timeline's end is left blank.
+    /// Writes one row per device. The space after the timeline's end is left blank.
     fn rows(&self, timeline: &Timeline, text: &mut String) {
         for (device, actions) in timeline.devices.iter().enumerate() {
             let mut row = vec![('.', None); self.column(timeline.makespan)];
@@ -160,7 +162,7 @@ impl Scale {
         }
     }
 
-    /// How many tenths of the devices do nothing in the middle of each column.
+    /// Writes how many tenths of the devices are idle in the middle of each column.
     fn idle(&self, timeline: &Timeline, text: &mut String) {
         let columns = self.column(timeline.makespan);
         let mut busy = vec![0_usize; columns];
@@ -180,7 +182,7 @@ impl Scale {
         let _ = writeln!(text, "{:<1$}| {row}", "  idle", self.name - 2);
     }
 
-    /// Round numbers of milliseconds, each beginning at its column.
+    /// Writes round numbers of milliseconds, each starting at its column.
     fn axis(&self, text: &mut String) {
         let span_ms = self.time.as_ms();
         let step_ms = round_step(span_ms * TICK_COLUMNS as f64 / self.columns as f64);
@@ -199,7 +201,7 @@ impl Scale {
     }
 }
 
-/// The letter that an action is drawn in, and its name in full; transfers are not drawn.
+/// The letter that an action is drawn with, and its full name. Transfers are not drawn.
 fn label(action: Action, is_shared: bool) -> Option<(char, String)> {
     let stage = if is_shared { action.stage.to_string() } else { String::new() };
     match action.op {
@@ -213,8 +215,8 @@ fn label(action: Action, is_shared: bool) -> Option<(char, String)> {
     }
 }
 
-/// The 256-colour of what is drawn in `letter`: near Okabe and Ito's, which the colour-blind can
-/// tell apart.
+/// The 256-color index for `letter`, close to the palette of Okabe and Ito, which color-blind
+/// readers can distinguish.
 fn color(letter: char) -> Option<u8> {
     match letter {
         'F' => Some(74),
@@ -226,7 +228,7 @@ fn color(letter: char) -> Option<u8> {
     }
 }
 
-/// Cells in their colours, in black on them; an escape where the colour changes.
+/// Black text on the cells' colors, with an escape wherever the color changes.
 fn painted(cells: &[(char, Option<u8>)]) -> String {
     let (mut text, mut last) = (String::new(), None);
     for &(character, color) in cells {
@@ -245,7 +247,7 @@ fn painted(cells: &[(char, Option<u8>)]) -> String {
     text
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is no less than `least`, which is positive.
+/// The least of 1, 2 and 5 times a power of ten that is at least `least`, which must be positive.
 fn round_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0]

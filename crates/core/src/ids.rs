@@ -1,4 +1,4 @@
-//! Small numbers with a meaning, so that a stage is never taken for a micro-batch.
+//! Small numbers with distinct types, so that a stage is never mistaken for a micro-batch.
 
 use std::fmt;
 
@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize,
+            Deserialize,
+        )]
         #[serde(transparent)]
         pub struct $name(pub u32);
 
@@ -17,7 +20,8 @@ macro_rules! id {
                 self.0 as usize
             }
 
-            /// From an index; a pipeline never has 2^32 of anything, larger numbers saturate.
+            /// Converts from an index. Numbers that do not fit saturate; a pipeline never has 2^32
+            /// of anything.
             pub fn from_index(index: usize) -> Self {
                 Self(u32::try_from(index).unwrap_or(u32::MAX))
             }
@@ -32,16 +36,16 @@ macro_rules! id {
 }
 
 id! {
-    /// A cell of the partition, placed on a device and executing; numbered along the sequence from
-    /// 0.
+    /// A cell of the partition, placed on a device and executing. Stages are numbered along the
+    /// sequence from 0.
     StageId
 }
 id! {
-    /// A worker with its own thread (or accelerator); it may hold several stages.
+    /// A worker with a thread or an accelerator to itself. It may hold several stages.
     DeviceId
 }
 id! {
-    /// A slice of the mini-batch, numbered from 0 in the order of the samples.
+    /// A slice of the mini-batch. Micro-batches are numbered from 0 in the order of the samples.
     MicroBatch
 }
 id! {

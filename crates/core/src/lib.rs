@@ -4,21 +4,26 @@
 //! force. The path of a mini-batch through this crate:
 //!
 //! ```text
-//! schedule  ->  remat  ->  lower  ->  Program  ->  validate   is it correct, can it deadlock, what is held
-//! (F and B)    (adds R)   (adds the rest)      ->  simulate   a timeline from costs: bubble, peak bytes
-//!                                              ->  memory     what each stage holds at most
-//!                                              ->  (gpipe-runtime executes the very same list)
+//! schedule  ->  remat  ->  lower  ->  Program  ->  validate  is it correct, can it deadlock?
+//! (F and B)    (adds R)   (adds the rest)      ->  simulate  a timeline from costs, and the bubble
+//!                                              ->  memory    the most that each stage holds
+//!                                              ->  (gpipe-runtime executes this same list)
 //! ```
 //!
-//! Before it, [`cost`] has what layers take and hold, and [`plan`] predicts cuts of them and
-//! searches the best one:
+//! The inputs come from two modules: [`cost`] says what layers take and hold, and [`plan`] predicts
+//! the step of a cut and searches for the best one:
 //!
 //! ```text
 //! cost  ->  plan  ->  balance, M, schedule, re-materialization
 //! ```
 //!
 //! ```
-//! use gpipe_core::{lower::{Topology, lower}, remat::Remat, schedule::Schedule, simulate::{Costs, simulate}};
+//! use gpipe_core::{
+//!     lower::{Topology, lower},
+//!     remat::Remat,
+//!     schedule::Schedule,
+//!     simulate::{Costs, simulate},
+//! };
 //! let compute = Schedule::OneFOneB.actions(4, 8);
 //! let program = lower(&Remat::Never.apply(&compute), &Topology::chain(4), 8).unwrap();
 //! let timeline = simulate(&program, &Costs::unit(4), 2).unwrap();

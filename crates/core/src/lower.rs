@@ -1,70 +1,71 @@
-//! Lowering: from compute actions to the full list that is validated, simulated, drawn and
+//! Lowering: turns compute actions into the full list that is validated, simulated, drawn and
 //! executed.
 //!
-//! Around each compute action stand the transfers of the stage's edges:
+//! Transfers on the stage's edges surround each compute action:
 //!
 //! ```text
 //! F   ->   RECV_F (edges in)      F   SEND_F (edges out)
 //! R B ->   R   RECV_B (edges out)     B   SEND_B (edges in)       the recomputation does not wait
-//! I W ->       RECV_B (edges out)     I   SEND_B (edges in)   W   nobody waits for W
+//! I W ->       RECV_B (edges out)     I   SEND_B (edges in)   W   no stage waits for W
 //! ```
 //!
-//! and after the last backward the step is finished together, all or nothing:
+//! After the last backward, the step ends on all stages together, all or nothing:
 //!
 //! ```text
-//! [1] tied weights   users SEND_F their gradients, the owner RECV_F, REDUCE, SEND_B the sum, users RECV_B
+//! [1] tied weights   users SEND_F their gradients; the owner RECV_F, REDUCE, SEND_B the sum;
+//!                    users RECV_B
 //! [2] norm           every stage NORM: its part of the global norm; the update is made ready
 //! [3] vote           stages SEND_F their part to stage 0, which RECV_F, DECIDE, SEND_B the verdict
-//! [4] update         every stage UPDATE: as the verdict says
+//! [4] update         every stage UPDATE, as the verdict says
 //! ```
 //!
-//! What does not live here: whether the result is correct (`validate` proves that from the list
-//! alone).
+//! Whether the result is correct is not checked here: `validate` proves that from the list alone.
 
 use crate::{
     action::{Action, ActionLists, Direction, Op, Transfer},
     ids::{DeviceId, EdgeId, MicroBatch, StageId},
 };
 
-/// A direct way between two stages.
+/// A direct connection between two stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Edge {
-    /// Where the forward half starts.
+    /// The stage where the forward direction starts.
     pub from: StageId,
-    /// Where the forward half ends.
+    /// The stage where the forward direction ends.
     pub to: StageId,
-    /// What moves on it.
+    /// What the edge carries.
     pub kind: EdgeKind,
 }
 
-/// What moves on an edge, and how often.
+/// What an edge carries, and how often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EdgeKind {
-    /// Boundary activations to the next stage, per micro-batch; their gradients back if `gradient`.
+    /// Boundary activations to the next stage, per micro-batch. Their gradients go back if
+    /// `gradient`.
     Boundary {
         /// Whether anything before the cut needs a gradient.
         gradient: bool,
     },
-    /// A long skip's value to the stage that pops it, per micro-batch; its gradient back if
+    /// A long skip's value to the stage that pops it, per micro-batch. Its gradient goes back if
     /// `gradient`.
     Skip {
         /// Whether anything before the stash needs a gradient.
         gradient: bool,
     },
-    /// Gradients of a tied weight from a stage that uses it to the stage that owns it, and the sum
-    /// back; once per step.
+    /// Gradients of a tied weight, from a stage that uses it to the stage that owns it, and their
+    /// sum back. Once per step.
     Tie,
-    /// A stage's part of the global norm to stage 0, and the verdict back; once per step.
+    /// A stage's part of the global norm to stage 0, and the verdict back. Once per step.
     Vote,
 }
 
 impl EdgeKind {
-    /// Whether it moves once per micro-batch (else once per step).
+    /// Whether the edge carries a message per micro-batch, rather than once per step.
     pub fn per_micro_batch(self) -> bool {
         matches!(self, EdgeKind::Boundary { .. } | EdgeKind::Skip { .. })
     }
 
-    /// Whether its backward half is used in training.
+    /// Whether training uses the backward direction.
     pub fn goes_back(self) -> bool {
         match self {
             EdgeKind::Boundary { gradient } | EdgeKind::Skip { gradient } => gradient,
@@ -76,14 +77,15 @@ impl EdgeKind {
 /// Stages and the edges between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// K.
+    /// The number of stages, K.
     pub stages: usize,
     /// An edge's position here is its [`EdgeId`].
     pub edges: Vec<Edge>,
 }
 
 impl Topology {
-    /// Boundary edges from each stage to the next, and the votes: a sequence without skips or ties.
+    /// The edges of a sequence without skips or ties: a boundary from each stage to the next, and
+    /// votes.
     pub fn chain(stages: usize) -> Self {
         let boundaries = (1..stages).map(|k| (k - 1, k, EdgeKind::Boundary { gradient: true }));
         let votes = (1..stages).map(|k| (k, 0, EdgeKind::Vote));
@@ -111,14 +113,14 @@ impl Topology {
     }
 }
 
-/// The full lists and what they refer to. The one form that everything downstream reads.
+/// The full lists, with the topology that they refer to. All later passes read this form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// Per device, every action in order.
     pub devices: ActionLists,
     /// The stages and edges that the actions name.
     pub topology: Topology,
-    /// M.
+    /// The number of micro-batches, M.
     pub micro_batches: usize,
 }
 
@@ -136,14 +138,14 @@ impl Program {
         placement
     }
 
-    /// What is recomputed before its backward, so that its forward may discard.
+    /// The micro-batches that are recomputed, whose forward may discard.
     pub fn rematerialized(&self) -> RematSet {
         RematSet::from_actions(self.devices.iter().flatten())
     }
 
-    /// The same, but that a re-materialization directly before its backward waits for the gradients
-    /// that this needs: nothing is gained by it, and what starting before they arrive brings (Huang
-    /// et al. 2019, section 2.3) can be measured.
+    /// Returns the program with each re-materialization moved after the gradient receives that
+    /// directly follow it. Waiting gains nothing: this exists to measure the benefit of recomputing
+    /// before the gradients arrive (Huang et al. 2019, section 2.3).
     #[must_use]
     pub fn rematerializing_late(mut self) -> Self {
         for list in &mut self.devices {
@@ -167,21 +169,21 @@ impl Program {
         self
     }
 
-    /// Whether the program has backwards (else it only evaluates or predicts).
+    /// Whether the program has backwards. Otherwise it only evaluates or predicts.
     pub fn trains(&self) -> bool {
         self.devices.iter().flatten().any(|action| action.op.goes_back().is_some())
     }
 }
 
-/// Which micro-batches each stage recomputes.
+/// The set of micro-batches that each stage recomputes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RematSet {
-    /// By stage, then by micro-batch; what is missing is not recomputed.
+    /// By stage, then by micro-batch. A missing entry is not recomputed.
     stages: Vec<Vec<bool>>,
 }
 
 impl RematSet {
-    /// From lists of actions.
+    /// Collects the set from actions.
     pub fn from_actions<'a>(actions: impl Iterator<Item = &'a Action>) -> Self {
         let mut stages: Vec<Vec<bool>> = Vec::new();
         for action in actions {
@@ -211,7 +213,7 @@ impl RematSet {
     }
 }
 
-/// Compute actions that cannot be lowered.
+/// Why compute actions cannot be lowered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LowerError {
     /// An action names a stage that the topology does not have.
@@ -221,7 +223,7 @@ pub enum LowerError {
         action: Action,
         /// Its device.
         device: DeviceId,
-        /// K.
+        /// The number of stages, K.
         stages: usize,
     },
     /// The input already holds an action that lowering would add.
@@ -235,7 +237,7 @@ pub enum LowerError {
         /// Its device.
         device: DeviceId,
     },
-    /// An edge that names no stage, or goes backwards.
+    /// An edge names an unknown stage, or goes in the wrong direction.
     #[error(
         "edge {edge} from stage {from} to stage {to} does not fit {stages} stages: boundary and \
         skip edges go to a later stage, ties and votes to an earlier one"
@@ -247,16 +249,17 @@ pub enum LowerError {
         from: StageId,
         /// Its target.
         to: StageId,
-        /// K.
+        /// The number of stages, K.
         stages: usize,
     },
 }
 
-/// Adds send, receive, reduce, norm, decide and update to the compute actions. A list without any
-/// backward is a forward-only program: it ends after its last forward.
+/// Adds send, receive, reduce, norm, decide and update to the compute actions. Lists without any
+/// backward make a forward-only program, which ends after its last forward.
 ///
 /// # Errors
-/// See [`LowerError`]. Whether the order of the actions is correct is [`crate::validate`]'s to say.
+/// See [`LowerError`]. Use [`crate::validate`] to check whether the order of the actions is
+/// correct.
 pub fn lower(
     compute: &ActionLists,
     topology: &Topology,
@@ -336,14 +339,15 @@ fn lower_compute(action: Action, topology: &Topology, trains: bool, out: &mut Ve
     }
 }
 
-/// The end of a step on one device; where it holds several stages, phase by phase for all of them.
+/// Appends the end of a step on one device. All stages of the device go through each phase
+/// together.
 fn finish_step(list: &[Action], topology: &Topology, out: &mut Vec<Action>) {
     let mut stages: Vec<StageId> = list.iter().map(|action| action.stage).collect();
     stages.sort_unstable();
     stages.dedup();
     let mut exchange = |direction, receive: bool, kind| {
         for &stage in &stages {
-            // A message leaves the forward half's source, or arrives at the backward half's.
+            // Forward messages leave at the edge's source; backward messages arrive there.
             let at_source = (direction == Direction::Forward) != receive;
             let here = |edge: &Edge| (if at_source { edge.from } else { edge.to }) == stage;
             for (edge, _) in topology.edges_where(|edge| edge.kind == kind && here(edge)) {

@@ -1,47 +1,47 @@
 //! Cutting a sequence of layers into K contiguous cells.
 //!
 //! GPipe's partitioner "minimizes the variance in the estimated costs of all cells" (Huang et al.
-//! 2019, section 2.1). A pipeline runs at the pace of its slowest cell, so here the largest cost
-//! comes first and the variance decides among equals. Both are exact, by dynamic programming in O(K
-//! L^2).
+//! 2019, section 2.1). A pipeline runs at the pace of its slowest cell. This module therefore
+//! minimizes the largest cost first, and the variance among cuts with an equal largest cost. Both
+//! minima are exact, found by dynamic programming in O(K L^2).
 
-/// Balances and models that do not fit each other.
+/// A balance that does not fit the model or the pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PartitionError {
-    /// More stages than layers.
+    /// There are more stages than layers.
     #[error(
         "{stages} stages need at least {stages} layers, the model has {layers}: use at most \
         {layers} stages"
     )]
     TooManyStages {
-        /// K.
+        /// The number of stages, K.
         stages: usize,
-        /// L.
+        /// The number of layers, L.
         layers: usize,
     },
-    /// No stages.
+    /// There are no stages.
     #[error("a pipeline needs at least one stage: use 1 or more stages")]
     NoStages,
-    /// A balance of the wrong length.
+    /// The balance does not have one entry per stage.
     #[error("balance {balance:?} is for {} stages, the pipeline has {stages}: give one number per \
         stage", balance.len())]
     WrongLength {
         /// The balance.
         balance: Vec<usize>,
-        /// K.
+        /// The number of stages, K.
         stages: usize,
     },
-    /// A balance of the wrong sum.
+    /// The balance does not add up to the number of layers.
     #[error("balance {balance:?} covers {} layers, the model has {layers}: {}, or use --balance \
         cost",
         balance.iter().fold(0_usize, |sum, n| sum.saturating_add(*n)), remedy(balance, *layers))]
     WrongSum {
         /// The balance.
         balance: Vec<usize>,
-        /// L.
+        /// The number of layers, L.
         layers: usize,
     },
-    /// A stage without layers.
+    /// A stage has no layers.
     #[error("balance {balance:?} leaves stage {stage} without a layer: give each stage at least 1")]
     EmptyStage {
         /// The balance.
@@ -60,7 +60,7 @@ fn remedy(balance: &[usize], layers: usize) -> String {
     }
 }
 
-/// Checks a balance that the user gave: layers per cell, for `stages` cells of `layers` layers.
+/// Checks a balance given by the user: layers per cell, for `stages` cells and `layers` layers.
 ///
 /// # Errors
 /// [`PartitionError`], with the remedy.
@@ -93,7 +93,7 @@ fn check_counts(stages: usize, layers: usize) -> Result<(), PartitionError> {
     Ok(())
 }
 
-/// Cells of equal numbers of layers; the first `layers % stages` cells get one more.
+/// Cuts into cells of equal size; the first `layers % stages` cells get one more layer.
 ///
 /// # Errors
 /// [`PartitionError::TooManyStages`] and [`PartitionError::NoStages`].
@@ -102,8 +102,8 @@ pub fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, PartitionErro
     Ok((0..stages).map(|stage| layers / stages + usize::from(stage < layers % stages)).collect())
 }
 
-/// The balance (layers per cell) whose largest cell cost is least; among those, the one with the
-/// least variance of cell costs; among those, the one with the most layers in the earliest cells.
+/// Returns the balance (layers per cell) that minimizes the largest cell cost. Ties go to the least
+/// variance of cell costs, then to the most layers in the earliest cells.
 ///
 /// ```
 /// use gpipe_core::partition::by_cost;
@@ -116,13 +116,13 @@ pub fn by_cost(costs: &[u64], stages: usize) -> Result<Vec<usize>, PartitionErro
     by_weighted_cost(costs, &vec![1; stages])
 }
 
-/// As [`by_cost`], where a unit of a layer's cost takes `weights[k]` on stage k: a stage that
-/// recomputes nothing (1F1B's last, say) is cheaper by its re-materialization, and a slower device
-/// dearer. One stage per weight.
+/// Like [`by_cost`], but a layer's cost counts `weights[k]` times on stage k. There is one stage
+/// per weight. Weights express that a stage which recomputes nothing (the last one in 1F1B, for
+/// example) is cheaper, or that a slower device is more expensive.
 ///
 /// ```
 /// use gpipe_core::partition::by_weighted_cost;
-/// // Stage 0 runs forward, recompute and backward (1 + 1 + 2), stage 1 forward and backward (1 + 2).
+/// // Stage 0: forward, recompute and backward (1 + 1 + 2). Stage 1: forward and backward (1 + 2).
 /// assert_eq!(by_weighted_cost(&[1; 14], &[4, 3]).unwrap(), [6, 8]);
 /// ```
 ///
@@ -133,9 +133,10 @@ pub fn by_weighted_cost(costs: &[u64], weights: &[u64]) -> Result<Vec<usize>, Pa
     check_counts(stages, costs.len())?;
     let sums = prefix_sums(costs);
     let weigh = |stage: usize, cell: u64| u128::from(cell) * u128::from(weights[stage]);
-    // [1] The least possible largest cell; [2] the least sum of squares under it: with a fixed
-    // mean, that is the least variance. One DP on the pair would not be exact: a prefix with a
-    // larger cell and less variance can still win when a later cell is larger anyway.
+    // [1] Find the least possible largest cell. [2] Find the least sum of squares under that limit;
+    //     the mean is fixed, so this is the least variance. A single DP over the pair would not be
+    //     exact: a prefix with a larger cell and less variance can still win if a later cell is
+    //     larger anyway.
     let largest = least(&sums, stages, u128::max, |stage, cell| Some(weigh(stage, cell))).cost;
     let squares = least(
         &sums,
@@ -162,9 +163,9 @@ struct Least {
     balance: Vec<usize>,
 }
 
-/// Minimises the `join` of all cells' `cost` (`None`: not allowed) over all contiguous partitions.
-/// `best[k][i]`: the least cost of cutting layers i.. into k + 1 cells, and the end of its first
-/// cell.
+/// Minimizes the `join` of all cells' `cost` over all contiguous partitions; a cost of `None`
+/// forbids a cell. `best[k][i]` is the least cost of cutting layers i.. into k + 1 cells, and the
+/// end of the first of those cells.
 fn least(
     sums: &[u64],
     stages: usize,
@@ -180,7 +181,7 @@ fn least(
         let (rest, stage) = (&best[k - 1], stages - 1 - k);
         let row = (0..layers)
             .map(|i| {
-                // Longest first cell first, and only a strictly better one replaces it.
+                // Try the longest first cell first; only a strictly better one replaces it.
                 (i + 1..layers).rev().fold(None, |found: Option<(u128, usize)>, end| {
                     let total =
                         rest[end].and_then(|(rest, _)| Some(join(cell(stage, i, end)?, rest)));

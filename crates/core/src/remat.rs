@@ -1,8 +1,8 @@
 //! Re-materialization: which forwards discard their activations, and where they are recomputed.
 //!
-//! Adding R to a schedule is one pass here, so no schedule knows of it. R stands directly before B
-//! (or I); [`crate::lower`] puts the wait for the gradient between the two, so that the
-//! recomputation starts before the gradient arrives (Huang et al. 2019, section 2.3).
+//! R is added here, in one pass over a schedule, so no schedule has to know about it. R stands
+//! directly before B (or I). [`crate::lower`] puts the wait for the gradient between the two, so
+//! that recomputation starts before the gradient arrives (Huang et al. 2019, section 2.3).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,38 +18,38 @@ use crate::{
     schedule::ActionLists,
 };
 
-/// The policy of a stage.
+/// The re-materialization policy of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Remat {
     /// Every forward keeps only its inputs; every backward recomputes first.
     Always,
     /// Every forward keeps all its activations.
     Never,
-    /// Only where a backward does not directly follow its own forward; there nothing would be
-    /// saved.
+    /// Every forward discards, unless its backward directly follows: there, discarding would save
+    /// nothing.
     #[default]
     UnlessAdjacent,
-    /// As `UnlessAdjacent`, but a forward also keeps its activations while fewer than so many other
-    /// micro-batches do: a stage then holds at most one micro-batch's activations more than that.
+    /// Like `UnlessAdjacent`, but a forward also keeps its activations while fewer than this many
+    /// other micro-batches do. A stage then holds the activations of at most one micro-batch more.
     Keep(u32),
-    /// As `UnlessAdjacent`, but what matrix products and convolutions gave is kept, too, and not
-    /// computed again: about half of the activations for a small part of the time (selective
-    /// activation recomputation: Korthikanti et al. 2022, arXiv 2205.05198, section 5).
+    /// Like `UnlessAdjacent`, but the outputs of matrix products and convolutions are kept and not
+    /// computed again. This saves about half of the activations for a small part of the time
+    /// (selective activation recomputation: Korthikanti et al. 2022, arXiv 2205.05198, section 5).
     Selective,
-    /// As `Always`, with the stage cut into this many segments that keep their own inputs and are
-    /// recomputed one at a time (Chen et al. 2016, arXiv 1604.06174): the peak is one segment's
-    /// activations.
+    /// Like `Always`, but the stage is cut into this many segments. Each segment keeps its inputs,
+    /// and segments are recomputed one at a time, so the peak is one segment's activations (Chen et
+    /// al. 2016, arXiv 1604.06174).
     Segments(u32),
 }
 
-/// Most segments of a stage, and most micro-batches that [`Remat::Keep`] may name.
+/// The largest N that [`Remat::Keep`] accepts.
 const NUMBER_MAX: u32 = 1 << 16;
-/// Most segments of a stage.
+/// The most segments of a stage.
 const SEGMENTS_MAX: u32 = 1024;
 
 impl Remat {
-    /// Whether a forward discards: `adjacent` if its backward comes directly after it, and `kept`
-    /// other micro-batches keep their activations then.
+    /// Whether a forward discards its activations. `adjacent`: its backward follows directly.
+    /// `kept`: how many other micro-batches keep their activations at that time.
     fn discards(self, adjacent: bool, kept: usize) -> bool {
         match self {
             Remat::Never => false,
@@ -59,7 +59,7 @@ impl Remat {
         }
     }
 
-    /// Into how many segments a stage is cut where it re-materializes.
+    /// The number of segments that a stage is cut into where it re-materializes.
     pub fn segments(self) -> usize {
         match self {
             Remat::Segments(segments) => segments.max(1) as usize,
@@ -67,7 +67,7 @@ impl Remat {
         }
     }
 
-    /// Into which ranges of its `layers` layers a stage is cut where it re-materializes.
+    /// The layer ranges that a stage of `layers` layers is cut into where it re-materializes.
     pub fn segment_ranges(self, layers: usize) -> Vec<Range<usize>> {
         let segments = self.segments().min(layers.max(1));
         let bound = |segment: usize| segment * layers / segments;
@@ -75,7 +75,7 @@ impl Remat {
     }
 }
 
-/// The policies of a pipeline: one for all stages, or one for each. As text: `always`, or
+/// The policies of a pipeline: one for all stages, or one per stage. In text, `always` or
 /// `keep:2,never`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RematPolicies(Vec<Remat>);
@@ -93,7 +93,7 @@ impl From<Remat> for RematPolicies {
 }
 
 impl RematPolicies {
-    /// One for each stage.
+    /// Builds policies with one entry per stage.
     pub fn by_stage(policies: impl Into<Vec<Remat>>) -> Self {
         let policies = policies.into();
         match policies.first() {
@@ -103,7 +103,7 @@ impl RematPolicies {
         }
     }
 
-    /// That of a stage.
+    /// The policy of a stage.
     pub fn of(&self, stage: usize) -> Remat {
         match &self.0[..] {
             [one] => *one,
@@ -111,10 +111,10 @@ impl RematPolicies {
         }
     }
 
-    /// Whether there is one for each of so many stages.
+    /// Checks that there is one policy for all stages, or one for each of `stages` stages.
     ///
     /// # Errors
-    /// What does not fit, with the remedy.
+    /// A message that says what does not fit, with the remedy.
     pub fn check(&self, stages: usize) -> Result<(), String> {
         match self.0.len() {
             1 => Ok(()),
@@ -126,8 +126,8 @@ impl RematPolicies {
         }
     }
 
-    /// Adds R before each B or I whose forward discards. What `lists` re-materialize already stays
-    /// as it is.
+    /// Adds R before each B or I whose forward discards. Micro-batches that `lists` already
+    /// re-materialize stay as they are.
     pub fn apply(&self, lists: &ActionLists) -> ActionLists {
         lists.iter().map(|list| self.apply_to_device(list)).collect()
     }
@@ -145,7 +145,7 @@ impl RematPolicies {
                     let next = list.get(position + 1).filter(|next| next.stage == stage);
                     let adjacent = next.is_some_and(|next| next.op.goes_back() == Some(m));
                     if already.contains(stage, m) {
-                        // Its own R says so.
+                        // The list already contains an R for this forward.
                     } else if self.of(stage.index()).discards(adjacent, kept.len()) {
                         discarded.insert((stage, m));
                     } else {
@@ -165,7 +165,7 @@ impl RematPolicies {
 }
 
 impl Remat {
-    /// As [`RematPolicies::apply`], the same for all stages.
+    /// Like [`RematPolicies::apply`], with this policy for all stages.
     pub fn apply(self, lists: &ActionLists) -> ActionLists {
         RematPolicies::from(self).apply(lists)
     }
@@ -194,7 +194,7 @@ impl fmt::Display for RematPolicies {
     }
 }
 
-/// A policy that does not exist.
+/// A re-materialization policy that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there is no re-materialization '{0}': use always, never, unless-adjacent, selective, keep:N \

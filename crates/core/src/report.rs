@@ -1,28 +1,30 @@
 //! Where a step's time went, device by device, and the bubble.
 //!
 //! A device's step is forward + recompute + backward + optimizer + communication + waiting, and
-//! waiting is fill and drain + imbalance + stalls: eight parts that sum to the step, to the
+//! waiting is fill and drain + imbalance + stalls. These eight parts sum to the step, to the
 //! nanosecond.
 //!
-//! Communication is what a transfer takes when nobody is waited for. In a receive it is the time
-//! since the matching send had ended, in a send the time since its link had room. All else in which
-//! a device does not compute is waiting: for a message or for room, between two actions, before the
+//! Communication is the time of a transfer in which nobody is waited for. For a receive, it starts
+//! when the matching send has ended; for a send, when its link has room. All other time in which a
+//! device does not compute is waiting: for a message or for room, between two actions, before the
 //! first and after the last.
 //!
-//! Why it waited is found by simulating the same program twice, without transport and jitter. With
-//! each kind of action at its stage's median a device waits `own`; with the same work on every
-//! device it waits `balanced`. (Medians, not means: one slow action is a stall of this step, and no
-//! property of its stage.) Of what it was measured to wait,
+//! The causes of waiting are found by simulating the same program twice, without transport or
+//! jitter. `own` is what a device waits if each kind of action takes its stage's median time.
+//! `balanced` is what it waits if every device has the same work. (A median, not a mean: one slow
+//! action is a stall of this step, not a property of its stage.) The measured waiting is split as
+//! follows:
 //!
 //! ```text
-//! explained  = min(measured, own)             what the program and the stages' costs make it wait
-//! fill_drain = min(explained, balanced)       what the schedule makes even equally fast devices wait
-//! imbalance  = explained - fill_drain         what unequal devices add to that
-//! stalls     = measured - explained           the rest: times that vary, the machine, waiting behind another's transport
+//! explained  = min(measured, own)         what the program and the stages' costs cause
+//! fill_drain = min(explained, balanced)   what the schedule causes even on equally fast devices
+//! imbalance  = explained - fill_drain     what unequal devices add to that
+//! stalls     = measured - explained       the rest: varying times, the machine, waiting behind
+//!                                         another device's transport
 //! ```
 //!
-//! so that no part is negative. A device that is slower than the others waits less than a balanced
-//! one and has no imbalance: the time is lost, and counted, where the others wait for it.
+//! No part can be negative. A device that is slower than the others waits less than a balanced one
+//! and has no imbalance: the lost time is counted on the devices that wait for it.
 
 use crate::{
     action::{Action, Direction, Op, Transfer},
@@ -34,41 +36,41 @@ use crate::{
 /// One device's share of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceTimes {
-    /// In forwards.
+    /// Time in forwards.
     pub forward: Nanos,
-    /// In re-materialization.
+    /// Time in re-materialization.
     pub recompute: Nanos,
-    /// In backwards.
+    /// Time in backwards.
     pub backward: Nanos,
-    /// Reducing tied weights, norms, and the update itself.
+    /// Time for reducing tied weights, norms, and the update itself.
     pub optimizer: Nanos,
-    /// In transfers that waited for nobody.
+    /// Time in transfers that waited for nobody.
     pub communication: Nanos,
-    /// Waiting that the schedule makes even if all devices were equally fast.
+    /// Waiting that the schedule causes even if all devices are equally fast.
     pub fill_drain: Nanos,
-    /// Waiting that devices of unequal speed or work add to it.
+    /// Waiting that devices of unequal speed or work add to that.
     pub imbalance: Nanos,
-    /// The rest of the waiting.
+    /// All other waiting.
     pub stalls: Nanos,
 }
 
 impl DeviceTimes {
-    /// All but communication and waiting.
+    /// Everything except communication and waiting.
     pub fn busy(&self) -> Nanos {
         self.forward + self.recompute + self.backward + self.optimizer
     }
 
-    /// Waiting, for whatever reason.
+    /// All waiting.
     pub fn wait(&self) -> Nanos {
         self.fill_drain + self.imbalance + self.stalls
     }
 
-    /// All parts: the step.
+    /// The sum of all parts, which is the step.
     pub fn total(&self) -> Nanos {
         self.busy() + self.communication + self.wait()
     }
 
-    /// Adds what a device did; transfers are not in it.
+    /// Adds the time of an action; transfers are ignored.
     fn add(&mut self, timed: &TimedAction) {
         let spent = timed.end - timed.start;
         match timed.action.op {
@@ -83,10 +85,11 @@ impl DeviceTimes {
     }
 }
 
-/// Each device's times in `timeline`, of `program` with links that hold `capacity` messages each
-/// way. The parts of each device sum to the makespan.
+/// Splits each device's time in `timeline`. The parts of each device sum to the makespan.
+/// `timeline` is a run of `program` with links that hold `capacity` messages each way.
 ///
-/// Of a program that deadlocks with such links nothing can be explained: all its waiting is stalls.
+/// If the program deadlocks with that capacity, nothing can be explained and all waiting counts as
+/// stalls.
 pub fn breakdown(program: &Program, timeline: &Timeline, capacity: usize) -> Vec<DeviceTimes> {
     let own = own_costs(timeline);
     let balanced = simulated_waits(program, &balanced_costs(program, &own), capacity);
@@ -111,8 +114,8 @@ pub fn device_times(timeline: &Timeline) -> Vec<DeviceTimes> {
     timeline.devices.iter().map(|actions| busy(actions)).collect()
 }
 
-/// What each stage did, without communication and waiting: where several are on a device, the
-/// device's times in parts.
+/// What each stage did, without communication and waiting. This splits the times of devices with
+/// several stages.
 pub fn stage_times(timeline: &Timeline) -> Vec<DeviceTimes> {
     let mut times: Vec<DeviceTimes> = Vec::new();
     for timed in timeline.devices.iter().flatten() {
@@ -132,15 +135,15 @@ fn busy(actions: &[TimedAction]) -> DeviceTimes {
     times
 }
 
-/// What devices wait under `costs`; nothing if the program deadlocks.
+/// How long each device waits under `costs`; empty if the program deadlocks.
 fn simulated_waits(program: &Program, costs: &Costs, capacity: usize) -> Vec<Nanos> {
     let timeline = simulate(program, costs, capacity).unwrap_or_default();
     timeline.devices.iter().map(|actions| timeline.makespan - busy(actions).busy()).collect()
 }
 
-/// Each device's transfers less what they waited.
+/// The time of each device's transfers, minus what they waited.
 fn communication(program: &Program, timeline: &Timeline, capacity: usize) -> Vec<Nanos> {
-    // Messages keep their order on a link, so a place in it is enough to find the other end.
+    // Links keep the order of messages, so the position of a message identifies its other end.
     let links = program.topology.edges.len() * 2;
     let (mut sent, mut received) = (vec![Vec::new(); links], vec![Vec::new(); links]);
     for timed in timeline.devices.iter().flatten() {
@@ -164,7 +167,8 @@ fn communication(program: &Program, timeline: &Timeline, capacity: usize) -> Vec
                 Op::Receive(transfer) => end(&sent, transfer, next(&mut receives, transfer)),
                 _ => return Nanos(0),
             };
-            // Of a transfer whose other end is not there nothing is known: it waited.
+            // If the other end is not in the timeline, nothing is known: the transfer counts as
+            // waiting.
             ready.map_or(Nanos(0), |ready| timed.end - timed.start.max(ready))
         });
         spent.sum()
@@ -172,7 +176,7 @@ fn communication(program: &Program, timeline: &Timeline, capacity: usize) -> Vec
     devices.collect()
 }
 
-/// A transfer's place among the links: each half of each edge is one.
+/// The index of a transfer's link. Each direction of each edge is a link.
 fn link(transfer: Transfer) -> usize {
     transfer.edge.index() * 2 + usize::from(transfer.direction == Direction::Backward)
 }
@@ -183,24 +187,25 @@ fn push(ends: &mut [Vec<Nanos>], transfer: Transfer, end: Nanos) {
     }
 }
 
-/// How many messages passed this link before.
+/// Counts a message on its link and returns how many passed before it.
 fn next(counts: &mut [usize], transfer: Transfer) -> usize {
     let Some(count) = counts.get_mut(link(transfer)) else { return 0 };
     *count += 1;
     *count - 1
 }
 
-/// When the message at `place` on its link was handed over.
+/// When the message at position `place` on its link was handed over.
 fn end(ends: &[Vec<Nanos>], transfer: Transfer, place: usize) -> Option<Nanos> {
     ends.get(link(transfer))?.get(place).copied()
 }
 
-/// Each stage at what is typical of it in this step.
+/// Each stage's typical times in this step.
 fn own_costs(timeline: &Timeline) -> Costs {
     let mut costs = Costs::measured(&[timeline], median);
     for timed in timeline.devices.iter().flatten() {
         let (Op::Reduce | Op::Decide) = timed.action.op else { continue };
-        // The simulator has no cost for these; the norm is beside them.
+        // The simulator has no cost for these, so they are added to the norm, which is next to
+        // them.
         if let Some(cost) = costs.stages.get_mut(timed.action.stage.index()) {
             cost.norm += timed.end - timed.start;
         }
@@ -208,12 +213,12 @@ fn own_costs(timeline: &Timeline) -> Costs {
     costs
 }
 
-/// Work in a step, and how often it is done: of a stage, or of all.
+/// The time of each kind of work in a step and how often it ran, for one stage or for all.
 #[derive(Clone, Copy, Default)]
 struct Work {
     forward: (Nanos, u64),
     recompute: (Nanos, u64),
-    /// Whole ones, and the first halves of those that are split.
+    /// Whole backwards, and the first halves of split ones.
     backward: (Nanos, u64),
     weight: (Nanos, u64),
     norm: (Nanos, u64),
@@ -235,8 +240,9 @@ impl Work {
     }
 }
 
-/// Every device with the same part of the work that `own` says, split evenly among its stages.
-/// Recomputation is work like any other: a stage that recomputes less has longer backwards here.
+/// Costs that give every device the same share of the work in `own`, split evenly among its stages.
+/// Recomputation counts as work like any other: a stage that recomputes less gets longer backwards
+/// here.
 fn balanced_costs(program: &Program, own: &Costs) -> Costs {
     let (placement, recomputed) = (program.placement(), program.rematerialized());
     let mut all = Work::default();
@@ -277,8 +283,7 @@ fn balanced_costs(program: &Program, own: &Costs) -> Costs {
     Costs::of_stages(stages.collect())
 }
 
-/// The time in which at least two devices were computing at once: what shows that stages do
-/// overlap.
+/// The time in which at least two devices compute at once. It shows whether stages overlap.
 pub fn overlap(timeline: &Timeline) -> Nanos {
     let mut changes: Vec<(u64, i32)> = Vec::new();
     for timed in timeline.devices.iter().flatten() {

@@ -1,11 +1,13 @@
-//! Running a program on a virtual clock: a timeline and the bubble.
+//! Runs a program on a virtual clock: the result is a timeline, and the bubble.
 //!
-//! A device runs its list in order. A message takes its link for some time, after the messages
-//! before it, and is there a latency later; a send waits while its link already holds `capacity`
-//! messages. Such a network of ordered lists and bounded queues has one outcome, whatever order the
-//! devices are advanced in (Kahn 1974), so advancing them greedily finds every deadlock and the
-//! only possible timeline. `gpipe-runtime` with its mock stage on a virtual clock reproduces it to
-//! the nanosecond; its tests say so. What is held in memory is [`crate::memory`]'s to say.
+//! A device runs its list in order. A message occupies its link for some time, after the messages
+//! before it, and arrives one latency later. A send waits while its link already holds `capacity`
+//! messages. A network of ordered lists and bounded queues has only one outcome, in whatever order
+//! the devices are advanced (Kahn 1974). Advancing them greedily therefore finds every deadlock and
+//! the only possible timeline.
+//!
+//! `gpipe-runtime` with its mock stage on a virtual clock reproduces the timeline to the
+//! nanosecond, and its tests check this. Memory is computed in [`crate::memory`].
 
 use crate::{
     action::{Action, Direction, Op},
@@ -14,12 +16,12 @@ use crate::{
     units::Nanos,
 };
 
-/// What one stage's actions take, per micro-batch.
+/// The times of one stage's actions, per micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StageCost {
     /// One forward that keeps nothing but its inputs.
     pub forward: Nanos,
-    /// One forward that keeps its activations, or is followed by no backward.
+    /// One forward that keeps its activations, or that no backward follows.
     pub forward_kept: Nanos,
     /// One re-materialization.
     pub rematerialize: Nanos,
@@ -29,29 +31,30 @@ pub struct StageCost {
     pub backward_kept: Nanos,
     /// The first half of a split backward after a re-materialization: gradients of the inputs.
     pub backward_input: Nanos,
-    /// The same, where the forward kept its activations.
+    /// The first half of a split backward whose forward kept its activations.
     pub backward_input_kept: Nanos,
-    /// The second half: gradients of the weights.
+    /// The second half of a split backward: gradients of the weights.
     pub backward_weight: Nanos,
-    /// The norm of its gradients, once per step. Reducing and deciding take nothing here.
+    /// The norm of the stage's gradients, once per step. Reducing and deciding take no time here.
     pub norm: Nanos,
     /// The update, once per step.
     pub update: Nanos,
 }
 
-/// What an edge's messages take.
+/// The times of an edge's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinkCost {
-    /// From the moment a message has left its link to the moment it can be received.
+    /// The time from when a message has left its link to when it can be received.
     pub latency: Nanos,
-    /// How long one message takes the link, in which no other can: along the edge.
+    /// How long one message occupies the link, along the edge. The link carries one message at a
+    /// time.
     pub forward: Nanos,
-    /// And back.
+    /// How long one message occupies the link, against the edge.
     pub backward: Nanos,
 }
 
 impl LinkCost {
-    /// How long a message of `half` takes the link.
+    /// How long a message in `direction` occupies the link.
     pub fn occupied(&self, direction: Direction) -> Nanos {
         match direction {
             Direction::Forward => self.forward,
@@ -60,27 +63,27 @@ impl LinkCost {
     }
 }
 
-/// Costs of a whole pipeline.
+/// The costs of a whole pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Costs {
     /// By stage; a missing stage costs nothing.
     pub stages: Vec<StageCost>,
-    /// As `stages`, for the smaller of two sizes of micro-batches.
+    /// Like `stages`, for the smaller of two micro-batch sizes.
     pub smaller: Vec<StageCost>,
-    /// The first micro-batch of the smaller size; `None`: all are of one size.
+    /// The first micro-batch of the smaller size; `None` if all have the same size.
     pub smaller_from: Option<MicroBatch>,
     /// By edge; a missing edge takes no time.
     pub links: Vec<LinkCost>,
 }
 
 impl Costs {
-    /// All micro-batches alike, and links that take no time.
+    /// Costs where all micro-batches have one size and links take no time.
     pub fn of_stages(stages: Vec<StageCost>) -> Self {
         Self { stages, ..Self::default() }
     }
 
-    /// One nanosecond for everything but the norm, the update and the links: the unit costs in
-    /// which the literature states bubbles.
+    /// Unit costs, in which the literature states bubbles: one nanosecond for everything except the
+    /// norm, the update and the links.
     pub fn unit(stages: usize) -> Self {
         let one = StageCost {
             forward: Nanos(1),
@@ -97,8 +100,8 @@ impl Costs {
         Self::of_stages(vec![one; stages])
     }
 
-    /// As [`Costs::unit`], but a whole backward takes two nanoseconds, one for each of its halves:
-    /// the costs in which the bubble of schedules that split it is stated (Qi et al. 2023, arXiv
+    /// Like [`Costs::unit`], but a whole backward takes two nanoseconds, one for each half. The
+    /// bubble of schedules that split the backward is stated in these costs (Qi et al. 2023, arXiv
     /// 2401.10241, section 2).
     pub fn unit_halves(stages: usize) -> Self {
         let mut costs = Self::unit(stages);
@@ -108,8 +111,9 @@ impl Costs {
         costs
     }
 
-    /// The `typical` time of each kind of action on each stage of `timelines` of the same program,
-    /// such as [`median`]; messages take no time. What was not done costs nothing.
+    /// Costs from measured `timelines` of one program: the `typical` time, such as the [`median`],
+    /// of each kind of action on each stage. Messages take no time. Actions that did not run cost
+    /// nothing.
     pub fn measured(timelines: &[&Timeline], typical: fn(&mut [u64]) -> Nanos) -> Self {
         type Times = [Vec<u64>; 10];
         let mut times: Vec<Times> = Vec::new();
@@ -157,14 +161,14 @@ impl Costs {
         Self::of_stages(stages.collect())
     }
 
-    /// That of a stage for a micro-batch.
+    /// The cost of a stage for a micro-batch.
     pub fn stage(&self, stage: crate::ids::StageId, micro_batch: MicroBatch) -> StageCost {
         let smaller = self.smaller_from.is_some_and(|first| micro_batch >= first);
         let stages = if smaller { &self.smaller } else { &self.stages };
         stages.get(stage.index()).copied().unwrap_or_default()
     }
 
-    /// How long `action` keeps its device busy; `recomputed` if its forward discards what its
+    /// How long `action` keeps its device busy. `recomputed`: its forward discards what its
     /// backward needs.
     pub fn duration(&self, action: Action, recomputed: bool) -> Nanos {
         let cost = self.stage(action.stage, action.op.computes().unwrap_or_default());
@@ -183,13 +187,13 @@ impl Costs {
         }
     }
 
-    /// What an edge's messages take.
+    /// The times of an edge's messages.
     pub fn link(&self, edge: EdgeId) -> LinkCost {
         self.links.get(edge.index()).copied().unwrap_or_default()
     }
 }
 
-/// The median, halfway between the two in the middle of an even number; 0 of nothing.
+/// The median of `times`: the midpoint of the two middle values for an even count, 0 for none.
 pub fn median(times: &mut [u64]) -> Nanos {
     times.sort_unstable();
     let at = |index: usize| times.get(index).copied().unwrap_or(0);
@@ -200,20 +204,20 @@ pub fn median(times: &mut [u64]) -> Nanos {
 /// An action with its time on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedAction {
-    /// What was done.
+    /// The action.
     pub action: Action,
-    /// When the device came to it.
+    /// When the device reached the action.
     pub start: Nanos,
-    /// When it was done; for transfers this includes waiting.
+    /// When the action was done. For transfers this includes waiting.
     pub end: Nanos,
 }
 
 /// Actions with times, measured or simulated.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Timeline {
-    /// Per device, in order.
+    /// For each device, its actions in order.
     pub devices: Vec<Vec<TimedAction>>,
-    /// From the start of the step to the last end.
+    /// The time from the start of the step to the last end.
     pub makespan: Nanos,
 }
 
@@ -223,8 +227,8 @@ impl Timeline {
         self.devices.iter().flatten().map(|timed| &timed.action)
     }
 
-    /// The share of devices x makespan in which a device was not busy, but communicated or waited:
-    /// 0 is perfect.
+    /// The share of devices x makespan in which devices communicated or waited instead of
+    /// computing. 0 is perfect.
     pub fn bubble(&self) -> f64 {
         let area = self.makespan.0 as f64 * self.devices.len() as f64;
         if area == 0.0 {
@@ -238,22 +242,22 @@ impl Timeline {
     }
 }
 
-/// Nobody can go on: each device with work left, and what it waits for.
+/// A deadlock: no device can continue. Lists each device with work left and what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("deadlock: {}", waiting.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct Deadlock {
-    /// Who waits.
+    /// The devices that wait.
     pub waiting: Vec<Waiting>,
 }
 
-/// One device that waits for ever.
+/// A device that waits forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting {
     /// The device.
     pub device: DeviceId,
     /// The position in its list.
     pub position: usize,
-    /// The send (its link is full) or receive (nothing comes) that it cannot do.
+    /// The send (its link is full) or receive (nothing arrives) that blocks the device.
     pub action: Action,
 }
 
@@ -281,20 +285,20 @@ pub fn simulate(program: &Program, costs: &Costs, capacity: usize) -> Result<Tim
     machine.finish()
 }
 
-/// Messages that a link holds; more where a schedule would deadlock with that few.
+/// The default number of messages that a link holds; a schedule that would deadlock gets more.
 pub const LINK_CAPACITY: usize = 2;
 
-/// Times `program` with links that hold as few messages as it needs, and at least
-/// [`LINK_CAPACITY`]; says how many.
+/// Times `program` with the smallest link capacity that it needs, but at least [`LINK_CAPACITY`].
+/// Returns the capacity and the timeline.
 ///
 /// # Errors
-/// [`Deadlock`]: no number is enough.
+/// [`Deadlock`] if no capacity is enough.
 pub fn simulate_with_room(program: &Program, costs: &Costs) -> Result<(usize, Timeline), Deadlock> {
     if let Ok(timeline) = simulate(program, costs, LINK_CAPACITY) {
         return Ok((LINK_CAPACITY, timeline));
     }
-    // What a link with room for all messages does not help is a deadlock; and where it helps, more
-    // room never harms.
+    // If links with room for all messages do not help, it is a true deadlock. If they do, more room
+    // never hurts, so a binary search finds the least.
     let (mut too_few, mut enough) = (LINK_CAPACITY, program.micro_batches.max(LINK_CAPACITY) + 1);
     let mut timeline = simulate(program, costs, enough)?;
     while enough - too_few > 1 {
@@ -307,13 +311,13 @@ pub fn simulate_with_room(program: &Program, costs: &Costs) -> Result<(usize, Ti
     Ok((enough, timeline))
 }
 
-/// The messages that ever passed one half of one edge, by their times.
+/// The times of all messages that passed one edge in one direction.
 #[derive(Default)]
 struct Link {
-    /// When each can be received.
+    /// When each message can be received.
     arrivals: Vec<Nanos>,
     received: Vec<Nanos>,
-    /// When the last one had left it.
+    /// When the last message had left the link.
     free: Nanos,
 }
 
@@ -322,7 +326,7 @@ struct Machine<'a> {
     recomputed: RematSet,
     costs: &'a Costs,
     capacity: usize,
-    /// Both halves of each edge.
+    /// For each edge, its two directions.
     links: Vec<[Link; 2]>,
     devices: Vec<Vec<TimedAction>>,
 }
@@ -334,7 +338,7 @@ impl<'a> Machine<'a> {
         Self { program, recomputed: program.rematerialized(), costs, capacity, links, devices }
     }
 
-    /// Lets every device go as far as it can; whether any did anything.
+    /// Advances every device as far as possible. Returns whether any of them advanced.
     fn advance_all(&mut self) -> bool {
         let program = self.program;
         let mut moved = false;
@@ -351,7 +355,7 @@ impl<'a> Machine<'a> {
         moved
     }
 
-    /// When `action` ends if it starts at `start`; `None` while it has to wait for another device.
+    /// When `action` ends if it starts at `start`; `None` while it waits for another device.
     fn end_of(&mut self, action: Action, start: Nanos) -> Option<Nanos> {
         match action.op {
             Op::Send(transfer) => {

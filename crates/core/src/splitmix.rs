@@ -1,7 +1,8 @@
-//! SplitMix64 (Steele, Lea & Flood 2014): numbers that depend on nothing but their key.
+//! SplitMix64 (Steele, Lea & Flood 2014): random numbers that depend only on their key.
 //!
-//! gpipe never draws from a stateful generator where order could matter: the k-th number under a
-//! key is a pure function of both, so no number of stages, threads or micro-batches can change it.
+//! gpipe never draws from a stateful generator where order could matter. The k-th number under a
+//! key is a pure function of both, so the number of stages, threads or micro-batches cannot change
+//! it.
 
 /// Scrambles 64 bits: a bijection in which every input bit changes every output bit with
 /// probability close to one half.
@@ -11,13 +12,13 @@ pub fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The multipliers of [`mix`], for who has to write it in other arithmetic.
+/// The multipliers of [`mix`], for code that implements it with other arithmetic.
 pub const MULTIPLIERS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 
 /// The distance between two keys of [`at`]: 2^64 divided by the golden ratio.
 pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A key from several parts, in order.
+/// Combines several parts, in order, into one key.
 ///
 /// ```
 /// use gpipe_core::splitmix::key;
@@ -34,7 +35,7 @@ pub fn at(key: u64, index: u64) -> u64 {
     mix(key.wrapping_add(GAMMA.wrapping_mul(index.wrapping_add(1))))
 }
 
-/// A stream read one after the other, for callers in which one order is all there is.
+/// A stream that is read in sequence, for callers with only one order.
 #[derive(Debug, Clone)]
 pub struct Stream {
     key: u64,
@@ -53,7 +54,7 @@ impl Stream {
         at(self.key, self.next - 1)
     }
 
-    /// A number below `bound`, which must not be 0; the bias is below `bound` / 2^64.
+    /// A number below `bound`, which must not be 0. The bias is below `bound` / 2^64.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }

@@ -1,5 +1,5 @@
-//! Random but correct programs, for property tests here and in `gpipe-runtime`: the same seed
-//! always gives the same one.
+//! Random but correct programs for property tests here and in `gpipe-runtime`. The same seed always
+//! yields the same program.
 
 use crate::{
     action::{Action, Op},
@@ -9,9 +9,9 @@ use crate::{
     splitmix::Stream,
 };
 
-/// Compute actions that a greedy, random scheduler came up with: at each moment a random device
-/// runs a random one of what it could run. `stages` may share devices, every micro-batch may or may
-/// not be recomputed, and its backward may be split; backwards ascend, as they must.
+/// Generates compute actions with a greedy, random scheduler: at each moment a random device runs
+/// one of its ready actions, chosen at random. Stages may share devices, any micro-batch may be
+/// recomputed, and its backward may be split. Backwards ascend, as a correct program requires.
 pub fn random_compute(
     random: &mut Stream,
     stages: usize,
@@ -19,8 +19,7 @@ pub fn random_compute(
     micro_batches: usize,
 ) -> ActionLists {
     let mut lists = vec![Vec::new(); devices];
-    // How many micro-batches each stage has done: forwards, gradients of inputs, gradients of
-    // weights.
+    // For each stage, how many forwards, input gradients and weight gradients are done.
     let mut done = vec![[0_usize; 3]; stages];
     loop {
         let ready: Vec<(usize, usize)> = (0..stages)
@@ -44,7 +43,7 @@ pub fn random_compute(
                 if random.below(2) == 0 {
                     push(Op::Rematerialize(m));
                 }
-                // While second halves are due a whole backward would be before its turn.
+                // A whole backward would overtake any second half that is still due.
                 if done[k][1] == done[k][2] && random.below(3) > 0 {
                     push(Op::Backward(m));
                     done[k][2] += 1;
@@ -58,8 +57,8 @@ pub fn random_compute(
     }
 }
 
-/// The lists with one random change: two actions of a device swapped, one left out, one done twice,
-/// or one at the end of another device.
+/// Applies one random change to the lists: two actions of a device swapped, one left out, one done
+/// twice, or one moved to the end of another device's list.
 pub fn changed(random: &mut Stream, lists: &ActionLists) -> ActionLists {
     let mut changed = lists.clone();
     let devices = changed.len();
@@ -77,7 +76,7 @@ pub fn changed(random: &mut Stream, lists: &ActionLists) -> ActionLists {
     changed
 }
 
-/// A chain with random long skips and ties, some of whose edges carry no gradient.
+/// A chain with random long skips and ties; some of its edges carry no gradient.
 pub fn random_topology(random: &mut Stream, stages: usize) -> Topology {
     let mut topology = Topology::chain(stages);
     let extra = random.below(4);

@@ -1,4 +1,4 @@
-//! From a cut of a sequence to the edges between its stages.
+//! The edges between the stages that a cut of a sequence makes.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::{
     lower::{Edge, EdgeKind, Topology},
 };
 
-/// The layers of each stage.
+/// The range of layers of each stage.
 pub fn ranges(balance: &[usize]) -> Vec<Range<usize>> {
     let mut start = 0;
     balance
@@ -19,31 +19,32 @@ pub fn ranges(balance: &[usize]) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// What of a sequence makes edges where it is cut.
+/// The parts of a sequence that make edges where it is cut.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Across<'a> {
-    /// Each long skip's ends: the layer that stashes, and the one that pops.
+    /// The ends of each long skip: the layer that stashes and the layer that pops.
     pub skips: &'a [(LayerId, LayerId)],
-    /// The layers that use each tied weight, ascending: the first owns it.
+    /// The layers that use each tied weight, ascending. The first one owns the weight.
     pub ties: &'a [Vec<LayerId>],
-    /// For each layer, whether anything before it is trained; at the end, whether anything is.
+    /// For each layer, whether anything before it is trained; one more entry says whether anything
+    /// is.
     pub trained_before: &'a [bool],
 }
 
-/// What an edge is for.
+/// The purpose of an edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// From one stage to the next.
+    /// Activations from one stage to the next.
     Boundary,
     /// The skip with this number.
     Skip(usize),
-    /// All weights that one stage uses and another owns.
+    /// All weights that one stage uses and another stage owns.
     Tie,
     /// The norm and the verdict.
     Vote,
 }
 
-/// The topology of a cut into `ranges`, and what each of its edges is for.
+/// The topology of a cut into `ranges`, and the purpose of each of its edges.
 pub fn of_cut(ranges: &[Range<usize>], across: Across<'_>) -> (Topology, Vec<Purpose>) {
     let stages = ranges.len();
     let (mut edges, mut purposes) = (Vec::new(), Vec::new());

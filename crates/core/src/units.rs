@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize,
+            Deserialize,
+        )]
         #[serde(transparent)]
         pub struct $name(pub u64);
 
@@ -46,7 +49,7 @@ macro_rules! quantity {
 }
 
 impl Bytes {
-    /// So many times as much.
+    /// Multiplies by `count`; saturates.
     pub fn times(self, count: usize) -> Self {
         Self(self.0.saturating_mul(count as u64))
     }
@@ -62,7 +65,7 @@ quantity! {
 }
 
 impl Nanos {
-    /// In milliseconds.
+    /// The value in milliseconds.
     pub fn as_ms(self) -> f64 {
         self.0 as f64 / 1e6
     }
@@ -91,7 +94,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// What is wrong with a text that should be an amount of memory.
+/// A text that is not an amount of memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is not an amount of memory: write a number with B, KiB, MiB, GiB or TiB, such as 512MiB"

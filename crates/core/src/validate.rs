@@ -1,12 +1,12 @@
-//! The proof, before anything runs, that a program is correct: whoever wrote it, a generator of
-//! ours or a file. What it establishes, in order:
+//! Proves, before anything runs, that a program is correct. Generated schedules and schedules from
+//! a file are checked alike. The checks, in order:
 //!
 //! ```text
-//! [1] every stage acts, on one device only
-//! [2] each stage runs each micro-batch once: F, then (R, then) B, or I and later W; B and W ascending (contract 2:
-//!     gradients of weights are then summed in one order under every schedule)
-//! [3] every edge's messages are sent and received exactly once, by the right stages, at the right side of the
-//!     compute they belong to, in one order on both sides (links are queues)
+//! [1] every stage acts, and on one device only
+//! [2] each stage runs each micro-batch once: F, then (R, then) B, or I and later W;
+//!     B and W ascend (all schedules then sum weight gradients in one order)
+//! [3] every edge's messages are sent and received exactly once, by the right stages, on the right
+//!     side of the compute action they belong to, and in one order at both ends (links are queues)
 //! [4] the step ends together: reduce, norm, decide, update, each after what it needs
 //! [5] no deadlock with links of the given capacity
 //! ```
@@ -20,49 +20,50 @@ use crate::{
     simulate::{Costs, Deadlock, simulate},
 };
 
-/// What each stage holds at most, in micro-batches.
+/// The most that each stage holds, in micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldMicroBatches {
-    /// By stage: inputs kept from a forward to its backward, or to the second half of one that is
-    /// split.
+    /// By stage: inputs kept from a forward to its backward, or to the second half of a split
+    /// backward.
     pub inputs: Vec<usize>,
-    /// By stage: full activations, of micro-batches whose forward kept them or that are recomputed.
+    /// By stage: full activations of micro-batches whose forward kept them or that are recomputed.
     pub activations: Vec<usize>,
 }
 
-/// Why a program is refused.
+/// The reason why a program is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// An action breaks a rule.
     #[error("action {position} of device {device} ({action}): {reason}")]
     Action {
-        /// Whose list.
+        /// The device whose list contains the action.
         device: DeviceId,
         /// Position in the list, from 0.
         position: usize,
         /// The action.
         action: Action,
-        /// The rule, and what is wrong.
+        /// The rule that is broken, and how.
         reason: String,
     },
     /// Something is missing at the end of the lists.
     #[error("stage {stage}: {reason}")]
     Missing {
-        /// The stage that should have done it.
+        /// The stage that lacks something.
         stage: StageId,
         /// What is missing.
         reason: String,
     },
-    /// Every action is correct, and still they wait for each other.
+    /// Every action is correct, but the devices wait for each other.
     #[error(transparent)]
     Deadlock(#[from] Deadlock),
 }
 
-/// Checks `program`, whose links hold at most `capacity` messages each way, and says what is held.
+/// Checks `program`, whose links hold at most `capacity` messages each way, and returns what each
+/// stage holds.
 ///
 /// # Errors
-/// [`Invalid`]: the first action that breaks a rule and the reason, what is missing, or who
-/// deadlocks.
+/// [`Invalid`]: the first action that breaks a rule and why, what is missing, or which devices
+/// deadlock.
 pub fn validate(program: &Program, capacity: usize) -> Result<HeldMicroBatches, Invalid> {
     let mut checker = Checker::new(program);
     for (device, list) in program.devices.iter().enumerate() {
@@ -80,14 +81,14 @@ pub fn validate(program: &Program, capacity: usize) -> Result<HeldMicroBatches, 
     })
 }
 
-/// How far a stage is with a micro-batch.
+/// How far a stage has come with a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Progress {
     #[default]
     Untouched,
     Forwarded,
     Rematerialized,
-    /// The first half of its backward is done.
+    /// The first half of the backward is done.
     Split,
     Done,
 }
@@ -96,7 +97,7 @@ enum Progress {
 struct StageState {
     device: Option<DeviceId>,
     progress: Vec<Progress>,
-    /// Micro-batches whose weight gradients are summed.
+    /// The number of micro-batches whose weight gradients are summed.
     backwards: usize,
     inputs: usize,
     activations: usize,
@@ -113,12 +114,12 @@ struct Checker<'a> {
     trains: bool,
     recomputed: RematSet,
     stages: Vec<StageState>,
-    /// Micro-batches in the order in which each half of each edge carries them.
+    /// By edge and direction, the micro-batches that were sent, in order.
     sent: HashMap<(EdgeId, Direction), Passed>,
     received: HashMap<(EdgeId, Direction), Passed>,
 }
 
-/// What passed one end of one half of an edge.
+/// The messages that passed one end of an edge in one direction.
 #[derive(Default)]
 struct Passed {
     order: Vec<Option<MicroBatch>>,
@@ -209,7 +210,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// The gradients of its inputs: a whole backward, or the first half of one.
+    /// Checks an action that computes input gradients: a whole backward, or the first half of one.
     fn gradient(&mut self, stage: StageId, m: MicroBatch, then: Progress) -> Checked {
         let discarded = self.recomputed.contains(stage, m);
         let progress = self.progress(stage, m)?;
@@ -224,7 +225,7 @@ impl<'a> Checker<'a> {
         self.require_received(stage, m, Direction::Backward)
     }
 
-    /// The second half of a backward.
+    /// Checks the second half of a split backward.
     fn weights(&mut self, stage: StageId, m: MicroBatch) -> Checked {
         let progress = self.progress(stage, m)?;
         match *progress {
@@ -239,7 +240,7 @@ impl<'a> Checker<'a> {
         self.complete(stage, m)
     }
 
-    /// The gradients of its weights are summed, and what it held is released.
+    /// Records that the weight gradients are summed and that the micro-batch's memory is released.
     fn complete(&mut self, stage: StageId, m: MicroBatch) -> Checked {
         let state = &mut self.stages[stage.index()];
         if m.index() != state.backwards {
@@ -255,7 +256,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// A compute needs every message that its edges bring for it.
+    /// Checks that a compute action has received every message that its edges bring for it.
     fn require_received(&self, stage: StageId, m: MicroBatch, direction: Direction) -> Checked {
         let mut needed = self.program.topology.edges_where(|edge| {
             let brings = if direction == Direction::Forward { edge.to } else { edge.from };
@@ -411,7 +412,7 @@ impl<'a> Checker<'a> {
         self.check_matched()
     }
 
-    /// Every message that an edge must carry was sent and received, in one order.
+    /// Checks that every message an edge must carry was sent and received, in one order.
     fn check_matched(&self) -> Result<(), Invalid> {
         for (id, edge) in
             self.program.topology.edges_where(|edge| self.trains || edge.kind.per_micro_batch())

@@ -1,4 +1,4 @@
-//! Families: `oracle_` (sums over layers against a replay event by event), `property_`.
+//! Families: `oracle_` (sums over layers against an event-by-event replay), `property_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod support;
@@ -15,7 +15,7 @@ use gpipe_core::{
 };
 use support::{Kind, model};
 
-/// What lives while a stage runs, by name, and the most there ever was.
+/// What is live while a stage runs, by name, and the peak.
 #[derive(Default)]
 struct Replay {
     live: Vec<((char, usize), u64)>,
@@ -36,12 +36,12 @@ impl Replay {
         self.live.retain(|(name, _)| *name != (what, layer));
     }
 
-    /// Something holds so much while it runs.
+    /// Something holds this much while it runs.
     fn peak(&mut self, bytes: Bytes) {
         self.most = self.most.max(self.now() + bytes.0 as i64);
     }
 
-    /// Measures from here.
+    /// Starts measuring from here.
     fn restart(&mut self) {
         (self.start, self.most) = (self.now(), self.now());
     }
@@ -58,7 +58,7 @@ impl Replay {
     }
 }
 
-/// A backward after a re-materialization in `segments`, the last of which is there.
+/// A backward after a re-materialization in `segments`, of which the last is already recomputed.
 fn backward(
     costs: &[LayerCost],
     gradients: &[Bytes],
@@ -93,7 +93,7 @@ fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> ActionMemory {
     let mut replay = Replay::default();
     for segment in segments {
         for layer in segment.clone() {
-            // A stage's own inputs are its sender's.
+            // A stage's own inputs are charged to the sender.
             if layer > 0 {
                 replay.add('i', layer, costs[layer].inputs);
             }
@@ -106,8 +106,8 @@ fn discarding(costs: &[LayerCost], segments: &[Range<usize>]) -> ActionMemory {
     ActionMemory { peak: Bytes(replay.most as u64), after: Bytes(replay.now() as u64) }
 }
 
-/// What products gave is kept from the forward on; a re-materialization gives it back layer by
-/// layer, for all that the layer keeps.
+/// The outputs of products are kept from the forward on. A re-materialization frees them layer by
+/// layer and keeps the layer's activations instead.
 #[test]
 fn oracle_a_selective_stages_bytes_are_those_of_a_replay() {
     let mut random = Stream::new(23);
@@ -145,7 +145,7 @@ fn oracle_a_stages_bytes_are_those_of_a_replay() {
         let layers = 1 + random.below(9);
         let kind = [Kind::Plain, Kind::Crossed, Kind::Wild][round % 3];
         let mut model = model(&mut random, layers, 2, kind);
-        model.skips.clear(); // whose gradients the estimates' tests hold to real stages
+        model.skips.clear(); // the estimates' tests compare their gradients with real stages
         let start = random.below(layers);
         let range = start..start + 1 + random.below(layers - start);
         let segments = 1 + random.below(range.len() + 2) as u32;
@@ -172,13 +172,14 @@ fn oracle_a_stages_bytes_are_those_of_a_replay() {
         let tied = model.ties.iter().filter(|tie| tie.layers.iter().any(|l| range.contains(l)));
         let tied: u64 = tied.map(|tie| tie.parameters.0 + tie.optimizer.0).sum();
         let states: u64 = states.iter().map(|s| s.parameters.0 + s.optimizer.0).sum();
-        // Sums over replicas are made in copies, which are few here.
+        // All-reduces over replicas need copies; here the gradients are small enough to copy them
+        // all.
         let copies = if model.replicated { gradients.iter().map(|own| own.0).sum() } else { 0 };
         assert_eq!(own.resident.0, states + tied + copies);
     }
 }
 
-/// No more copies of gradients are under way than fit the bound, and one layer's more.
+/// The copies of gradients in flight stay within the limit plus one layer's gradients.
 #[test]
 fn oracle_copies_of_gradients_are_bounded() {
     let mut random = Stream::new(24);
@@ -188,7 +189,7 @@ fn oracle_copies_of_gradients_are_bounded() {
         layer.gradients = Bytes(size * mib);
     }
     let costs = model.at(2, &Schedule::OneFOneB);
-    // All of them where they fit; 50 MiB and the largest layer's where they do not.
+    // All gradients if they fit; otherwise 50 MiB plus the largest layer's.
     for (range, copies) in [(0..1, 4), (0..2, 44), (1..3, 70), (1..4, 72), (0..5, 110)] {
         let mut resident = |replicated| {
             model.replicated = replicated;
@@ -235,16 +236,16 @@ fn oracle_costs_on_a_line_are_those_of_any_size_on_it() {
         assert_eq!(at(&costs(&[4, 8]), samples), vec![line(samples); 2], "{samples}");
         assert_eq!(at(&costs(&[2, 4, 8, 16]), samples), vec![line(samples); 2], "{samples}");
     }
-    // A measured size is taken as it is, even off the line.
+    // A measured size is taken as it is, even if it is off the line.
     let mut off = costs(&[4, 8]);
     off.sizes.get_mut(&4).unwrap()[0].forward = Nanos(1000);
     assert_eq!(at(&off, 4)[0].forward, Nanos(1000));
     assert_eq!(at(&off, 8)[0].forward, line(8).forward);
     // A falling line does not go below 0.
     assert_eq!(at(&off, 16)[0].forward, Nanos(0));
-    // One size only: in proportion.
+    // A single size is scaled in proportion.
     assert_eq!(at(&costs(&[4]), 8)[0].forward, Nanos(44));
-    // A schedule's own, where there are any; of a size that only the first schedule has, those.
+    // A schedule's own costs are preferred. A size that only `sizes` has is taken from there.
     let mut both = costs(&[4, 8, 16]);
     let twice = LayerCost { forward: Nanos(2), ..line(8) };
     both.under.insert("gpipe".into(), [(8, vec![twice; 2])].into());
@@ -257,8 +258,8 @@ fn oracle_costs_on_a_line_are_those_of_any_size_on_it() {
     assert!(both.check().unwrap_err().to_string().contains("1 costs"));
 }
 
-/// A cap refused the larger size when it was profiled: sizes between were predicted with half of
-/// what they take.
+/// A cap had refused the larger size during profiling. Sizes in between were then predicted with
+/// half of their true costs.
 #[test]
 fn regression_a_size_without_selective_costs_is_no_zero() {
     let cost = |samples: u64, selective: bool| LayerCost {
@@ -303,7 +304,7 @@ fn property_keep_n_never_keeps_more_than_n_and_one() {
                     }
                     assert!(kept <= most + 1, "{schedule}, keep:{most}: {kept}");
                 }
-                // It does keep that many where there are so many.
+                // It does keep that many if there are enough.
                 let forwards = lists[0].iter().take_while(|a| matches!(a.op, Op::Forward(_)));
                 let in_flight = forwards.count().min(most);
                 assert!(recomputed.len() + in_flight <= micro_batches || list != &again[0]);

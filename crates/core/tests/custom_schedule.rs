@@ -1,5 +1,5 @@
-//! Schedules that a user wrote. Families: `property_` (what is printed is read again; random
-//! correct files, and changed ones), `fault_` (what is wrong is named by line and column).
+//! Users' schedules. Families: `property_` (printed schedules parse again; random correct files and
+//! changed ones), `fault_` (errors name line and column).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn property_what_is_printed_is_read_again() {
             assert_eq!((read.stages(), read.micro_batches()), (schedule.stages(k).unwrap(), m));
             let listed = Schedule::Custom(Arc::new(read));
             assert_eq!(listed.placement(k), schedule.placement(k));
-            // Mini-batches with fewer micro-batches leave out what is not there.
+            // Mini-batches with fewer micro-batches leave out the missing ones.
             for fewer in 1..=m {
                 let lists = listed.actions(k, fewer);
                 let program = lower(&lists, &Topology::chain(schedule.stages(k).unwrap()), fewer);
@@ -43,7 +43,7 @@ fn property_comments_and_empty_lines_do_not_count() {
     assert_eq!(print(parse(text).unwrap().lists()), "0F0 0B0\n1F0 1B0\n");
 }
 
-/// Whether lists are those of a training that is correct, by the rules alone.
+/// Whether the rules alone accept the lists as a correct training step.
 fn is_correct(lists: &ActionLists, stages: usize, micro_batches: usize) -> bool {
     let Ok(program) = lower(lists, &Topology::chain(stages), micro_batches) else { return false };
     match simulate_with_room(&program, &Costs::unit(stages)) {
@@ -66,7 +66,7 @@ fn property_random_files_are_read_and_changed_ones_are_read_only_if_correct() {
             let changed = changed(&mut random, &lists);
             let read = parse(&print(&changed));
             if changed.iter().any(Vec::is_empty) {
-                continue; // an empty line is no device
+                continue; // an empty line is not a device
             }
             let correct = is_correct(&changed, stages, micro_batches);
             let same_size = read

@@ -1,5 +1,5 @@
-//! Drawings in proportion to time. Families: `golden_` (what they look like), `property_` (widths,
-//! shares of time, and any timeline at all).
+//! Drawings in proportion to time. Families: `golden_` (appearance), `property_` (widths, shares of
+//! time, and arbitrary timelines).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
@@ -12,7 +12,7 @@ use gpipe_core::{
     splitmix::Stream,
 };
 
-/// A step whose forwards take `forward_us`, backwards twice that, and messages a twentieth.
+/// A step whose forwards take `forward_us`. Backwards take twice as long, and messages a twentieth.
 fn step(stages: usize, micro_batches: usize, remat: Remat, forward_us: u64) -> Timeline {
     let forward = Nanos(1000 * forward_us);
     let cost = StageCost {
@@ -87,7 +87,7 @@ fn oracle_colours_change_nothing_but_escapes() {
     let (plain, painted) = (drawn(false), drawn(true));
     let mut bare = String::new();
     for part in painted.split("\x1b[") {
-        // An escape ends with its m; before the first one there is none.
+        // An escape ends with 'm'. The part before the first escape has none.
         let rest = if bare.is_empty() { part } else { part.split_once('m').unwrap().1 };
         bare.push_str(rest);
     }
@@ -123,7 +123,7 @@ fn property_a_rows_letters_take_their_share_of_the_columns() {
             let columns = (width - "device 0 | ".len()) as f64;
             let drawn = line["device 0 | ".len()..].chars().filter(|c| *c != '.').count() as f64;
             let expected = columns * busy as f64 / step.makespan.0 as f64;
-            // Each unbroken piece of work may gain or lose a column.
+            // Each unbroken stretch of work may gain or lose a column.
             assert!((drawn - expected).abs() <= 17.0, "device {device}: {drawn} {expected}");
         }
     }

@@ -1,4 +1,4 @@
-//! Families: `property_` (what is said to be held at most, against what simulated timelines hold).
+//! Families: `property_` (predicted peaks against what simulated timelines hold).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
@@ -12,8 +12,8 @@ use gpipe_core::{
     testing::{random_compute, random_topology},
 };
 
-/// What each stage holds at most, from the times of everything: a message until its receiver's
-/// backward has ended.
+/// The most that each stage holds, from the times of all actions. A message is held until its
+/// receiver's backward has ended.
 fn brute_force(
     program: &Program,
     timeline: &Timeline,
@@ -32,9 +32,11 @@ fn brute_force(
     let mut most = Vec::new();
     for (stage, bytes) in stages.iter().enumerate() {
         let mut peak = bytes.resident.0;
-        // What is held for micro-batches, gradients, and messages with the time at which they go.
+        // Bytes held for micro-batches, bytes of gradients, and messages with the time at which
+        // they go.
         let (mut held, mut gradients, mut messages) = (0, 0, Vec::new());
-        // Whose gradients are summed next, and those that were found too early for that.
+        // The micro-batch whose gradients are summed next, and those whose gradients came too
+        // early.
         let (mut turn, mut waiting) = (0, Vec::new());
         for timed in of(stage) {
             let recomputed = |m| again.contains(timed.action.stage, m);
@@ -99,7 +101,7 @@ fn brute_force(
                 Op::Norm => (bytes.update.0, held),
                 Op::Update => {
                     (gradients, turn) = (0, 0);
-                    // With the update go the statistics of all forwards.
+                    // The update frees the statistics of all forwards.
                     (bytes.update.0, held - bytes.statistics.0 * program.micro_batches as u64)
                 }
                 Op::Send(transfer) => {
@@ -119,7 +121,7 @@ fn brute_force(
             };
             peak = peak.max(now + own);
             held = after;
-            // Outputs that were kept live on with receivers that split their backward.
+            // Kept outputs live on if their receivers split the backward.
             if let Some(m) = timed.action.op.goes_back().filter(|&m| !recomputed(m)) {
                 for (id, edge) in program.topology.edges_where(|edge| {
                     edge.kind.per_micro_batch() && edge.from == timed.action.stage
@@ -140,7 +142,7 @@ fn brute_force(
     most
 }
 
-/// Tests give every stage gradients, so that their being there says whether a backward has been.
+/// Every stage in these tests has gradients, so their presence shows whether a backward has run.
 fn gradients_made(now: u64, bytes: &StageBytes) -> bool {
     assert!(bytes.gradients.0 > 0);
     now > 0
@@ -208,14 +210,14 @@ fn random_policy(random: &mut Stream) -> Remat {
     }
 }
 
-/// Compares several timings of one program; whether the bound was reached, by stage.
+/// Compares several timings of one program. Returns, by stage, whether the bound was reached.
 fn compare(random: &mut Stream, program: &Program) -> Vec<bool> {
     let (stages, edges) = (program.topology.stages, program.topology.edges.len());
     let mut bytes: Vec<StageBytes> = (0..stages).map(|_| random_bytes(random)).collect();
     let mut message = || Bytes(random.below(20) as u64);
     let messages: Vec<EdgeBytes> =
         (0..edges).map(|_| EdgeBytes { forward: message(), backward: message() }).collect();
-    // What an action sends is part of its peak, and of what it keeps.
+    // What an action sends is part of its peak and of what it keeps.
     for (edge, sizes) in program.topology.edges.iter().zip(&messages) {
         let from = &mut bytes[edge.from.index()];
         from.forward.peak += sizes.forward;
@@ -235,7 +237,7 @@ fn compare(random: &mut Stream, program: &Program) -> Vec<bool> {
         for peak in backwards {
             *peak += sizes.backward;
         }
-        // The first one makes the gradients.
+        // The first backward allocates the gradients.
         to.first_backward = to.first_backward.max(to.gradients + sizes.backward);
         to.first_backward_kept = to.first_backward_kept.max(to.gradients + sizes.backward);
     }
@@ -297,8 +299,8 @@ fn property_no_timing_of_random_orders_on_shared_devices_holds_more() {
     }
 }
 
-/// Whole and split backwards of one stage, whose first halves come in any order: what these find
-/// waits for the turn of its micro-batch.
+/// Whole and split backwards of one stage whose first halves come in any order. The gradients that
+/// first halves compute wait for the turn of their micro-batch.
 fn random_halves(random: &mut Stream, micro_batches: u32) -> Vec<Op> {
     let all = (0..micro_batches).map(MicroBatch);
     let mut ops: Vec<Op> = all.clone().map(Op::Forward).collect();

@@ -5,7 +5,7 @@
 use gpipe_core::partition::{PartitionError, by_cost, by_weighted_cost, check_balance, uniform};
 use proptest::prelude::*;
 
-/// (largest cell, sum of squares) of a balance, each cell times its stage's weight.
+/// The largest cell and the sum of squares of a balance. Each cell is weighted by its stage.
 fn quality(costs: &[u64], balance: &[usize], weights: &[u64]) -> (u64, u128) {
     let mut rest = costs;
     let cells: Vec<u64> = balance
@@ -36,7 +36,11 @@ fn all_balances(layers: usize, stages: usize) -> Vec<Vec<usize>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
     #[test]
     fn oracle_by_cost_equals_brute_force(
         costs in prop::collection::vec(prop_oneof![0_u64..6, 0_u64..1000], 1..11),

@@ -1,6 +1,6 @@
-//! Families: `oracle_` (the search against all plans), `property_`, `fault_` (requests and files
-//! that are wrong), `regression_` (what was once dropped or believed in silence), and snapshots of
-//! the explanations.
+//! Families: `oracle_` (the search against all plans), `property_`, `fault_` (wrong requests and
+//! files), `regression_` (choices that were dropped or trusted silently), and snapshots of the
+//! explanations.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod support;
@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use support::{Kind, balances, model};
 
-/// All policies that a search may try for a stage of so many layers.
+/// All policies that a search may try for a stage of `layers` layers.
 fn policies(layers: usize, micro_batches: usize, selective: bool) -> Vec<Remat> {
     let mut all = vec![Remat::Never, Remat::UnlessAdjacent, Remat::Always];
     all.extend(selective.then_some(Remat::Selective));
@@ -82,7 +82,7 @@ impl Case {
         }
     }
 
-    /// Step and peaks of every plan.
+    /// The step and the peaks of every plan.
     fn all(&self) -> Vec<(Nanos, Vec<Bytes>)> {
         let mut all = Vec::new();
         let layers = self.model.layers.len();
@@ -114,7 +114,7 @@ impl Case {
     }
 }
 
-/// Random caps around what plans need; each case is searched under several.
+/// Searches each case under several random caps around what plans need.
 fn oracle(seed: u64, kind: Kind) {
     let mut case = Case::new(seed, kind);
     let mut random = Stream::new(seed ^ 0xcafe);
@@ -180,8 +180,8 @@ fn oracle_search_believes_costs_that_contradict_themselves() {
     (0..40).for_each(|seed| oracle(seed, Kind::Wild));
 }
 
-/// Schedules that are searched by moving layers from the even cut on: beside all cuts. `None` where
-/// nothing fits.
+/// Compares a schedule that is searched by moving layers, starting from the even cut, with all
+/// cuts. Returns both steps, or `None` if nothing fits.
 fn beside_all_cuts(seed: u64, schedule: &Schedule) -> Option<(Nanos, Nanos)> {
     let mut random = Stream::new(seed ^ 0xbead);
     let (devices, micro_batches) = (2 + random.below(2), 2 + random.below(4));
@@ -216,7 +216,7 @@ fn beside_all_cuts(seed: u64, schedule: &Schedule) -> Option<(Nanos, Nanos)> {
     };
     let found = match search(&request) {
         Ok(found) => found,
-        // It may not find the one cut that fits, and must say that it did not try all.
+        // It may miss the only cut that fits, and must then say that it did not try all cuts.
         Err(error) => {
             assert!(cap.is_some(), "{schedule} {seed}: {error}");
             assert!(error.to_string().contains("not every cut is tried"), "{error}");
@@ -231,8 +231,8 @@ fn beside_all_cuts(seed: u64, schedule: &Schedule) -> Option<(Nanos, Nanos)> {
 
 #[test]
 fn oracle_other_schedules_are_planned_nearly_as_well_as_all_cuts_allow() {
-    // Of 60: how many are found, and how many of these are the best; and how much longer they are
-    // in the mean, at most.
+    // Of 60 cases: the least number found, the least number of those that are optimal, and the
+    // largest mean excess of their steps.
     for (schedule, least, best_least, over_most) in
         [(Schedule::ZbH1, 60, 60, 0.0), (Schedule::Interleaved(2), 55, 50, 0.01)]
     {
@@ -246,8 +246,7 @@ fn oracle_other_schedules_are_planned_nearly_as_well_as_all_cuts_allow() {
     }
 }
 
-/// Layers that take `times` ms forward and twice that backward, and hold one MiB of everything per
-/// ms.
+/// Layers that take `times` ms forward and twice that backward, and hold 1 MiB of each kind per ms.
 fn regular(times: &[u64]) -> ModelCosts {
     let mib = |n: u64| Bytes(n << 20);
     let cost = |&time: &u64| {
@@ -323,7 +322,7 @@ fn property_the_bound_is_the_step_where_all_layers_are_alike() {
             let found = search(&request).unwrap();
             assert!(found.exact, "{schedule}");
             assert_eq!(found.plan.balance, vec![layers / 4; 4]);
-            // (M + K - 1) micro-batches of one stage, without recomputing.
+            // The time of (M + K - 1) micro-batches on one stage, without recomputation.
             let cell = 3_000_000 * (layers as u64 / 4);
             assert_eq!(found.bound, Nanos(11 * cell), "{schedule}");
         }
@@ -396,7 +395,8 @@ fn oracle_advice_is_the_best_single_move() {
     let step = |plan: &Plan| predict(&model, &devices, 8, plan).unwrap().step().0 as f64;
     assert_eq!(step(&own.plan), own.step.0 as f64);
     assert!((own.gain - (1.0 - step(&own.plan) / step(&skewed))).abs() < 1e-9);
-    // Against all: where every stage recomputes, not to is better than any move of a layer.
+    // Compare with all moves: if every stage recomputes, stopping that is better than moving any
+    // layer.
     let always = plan(vec![2, 3, 3], Remat::Always);
     let moved =
         [[1, 4, 3], [3, 2, 3], [2, 2, 4], [2, 4, 2]].map(|b| plan(b.to_vec(), Remat::Always));
@@ -486,7 +486,7 @@ fn property_plans_are_written_as_on_the_command_line() {
     assert!(error("[3,2]", "[-3]").contains("-3"));
 }
 
-/// Replaces what the path leads to; numbers become extremes, and some members go.
+/// Replaces the value at the path. Numbers become extremes, and some members are removed.
 fn mutate(value: &mut Value, path: &[u16], with: u16) {
     let numbers = [0_u64, 1, 2, 3, 100, u64::MAX, u64::MAX / 2, 1 << 53, 1 << 32];
     let Some((&step, rest)) = path.split_first() else {
@@ -522,18 +522,36 @@ fn mutate(value: &mut Value, path: &[u16], with: u16) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 1500, failure_persistence: None, rng_seed: proptest::test_runner::RngSeed::Fixed(6), ..ProptestConfig::default()
+        cases: 1500,
+        failure_persistence: None,
+        rng_seed: proptest::test_runner::RngSeed::Fixed(6),
+        ..ProptestConfig::default()
     })]
     #[test]
     fn fault_mutated_files_are_refused_or_used(
         seed in 0_u64..30,
-        costs in prop::collection::vec((prop::collection::vec(any::<u16>(), 0..5), any::<u16>()), 0..4),
-        plans in prop::collection::vec((prop::collection::vec(any::<u16>(), 0..3), any::<u16>()), 0..2),
-        cap in prop_oneof![Just(None), Just(Some(Bytes(u64::MAX))), (0_u64..2000).prop_map(|n| Some(Bytes(n)))],
+        costs in prop::collection::vec(
+            (prop::collection::vec(any::<u16>(), 0..5), any::<u16>()),
+            0..4,
+        ),
+        plans in prop::collection::vec(
+            (prop::collection::vec(any::<u16>(), 0..3), any::<u16>()),
+            0..2,
+        ),
+        cap in prop_oneof![
+            Just(None),
+            Just(Some(Bytes(u64::MAX))),
+            (0_u64..2000).prop_map(|n| Some(Bytes(n))),
+        ],
         speed in prop_oneof![Just(1.0), Just(1e-300), Just(1e300), Just(0.3)],
     ) {
         let mut random = Stream::new(seed);
-        let whole = model(&mut random, 4, 3, [Kind::Wild, Kind::Crossed, Kind::Plain][seed as usize % 3]);
+        let whole = model(
+            &mut random,
+            4,
+            3,
+            [Kind::Wild, Kind::Crossed, Kind::Plain][seed as usize % 3],
+        );
         let mut value = serde_json::to_value(&whole).unwrap();
         for (path, with) in &costs {
             mutate(&mut value, path, *with);
@@ -556,7 +574,13 @@ proptest! {
             }
             let _ = advice(&read, &devices, 3, &plan);
         }
-        let found = search(&Request { samples: 3, micro_batches: vec![2], stages: vec![1, 2], budget: 20_000, ..request(&read, &devices) });
+        let found = search(&Request {
+            samples: 3,
+            micro_batches: vec![2],
+            stages: vec![1, 2],
+            budget: 20_000,
+            ..request(&read, &devices)
+        });
         if let Ok(found) = found {
             prop_assert!(found.bound <= found.prediction.step());
             explain(&found);
@@ -564,8 +588,8 @@ proptest! {
     }
 }
 
-/// `gpipe plan --schedule 1f1b,zb-h1,gpipe` once named neither zb-h1 nor K = 2: only the seven best
-/// alternatives were told, and what cannot be was dropped without a word.
+/// `gpipe plan --schedule 1f1b,zb-h1,gpipe` once named neither zb-h1 nor K = 2. It reported only
+/// the seven best alternatives and dropped impossible choices silently.
 #[test]
 fn regression_every_choice_that_was_asked_for_is_in_the_plan_or_among_the_rejected() {
     let model = regular(&[1; 8]);
@@ -601,13 +625,13 @@ fn regression_every_choice_that_was_asked_for_is_in_the_plan_or_among_the_reject
     assert_eq!(why("K 9"), "there are 3 devices and 8 layers");
     assert_eq!(why("M 16"), "a mini-batch has 8 samples: it is M 8");
     assert!(why("interleaved:9").contains("9 stages"), "{}", why("interleaved:9"));
-    // All combinations are counted: 3 K, 4 M and 4 schedules, without the plan itself.
+    // All combinations are counted: 3 K, 4 M and 4 schedules, except the plan itself.
     let combinations = found.rejected.iter().filter(|own| own.what.matches(", ").count() == 2);
     assert_eq!(combinations.count() + found.others, 3 * 4 * 4 - 1);
     assert!(explain(&found).contains("other combinations of K, M and schedule take no less"));
 }
 
-/// A profile that was spread from 2.85 to 15.40 around 5.39 made a plan that took three times as
+/// A profile with times from 2.85 to 15.40 around 5.39 once led to a plan that took three times as
 /// long as the default.
 #[test]
 fn regression_a_choice_within_the_spread_of_the_costs_is_not_preferred_to_the_usual_one() {
@@ -618,20 +642,19 @@ fn regression_a_choice_within_the_spread_of_the_costs_is_not_preferred_to_the_us
         let usual = Some(usual(micro_batches));
         search(&Request { usual, ..request(model, &devices) }).unwrap()
     };
-    // Nothing is known of the costs' spread: the best is taken, and nothing is said of how certain
-    // it is.
+    // If the spread of the costs is unknown, the best plan is taken and no interval is reported.
     let best = plan(&model, 2);
     assert_eq!((best.plan.micro_batches, best.interval, &best.faster), (8, None, &None));
     let sizes = [1, 4];
     let spread = |low, high| sizes.map(|samples| (samples, Spread { low, high })).into();
-    // Certain to a thousandth: the same, with an interval.
+    // Costs that are certain to a thousandth lead to the same plan, with an interval.
     model.spread = spread(999, 1001);
     let certain = plan(&model, 2);
     assert_eq!((&certain.plan, &certain.faster), (&best.plan, &None));
     let [low, high] = certain.interval.unwrap();
     let step = certain.prediction.step();
     assert!(low < step && step < high && high.0 - low.0 <= step.0 / 400, "{low} {step} {high}");
-    // Spread as that profile was: the usual M, and what would be faster is told.
+    // With the spread of that profile, the usual M is chosen and the faster plan is reported.
     model.spread = spread(529, 2857);
     let uncertain = plan(&model, 2);
     assert_eq!(uncertain.plan.micro_batches, 2);
@@ -641,7 +664,7 @@ fn regression_a_choice_within_the_spread_of_the_costs_is_not_preferred_to_the_us
     for part in ["would be ", "% faster (", "within the spread of the costs", "% faster\n"] {
         assert!(text.contains(part), "'{part}' is not in {text}");
     }
-    // The usual one is the best, or is not among what was asked for.
+    // The usual choice is the best, or was not requested.
     assert_eq!((plan(&model, 8).plan.micro_batches, plan(&model, 8).faster), (8, None));
     assert_eq!((plan(&model, 4).plan.micro_batches, plan(&model, 4).faster), (8, None));
 }

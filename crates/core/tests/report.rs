@@ -1,5 +1,5 @@
 //! Families: `oracle_` (timelines by hand, the paper's bubble), `property_` (random programs and
-//! costs: the parts sum to the step, and each is what it says).
+//! costs: the parts sum to the step, and each part is what it claims).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ fn program(schedule: Schedule, remat: Remat, stages: usize, micro_batches: usize
     lower(&compute, &Topology::chain(stages), micro_batches).unwrap()
 }
 
-/// A timeline from lines of "action start end", device by device.
+/// Builds a timeline from lines of "action start end", one line per device.
 fn by_hand(program: &Program, lines: &[&str]) -> Timeline {
     let timed = |action: &str| {
         let mut words = action.split(' ');
@@ -39,7 +39,8 @@ fn by_hand(program: &Program, lines: &[&str]) -> Timeline {
     Timeline { devices, makespan }
 }
 
-/// Forward, recompute, backward, optimizer, communication, fill and drain, imbalance, stalls.
+/// The parts: forward, recompute, backward, optimizer, communication, fill and drain, imbalance,
+/// stalls.
 fn parts(times: &DeviceTimes) -> [u64; 8] {
     [
         times.forward,
@@ -62,7 +63,7 @@ fn assert_sums(times: &[DeviceTimes], timeline: &Timeline, what: &str) {
     }
 }
 
-/// What all devices spend in one part.
+/// The time that all devices spend in one part.
 fn sum(times: &[DeviceTimes], part: fn(&DeviceTimes) -> Nanos) -> u64 {
     times.iter().map(part).sum::<Nanos>().0
 }
@@ -70,8 +71,8 @@ fn sum(times: &[DeviceTimes], part: fn(&DeviceTimes) -> Nanos) -> u64 {
 #[test]
 fn oracle_a_step_of_one_micro_batch_by_hand() {
     let program = program(Schedule::GPipe, Remat::Never, 2, 1);
-    // Stage 0 takes 10 for everything, stage 1 takes 30; the activation is 4 underway and the
-    // gradient 2, the vote and the verdict 1 each; stage 0 begins 3 late.
+    // Stage 0 takes 10 for every action and starts 3 late; stage 1 takes 30. The activation is in
+    // transit for 4, the gradient for 2, and the vote and the verdict for 1 each.
     let timeline = by_hand(
         &program,
         &[
@@ -97,8 +98,8 @@ fn oracle_a_step_of_one_micro_batch_by_hand() {
 
 #[test]
 fn oracle_a_send_waits_for_room_and_then_communicates() {
-    // Forwards only, links of one message: the second send waits until the first message is taken
-    // at 20.
+    // Forwards only, with links of one message. The second send waits until the first message is
+    // taken at 20.
     let program = program(Schedule::ForwardOnly, Remat::Never, 2, 2);
     let timeline = by_hand(
         &program,
@@ -109,8 +110,8 @@ fn oracle_a_send_waits_for_room_and_then_communicates() {
     );
     let times = breakdown(&program, &timeline, 1);
     assert_eq!(times[0].communication, Nanos(1 + 3));
-    // It came 10 late to a message that had been sent at 6: all ten are transport, and the rest
-    // before is waiting.
+    // The receive started at 10, after the message was sent at 6, so all ten until its end are
+    // transport. The time before it is waiting.
     assert_eq!(times[1].communication, Nanos(10));
     assert_sums(&times, &timeline, "room");
     let roomy = breakdown(&program, &timeline, 2);
@@ -153,7 +154,7 @@ fn oracle_fill_and_drain_at_unit_costs_is_the_papers() {
 
 #[test]
 fn oracle_a_stage_that_recomputes_nothing_is_an_imbalance() {
-    // 1F1B's last stage has nothing to recompute: its three thirds of a step are two.
+    // 1F1B's last stage recomputes nothing, so it works only two thirds as long as the other stage.
     let program = program(Schedule::OneFOneB, Remat::UnlessAdjacent, 2, 16);
     let timeline = simulate(&program, &Costs::unit(2), 2).unwrap();
     let times = breakdown(&program, &timeline, 2);
@@ -219,7 +220,7 @@ fn property_the_parts_sum_to_the_step_whatever_the_program_and_its_costs() {
         for times in &times {
             parts(times).iter().zip(&mut seen).for_each(|(part, seen)| *seen |= *part > 0);
         }
-        // What has no transport and no jitter is explained in full.
+        // Without transport and jitter, all waiting is explained.
         let plain = Costs::of_stages(costs.stages);
         let timeline = simulate(&program, &plain, capacity).unwrap();
         for times in breakdown(&program, &timeline, capacity) {
@@ -253,7 +254,7 @@ fn property_equal_devices_have_no_imbalance_and_jittered_ones_stalls() {
     assert!(jittered_stalls > 250, "{jittered_stalls} of 300");
 }
 
-/// A timeline whose actions take what `duration` says, each by itself; transfers take nothing.
+/// A timeline whose actions take what `duration` says. Transfers take no time.
 fn timed(program: &Program, mut duration: impl FnMut(Action) -> u64, capacity: usize) -> Timeline {
     let mut devices: Vec<Vec<TimedAction>> = vec![Vec::new(); program.devices.len()];
     let mut sent: HashMap<Transfer, Nanos> = HashMap::new();

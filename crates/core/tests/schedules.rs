@@ -1,4 +1,4 @@
-//! Families: `property_` (bubble, held inputs, over all K and M), `golden_` (drawings), `oracle_`
+//! Families: `property_` (bubble and held inputs over all K and M), `golden_` (drawings), `oracle_`
 //! (text forms).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
@@ -35,8 +35,8 @@ fn property_unit_cost_bubble_is_the_papers() {
     }
 }
 
-/// Each stage's first backward waits for that of the next stage, and for its recomputation, too,
-/// unless that has been done meanwhile (Huang et al. 2019, section 2.3).
+/// Each stage's first backward waits for that of the next stage. It also waits for its
+/// recomputation, unless that has already run (Huang et al. 2019, section 2.3).
 #[test]
 fn property_early_rematerialization_saves_one_recomputation_per_stage() {
     for k in 1..=8 {
@@ -74,8 +74,8 @@ fn property_every_schedule_is_valid_and_holds_what_it_should() {
     }
 }
 
-/// Whole backwards take two, halves one each; a stage of several on a device is a part of what it
-/// is alone.
+/// The idle time of a device. Whole backwards take 2 and halves take 1. If a device has several
+/// stages, each stage is a part of what a single one would be.
 fn idle(schedule: &Schedule, devices: usize, micro_batches: usize) -> u64 {
     let program = program(schedule, Remat::Never, devices, micro_batches);
     let chunks = program.topology.stages / devices;
@@ -88,8 +88,8 @@ fn property_zb_h1_has_a_third_of_the_bubble_and_holds_no_more_than_1f1b() {
     for k in 1..=8_usize {
         for m in 1..=32_usize {
             assert_eq!(idle(&Schedule::OneFOneB, k, m), 3 * (k as u64 - 1));
-            // With M < K the way through all stages and back is longer than what W can fill; no
-            // order is shorter.
+            // If M < K, the way through all stages and back is longer than W can fill. No order is
+            // shorter.
             let expected = (k - 1).max(2 * (k - 1) + 1 - m.min(2 * k - 1));
             assert_eq!(idle(&Schedule::ZbH1, k, m), expected as u64, "K={k} M={m}");
             for remat in [Remat::Always, Remat::Never, Remat::UnlessAdjacent] {
@@ -113,13 +113,13 @@ fn property_interleaved_has_a_part_of_the_bubble() {
                 assert!(idle <= of_1f1b as u64, "V={chunks} K={k} M={m}: {idle}, {of_1f1b}");
                 let whole = program(&schedule, Remat::Never, k, m);
                 let held = validate(&whole, 64).unwrap();
-                // A device's warm-up and one more, of one chunk each.
+                // A device holds its warm-up and one more micro-batch, each of one chunk.
                 for device in 0..k {
                     let most = 2 * (k - 1 - device) + (chunks - 1) * k + 1;
                     let of_device: Vec<usize> = (0..chunks).map(|c| c * k + device).collect();
                     let sum: usize = of_device.iter().map(|&stage| held.inputs[stage]).sum();
                     let most = most.min(m * chunks);
-                    // The stages of a device may not all hold most at once.
+                    // The stages of a device need not all reach their most at the same time.
                     assert!(most_at_once(&whole, device) <= most, "V={chunks} K={k} M={m}");
                     assert!(sum >= most_at_once(&whole, device));
                     if m % k == 0 {
@@ -135,7 +135,7 @@ fn property_interleaved_has_a_part_of_the_bubble() {
     }
 }
 
-/// Most micro-batches between forward and backward on a device, on all its stages together.
+/// The most micro-batches between forward and backward on a device, over all its stages.
 fn most_at_once(program: &Program, device: usize) -> usize {
     let (mut now, mut most) = (0_usize, 0);
     for action in &program.devices[device] {
@@ -194,7 +194,7 @@ fn golden_timelines() {
     insta::assert_snapshot!("grid_1f1b_remat", grid(&timeline, Nanos(1)));
 }
 
-/// Every schedule, and one from a file, at small and ragged sizes, whole backwards taking two: a
+/// Every schedule, and one from a file, at small and uneven sizes. Whole backwards take 2, and a
 /// column is one unit.
 #[test]
 fn golden_grids() {

@@ -1,5 +1,5 @@
-//! Families: `property_` (random correct programs pass, and stay equal under every capacity),
-//! `fault_` (one change to a correct program is found, or harmless by construction).
+//! Families: `property_` (random correct programs pass, or deadlock if links are too small),
+//! `fault_` (one change to a correct program is detected, or harmless by construction).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
@@ -39,11 +39,11 @@ fn property_random_programs_are_valid_at_every_capacity() {
         let compute = random_compute(&mut random, stages, devices, micro_batches);
         let topology = random_topology(&mut random, stages);
         let program = lower(&compute, &topology, micro_batches).unwrap();
-        // Enough room for every message of a step: only rules decide, never a full link.
+        // There is room for every message of a step, so only rules decide, never a full link.
         let held =
             validate(&program, micro_batches.max(2)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert!(held.inputs.iter().all(|&n| n <= micro_batches));
-        // With less room it is correct or a deadlock, and it is never found incorrect.
+        // With less room it is correct or deadlocks, but it never breaks a rule.
         if let Err(error) = validate(&program, 1) {
             assert!(matches!(error, Invalid::Deadlock(_)), "seed {seed}: {error}");
         }
@@ -112,7 +112,8 @@ fn fault_refusals_name_the_action_and_the_reason() {
 
 #[test]
 fn fault_a_deadlock_names_everyone_who_waits() {
-    // Stage 0 first wants a gradient that stage 1 can only have after stage 0's forward.
+    // Receiving the second activation directly before its forward is valid with links of one
+    // message.
     let mut program = lower(&Schedule::GPipe.actions(2, 2), &Topology::chain(2), 2).unwrap();
     let list = &mut program.devices[1];
     let receive = list.iter().position(|a| a.to_string() == "1RECV_F1@0").unwrap();
@@ -132,8 +133,8 @@ fn fault_a_deadlock_names_everyone_who_waits() {
             Edge { from: gpipe_core::StageId(1), to: gpipe_core::StageId(0), kind: EdgeKind::Vote },
         ],
     };
-    // Both stages on one device, all of stage 0's forwards first: a link that holds 1 is full at
-    // the second.
+    // Both stages share one device, and stage 0 runs all its forwards first. A link with room for 1
+    // is full at the second.
     let both: Vec<Action> = Schedule::GPipe
         .actions(2, 2)
         .into_iter()
@@ -163,7 +164,7 @@ fn property_a_frozen_front_sends_no_gradients() {
     assert!(simulate(&program, &Costs::unit(3), 1).is_ok());
 }
 
-/// A file may hold anything: whatever is moved, the answer is a refusal or a program that runs.
+/// A file may contain anything. Whatever is moved, the result is a refusal or a program that runs.
 #[test]
 fn property_random_changes_are_refused_or_run() {
     let (mut refused, mut accepted) = (0, 0);
@@ -194,7 +195,7 @@ fn property_random_changes_are_refused_or_run() {
 
 #[test]
 fn regression_a_rematerialization_after_its_backward_is_refused_at_the_backward() {
-    // The count of held activations went below zero before the misplaced R was reached.
+    // The count of held activations dropped below zero before the misplaced R was reached.
     let compute = vec![["0F0", "0B0", "0R0"].map(|text| text.parse().unwrap()).to_vec()];
     let program = lower(&compute, &Topology::chain(1), 1).unwrap();
     let text = refusal(&program);

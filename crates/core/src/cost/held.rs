@@ -1,37 +1,37 @@
-//! What the layers of a stage hold together, while their forwards, re-materializations and
-//! backwards run.
+//! What the layers of a stage hold together while their forwards, re-materializations and backwards
+//! run.
 
 use std::ops::Range;
 
 use super::LayerCost;
 use crate::{memory::ActionMemory, remat::Remat, units::Bytes};
 
-/// The layers of a stage, the loss last where it has it, and how they are segmented.
+/// The layers of a stage, followed by the loss if the stage has it, and how they are segmented.
 pub(super) struct Layers<'a> {
     pub costs: &'a [LayerCost],
     pub gradients: &'a [Bytes],
-    /// Of `gradients`, what the first halves of split backwards find.
+    /// The part of `gradients` that the first halves of split backwards already compute.
     pub early: &'a [Bytes],
     pub segments: Vec<Range<usize>>,
-    /// Whether a forward that discards keeps what products gave.
+    /// Whether a forward that discards keeps the outputs of products.
     pub selective: bool,
     pub skips: Vec<SkipEnds>,
 }
 
-/// What a backward does about the gradients of the weights.
+/// What a backward does with the gradients of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gradients {
-    /// Makes them: the step's first.
+    /// Allocates them: the step's first backward.
     Made,
     /// Adds to them.
     Added,
-    /// Leaves them to its second half, and adds those that it finds.
+    /// Leaves them to the second half, but adds those that the first half already computes.
     Later,
-    /// The same, and makes those that it finds.
+    /// Leaves them to the second half, but allocates those that the first half already computes.
     LaterMade,
 }
 
-/// The ends of a long skip that are in a stage, by the position of their layers, and what it holds.
+/// The ends of a long skip that lie in a stage, as positions of layers, and the bytes it holds.
 pub(super) struct SkipEnds {
     pub stash: Option<usize>,
     pub pop: Option<usize>,
@@ -50,15 +50,15 @@ impl Layers<'_> {
         held
     }
 
-    /// A forward that discards: each layer's inputs go when it is done, but for those that a
-    /// segment starts from. The loss is left to the re-materialization. What layers stash stays
-    /// until the forward ends, and what a later segment pops until the backward.
+    /// A forward that discards. Each layer's inputs are freed when it is done, unless a segment
+    /// starts from them. The loss is left to the re-materialization. Stashed values live until the
+    /// forward ends, or until the backward if a later segment pops them.
     pub fn forward_discarding(&self) -> ActionMemory {
         let (mut held, mut stashed) = (ActionMemory::default(), Bytes(0));
         for segment in &self.segments {
             for layer in segment.clone() {
                 let cost = &self.costs[layer];
-                // The stage's own inputs are charged to whoever sent them.
+                // The stage's own inputs are charged to the sender.
                 let is_start = layer == segment.start;
                 if is_start && layer > 0 {
                     held.after += cost.inputs;
@@ -81,13 +81,13 @@ impl Layers<'_> {
         held
     }
 
-    /// The last segment, and the loss. What products gave, where it was kept, becomes part of what
-    /// a layer keeps, or goes.
+    /// Re-materializes the last segment and the loss. Kept outputs of products become part of what
+    /// a layer keeps, or are freed.
     pub fn rematerialize(&self) -> ActionMemory {
         if self.selective {
             let (mut now, mut most) = (0_i64, 0_i64);
             for (layer, cost) in self.costs.iter().enumerate() {
-                // The loss waited for this.
+                // The loss runs for the first time here, so it has no kept products.
                 let (peak, had) = match layer < self.gradients.len() {
                     true => (cost.selective_peak, cost.products),
                     false => (cost.forward_peak, Bytes(0)),
@@ -102,8 +102,8 @@ impl Layers<'_> {
         self.keeping(start..self.costs.len())
     }
 
-    /// Most above the start of a backward: layer by layer from the last, each of which gives back
-    /// what it kept; segments that are not there yet are recomputed on the way.
+    /// The peak of a backward, above its start. Layers run from the last to the first, and each
+    /// frees what it kept. Segments that were not recomputed yet are recomputed on the way.
     pub fn backward(&self, segmented: bool, weights: Gradients) -> Bytes {
         let segments = match segmented {
             true => self.segments.clone(),
@@ -129,7 +129,8 @@ impl Layers<'_> {
                     Gradients::LaterMade => (cost.backward_input_peak, cost.split + early),
                 };
                 most = most.max(now.saturating_add(signed(peak)));
-                // The gradient of its outputs goes, too, but where it came from another stage.
+                // The gradient of the layer's outputs is freed too, unless it came from another
+                // stage.
                 let outputs = match self.costs.get(layer + 1) {
                     Some(next) => next.input_gradients,
                     None => Bytes(0),
@@ -137,7 +138,7 @@ impl Layers<'_> {
                 let mut change = signed(cost.input_gradients) + signed(left)
                     - signed(cost.kept)
                     - signed(outputs);
-                // A skip's gradient is there from its pop to its stash, or to the end where that is
+                // A skip's gradient lives from its pop to its stash, or to the end if the stash is
                 // on another stage.
                 for skip in &self.skips {
                     let gradient = signed(skip.gradient);
@@ -151,8 +152,8 @@ impl Layers<'_> {
         Bytes(u64::try_from(most).unwrap_or(0))
     }
 
-    /// Most above the start of the second half of a backward, layer by layer from the last.
-    /// `first`: it makes those gradients that the first half has not made.
+    /// The peak of the second half of a backward, above its start, layer by layer from the last.
+    /// `first`: it allocates the gradients that the first half did not.
     pub fn backward_weight(&self, first: bool) -> Bytes {
         let (mut now, mut most) = (0_i64, 0_i64);
         for (layer, cost) in self.costs.iter().enumerate().rev() {

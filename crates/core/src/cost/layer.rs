@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::remat::Remat;
 use crate::units::{Bytes, Nanos};
 
-/// What one layer (or the loss) takes and holds, for one micro-batch of some number of samples.
+/// The times and bytes of one layer (or the loss) for one micro-batch of a given size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerCost {
@@ -18,63 +18,63 @@ pub struct LayerCost {
     pub forward_kept: Nanos,
     /// A re-materialization.
     pub rematerialize: Nanos,
-    /// A re-materialization that finds what products gave ([`Remat::Selective`]), no longer than
-    /// one that does not; 0 where that is not known.
+    /// A re-materialization that reuses the kept outputs of products ([`Remat::Selective`]). No
+    /// longer than `rematerialize`; 0 if unknown.
     #[serde(default)]
     pub rematerialize_selective: Nanos,
     /// A backward after a re-materialization.
     pub backward: Nanos,
     /// A backward whose forward kept its activations.
     pub backward_kept: Nanos,
-    /// The first half of a backward that is split: the gradients of its inputs.
+    /// The first half of a split backward: the gradients of its inputs.
     #[serde(default)]
     pub backward_input: Nanos,
     /// The second half: the gradients of its weights.
     #[serde(default)]
     pub backward_weight: Nanos,
-    /// Its inputs: what crosses a cut before it.
+    /// Its inputs: what crosses a cut before this layer.
     pub inputs: Bytes,
-    /// The gradients of its inputs: what crosses back; 0 where nothing before it is trained.
+    /// The gradients of its inputs, which cross the cut backwards; 0 if nothing before it is
+    /// trained.
     pub input_gradients: Bytes,
-    /// What a forward that keeps leaves until the backward: outputs, and what autograd saves;
-    /// without its inputs.
+    /// What a forward that keeps leaves until the backward: outputs, and what autograd saves. The
+    /// layer's inputs are not included.
     pub kept: Bytes,
-    /// What its matrix products and convolutions give, which [`Remat::Selective`] keeps.
+    /// The outputs of its matrix products and convolutions, which [`Remat::Selective`] keeps.
     #[serde(default)]
     pub products: Bytes,
-    /// Most above the start of a forward, while it runs.
+    /// Peak of a forward, above its start.
     pub forward_peak: Bytes,
-    /// Most above the start of a re-materialization that finds `products`, which are there, while
-    /// it runs.
+    /// Peak of a re-materialization that reuses `products`, above its start, when they are already
+    /// there.
     #[serde(default)]
     pub selective_peak: Bytes,
-    /// Most above the start of a backward, while it runs; what the layer kept and the gradient of
-    /// its outputs are there at the start.
+    /// Peak of a backward, above its start. What the layer kept and the gradient of its outputs are
+    /// already there.
     pub backward_peak: Bytes,
-    /// The same of a step's first backward, which makes the parameters' gradients.
+    /// The same for a step's first backward, which allocates the parameters' gradients.
     pub first_backward_peak: Bytes,
-    /// What the first half of a split backward leaves to the second, of what the layer kept and of
-    /// gradients, without what it found for the parameters
-    /// ([`LayerState::early`](super::LayerState::early); in profiles of before that was known, with
-    /// it).
+    /// What the first half of a split backward leaves for the second: parts of what the layer kept,
+    /// and gradients. Parameter gradients that the first half already computes are not included
+    /// ([`LayerState::early`](super::LayerState::early)). Profiles without `early` do include them.
     #[serde(default)]
     pub split: Bytes,
-    /// As `backward_peak`, of the first half.
+    /// Like `backward_peak`, for the first half of a split backward.
     #[serde(default)]
     pub backward_input_peak: Bytes,
-    /// As `backward_peak`, of the second half; `split` is there at the start.
+    /// Like `backward_peak`, for the second half. `split` is already there at the start.
     #[serde(default)]
     pub backward_weight_peak: Bytes,
-    /// The same of a step's first one.
+    /// The same for a step's first second half.
     #[serde(default)]
     pub first_backward_weight_peak: Bytes,
 }
 
-/// By samples of a micro-batch, the layers' costs.
+/// The layers' costs, by samples of a micro-batch.
 pub(super) type Sizes = BTreeMap<usize, Vec<LayerCost>>;
 
-/// The costs for micro-batches of `samples` samples, on the line through the two nearest sizes; of
-/// one size only, in proportion.
+/// The costs for micro-batches of `samples` samples, on the line through the two nearest sizes. If
+/// there is only one size, they are in proportion to it.
 pub(super) fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
     if let Some(own) = sizes.get(&samples) {
         return Some(own.clone());
@@ -95,8 +95,8 @@ pub(super) fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
     };
     let mut costs: Vec<LayerCost> = sizes[&a].iter().zip(&sizes[&b]).map(line).collect();
     if [a, b].iter().any(|size| !sizes[size].iter().any(LayerCost::has_selective)) {
-        // One of them went over a cap when it was measured. What is not known is no zero to draw a
-        // line to.
+        // One of the sizes exceeded a cap when it was measured. Its costs are unknown, not zero, so
+        // there is no line to draw.
         for cost in &mut costs {
             (cost.rematerialize_selective, cost.products, cost.selective_peak) = Default::default();
         }
@@ -117,12 +117,12 @@ impl LayerCost {
         self.backward + self.backward_kept > Nanos(0)
     }
 
-    /// `f` of every number; what is no number is 0.
+    /// Applies `f` to every number. NaN and negative results become 0.
     fn map(&self, f: impl Fn(u64) -> f64) -> Self {
         self.zip(self, |a, _| f(a))
     }
 
-    /// `f` of every pair of numbers.
+    /// Applies `f` to every pair of numbers.
     fn zip(&self, other: &Self, f: impl Fn(u64, u64) -> f64) -> Self {
         let f = |a: u64, b: u64| f(a, b).round().max(0.0) as u64;
         let time = |a: Nanos, b: Nanos| Nanos(f(a.0, b.0));

@@ -1,7 +1,10 @@
-//! What layers cost: times and bytes, measured or estimated, for micro-batches of several sizes;
-//! and what a stage made of them costs. The one source that the planner, the simulator and the
-//! tables read. `layer` is what one layer takes, `held` what a stage's layers hold together,
-//! `spread` how far measured times are apart.
+//! The costs of layers, measured or estimated for micro-batches of several sizes, and of stages
+//! made of them: times and bytes. The planner, the simulator and the tables all read this one
+//! source.
+//!
+//! - `layer`: the costs of one layer
+//! - `held`: what a stage's layers hold together
+//! - `spread`: how far measured times are apart
 
 mod held;
 mod layer;
@@ -25,38 +28,39 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// Most layers of a model.
+/// The most layers of a model.
 const LAYERS_MAX: usize = 1 << 16;
-/// Most bytes of gradients whose sums over replicas are under way in a stage, unless one layer has
-/// more: they are copies. Twice the bucket of PyTorch's DistributedDataParallel.
+/// The most bytes of gradients that a stage has in flight in all-reduces over replicas, unless one
+/// layer has more. They are copies. Twice the bucket of PyTorch's DistributedDataParallel.
 pub const SUMS_UNDER_WAY: Bytes = Bytes(50 << 20);
 
-/// What a layer holds and takes whatever the micro-batches are. A tied weight is not counted here.
+/// The costs of a layer that do not depend on the micro-batches. Tied weights are not counted here.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerState {
-    /// Its name.
+    /// The layer's name.
     pub name: String,
     /// Its parameters, running statistics and copies in a smaller dtype.
     pub parameters: Bytes,
-    /// Their gradients; a tied weight's, too, because each use adds up its own.
+    /// Their gradients, including a tied weight's: each use accumulates its own.
     pub gradients: Bytes,
-    /// What the optimizer keeps for them, and their averages.
+    /// The optimizer state of the parameters, and their averages.
     pub optimizer: Bytes,
-    /// What each forward leaves until the norm: the statistics of its batch norms. The layers'
-    /// `kept` has it, too.
+    /// What each forward leaves until the norm: the statistics of batch norms. The layers' `kept`
+    /// includes them.
     pub statistics: Bytes,
-    /// Its part of the norm, once per step.
+    /// Time of its part of the norm, once per step.
     pub norm: Nanos,
-    /// Its update, once per step.
+    /// Time of its update, once per step.
     pub update: Nanos,
-    /// Most that its part of the norm or its update holds besides.
+    /// Peak of its part of the norm or its update, above everything else.
     pub update_peak: Bytes,
-    /// Whether its backward was to be split and could not be: the first half is then all of it.
+    /// Whether its backward should have been split but could not be. The first half is then all of
+    /// it.
     #[serde(default)]
     pub unsplit: bool,
-    /// Of `gradients`, what the first half of a split backward finds, in passing. It is there from
-    /// the step's first one.
+    /// The part of `gradients` that the first half of a split backward computes in passing. It
+    /// exists from the step's first such half.
     #[serde(default)]
     pub early: Bytes,
     /// Floating-point operations of a forward of one sample, as estimated.
@@ -71,22 +75,22 @@ pub struct SkipCost {
     pub stash: usize,
     /// The layer that pops.
     pub pop: usize,
-    /// Of one sample.
+    /// Bytes of the value, for one sample.
     pub bytes: Bytes,
-    /// Of one sample: what its gradient holds on the way back; more than `bytes` where it is a part
-    /// of a larger one.
+    /// Bytes that its gradient holds on the way back, for one sample. More than `bytes` if the
+    /// gradient is part of a larger one.
     pub gradient: Bytes,
 }
 
-/// A weight that several layers use: each stage has it once.
+/// A weight that several layers use. Each stage holds it once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TieCost {
-    /// The layers, ascending.
+    /// The layers that use the weight, ascending.
     pub layers: Vec<usize>,
     /// The weight and its copies.
     pub parameters: Bytes,
-    /// What the optimizer keeps for it.
+    /// The optimizer state of the weight.
     pub optimizer: Bytes,
 }
 
@@ -94,9 +98,10 @@ pub struct TieCost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transport {
-    /// Of a message without content.
+    /// Latency of an empty message.
     pub latency: Nanos,
-    /// Bytes per second; 0: any number in no time (values move between threads without a copy).
+    /// Bandwidth in bytes per second. 0 means no transfer time (values move between threads without
+    /// a copy).
     pub bytes_per_s: u64,
 }
 
@@ -112,35 +117,36 @@ impl Transport {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelCosts {
-    /// By layer.
+    /// State of each layer.
     pub layers: Vec<LayerState>,
-    /// By samples of a micro-batch: one for each layer, and one for the loss, which is with the
-    /// last layer.
+    /// By samples of a micro-batch: one cost for each layer, then one for the loss, which belongs
+    /// to the last layer's stage.
     pub sizes: BTreeMap<usize, Vec<LayerCost>>,
-    /// The same under schedules other than the one that `sizes` were measured under, by name: how
-    /// many micro-batches are in flight decides what is still in a cache, and which work runs
-    /// beside which.
+    /// The same under other schedules than the one that `sizes` were measured under, by name. The
+    /// number of micro-batches in flight decides what is still in a cache and which work runs in
+    /// parallel.
     #[serde(default)]
     pub under: BTreeMap<String, BTreeMap<usize, Vec<LayerCost>>>,
-    /// How far the times of `sizes` were spread, by samples of a micro-batch; empty where nothing
-    /// was measured.
+    /// The spread of the times in `sizes`, by samples of a micro-batch; empty if nothing was
+    /// measured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spread: BTreeMap<usize, Spread>,
-    /// The same of `under`.
+    /// The spread of the times in `under`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spread_under: BTreeMap<String, BTreeMap<usize, Spread>>,
     /// Long skips.
     pub skips: Vec<SkipCost>,
     /// Tied weights.
     pub ties: Vec<TieCost>,
-    /// For each layer, whether anything before it is trained; at the end, whether anything is.
+    /// For each layer, whether anything before it is trained; one more entry says whether anything
+    /// is.
     pub trained_before: Vec<bool>,
-    /// Of one sample: the copies that the first stage makes of its inputs, in a smaller dtype; 0
-    /// where it uses them as they are.
+    /// Bytes, for one sample, of the copies that the first stage makes of its inputs in a smaller
+    /// dtype. 0 if it uses them as they are.
     pub fed: Bytes,
-    /// Between any two devices.
+    /// The transport between any two devices.
     pub transport: Transport,
-    /// Whether gradients are summed with those of other replicas, in copies.
+    /// Whether gradients are all-reduced with other replicas, in copies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replicated: bool,
 }
@@ -151,10 +157,10 @@ pub struct ModelCosts {
 pub struct BadCosts(String);
 
 impl ModelCosts {
-    /// Checks what came from a file.
+    /// Checks costs that came from a file.
     ///
     /// # Errors
-    /// What does not fit.
+    /// [`BadCosts`]: what does not fit.
     pub fn check(&self) -> Result<(), BadCosts> {
         let layers = self.layers.len();
         let bad = |reason: String| Err(BadCosts(reason));
@@ -192,14 +198,14 @@ impl ModelCosts {
         Ok(())
     }
 
-    /// Whether micro-batches of `samples` samples were measured (or estimated) themselves.
+    /// Whether costs for micro-batches of exactly `samples` samples were measured or estimated.
     pub fn has_size(&self, samples: usize) -> bool {
         self.sizes.contains_key(&samples)
     }
 
-    /// How far the times are spread that [`ModelCosts::at`] gives; of a size that was not measured,
-    /// as far as those of the nearest sizes together. None where that is not known: the costs are
-    /// from shapes, or from an older profile.
+    /// The spread of the times that [`ModelCosts::at`] returns. For a size that was not measured,
+    /// it covers the spreads of the nearest sizes. `None` if unknown: the costs come from shapes,
+    /// or from an older profile.
     pub fn spread(&self, samples: usize, schedule: &Schedule) -> Option<Spread> {
         let own = self.spread_under.get(&schedule.to_string()).unwrap_or(&self.spread);
         if let Some(found) = own.get(&samples).or_else(|| self.spread.get(&samples)) {
@@ -213,23 +219,27 @@ impl ModelCosts {
         }
     }
 
-    /// Whether it is known what the halves of a split backward take, in micro-batches of `samples`
-    /// samples under `schedule`.
+    /// Whether the costs of the halves of a split backward are known, for micro-batches of
+    /// `samples` samples under `schedule`.
     pub fn has_halves(&self, samples: usize, schedule: &Schedule) -> bool {
         self.at(samples, schedule).iter().any(LayerCost::has_halves)
     }
 
-    /// Whether it is known what a re-materialization takes that finds what products gave, in
-    /// micro-batches of `samples` samples under `schedule`.
+    /// Whether the costs of selective re-materialization are known, for micro-batches of `samples`
+    /// samples under `schedule`.
     pub fn has_selective(&self, samples: usize, schedule: &Schedule) -> bool {
         self.at(samples, schedule).iter().any(LayerCost::has_selective)
     }
 
-    /// The costs for micro-batches of `samples` samples under `schedule`: those of that size under
-    /// it, or under the one that was measured first; else on the line through the two nearest
-    /// sizes; of one size only, in proportion. The loss is last. Of a backward in halves, where
-    /// those were not measured, as under the first schedule by name that splits it; likewise of a
-    /// whole one. A selective re-materialization is measured under one schedule.
+    /// The costs of the layers, then of the loss, for micro-batches of `samples` samples under
+    /// `schedule`.
+    ///
+    /// Costs measured for that size are used as they are: those under `schedule` if there are any,
+    /// otherwise those in `sizes`. Other sizes lie on the line through the two nearest ones; a
+    /// single size is scaled in proportion. If the halves of a backward were not measured under a
+    /// schedule that splits it, they come from the first schedule by name that has them, and
+    /// likewise for whole backwards. Selective re-materialization is measured under one schedule
+    /// only.
     pub fn at(&self, samples: usize, schedule: &Schedule) -> Vec<LayerCost> {
         let own = self.under.get(&schedule.to_string()).unwrap_or(&self.sizes);
         let found = match own.get(&samples).or_else(|| self.sizes.get(&samples)) {
@@ -289,7 +299,7 @@ impl ModelCosts {
         costs
     }
 
-    /// What makes edges where the model is cut.
+    /// The parts of the model that make edges where it is cut.
     pub fn across<'a>(
         &'a self,
         skips: &'a [(LayerId, LayerId)],
@@ -306,8 +316,8 @@ impl ModelCosts {
         (skips, ties.collect())
     }
 
-    /// The cost of a stage with the layers in `range`, of which `costs` are the costs (see
-    /// [`ModelCosts::at`]), on a device that is `speed` times as fast as the one that was measured.
+    /// The cost of a stage with the layers in `range`. `costs` are all layers' costs (see
+    /// [`ModelCosts::at`]). The device is `speed` times as fast as the measured one.
     pub fn stage_cost(
         &self,
         range: Range<usize>,
@@ -341,14 +351,14 @@ impl ModelCosts {
         }
     }
 
-    /// The layers' costs, the loss among them where the range has the last layer.
+    /// The costs of the layers in `range`, including the loss if the range has the last layer.
     fn with_loss<'a>(&self, range: &Range<usize>, costs: &'a [LayerCost]) -> &'a [LayerCost] {
         let end = if range.end == self.layers.len() { range.end + 1 } else { range.end };
         costs.get(range.start..end).unwrap_or_default()
     }
 
-    /// The bytes of a stage with the layers in `range`, as [`ModelCosts::stage_cost`], in
-    /// micro-batches of `samples` samples.
+    /// The bytes of a stage with the layers in `range`, in micro-batches of `samples` samples. See
+    /// [`ModelCosts::stage_cost`].
     pub fn stage_bytes(
         &self,
         range: Range<usize>,
@@ -360,8 +370,8 @@ impl ModelCosts {
         let uses = |tie: &&TieCost| tie.layers.iter().any(|layer| range.contains(layer));
         let tied = self.ties.iter().filter(uses).map(|tie| tie.parameters + tie.optimizer);
         let own = states.iter().map(|state| state.parameters + state.optimizer);
-        // Who owns a tied weight makes a copy of the gradients' sum for every other stage that uses
-        // it: at most one for each use elsewhere.
+        // The owner of a tied weight copies the gradients' sum for every other stage that uses it:
+        // at most one copy per use elsewhere.
         let owned =
             self.ties.iter().filter(|tie| tie.layers.first().is_some_and(|l| range.contains(l)));
         let sums = owned.map(|tie| {
@@ -385,7 +395,8 @@ impl ModelCosts {
         let with_inputs =
             |held: ActionMemory| ActionMemory { peak: held.peak + fed, after: held.after + fed };
         let made: Bytes = gradients.iter().copied().sum();
-        // Below the bound one more bucket is sent, which is a layer's.
+        // While the copies are below the limit, one more bucket is sent. A bucket holds one layer's
+        // gradients.
         let largest = gradients.iter().copied().max().unwrap_or_default();
         let copies = if self.replicated { made.min(SUMS_UNDER_WAY + largest) } else { Bytes(0) };
         StageBytes {
@@ -411,7 +422,7 @@ impl ModelCosts {
         }
     }
 
-    /// What of `skip` a stage with the layers in `range` sees.
+    /// The part of `skip` that a stage with the layers in `range` sees.
     fn end_in(&self, skip: &SkipCost, range: &Range<usize>, samples: usize) -> SkipEnds {
         let position = |layer: usize| range.contains(&layer).then(|| layer - range.start);
         let trained = self.trained_before.get(skip.stash + 1).copied().unwrap_or(true);
@@ -423,8 +434,8 @@ impl ModelCosts {
         }
     }
 
-    /// The sizes of the messages on the edges of a cut into `ranges`, in micro-batches of `samples`
-    /// samples.
+    /// The sizes of the messages on the edges of a cut into `ranges`, for micro-batches of
+    /// `samples` samples.
     pub fn edge_bytes(
         &self,
         ranges: &[Range<usize>],
@@ -454,7 +465,7 @@ impl ModelCosts {
         purposes.iter().map(of).collect()
     }
 
-    /// What the messages of those sizes take.
+    /// The times of messages of the given sizes.
     pub fn link_costs(&self, edges: &[EdgeBytes]) -> Vec<LinkCost> {
         let cost = |bytes: &EdgeBytes| LinkCost {
             latency: self.transport.latency,

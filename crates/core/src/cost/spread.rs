@@ -1,13 +1,13 @@
-//! How far measured times are spread.
+//! The spread of measured times.
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
 
-/// A median in thousandths of itself.
+/// A median, in thousandths of itself.
 const WHOLE: u32 = 1000;
 
-/// How far the measured work of steps is spread: its quartiles in thousandths of its median.
+/// The spread of the measured work of steps: its quartiles, in thousandths of its median.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spread {
@@ -18,10 +18,11 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of one number, or of several equal ones.
+    /// The spread of one number, or of several equal ones.
     pub const NONE: Self = Self { low: WHOLE, high: WHOLE };
 
-    /// Of measured times, in any order and unit; none where there are no times, or they are 0.
+    /// The spread of measured times, in any order and unit. `None` if there are no times or their
+    /// median is not positive.
     pub fn of(times: &[f64]) -> Option<Self> {
         let mut sorted: Vec<f64> = times.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -38,18 +39,18 @@ impl Spread {
         Some(Self { low: part(at(0.25)).min(WHOLE), high: part(at(0.75)).max(WHOLE) })
     }
 
-    /// What holds both.
+    /// The smallest spread that covers both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self { low: self.low.min(other.low), high: self.high.max(other.high) }
     }
 
-    /// How far the quartiles are apart, as a share of the median.
+    /// The distance between the quartiles, as a share of the median.
     pub fn width(self) -> f64 {
         f64::from(self.high.saturating_sub(self.low)) / f64::from(WHOLE)
     }
 
-    /// The quartiles around a time: half of the times like it are between them.
+    /// The quartiles around a time: half of the measured times lie between them.
     pub fn around(self, time: Nanos) -> [Nanos; 2] {
         [self.low, self.high].map(|part| {
             let scaled = u128::from(time.0) * u128::from(part) / u128::from(WHOLE);
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[0.0, 0.0]), None);
         assert_eq!(of(&[7.0]), Some(Spread::NONE));
-        // 2.85, 5.39, 15.40: the profile that was trusted.
+        // Times of a real profile (2.85, 5.39 and 15.40) that varied too much to be trusted.
         let wide = of(&[5.39, 15.40, 2.85, 5.39, 5.39, 15.40, 2.85, 5.39]).unwrap();
         assert_eq!(wide, Spread { low: 1000, high: 2857 });
         assert_eq!(of(&[90.0, 100.0, 100.0, 120.0]), Some(Spread { low: 1000, high: 1200 }));

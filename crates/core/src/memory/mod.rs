@@ -1,23 +1,27 @@
-//! The bytes that stages hold, from the order of a program alone: no timing can make a stage hold
+//! The bytes that stages hold, from the order of a program alone. No timing can make a stage hold
 //! more.
 //!
 //! A stage is charged for what it allocates, whoever frees it. What it keeps for a micro-batch
-//! lives from its own forward to its own backward; an output that it keeps lives longer where its
-//! receiver splits the backward, to the second half. A message lives until its receiver's backward
-//! is done; when that is, the sender knows only from what it hears: it is certainly done once a
-//! message arrives that the receiver sent later, or once a send finds room that the receiver made
-//! later. Until then it counts as held.
+//! lives from its forward to its backward. A kept output lives longer if its receiver splits the
+//! backward: until the receiver's second half.
+//!
+//! A message lives until its receiver's backward is done. The sender learns this only from what it
+//! hears. The backward is certainly done once a message arrives that the receiver sent later, or
+//! once a send finds room that the receiver made later. Until then the message counts as held.
 //!
 //! ```text
 //! held at an action = resident + gradients (after the first backward)
-//!                   + kept or discarded micro-batches x what they hold + messages x their size + the action's own peak
-//!                   + split backwards x what their first half leaves, and the gradients that it found already
+//!                   + kept or discarded micro-batches x what they hold
+//!                   + messages x their size
+//!                   + split backwards x what their first half leaves
+//!                   + the early gradients that first halves compute
+//!                   + the action's own peak
 //! ```
 //!
-//! The counts depend on the program alone ([`moments`]); the sizes on the cut ([`StageBytes`]). A
-//! planner therefore asks for the moments once, and prices many cuts with them.
+//! The counts depend only on the program ([`moments`]), and the sizes only on the cut
+//! ([`StageBytes`]). A planner therefore computes the moments once and prices many cuts with them.
 //!
-//! - `order`: what may live when
+//! - `order`: what may be live at each action
 //! - here: moments, their price, and the bytes over a timeline
 
 mod order;
@@ -31,74 +35,73 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// What an action holds: at most while it runs, and when it is done; both above what was there at
-/// its start.
+/// What an action holds, above what was there at its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ActionMemory {
-    /// Most while it runs.
+    /// The peak while it runs.
     pub peak: Bytes,
-    /// From its end on, until the micro-batch's backward.
+    /// What remains from its end until the micro-batch's backward.
     pub after: Bytes,
 }
 
 /// What a stage's actions hold, for micro-batches of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StageBytes {
-    /// Parameters, optimizer state, averages: always.
+    /// Held always: parameters, optimizer state and averages.
     pub resident: Bytes,
-    /// Gradients: from the first backward to the update.
+    /// Held from the first backward to the update: gradients.
     pub gradients: Bytes,
-    /// What each forward leaves until the norm, whatever it keeps: the statistics of batch norms.
+    /// Left by each forward until the norm, whatever else it keeps, and counted until the update:
+    /// the statistics of batch norms.
     pub statistics: Bytes,
-    /// A forward that discards; what it sends is not in `after`.
+    /// A forward that discards. `after` does not include what it sends.
     pub forward: ActionMemory,
-    /// A forward that keeps its activations; what it sends is among them, and the statistics are
-    /// not.
+    /// A forward that keeps its activations. `after` includes what it sends, but not the
+    /// statistics.
     pub forward_kept: ActionMemory,
     /// A re-materialization.
     pub rematerialize: ActionMemory,
-    /// Most above its start, of a backward after a re-materialization.
+    /// Peak above the start of a backward after a re-materialization.
     pub backward: Bytes,
-    /// The same, where the forward kept its activations.
+    /// Peak above the start of a backward whose forward kept its activations.
     pub backward_kept: Bytes,
-    /// As `backward`, of the step's first one: gradients come into being, and are not there before.
+    /// Like `backward`, for the step's first backward, which allocates the gradients.
     pub first_backward: Bytes,
-    /// As `backward_kept`, of the step's first one.
+    /// Like `backward_kept`, for the step's first backward.
     pub first_backward_kept: Bytes,
-    /// What a backward that is split leaves from its first half to its second, of all that was held
-    /// before it.
+    /// What remains between the halves of a split backward, of all that was held before it.
     pub split: Bytes,
-    /// Of `gradients`, what first halves find: there from the step's first one, and once more for
-    /// each that waits for the turn of its micro-batch.
+    /// The part of `gradients` that first halves already compute. It exists from the step's first
+    /// such half, and once more for each first half that waits for the turn of its micro-batch.
     pub early: Bytes,
-    /// Most above its start, of the first half after a re-materialization.
+    /// Peak above the start of a first half after a re-materialization.
     pub backward_input: Bytes,
-    /// The same, where the forward kept its activations.
+    /// Peak above the start of a first half whose forward kept its activations.
     pub backward_input_kept: Bytes,
-    /// As `backward_input`, of one that makes the `early` gradients: the step's first one, or one
-    /// out of turn.
+    /// Like `backward_input`, for a first half that allocates the `early` gradients: the step's
+    /// first one, or one out of turn.
     pub first_backward_input: Bytes,
-    /// As `backward_input_kept`, of one that makes them.
+    /// Like `backward_input_kept`, for a first half that allocates the `early` gradients.
     pub first_backward_input_kept: Bytes,
-    /// Most above its start, of the second half.
+    /// Peak above the start of a second half.
     pub backward_weight: Bytes,
-    /// The same, of the step's first one.
+    /// Like `backward_weight`, for the step's first second half.
     pub first_backward_weight: Bytes,
-    /// The norm and the update, above parameters, state and gradients.
+    /// Peak of the norm and the update, above parameters, state and gradients.
     pub update: Bytes,
 }
 
 /// The sizes of an edge's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EdgeBytes {
-    /// Along the edge.
+    /// Bytes of a message along the edge.
     pub forward: Bytes,
-    /// And back.
+    /// Bytes of a message against the edge.
     pub backward: Bytes,
 }
 
 impl EdgeBytes {
-    /// Of one direction.
+    /// The size in one direction.
     pub fn of(&self, direction: Direction) -> Bytes {
         match direction {
             Direction::Forward => self.forward,
@@ -118,7 +121,7 @@ enum Kind {
     Update,
 }
 
-/// How many of what a stage holds at the start of one of its actions, at most.
+/// Upper bounds on how much of each kind a stage holds at the start of one of its actions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
     kind: Kind,
@@ -129,12 +132,12 @@ pub struct Moment {
     discarded: u32,
     recomputed: u32,
     split: u32,
-    /// Messages that it sent and that may still live, by the stage's edges (see [`Moments`]).
+    /// Sent messages that may still be live, by the stage's edges (see [`Moments`]).
     messages: Vec<u32>,
 }
 
 impl Moment {
-    /// Whether `other` holds no less of anything.
+    /// Whether `other` holds at least as much of everything.
     fn is_within(&self, other: &Self) -> bool {
         self.kind == other.kind
             && self.gradients <= other.gradients
@@ -148,16 +151,17 @@ impl Moment {
     }
 }
 
-/// The moments of a stage at which it may hold most.
+/// The moments at which a stage may hold the most.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Moments {
-    /// What the counts of messages in each moment are of.
+    /// The edges that the message counts of each moment refer to, in order.
     edges: Vec<(EdgeId, Direction)>,
     moments: Vec<Moment>,
 }
 
 impl Moments {
-    /// Most that the stage can hold, whatever the timing. `edges` by edge; a missing one is empty.
+    /// The most that the stage can hold, whatever the timing. `edges` is by edge; a missing edge
+    /// has empty messages.
     pub fn peak(&self, bytes: &StageBytes, edges: &[EdgeBytes]) -> Bytes {
         let message = |&(edge, direction): &(EdgeId, Direction)| {
             edges.get(edge.index()).copied().unwrap_or_default().of(direction)
@@ -172,8 +176,8 @@ impl Moments {
         peaks.max().unwrap_or_default().max(bytes.resident)
     }
 
-    /// The same with no messages at the norm and the update, before which ties may have shown that
-    /// they are gone.
+    /// Returns a copy without messages at the norm and the update. By then, ties may have shown
+    /// that the messages are gone.
     pub fn forget_messages_at_update(&self) -> Self {
         let mut own = self.clone();
         for moment in own.moments.iter_mut().filter(|moment| moment.kind == Kind::Update) {
@@ -182,7 +186,8 @@ impl Moments {
         own
     }
 
-    /// Counts the messages of these links, in this order; links are only ever added at the end.
+    /// Starts counting the messages of these links, in this order. New links are only added at the
+    /// end.
     fn watch(&mut self, links: impl Iterator<Item = (EdgeId, Direction)>) {
         for link in links.skip(self.edges.len()) {
             self.edges.push(link);
@@ -199,7 +204,7 @@ impl Moments {
     }
 }
 
-/// Without messages and the action's own peak.
+/// The bytes of a moment without messages and without the action's own peak.
 fn own_bytes(bytes: &StageBytes, moment: &Moment) -> Bytes {
     let times = |count: u32, size: Bytes| Bytes(u64::from(count).saturating_mul(size.0));
     let gradients = if moment.gradients { bytes.gradients } else { Bytes(0) };
@@ -232,14 +237,14 @@ fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
     }
 }
 
-/// What a stage holds for itself, as its actions go by.
+/// What a stage holds for itself, updated action by action.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     gradients: bool,
-    /// What first halves found: the sums that they began, and what waits for the turn of its
-    /// micro-batch.
+    /// How many copies of the early gradients exist: the running sums, and those that wait for the
+    /// turn of their micro-batch.
     early: u32,
-    /// The micro-batch whose turn it is: gradients are summed in order.
+    /// The micro-batch whose turn it is. Gradients are summed in this order.
     turn: u32,
     forwards: u32,
     kept: u32,
@@ -249,7 +254,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// The kind of `action`, and what is held once it is done.
+    /// The kind of `action`, and the counts once it is done.
     fn act(self, action: Action, recomputed: &RematSet) -> Option<(Kind, Self)> {
         let again = |m| recomputed.contains(action.stage, m);
         let mut after = self;
@@ -283,12 +288,13 @@ impl Counts {
                 Kind::BackwardInput { kept: !again(m), first }
             }
             Op::BackwardWeight(m) => {
-                // The sums that were begun are among all of them from now on.
+                // The early sums now become part of all gradients.
                 after.early -= u32::from(!self.gradients).min(self.early);
                 after.gradients = true;
                 after.turn = after.turn.max(m.0 + 1);
                 after.split = after.split.saturating_sub(1);
-                // Whose gradients wait, its second half is still to come.
+                // Early gradients that wait belong to a micro-batch whose second half is still to
+                // come.
                 after.early = after.early.min(after.split);
                 Kind::BackwardWeight { first: !self.gradients }
             }
@@ -304,7 +310,7 @@ impl Counts {
         Some((kind, after))
     }
 
-    /// What was held for a micro-batch until its backward.
+    /// Releases what was held for a micro-batch until its backward.
     fn release(&mut self, recomputed: bool) {
         if recomputed {
             self.discarded = self.discarded.saturating_sub(1);
@@ -320,7 +326,7 @@ impl Counts {
     }
 }
 
-/// The moments of every stage of a training program whose links hold `capacity` messages.
+/// Computes the moments of every stage of a training program whose links hold `capacity` messages.
 pub fn moments(program: &Program, capacity: usize) -> Vec<Moments> {
     let order = Order::new(program, capacity);
     let mut all = vec![Moments::default(); program.topology.stages];
@@ -330,7 +336,7 @@ pub fn moments(program: &Program, capacity: usize) -> Vec<Moments> {
     all
 }
 
-/// Most that each stage can hold, whatever the timing.
+/// The most that each stage can hold, whatever the timing.
 pub fn peaks(
     program: &Program,
     capacity: usize,
@@ -341,7 +347,7 @@ pub fn peaks(
     moments.iter().zip(stages).map(|(moments, bytes)| moments.peak(bytes, edges)).collect()
 }
 
-/// The bytes of each stage over the time of `timeline`: from each time on, until the next one.
+/// The bytes of each stage over the time of `timeline`. Each value holds until the next time.
 pub fn series(
     program: &Program,
     timeline: &Timeline,
@@ -380,7 +386,7 @@ pub fn series(
         let held =
             |counts: Counts| signed(own_bytes(bytes, &counts.moment(Kind::Update, Vec::new())));
         let peak = signed(peak_of(bytes, kind));
-        // Gradients that a first backward makes are in its peak.
+        // The peak of a first backward already contains the gradients that it allocates.
         changes[stage.index()].push((timed.start, peak));
         changes[stage.index()].push((timed.end, held(after) - held(before) - peak));
         counts[stage.index()] = after;

@@ -1,5 +1,5 @@
-//! What may live when, as the order of a program says: each device knows of the others what it
-//! hears.
+//! What may be live at each action, from the order of a program. A device knows about the others
+//! only what their messages tell it.
 
 use std::{
     cmp::Reverse,
@@ -13,8 +13,8 @@ use crate::{
     lower::{Program, RematSet, Topology},
 };
 
-/// The order of a program, as its devices know it of each other. What one device recomputes changes
-/// nothing in it, so a planner asks one order for the moments of many policies.
+/// The order of a program, as its devices know it about each other. Re-materialization on one
+/// device does not change it, so a planner computes the moments of many policies with one order.
 #[derive(Debug)]
 pub struct Order {
     topology: Topology,
@@ -23,13 +23,13 @@ pub struct Order {
 }
 
 impl Order {
-    /// That of a training program whose links hold `capacity` messages.
+    /// Builds the order of a training program whose links hold `capacity` messages.
     pub fn new(program: &Program, capacity: usize) -> Self {
         Self { topology: program.topology.clone(), places: Places::new(program), capacity }
     }
 
-    /// The moments of `stage`, alone on the device with its number, if that device had this list,
-    /// which differs from the program's in re-materializations only.
+    /// The moments of `stage` if it is alone on the device with its number and that device runs
+    /// `list`. `list` may differ from the program's list only in re-materializations.
     pub fn moments_of(&self, stage: StageId, list: &[Action]) -> Moments {
         let mut all = vec![Moments::default(); self.topology.stages];
         if stage.index() < all.len().min(self.places.devices) {
@@ -42,7 +42,7 @@ impl Order {
     pub(super) fn add_moments(&self, device: usize, list: &[Action], all: &mut [Moments]) {
         let Self { topology, places, capacity } = self;
         let recomputed = RematSet::from_actions(list.iter());
-        // How far each device is known to be: all positions before this are done.
+        // By device: all positions before this one are known to be done.
         let mut known = vec![0; places.devices];
         let mut counts: HashMap<StageId, Counts> = HashMap::new();
         let mut living: HashMap<StageId, Sent> = HashMap::new();
@@ -67,7 +67,8 @@ impl Order {
                 Op::Send(transfer) => {
                     let Transfer { edge, direction, .. } = transfer;
                     sent.extend(places.living(topology, stage, transfer, &recomputed));
-                    // There was room: the receiver has taken the message that was in its place.
+                    // The send found room, so the receiver has taken the message that was in its
+                    // place.
                     let before = turn(edge, direction, true).checked_sub(*capacity);
                     let taken =
                         before.and_then(|before| places.link(edge, direction)?.1.get(before));
@@ -87,35 +88,35 @@ impl Order {
     }
 }
 
-/// Everything up to `place` is done.
+/// Records that everything up to `place` is done.
 fn hear(known: &mut [usize], place: Option<&ListPosition>) {
     if let Some(&(device, position)) = place {
         known[device] = known[device].max(position + 1);
     }
 }
 
-/// A message that was sent, until it is known that its receiver's backward is done.
+/// A sent message that lives until its receiver's backward is known to be done.
 pub(super) struct Living {
     pub(super) link: (EdgeId, Direction),
-    /// The receiver's.
+    /// The receiver's device.
     pub(super) device: usize,
-    /// The position of the backward.
+    /// The position of that backward in the receiver's list.
     pub(super) consumed: usize,
 }
 
-/// The messages of one stage that may live, by link.
+/// The messages of one stage that may be live, by link.
 #[derive(Default)]
 struct Sent(Vec<SentOnLink>);
 
 struct SentOnLink {
     link: (EdgeId, Direction),
     device: usize,
-    /// The positions of the backwards that they are for, the first on top.
+    /// The positions of the backwards that free the messages, the earliest on top.
     consumed: BinaryHeap<Reverse<usize>>,
 }
 
 impl Sent {
-    /// In the order in which they were first used: new ones come at the end.
+    /// The links in the order of their first use. New links come at the end.
     fn links(&self) -> impl Iterator<Item = (EdgeId, Direction)> {
         self.0.iter().map(|own| own.link)
     }
@@ -129,7 +130,7 @@ impl Sent {
         self.0[at].consumed.push(Reverse(consumed));
     }
 
-    /// How many of each link may live where devices are `known` to be so far.
+    /// How many messages of each link may be live when devices are `known` to have come this far.
     fn counts(&mut self, known: &[usize]) -> Vec<u32> {
         let count = |SentOnLink { device, consumed, .. }: &mut SentOnLink| {
             while consumed.peek().is_some_and(|Reverse(at)| known[*device] > *at) {
@@ -141,18 +142,18 @@ impl Sent {
     }
 }
 
-/// A device, and a position in its list.
+/// A device and a position in its list.
 type ListPosition = (usize, usize);
 
-/// Where things happen.
+/// The positions of sends, receives and backwards.
 #[derive(Debug)]
 pub(super) struct Places {
     devices: usize,
-    /// Both halves of each edge: its sends and its receives, in order. The first received is the
-    /// first sent.
+    /// For each edge and direction, the positions of its sends and of its receives, in order. The
+    /// n-th receive takes the n-th send.
     links: Vec<[(Vec<ListPosition>, Vec<ListPosition>); 2]>,
-    /// By stage and micro-batch, and whether it is the second half of a split one, until which what
-    /// arrived is held.
+    /// By stage and micro-batch, the action until which received values are held: the backward, or
+    /// the second half of a split one (`true`).
     backwards: Vec<Vec<Option<(ListPosition, bool)>>>,
 }
 
@@ -194,8 +195,8 @@ impl Places {
         Some(&self.links.get(edge.index())?[direction as usize])
     }
 
-    /// The outputs of a forward that kept them which live on after `action`, the stage's own
-    /// backward: their receivers hold them until the second halves of theirs.
+    /// The kept outputs that outlive `action`, the stage's own backward. Their receivers split the
+    /// backward and hold them until its second half.
     pub(super) fn outlive(
         &self,
         topology: &Topology,
@@ -216,9 +217,8 @@ impl Places {
         outputs.collect()
     }
 
-    /// The message that `stage` sends, unless it is part of what the stage keeps anyway: the output
-    /// of a forward that keeps, which lives until the stage's own backward, and that is after the
-    /// receiver's.
+    /// The message that `stage` sends, unless the stage keeps that value anyway. The output of a
+    /// forward that keeps lives until the stage's own backward, which comes after the receiver's.
     pub(super) fn living(
         &self,
         topology: &Topology,

@@ -1,4 +1,4 @@
-//! One better move for a plan that someone chose.
+//! One better move for a given plan.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use super::{
 };
 use crate::{cost::ModelCosts, remat::Remat, report::device_times, units::Nanos};
 
-/// Gains below this share of the step are not worth a word.
+/// Gains below this share of the step are not reported.
 const GAIN_MIN: f64 = 0.005;
 
 /// One change of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
-    /// A layer to the stage before or after its own.
+    /// Move a layer to an adjacent stage.
     Layer {
         /// The layer.
         layer: usize,
@@ -25,7 +25,7 @@ pub enum Move {
         /// Its new stage.
         to: usize,
     },
-    /// Another policy.
+    /// Change the policy of a stage.
     Policy {
         /// The stage.
         stage: usize,
@@ -74,12 +74,12 @@ impl fmt::Display for Advice {
     }
 }
 
-/// The move of one layer across one boundary, or of one stage to another policy, that saves most of
-/// the step and fits; `None` where nothing saves half a percent, and for schedules other than GPipe
-/// and 1F1B.
+/// Finds the move of one layer across one boundary, or of one stage to another policy, that fits
+/// and saves most. `None` if no move saves half a percent of the step, and for schedules other than
+/// GPipe and 1F1B.
 ///
 /// # Errors
-/// [`PlanError`]: costs, devices and plan that do not fit each other.
+/// [`PlanError`] if costs, devices and plan do not fit each other.
 pub fn advice(
     model: &ModelCosts,
     devices: &[PlanDevice],

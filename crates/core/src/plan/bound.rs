@@ -1,36 +1,39 @@
-//! What no plan can beat, whatever its timing: for each stage, what must pass before it, its own
-//! work, and what must pass after it. For the best cut of the layers that are left, by dynamic
-//! programming.
+//! Lower bounds on a step, whatever its timing. For each stage they add what must run before it,
+//! its own work, and what must run after it. Dynamic programming bounds the best cut of the
+//! remaining layers.
 //!
 //! ```text
-//! stage k      | F of the first micro-batch on stages 0..k | all work of k | B of the last one on stages k-1..0 | norm, update
-//! or, turning  | the same | F of k until the last stage turns | F down and B up through stages k+1.. | the rest of k | the same
+//! stage k      | F of the first micro-batch on stages 0..k | all work of k
+//!              | B of the last one on stages k-1..0 | norm, update
+//!
+//! or, turning  | the same start | F of k until the last stage turns
+//!              | F down and B up through stages k+1.. | the rest of k | the same end
 //! ```
 
 use super::stages::Figures;
 use crate::{cost::ModelCosts, simulate::LinkCost};
 
-/// No plan at all.
+/// The bound if no plan exists.
 pub(super) const NONE: u64 = u64::MAX;
 
-/// A sum of times: less than [`NONE`], unless a part is `NONE`.
+/// Adds two times. The sum is less than [`NONE`], unless a part is `NONE`.
 pub(super) fn plus(a: u64, b: u64) -> u64 {
     if a == NONE || b == NONE { NONE } else { a.saturating_add(b).min(NONE - 1) }
 }
 
-/// Before each layer, what a message there takes.
+/// By layer, the times of messages over a cut before that layer.
 #[derive(Debug, Default)]
 pub(super) struct Cuts {
     forward: Vec<u64>,
-    /// `None` where the bounds do not follow the gradient: nothing before the layer, or before a
+    /// `None` if the bounds do not follow the gradient: nothing before this layer, or before a
     /// later one, is trained.
     backward: Vec<Option<u64>>,
-    /// Whether every stage ends with a gradient that comes down to stage 0.
+    /// Whether gradients travel from every stage down to stage 0.
     whole: bool,
 }
 
 impl Cuts {
-    /// `links` by layer: a cut before it.
+    /// `links` has, for each layer, the link of a cut before it.
     pub fn new(model: &ModelCosts, links: &[LinkCost], trains: bool) -> Self {
         let mut trained = trains;
         let mut backward = vec![None; links.len()];
@@ -43,23 +46,24 @@ impl Cuts {
     }
 }
 
-/// For each stage and each layer that it may start with: bounds of it and all after it, over all
-/// cuts.
+/// Lower bounds over all cuts, for each stage and each layer that it may start with. They cover the
+/// stage and everything after it.
 #[derive(Debug)]
 pub(super) struct Tables {
     layers: usize,
-    /// A bound of all plans.
+    /// A lower bound on all plans.
     pub root: u64,
-    /// From its start to the end of its last backward.
+    /// From the stage's start to the end of its last backward.
     chain: Vec<u64>,
-    /// From its start to the end of any update.
+    /// From the stage's start to the end of any update.
     ends: Vec<u64>,
-    /// Down to the last stage and up again.
+    /// Down from the stage to the last one and back up.
     around: Vec<u64>,
 }
 
 impl Tables {
-    /// From the figures of a stage of layers `start..end`; `None`: it cannot be.
+    /// Builds the tables. `cell` returns the figures of a stage of layers `start..end`, if it is
+    /// possible.
     pub fn new(
         stages: usize,
         layers: usize,
@@ -133,8 +137,8 @@ impl Tables {
         self.around[at] = self.around[at].min(around);
     }
 
-    /// The bound of a whole plan that starts with `prefix`, whose last stage ends before layer
-    /// `end`.
+    /// The bound of a whole plan that starts with `prefix`. The last stage of `prefix` ends before
+    /// layer `end`.
     pub fn bound(&self, prefix: &Prefix, end: usize) -> u64 {
         if prefix.stages * (self.layers + 1) >= self.chain.len() - (self.layers + 1) {
             return prefix.total();
@@ -147,13 +151,13 @@ impl Tables {
     }
 }
 
-/// What a table is made from.
+/// A candidate stage of a table.
 pub(super) enum Cell {
-    /// A stage.
+    /// The figures of the stage.
     Figures(Figures),
-    /// It cannot be.
+    /// The stage is impossible.
     None,
-    /// Neither it nor a longer one can be.
+    /// Neither this stage nor a longer one is possible.
     NoLonger,
 }
 
@@ -161,22 +165,22 @@ pub(super) enum Cell {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Prefix {
     pub stages: usize,
-    /// Until the next stage can start.
+    /// The time until the next stage can start.
     head: u64,
-    /// From the next stage's last backward to stage 0's.
+    /// The time from the next stage's last backward to stage 0's.
     tail: u64,
-    /// Of stages that the next ones cannot change.
+    /// The bound of stages that later stages cannot change.
     floor: u64,
-    /// Of those that wait for the first gradient; without what later stages add.
+    /// The bound of stages that wait for the first gradient, without what later stages add.
     turn: Option<u64>,
-    /// With their own norm and update.
+    /// The bound of stages with their own norm and update.
     ends: u64,
-    /// After stage 0's last backward.
+    /// The time after stage 0's last backward.
     end: u64,
 }
 
 impl Prefix {
-    /// With one more stage; `end`: the layer after its last, unless it is the last stage.
+    /// Adds a stage. `end` is the layer after its last one; `None` for the last stage.
     pub fn with(&self, figures: &Figures, end: Option<usize>, cuts: &Cuts) -> Self {
         let own = plus(self.head, self.tail);
         let around = self.turn.map(|turn| plus(turn, figures.around));

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use super::{Faster, Found, Plan, rejected::Percent};
 use crate::{report::stage_times, topology::ranges, units::Bytes};
 
-/// A table of the plan's stages, what it takes, what limits it, and what lost against it.
+/// Describes a plan: a table of its stages, what it takes, what limits it, and what lost against
+/// it.
 pub fn explain(found: &Found) -> String {
     let Plan { balance, micro_batches, schedule, .. } = &found.plan;
     let prediction = &found.prediction;
@@ -28,7 +29,7 @@ pub fn explain(found: &Found) -> String {
         None => String::new(),
     };
     let exact = found.within().unwrap_or(exact);
-    // Writing to a String does not fail.
+    // Writing to a String cannot fail.
     let _ = writeln!(
         text,
         "\nstep {step}{interval}, bubble {:.1}%, peak {peak}\n{exact}; {} plans \
@@ -56,7 +57,7 @@ pub fn explain(found: &Found) -> String {
 }
 
 impl Found {
-    /// What is faster, and why it is not the plan, if anything is.
+    /// Which plan is faster and why it was not chosen, if there is one.
     pub fn within(&self) -> Option<String> {
         let Faster { plan, step, interval: [low, high] } = self.faster.as_ref()?;
         let Plan { balance, micro_batches, schedule, .. } = plan;
@@ -125,7 +126,7 @@ fn rows(found: &Found) -> Vec<Vec<String>> {
     rows
 }
 
-/// Columns as wide as their widest entry, two spaces apart.
+/// Formats columns as wide as their widest entry, two spaces apart.
 fn table(rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = Vec::new();
     for row in rows {

@@ -1,4 +1,4 @@
-//! Depth first through the plans of one K, M and schedule, the least bound first.
+//! Depth-first search of the plans of one K, M and schedule, the least bound first.
 
 use super::{
     Plan, PlanError,
@@ -7,34 +7,35 @@ use super::{
 };
 use crate::remat::Remat;
 
-/// What came of it.
+/// The result of an exploration.
 #[derive(Debug, Default)]
 pub(super) struct Explored {
     /// The best plan and its step.
     pub best: Option<(u64, Plan)>,
-    /// The least that a plan may take which was not ruled out.
+    /// The least step that a plan which was not ruled out may have.
     pub open: u64,
-    /// Plans that were simulated.
+    /// The number of plans that were simulated.
     pub examined: usize,
 }
 
 struct Explorer<'s, 'a> {
     space: &'s mut Space<'a>,
     tables: Tables,
-    /// Only plans that take less.
+    /// Only plans that take less than this are of interest.
     below: u64,
-    /// Ends when so much was simulated.
+    /// Ends the search when this many actions were simulated.
     until: u64,
-    /// Ends at the first plan that fits.
+    /// Ends the search at the first plan that fits.
     first_only: bool,
     balance: Vec<usize>,
     policies: Vec<Remat>,
-    /// Whether a choice on the way left out what is slower only where no send waits.
+    /// By stage, whether its cell left out policies that are certainly slower only if no send
+    /// waits.
     with_room: Vec<bool>,
     explored: Explored,
 }
 
-/// One more stage: its bound first, so that the least is tried first.
+/// A candidate for the next stage. Children are tried from the least bound up.
 struct Child {
     bound: u64,
     end: usize,
@@ -43,8 +44,8 @@ struct Child {
     with_room: bool,
 }
 
-/// Some plan that takes less than `below`, with a low bound: from stages that take not much longer
-/// than need be.
+/// Finds a plan that takes less than `below` and has a low bound, from stages that take little
+/// longer than necessary.
 pub(super) fn first_plan(
     space: &mut Space<'_>,
     below: u64,
@@ -63,7 +64,7 @@ pub(super) fn first_plan(
     }
 }
 
-/// The best plan that takes less than `below`.
+/// Finds the best plan that takes less than `below`.
 pub(super) fn all_plans(
     space: &mut Space<'_>,
     below: u64,
@@ -104,7 +105,7 @@ fn explore(
 }
 
 impl Explorer<'_, '_> {
-    /// Goes through all plans with the stages so far; whether it came to an end.
+    /// Goes through all plans that start with the chosen stages. Returns whether it finished.
     fn descend(&mut self, prefix: Prefix, start: usize) -> Result<bool, PlanError> {
         if prefix.stages == self.space.stages() {
             return self.leaf();
@@ -155,7 +156,7 @@ impl Explorer<'_, '_> {
         Ok(children)
     }
 
-    /// A whole plan.
+    /// Simulates a complete plan. Returns whether to continue.
     fn leaf(&mut self) -> Result<bool, PlanError> {
         let plan = self.space.plan(self.balance.clone(), self.policies.clone());
         let may_fit = self.space.is_plain() || self.space.fits(&plan)?;

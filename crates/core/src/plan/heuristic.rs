@@ -1,11 +1,11 @@
-//! Plans under schedules that the exact search does not know: several stages on a device, backwards
-//! in halves, lists of a user.
+//! Plans under schedules that the exact search does not cover: several stages per device, split
+//! backwards and users' schedules.
 //!
-//! Stages begin as equal as their layers' times allow, and re-materialize nothing; where that does
-//! not fit, one policy for all after another that holds less, and where none of them fits, the one
-//! that comes nearest. Then layers move from stage to stage and stages change their policies, one
-//! move at a time, while that helps and the budget lasts: first to go less over the caps, then to
-//! take less time.
+//! 1. Stages start as equal as their layers' times allow, without re-materialization.
+//! 2. If that does not fit, one policy after another that holds less is tried for all stages. If
+//!    none fits, the one that comes nearest is taken.
+//! 3. One move at a time, layers move between stages and stages change their policies, while that
+//!    helps and the budget lasts. Moves first reduce the bytes over the caps, then the time.
 
 use super::{Plan, PlanDevice, PlanError, Request, predict};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// What is tried for all stages, from what holds most to what holds least.
+/// The policies to try for all stages, from the one that holds most to the one that holds least.
 const POLICIES: [Remat; 6] = [
     Remat::Never,
     Remat::Keep(2),
@@ -25,14 +25,15 @@ const POLICIES: [Remat; 6] = [
     Remat::Segments(4),
 ];
 
-/// The best that was found under one schedule on so many devices with so many micro-batches.
+/// The best plan found for one schedule, number of devices and number of micro-batches.
 pub(super) struct Other {
     pub plan: Plan,
     pub step: u64,
     pub examined: usize,
 }
 
-/// What no plan can beat on these devices: the work of all layers, as if it could be cut anywhere.
+/// A lower bound on any plan on these devices: the work of all layers, as if it could be cut
+/// anywhere.
 pub(super) fn work_bound(
     request: &Request<'_>,
     schedule: &Schedule,
@@ -54,10 +55,10 @@ pub(super) fn work_bound(
     (once as f64 * micro_batches as f64 / speed.max(f64::MIN_POSITIVE)) as u64
 }
 
-/// The best plan that moves lead to; `None` where nothing fits.
+/// The best plan that moves lead to; `None` if nothing fits.
 ///
 /// # Errors
-/// [`PlanError`]: settings that do not fit the schedule.
+/// [`PlanError`] if settings do not fit the schedule.
 pub(super) fn best(
     request: &Request<'_>,
     schedule: &Schedule,
@@ -88,10 +89,10 @@ pub(super) fn best(
     Ok((over == 0).then_some(Other { plan, step, examined: trial.examined }))
 }
 
-/// What a plan is worth; less is better.
+/// The quality of a plan; less is better.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
-    /// Bytes over the caps, of all devices.
+    /// Bytes over the caps, summed over all devices.
     over: u64,
     step: u64,
 }
@@ -100,12 +101,12 @@ struct Trial<'t, 'a> {
     request: &'t Request<'a>,
     devices: &'t [PlanDevice],
     examined: usize,
-    /// Actions that may still be simulated, about.
+    /// Roughly how many actions may still be simulated.
     budget: &'t mut u64,
 }
 
 impl Trial<'_, '_> {
-    /// A plan to begin with.
+    /// A plan to start from.
     fn first(
         &mut self,
         schedule: &Schedule,
@@ -136,7 +137,7 @@ impl Trial<'_, '_> {
         nearest.ok_or_else(|| PlanError::Setting("no re-materialization policy to try".into()))
     }
 
-    /// Stages of equal work, as far as the devices' speeds are equal.
+    /// Stages of equal time, weighted by the devices' speeds.
     fn even(
         &self,
         schedule: &Schedule,
@@ -153,7 +154,7 @@ impl Trial<'_, '_> {
                 (cost.forward_kept + cost.backward_kept.max(halves)).0.max(1)
             })
             .collect();
-        // The loss is the last layer's.
+        // The loss belongs to the last layer.
         let loss: u64 = times.drain(layers..).sum();
         times.last_mut().into_iter().for_each(|last| *last += loss);
         let placement = schedule.placement(self.devices.len());
@@ -162,7 +163,7 @@ impl Trial<'_, '_> {
         Ok(by_weighted_cost(&times, &weights)?)
     }
 
-    /// Those whose costs are known.
+    /// The policies whose costs are known.
     fn policies(
         &self,
         schedule: &Schedule,
@@ -186,13 +187,13 @@ impl Trial<'_, '_> {
         Ok(Worth { over: peaks.map(over).sum(), step: prediction.step().0 })
     }
 
-    /// A layer more in one stage and one less in another, those between them moving on by one, and
-    /// another policy for each stage.
+    /// All moves: one layer more in one stage and one less in another, with the stages between
+    /// shifted by one layer; and another policy for each stage.
     fn moves(&self, plan: &Plan) -> Vec<Plan> {
         let mut all = Vec::new();
         let stages = plan.balance.len();
         if self.request.balance.is_none() {
-            // Near ones first.
+            // Try near stages first.
             for apart in 1..stages {
                 for low in 0..stages - apart {
                     let high = low + apart;
@@ -222,7 +223,7 @@ impl Trial<'_, '_> {
     }
 }
 
-/// What the request's other schedules take at least, and whether there are any.
+/// A lower bound on the step of plans that are searched heuristically; `None` if there are none.
 pub(super) fn bound(request: &Request<'_>) -> Option<Nanos> {
     let others = request.schedules.iter().filter(|schedule| !schedule.is_plain());
     let bounds = others.flat_map(|schedule| {

@@ -11,47 +11,47 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// What limits a plan most, with the share of the step that would be saved without it.
+/// What limits a plan most, and the share of the step that would be saved without it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Limit {
-    /// A device's memory: stages recompute what would not fit.
+    /// A device's memory: stages recompute because their activations would not fit.
     Memory {
-        /// The device that misses most.
+        /// The device that would exceed its cap most without recomputation.
         device: usize,
-        /// What it would have to have, if no stage recomputed.
+        /// The memory that it would need if no stage recomputed.
         needed: Bytes,
-        /// What that saves.
+        /// The share of the step that this would save.
         share: f64,
     },
     /// Stages are not equally busy.
     Imbalance {
-        /// The busiest; of several on one device, the device.
+        /// The busiest stage, or the busiest device if devices have several stages.
         stage: usize,
         /// Whether devices have several stages.
         is_shared: bool,
         /// Its heaviest layer.
         layer: usize,
-        /// The layer's name.
+        /// The name of the layer.
         name: String,
-        /// What equally busy stages would save.
+        /// The share that equally busy stages would save.
         share: f64,
     },
-    /// Devices wait while the pipeline fills and drains: more micro-batches, or fewer stages.
+    /// Devices wait while the pipeline fills and drains. More micro-batches or fewer stages help.
     Bubble {
-        /// Of the step.
+        /// The share of the step.
         share: f64,
     },
     /// The work itself.
     Work,
-    /// Messages take their time.
+    /// Messages take time.
     Links {
-        /// What links that take no time would save.
+        /// The share that links without transfer time would save.
         share: f64,
     },
 }
 
 impl Limit {
-    /// The share of the step that it costs.
+    /// The share of the step that the limit costs.
     pub fn share(&self) -> f64 {
         match self {
             Limit::Memory { share, .. }
@@ -95,7 +95,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What limits `plan`.
+/// Finds what limits `plan` most.
 pub(super) fn limit(
     model: &ModelCosts,
     devices: &[PlanDevice],

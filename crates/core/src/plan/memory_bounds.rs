@@ -1,8 +1,8 @@
-//! What stages and plans hold.
+//! The bytes that stages and plans hold.
 //!
-//! A stage's memory depends on its own layers and policy alone where stages are a chain; with long
-//! skips, ties or a frozen front it also depends on the other cuts, so that a stage is looked at
-//! for what it holds at least, and whole plans at the end.
+//! In a chain, a stage's memory depends only on its own layers and policy. With long skips, ties or
+//! a frozen front it also depends on the other cuts. Stages are then checked against a lower bound,
+//! and whole plans at the end.
 
 use std::{ops::Range, rc::Rc};
 
@@ -22,14 +22,14 @@ use crate::{
     units::Bytes,
 };
 
-/// How stages hang together.
+/// How a stage's memory depends on other cuts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// What a stage holds does not depend on other cuts.
     Plain,
-    /// The same but for ties, which may let a stage hold less at the update.
+    /// Only ties matter: they may let a stage hold less at the update.
     Tied,
-    /// Long skips, or boundaries without gradients.
+    /// Long skips, or boundaries without gradients, matter.
     Crossed,
 }
 
@@ -69,7 +69,7 @@ impl Space<'_> {
         }
         let most = match self.shape {
             Shape::Plain | Shape::Tied => self.peak_as(stage, range, policy, true)?,
-            // As if no message ever went.
+            // As if no message were ever freed.
             Shape::Crossed => {
                 let Frame { model, samples, micro_batches, .. } = self.frame;
                 let ends = [range.start, range.end].map(|layer| message(&self.costs[layer]));
@@ -87,8 +87,8 @@ impl Space<'_> {
         Ok(most <= cap)
     }
 
-    /// Most that a stage holds; where that depends on other cuts, an estimate, or no more than
-    /// that.
+    /// The most that a stage holds. If that depends on other cuts, this is an estimate or a lower
+    /// bound.
     pub fn peak(
         &mut self,
         stage: usize,
@@ -128,7 +128,8 @@ impl Space<'_> {
         })
     }
 
-    /// All, and those without what ties may do away with.
+    /// The moments of a stage: all, and those without messages that ties may free before the
+    /// update.
     fn moments(
         &mut self,
         stage: usize,
@@ -161,7 +162,7 @@ impl Space<'_> {
         Ok(moments)
     }
 
-    /// Most that each stage of a plan holds.
+    /// The most that each stage of a plan holds.
     pub fn peaks(&mut self, plan: &Plan) -> Result<Vec<Bytes>, PlanError> {
         let costs = self.costs.clone();
         let model = self.frame.model;

@@ -1,13 +1,14 @@
-//! Plans: where to cut, how many micro-batches, which schedule and what to re-materialize; and what
-//! a plan will take and hold, before anything runs.
+//! Plans: where to cut, how many micro-batches, which schedule and what to re-materialize. This
+//! module predicts what a plan will take and hold before anything runs, and searches for the best
+//! plan.
 //!
 //! - here: a plan, and its [`Prediction`]
-//! - `request`: what may be chosen; `search`: the best plan of a [`Request`]; `explore` goes
-//!   through the plans of one K, M and schedule, which `space` prices and `bound` rules out;
-//!   `neighbours` are one move away
+//! - `request`: what may be chosen; `search`: the best plan of a [`Request`]
+//! - `explore`: goes through the plans of one K, M and schedule; `space` prices them, `bound` rules
+//!   them out, and `neighbours` are one move away
 //! - `rejected`: what lost against the plan; `heuristic`: plans under schedules that the exact
-//!   search does not know
-//! - `shortage`: the smallest caps that work, where the given ones do not
+//!   search does not cover
+//! - `shortage`: the smallest caps that work, if the given ones do not
 //! - `advice`, `explain`: one better move; a plan in words
 
 mod advice;
@@ -52,12 +53,12 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// A device that a stage is placed on.
+/// A device that holds stages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlanDevice {
-    /// How many times as fast as the device that the costs are of; above 0.
+    /// Speed relative to the device that the costs were measured on; above 0.
     pub speed: f64,
-    /// Most bytes of tensors that its stage may hold.
+    /// The most bytes of tensors that the device may hold.
     pub memory: Option<Bytes>,
 }
 
@@ -67,20 +68,20 @@ impl Default for PlanDevice {
     }
 }
 
-/// Most stages of a plan.
+/// The most stages of a plan.
 const STAGES_MAX: usize = 1 << 12;
-/// Most micro-batches of a plan.
+/// The most micro-batches of a plan.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
-/// Most actions of a plan's program.
+/// The most actions of a plan's program.
 const ACTIONS_MAX: usize = 1 << 25;
 
-/// How to run a model: stage k is on device k, or where its schedule says.
+/// How to run a model. Stage k is on device k, unless the schedule places it elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Layers per stage.
     pub balance: Vec<usize>,
-    /// M.
+    /// The number of micro-batches, M.
     pub micro_batches: usize,
     /// The order of forwards and backwards.
     #[serde(with = "text")]
@@ -91,7 +92,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// How many devices it is for.
+    /// The number of devices that the plan is for.
     pub fn devices(&self) -> usize {
         self.schedule.devices(self.balance.len())
     }
@@ -102,11 +103,11 @@ impl Plan {
 pub struct Prediction {
     /// The list that will be executed.
     pub program: Program,
-    /// Its actions with their times.
+    /// The program's actions with their times.
     pub timeline: Timeline,
-    /// By stage.
+    /// What each stage will take and hold.
     pub stages: Vec<StagePrediction>,
-    /// By edge: what its messages hold.
+    /// By edge: the bytes of its messages.
     pub edges: Vec<EdgeBytes>,
     /// By stage: its device.
     pub placement: Vec<usize>,
@@ -115,11 +116,11 @@ pub struct Prediction {
 /// What one stage will take and hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StagePrediction {
-    /// Of its actions; for the larger micro-batches where there are two sizes.
+    /// The times of its actions; of the larger micro-batches if there are two sizes.
     pub cost: StageCost,
-    /// Of its actions.
+    /// The bytes of its actions.
     pub bytes: StageBytes,
-    /// Most that it can hold, whatever the timing.
+    /// The most that it can hold, whatever the timing.
     pub peak: Bytes,
 }
 
@@ -134,7 +135,7 @@ impl Prediction {
         self.timeline.bubble()
     }
 
-    /// Most that each device can hold: its stages' peaks, which it may not have all at once.
+    /// The most that each device can hold: the sum of its stages' peaks, which need not coincide.
     pub fn device_peaks(&self) -> Vec<Bytes> {
         let mut peaks = vec![Bytes(0); self.program.devices.len()];
         for (stage, &device) in self.stages.iter().zip(&self.placement) {
@@ -143,7 +144,7 @@ impl Prediction {
         peaks
     }
 
-    /// The bytes of each device over the step: from each time on, until the next one.
+    /// The bytes of each device over the step. Each value holds until the next time.
     pub fn bytes(&self) -> Vec<Vec<(Nanos, Bytes)>> {
         let bytes: Vec<StageBytes> = self.stages.iter().map(|stage| stage.bytes).collect();
         let stages = series(&self.program, &self.timeline, &bytes, &self.edges);
@@ -167,7 +168,7 @@ fn together(a: &[(Nanos, Bytes)], b: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
     times.into_iter().map(|time| (time, at(a, time) + at(b, time))).collect()
 }
 
-/// A plan that cannot be.
+/// Why a plan is impossible.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// A balance that does not fit.
@@ -190,11 +191,11 @@ pub enum PlanError {
     Setting(String),
 }
 
-/// What `plan` takes and holds in a step of `samples` samples on `devices`: one for each stage, but
-/// where its schedule puts several stages on one.
+/// Predicts what `plan` takes and holds in a step of `samples` samples. `devices` has one entry per
+/// stage, unless the schedule puts several stages on one device.
 ///
 /// # Errors
-/// [`PlanError`]: costs, devices and plan that do not fit each other.
+/// [`PlanError`] if costs, devices and plan do not fit each other.
 pub fn predict(
     model: &ModelCosts,
     devices: &[PlanDevice],
@@ -235,7 +236,7 @@ pub fn predict(
     Ok(Prediction { program, timeline, stages, edges, placement })
 }
 
-/// Whether model, devices and plan fit each other.
+/// Checks that model, devices and plan fit each other.
 fn check(
     model: &ModelCosts,
     devices: &[PlanDevice],
@@ -303,7 +304,8 @@ fn check_size(stages: usize, micro_batches: usize, samples: usize) -> Result<(),
     Ok(())
 }
 
-/// What a plan's actions and messages take, and what the messages hold. `devices` by stage.
+/// The times of a plan's actions and messages, and the bytes of the messages. `devices` is by
+/// stage.
 fn costs_of(
     model: &ModelCosts,
     devices: &[PlanDevice],

@@ -3,8 +3,9 @@
 use super::{Move, Plan, PlanError, space::Space};
 use crate::{remat::Remat, topology::ranges};
 
-/// The moves from `plan` that fit, by their bounds. A stage that a moved layer leaves or joins
-/// keeps its policy, or, if it may `adapt`, has the likely fastest that fits.
+/// The moves from `plan`, ordered by their bounds. The caller checks whether the plans fit. A stage
+/// that a layer leaves or joins keeps its policy. With `adapt`, it gets the likely fastest policy
+/// that fits.
 pub(super) fn neighbours(
     space: &mut Space<'_>,
     plan: &Plan,
@@ -43,7 +44,7 @@ pub(super) fn neighbours(
     Ok(bounded)
 }
 
-/// Layer, and the stages that it leaves and joins.
+/// Lists each layer that can move, with the stages that it leaves and joins.
 fn moves(balance: &[usize]) -> Vec<(usize, usize, usize)> {
     let mut moves = Vec::new();
     let mut end = 0;
@@ -59,14 +60,15 @@ fn moves(balance: &[usize]) -> Vec<(usize, usize, usize)> {
     moves
 }
 
-/// A plan that moves led to.
+/// The plan that moves led to.
 pub(super) struct Improved {
     pub step: u64,
     pub plan: Plan,
     pub examined: usize,
 }
 
-/// The first move that helps, and so on, until none does or so much was simulated.
+/// Applies the first move that helps, repeatedly, until none helps or `until` actions were
+/// simulated.
 pub(super) fn improve(
     space: &mut Space<'_>,
     plan: Plan,

@@ -1,4 +1,4 @@
-//! Alternatives that lost against the plan that was found, and why.
+//! Alternatives that lost against the chosen plan, and why.
 
 use super::{Plan, PlanDevice, PlanError, Prediction, shortage, space::Frame};
 use crate::units::Nanos;
@@ -6,7 +6,7 @@ use crate::units::Nanos;
 /// An alternative that lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
-    /// How it would run; without a cut where none was needed to rule it out.
+    /// How it would run. It names no cut if none was needed to rule it out.
     pub what: String,
     /// Its plan, if one was made.
     pub plan: Option<Plan>,
@@ -17,7 +17,7 @@ pub struct Rejected {
 }
 
 impl Rejected {
-    /// What was asked for and is in no combination.
+    /// A requested value that no combination can use.
     pub(super) fn omitted(what: String, why: String) -> Self {
         Self { what, plan: None, step: None, why }
     }
@@ -69,7 +69,7 @@ impl Rejected {
     }
 }
 
-/// A difference of times.
+/// A relative difference of times, in percent.
 pub(super) struct Percent(f64);
 
 impl Percent {

@@ -1,4 +1,4 @@
-//! What a search is asked for: the choices that there are, and which of their combinations can be.
+//! The request of a search: the available choices, and which of their combinations are possible.
 
 use super::{PlanDevice, PlanError, check_devices, check_size, rejected::Rejected};
 use crate::{
@@ -11,35 +11,35 @@ use crate::{
 /// What to search.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// What layers cost.
+    /// The costs of the layers.
     pub model: &'a ModelCosts,
     /// The devices; K stages use the first K.
     pub devices: &'a [PlanDevice],
-    /// Samples of a step.
+    /// Samples per step.
     pub samples: usize,
     /// Each K to try.
     pub stages: Vec<usize>,
-    /// Each M to try; no more than there are samples.
+    /// Each M to try; values above the number of samples are lowered to it.
     pub micro_batches: Vec<usize>,
     /// Each schedule to try.
     pub schedules: Vec<Schedule>,
-    /// The only cut, if there is no choice.
+    /// The only allowed cut, if it is fixed.
     pub balance: Option<Vec<usize>>,
-    /// The only policies, if there is no choice.
+    /// The only allowed policies, if they are fixed.
     pub remat: Option<RematPolicies>,
-    /// Actions that may be simulated, about; [`Request::BUDGET`] is enough for a second or so.
+    /// Roughly how many actions may be simulated. [`Request::BUDGET`] lasts about a second.
     pub budget: u64,
-    /// What is run if nobody plans. It is planned, too, where no other choice is better by more
-    /// than the costs are certain.
+    /// What runs without planning. It is chosen unless another choice is better by more than the
+    /// uncertainty of the costs.
     pub usual: Option<Usual>,
 }
 
 /// A choice of K, M and schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usual {
-    /// K.
+    /// The number of stages, K.
     pub stages: usize,
-    /// M.
+    /// The number of micro-batches, M.
     pub micro_batches: usize,
     /// The schedule.
     pub schedule: Schedule,
@@ -50,11 +50,11 @@ impl Request<'_> {
     pub const BUDGET: u64 = 4_000_000;
 }
 
-/// K, M and the schedule's place in the request: what decides between equal steps.
+/// K, M and the schedule's position in the request. Plans with equal steps are ordered by it.
 pub(super) type Key = (usize, usize, usize);
 
-/// All combinations that are searched exactly, once each; and what was asked for and cannot be in
-/// any.
+/// All combinations to search exactly, without duplicates, and requested values that no combination
+/// can use.
 pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), PlanError> {
     let Request { model, devices, samples, .. } = *request;
     let setting = |text: &str| Err(PlanError::Setting(text.into()));
@@ -117,7 +117,7 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
     let (mut keys, mut too_long) = (Vec::new(), None);
     for &stages in &stages {
         for micro_batches in request.micro_batches.iter().map(|m| (*m).min(samples)) {
-            // As `predict` counts, with all edges that a cut can have.
+            // Count as `predict` does, with all edges that a cut can have.
             let edges = 2 * stages + model.skips.len() + model.ties.len();
             if (3 * stages + 4 * edges).saturating_mul(micro_batches) > super::ACTIONS_MAX {
                 let what = format!("K {stages}, M {micro_batches}");

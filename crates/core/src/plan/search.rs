@@ -1,12 +1,13 @@
-//! The search for the plan of least predicted step: branch and bound over cuts and policies, for
-//! each K, M and schedule.
+//! The search for the plan with the least predicted step: branch and bound over cuts and policies,
+//! for each K, M and schedule.
 //!
-//! (1) Combinations of K, M and schedule are bounded without looking at memory, and tried from the
-//! least bound up; one whose bound
-//!     is no less than the best step is left out. (2) In one, stages are chosen from the first on, depth first and the
-//!     least bound first, under bounds of the layers that are left. (3) A budget of simulated actions ends this; then single moves
-//!     improve the best plan, and what is not ruled out says how much better a plan might be. (4) Schedules other than GPipe and
-//!     1F1B are `heuristic`' to search, which is not exact.
+//! 1. Combinations of K, M and schedule are bounded without looking at memory, and tried from the
+//!    least bound up. A combination whose bound is no less than the best step is skipped.
+//! 2. Within a combination, stages are chosen from the first on, depth first and with the least
+//!    bound first. The bounds cover the remaining layers.
+//! 3. A budget of simulated actions ends this. Single moves then improve the best plan, and what
+//!    was not ruled out limits how much better a plan might be.
+//! 4. Schedules other than GPipe and 1F1B are searched by `heuristic`, which is not exact.
 
 use std::collections::BTreeSet;
 
@@ -20,13 +21,13 @@ use super::{
 };
 use crate::{partition::PartitionError, remat::Remat, units::Nanos};
 
-/// The best alternatives that are reported, and the most where others are the only ones with their
-/// K or M.
+/// The number of best alternatives to report.
 const REJECTED_MAX: usize = 8;
+/// Up to this many alternatives, the best one with each further K or M is reported, too.
 const TOLD_MAX: usize = 32;
-/// Of what is left of the budget, one part in so many is for one combination.
+/// One combination may use one part in this many of the remaining budget.
 const SHARE: u64 = 2;
-/// Of the budget, one part in so many is for each alternative that was not searched.
+/// Each alternative that was not searched may use one part in this many of the budget.
 const OTHERS_SHARE: u64 = 64;
 
 /// The best plan that was found.
@@ -36,38 +37,38 @@ pub struct Found {
     pub plan: Plan,
     /// What it will take and hold.
     pub prediction: Prediction,
-    /// The model's layers by name, and the devices of the plan's stages: what [`super::explain()`]
-    /// names.
+    /// The names of the model's layers. [`super::explain()`] prints them.
     pub layers: Vec<String>,
-    /// One for each stage.
+    /// The devices that the plan uses.
     pub devices: Vec<PlanDevice>,
-    /// Whether no plan of the request takes less, among the policies that are tried: `keep:N` for
-    /// up to 12 numbers N per stage, and up to 8 or some numbers of segments.
+    /// Whether no plan of the request takes less, among the policies that are tried. For each stage
+    /// these are `keep:N` with up to 12 values of N, and numbers of segments: all up to 8, and some
+    /// above.
     pub exact: bool,
-    /// No plan of the request takes less.
+    /// A lower bound on the step of every plan of the request.
     pub bound: Nanos,
-    /// Plans that were simulated.
+    /// The number of plans that were simulated.
     pub examined: usize,
-    /// Alternatives, and why they are not the plan; the best first. Each schedule, K and M that was
-    /// asked for is in the plan or in one of them.
+    /// Alternatives, the best first, and why they lost. Each requested schedule, K and M is in the
+    /// plan or in one of these.
     pub rejected: Vec<Rejected>,
-    /// Combinations of K, M and schedule that are neither the plan nor in `rejected`: none of them
-    /// takes less than the best.
+    /// The number of combinations of K, M and schedule that are neither the plan nor in `rejected`.
+    /// None of them takes less than the best.
     pub others: usize,
-    /// The quartiles of the step, as far as the costs say how certain they are.
+    /// The quartiles of the step, if the costs include their spread.
     pub interval: Option<[Nanos; 2]>,
-    /// What takes less than the plan, but by no more than the costs are certain.
+    /// A plan that takes less, but by no more than the uncertainty of the costs.
     pub faster: Option<Faster>,
     /// What keeps the step from being shorter.
     pub limits: Limit,
-    /// One better move, where the search was not exact and there is one.
+    /// One better move, if the search was not exact and there is one.
     pub advice: Vec<Advice>,
 }
 
 /// A plan that takes less than the usual one, if the costs are right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Faster {
-    /// How it would run.
+    /// The plan.
     pub plan: Plan,
     /// Its step.
     pub step: Nanos,
@@ -86,22 +87,22 @@ struct Search<'r, 'a> {
     best: Option<Best>,
     examined: usize,
     spent: u64,
-    /// The least that a plan which was not ruled out may take.
+    /// The least step that a plan which was not ruled out may have.
     open: u64,
     /// The best step of each combination that was tried.
     tried: Vec<(Key, Option<(u64, Plan)>)>,
-    /// Combinations that cannot be, and why.
+    /// Impossible combinations, and why.
     misfits: Vec<(Key, PlanError)>,
-    /// What was asked for and is in no combination.
+    /// Requested values that no combination can use.
     omitted: Vec<Rejected>,
 }
 
-/// The plan of least predicted step under every device's cap. Among equal steps: the one with fewer
+/// Finds the plan with the least predicted step that respects every device's cap. Ties go to fewer
 /// stages, then fewer micro-batches, then the earlier schedule.
 ///
 /// # Errors
-/// [`PlanError`]: settings that do not fit each other; [`PlanError::Memory`] where no plan fits,
-/// with the smallest caps that work.
+/// [`PlanError`] if settings do not fit each other. [`PlanError::Memory`] if no plan fits, with the
+/// smallest caps that work.
 pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
     let (keys, omitted) = keys(request)?;
     let mut search = Search {
@@ -145,7 +146,7 @@ impl<'r> Search<'r, '_> {
         }
     }
 
-    /// A plan must take less than this to be better.
+    /// A plan must take less than this to be the new best.
     fn threshold(&self, key: Key) -> u64 {
         match &self.best {
             None => bound::NONE,
@@ -154,7 +155,7 @@ impl<'r> Search<'r, '_> {
         }
     }
 
-    /// Searches one combination, as far as its part of the budget goes.
+    /// Searches one combination within its part of the budget.
     fn combination(&mut self, key: Key) -> Result<(), PlanError> {
         let mut space = Space::new(self.frame(key));
         let left = self.request.budget.saturating_sub(self.spent);
@@ -176,7 +177,8 @@ impl<'r> Search<'r, '_> {
         Ok(())
     }
 
-    /// Tries the schedules that are not searched exactly; what each took, if anything fitted.
+    /// Tries the schedules that are not searched exactly. Returns the step of each, if anything
+    /// fitted.
     fn others(&mut self) -> Result<Vec<(u64, Key)>, PlanError> {
         let request = self.request;
         let mut keys = Vec::new();
@@ -202,7 +204,7 @@ impl<'r> Search<'r, '_> {
         if !found.is_empty() {
             self.open = self.open.min(heuristic::bound(request).map_or(bound::NONE, |b| b.0));
         } else if self.best.is_none() && !self.misfits.is_empty() {
-            // None of what was asked for could be tried at all.
+            // Nothing that was requested could be tried.
             return Err(self.misfits.swap_remove(0).1);
         }
         found.extend(self.misfits.iter().map(|(key, _)| (bound::NONE, *key)));
@@ -234,7 +236,7 @@ impl<'r> Search<'r, '_> {
         }
     }
 
-    /// Where nothing fitted: the plan of least memory, which may have been missed.
+    /// If nothing fitted: tries the plan of least memory, which the search may have missed.
     fn least_memory(&mut self, keys: &[Key]) -> Result<(), PlanError> {
         if keys.is_empty() {
             return Err(PlanError::Setting(
@@ -253,7 +255,7 @@ impl<'r> Search<'r, '_> {
         Ok(())
     }
 
-    /// Single moves from the best plan, while they help and the budget lasts.
+    /// Improves the best plan by single moves, while they help and the budget lasts.
     fn improve(&mut self) -> Result<(), PlanError> {
         while let Some(best) = &self.best
             && self.request.schedules[best.key.2].is_plain()
@@ -314,8 +316,9 @@ impl<'r> Search<'r, '_> {
         Some(spread.around(Nanos(step)))
     }
 
-    /// The best plan as it is usually run, and what is faster, where the difference is within what
-    /// the costs are certain to: the quartiles of both steps overlap. Else the best plan.
+    /// Prefers the usual plan if it is within the uncertainty of the costs: the quartiles of both
+    /// steps overlap. The best plan is then returned as the faster one. Otherwise keeps the best
+    /// plan.
     fn usual(&mut self, best: Best) -> Result<(Best, Option<Faster>), PlanError> {
         let Some(usual) = &self.request.usual else { return Ok((best, None)) };
         let index = self.request.schedules.iter().position(|own| *own == usual.schedule);
@@ -342,7 +345,7 @@ impl<'r> Search<'r, '_> {
         Ok((Best { step, key, plan }, Some(faster)))
     }
 
-    /// The best plan of a combination that was tried or ruled out; none where nothing fits.
+    /// The best plan of a combination that was tried or ruled out; `None` if nothing fits.
     fn tried_or_now(&self, key: Key) -> Result<Option<(u64, Plan)>, PlanError> {
         let tried = self.tried.iter().find(|(tried, _)| *tried == key);
         if let Some((_, Some(own))) = tried {
@@ -360,8 +363,8 @@ impl<'r> Search<'r, '_> {
         Ok(explore::all_plans(&mut space, below, until)?.best.or(first))
     }
 
-    /// The best of other combinations, and the plan without re-materialization; and how many more
-    /// there are.
+    /// The best of the other combinations and the plan without re-materialization, and how many
+    /// more combinations there are.
     fn rejected(
         &mut self,
         bounds: &[(u64, Key)],
@@ -398,8 +401,8 @@ impl<'r> Search<'r, '_> {
     }
 }
 
-/// Of other combinations, the best first: so many, and the best of each K, M and schedule that is
-/// not among them.
+/// Selects the combinations to report, the best first: a fixed number, and the best of each K, M
+/// and schedule that is not among them.
 fn told(others: Vec<(u64, Key)>, plan: Key) -> Vec<(u64, Key)> {
     let (mut stages, mut sizes, mut schedules) =
         (BTreeSet::from([plan.0]), BTreeSet::from([plan.1]), BTreeSet::from([plan.2]));

@@ -1,9 +1,9 @@
-//! Where no plan fits: the plan of least memory, and how large the caps would have to be for it.
+//! If no plan fits: the plan of least memory, and the caps that it would need.
 //!
-//! A stage's load is its peak, or its share of its own cap where caps differ. The least largest
-//! load over all cuts is a bottleneck, which dynamic programming finds exactly for a plain chain.
-//! Where stages depend on other cuts it is found for less than they hold, and for an estimate: the
-//! first is a bound, the second a plan.
+//! A stage's load is its peak or, if caps differ, the share of its cap that it needs. Minimizing
+//! the largest load over all cuts is a bottleneck problem. Dynamic programming solves it exactly
+//! for a plain chain. If stages depend on other cuts, it is solved twice: for lower bounds on what
+//! stages hold, which yields a bound, and for estimates, which yield a plan.
 
 use std::ops::Range;
 
@@ -15,44 +15,45 @@ use super::{
 };
 use crate::{remat::Remat, units::Bytes};
 
-/// Where there would be more stages than so many to price, only those are that have up to
-/// [`LENGTHS`] times as many layers as the average.
+/// The most candidate stages to price. If there would be more, only stages with up to [`LENGTHS`]
+/// times the average number of layers are priced.
 const CELLS_MAX: usize = 1 << 20;
 const LENGTHS: usize = 3;
 
-/// How much of a cap is one part, where caps differ.
+/// The number of parts of a cap, in which loads are counted if caps differ.
 const PARTS: u64 = 1 << 20;
 
-/// No plan fits; and what would.
+/// No plan fits, and what would.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
     "no plan fits: {stage_text} needs {peak} ({resident} of parameters and optimizer, {gradients} \
     of gradients, {activations} of activations), and its device has {cap}: {remedy}",
     stage_text = format!("with K {}, M {}, {}, stage {stage} ({} layers, re-materialized {}) on \
         device {stage}",
-        plan.balance.len(), plan.micro_batches, plan.schedule, plan.balance[*stage], plan.remat.of(*stage)),
+        plan.balance.len(), plan.micro_batches, plan.schedule, plan.balance[*stage],
+        plan.remat.of(*stage)),
     remedy = self.remedy()
 )]
 pub struct Shortage {
     /// The plan of least memory.
     pub plan: Plan,
-    /// The stage that misses its cap by most, and its device.
+    /// The stage that exceeds its cap most, and its device.
     pub stage: usize,
     /// Its cap.
     pub cap: Bytes,
-    /// What it holds at most.
+    /// The most that the stage holds.
     pub peak: Bytes,
-    /// Of that: parameters and what the optimizer keeps.
+    /// The part of `peak` that is parameters and optimizer state.
     pub resident: Bytes,
-    /// Of that: gradients.
+    /// The part of `peak` that is gradients.
     pub gradients: Bytes,
-    /// Of that: all else.
+    /// The rest of `peak`.
     pub activations: Bytes,
-    /// The smallest cap for every device that works, where all caps are alike.
+    /// The smallest cap per device that works, if all caps are equal.
     pub smallest: Option<Bytes>,
-    /// How many times as large all caps must be.
+    /// The factor by which all caps must grow.
     pub factor: f64,
-    /// Whether no smaller caps work; else they may.
+    /// Whether no smaller caps work. Otherwise smaller ones may work.
     pub exact: bool,
 }
 
@@ -61,7 +62,7 @@ impl Shortage {
         let smallest = if self.exact { "the smallest that works" } else { "enough" };
         match self.smallest {
             Some(cap) => format!("{} bytes ({cap}) per device is {smallest}", cap.0),
-            // Rounded up: with what is printed it has to work.
+            // Round up, because the printed factor must be enough.
             None => {
                 let factor = (self.factor * 1000.0).ceil() / 1000.0;
                 format!("caps {factor:.3} times as large are {smallest}")
@@ -77,7 +78,7 @@ struct Lightest {
     policies: Vec<Remat>,
 }
 
-/// How loads are counted.
+/// The unit of loads.
 #[derive(Clone, Copy)]
 enum Load {
     Peak,
@@ -98,10 +99,10 @@ impl Load {
     }
 }
 
-/// The plan of least memory among all of `frames`, with the index of its frame, if it fits.
+/// The plan of least memory among all of `frames`, with the index of its frame, if the plan fits.
 ///
 /// # Errors
-/// [`PlanError::Memory`] if it does not.
+/// [`PlanError::Memory`] if the plan does not fit.
 pub(super) fn least(frames: &[Frame<'_>]) -> Result<(usize, Plan), PlanError> {
     let caps = frames.iter().flat_map(|frame| frame.devices).filter_map(|device| device.memory);
     let mut caps: Vec<Bytes> = caps.collect();
@@ -141,7 +142,7 @@ pub(super) fn least(frames: &[Frame<'_>]) -> Result<(usize, Plan), PlanError> {
     shortage(&frames[index], plan, (least, bound), load, &caps).map(|plan| (index, plan))
 }
 
-/// Why no plan of `frame` fits; `None` where one might, or where there are too many to look at.
+/// Why no plan of `frame` fits. `None` if one might, or if there are too many to check.
 pub(super) fn reason(frame: Frame<'_>) -> Result<Option<String>, PlanError> {
     let layers = frame.model.layers.len();
     if longest(frame.devices.len(), layers) < layers {
@@ -157,7 +158,7 @@ pub(super) fn reason(frame: Frame<'_>) -> Result<Option<String>, PlanError> {
     }
 }
 
-/// The plan if it fits, else what is missing.
+/// Returns the plan if it fits, otherwise the shortage.
 fn shortage(
     frame: &Frame<'_>,
     plan: Plan,
@@ -195,7 +196,7 @@ fn shortage(
     .into())
 }
 
-/// The cut and policies whose largest load is least, if that is below `below`.
+/// The cut and policies that minimize the largest load, if it is below `below`.
 fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Lightest>, PlanError> {
     let (stages, layers) = (space.stages(), space.layers());
     let longest = longest(stages, layers);
@@ -238,7 +239,7 @@ fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Ligh
     Ok(Some(found))
 }
 
-/// Most layers of a stage.
+/// The most layers of a stage that are considered.
 fn longest(stages: usize, layers: usize) -> usize {
     match stages.saturating_mul(layers).saturating_mul(layers) > CELLS_MAX {
         true => LENGTHS * layers.div_ceil(stages),

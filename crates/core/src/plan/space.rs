@@ -1,5 +1,5 @@
-//! The plans of one K, M and schedule: what a stage of any layers takes under each policy that
-//! fits, and what a whole plan takes. What they hold is `holds`' to say.
+//! The plans of one K, M and schedule: the times of a stage of any layers under each policy that
+//! fits, and the step of a whole plan. Memory is computed in `memory_bounds`.
 
 use std::{collections::HashMap, ops::Range, rc::Rc};
 
@@ -30,9 +30,9 @@ pub(super) struct Frame<'a> {
     pub samples: usize,
     pub micro_batches: usize,
     pub schedule: &'a Schedule,
-    /// The only cut, if it is given.
+    /// The only allowed cut, if it is fixed.
     pub balance: Option<&'a [usize]>,
-    /// The only policies, if they are given.
+    /// The only allowed policies, if they are fixed.
     pub remat: Option<&'a RematPolicies>,
 }
 
@@ -43,43 +43,43 @@ pub(super) struct Choice {
     pub figures: Figures,
 }
 
-/// A stage of certain layers.
+/// The choices for a stage of certain layers.
 #[derive(Debug, Default)]
 pub(super) struct Cell {
-    /// What fits and is not certainly slower than another, the likely fastest first.
+    /// The policies that fit and are not certainly slower than another, the likely fastest first.
     pub choices: Vec<Choice>,
-    /// Whether something was left out that is slower only where no send waits for room.
+    /// Whether a policy was left out that is certainly slower only if no send waits for room.
     pub with_room: bool,
 }
 
-/// What a simulated plan takes.
+/// The result of simulating a plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Run {
     pub step: u64,
-    /// The same if links held any number of messages.
+    /// The step if links could hold any number of messages.
     pub unblocked: u64,
 }
 
-/// A program, for all cuts that make the same edges.
+/// A program, shared by all cuts that make the same edges.
 pub(super) struct Lowered {
     pub program: Program,
     pub capacity: Option<usize>,
     pub moments: Option<Rc<Vec<Moments>>>,
 }
 
-/// Programs that are remembered.
+/// The number of programs to cache.
 const PROGRAMS_MAX: usize = 16;
 
 pub(super) struct Space<'a> {
     pub frame: Frame<'a>,
     pub lists: Lists,
     pub cuts: Cuts,
-    /// Actions that were simulated.
+    /// The number of actions simulated so far.
     pub spent: u64,
-    /// Whether a stage's peak is that of a plain chain; else what it holds at least, where the two
-    /// differ.
+    /// Whether a stage's peak is estimated as that of a plain chain. Otherwise it is a lower bound,
+    /// if the two differ.
     pub(super) estimates: bool,
-    /// Whether it is known what `selective` takes.
+    /// Whether the costs of `selective` are known.
     selective: bool,
     pub(super) shape: Shape,
     pub(super) costs: Vec<LayerCost>,
@@ -140,7 +140,7 @@ impl<'a> Space<'a> {
         })
     }
 
-    /// Whether what a stage holds does not depend on other cuts.
+    /// Whether a stage's memory is independent of other cuts.
     pub fn is_plain(&self) -> bool {
         self.shape == Shape::Plain
     }
@@ -149,8 +149,8 @@ impl<'a> Space<'a> {
         self.frame.devices.iter().any(|device| device.memory.is_some())
     }
 
-    /// Takes peaks of a plain chain for the peaks of stages from now on, or what stages hold at
-    /// least.
+    /// From now on, takes a stage's peak as that of a plain chain (`estimates`), or as a lower
+    /// bound.
     pub fn estimate(&mut self, estimates: bool) {
         if self.estimates != estimates && !self.is_plain() {
             self.cells.clear();
@@ -158,7 +158,7 @@ impl<'a> Space<'a> {
         self.estimates = estimates || self.is_plain();
     }
 
-    /// What a stage takes, by size of micro-batches.
+    /// The costs of a stage, by size of micro-batches.
     fn stage_costs(&self, stage: usize, range: &Range<usize>, policy: Remat) -> [StageCost; 2] {
         let speed = self.frame.devices[stage].speed;
         let larger = self.sums[0].stage_cost(range, policy, speed);
@@ -168,7 +168,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// No more than a stage takes under any policy, memory aside.
+    /// Lower bounds on a stage's figures under any policy, ignoring memory.
     pub fn loose(&self, stage: usize, start: usize, end: usize) -> Figures {
         let mut costs = self.stage_costs(stage, &(start..end), Remat::Always);
         if self.selective {
@@ -180,7 +180,7 @@ impl<'a> Space<'a> {
         self.lists.loose(&costs)
     }
 
-    /// Every policy that may be tried for a stage of so many layers, with its pattern.
+    /// Every policy to try for a stage of `layers` layers, with the index of its pattern.
     pub fn policies(&mut self, stage: usize, layers: usize) -> Vec<(Remat, usize)> {
         let patterns = &self.patterns(stage).all;
         let selective = self.selective;
@@ -191,7 +191,7 @@ impl<'a> Space<'a> {
         let whole = patterns.iter().enumerate().map(|(index, pattern)| (pattern.policy, index));
         let recomputes = patterns[last].policy != Remat::Never;
         let parts = recomputes.then(|| segments(layers)).into_iter().flatten();
-        // It recomputes what `unless-adjacent` does.
+        // `selective` recomputes the same micro-batches as `unless-adjacent`.
         let adjacent = self.lists.pattern(stage, Remat::UnlessAdjacent);
         let same = patterns.iter().position(|pattern| pattern.recomputes_as(&adjacent));
         let same = same.filter(|_| selective && adjacent.recomputes());
@@ -211,7 +211,7 @@ impl<'a> Space<'a> {
         self.patterns[stage].insert(patterns).clone()
     }
 
-    /// What a stage of layers `start..end` may be.
+    /// The choices for a stage of layers `start..end`.
     pub fn cell(&mut self, stage: usize, start: usize, end: usize) -> Result<Rc<Cell>, PlanError> {
         if let Some(cell) = self.cells.get(&(stage, start, end)) {
             return Ok(cell.clone());
@@ -236,13 +236,13 @@ impl<'a> Space<'a> {
                 taken.iter().map(|(other, costs)| patterns.compare((*other, costs), own));
             match compared.max().unwrap_or(Compared::Open) {
                 Compared::Faster => continue,
-                // Whether it would fit is not looked at.
+                // Whether it would fit is not checked.
                 Compared::FasterWithRoom => cell.with_room = true,
                 Compared::Open => {
                     if self.may_fit(stage, &range, policy)? {
                         let figures = self.lists.figures(&patterns.all[pattern], &costs);
                         cell.choices.push(Choice { policy, figures });
-                        // Others are left out only for what fits whatever the other cuts are.
+                        // Only a policy that fits whatever the other cuts are may rule out others.
                         if self.certainly_fits(stage, &range, policy)? {
                             taken.push((pattern, costs));
                         }
@@ -253,7 +253,7 @@ impl<'a> Space<'a> {
         Ok(cell)
     }
 
-    /// The plan of a cut and a policy for each stage.
+    /// The plan with this cut and a policy for each stage.
     pub fn plan(&self, balance: Vec<usize>, policies: Vec<Remat>) -> Plan {
         let Frame { micro_batches, schedule, .. } = self.frame;
         Plan {
@@ -264,7 +264,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// What a stage takes under any policy.
+    /// The figures of a stage under `policy`.
     fn figures(&mut self, stage: usize, range: &Range<usize>, policy: Remat) -> Figures {
         let patterns = self.patterns(stage);
         let costs = self.stage_costs(stage, range, policy);
@@ -274,7 +274,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// A plan takes no less.
+    /// A lower bound on a plan's step.
     pub fn bound_of(&mut self, plan: &Plan) -> u64 {
         let mut prefix = Prefix::default();
         for (stage, range) in ranges(&plan.balance).into_iter().enumerate() {
@@ -285,7 +285,7 @@ impl<'a> Space<'a> {
         prefix.total()
     }
 
-    /// What a plan takes.
+    /// Simulates a plan.
     pub fn run(&mut self, plan: &Plan) -> Result<Run, PlanError> {
         self.lowered(plan, |lowered, costs, _| {
             let program = &lowered.program;
@@ -307,7 +307,8 @@ impl<'a> Space<'a> {
         })
     }
 
-    /// `use_it` of a plan's program, which says how many times it went through it.
+    /// Calls `use_it` with a plan's program. `use_it` also returns how often it went through the
+    /// program.
     pub(super) fn lowered<T>(
         &mut self,
         plan: &Plan,
@@ -338,7 +339,7 @@ impl<'a> Space<'a> {
         Ok(result)
     }
 
-    /// Tables from the policies that fit, over stages that take no longer than `limit` in all.
+    /// Builds tables from the policies that fit, for stages whose work is at most `limit`.
     pub fn tables(&mut self, limit: u64) -> Result<Tables, PlanError> {
         let mut failed = None;
         let (stages, layers) = (self.stages(), self.layers());
@@ -369,7 +370,7 @@ impl<'a> Space<'a> {
         failed.map_or(Ok(tables), Err)
     }
 
-    /// A bound of all plans of the space, caps aside.
+    /// A lower bound on all plans of the space, ignoring caps.
     pub fn loose_bound(&self) -> u64 {
         let (stages, layers) = (self.stages(), self.layers());
         let tables = Tables::new(stages, layers, &self.cuts, |stage, start, end| {
@@ -382,7 +383,8 @@ impl<'a> Space<'a> {
     }
 }
 
-/// Segments recompute what `always` does, and `selective` what `unless-adjacent` does.
+/// The unsegmented policy that recomputes the same: `always` for segments, `unless-adjacent` for
+/// `selective`.
 pub(super) fn whole(policy: Remat) -> Remat {
     match policy {
         Remat::Segments(_) => Remat::Always,
@@ -391,7 +393,7 @@ pub(super) fn whole(policy: Remat) -> Remat {
     }
 }
 
-/// What crosses a cut before a layer.
+/// The message that crosses a cut before a layer.
 pub(super) fn message(cost: &LayerCost) -> EdgeBytes {
     EdgeBytes { forward: cost.inputs, backward: cost.input_gradients }
 }

@@ -1,5 +1,5 @@
-//! What a stage does for K, M and a schedule under each policy, whatever its layers are: which
-//! micro-batches it recomputes, and how many actions of each kind lie where on its list.
+//! What a stage does for K, M and a schedule under each policy, independent of its layers: which
+//! micro-batches it recomputes, and how many actions of each kind lie where in its list.
 
 use std::ops::Range;
 
@@ -10,42 +10,42 @@ use crate::{
     simulate::StageCost,
 };
 
-/// Most numbers N of `keep:N` that are tried for a stage; more are spread evenly.
+/// The most values N of `keep:N` to try for a stage. If there are more, an even selection is tried.
 const KEEP_MAX: u32 = 12;
-/// Stages of up to so many layers are tried with any number of segments.
+/// Stages of up to this many layers are tried with every number of segments.
 const SEGMENTS_ALL: usize = 8;
 
-/// Counts of micro-batches, by their size (larger, smaller) and by whether they are recomputed.
+/// Counts of micro-batches, by size (larger, smaller) and by whether they are recomputed.
 type Tally = [[u64; 2]; 2];
 
-/// One policy of one stage: what it recomputes.
+/// What one policy recomputes on one stage.
 #[derive(Debug, Clone)]
 pub(super) struct Pattern {
     pub policy: Remat,
     /// By micro-batch.
     discards: Vec<bool>,
     all: Tally,
-    /// Forwards before the last stage's first backward.
+    /// Forwards of the micro-batches that the last stage runs before its first backward.
     lead: Tally,
-    /// Forwards after the stage's own first backward.
+    /// Forwards after this stage's first backward.
     late: Tally,
-    /// Re-materializations but the first micro-batch's.
+    /// Re-materializations of all micro-batches except the first.
     again: Tally,
 }
 
 impl Pattern {
-    /// Whether it recomputes anything.
+    /// Whether anything is recomputed.
     pub fn recomputes(&self) -> bool {
         self.discards.contains(&true)
     }
 
-    /// Whether it recomputes the same micro-batches.
+    /// Whether both recompute the same micro-batches.
     pub fn recomputes_as(&self, other: &Self) -> bool {
         self.discards == other.discards
     }
 }
 
-/// What a stage takes where the bounds look at it, in nanoseconds.
+/// The times of a stage that the bounds use, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Figures {
     /// The first micro-batch's forward.
@@ -54,9 +54,9 @@ pub(super) struct Figures {
     pub last: u64,
     /// All forwards, re-materializations and backwards.
     pub work: u64,
-    /// As `work`, without what can be done while the first gradient is on its way.
+    /// Like `work`, without what can run while the first gradient is on its way.
     pub turn: u64,
-    /// The way down and up through it to that gradient.
+    /// The time to pass down and back up through the stage on the way to that gradient.
     pub around: u64,
     /// Norm.
     pub norm: u64,
@@ -65,7 +65,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// The least of each.
+    /// The minimum of each figure.
     pub fn min(self, other: Self) -> Self {
         Self {
             first: self.first.min(other.first),
@@ -79,7 +79,7 @@ impl Figures {
     }
 }
 
-/// All stages' lists for K, M and a schedule.
+/// The lists of all stages for K, M and a schedule.
 #[derive(Debug)]
 pub(super) struct Lists {
     pub lists: ActionLists,
@@ -115,7 +115,7 @@ impl Lists {
         tally
     }
 
-    /// One policy's pattern on a stage.
+    /// The pattern of one policy on a stage.
     pub fn pattern(&self, stage: usize, policy: Remat) -> Pattern {
         let mut discards = vec![false; self.micro_batches];
         let applied = policy.apply(&vec![self.lists[stage].clone()]);
@@ -131,8 +131,8 @@ impl Lists {
         Pattern { policy, all, lead, late, again, discards }
     }
 
-    /// The policies of a stage that differ in what they recompute, the least first; segments are
-    /// left out.
+    /// The policies of a stage that differ in what they recompute, from the fewest recomputations
+    /// on. Segments are left out.
     pub fn patterns(&self, stage: usize) -> Vec<Pattern> {
         let flight = in_flight(&self.lists[stage]);
         let keeps = flight.saturating_sub(1);
@@ -152,7 +152,7 @@ impl Lists {
         patterns
     }
 
-    /// What the stage takes under a pattern; `costs` by size.
+    /// The figures of the stage under a pattern. `costs` is by size.
     pub fn figures(&self, pattern: &Pattern, costs: &[StageCost; 2]) -> Figures {
         let forward = |size: usize, again: bool| match again {
             true => costs[size].forward.0,
@@ -188,7 +188,7 @@ impl Lists {
         }
     }
 
-    /// No more than under any policy.
+    /// Lower bounds on the figures under any policy.
     pub fn loose(&self, costs: &[StageCost; 2]) -> Figures {
         let forward = |size: usize| costs[size].forward.min(costs[size].forward_kept).0;
         let backward = |size: usize| match self.trains {
@@ -198,7 +198,7 @@ impl Lists {
         let total = |size: usize| {
             let cost = &costs[size];
             let kept = cost.forward_kept + cost.backward_kept;
-            // Segments round the two parts of a re-materialization on their own.
+            // With segments, the two parts of a re-materialization are rounded separately.
             let again = cost.forward + cost.rematerialize + cost.backward;
             if self.trains { kept.0.min(again.0.saturating_sub(1)) } else { cost.forward_kept.0 }
         };
@@ -219,24 +219,24 @@ impl Lists {
     }
 }
 
-/// How one policy of a stage compares with another in time.
+/// How the times of one policy of a stage compare with those of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Compared {
     /// It may be slower.
     Open,
-    /// Never slower where no send waits for room: a re-materialization may take longer, but only as
-    /// much as the backward after it takes less; the gradient is then taken from its link later.
+    /// Never slower if no send waits for room. A re-materialization may take longer, but by no more
+    /// than its backward takes less. The gradient then leaves its link later.
     FasterWithRoom,
     /// No action takes longer, so the step does not either.
     Faster,
 }
 
-/// Which pairs occur, by size: whether the one recomputes a micro-batch, and whether the other
-/// does.
+/// The pairs that occur, by size: whether one pattern recomputes a micro-batch, and whether the
+/// other does.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Pairs([[[bool; 2]; 2]; 2]);
 
-/// The patterns of a stage, and the pairs of each two of them.
+/// The patterns of a stage, and the pairs for every two of them.
 #[derive(Debug)]
 pub(super) struct Patterns {
     pub all: Vec<Pattern>,
@@ -256,7 +256,8 @@ impl Patterns {
         Self { pairs: all.iter().map(row).collect(), all }
     }
 
-    /// `own` against `other`: a pattern's index, and the costs by size of micro-batches.
+    /// Compares `own` with `other`. Each is a pattern's index and the costs by size of
+    /// micro-batches.
     pub fn compare(
         &self,
         (own, own_costs): (usize, &[StageCost; 2]),
@@ -275,7 +276,7 @@ impl Patterns {
     }
 }
 
-/// Forward, re-materialization, backward.
+/// The times of forward, re-materialization and backward.
 fn times(cost: &StageCost, again: bool) -> [u64; 3] {
     match again {
         true => [cost.forward.0, cost.rematerialize.0, cost.backward.0],
@@ -293,7 +294,7 @@ fn compare_times(own: [u64; 3], other: [u64; 3]) -> Compared {
     }
 }
 
-/// The numbers of segments to try for a stage of so many layers.
+/// The numbers of segments to try for a stage of `layers` layers.
 pub(super) fn segments(layers: usize) -> Vec<Remat> {
     let most = layers.min(1024);
     let mut numbers: Vec<usize> = (2..=most.min(SEGMENTS_ALL)).collect();
@@ -306,12 +307,12 @@ pub(super) fn segments(layers: usize) -> Vec<Remat> {
     numbers.into_iter().map(|n| Remat::Segments(u32::try_from(n).unwrap_or(1))).collect()
 }
 
-/// Forwards before the first backward.
+/// The number of forwards before the first backward.
 fn before_backward(list: &[Action]) -> usize {
     list.iter().take_while(|action| matches!(action.op, Op::Forward(_))).count()
 }
 
-/// Most micro-batches between their forward and their backward.
+/// The most micro-batches in flight between their forward and their backward.
 fn in_flight(list: &[Action]) -> u32 {
     let (mut now, mut most) = (0_u32, 0);
     for action in list {

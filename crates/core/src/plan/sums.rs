@@ -1,5 +1,5 @@
-//! What stages take, from sums over the layers before each one: a stage is priced without going
-//! through its layers.
+//! Stage costs from prefix sums over layers, so that a stage is priced without going through its
+//! layers.
 
 use std::ops::Range;
 
@@ -10,14 +10,13 @@ use crate::{
     units::{Bytes, Nanos},
 };
 
-/// Sums over the layers before each one, so that a stage is priced without going through its
-/// layers.
+/// For each layer, the sums over the layers before it.
 #[derive(Debug)]
 pub(super) struct Sums {
     layers: usize,
     times: Vec<[Nanos; 8]>,
     ends: Vec<[Nanos; 2]>,
-    /// Parameters and what the optimizer keeps.
+    /// Parameters and optimizer state.
     states: Vec<Bytes>,
 }
 
@@ -48,7 +47,7 @@ impl Sums {
         Self { layers: model.layers.len(), times, ends, states }
     }
 
-    /// As [`ModelCosts::stage_cost`].
+    /// Like [`ModelCosts::stage_cost`].
     pub fn stage_cost(&self, range: &Range<usize>, policy: Remat, speed: f64) -> StageCost {
         let segments = policy.segments().min(range.len().max(1));
         let last = range.start + (segments - 1) * range.len() / segments;
@@ -72,7 +71,7 @@ impl Sums {
         }
     }
 
-    /// Parameters and what the optimizer keeps of the layers in `range`, ties left out: less than
+    /// Parameters and optimizer state of the layers in `range`, without ties: a lower bound on what
     /// any plan holds there.
     pub fn states(&self, range: &Range<usize>) -> Bytes {
         self.states[range.end] - self.states[range.start]

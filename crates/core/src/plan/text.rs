@@ -1,4 +1,4 @@
-//! Settings in a plan's file are written as they are on the command line.
+//! Writes settings in a plan's file as they are written on the command line.
 
 use std::{fmt::Display, str::FromStr};
 

@@ -1,15 +1,15 @@
-//! A schedule that a user wrote: one line of compute actions for each device, in order.
+//! A user's schedule: one line of compute actions for each device, in order.
 //!
 //! ```text
-//! # K = 2, M = 2                    a comment goes to the end of its line; empty lines do not count
-//! 0F0 0F1 0B0 0B1                   device 0
-//! 1F0 1B0 1F1 1B1                   device 1
+//! # K = 2, M = 2         a comment extends to the end of its line; empty lines are ignored
+//! 0F0 0F1 0B0 0B1        device 0
+//! 1F0 1B0 1F1 1B1        device 1
 //! ```
 //!
-//! Every stage from 0 on has one device and runs every micro-batch from 0 on: F, then perhaps R,
-//! then B, or I and later W. It is checked as the schedules of this crate are
-//! ([`crate::validate`]), on a chain of stages, so that a mistake is found before a model is built,
-//! and named by its line and column.
+//! Stages and micro-batches are numbered from 0. Every stage has one device and runs every
+//! micro-batch: F, then optionally R, then B, or I and later W. Like the built-in schedules, a
+//! custom one is checked ([`crate::validate`]) on a chain of stages. A mistake is thus found before
+//! a model is built, and reported with its line and column.
 
 use std::fmt::Write;
 
@@ -22,14 +22,14 @@ use crate::{
     validate::{Invalid, validate},
 };
 
-/// Longest file, in bytes.
+/// The longest file, in bytes.
 pub const BYTES_MAX: usize = 1 << 24;
-/// Most stages, and so most devices.
+/// The most stages, and therefore the most devices.
 const STAGES_MAX: usize = 1 << 12;
-/// Most micro-batches.
+/// The most micro-batches.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
 
-/// A schedule for one number of devices (K) and of micro-batches (M), which was found correct.
+/// A checked schedule for one number of devices (K) and of micro-batches (M).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CustomSchedule {
     name: String,
@@ -38,11 +38,11 @@ pub struct CustomSchedule {
     micro_batches: usize,
 }
 
-/// What is wrong with a file, and where.
+/// What is wrong with a schedule file, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("schedule file:{name}, line {line}, column {column}: {reason}")]
 pub struct BadSchedule {
-    /// The file.
+    /// The name of the file.
     pub name: String,
     /// From 1.
     pub line: usize,
@@ -52,7 +52,7 @@ pub struct BadSchedule {
     pub reason: String,
 }
 
-/// An action of the file, where it stands.
+/// An action in the file, with its position.
 #[derive(Clone, Copy)]
 struct Token<'a> {
     line: usize,
@@ -60,15 +60,15 @@ struct Token<'a> {
     text: &'a str,
 }
 
-/// Where and why.
+/// The line, column and reason of an error.
 type Found = (usize, usize, String);
 
 impl CustomSchedule {
-    /// Reads and checks a schedule; `name` is what errors call it.
+    /// Reads and checks a schedule. Errors refer to it as `name`.
     ///
     /// # Errors
-    /// [`BadSchedule`]: what is no action, or no compute action; an order that is incorrect or
-    /// would deadlock.
+    /// [`BadSchedule`]: a word that is not a compute action, or an order that is incorrect or would
+    /// deadlock.
     pub fn parse(name: &str, text: &str) -> Result<Self, BadSchedule> {
         let own =
             |(line, column, reason)| BadSchedule { name: name.to_owned(), line, column, reason };
@@ -78,28 +78,28 @@ impl CustomSchedule {
         Ok(Self { name: name.to_owned(), lists, stages, micro_batches })
     }
 
-    /// What it was called.
+    /// The name that was given to [`CustomSchedule::parse`].
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Per device, its actions.
+    /// The actions of each device.
     pub fn lists(&self) -> &ActionLists {
         &self.lists
     }
 
-    /// How many stages it has.
+    /// The number of stages.
     pub fn stages(&self) -> usize {
         self.stages
     }
 
-    /// How many micro-batches (M) it is for.
+    /// The number of micro-batches (M) that the schedule is for.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches
     }
 }
 
-/// Lists in the form that [`CustomSchedule::parse`] reads.
+/// Prints lists in the form that [`CustomSchedule::parse`] reads.
 pub fn print(lists: &ActionLists) -> String {
     let mut text = String::new();
     for list in lists {
@@ -110,7 +110,7 @@ pub fn print(lists: &ActionLists) -> String {
     text
 }
 
-/// By device, where each action stands.
+/// By device, the line and column of each action.
 type Places = Vec<Vec<(usize, usize)>>;
 
 fn read(text: &str) -> Result<(ActionLists, Places), Found> {
@@ -133,7 +133,7 @@ fn read(text: &str) -> Result<(ActionLists, Places), Found> {
     Ok((lists, places))
 }
 
-/// The words of a line, without its comment.
+/// Splits a line, without its comment, into words.
 fn tokens(line: usize, text: &str) -> Vec<Token<'_>> {
     let text = text.split_once('#').map_or(text, |(before, _)| before);
     let mut found = Vec::new();
@@ -176,8 +176,8 @@ fn action(token: &Token<'_>) -> Result<Action, Found> {
     Ok(action)
 }
 
-/// How many stages and micro-batches there are; each has to have its forwards, so that no number is
-/// larger than the file.
+/// The number of stages and of micro-batches. Every stage must have all its forwards, so neither
+/// number can exceed the size of the file.
 fn size(lists: &ActionLists, places: &Places) -> Result<(usize, usize), Found> {
     let all = || lists.iter().flatten().zip(places.iter().flatten());
     let largest = |of: fn(&Action) -> usize| all().max_by_key(|(action, _)| of(action));
@@ -205,7 +205,7 @@ fn size(lists: &ActionLists, places: &Places) -> Result<(usize, usize), Found> {
     Ok((stages, micro_batches))
 }
 
-/// Whether it is correct on a chain of stages.
+/// Checks that the schedule is correct on a chain of stages.
 fn check(
     lists: &ActionLists,
     places: &Places,
@@ -234,7 +234,7 @@ fn check(
         (line, column, error.to_string())
     })?;
     let checked = match simulate_with_room(&program, &Costs::unit(stages)) {
-        // Rules come before deadlocks: what breaks one says more.
+        // Report a broken rule rather than a deadlock: it explains more.
         Ok((capacity, _)) => validate(&program, capacity),
         Err(_) => validate(&program, micro_batches + 1),
     };
@@ -265,7 +265,7 @@ fn check(
     })
 }
 
-/// The first action without which a micro-batch is not complete.
+/// The first action that is missing to complete a micro-batch.
 fn missing(lists: &ActionLists, stages: usize, micro_batches: usize) -> Option<Action> {
     let mut seen = vec![[false; 3]; stages * micro_batches];
     for action in lists.iter().flatten() {
@@ -286,8 +286,8 @@ fn missing(lists: &ActionLists, stages: usize, micro_batches: usize) -> Option<A
     Some(Action { stage, op: op(MicroBatch::from_index(at % micro_batches)) })
 }
 
-/// Where the compute action stands that a lowered action belongs to: sends come after theirs, all
-/// else before or at it.
+/// The place of the compute action that a lowered action belongs to. Sends come after their compute
+/// action, all other actions before or at it.
 fn place(program: &Program, places: &Places, device: DeviceId, position: usize) -> (usize, usize) {
     let list = program.devices.get(device.index()).map_or(&[][..], Vec::as_slice);
     let computes = |action: &&Action| action.op.computes().is_some();

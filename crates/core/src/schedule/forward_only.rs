@@ -1,4 +1,4 @@
-//! Forwards only: evaluation and prediction. Nothing is held.
+//! Forwards only, for evaluation and prediction. Nothing is held.
 
 use super::forward;
 use crate::action::Action;

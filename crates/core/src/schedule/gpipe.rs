@@ -11,8 +11,8 @@ use crate::action::Action;
 /// stage 3 | .  .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .  .
 /// ```
 ///
-/// The paper draws the backwards in descending order. Ascending has the same bubble, and it is what
-/// makes the sum of gradients the same, to the bit, as under every other schedule.
+/// The paper draws the backwards in descending order. Ascending order has the same bubble, and it
+/// makes the sum of gradients bit-identical to that of every other schedule.
 pub(super) fn actions(stage: usize, _stages: usize, micro_batches: usize) -> Vec<Action> {
     let forwards = (0..micro_batches).map(|m| forward(stage, m));
     let backwards = (0..micro_batches).map(|m| backward(stage, m));

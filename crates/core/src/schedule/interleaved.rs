@@ -10,17 +10,20 @@ use crate::action::{Action, Op};
 /// device 1 | .   1F0 1F1 3F0 3B0 -   3F1 3B1 -   1F2 1B0 -   1F3 1B1 -   3F2 3B2 -   3F3 3B3 -   1B2 -   1B3 -   .   .
 /// ```
 ///
-/// Device d has the stages d, d + K, d + 2K and so on: V chunks of the model.
+/// Device d holds V chunks of the model: the stages d, d + K, d + 2K and so on.
 ///
-/// Micro-batches go through a device's chunks in groups of K: a group's forwards on the first
-/// chunk, then on the second, and so on; its backwards in the reverse order of the chunks. Device d
-/// first runs min(VM, 2(K-1-d) + (V-1)K) forwards, then one forward and one backward in turn. A
-/// stage is a V-th of a device's work, and so is the bubble of 1F1B's; device d holds up to
-/// 2(K-1-d) + (V-1)K + 1 micro-batches of a chunk each, where 1F1B's holds K-d of all V.
+/// Micro-batches pass through a device's chunks in groups of K. A group runs its forwards on the
+/// first chunk, then on the second, and so on; its backwards visit the chunks in reverse order.
+/// Device d first runs min(VM, 2(K-1-d) + (V-1)K) forwards, then alternates one forward and one
+/// backward.
 ///
-/// Where M is no multiple of K the last group is smaller: the order is that of the next multiple,
-/// without the micro-batches that are not there. It is then longer than M alone would need, but
-/// never longer than 1F1B (shown for K <= 8, M <= 32).
+/// A stage has 1/V of a device's work, so the bubble is 1/V of 1F1B's. Device d holds up to
+/// 2(K-1-d) + (V-1)K + 1 micro-batches of one chunk each. With 1F1B it holds K-d micro-batches of
+/// all V chunks.
+///
+/// If M is not a multiple of K, the last group is smaller. The order is then that of the next
+/// multiple, without the missing micro-batches. It takes longer than M micro-batches alone would
+/// need, but never longer than 1F1B (shown for K <= 8, M <= 32).
 pub(super) fn actions(
     device: usize,
     devices: usize,
@@ -28,7 +31,7 @@ pub(super) fn actions(
     micro_batches: usize,
 ) -> Vec<Action> {
     let whole = micro_batches.div_ceil(devices) * devices;
-    // The number-th forward or backward of the device: which chunk, which micro-batch.
+    // The chunk and micro-batch of the device's number-th forward or backward.
     let place = |number: usize| {
         let (group, within) = (number / (devices * chunks), number % (devices * chunks));
         (within / devices, group * devices + within % devices)

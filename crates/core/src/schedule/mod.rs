@@ -1,8 +1,8 @@
-//! Schedules: for each device, the order of its forwards and backwards. Each is a pure function of
-//! (K, M) in a file of its own, drawn above its generator; [`custom`] is one that a user wrote.
+//! Schedules: the order of forwards and backwards on each device. Each is a pure function of (K, M)
+//! in its own file, drawn above its generator. [`custom`] holds a user's schedules.
 //!
-//! A schedule says F and B, or I and W where it splits the backward. [`crate::remat`] adds R,
-//! [`crate::lower`] everything else.
+//! A schedule consists of F and B, or of F, I and W if it splits the backward. [`crate::remat`]
+//! adds R and [`crate::lower`] adds everything else.
 
 pub mod custom;
 mod forward_only;
@@ -20,37 +20,39 @@ use crate::{
     ids::{MicroBatch, StageId},
 };
 
-/// Most stages that a schedule puts on one device.
+/// The most stages that a schedule puts on one device.
 const CHUNKS_MAX: u32 = 64;
 
-/// The schedules by name.
+/// The available schedules.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Schedule {
     /// All forwards, then all backwards (Huang et al. 2019, section 2).
     GPipe,
-    /// One forward, one backward in turn (PipeDream-Flush; Narayanan et al. 2021, section 2.2).
+    /// One forward and one backward alternate (PipeDream-Flush; Narayanan et al. 2021, section
+    /// 2.2).
     OneFOneB,
     /// 1F1B with this many stages (V) on each device (Narayanan et al. 2021, section 2.2): a
-    /// smaller bubble for more messages and more bytes. `interleaved:2` in text.
+    /// smaller bubble, but more messages and bytes. `interleaved:2` in text.
     Interleaved(u32),
-    /// 1F1B with each backward in two halves, the second of which fills the bubble (Qi et al. 2023,
+    /// 1F1B with each backward in two halves; the second half fills the bubble (Qi et al. 2023,
     /// section 2.3).
     ZbH1,
-    /// One from a file, or of a user's own; for one K and one M. `file:NAME` in text.
+    /// A user's schedule, for example from a file, for one K and one M. `file:NAME` in text.
     Custom(Arc<CustomSchedule>),
     /// Forwards only: evaluation and prediction.
     ForwardOnly,
 }
 
 impl Schedule {
-    /// The schedules that the planner searches exactly: one stage on each device, whole backwards.
+    /// The schedules that the planner searches exactly: one stage per device, whole backwards.
     pub const TRAINING: [Schedule; 2] = [Schedule::GPipe, Schedule::OneFOneB];
-    /// One of each kind that needs no more than K and M.
+    /// One schedule of each kind that is defined by K and M alone.
     pub const NAMED: [Schedule; 4] =
         [Schedule::GPipe, Schedule::OneFOneB, Schedule::Interleaved(2), Schedule::ZbH1];
 
-    /// The compute actions of `devices` (K) devices for `micro_batches` (M): F, and B or I and W. A
-    /// listed one has its own number of devices, and leaves out micro-batches that are not there.
+    /// The compute actions of `devices` (K) devices for `micro_batches` (M) micro-batches: F and B,
+    /// or F, I and W. A custom schedule has a fixed number of devices; micro-batches from M on are
+    /// left out.
     pub fn actions(&self, devices: usize, micro_batches: usize) -> ActionLists {
         let list = |device: usize| match self {
             Schedule::GPipe => gpipe::actions(device, devices, micro_batches),
@@ -68,12 +70,12 @@ impl Schedule {
         (0..devices).map(list).collect()
     }
 
-    /// The forwards of [`Schedule::actions`] alone: the same stages on the same devices, for
-    /// evaluation and prediction.
+    /// The forwards of [`Schedule::actions`] alone, on the same stages and devices, for evaluation
+    /// and prediction.
     pub fn forwards(&self, devices: usize, micro_batches: usize) -> ActionLists {
         if let Schedule::Custom(_) = self {
-            // It may be asked for more micro-batches than it has: all stages of a device in order,
-            // for one after the other.
+            // A custom schedule may get more micro-batches here than it has, so each micro-batch
+            // goes through all stages in order.
             let mut lists = vec![Vec::new(); devices];
             let placement = self.placement(devices);
             for m in 0..micro_batches {
@@ -90,10 +92,10 @@ impl Schedule {
         lists
     }
 
-    /// How many stages it makes of so many devices.
+    /// The number of stages that this schedule makes on `devices` devices.
     ///
     /// # Errors
-    /// A listed one is for another number of devices.
+    /// [`DoesNotFit`]: a custom schedule is for another number of devices.
     pub fn stages(&self, devices: usize) -> Result<usize, DoesNotFit> {
         match self {
             Schedule::Interleaved(chunks) => Ok(devices.saturating_mul(*chunks as usize)),
@@ -108,7 +110,7 @@ impl Schedule {
         }
     }
 
-    /// How many devices so many stages take; rounded up where they fill no whole number.
+    /// The number of devices for `stages` stages, rounded up.
     pub fn devices(&self, stages: usize) -> usize {
         match self {
             Schedule::Interleaved(chunks) => stages.div_ceil((*chunks).max(1) as usize),
@@ -117,10 +119,10 @@ impl Schedule {
         }
     }
 
-    /// Whether it can be run with so many micro-batches (M).
+    /// Checks that the schedule can run `micro_batches` (M) micro-batches.
     ///
     /// # Errors
-    /// A listed one is for another number.
+    /// [`DoesNotFit`]: a custom schedule is for another number.
     pub fn check_micro_batches(&self, micro_batches: usize) -> Result<(), DoesNotFit> {
         match self {
             Schedule::Custom(own) if own.micro_batches() != micro_batches => Err(DoesNotFit {
@@ -148,7 +150,7 @@ impl Schedule {
         placement
     }
 
-    /// Whether it computes backwards in two halves.
+    /// Whether the schedule splits backwards into two halves.
     pub fn splits(&self) -> bool {
         match self {
             Schedule::ZbH1 => true,
@@ -159,8 +161,8 @@ impl Schedule {
         }
     }
 
-    /// Whether every device has one stage, and backwards are whole: what the planner's search is
-    /// exact for.
+    /// Whether every device has one stage and backwards are whole. The planner's search is exact
+    /// only for such schedules.
     pub fn is_plain(&self) -> bool {
         Self::TRAINING.contains(self)
     }
@@ -187,7 +189,7 @@ impl fmt::Display for Schedule {
 )]
 pub struct UnknownSchedule(String);
 
-/// A listed schedule that is for something else.
+/// A custom schedule that is for another number of devices or micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "schedule {schedule} is for {own} {what}, not for {asked}: ask for {own}, or write another file"
@@ -233,8 +235,7 @@ fn backward(stage: usize, micro_batch: usize) -> Action {
     action(stage, Op::Backward, micro_batch)
 }
 
-/// Without the micro-batches from `micro_batches` on: what is left of a correct order is a correct
-/// order of the rest.
+/// Drops the micro-batches from `micro_batches` on. The rest of a correct order is a correct order.
 fn without(list: impl Iterator<Item = Action>, micro_batches: usize) -> Vec<Action> {
     let is_there =
         |action: &Action| action.op.computes().is_some_and(|m| m.index() < micro_batches);

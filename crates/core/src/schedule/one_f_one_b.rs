@@ -12,8 +12,8 @@ use crate::action::Action;
 ///           warm-up        steady           cool-down
 /// ```
 ///
-/// Warm-up is min(M, K-1-k) forwards, so stage k never holds more than min(K-k, M) inputs, where
-/// GPipe holds M; the bubble is the same.
+/// Warm-up is min(M, K-1-k) forwards, so stage k never holds more than min(K-k, M) inputs. GPipe
+/// holds M. The bubble is the same.
 pub(super) fn actions(stage: usize, stages: usize, micro_batches: usize) -> Vec<Action> {
     let warm_up = micro_batches.min(stages - 1 - stage);
     let warm = (0..warm_up).map(|m| forward(stage, m));

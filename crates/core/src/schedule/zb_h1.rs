@@ -12,11 +12,11 @@ use crate::action::{Action, Op};
 /// stage 3 | .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 W3 W4 W5
 /// ```
 ///
-/// Only I, the gradients of the inputs, is on the way back to stage 0; W, those of the weights,
-/// fills what would be bubble. The order of F and I is 1F1B's; in the steady phase stage k's W is k
-/// micro-batches behind its I, so that no stage holds more than min(K, M) micro-batches, which is
-/// what 1F1B's first stage holds. What then is left fills the cool-down. With F, I and W of one
-/// length and M >= K the bubble is (K-1) of them, where 1F1B's is 3 (K-1).
+/// Only I, the input gradients, is on the way back to stage 0. W, the weight gradients, fills what
+/// would be bubble. F and I have the order of 1F1B. In the steady phase, stage k's W is k
+/// micro-batches behind its I. No stage therefore holds more than min(K, M) micro-batches, as many
+/// as 1F1B's first stage. The remaining W fill the cool-down. If F, I and W take the same time and
+/// M >= K, the bubble is (K-1) of these times; 1F1B's is 3 (K-1).
 pub(super) fn actions(stage: usize, stages: usize, micro_batches: usize) -> Vec<Action> {
     let warm_up = micro_batches.min(stages - 1 - stage);
     let input = |m| action(stage, Op::BackwardInput, m);

@@ -1,5 +1,6 @@
-//! Random models for the tests of costs, memory and plans: the same seed always gives the same one.
-#![allow(dead_code)] // each test uses its part
+//! Random models for the tests of costs, memory and plans. The same seed always yields the same
+//! model.
+#![allow(dead_code)] // each test uses only a part
 
 use std::collections::BTreeMap;
 
@@ -9,14 +10,15 @@ use gpipe_core::{
     splitmix::Stream,
 };
 
-/// How costs relate.
+/// How the costs of a layer relate to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Keeping costs nothing, and recomputing as much as a forward; stages are a chain.
+    /// Keeping activations costs nothing, and recomputing costs as much as a forward. Stages are a
+    /// chain.
     Plain,
-    /// The same, with long skips, ties and frozen layers.
+    /// Like `Plain`, with long skips, ties and frozen layers.
     Crossed,
-    /// Any numbers, as a bad measurement gives; with all of that.
+    /// Like `Crossed`, with arbitrary numbers, as from a bad measurement.
     Wild,
 }
 
