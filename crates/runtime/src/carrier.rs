@@ -1,6 +1,7 @@
-//! Carriers: threads that move the messages of one link to, or from, another process. Workers see
-//! links only; a carrier is at the other end of those that cross. It knows from the program what
-//! will come, so it ends by itself.
+//! Carriers: threads that move the messages of one link to or from another process.
+//!
+//! Workers see only links; where a link crosses processes, a carrier serves its other end. A
+//! carrier takes the list of messages from the program, so it ends by itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,15 +18,15 @@ use crate::{
     worker::Step,
 };
 
-/// How often a wait for a worker looks whether the run has failed. A failure wakes it at once; this
-/// is for nothing else.
+/// Interval at which a wait checks whether the run has failed. A failure also wakes the wait at
+/// once; this interval is only a fallback.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// One link that crosses, and what moves on it in one run.
+/// One link that crosses processes, and the messages that move on it in one run.
 #[derive(Debug, Clone)]
 pub(crate) struct Carrier {
     crossing: RemoteEdge,
-    /// Of which micro-batches, in order.
+    /// The micro-batch of each message, in order.
     messages: Vec<Option<MicroBatch>>,
 }
 
@@ -52,7 +53,7 @@ pub(crate) fn carriers(
     carriers
 }
 
-/// The stages that send and receive on one half of an edge.
+/// The sending and the receiving stage for one direction of an edge.
 fn ends(edge: &Edge, direction: Direction) -> (StageId, StageId) {
     match direction {
         Direction::Forward => (edge.from, edge.to),
@@ -60,7 +61,7 @@ fn ends(edge: &Edge, direction: Direction) -> (StageId, StageId) {
     }
 }
 
-/// What is sent on one half of an edge, in order; one device sends all of it.
+/// The messages sent in one direction of an edge, in order; a single device sends all of them.
 fn sent(program: &Program, edge: EdgeId, direction: Direction) -> Vec<Option<MicroBatch>> {
     let actions = program.devices.iter().flatten();
     let of_link = actions.filter_map(|action| match action.op {
@@ -73,7 +74,7 @@ fn sent(program: &Program, edge: EdgeId, direction: Direction) -> Vec<Option<Mic
 }
 
 impl Carrier {
-    /// Carries all messages of the run; a failure becomes the step's.
+    /// Carries all messages of the run. A failure here fails the step.
     pub(crate) fn run<E: StageExecutor>(
         &self,
         step: &Step<E>,
@@ -100,7 +101,7 @@ impl Carrier {
         };
         let mut outbound = peers.outbound(self.crossing)?;
         for _ in &self.messages {
-            // Poisoned: the run failed, and its reason is known.
+            // Poisoned: the run has failed, and the reason is already recorded.
             let Ok(queued) = link.take(SLICE, || true) else { return Ok(()) };
             let envelope = Envelope { micro_batch: queued.micro_batch, message: queued.message };
             outbound.send(envelope)?;

@@ -1,4 +1,4 @@
-//! What time it is for a worker: real, or counted from costs so that a run is reproduced to the
+//! A worker's clock: real, or virtual. A virtual clock counts costs, so a run reproduces to the
 //! nanosecond.
 
 use std::{sync::Arc, time::Instant};
@@ -10,11 +10,12 @@ use gpipe_core::{Action, Nanos, Transfer, lower::RematSet, simulate::Costs};
 pub enum Clock {
     /// Time since the origin, which all workers of a step share.
     Real(Instant),
-    /// Lamport's: work takes what `costs` says, and a message carries its sender's time.
+    /// A Lamport clock: an action takes its time from `costs`, and a message carries its sender's
+    /// time.
     Virtual {
         /// This worker's time.
         now: Nanos,
-        /// What actions and links take.
+        /// Durations of actions and links.
         costs: Arc<Costs>,
     },
 }
@@ -30,7 +31,7 @@ impl Clock {
         }
     }
 
-    /// `action` was done.
+    /// Advances a virtual clock by the duration of `action`.
     pub(crate) fn spend(&mut self, action: Action, recomputed: &RematSet) {
         if let Clock::Virtual { now, costs } = self {
             let again = |m| recomputed.contains(action.stage, m);
@@ -38,15 +39,15 @@ impl Clock {
         }
     }
 
-    /// Something that was ready at `time` was waited for.
+    /// Advances a virtual clock to `time`, when the awaited thing became ready.
     pub(crate) fn not_before(&mut self, time: Nanos) {
         if let Clock::Virtual { now, .. } = self {
             *now = (*now).max(time);
         }
     }
 
-    /// Until when a message that is sent now takes its link, which is taken until `busy_until`, and
-    /// when it arrives.
+    /// When a message sent now has left its link, and when it arrives. Earlier messages occupy the
+    /// link until `busy_until`.
     pub(crate) fn arrival(&self, transfer: Transfer, busy_until: Nanos) -> (Nanos, Nanos) {
         match self {
             Clock::Real(_) => (self.now(), self.now()),

@@ -1,4 +1,4 @@
-//! The first error wins; everyone else stops.
+//! The failure of a step: the first error wins, and every worker stops.
 
 use std::{
     sync::{PoisonError, atomic::Ordering},
@@ -15,15 +15,16 @@ use crate::{
     sync::{AtomicBool, Mutex},
 };
 
-/// Why a step failed. Parameters and optimizer state are as before it, unless it says otherwise.
+/// Why a step failed. Parameters and optimizer state are unchanged unless the variant says
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError<E> {
     /// A stage reported an error.
     #[error("{action}: {source}")]
     Stage {
-        /// What it was doing.
+        /// The action that failed.
         action: Action,
-        /// Its error.
+        /// The stage's error.
         source: E,
     },
     /// A device's stages could not be built.
@@ -37,7 +38,7 @@ pub enum StepError<E> {
     /// A stage's code panicked.
     #[error("{action}: the layer's code panicked: {message}")]
     Panic {
-        /// What it was doing.
+        /// The action that panicked.
         action: Action,
         /// The panic's message.
         message: String,
@@ -48,16 +49,16 @@ pub enum StepError<E> {
         if its work takes longer"
     )]
     Deadline {
-        /// Who waits for what from whom.
+        /// Which stage waits, for what, and from which stage.
         what: String,
-        /// Who is waited for.
+        /// The stage that the wait depends on.
         peer: StageId,
-        /// How long it has been silent.
+        /// How long that stage has been silent.
         silence: Duration,
-        /// What it was doing, as far as is known.
+        /// What that stage was doing, if known.
         doing: String,
     },
-    /// A worker gives no sign of life, and nobody waits for it but the driver.
+    /// A worker gives no sign of life, and only the driver is waiting for it.
     #[error(
         "device {device} gives no sign of life since {silence:.1?}{doing}; raise the deadline if \
         its work takes longer"
@@ -65,20 +66,20 @@ pub enum StepError<E> {
     Stuck {
         /// The device.
         device: DeviceId,
-        /// How long it has been silent.
+        /// How long the device has been silent.
         silence: Duration,
-        /// What it was doing, as far as is known.
+        /// What the device was doing, if known.
         doing: String,
     },
-    /// Everyone is alive and waits for someone else.
+    /// Every worker is alive, and all of them wait for each other.
     #[error("nothing moves since {standstill:.1?}: {}", waiting.join("; "))]
     Standstill {
-        /// How long.
+        /// How long no worker has completed an action.
         standstill: Duration,
-        /// Who waits for what.
+        /// What each worker waits for.
         waiting: Vec<String>,
     },
-    /// The program and the stages do not fit each other; `validate` should have refused it.
+    /// The program does not fit the stages; `validate` should have rejected it.
     #[error("{action}: {reason}")]
     Protocol {
         /// The action.
@@ -86,25 +87,25 @@ pub enum StepError<E> {
         /// What is wrong.
         reason: String,
     },
-    /// Another process of the pipeline failed, or cannot be reached any more.
+    /// Another process of the pipeline failed or is unreachable.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// The update was begun or applied by some stages, and perhaps not by all.
+    /// Some stages began or applied the update, and others may not have.
     #[error(
         "{cause}; the update was {}, perhaps not by all others: the parameters may be of two \
         steps, restore a checkpoint, or accept_torn_update to use what is there",
         progress(applied, begun)
     )]
     Torn {
-        /// Stages of this process that have applied it.
+        /// Stages of this process that applied the update.
         applied: Vec<StageId>,
-        /// Stages of this process that began it and did not come to its end: they may have changed
-        /// some parameters.
+        /// Stages of this process that began the update and did not finish it: some of their
+        /// parameters may have changed.
         begun: Vec<StageId>,
         /// The first error.
         cause: String,
     },
-    /// A command to a pipeline that an earlier failure left unusable.
+    /// An earlier failure left the pipeline unusable.
     #[error("the pipeline cannot go on: {reason}")]
     Unusable {
         /// The earlier failure.
@@ -112,7 +113,7 @@ pub enum StepError<E> {
     },
 }
 
-/// How far an update came.
+/// Describes how far the update got.
 fn progress(applied: &[StageId], begun: &[StageId]) -> String {
     let begun_by = || format!("begun by {} and not finished there", listed(begun));
     match (applied.is_empty(), begun.is_empty()) {
@@ -122,7 +123,7 @@ fn progress(applied: &[StageId], begun: &[StageId]) -> String {
     }
 }
 
-/// In words, in order.
+/// Formats stages as text, in ascending order.
 fn listed(stages: &[StageId]) -> String {
     let mut stages = stages.to_vec();
     stages.sort_unstable();
@@ -131,7 +132,7 @@ fn listed(stages: &[StageId]) -> String {
     format!("stage{plural} {}", numbers.join(", "))
 }
 
-/// Shared by all workers of a step.
+/// The first failure of a step, shared by all its workers.
 #[derive(Debug)]
 pub struct Failure<E> {
     raised: AtomicBool,
@@ -145,7 +146,7 @@ impl<E> Default for Failure<E> {
 }
 
 impl<E> Failure<E> {
-    /// Records `error` if it is the first, and says whether it is. The caller wakes the links.
+    /// Records `error` if it is the first, and returns whether it is. The caller wakes the links.
     pub fn raise(&self, error: StepError<E>) -> bool {
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = !self.raised.swap(true, Ordering::SeqCst);
@@ -155,18 +156,18 @@ impl<E> Failure<E> {
         is_first
     }
 
-    /// Whether someone failed.
+    /// Whether any worker has failed.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::SeqCst)
     }
 
-    /// The first error; once.
+    /// Takes the first error; later calls return `None`.
     pub fn take(&self) -> Option<StepError<E>> {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// In words, what `action` of `program` waits for.
+/// Describes what `action` of `program` waits for.
 pub fn describe_wait(program: &Program, action: Action) -> String {
     let (transfer, receives) = match action.op {
         Op::Receive(transfer) => (transfer, true),
@@ -208,9 +209,9 @@ pub fn peer(program: &Program, action: Action) -> Option<StageId> {
 mod tests {
     use super::*;
 
-    /// A host died while an update was applied: the error began with the stages that had applied
-    /// it, printed as Rust prints a list, claimed of stages elsewhere that they had not, and named
-    /// the host last.
+    /// A host died during an update. The error named that host last, and began with the stages that
+    /// had applied the update, in Rust's list syntax. It also claimed that stages elsewhere had not
+    /// applied it.
     #[test]
     fn regression_a_torn_update_names_its_cause_first() {
         let stages = |stages: &[u32]| stages.iter().copied().map(StageId).collect();

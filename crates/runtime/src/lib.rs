@@ -2,7 +2,8 @@
 //! error.
 //!
 //! ```text
-//!   driver (pool)  --command-->  worker 0   runs device 0's list, action by action, on its StageExecutors
+//!   driver (pool)  --command-->  worker 0   runs device 0's list, action by action,
+//!        |                          |       on its StageExecutors
 //!        |                          | link (bounded, poisonable)
 //!        |         --command-->  worker 1   ...
 //!        +--- watches every worker's pulse; the first failure stops everyone
@@ -12,16 +13,16 @@
 //! - [`link`]: the queues between stages
 //! - [`worker`]: interprets actions; it knows no schedule's name
 //! - [`peers`]: the seam to the pool's other processes; the transport is behind it
-//! - `carrier`: threads that move the messages of links that cross to them
+//! - `carrier`: threads that move messages on links that cross processes
 //! - [`pool`]: spawns the workers, runs programs on them, watches
-//! - [`failure`]: the first error wins, and wakes everyone who waits
-//! - [`report`]: what a worker gives back
-//! - [`pulse`]: signs of life, from which every deadline counts
-//! - `sync`: what links and failures lock with
+//! - [`failure`]: the first error wins and ends every wait
+//! - [`report`]: a worker's results for a step
+//! - [`pulse`]: signs of life; every deadline counts from the last one
+//! - `sync`: the locks that links and failures use
 //! - [`clock`]: real, or virtual for tests
-//! - `testing` (a feature): a mock stage with integer arithmetic, and injected faults
+//! - `testing` (a feature): a mock stage with integer arithmetic, and fault injection
 //!
-//! What does not live here: tensors, and any decision about what to run.
+//! Tensors, and any decision about what to run, do not live here.
 
 mod carrier;
 pub mod clock;

@@ -1,8 +1,10 @@
-//! Links: bounded queues between stages. A wait ends with a message, with room, with someone's
-//! failure, or with the deadline; there is no other wait in the runtime's hot path.
+//! Links: bounded queues between stages.
 //!
-//! A message is moved, never copied. The queue's slots carry times, so that on a virtual clock a
-//! full link delays its sender exactly as `gpipe_core::simulate` says.
+//! A wait on a link ends with a message, with a free slot, with a failure, or at the deadline. The
+//! runtime's hot path waits nowhere else.
+//!
+//! A message is moved, never copied. Slots carry times, so on a virtual clock a full link delays
+//! its sender exactly as `gpipe_core::simulate` does.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,33 +24,33 @@ use crate::{
 pub enum Message<V> {
     /// Activations, gradients, tied gradients or their sums.
     Value(V),
-    /// A stage's part of the norm.
+    /// A stage's part of the global gradient norm.
     Vote(Vote),
-    /// The decision.
+    /// The decision on the update.
     Verdict(Verdict),
 }
 
-/// A message with what identifies it.
+/// A message in a link's queue.
 #[derive(Debug)]
 pub struct Queued<V> {
-    /// Of which micro-batch; checked by the receiver.
+    /// The message's micro-batch, if it has one; the receiver checks it.
     pub micro_batch: Option<MicroBatch>,
-    /// When it can be received.
+    /// When the message can be received.
     pub arrival: Nanos,
     /// The message.
     pub message: Message<V>,
 }
 
-/// Why a wait ended without what it waited for.
+/// Why a wait ended without a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitEnd {
-    /// Someone failed.
+    /// A worker or another process failed.
     Poisoned,
-    /// `patience` said so.
+    /// `patience` returned false.
     Expired,
 }
 
-/// One direction of one edge.
+/// A bounded queue: one direction of one edge.
 #[derive(Debug)]
 pub struct Link<V> {
     state: Mutex<State<V>>,
@@ -58,15 +60,15 @@ pub struct Link<V> {
 #[derive(Debug)]
 struct State<V> {
     queue: VecDeque<Queued<V>>,
-    /// Free slots, by the time at which each became free.
+    /// The free slots, each with the time at which it became free.
     free: VecDeque<Nanos>,
-    /// When the last message has left the link.
+    /// When the last message leaves the link.
     busy_until: Nanos,
     poisoned: bool,
 }
 
 impl<V> Link<V> {
-    /// A link that holds at most `capacity` messages.
+    /// Creates a link that holds at most `capacity` messages.
     pub fn new(capacity: usize) -> Self {
         let state = State {
             queue: VecDeque::with_capacity(capacity),
@@ -81,8 +83,8 @@ impl<V> Link<V> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a free slot and takes it; returns since when it was free. `patience` is asked
-    /// every `slice` whether to go on waiting.
+    /// Waits for a free slot, takes it, and returns when it became free. Every `slice`, `patience`
+    /// decides whether to keep waiting.
     ///
     /// # Errors
     /// [`WaitEnd`]
@@ -94,9 +96,9 @@ impl<V> Link<V> {
         self.wait(slice, patience, |state| state.free.pop_front())
     }
 
-    /// Puts a message in the slot that [`Link::reserve`] took. `arrival` is told until when the
-    /// messages before it take the link, and says until when it is taken then, and when this one
-    /// can be received.
+    /// Puts a message in the slot that [`Link::reserve`] took. `arrival` receives the time until
+    /// which earlier messages occupy the link. It returns the time until which this message
+    /// occupies the link, and the time at which it can be received.
     pub fn put(
         &self,
         micro_batch: Option<MicroBatch>,
@@ -111,7 +113,7 @@ impl<V> Link<V> {
         self.changed.notify_all();
     }
 
-    /// Waits for the next message and takes it; its slot stays taken until [`Link::release`].
+    /// Waits for the next message and takes it. Its slot stays occupied until [`Link::release`].
     ///
     /// # Errors
     /// [`WaitEnd`]
@@ -123,13 +125,13 @@ impl<V> Link<V> {
         self.wait(slice, patience, |state| state.queue.pop_front())
     }
 
-    /// Frees the slot of a message that was taken.
+    /// Frees the slot of a message that was taken, at the given time.
     pub fn release(&self, at: Nanos) {
         self.lock().free.push_back(at);
         self.changed.notify_all();
     }
 
-    /// Ends every wait, now and later.
+    /// Ends every current and future wait on this link.
     pub fn poison(&self) {
         self.lock().poisoned = true;
         self.changed.notify_all();
@@ -159,14 +161,14 @@ impl<V> Link<V> {
     }
 }
 
-/// All links of one step. Made anew for each step, so nothing of a failed one is left in them.
+/// All links of one step. Each step makes new ones, so nothing of a failed step remains in them.
 #[derive(Debug)]
 pub struct Links<V> {
     links: HashMap<(EdgeId, Direction), Link<V>>,
 }
 
 impl<V> Links<V> {
-    /// A link for each half of each edge of `program`.
+    /// Creates a link for each direction of each edge of `program`.
     pub fn new(program: &Program, capacity: usize) -> Self {
         let halves = (0..program.topology.edges.len()).flat_map(|edge| {
             let edge = EdgeId::from_index(edge);
@@ -175,12 +177,12 @@ impl<V> Links<V> {
         Self { links: halves.map(|direction| (direction, Link::new(capacity))).collect() }
     }
 
-    /// The link of one half of an edge.
+    /// The link for one direction of an edge.
     pub fn get(&self, edge: EdgeId, direction: Direction) -> Option<&Link<V>> {
         self.links.get(&(edge, direction))
     }
 
-    /// Ends every wait on every link.
+    /// Ends every current and future wait on every link.
     pub fn poison(&self) {
         self.links.values().for_each(Link::poison);
     }

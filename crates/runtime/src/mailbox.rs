@@ -1,18 +1,18 @@
-//! What a worker has received and not yet used, or computed and not yet sent.
+//! A worker's mailbox: values received but not yet used, or computed but not yet sent.
 
 use gpipe_core::{Direction, EdgeId, MicroBatch, StageId, Transfer};
 
 use crate::stage::{OnEdges, Verdict, Vote};
 
-/// One worker's messages in a step. Bounded by the edges of its stages: each compute empties what
-/// it uses.
+/// One worker's values in a step. The edges of its stages bound its size, because each compute
+/// action takes out the values that it uses.
 pub(crate) struct Mailbox<V> {
     arrived: Vec<(StageId, Transfer, V)>,
     leaving: Vec<(StageId, Transfer, V)>,
-    /// Parts of the norm by the stage they are of: those of this device's stages, and, on stage 0's
-    /// device, those that arrived.
+    /// Parts of the gradient norm, each with its stage: the parts of this device's stages and, on
+    /// stage 0's device, those received.
     votes: Vec<(StageId, Vote)>,
-    /// The decision, for each stage of this device that knows it.
+    /// The decision, for each stage of this device that has received it.
     verdicts: Vec<(StageId, Verdict)>,
 }
 
@@ -21,12 +21,12 @@ impl<V> Mailbox<V> {
         Self { arrived: Vec::new(), leaving: Vec::new(), votes: Vec::new(), verdicts: Vec::new() }
     }
 
-    /// A value arrived for `stage`.
+    /// Stores a value that arrived for `stage`.
     pub(crate) fn arrive(&mut self, stage: StageId, transfer: Transfer, value: V) {
         self.arrived.push((stage, transfer, value));
     }
 
-    /// Takes the values that arrived for a compute of `stage`, in the order of their edges.
+    /// Takes the values that arrived for a compute action of `stage`, in edge order.
     pub(crate) fn take_arrived(
         &mut self,
         stage: StageId,
@@ -45,7 +45,7 @@ impl<V> Mailbox<V> {
         values
     }
 
-    /// A compute of `stage` gave values to send.
+    /// Stores the values that a compute action of `stage` produced for its sends.
     pub(crate) fn leave(
         &mut self,
         stage: StageId,
@@ -57,37 +57,37 @@ impl<V> Mailbox<V> {
         self.leaving.extend(values.into_iter().map(|(edge, value)| (stage, transfer(edge), value)));
     }
 
-    /// Takes what a compute of `stage` left for a send.
+    /// Takes the value that a compute action of `stage` left for a send.
     pub(crate) fn take_leaving(&mut self, stage: StageId, transfer: Transfer) -> Option<V> {
         let at =
             self.leaving.iter().position(|(from, left, _)| *from == stage && *left == transfer)?;
         Some(self.leaving.swap_remove(at).2)
     }
 
-    /// The part of the norm of `of` is known here; on a device with several stages it may be twice,
-    /// computed and received.
+    /// Stores stage `of`'s part of the norm, replacing an earlier copy: on a device with several
+    /// stages, the same part may be both computed and received.
     pub(crate) fn vote(&mut self, of: StageId, vote: Vote) {
         self.votes.retain(|(stage, _)| *stage != of);
         self.votes.push((of, vote));
     }
 
-    /// The part of the norm of `of`, to send it.
+    /// Stage `of`'s part of the norm, for sending.
     pub(crate) fn vote_of(&self, of: StageId) -> Option<Vote> {
         self.votes.iter().find(|(stage, _)| *stage == of).map(|(_, vote)| vote.clone())
     }
 
-    /// All parts that are known here, in stage order.
+    /// All parts of the norm known on this device, in stage order.
     pub(crate) fn all_votes(&mut self) -> Vec<Vote> {
         self.votes.sort_by_key(|(stage, _)| *stage);
         self.votes.iter().map(|(_, vote)| vote.clone()).collect()
     }
 
-    /// `stage` knows the decision.
+    /// Stores the decision that `stage` made or received.
     pub(crate) fn decided(&mut self, stage: StageId, verdict: Verdict) {
         self.verdicts.push((stage, verdict));
     }
 
-    /// The decision, as far as `stage` knows it.
+    /// The decision, if `stage` has it.
     pub(crate) fn verdict_of(&self, stage: StageId) -> Option<Verdict> {
         self.verdicts.iter().find(|(of, _)| *of == stage).map(|(_, verdict)| *verdict)
     }

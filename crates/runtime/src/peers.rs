@@ -1,6 +1,7 @@
-//! A pool's other processes. Each process runs the workers of its own devices; a link between two
-//! of them is carried by a carrier on either side, through what this seam gives. Behind it is the
-//! transport.
+//! The seam to a pool's other processes.
+//!
+//! Each process runs the workers of its own devices. A link between two processes has a carrier on
+//! each side, which uses the traits here. The transport implements them.
 
 use std::sync::Arc;
 
@@ -17,46 +18,46 @@ pub struct RemoteEdge {
     pub direction: Direction,
     /// The number of the sending process.
     pub from: usize,
-    /// And of the receiving one.
+    /// The number of the receiving process.
     pub to: usize,
 }
 
 /// A message on its way between processes.
 #[derive(Debug)]
 pub struct Envelope<V> {
-    /// Of which micro-batch; checked by the receiver.
+    /// The message's micro-batch, if it has one; the receiver checks it.
     pub micro_batch: Option<MicroBatch>,
     /// The message.
     pub message: Message<V>,
 }
 
-/// Something that went wrong between processes, or in another one.
+/// A failure of another process, or of the communication with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", process.map(|rank| format!("rank {rank}: ")).unwrap_or_default())]
 pub struct PeerError {
-    /// Which process, if it is known.
+    /// The process, if known.
     pub process: Option<usize>,
-    /// What is known of it.
+    /// The reason, as text.
     pub reason: String,
 }
 
-/// The sending end of a crossing, for one run.
+/// The sending end of a remote edge, for one run.
 pub trait Outbound<V>: Send {
-    /// Takes a message that is to be sent; returns once it may take another one. What it holds
-    /// meanwhile is bounded.
+    /// Starts to send a message; returns once another one may be sent. The number of unsent
+    /// messages is bounded.
     ///
     /// # Errors
     /// The connection is lost, or the run was interrupted.
     fn send(&mut self, envelope: Envelope<V>) -> Result<(), PeerError>;
 
-    /// Waits until everything has left.
+    /// Waits until every message has been sent.
     ///
     /// # Errors
-    /// As [`Outbound::send`].
+    /// As for [`Outbound::send`].
     fn flush(&mut self) -> Result<(), PeerError>;
 }
 
-/// The receiving end of a crossing, for one run.
+/// The receiving end of a remote edge, for one run.
 pub trait Inbound<V>: Send {
     /// Waits for the next message.
     ///
@@ -65,29 +66,30 @@ pub trait Inbound<V>: Send {
     fn receive(&mut self) -> Result<Envelope<V>, PeerError>;
 }
 
-/// Called, from any thread, when another process has failed.
+/// A callback, from any thread, for the failure of another process.
 pub type Alarm = Arc<dyn Fn(PeerError) + Send + Sync>;
 
-/// What the transport is told of a run.
+/// What the transport needs to know about a run.
 pub struct Run {
     /// The lists of all devices.
     pub program: Arc<Program>,
-    /// Signs of life: this process's devices beat here; the transport tells the others, and beats
-    /// for theirs.
+    /// Signs of life. This process's devices beat here; the transport passes their beats to the
+    /// other processes, and records the beats of the others' devices here.
     pub pulses: Arc<Pulses>,
-    /// What to call when another process fails.
+    /// Called when another process fails.
     pub alarm: Alarm,
 }
 
 /// One process's part of a run.
 pub struct Share<E: StageExecutor> {
-    /// When it began, on a clock that all processes share.
+    /// When this part began, on the clock that all processes share.
     pub origin: Nanos,
-    /// What its devices did.
+    /// The reports of this process's devices.
     pub reports: Vec<(DeviceId, Report<E>)>,
 }
 
-/// The other processes, as this one sees them. Every process makes the same runs in the same order.
+/// The other processes, as seen from this one. Every process executes the same runs in the same
+/// order.
 pub trait Peers<E: StageExecutor>: Send + Sync + 'static {
     /// The number of this process.
     fn here(&self) -> usize;
@@ -95,34 +97,35 @@ pub trait Peers<E: StageExecutor>: Send + Sync + 'static {
     /// The process of a device.
     fn process_of(&self, device: DeviceId) -> usize;
 
-    /// The number that messages call a process by, where there are others besides these.
+    /// The rank that messages print for a process. It differs from `process` where there are other
+    /// processes besides these.
     fn rank_of(&self, process: usize) -> usize {
         process
     }
 
-    /// A run begins.
+    /// Starts a run.
     ///
     /// # Errors
     /// Another process is gone.
     fn begin(&self, run: Run) -> Result<(), PeerError>;
 
-    /// The sending end of `crossing`, which goes out of this process.
+    /// Opens the sending end of `crossing`, which leaves this process.
     ///
     /// # Errors
     /// The connection is lost.
     fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<E::Value>>, PeerError>;
 
-    /// The receiving end of `crossing`, which comes into this process.
+    /// Opens the receiving end of `crossing`, which enters this process.
     ///
     /// # Errors
     /// The connection is lost.
     fn inbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Inbound<E::Value>>, PeerError>;
 
-    /// The run has failed: every wait in it ends, and the others are told why if they do not know.
+    /// Fails the run: ends every wait in it, and tells the other processes if they do not know yet.
     fn fail(&self, why: &PeerError);
 
-    /// This process's part is done: gives it to the others, and waits for theirs; all of them, in
-    /// any order.
+    /// Sends this process's part to the others, waits for theirs, and returns all parts in any
+    /// order.
     ///
     /// # Errors
     /// Another process failed or is gone.

@@ -1,15 +1,17 @@
-//! Signs of life. Every deadline counts from the last one of whoever is waited for, so a slow
-//! pipeline is never taken for a dead one: who waits still beats, who is inside a kernel does not.
+//! Signs of life. Every deadline counts from the last sign of the worker that is waited for.
+//!
+//! A slow pipeline is therefore never mistaken for a dead one: a waiting worker still beats, and a
+//! worker inside a kernel does not.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// Where a worker is when it is in no list.
+/// Position of a worker that is not executing a list.
 const IDLE: u64 = u64::MAX;
 
-/// All workers' pulses.
+/// The pulses of all workers.
 #[derive(Debug)]
 pub struct Pulses {
     origin: Instant,
@@ -18,7 +20,8 @@ pub struct Pulses {
 
 #[derive(Debug)]
 struct Pulse {
-    /// Nanoseconds since `origin` of the last beat, and of the last completed action.
+    /// Times of the last beat (`beat`) and the last completed action (`progress`), in ns since
+    /// `origin`.
     beat: AtomicU64,
     progress: AtomicU64,
     /// Position in the device's list.
@@ -26,7 +29,7 @@ struct Pulse {
 }
 
 impl Pulses {
-    /// Everyone alive, from now.
+    /// Creates pulses for `devices` workers, all alive from now on.
     pub fn new(devices: usize) -> Self {
         let pulse = || Pulse {
             beat: AtomicU64::new(0),
@@ -44,14 +47,14 @@ impl Pulses {
         Duration::from_nanos(self.now().saturating_sub(time))
     }
 
-    /// `device` is alive.
+    /// Records that `device` is alive.
     pub fn beat(&self, device: usize) {
         if let Some(pulse) = self.devices.get(device) {
             pulse.beat.store(self.now(), Ordering::Relaxed);
         }
     }
 
-    /// `device`, which is in another process, was alive so long ago.
+    /// Records that `device`, in another process, was alive `ago`.
     pub fn beat_before(&self, device: usize, ago: Duration) {
         if let Some(pulse) = self.devices.get(device) {
             let ago = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
@@ -59,7 +62,8 @@ impl Pulses {
         }
     }
 
-    /// `device` came to `position` of its list (`None`: it left the list), which is also a beat.
+    /// Records that `device` reached `position` in its list (`None`: it left the list). This is
+    /// also a beat.
     pub fn advance(&self, device: usize, position: Option<usize>) {
         if let Some(pulse) = self.devices.get(device) {
             let now = self.now();
@@ -82,7 +86,7 @@ impl Pulses {
         latest.map_or(Duration::ZERO, |time| self.since(time))
     }
 
-    /// The position in its list that `device` is at.
+    /// The position of `device` in its list, if it is executing one.
     pub fn position(&self, device: usize) -> Option<usize> {
         let position = self.devices.get(device)?.position.load(Ordering::Relaxed);
         (position != IDLE).then_some(position as usize)

@@ -1,15 +1,15 @@
-//! What a worker gives back of a step.
+//! A worker's results for a step.
 
 use gpipe_core::{Bytes, StageId, simulate::TimedAction};
 
 use crate::stage::StageExecutor;
 
-/// How a worker's part of a step went.
+/// One worker's part of a step.
 pub struct Report<E: StageExecutor> {
-    /// What it did, with times.
+    /// The executed actions, with times.
     pub actions: Vec<TimedAction>,
-    /// What its stages give back; empty if the step failed.
+    /// The outcomes of its stages; empty if the step failed.
     pub outcomes: Vec<(StageId, E::Outcome)>,
-    /// Bytes of values that it sent.
+    /// Bytes of values that the worker sent.
     pub sent: Bytes,
 }

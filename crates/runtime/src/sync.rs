@@ -1,5 +1,5 @@
-//! What links and failures wait and lock with: std's, or loom's under `--cfg loom`, which tries
-//! every interleaving (`tests/interleavings.rs`).
+//! The synchronization primitives of links and failures: those of std or, under `--cfg loom`, those
+//! of loom, which tries every interleaving (`tests/interleavings.rs`).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic::AtomicBool};

@@ -1,5 +1,5 @@
-//! A worker: one device's thread. It interprets its list, action by action, and knows no schedule's
-//! name.
+//! A worker: one device's thread. It interprets the device's list, action by action, and knows no
+//! schedule's name.
 
 use std::{
     any::Any,
@@ -25,22 +25,22 @@ use crate::{
     stage::{Keep, Payload, StageExecutor},
 };
 
-/// Which stages of this process the update has come to.
+/// How far this process's stages have got with the update.
 #[derive(Debug, Default)]
 pub struct Updates {
-    /// They began it, and did not come to its end.
+    /// Stages that began the update and have not finished it.
     pub begun: Vec<StageId>,
-    /// They applied it.
+    /// Stages that applied the update.
     pub applied: Vec<StageId>,
 }
 
-/// What all workers of one step share.
+/// State that all workers of one step share.
 pub struct Step<E: StageExecutor> {
-    /// What to do.
+    /// The lists of actions to execute.
     pub program: Arc<Program>,
-    /// Which micro-batches are recomputed, of each stage.
+    /// The micro-batches that each stage recomputes.
     pub recomputed: RematSet,
-    /// Whether backwards follow.
+    /// Whether backwards follow the forwards.
     pub trains: bool,
     /// The device of each stage.
     pub placement: Vec<Option<DeviceId>>,
@@ -50,16 +50,16 @@ pub struct Step<E: StageExecutor> {
     pub failure: Failure<E::Error>,
     /// Signs of life.
     pub pulses: Arc<Pulses>,
-    /// Longest silence of a peer that is waited for.
+    /// Longest silence of a peer before a wait for it fails.
     pub deadline: Duration,
-    /// How far the update came; shared, because a stuck worker reports nothing.
+    /// How far the update has got. Shared, because a stuck worker reports nothing.
     pub updates: Mutex<Updates>,
-    /// The other processes, if there are any.
+    /// The other processes, if any.
     pub peers: Option<Arc<dyn Peers<E>>>,
 }
 
 impl<E: StageExecutor> Step<E> {
-    /// Records a failure and ends everyone's waits, also in other processes.
+    /// Records a failure and ends every wait, in this process and in the others.
     pub fn fail(&self, error: StepError<E::Error>) {
         let elsewhere = match (&self.peers, &error) {
             (None, _) => None,
@@ -75,7 +75,7 @@ impl<E: StageExecutor> Step<E> {
         }
     }
 
-    /// Of which process a device is, for a message: " of rank 1".
+    /// The process of a device, as text for an error: ", on rank 1". Empty in a single process.
     pub(crate) fn process(&self, device: usize) -> String {
         let Some(peers) = &self.peers else { return String::new() };
         let process = peers.process_of(DeviceId::from_index(device));
@@ -83,18 +83,18 @@ impl<E: StageExecutor> Step<E> {
     }
 }
 
-/// What the driver does with a device's stages between steps.
+/// A closure that the driver runs on a device's stages between steps.
 pub(crate) type Visitor<E> = Box<dyn FnOnce(&mut [E]) + Send>;
 
-/// What the driver tells a worker.
+/// A command from the driver to a worker.
 pub(crate) enum Command<E: StageExecutor> {
     /// Run this device's list.
     Run { step: Arc<Step<E>>, feeds: Vec<E::Feed>, clock: Clock, reply: mpsc::Sender<Report<E>> },
-    /// Let the driver look at the stages, between steps.
+    /// Call a visitor with the stages, between steps.
     Visit(Visitor<E>),
 }
 
-/// The thread's loop: until the driver is gone.
+/// The thread's loop; it ends when the driver is gone.
 pub(crate) fn serve<E: StageExecutor>(
     device: usize,
     mut stages: Vec<E>,
@@ -105,7 +105,7 @@ pub(crate) fn serve<E: StageExecutor>(
         pulses.advance(device, None);
         match command {
             Command::Visit(visit) => {
-                // The visitor's panic is its own: the driver sees its answer missing.
+                // A panic of the visitor ends here; the driver notices the missing result.
                 let _ = catch_unwind(AssertUnwindSafe(|| visit(&mut stages)));
             }
             Command::Run { step, feeds, clock, reply } => {
@@ -122,7 +122,7 @@ pub(crate) fn serve<E: StageExecutor>(
     }
 }
 
-/// The step is over for this worker; the reason is in the step's failure.
+/// The step is over for this worker. The step's failure holds the reason.
 struct Stop;
 
 struct Worker<'a, E: StageExecutor> {
@@ -145,7 +145,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
 
     fn run(&mut self, feeds: Vec<E::Feed>) -> Result<Vec<(StageId, E::Outcome)>, Stop> {
         let step = self.step;
-        step.pulses.advance(self.device, Some(0)); // beginning counts as the first action
+        step.pulses.advance(self.device, Some(0)); // the start counts as the first action
         for (index, feed) in feeds.into_iter().enumerate() {
             let first = Action {
                 stage: self.stages.get(index).map_or(StageId(0), E::stage),
@@ -253,7 +253,8 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             return self.protocol(action, "no verdict has arrived");
         };
         if verdict.apply {
-            // Before the call: an update that fails half-way has changed something.
+            // Recorded before the call, because an update that fails half-way has changed
+            // something.
             self.updates().begun.push(action.stage);
         }
         self.guard(action, index, |executor| executor.update(verdict))?;
@@ -283,7 +284,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         Ok(())
     }
 
-    /// What a send puts on its link.
+    /// The message that a send puts on its link.
     fn outgoing(
         &mut self,
         action: Action,
@@ -341,8 +342,8 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         }
     }
 
-    /// How often a wait looks up, and whether it then goes on: it beats, and looks at its peer's
-    /// pulse.
+    /// The polling interval of a wait, and a check that runs after each interval. The check beats,
+    /// and returns whether the peer's pulse allows another interval.
     fn patience(&self, action: Action) -> (Duration, impl FnMut() -> bool + use<'a, E>) {
         let (step, device) = (self.step, self.device);
         let peer = self.peer_device(action);
@@ -373,7 +374,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         Stop
     }
 
-    /// Calls into a stage; its errors and panics become the step's failure.
+    /// Calls into a stage. An error or panic becomes the step's failure.
     fn guard<T>(
         &mut self,
         action: Action,
@@ -400,7 +401,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
     }
 }
 
-/// ", in 3F4" if `device` is inside an action.
+/// ", in 3F4" if `device` is inside an action, else empty.
 pub(crate) fn doing<E: StageExecutor>(step: &Step<E>, device: usize) -> String {
     let action = step
         .pulses
@@ -409,7 +410,7 @@ pub(crate) fn doing<E: StageExecutor>(step: &Step<E>, device: usize) -> String {
     action.map(|action| format!(", in {action}")).unwrap_or_default()
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())

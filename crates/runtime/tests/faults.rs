@@ -1,6 +1,7 @@
-//! Family `fault_`: an error, a panic or a stall at any action ends in one clear error, never a
-//! hang, and leaves everything as it was.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
+//! Family `fault_`: an error, a panic or a stall at any action ends in one clear error, never
+//! hangs, and leaves all state unchanged.
+// helpers of tests may panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::{
     sync::{
@@ -24,7 +25,7 @@ use gpipe_runtime::{
     testing::{Fault, FaultKind, Gate, MockError, MockStage, mock_devices, unpipelined},
 };
 
-/// How many random cases: 50 times as many under `make soak`.
+/// Number of random cases; `make soak` runs 50 times as many.
 fn cases(count: u64) -> u64 {
     if std::env::var_os("GPIPE_SOAK").is_some() { 50 * count } else { count }
 }
@@ -42,8 +43,8 @@ fn pool(
         let settings = Settings { link_capacity: capacity, deadline, virtual_costs: None };
         match WorkerPool::spawn(devices, settings) {
             Ok(pool) => return pool,
-            // A soak found it: on a busy machine a thread may begin after a deadline that is as
-            // short as those here.
+            // Found by a soak: on a busy machine a thread may start only after a deadline as short
+            // as those used here.
             Err(StepError::Stuck { doing, .. }) if doing.contains("building") => {}
             Err(error) => panic!("{error}"),
         }
@@ -56,7 +57,7 @@ fn feeds(program: &Program) -> Vec<Vec<u64>> {
     (0..devices).map(|d| vec![3; (d..program.topology.stages).step_by(devices).count()]).collect()
 }
 
-/// Whether other stages may already have applied the update when `at` is done.
+/// Whether other stages may already have applied the update when `at` completes.
 fn after_decision(program: &Program, at: Action) -> bool {
     match at.op {
         Op::Update => true,
@@ -68,7 +69,7 @@ fn after_decision(program: &Program, at: Action) -> bool {
     }
 }
 
-/// Runs a program with a fault and checks the one error that comes out.
+/// Runs a program with a fault and checks the resulting error.
 fn check(program: &Arc<Program>, capacity: usize, at: Action, kind: FaultKind) {
     let injected = Fault { at, kind: kind.clone() };
     let mut pool = pool(program, capacity, 60_000, &injected);
@@ -82,10 +83,10 @@ fn check(program: &Arc<Program>, capacity: usize, at: Action, kind: FaultKind) {
         (StepError::Panic { action, message }, FaultKind::Panic) => {
             assert_eq!((*action, message.as_str()), (at, "injected panic"));
         }
-        // Another stage had applied the update already: then the error says so, and what caused it.
+        // If another stage has already applied the update, the error says so and names the cause.
         (StepError::Torn { applied, begun, cause }, _) if decided => {
             assert!(!(applied.is_empty() && begun.is_empty()), "{text}");
-            // Who failed in its own update has not applied it.
+            // A stage that failed in its own update has not applied it.
             assert!(!applied.contains(&at.stage) || at.op != Op::Update, "{text}");
             assert!(cause.contains(&at.to_string()), "{text}");
             assert!(text.starts_with(cause.as_str()), "{text}");
@@ -109,7 +110,7 @@ fn random_program(random: &mut Stream) -> (Arc<Program>, usize) {
     (program, capacity)
 }
 
-/// Hundreds of panics are expected here; any other is printed as usual.
+/// Silences injected panics, of which there are hundreds; any other panic prints as usual.
 fn hush_injected_panics() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -142,12 +143,12 @@ fn fault_an_error_at_every_single_action_of_1f1b() {
     }
 }
 
-/// A stall at `at`: the error, and the pool, with its stalled thread released.
+/// Stalls a stage at `at` and returns the error; the stalled thread is released at the end.
 fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
     let gate = Arc::new(Gate::default());
     let fault = Fault { at, kind: FaultKind::Stall(Arc::clone(&gate)) };
-    // Shorter, and on a busy machine a worker that only waits may seem to have stopped, too: a soak
-    // found it.
+    // With a shorter deadline, a worker that only waits may also seem silent on a busy machine
+    // (found by a soak).
     let mut pool = pool(program, capacity, 100, &fault);
     let error = pool.run(program, feeds(program)).unwrap_err();
     assert!(
@@ -163,7 +164,7 @@ fn stall(program: &Arc<Program>, capacity: usize, at: Action) -> String {
     error.to_string()
 }
 
-/// Four at a time: they do nothing but wait.
+/// Runs four cases at a time, because they only wait.
 #[test]
 fn fault_stalls_at_random_actions_end_within_the_deadline_and_name_the_stage() {
     let seeds = AtomicU64::new(0);
@@ -209,8 +210,7 @@ fn fault_a_stall_is_told_by_who_waits_for_it() {
 
 #[test]
 fn fault_a_failed_step_leaves_everything_as_it_was_and_the_crew_goes_on() {
-    // The fault is at a stage's first action, but only for feed 3: feeds differ by nothing else, so
-    // it is injected through a pool whose fault never fires in the second program.
+    // The fault occurs only in `long`: the second program has no micro-batch 3.
     let topology = Arc::new(Topology::chain(3));
     let long = Remat::Always.apply(&Schedule::OneFOneB.actions(3, 4));
     let long = Arc::new(lower(&long, &topology, 4).unwrap());
@@ -266,13 +266,13 @@ fn fault_a_program_for_other_devices_is_refused() {
     );
 }
 
-/// Two devices that wait for each other, and a device that waits for itself: `validate` refuses
-/// both, and the pool, told to run them all the same, says who waits for what.
+/// Two deadlocks that `validate` rejects: two devices that wait for each other, and a device that
+/// waits for itself. If the pool runs them anyway, it reports which stage waits for what.
 #[test]
 fn fault_a_deadlock_that_nobody_validated_ends_as_a_standstill() {
     let never = Fault { at: "9F9".parse().unwrap(), kind: FaultKind::Error };
     let mut crossed = lower(&Schedule::GPipe.actions(2, 1), &Topology::chain(2), 1).unwrap();
-    // Stage 0 wants the gradient before it has sent the activation that the gradient is of.
+    // Stage 0 waits for the gradient before it has sent the activation.
     let list = &mut crossed.devices[0];
     let send = list.iter().position(|action| action.to_string() == "0SEND_F0@0").unwrap();
     list.swap(send, send + 1);

@@ -1,10 +1,12 @@
-//! Every interleaving of threads at a link and at a failure, by loom: nothing is lost or out of
-//! order, and no wake-up is missed. Loom's waits have no timeouts, so a wait that only its slice
-//! would end is found as a deadlock.
+//! Checks every interleaving of threads at a link and at a failure, with loom.
+//!
+//! No message is lost or out of order, and no wake-up is missed. Loom's waits have no timeouts, so
+//! loom reports a wait that only its slice would end as a deadlock.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --package gpipe-runtime --release --test interleavings`
 #![cfg(loom)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
+// helpers of tests may panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -21,11 +23,11 @@ use loom::{sync::Arc, thread};
 
 const SLICE: Duration = Duration::from_millis(1);
 
-/// How many interleavings all tests have tried.
+/// Number of interleavings tried by all tests.
 static TRIED: AtomicUsize = AtomicUsize::new(0);
 
-/// Bounds how often loom lets a thread be interrupted where all of them are too many: three find
-/// nearly every fault there is.
+/// Runs `f` under loom. `preemptions` bounds how often loom interrupts a thread, where all
+/// interleavings would be too many. Three find nearly every fault.
 fn model(preemptions: Option<usize>, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -86,7 +88,7 @@ fn property_a_full_link_holds_its_sender_until_there_is_room() {
             }
         });
         let first = link.take(SLICE, || true).unwrap();
-        // Its slot is still taken.
+        // The slot of the first message is still occupied.
         assert!(sent.load(loom::sync::atomic::Ordering::SeqCst) <= 1);
         assert!(matches!(first.message, Message::Value(0)));
         link.release(Nanos(0));
@@ -95,8 +97,8 @@ fn property_a_full_link_holds_its_sender_until_there_is_room() {
     });
 }
 
-/// Activations one way and gradients the other, each link with one slot, as between two stages of
-/// 1F1B.
+/// Activations in one direction and gradients in the other, with one slot per link, as between two
+/// stages of 1F1B.
 #[test]
 fn property_both_directions_at_once() {
     model(Some(3), || {
@@ -116,8 +118,8 @@ fn property_both_directions_at_once() {
     });
 }
 
-/// Whenever someone fails, a sender that waits for room and a receiver that waits for a message
-/// both end.
+/// After a failure at any moment, a sender waiting for room and a receiver waiting for a message
+/// both stop.
 #[test]
 fn fault_a_failure_ends_every_wait() {
     model(Some(3), || {
@@ -130,7 +132,7 @@ fn fault_a_failure_ends_every_wait() {
         full.poison();
         assert_eq!(receiver.join().unwrap(), Err(WaitEnd::Poisoned));
         assert_eq!(sender.join().unwrap(), Err(WaitEnd::Poisoned));
-        // And later ones do not begin.
+        // Later waits do not begin.
         assert_eq!(receive(&full), Err(WaitEnd::Poisoned));
     });
 }
@@ -140,7 +142,7 @@ fn error(stage: u32) -> StepError<MockError> {
     StepError::Stage { action, source: MockError::Injected }
 }
 
-/// As workers do it: the error is recorded, then the links are poisoned; a worker looks at the
+/// The order that workers follow: record the error, then poison the links. Each worker checks the
 /// failure before each action.
 #[test]
 fn fault_the_first_error_wins_and_everyone_sees_it() {
@@ -158,7 +160,7 @@ fn fault_the_first_error_wins_and_everyone_sees_it() {
         let (one, two) = (failing(1), failing(2));
         let waited = if failure.is_raised() { Err(WaitEnd::Poisoned) } else { receive(&link) };
         assert_eq!(waited, Err(WaitEnd::Poisoned));
-        // Who is woken finds the reason.
+        // A worker that is woken finds the reason.
         assert!(failure.is_raised());
         let firsts = [one.join().unwrap(), two.join().unwrap()];
         let winner = if firsts[0] { 1 } else { 2 };

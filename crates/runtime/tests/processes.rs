@@ -1,5 +1,6 @@
-//! One pool in several processes (here: threads with a network in memory). Families: `oracle_` (the
-//! unpipelined answer), `fault_` (whatever fails wherever, every process ends with the one error).
+//! One pool in several processes (here: threads with an in-memory network). Families: `oracle_`
+//! (against the unpipelined result), `fault_` (after any failure, every process ends with the same
+//! error).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{sync::Arc, time::Duration};
@@ -20,12 +21,12 @@ use gpipe_runtime::{
     },
 };
 
-/// How many random cases: 50 times as many under `make soak`.
+/// Number of random cases; `make soak` runs 50 times as many.
 fn cases(count: u64) -> u64 {
     if std::env::var_os("GPIPE_SOAK").is_some() { 50 * count } else { count }
 }
 
-/// A program with its link capacity, and the process of each device.
+/// A program, its link capacity, and the process of each device.
 struct Case {
     program: Arc<Program>,
     capacity: usize,
@@ -41,12 +42,12 @@ fn random_case(random: &mut Stream) -> Case {
     let program = lower(&compute, &random_topology(random, stages), micro_batches).unwrap();
     let capacity = (1..).find(|&capacity| validate(&program, capacity).is_ok()).unwrap();
     let processes = 1 + random.below(devices);
-    // Every process has one device at least; the others are anywhere.
+    // Every process has at least one device; the remaining devices are placed at random.
     let placement = (0..devices).map(|d| if d < processes { d } else { random.below(processes) });
     Case { program: Arc::new(program), capacity, placement: placement.collect(), processes }
 }
 
-/// Calls `process` for each process of `case`, all at once.
+/// Calls `process` for each process of `case`, in parallel.
 fn in_processes<T: Send>(
     case: &Case,
     fault: Option<&Fault>,
@@ -87,7 +88,7 @@ fn oracle_random_programs_in_processes_equal_the_unpipelined_step() {
         let (outputs, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
         let found = in_processes(&case, None, |here, mut pool| {
             let ran = pool.run(program, feeds(program, seed)).unwrap();
-            // Every process knows all of the run.
+            // Every process has the results of the whole run.
             assert_eq!(ran.outcomes, outputs, "seed {seed} process {here}");
             for (list, timed) in program.devices.iter().zip(&ran.timeline.devices) {
                 assert!(list.iter().eq(timed.iter().map(|timed| &timed.action)), "seed {seed}");

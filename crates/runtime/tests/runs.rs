@@ -1,5 +1,5 @@
-//! Families: `oracle_` (the unpipelined answer), `property_` (same seed, same run; the simulator's
-//! timeline), over hundreds of random schedules, edges and placements.
+//! Families: `oracle_` (against the unpipelined result), `property_` (same seed, same run; same
+//! timeline as the simulator), over hundreds of random schedules, edges and placements.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{sync::Arc, time::Duration};
@@ -19,12 +19,12 @@ use gpipe_runtime::{
     testing::{MockStage, mock_devices, unpipelined},
 };
 
-/// How many random cases: 50 times as many under `make soak`.
+/// Number of random cases; `make soak` runs 50 times as many.
 fn cases(count: u64) -> u64 {
     if std::env::var_os("GPIPE_SOAK").is_some() { 50 * count } else { count }
 }
 
-/// A random valid program, and a link capacity with which it cannot deadlock.
+/// A random valid program, and a link capacity at which it cannot deadlock.
 fn random_program(random: &mut Stream) -> (Arc<Program>, usize) {
     let stages = 1 + random.below(5);
     let devices = 1 + random.below(stages);
@@ -93,14 +93,14 @@ fn oracle_random_programs_equal_the_unpipelined_step() {
         let ran = pool.run(&program, feeds(&program, seed)).unwrap();
         let (_, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
         assert_eq!(parameters(&mut pool, &program), expected, "seed {seed}");
-        // Every action was done, in the program's order.
+        // Every action was executed, in the program's order.
         for (list, timed) in program.devices.iter().zip(&ran.timeline.devices) {
             assert!(list.iter().eq(timed.iter().map(|timed| &timed.action)), "seed {seed}");
         }
     }
 }
 
-/// What `validate` accepts after actions were moved about must still compute the same.
+/// Moves actions in a program; if `validate` still accepts it, it must compute the same result.
 #[test]
 fn oracle_changed_programs_that_are_valid_equal_the_unpipelined_step() {
     let mut ran = 0;

@@ -1,4 +1,5 @@
-//! What a pool does about the links to other processes, around a run of its own workers.
+//! The pool's side of links to other processes: starts carriers before a run and waits for them
+//! after.
 
 use std::{
     sync::{Arc, mpsc},
@@ -16,7 +17,7 @@ use crate::{
 };
 
 impl<E: StageExecutor> WorkerPool<E> {
-    /// Starts what moves messages between processes.
+    /// Starts the carrier threads of a run.
     pub(super) fn begin_crossings(
         &self,
         step: &Arc<Step<E>>,
@@ -24,7 +25,7 @@ impl<E: StageExecutor> WorkerPool<E> {
     ) -> Vec<mpsc::Receiver<()>> {
         let Some(peers) = &self.peers else { return Vec::new() };
         let alarm = {
-            // Weak: the transport keeps the alarm until the next run.
+            // A weak reference, because the transport keeps the alarm until the next run.
             let step = Arc::downgrade(step);
             Arc::new(move |error| {
                 if let Some(step) = step.upgrade() {
@@ -44,7 +45,7 @@ impl<E: StageExecutor> WorkerPool<E> {
             let thread = std::thread::Builder::new().name("gpipe-carrier".into());
             let failing = Arc::clone(&step);
             let spawned = thread.spawn(move || {
-                let _done = done; // dropped with the thread, also by a panic
+                let _done = done; // dropped when the thread ends, even by a panic
                 carrier.run(&step, &peers, &clock);
             });
             if let Err(error) = spawned {
@@ -56,7 +57,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         carry.collect()
     }
 
-    /// Waits for what moves messages: it ends when all have moved, or when the step has failed.
+    /// Waits for the carriers. They end when every message has moved or the step has failed.
     pub(super) fn end_crossings(&mut self, step: &Step<E>, carrying: &[mpsc::Receiver<()>]) {
         for ended in carrying {
             let mut patience = Instant::now() + step.deadline;
@@ -67,7 +68,7 @@ impl<E: StageExecutor> WorkerPool<E> {
                     continue;
                 }
                 if step.failure.is_raised() {
-                    // It does not answer to the failure: it is left behind.
+                    // The carrier does not react to the failure, so it is abandoned.
                     self.unusable = Some("a link to another process did not end".into());
                     return;
                 }
@@ -79,7 +80,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         }
     }
 
-    /// All processes' parts; nothing if the step failed.
+    /// Exchanges this process's part and returns all parts; empty if the step failed.
     pub(super) fn share(&self, step: &Step<E>, own: Share<E>) -> Vec<Share<E>> {
         let Some(peers) = &self.peers else { return vec![own] };
         if step.failure.is_raised() {

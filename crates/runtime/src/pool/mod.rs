@@ -1,4 +1,4 @@
-//! The driver's side: spawns one worker per device, runs programs on them, and watches their
+//! The driver's side: spawns one worker per device, runs programs on the workers, and watches their
 //! pulses.
 
 mod crossings;
@@ -27,15 +27,15 @@ use crate::{
     worker::{Command, Step, Updates, doing, panic_message, serve},
 };
 
-/// What a pool is told once.
+/// Settings of a pool, fixed when it is spawned.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Messages that a link holds at most, each way.
+    /// Capacity of a link in messages, in each direction.
     pub link_capacity: usize,
-    /// Longest silence of a worker before the step fails. It must be longer than the longest single
-    /// action, because a worker inside a kernel gives no sign.
+    /// Longest silence of a worker before the step fails. It must exceed the longest single action,
+    /// because a worker inside a kernel gives no sign of life.
     pub deadline: Duration,
-    /// Run on a virtual clock with these costs instead of the real one.
+    /// Costs for a virtual clock; `None`: the real clock.
     pub virtual_costs: Option<Arc<Costs>>,
 }
 
@@ -49,21 +49,21 @@ impl Default for Settings {
 /// A step that succeeded.
 #[derive(Debug)]
 pub struct Ran<E: StageExecutor> {
-    /// What was done, with times.
+    /// The executed actions, with times.
     pub timeline: Timeline,
-    /// What each stage gave back, in stage order.
+    /// Each stage's outcome, in stage order.
     pub outcomes: Vec<E::Outcome>,
-    /// By device: bytes of values that it sent.
+    /// Bytes of values that each device sent.
     pub sent: Vec<Bytes>,
 }
 
-/// How a device's stages come into being, in the device's own thread.
+/// A closure that builds a device's stages in the device's own thread.
 pub type BuildDevice<E> =
     Box<dyn FnOnce() -> Result<Vec<E>, <E as StageExecutor>::Error> + Send + 'static>;
 
 struct Worker<E: StageExecutor> {
     commands: mpsc::Sender<Command<E>>,
-    /// `None` once it was abandoned or joined.
+    /// `None` once the thread was abandoned or joined.
     thread: Option<JoinHandle<()>>,
     /// Disconnected when the thread has ended.
     ended: mpsc::Receiver<()>,
@@ -71,24 +71,23 @@ struct Worker<E: StageExecutor> {
 
 /// One worker per device of this process.
 pub struct WorkerPool<E: StageExecutor> {
-    /// By device; `None`: it is another process's.
+    /// The worker of each device; `None` where the device belongs to another process.
     workers: Vec<Option<Worker<E>>>,
     settings: Settings,
-    /// The other processes, if there are any.
+    /// The other processes, if any.
     peers: Option<Arc<dyn Peers<E>>>,
     pulses: Arc<Pulses>,
-    /// Why nothing can run any more.
+    /// Why the pool can no longer run anything.
     unusable: Option<String>,
-    /// The update that some stages applied and others did not, until it is accepted.
+    /// Describes an update that only some stages applied, until the user accepts it.
     torn: Option<String>,
 }
 
 impl<E: StageExecutor> WorkerPool<E> {
-    /// Starts a worker for each element of `devices` and builds its stages there, all at once.
+    /// Starts a worker for each element of `devices` and builds its stages there, all in parallel.
     ///
     /// # Errors
-    /// The first error of a build, by device; a build that panics or does not end within the
-    /// deadline.
+    /// The first build error in device order; a build that panics or exceeds the deadline.
     pub fn spawn(
         devices: Vec<BuildDevice<E>>,
         settings: Settings,
@@ -96,12 +95,12 @@ impl<E: StageExecutor> WorkerPool<E> {
         Self::spawn_among(devices, settings, None)
     }
 
-    /// The same in one of several processes: only the devices that `peers` places here have workers
-    /// here. After a failed run such a pool runs no more: what is under way between processes is
-    /// lost.
+    /// Like [`WorkerPool::spawn`], in one of several processes: only the devices that `peers`
+    /// places in this process get workers here. After a failed run this pool cannot run again,
+    /// because messages between processes are lost.
     ///
     /// # Errors
-    /// As [`WorkerPool::spawn`].
+    /// As for [`WorkerPool::spawn`].
     pub fn spawn_among(
         devices: Vec<BuildDevice<E>>,
         settings: Settings,
@@ -125,7 +124,7 @@ impl<E: StageExecutor> WorkerPool<E> {
             let pulses = Arc::clone(&pulses);
             let thread = std::thread::Builder::new().name(format!("gpipe-device-{device}"));
             let thread = thread.spawn(move || {
-                let _ending = ending; // dropped with the thread, also by a panic
+                let _ending = ending; // dropped when the thread ends, even by a panic
                 match build() {
                     Ok(stages) => {
                         let _ = done.send(Ok(()));
@@ -149,7 +148,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         Ok(pool)
     }
 
-    /// The devices that have workers here.
+    /// The devices that have workers in this process.
     pub fn here(&self) -> impl Iterator<Item = DeviceId> + '_ {
         let here = self.workers.iter().enumerate().filter(|(_, worker)| worker.is_some());
         here.map(|(device, _)| DeviceId::from_index(device))
@@ -196,7 +195,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         StepError::Unusable { reason }
     }
 
-    /// Gives up a thread that does not answer: it is neither used nor joined again.
+    /// Abandons a thread that does not respond: it is neither used nor joined again.
     fn abandon(&mut self, device: usize) {
         if let Some(worker) = self.worker_mut(device) {
             worker.thread = None;
@@ -205,14 +204,13 @@ impl<E: StageExecutor> WorkerPool<E> {
             Some(format!("device {device} did not answer and its thread was abandoned"));
     }
 
-    /// Runs `program` once. `feeds` has, for each device, one feed per stage, in the device's
-    /// order; those of other processes' devices are not looked at. What it returns is of all
-    /// devices, in every process.
+    /// Runs `program` once. `feeds` has one feed per stage for each device, in the device's stage
+    /// order; feeds of other processes' devices are ignored. The result covers all devices, in
+    /// every process.
     ///
     /// # Errors
-    /// The first failure of any worker. After it, every worker has stopped, and the pool can run
-    /// again unless a thread had to be abandoned, the update was torn, or there are other
-    /// processes.
+    /// The first failure of any worker. By then every worker has stopped. The pool can run again
+    /// unless a thread was abandoned, the update was torn, or there are other processes.
     pub fn run(
         &mut self,
         program: &Arc<Program>,
@@ -259,11 +257,11 @@ impl<E: StageExecutor> WorkerPool<E> {
         self.conclude(&step, shares)
     }
 
-    /// Takes what a torn update left for the stages' state: they may be visited and run again.
-    /// Whether there was one.
+    /// Accepts the stages' state after a torn update, so that they can be visited and run again.
+    /// Returns whether there was a torn update.
     ///
     /// # Errors
-    /// A thread is gone, or there are other processes: the pipeline cannot go on in any case.
+    /// A thread is gone, or there are other processes: then the pipeline cannot continue at all.
     pub fn accept_torn_update(&mut self) -> Result<bool, StepError<E::Error>> {
         if let Some(reason) = &self.unusable {
             return Err(StepError::Unusable { reason: reason.clone() });
@@ -293,7 +291,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         Err(StepError::Unusable { reason })
     }
 
-    /// Waits for every worker's report, and fails the step when someone is silent too long.
+    /// Waits for every worker's report, and fails the step if a worker is silent too long.
     fn collect(
         &mut self,
         step: &Step<E>,
@@ -307,7 +305,8 @@ impl<E: StageExecutor> WorkerPool<E> {
                     Ok(report) => break Some(report),
                     Err(mpsc::RecvTimeoutError::Timeout) => {
                         self.watch(step, slice);
-                        // After a failure every healthy worker ends soon; a silent one is given up.
+                        // After a failure every healthy worker ends soon; a silent one is
+                        // abandoned.
                         let silent = self.pulses.silence(device) > step.deadline;
                         if step.failure.is_raised() && silent {
                             self.abandon(device);
@@ -326,16 +325,18 @@ impl<E: StageExecutor> WorkerPool<E> {
         reports
     }
 
-    /// Fails the step if a worker is silent in an action, or if all wait for each other.
+    /// Fails the step if a worker is silent inside an action, or if all workers wait for each
+    /// other.
     fn watch(&self, step: &Step<E>, slice: Duration) {
         if step.failure.is_raised() {
             return;
         }
         let devices = 0..self.workers.len();
         let running = |device: &usize| self.pulses.position(*device).is_some();
-        // A little later than the deadline: a worker that waits for it is the better witness.
+        // Slightly longer than the deadline, so that a worker that waits for the silent one reports
+        // first: it gives the better error.
         let patience = step.deadline.saturating_add(slice * 8);
-        // Of other processes their own drivers and the transport say so.
+        // Other processes' devices are watched by their own drivers and by the transport.
         let here = |device: &usize| self.worker(*device).is_some();
         let silent = devices
             .clone()
@@ -382,7 +383,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         let first = shares.iter().map(|share| share.origin).min().unwrap_or_default();
         let mut reports: Vec<(DeviceId, Nanos, Report<E>)> = Vec::new();
         for Share { origin, reports: own } in shares {
-            // Every process counts from its own beginning.
+            // Each process counts time from its own start of the run.
             let late = Nanos(origin.0.saturating_sub(first.0));
             reports.extend(own.into_iter().map(|(device, report)| (device, late, report)));
         }
@@ -405,10 +406,10 @@ impl<E: StageExecutor> WorkerPool<E> {
         Ok(Ran { timeline, outcomes, sent })
     }
 
-    /// Calls `visit` with the stages of `device`, in its thread, between steps.
+    /// Calls `visit` with the stages of `device`, in the device's thread, between steps.
     ///
     /// # Errors
-    /// An earlier update was torn, a worker is gone, the visitor panicked, or it gave no answer
+    /// An earlier update was torn, a worker is gone, the visitor panicked, or it did not return
     /// within the deadline.
     pub fn visit<T: Send + 'static>(
         &mut self,
@@ -419,11 +420,11 @@ impl<E: StageExecutor> WorkerPool<E> {
         self.await_answer(device, &answer)
     }
 
-    /// Calls a visitor with the stages of each device of this process, in their threads, all at
-    /// once; the answers by device.
+    /// Calls a visitor with the stages of each device of this process, in the devices' threads, in
+    /// parallel. Returns the results in device order.
     ///
     /// # Errors
-    /// As [`WorkerPool::visit`], of the first device that fails.
+    /// As for [`WorkerPool::visit`], from the first device that fails.
     pub fn visit_all<T: Send + 'static, F>(
         &mut self,
         mut visitor: impl FnMut(DeviceId) -> F,
@@ -438,13 +439,13 @@ impl<E: StageExecutor> WorkerPool<E> {
         answers.into_iter().map(|(device, answer)| self.await_answer(device, &answer?)).collect()
     }
 
-    /// Hands `visit` to the device's thread; where its answer will come.
+    /// Sends `visit` to the device's thread; returns the channel for its result.
     fn send_visitor<T: Send + 'static>(
         &self,
         device: DeviceId,
         visit: impl FnOnce(&mut [E]) -> T + Send + 'static,
     ) -> Result<mpsc::Receiver<T>, StepError<E::Error>> {
-        // What a torn update left is nobody's state, unless somebody takes it for one.
+        // State after a torn update is invalid until the user accepts it.
         if let Some(reason) = self.torn.as_ref().or(self.unusable.as_ref()) {
             return Err(StepError::Unusable { reason: reason.clone() });
         }

@@ -1,8 +1,8 @@
-//! A stage with integer arithmetic, faults on request, and the unpipelined answer to compare with.
+//! A mock stage with integer arithmetic, fault injection, and the unpipelined result to compare
+//! with.
 //!
-//! Sums are replaced by a hash that does not commute, so that any change of an order (of
-//! micro-batches, of edges, of tied gradients) changes the result, as rounding would with real
-//! tensors.
+//! A hash that does not commute replaces sums. Any change of order (of micro-batches, edges or tied
+//! gradients) then changes the result, as rounding would with real tensors.
 
 pub mod peers;
 
@@ -32,27 +32,27 @@ impl Payload for Number {
     }
 }
 
-/// What goes wrong.
+/// Kind of an injected fault.
 #[derive(Debug, Clone)]
 pub enum FaultKind {
     /// An error value.
     Error,
     /// A panic.
     Panic,
-    /// A thread that does not come back until the gate opens.
+    /// A thread that blocks until the gate opens.
     Stall(Arc<Gate>),
 }
 
-/// One fault, at one action.
+/// One fault, injected at one action.
 #[derive(Debug, Clone)]
 pub struct Fault {
-    /// When.
+    /// The action.
     pub at: Action,
-    /// What.
+    /// The kind.
     pub kind: FaultKind,
 }
 
-/// Where stalled threads stand until the test is over.
+/// Blocks stalled threads until the test is over.
 #[derive(Debug, Default)]
 pub struct Gate {
     open: Mutex<bool>,
@@ -60,7 +60,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets everyone go on, now and later.
+    /// Lets every current and future thread pass.
     pub fn open(&self) {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
@@ -72,18 +72,18 @@ impl Gate {
     }
 }
 
-/// The mock's errors.
+/// The errors of a mock stage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MockError {
-    /// The fault that a test asked for.
+    /// The injected fault.
     #[error("injected fault")]
     Injected,
-    /// The runtime broke the seam's contract.
+    /// The runtime broke the contract of [`StageExecutor`].
     #[error("contract: {0}")]
     Contract(String),
 }
 
-/// A stage of integers. Its parameter is one number; each step changes it.
+/// A stage with integer arithmetic. Its parameter is one number, which each step changes.
 #[derive(Debug)]
 pub struct MockStage {
     stage: StageId,
@@ -92,22 +92,22 @@ pub struct MockStage {
     parameter: u64,
     gradient: u64,
     sums: u64,
-    /// Inputs by micro-batch, and whether the activations are there.
+    /// Inputs by micro-batch, and whether the activations are present.
     held: HashMap<MicroBatch, (u64, bool)>,
-    /// What the first halves of backwards left to the second.
+    /// What the first halves of backwards leave for the second halves.
     split: HashMap<MicroBatch, u64>,
-    /// Set by `norm`: the update that is ready.
+    /// The prepared update; `norm` sets it.
     ready: Option<u64>,
     outputs: Vec<u64>,
 }
 
-/// Joins numbers so that order matters.
+/// Combines two numbers; the order matters.
 fn join(a: u64, b: u64) -> u64 {
     mix(a.rotate_left(7) ^ b)
 }
 
 impl MockStage {
-    /// A stage of `topology`, with its initial parameter.
+    /// Creates a stage of `topology` with its initial parameter.
     pub fn new(stage: StageId, topology: Arc<Topology>, fault: Option<Fault>) -> Self {
         Self {
             stage,
@@ -123,7 +123,7 @@ impl MockStage {
         }
     }
 
-    /// Its parameter now.
+    /// The current parameter.
     pub fn parameter(&self) -> u64 {
         self.parameter
     }
@@ -167,7 +167,7 @@ impl StageExecutor for MockStage {
         match &self.fault {
             Some(fault) if fault.at == action => match fault.kind.clone() {
                 FaultKind::Error => Err(MockError::Injected),
-                // A panic is what this fault is.
+                // This fault is a panic.
                 #[allow(clippy::panic)]
                 FaultKind::Panic => panic!("injected panic"),
                 FaultKind::Stall(gate) => {
@@ -306,7 +306,7 @@ impl StageExecutor for MockStage {
     }
 }
 
-/// Builders for a pool of mock stages, one per device: stage k is on device k modulo `devices`.
+/// Builders for a pool of mock stages: stage k is on device k modulo `devices`.
 pub fn mock_devices(
     topology: &Arc<Topology>,
     devices: usize,
@@ -327,8 +327,8 @@ pub fn mock_devices(
         .collect()
 }
 
-/// What a step does, computed without pipeline, threads or schedule: stage after stage, in loops.
-/// Returns each stage's outputs and its parameter afterwards.
+/// Computes a step without pipeline, threads or schedule: stage after stage, in loops. Returns each
+/// stage's outputs and its parameter after the step.
 pub fn unpipelined(
     topology: &Arc<Topology>,
     micro_batches: usize,

@@ -1,4 +1,4 @@
-//! Processes that are threads, with an in-memory network between them.
+//! A mock transport: the processes are threads, with an in-memory network between them.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,7 +17,7 @@ use crate::{
     stage::StageExecutor,
 };
 
-/// What all processes of a test share.
+/// The state that all processes of a test share.
 pub struct Network<E: StageExecutor> {
     state: Mutex<State<E>>,
     changed: Condvar,
@@ -28,15 +28,15 @@ pub struct Network<E: StageExecutor> {
 
 struct State<E: StageExecutor> {
     queues: HashMap<RemoteEdge, VecDeque<Envelope<E::Value>>>,
-    /// By process; how to tell it, and whether its run was ended.
+    /// Each process's alarm, and whether its run was ended.
     alarms: Vec<Option<Alarm>>,
-    /// By run.
+    /// The processes' parts of each run.
     shares: Vec<Vec<Share<E>>>,
     failed: Option<PeerError>,
 }
 
 impl<E: StageExecutor> Network<E> {
-    /// A network of `processes`, where `placement` says the process of each device.
+    /// Creates a network of `processes`; `placement` gives the process of each device.
     pub fn new(processes: usize, placement: Vec<usize>) -> Arc<Self> {
         let state = State {
             queues: HashMap::new(),
@@ -56,7 +56,7 @@ impl<E: StageExecutor> Network<E> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` gives something, or someone has failed.
+    /// Waits until `ready` returns a value or a process has failed.
     fn wait<T>(&self, mut ready: impl FnMut(&mut State<E>) -> Option<T>) -> Result<T, PeerError> {
         let mut state = self.lock();
         loop {
@@ -75,12 +75,12 @@ impl<E: StageExecutor> Network<E> {
 pub struct MockPeers<E: StageExecutor> {
     network: Arc<Network<E>>,
     here: usize,
-    /// How many runs it has shared.
+    /// How many runs this process has shared.
     runs: AtomicUsize,
 }
 
 impl<E: StageExecutor> MockPeers<E> {
-    /// Process number `here`.
+    /// Creates the view of process number `here`.
     pub fn new(network: &Arc<Network<E>>, here: usize) -> Arc<Self> {
         Arc::new(Self { network: Arc::clone(network), here, runs: AtomicUsize::new(0) })
     }
