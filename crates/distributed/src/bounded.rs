@@ -1,8 +1,8 @@
-//! Calls that may wait for ever, with a deadline.
+//! Puts a deadline on calls that may block forever.
 //!
-//! c10d's calls to a store wait for its answer without one: a server that was stopped, or that is
-//! no store, holds its callers. So each call of a meeting runs on a thread of its own, which is
-//! left behind where it does not end.
+//! c10d's store calls wait for an answer without a deadline. A server that was stopped, or that is
+//! not a store at all, blocks its callers. So each call of a meeting runs on a separate thread, and
+//! a call that does not return leaves its thread behind.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, sync_channel},
@@ -11,22 +11,22 @@ use std::{
 
 use gpipe::processes::PeerError;
 
-/// How often somebody looks whether another process has failed meanwhile.
+/// How often a waiting caller checks whether another process has failed.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Why a call has no result.
 #[derive(Debug)]
 pub(crate) enum GaveUp {
-    /// It did not end in time.
+    /// It did not return in time.
     Late,
-    /// Another process failed meanwhile, or was found to be silent.
+    /// Another process failed in the meantime, or was found to be silent.
     Failed(PeerError),
-    /// The system has no thread for it.
+    /// The system could not start a thread for the call.
     NoThread(std::io::Error),
 }
 
-/// The result of `call`, for which nobody waits longer than `longest`, nor once something has
-/// `failed`.
+/// Runs `call` on a new thread and returns its result. Gives up after `longest`, or as soon as
+/// `failed` returns an error.
 pub(crate) fn within<T: Send + 'static>(
     longest: Duration,
     failed: impl Fn() -> Option<PeerError>,
@@ -34,7 +34,7 @@ pub(crate) fn within<T: Send + 'static>(
 ) -> Result<T, GaveUp> {
     let (done, result) = sync_channel(1);
     let run = move || {
-        // Whoever asked may have given up.
+        // The caller may have given up.
         let _ = done.send(call());
     };
     let thread = std::thread::Builder::new().name("gpipe-join".into()).spawn(run);
@@ -58,7 +58,8 @@ pub(crate) fn within<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // tests may panic
+    // tests may panic
+    #![allow(clippy::unwrap_used)]
 
     use super::*;
 

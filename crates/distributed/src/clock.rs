@@ -8,21 +8,21 @@ use gpipe_core::Nanos;
 
 use crate::shared::Shared;
 
-/// Tag of its messages.
+/// Tag of the clock messages.
 const CLOCK_TAG: usize = 1;
-/// How often clocks are compared; the answer that took least is the truest.
+/// Number of round trips per comparison; the one with the shortest round trip counts.
 const CLOCK_ROUNDS: usize = 8;
 
-/// A clock that all processes share: rank 0's.
+/// A clock that all processes share: the clock of rank 0.
 pub(crate) struct Clock {
     start: Instant,
-    /// What rank 0's clock says at `start`.
+    /// The time on rank 0's clock at `start`.
     origin: i128,
 }
 
 impl Clock {
-    /// Compares this process's clock with that of rank 0, which answers one process after the
-    /// other.
+    /// Measures the offset between this process's clock and that of rank 0. Rank 0 serves one
+    /// process after the other.
     pub(crate) fn agree(shared: &Shared) -> Result<Self, PeerError> {
         let start = Instant::now();
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -44,7 +44,7 @@ impl Clock {
             line.send(shared, before)?;
             let theirs = line.receive(shared)?;
             let took = own.now().0.saturating_sub(before);
-            // Their answer was made half-way.
+            // Assumes that rank 0 answered in the middle of the round trip.
             let ahead = i128::from(theirs) - i128::from(before + took / 2);
             if best.is_none_or(|(least, _)| took < least) {
                 best = Some((took, ahead));
@@ -60,7 +60,7 @@ impl Clock {
     }
 }
 
-/// Numbers to and from another process.
+/// A connection that exchanges numbers with another process.
 struct Line {
     rank: usize,
     outbox: Outbox,

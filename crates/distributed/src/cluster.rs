@@ -1,4 +1,4 @@
-//! The processes of a pipeline, joined: they meet in a store, see that they belong together, and
+//! The joined processes of a pipeline: they meet in a store, check that they belong together, and
 //! connect to each other.
 
 use std::{
@@ -24,37 +24,37 @@ use gpipe::{
 use gpipe_bridge::c10d::{self, Group, Inbox, Outbox, TcpStore};
 use gpipe_core::{Bytes, DeviceId, Nanos};
 
-/// Most processes.
+/// Maximum number of processes.
 pub const PROCESSES_MAX: usize = 4096;
-/// Tags of the cluster's own messages; links' come after them.
+/// Tags of the cluster's own messages; tags of links follow.
 const GATHER_TAG: usize = 2;
 const BESIDE_TAG: usize = 4;
 
 type Ends<T> = Mutex<HashMap<RemoteEdge, Arc<Mutex<T>>>>;
 
-/// This process among the others.
+/// This process as a member of the cluster.
 pub struct Cluster {
     shared: Arc<Shared>,
-    /// The ends of links, which outlive a run.
+    /// The ends of links; they outlive a run.
     inboxes: Ends<Inbox>,
     outboxes: Ends<Outbox>,
     gathers: Gathers,
     beside: Gathers,
     clock: Clock,
-    /// Before the store: it says goodbye there.
+    /// Declared before the store, because it says goodbye there.
     watcher: Option<Watcher>,
     store: Arc<TcpStore>,
     serves: bool,
 }
 
 impl Cluster {
-    /// Meets the other processes: waits for them, compares facts, and connects. No step of it waits
-    /// longer than the meeting's deadline, whoever answers at the other end; one that does not end
-    /// leaves its thread behind.
+    /// Joins the other processes: waits for them, compares facts, and connects. No step waits
+    /// longer than the meeting's deadline, whatever answers at the other end. A step that does not
+    /// return leaves its thread behind.
     ///
     /// # Errors
-    /// [`JoinError`]: numbers that do not fit, a process that does not come, is gone or is silent,
-    /// a store that does not answer, another process with other facts.
+    /// [`JoinError`]: an invalid rank or size; a process that does not come, is gone or is silent;
+    /// a store that does not answer; a process whose facts differ.
     pub fn join(meeting: Meeting) -> Result<Arc<Self>, JoinError> {
         let Meeting { rank, size, store, name, address, deadline, facts } = meeting;
         if size == 0 || size > PROCESSES_MAX || rank >= size {
@@ -82,7 +82,7 @@ impl Cluster {
             let meeting = Arc::clone(&meeting);
             joining.ask_store(move || meeting.another())?
         };
-        // From here on every process hears of the others, and of what has failed.
+        // From here on, each process learns of the others' signs of life and failures.
         let watcher = Watcher::start(speaks, rank, size, deadline, &interrupt)
             .map_err(|error| JoinError::Setting(format!("no thread: {error}")))?;
         let watch = Arc::clone(&watcher.watch);
@@ -133,7 +133,7 @@ impl Cluster {
         }))
     }
 
-    /// Another connection to the store, for what may wait there long.
+    /// Opens another connection to the store, for a call that may wait there for long.
     pub(crate) fn another_store(&self) -> Result<TcpStore, JoinError> {
         let (watch, deadline) = (Some(Arc::clone(&self.shared.watch)), self.shared.deadline);
         let joining = Joining { deadline, store: "the store".into(), watch };
@@ -145,7 +145,7 @@ impl Cluster {
         &self.shared
     }
 
-    /// The receiving end of a crossing between these ranks.
+    /// The receiving end of a remote edge. `crossing` holds ranks.
     pub(crate) fn receiver(
         &self,
         crossing: RemoteEdge,
@@ -157,7 +157,7 @@ impl Cluster {
         Ok(Receiver::new(&self.shared, from, most, inbox))
     }
 
-    /// The sending end of a crossing between these ranks.
+    /// The sending end of a remote edge. `crossing` holds ranks.
     pub(crate) fn sender(&self, crossing: RemoteEdge) -> Result<Sender, PeerError> {
         let to = crossing.to;
         let outbox = end(&self.outboxes, crossing, || self.shared.group.outbox(to, tag(crossing)));
@@ -166,7 +166,7 @@ impl Cluster {
     }
 }
 
-/// The end of a crossing, which is opened once.
+/// The end of a remote edge, opened at its first use.
 fn end<T>(
     ends: &Ends<T>,
     crossing: RemoteEdge,
@@ -235,12 +235,12 @@ impl Transport for Cluster {
 }
 
 impl Drop for Cluster {
-    /// Says goodbye. Who serves the store waits for the others to do so, as long as a little while.
+    /// Says goodbye. The host of the store then waits briefly for the other ranks' goodbyes.
     fn drop(&mut self) {
         self.shared.interrupt.interrupt();
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        // A store behind a cut link answers nobody, for as long as TCP may take: its goodbye is the
-        // watcher's, which may be left behind.
+        // Behind a cut link, a call to the store blocks for as long as TCP allows. So the watcher's
+        // thread says goodbye: it may be left behind.
         drop(self.watcher.take());
         if self.serves {
             wait_for(&self.store, GOODBYE_KEY, self.shared.group.size(), GOODBYE);

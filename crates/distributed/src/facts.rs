@@ -1,15 +1,15 @@
-//! What processes must have alike, by name: compared when they meet, and again when each has built
-//! its pipeline.
+//! Facts: named values that must be equal in all processes. They are compared when processes meet,
+//! and again when each has built its pipeline.
 
 use gpipe::processes::PeerError;
 
 /// Names and values.
 pub(crate) type Facts = Vec<(String, String)>;
 
-/// Longest value in a message.
+/// Longest value in an error message, in characters.
 const SHOWN_CHARS: usize = 120;
 
-/// Facts as bytes: lengths and texts.
+/// Encodes facts as bytes: each text with its length.
 pub(crate) fn encode(facts: &[(String, String)]) -> Vec<u8> {
     let texts = facts.iter().flat_map(|(name, value)| [name, value]);
     let text = |text: &String| {
@@ -19,7 +19,7 @@ pub(crate) fn encode(facts: &[(String, String)]) -> Vec<u8> {
     texts.flat_map(text).collect()
 }
 
-/// The facts in `bytes`, as far as they can be read.
+/// Decodes facts, as far as `bytes` is readable.
 pub(crate) fn decode(mut bytes: &[u8]) -> Facts {
     let mut text = || -> Option<String> {
         let (length, rest) = bytes.split_first_chunk::<4>()?;
@@ -34,7 +34,7 @@ pub(crate) fn decode(mut bytes: &[u8]) -> Facts {
     facts
 }
 
-/// The facts of all processes, by rank, must be those of rank 0.
+/// Checks that each rank's facts equal those of rank 0.
 pub(crate) fn compare(all: &[Facts]) -> Result<(), PeerError> {
     let Some((first, others)) = all.split_first() else { return Ok(()) };
     for (index, other) in others.iter().enumerate() {
@@ -68,7 +68,8 @@ fn shown(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // tests may panic
+    // tests may panic
+    #![allow(clippy::unwrap_used)]
 
     use super::*;
 

@@ -1,29 +1,28 @@
-//! Readers of what comes from other processes, for fuzzing: nothing that users need.
+//! Entry points for fuzzing: the readers of data from other processes. Users do not need them.
 
 use gpipe_bridge::memory::{self, Arena};
 use gpipe_core::Bytes;
 
 use crate::{facts as told, wire};
 
-/// Most bytes of the message whose header is read.
+/// Size of the message whose header is read.
 const MOST: Bytes = Bytes(64 << 10);
-/// What an allocator rounds up, for each of a header's tensors.
+/// Allowance for what the allocator adds when it rounds up the sizes of a header's tensors.
 const ROUNDING: Bytes = Bytes(64 << 10);
 
-/// What reading a header came to.
+/// The outcome of reading a header.
 #[derive(Debug)]
 pub struct Read {
-    /// What is wrong with it.
+    /// What is wrong with the header, if anything.
     pub result: Result<(), String>,
-    /// Bytes of memory for tensors that were asked for beyond what a message of its size may take.
+    /// Size of an allocation that exceeded what a message of this size may take, if there was one.
     pub beyond: Option<u64>,
 }
 
-/// Reads a header, and makes all the tensors that it tells of; too short ones are filled with
-/// zeros.
+/// Reads a header and creates all tensors that it describes. Short input is padded with zeros.
 ///
 /// # Errors
-/// The memory of tensors cannot be counted here.
+/// This build cannot count the memory of tensors.
 pub fn header(bytes: &[u8]) -> Result<Read, gpipe_bridge::Error> {
     let arena = Arena::acquire()?;
     memory::enter(arena.id())?;
@@ -34,15 +33,15 @@ pub fn header(bytes: &[u8]) -> Result<Read, gpipe_bridge::Error> {
     Ok(Read { result, beyond })
 }
 
-/// Headers of some messages, to start from.
+/// Sample headers, as a corpus to start from.
 ///
 /// # Errors
-/// None is known.
+/// No cause is known.
 pub fn headers() -> Result<Vec<Vec<u8>>, String> {
     wire::samples()
 }
 
-/// Reads facts; whether they read as the same once they are written again.
+/// Reads facts, and returns whether they survive encoding and decoding.
 pub fn facts(bytes: &[u8]) -> bool {
     let facts = told::decode(bytes);
     told::decode(&told::encode(&facts)) == facts

@@ -1,4 +1,4 @@
-//! Bytes of each process, given to all of them.
+//! All-gather of bytes: each process sends bytes and receives those of all others.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -15,21 +15,21 @@ use crate::{
     wire::{bytes_tensor, tensor_bytes},
 };
 
-/// Bytes of a tensor: memory is asked for as they come, whatever length was told.
+/// Size of one tensor. The receiver allocates memory as tensors arrive, whatever length was
+/// announced.
 const CHUNK_BYTES: usize = 64 << 20;
-/// Bytes that a head has room for beside the length of them all: they come without a wait for their
-/// memory.
+/// Bytes that fit into a head beside the total length. They need no tensor, and so no wait for one.
 const FIRST_BYTES: usize = HEAD_BYTES_MAX - 8;
-/// Most bytes of a process.
+/// Maximum number of bytes per process.
 const GATHERED_BYTES_MAX: u64 = 1 << 36;
 
-/// One gathering after the other, in the same order in every process; those of other tags go on at
-/// the same time.
+/// All-gathers with one tag. They run one after the other, in the same order in every process.
+/// Those with other tags run concurrently.
 pub(crate) struct Gathers {
     tag: usize,
-    /// The ranks of those that gather.
+    /// The ranks that take part.
     members: Vec<usize>,
-    /// The ends of the connections to the others, once there are any.
+    /// The ends of the connections to the other ranks, opened at their first use.
     ends: Mutex<HashMap<usize, (Outbox, Inbox)>>,
 }
 
@@ -38,8 +38,8 @@ impl Gathers {
         Self { tag, members: members.into_iter().collect(), ends: Mutex::default() }
     }
 
-    /// One process's bytes to every other, and theirs, for each of which it waits no longer than
-    /// `longest`; in the order of the members.
+    /// Sends `own` to every other process, and returns the bytes of all processes in the order of
+    /// `members`. Waits at most `longest` for each process.
     pub(crate) fn exchange(
         &self,
         shared: &Shared,
@@ -82,7 +82,7 @@ impl Gathers {
     }
 }
 
-/// Begins to send bytes: their length and the first of them in a head, the others behind it.
+/// Starts to send bytes: the total length and the first bytes in a head, the rest in tensors.
 fn send(
     shared: &Shared,
     outbox: &mut Outbox,

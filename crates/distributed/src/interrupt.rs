@@ -1,5 +1,4 @@
-//! Waits for c10d that end when the run has failed: from another thread, every wait is aborted at
-//! once.
+//! Interruptible waits for c10d work: after a failure another thread aborts every wait at once.
 
 use std::{
     collections::HashMap,
@@ -9,7 +8,7 @@ use std::{
 
 use gpipe_bridge::c10d::{Error, Work};
 
-/// All waits of a process.
+/// All pending waits of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupt {
     state: Mutex<State>,
@@ -27,12 +26,13 @@ impl Interrupt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for `work`, at most so long.
+    /// Waits for `work`, at most `longest`.
     pub(crate) fn wait(&self, work: &Work, longest: Duration) -> Result<(), Error> {
         let number = {
             let mut state = self.lock();
             if state.interrupted {
-                // Let go of without a wait: its buffer must not be written to any more.
+                // Aborted, because the work is dropped without a wait and must no longer write to
+                // its buffer.
                 let _ = work.abort();
                 return Err(interrupted());
             }
@@ -46,7 +46,7 @@ impl Interrupt {
         done
     }
 
-    /// Ends all waits, now and later.
+    /// Ends every current and future wait.
     pub(crate) fn interrupt(&self) {
         let waiting: Vec<Work> = {
             let mut state = self.lock();

@@ -1,5 +1,5 @@
-//! How processes meet: they find each other in a store, and see that they belong together. Every
-//! step ends.
+//! How processes meet: they find each other in a store and check that they belong together. Every
+//! step ends by its deadline.
 
 use std::{
     net::TcpListener,
@@ -16,73 +16,74 @@ use crate::{
     watch::{self, Watch},
 };
 
-/// How long who serves the store waits, before it goes, for the others to have read what is in it.
+/// Grace period before the host of the store exits, so that the other ranks can read the final
+/// keys.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(5);
-/// How often it is looked whether another process has come.
+/// How often a process checks whether another one has come.
 const MEETING_LOOK: Duration = Duration::from_millis(20);
 
-/// Who serves the store.
+/// The store where the processes meet.
 #[derive(Debug)]
 pub enum Store {
-    /// This process, at this listener.
+    /// This process serves the store on this listener.
     Serve(TcpListener),
-    /// Another process, or a launcher.
+    /// Another process or a launcher serves the store.
     At {
-        /// Its host.
+        /// Its host name or address.
         host: String,
-        /// And port.
+        /// Its port.
         port: u16,
     },
 }
 
-/// How a process finds the others.
+/// How this process finds the others.
 #[derive(Debug)]
 pub struct Meeting {
-    /// The number of this process, from 0.
+    /// The rank of this process, from 0.
     pub rank: usize,
-    /// How many there are.
+    /// The number of processes.
     pub size: usize,
-    /// Where they meet.
+    /// The store.
     pub store: Store,
-    /// What is served there for this run: a later try must not meet an earlier one.
+    /// Prefix of this run's keys in the store; a retry must not see the keys of an earlier attempt.
     pub name: String,
-    /// The host name or address of this machine that the others connect to.
+    /// Host name or address of this machine; the other processes connect to it.
     pub address: String,
-    /// Longest wait for another process to come, and longest silence of one that has.
+    /// Longest wait for another process to come, and longest silence of one that has come.
     pub deadline: Duration,
-    /// What all processes must have alike: versions, configuration.
+    /// Named values that must be equal in all processes: versions, configuration.
     pub facts: Vec<(String, String)>,
 }
 
-/// Why processes do not come together.
+/// Why processes could not join.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Numbers that do not fit.
+    /// An invalid setting.
     #[error("{0}")]
     Setting(String),
-    /// The store or a connection.
+    /// The store or a connection failed.
     #[error("{what}: {source}")]
     Connect {
         /// What was tried, and the remedy.
         what: String,
-        /// What c10d says.
+        /// c10d's error.
         source: c10d::Error,
     },
-    /// They do not belong together, or another process failed or is silent.
+    /// The processes do not belong together, or another process failed or is silent.
     #[error("{0}")]
     Differs(PeerError),
-    /// Whoever should answer does not.
+    /// The store or a process does not answer.
     #[error("{0}")]
     Silent(String),
 }
 
-/// Names what was tried in an error of c10d.
+/// Wraps an error of c10d with a description of what was tried.
 pub(crate) fn connect(what: String) -> impl FnOnce(c10d::Error) -> JoinError {
     move |source| JoinError::Connect { what, source }
 }
 
 impl Store {
-    /// In words, for messages.
+    /// The store's address as text, for messages.
     pub(crate) fn place(&self) -> String {
         match self {
             Self::Serve(_) => "this process's own store".into(),
@@ -91,20 +92,20 @@ impl Store {
     }
 }
 
-/// What c10d's own deadlines are longer by: their errors say more.
+/// Extra time for c10d's own deadlines to expire first, because c10d's errors say more.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The steps of a meeting, each of which ends.
+/// Runs the steps of a meeting, each with a deadline.
 pub(crate) struct Joining {
     pub deadline: Duration,
-    /// Where the store is, in words.
+    /// The store's address, as text.
     pub store: String,
-    /// Once there is one.
+    /// `None` until the watcher has started.
     pub watch: Option<Arc<Watch>>,
 }
 
 impl Joining {
-    /// Connects to the store, or serves it.
+    /// Connects to the store, or starts to serve it.
     pub(crate) fn connect(&self, store: Store) -> Result<TcpStore, JoinError> {
         let deadline = self.deadline;
         self.ask_store(move || match store {
@@ -121,7 +122,7 @@ impl Joining {
         })
     }
 
-    /// A call that nobody but the store answers.
+    /// Runs a call that only the store answers.
     pub(crate) fn ask_store<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> c10d::Result<T> + Send + 'static,
@@ -138,7 +139,7 @@ impl Joining {
         within(self.deadline + GRACE, failed, call)
     }
 
-    /// The outcome of a step that only the store answers.
+    /// Converts the outcome of a step that only the store answers.
     pub(crate) fn of_store<T>(
         &self,
         outcome: Result<Result<T, JoinError>, GaveUp>,
@@ -149,7 +150,7 @@ impl Joining {
         self.outcome(outcome, &self.store, remedy)
     }
 
-    /// The outcome of a step that other processes, `awaited`, answer.
+    /// Converts the outcome of a step that waits for other processes (`awaited`).
     pub(crate) fn of_processes<T>(
         &self,
         outcome: Result<Result<T, JoinError>, GaveUp>,
@@ -158,7 +159,8 @@ impl Joining {
         self.outcome(outcome, awaited, "a process was stopped, or the network between them is cut")
     }
 
-    /// A failure here is told to the others. One of theirs is the one that all know.
+    /// Converts an outcome. A failure of this process is reported to the others; a failure reported
+    /// by others is returned as the common one.
     fn outcome<T>(
         &self,
         outcome: Result<Result<T, JoinError>, GaveUp>,
@@ -182,13 +184,13 @@ impl Joining {
     }
 }
 
-/// Whether all processes came.
+/// Which processes came to the meeting.
 pub(crate) enum Met {
     All,
     Without(usize),
 }
 
-/// Waits for everyone, and compares what they must have alike.
+/// Waits for all processes and compares their facts.
 pub(crate) fn meet(
     store: &TcpStore,
     rank: usize,
@@ -215,13 +217,13 @@ pub(crate) fn meet(
     let compared = facts::compare(&all).map_err(JoinError::Differs);
     let looked = store.add("looked", 1);
     if serves && compared.is_err() && looked.is_ok() {
-        // The others must have seen why, too, before the store is gone.
+        // The store must not go before the other processes have also seen the reason.
         wait_for(store, "looked", size, GOODBYE.min(deadline));
     }
     compared.map(|()| Met::All)
 }
 
-/// Waits until all processes have counted `key`, at most so long.
+/// Waits until every process has incremented `key`, at most `longest`.
 pub(crate) fn wait_for(store: &TcpStore, key: &str, size: usize, longest: Duration) {
     let patience = Instant::now() + longest;
     while Instant::now() < patience && store.add(key, 0).is_ok_and(|count| count < size as i64) {
@@ -229,8 +231,8 @@ pub(crate) fn wait_for(store: &TcpStore, key: &str, size: usize, longest: Durati
     }
 }
 
-/// Tells the processes of the meeting `name` in `store` that `rank` has ended, if they know of no
-/// other failure: what a launcher does that sees it first.
+/// Reports to the processes of the meeting `name` that `rank` has ended. A failure reported earlier
+/// takes precedence. A launcher calls this, because it is the first to know.
 ///
 /// # Errors
 /// The store does not answer.

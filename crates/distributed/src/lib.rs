@@ -1,21 +1,20 @@
-//! Pipelines in several processes and on several hosts, over c10d, the engine on which PyTorch
-//! scales out.
+//! Pipelines in several processes and on several hosts, over c10d, PyTorch's engine for distributed
+//! training.
 //!
-//! - [`cluster`]: [`Cluster`], the processes, joined; what a pipeline is given by
-//!   `PipelineBuilder::processes`
-//! - `shared`: what all parts of a cluster have in common
-//! - [`member`]: [`Member`], a process of one of several replicas of a pipeline
-//! - `gathers`: bytes of each process, given to all
+//! - [`cluster`]: [`Cluster`], the joined processes; `PipelineBuilder::processes` takes it
+//! - `shared`: what all parts of a cluster share
+//! - [`member`]: [`Member`], a process in one of several replicas of a pipeline
+//! - `gathers`: all-gather of bytes
 //! - `link`: the two ends of a link between processes
 //! - `wire`: messages as headers and contiguous tensors
-//! - `watch`: signs of life, and the one failure that all of them know
-//! - [`joining`]: how they meet, and what can go wrong; `clock`: the clock that they share
-//! - `bounded`: calls of c10d that may wait for ever, with a deadline
+//! - `watch`: signs of life, and the first failure, which all processes agree on
+//! - [`joining`]: how processes meet, and what can go wrong; `clock`: their shared clock
+//! - `bounded`: a deadline for c10d calls that may block forever
 //! - `interrupt`: waits that end when the run has failed
-//! - `facts`: what processes must have alike
+//! - `facts`: values that must be equal in all processes
 //!
-//! What does not live here: what runs where (that is the pipeline's), and how processes are started
-//! (the command's).
+//! What runs where, and how processes are started, is not decided here: the pipeline and the
+//! command do that.
 
 mod bounded;
 mod clock;

@@ -1,9 +1,9 @@
 //! The two ends of a link between processes.
 //!
-//! A message is a header and its tensors ([`crate::wire`]), all with the link's own tag, in order.
+//! A message is a header and its tensors ([`crate::wire`]), sent in order with the link's own tag.
 //! The receiver posts the receive of the next header before it waits for a message's tensors, so a
 //! header never waits for its receiver. The receives of tensors are posted as soon as their header
-//! says how large they are.
+//! gives their sizes.
 
 use std::{
     collections::VecDeque,
@@ -23,10 +23,10 @@ use crate::{
     wire::{Header, Layout, Part, encode},
 };
 
-/// Tags below are the cluster's own.
+/// First tag of links; lower tags belong to the cluster.
 const FIRST_TAG: usize = 16;
-/// Messages that may be under way at once: the next one is computed, and its header has left, while
-/// one is being sent.
+/// Maximum number of messages in flight. While one is sent, the next one is computed and its header
+/// is sent ahead.
 const UNDER_WAY_MAX: usize = 2;
 
 pub(crate) fn tag(crossing: RemoteEdge) -> usize {
@@ -37,13 +37,13 @@ fn lock<T>(end: &Mutex<T>) -> MutexGuard<'_, T> {
     end.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The sending end.
+/// The sending end of a link.
 pub(crate) struct Sender {
     shared: Arc<Shared>,
     to: usize,
     /// It outlives a run.
     outbox: Arc<Mutex<Outbox>>,
-    /// What was begun and not waited for, by message; each part holds its tensor until it has left.
+    /// Sends in flight, by message. Each part holds its tensor until it has been sent.
     under_way: VecDeque<Vec<Work>>,
 }
 
@@ -93,13 +93,13 @@ impl Outbound<Value> for Sender {
     }
 }
 
-/// The receiving end.
+/// The receiving end of a link.
 pub(crate) struct Receiver {
     shared: Arc<Shared>,
     from: usize,
-    /// Of a message.
+    /// Maximum size of a message.
     most: Bytes,
-    /// It outlives a run: the receive of the next one's first header is posted in it.
+    /// It outlives a run: the receive of the next run's first header is already posted in it.
     inbox: Arc<Mutex<Inbox>>,
 }
 
@@ -122,7 +122,7 @@ impl Receiver {
         done.map_err(|error| self.lost(&error))
     }
 
-    /// The next header, of a message that may have `room` more.
+    /// Receives the next header, of a message that may have at most `room` more bytes.
     fn header(&self, inbox: &mut Inbox, room: Bytes) -> Result<Header, PeerError> {
         let work = inbox.post_head().map_err(|error| self.lost(&error))?;
         self.wait(&work)?;
@@ -131,7 +131,7 @@ impl Receiver {
         read.map_err(|reason| PeerError { process: Some(self.from), reason })
     }
 
-    /// The tensors of one header. The next header's receive is posted behind them.
+    /// Receives the tensors of one header, after posting the receive of the next header.
     fn tensors(
         &self,
         inbox: &mut Inbox,

@@ -1,5 +1,5 @@
-//! A process of one of several replicas of a pipeline. Within its replica processes count from 0,
-//! as if there were no other; what fails anywhere is known to all.
+//! A process in one of several replicas of a pipeline. Each replica numbers its processes from 0,
+//! as if there were no other replica. A failure anywhere is known to all processes.
 
 use std::{
     collections::HashMap,
@@ -19,37 +19,37 @@ use tch::Tensor;
 
 use crate::{cluster::Cluster, gathers::Gathers, joining::JoinError, shared::Shared};
 
-/// Tags; links' come after them.
+/// Tags of a member's messages; tags of links follow.
 const PIPELINE_TAG: usize = 6;
 const BESIDE_TAG: usize = 8;
 const ACROSS_TAG: usize = 10;
 const PROBE_TAG: usize = 12;
-/// How long is looked who is gone.
+/// How long a member probes for an unreachable process.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// This process among those of its replica, and among those that have the same stages in others.
+/// This process, its replica, and the processes that hold the same stages in other replicas.
 pub struct Member {
     cluster: Arc<Cluster>,
     store: TcpStore,
-    /// The number of its replica.
+    /// The number of this replica.
     replica: usize,
-    /// How many there are.
+    /// The number of replicas.
     replicas: usize,
-    /// How many processes each has.
+    /// Processes per replica.
     processes: usize,
     pipeline: Gathers,
     beside: Gathers,
     across: Gathers,
-    /// How many pipelines have had a stage.
+    /// How many pipelines have built each stage so far.
     built: Mutex<HashMap<StageId, u64>>,
 }
 
 impl Member {
-    /// This process as one of `replicas` replicas of a pipeline, each of which has as many
-    /// processes: the first of them the first ranks and so on.
+    /// Makes this process part of one of `replicas` replicas. All replicas have the same number of
+    /// processes: the first replica has the first ranks, and so on.
     ///
     /// # Errors
-    /// The processes cannot be shared out evenly.
+    /// The number of processes is not a multiple of `replicas`.
     pub fn new(cluster: &Arc<Cluster>, replicas: usize) -> Result<Arc<Self>, JoinError> {
         let (rank, size) = (cluster.rank(), cluster.size());
         if replicas == 0 || !size.is_multiple_of(replicas) {
@@ -94,12 +94,12 @@ impl Transport for Member {
         self.processes
     }
 
-    /// Its rank among the processes of all replicas.
+    /// The rank among all replicas of a process of this replica.
     fn rank_of(&self, process: usize) -> usize {
         self.replica * self.processes + process
     }
 
-    /// With all processes: replicas are alike.
+    /// Compares facts with the processes of all replicas, because replicas must be equal.
     fn agree(&self, own: &[(String, String)]) -> Result<(), PeerError> {
         self.cluster.agree(own)
     }
@@ -128,8 +128,8 @@ impl Transport for Member {
     }
 
     fn fail(&self, why: &PeerError) {
-        // The runtime knows this process by its number within the replica; who else fails is known
-        // by the rank already.
+        // The runtime knows this process by its number in the replica. Any other failed process is
+        // already given by its rank.
         let is_own = why.process == Some(self.rank());
         let process = if is_own { Some(self.cluster.rank()) } else { why.process };
         self.cluster.fail(&PeerError { process, ..why.clone() });
@@ -162,14 +162,15 @@ impl Replicas for Member {
         let lost = |error: gpipe_bridge::c10d::Error| {
             shared.failed().unwrap_or_else(|| shared.own(error.to_string()))
         };
-        // Of one pipeline after the other: an earlier one's connections are not met again.
+        // A number per pipeline, so that a later pipeline does not meet the connections of an
+        // earlier one.
         let number = {
             let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
             let number = built.entry(stage).or_default();
             *number += 1;
             *number
         };
-        // Stages meet at the same time, and a connection that waits answers nobody else.
+        // Stages connect concurrently, and a waiting call blocks its connection to the store.
         let store = self.store.another().map_err(lost)?;
         let store = store.prefixed(&format!("replicas/{stage}/{number}")).map_err(lost)?;
         let group =
@@ -186,11 +187,11 @@ impl Replicas for Member {
     }
 }
 
-/// The sums of one stage over all replicas.
+/// Sums of one stage over all replicas.
 struct StageSums {
     shared: Arc<Shared>,
     sums: Sums,
-    /// The ranks of the other processes.
+    /// The ranks of the processes that hold the stage in other replicas.
     others: Vec<usize>,
 }
 
@@ -204,8 +205,9 @@ impl StageSums {
         })
     }
 
-    /// A sum that fails does not say by whom: the one to whom nothing can be sent any more. Others
-    /// do not answer either, but their connections are there.
+    /// Finds the process that made a sum fail, because the error does not name it. It is the one to
+    /// which nothing can be sent any more: the others do not answer either, but their connections
+    /// are intact.
     fn unreachable(&self) -> Option<usize> {
         if let [one] = self.others[..] {
             return Some(one);

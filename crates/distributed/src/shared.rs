@@ -1,5 +1,5 @@
-//! What everything that communicates has of a cluster: the connections, the deadlines, and the one
-//! failure that all know.
+//! What all parts of a cluster share: the connections, the deadlines, and the failure that all
+//! processes agree on.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,15 +8,16 @@ use gpipe_bridge::c10d::{self, Group};
 
 use crate::{interrupt::Interrupt, watch::Watch};
 
-/// What the ends of links share.
+/// State that the ends of links share.
 pub(crate) struct Shared {
     pub(crate) rank: usize,
     pub(crate) group: Group,
     pub(crate) interrupt: Arc<Interrupt>,
-    /// The runtime's deadlines end waits; this is for the case that they do not.
+    /// Longest wait for c10d. The runtime's deadlines normally end a wait earlier; this is the
+    /// fallback.
     pub(crate) longest_wait: Duration,
     pub(crate) deadline: Duration,
-    /// Where this process is reached.
+    /// The address at which other processes reach this one.
     pub(crate) address: String,
     pub(crate) watch: Arc<Watch>,
 }
@@ -26,17 +27,18 @@ impl Shared {
         self.rank
     }
 
-    /// The failure that all processes know, if there is one.
+    /// The failure that all processes agree on, if any.
     pub(crate) fn failed(&self) -> Option<PeerError> {
         self.watch.failed()
     }
 
-    /// An error of this process.
+    /// Creates an error of this process.
     pub(crate) fn own(&self, reason: String) -> PeerError {
         PeerError { process: Some(self.rank), reason }
     }
 
-    /// The connection to a process failed: tells the others, and returns what all of them know.
+    /// Handles a lost connection: reports it to the other processes, and returns the failure that
+    /// all agree on.
     pub(crate) fn lost(&self, rank: usize, error: &c10d::Error) -> PeerError {
         match self.watch.failed() {
             Some(known) => known,

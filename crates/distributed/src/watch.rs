@@ -1,9 +1,11 @@
-//! Signs of life, and failures, through the store: a thread tells the other processes where this
-//! one's devices are, and hears where theirs are. A killed process is also noticed by a connection
-//! that ends; a stopped one, or one behind a cut link, only here.
+//! Signs of life and failures, through the store.
 //!
-//! The store's calls wait for its server for as long as that takes, so a second thread, which calls
-//! nobody, watches the first.
+//! One thread publishes the positions of this process's devices and reads those of the other
+//! processes. A broken connection also reveals a killed process. A stopped process, or one behind a
+//! cut link, is only noticed here.
+//!
+//! Calls to the store block until its server answers. So a second thread, which makes no such
+//! calls, watches the first.
 
 use std::{
     collections::HashMap,
@@ -22,13 +24,13 @@ use gpipe_core::{DeviceId, lower::Program};
 
 use crate::interrupt::Interrupt;
 
-/// Key of how many processes have left: who serves the store leaves last.
+/// Key that counts the processes that have left; the host of the store leaves last.
 pub(crate) const GOODBYE_KEY: &str = "goodbye";
-/// Key of the first failure.
+/// Key that holds the first failure.
 const FAILED: &str = "failed";
-/// Longest text of a failure.
+/// Maximum size of a failure's text.
 const REASON_BYTES_MAX: usize = 4096;
-/// In the place of a position: the device is between runs.
+/// Stands for a position when the device is between runs.
 const IDLE: u32 = u32::MAX;
 /// Longest silence of a process while the processes join. A join only waits, so a process that
 /// misses several beats was killed or stopped. A step may keep a process busy for longer.
@@ -42,64 +44,65 @@ fn left_key(rank: usize) -> String {
     format!("left/{rank}")
 }
 
-/// What is known of all processes. Shared by the threads here, and by whoever waits for a process.
+/// What is known about all processes. Shared by the threads here and by callers that wait for a
+/// process.
 pub(crate) struct Watch {
     rank: usize,
     deadline: Duration,
-    /// How often a sign of life is given.
+    /// Interval between signs of life.
     interval: Duration,
     state: Mutex<State>,
     interrupt: Arc<Interrupt>,
-    /// To the thread that speaks with the store: tell the others of a failure, and say when it is
-    /// told.
+    /// To the thread that uses the store: a failure to report, and where to send the failure that
+    /// all agree on.
     tell: mpsc::Sender<(PeerError, mpsc::Sender<PeerError>)>,
     ends: AtomicBool,
 }
 
 struct State {
-    /// Of every process.
+    /// The last sign of life of each process.
     heard: Vec<Heard>,
     /// When the store last answered.
     answered: Instant,
     run: Option<(Arc<Program>, Arc<Pulses>, Alarm)>,
-    /// The devices of every process.
+    /// The devices of each process.
     devices: Vec<Vec<DeviceId>>,
     failed: Option<PeerError>,
     /// How far the processes are in joining each other.
     phase: Phase,
-    /// How long the store took for the last round of questions.
+    /// How long the last round of store calls took.
     round: Duration,
 }
 
 /// How far the processes are in joining each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Some may not have come yet: only those are missed that were heard of.
+    /// Some processes may not have come yet; silence counts only for those heard from.
     Meeting,
-    /// All have come, and connect to each other.
+    /// All processes have come and are connecting to each other.
     Connecting,
-    /// They work.
+    /// All processes are connected and at work.
     Joined,
 }
 
-/// When a process last gave a sign of life, and what it said.
+/// The last sign of life of a process.
 #[derive(Clone)]
 struct Heard {
     at: Instant,
     number: u64,
-    /// By device: its position in its list.
+    /// Each device's position in its list.
     positions: HashMap<usize, u32>,
     left: bool,
 }
 
-/// The threads; they end with it.
+/// The watch's threads, which end when this is dropped.
 pub(crate) struct Watcher {
     pub watch: Arc<Watch>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Watcher {
-    /// Starts to give signs of life through `store`, and to look for those of the other processes.
+    /// Starts to publish signs of life through `store`, and to watch those of the other processes.
     pub(crate) fn start(
         store: TcpStore,
         rank: usize,
@@ -142,7 +145,7 @@ impl Drop for Watcher {
         self.watch.ends.store(true, Ordering::SeqCst);
         let patience = Instant::now() + Duration::from_secs(2);
         for thread in self.threads.drain(..) {
-            // A store that does not answer holds its thread: it is left behind.
+            // A store that does not answer blocks its thread, which is then left behind.
             while !thread.is_finished() && Instant::now() < patience {
                 std::thread::park_timeout(Duration::from_millis(5));
             }
@@ -158,12 +161,12 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of this process.
+    /// The rank of this process.
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
 
-    /// All processes have come: their silence counts from now on.
+    /// Records that all processes have come: from now on, the silence of each one counts.
     pub(crate) fn met(&self) {
         let mut state = self.lock();
         state.phase = Phase::Connecting;
@@ -171,17 +174,17 @@ impl Watch {
         state.heard.iter_mut().for_each(|heard| heard.at = now);
     }
 
-    /// This process has joined the others: from now on silence is measured by the deadline.
+    /// Records that this process has joined: from now on, the limit for silence is the deadline.
     pub(crate) fn joined(&self) {
         self.lock().phase = Phase::Joined;
     }
 
-    /// The devices of every process, from now on.
+    /// Sets the devices of each process, from now on.
     pub(crate) fn place(&self, devices: Vec<Vec<DeviceId>>) {
         self.lock().devices = devices;
     }
 
-    /// A run begins.
+    /// Starts a run.
     pub(crate) fn begin(&self, run: Run) -> Result<(), PeerError> {
         let mut state = self.lock();
         if let Some(failed) = &state.failed {
@@ -191,13 +194,13 @@ impl Watch {
         Ok(())
     }
 
-    /// The failure that is known, if there is one.
+    /// The known failure, if any.
     pub(crate) fn failed(&self) -> Option<PeerError> {
         self.lock().failed.clone()
     }
 
-    /// Something failed: every wait here ends, and the others are told, unless they knew of
-    /// something else before. Returns what all of them know.
+    /// Reports a failure: ends every wait here and tells the other processes, unless they already
+    /// know of another failure. Returns the failure that all agree on.
     pub(crate) fn fail(&self, why: &PeerError) -> PeerError {
         if let Some(known) = self.failed() {
             return known;
@@ -209,7 +212,7 @@ impl Watch {
         self.conclude(first.unwrap_or_else(|| why.clone()))
     }
 
-    /// Remembers the first failure, ends all waits, and raises the alarm.
+    /// Records the first failure, ends all waits, and raises the alarm.
     fn conclude(&self, why: PeerError) -> PeerError {
         let (known, alarm) = {
             let mut state = self.lock();
@@ -225,7 +228,7 @@ impl Watch {
         known
     }
 
-    /// What is known of a process that cannot be reached any more.
+    /// Describes a process that is unreachable.
     pub(crate) fn lost(&self, rank: usize, why: &str) -> PeerError {
         let known = {
             let state = self.lock();
@@ -242,7 +245,7 @@ impl Watch {
         }
     }
 
-    /// The thread that speaks with the store.
+    /// The loop of the thread that uses the store.
     fn speak(&self, store: &TcpStore, told: &mpsc::Receiver<(PeerError, mpsc::Sender<PeerError>)>) {
         let mut number = 0;
         loop {
@@ -259,7 +262,7 @@ impl Watch {
                 self.conclude(PeerError { process: None, reason });
                 return;
             }
-            // A failure is told at once.
+            // Until the next round, failures are forwarded at once.
             let next = Instant::now() + self.interval;
             while let Some(rest) = next.checked_duration_since(Instant::now()) {
                 let slice = rest.min(Duration::from_millis(20));
@@ -273,7 +276,7 @@ impl Watch {
         }
     }
 
-    /// Says where this process is, and hears where the others are.
+    /// One round: publishes this process's sign of life and reads those of the others.
     fn round(&self, store: &TcpStore, number: u64) -> c10d::Result<()> {
         let start = Instant::now();
         let own = self.lock().own_beat(self.rank, number);
@@ -297,7 +300,7 @@ impl Watch {
         Ok(())
     }
 
-    /// The thread that looks for silence.
+    /// The loop of the thread that checks for silence.
     fn look(&self) {
         let slice = (self.interval / 2).min(Duration::from_millis(100));
         while !self.ends.load(Ordering::SeqCst) {
@@ -317,7 +320,7 @@ impl Watch {
 }
 
 impl State {
-    /// This process's sign of life.
+    /// Encodes this process's sign of life.
     fn own_beat(&self, rank: usize, number: u64) -> Vec<u8> {
         let mut beat = number.to_le_bytes().to_vec();
         let devices = self.devices.get(rank).map_or(&[][..], Vec::as_slice);
@@ -334,7 +337,8 @@ impl State {
         beat
     }
 
-    /// Another process's sign of life: its devices beat here as they do there.
+    /// Records another process's sign of life, and passes its devices' beats on to the run's
+    /// pulses.
     fn hear(&mut self, rank: usize, beat: &[u8], left: bool) {
         let Some(heard) = self.heard.get_mut(rank) else { return };
         heard.left = left;
@@ -353,10 +357,10 @@ impl State {
             };
             let (own, position, silence) = (word(0) as usize, word(4), word(8));
             if own >= devices_max {
-                continue; // whoever says so: it is not in the program
+                continue; // not in the program, so ignored
             }
             let before = heard.positions.insert(own, position);
-            // Another replica's devices have the same numbers.
+            // Devices of other replicas have the same numbers.
             let is_ours =
                 self.devices.get(rank).is_some_and(|d| d.contains(&DeviceId::from_index(own)));
             let Some(pulses) = pulses.filter(|_| is_ours) else { continue };
@@ -367,17 +371,16 @@ impl State {
         }
     }
 
-    /// A process that gave no sign of life for as long as `deadline`, or a store that did not
-    /// answer.
+    /// Finds a process, or the store, that has been silent for too long.
     fn silent(&self, own: usize, deadline: Duration) -> Option<PeerError> {
         if self.answered.elapsed() > deadline {
-            // Who serves the store is silent, or everything is.
+            // The host of the store is silent, or this process is cut off from everything.
             let reason = format!("the store has not answered for {:.1?}", self.answered.elapsed());
             return Some(PeerError { process: None, reason });
         }
         let (longest, why) = match self.phase {
             Phase::Joined => (deadline, "it was stopped, or the network is cut"),
-            // A store that is slow to answer delays the others' beats as well.
+            // A slow store also delays the other processes' beats.
             _ => (
                 deadline.min(JOIN_SILENCE + 4 * self.round),
                 "it was killed or stopped while it joined, or the network is cut",
@@ -392,11 +395,12 @@ impl State {
         Some(PeerError { process: Some(rank), reason })
     }
 
-    /// ", in 1F3" for each device of a process that was last heard of in an action.
+    /// ", in 1F3": the actions that the devices of a process were last known to execute. Empty if
+    /// none.
     fn doing(&self, rank: usize) -> String {
         let Some((program, ..)) = &self.run else { return String::new() };
         let Some(heard) = self.heard.get(rank) else { return String::new() };
-        // Replicas run the same program.
+        // Valid for another replica too, because all replicas run the same program.
         let mut positions: Vec<(&usize, &u32)> = heard.positions.iter().collect();
         positions.sort_unstable();
         let action = |(device, position): (&usize, &u32)| {
@@ -408,7 +412,7 @@ impl State {
     }
 }
 
-/// Tells of a failure, if it is the first; returns the first.
+/// Publishes a failure if it is the first; returns the first failure.
 pub(crate) fn tell(store: &TcpStore, why: &PeerError) -> c10d::Result<PeerError> {
     let mut text = why.process.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     text.push(' ');

@@ -1,6 +1,8 @@
-//! Messages as c10d takes them: a header, and then the elements of each tensor, contiguous. Tensors
-//! arrive with the strides that they had: a layer's kernels, and so its bits, may depend on them.
-//! What layers pass on is dense ([`gpipe_bridge::layout`]), so no message has gaps.
+//! The wire format: a header, then the elements of each tensor, contiguous.
+//!
+//! Tensors arrive with the strides that they had, because the choice of a layer's kernels, and so
+//! the bits of its results, may depend on strides. Values between layers are dense
+//! ([`gpipe_bridge::layout`]), so no message has gaps.
 
 use gpipe::Value;
 use gpipe::processes::{Envelope, Message, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
@@ -8,26 +10,26 @@ use gpipe_bridge::layout::settled;
 use gpipe_core::{Bytes, LayerId, MicroBatch};
 use tch::{Kind, Tensor};
 
-/// Bytes of a header.
+/// Size of a header.
 const HEADER_BYTES: usize = gpipe_bridge::c10d::HEAD_BYTES_MAX;
-/// Of the part before the tensors.
+/// Size of the part of a header before the tensors.
 const START_BYTES: usize = 32;
-/// Of a tensor: dtype, dimensions, sizes and strides.
+/// Size of one tensor's entry: dtype, number of dimensions, sizes and strides.
 const TENSOR_BYTES: usize = 2 + 16 * DIMENSIONS_MAX;
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 const DIMENSIONS_MAX: usize = 8;
-/// Most tensors of a header; a message of more has more headers.
+/// Maximum number of tensors per header; a message with more tensors has several headers.
 pub(crate) const TENSORS_MAX: usize = (HEADER_BYTES - START_BYTES) / TENSOR_BYTES;
-/// Most tensors of a message.
+/// Maximum number of tensors per message.
 const MESSAGE_TENSORS_MAX: usize = 1 << 12;
-/// What every header begins with.
+/// First bytes of every header.
 const MAGIC: u32 = u32::from_le_bytes(*b"gpw1");
-/// In the place of a dtype: there is no tensor.
+/// Stands for a dtype where there is no tensor.
 const ABSENT: u8 = u8::MAX;
-/// In the place of a micro-batch: it is once per step.
+/// Stands for a micro-batch in a message that is sent once per step.
 const NO_MICRO_BATCH: u32 = u32::MAX;
 
-/// What a message is of.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     Value = 0,
@@ -35,13 +37,13 @@ enum Content {
     Verdict = 2,
 }
 
-/// A header, and the contiguous tensors that follow it.
+/// A header and the contiguous tensors that follow it.
 pub(crate) struct Part {
     pub header: Vec<u8>,
     pub payload: Vec<Tensor>,
 }
 
-/// How a tensor lies in memory.
+/// The memory layout of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub kind: Kind,
@@ -49,12 +51,13 @@ pub(crate) struct Layout {
     pub strides: Vec<i64>,
 }
 
-/// What a header says.
+/// A decoded header.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     content: u8,
     pub micro_batch: Option<MicroBatch>,
-    /// Tensors of the whole message, and how many came with earlier headers.
+    /// The message's total number of tensors (`total`), and how many came with earlier headers
+    /// (`before`).
     pub total: usize,
     pub before: usize,
     pub tensors: Vec<Option<Layout>>,
@@ -66,7 +69,7 @@ fn torch(error: tch::TchError) -> String {
     error.to_string()
 }
 
-/// A message as parts, to be sent in order. Dense tensors are not copied.
+/// Encodes a message as parts, to be sent in order. Dense tensors are not copied.
 pub(crate) fn encode(envelope: Envelope<Value>) -> Result<Vec<Part>> {
     let (content, tensors) = match envelope.message {
         Message::Value(value) => {
@@ -91,13 +94,13 @@ pub(crate) fn encode(envelope: Envelope<Value>) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     let mut before = 0;
     let mut rest = tensors.into_iter().peekable();
-    // A value without tensors is one header.
+    // A value without tensors still has one header.
     while parts.is_empty() || rest.peek().is_some() {
         let mut header = start(content, envelope.micro_batch, total, before);
         let mut payload = Vec::new();
         for tensor in rest.by_ref().take(TENSORS_MAX) {
             before += 1;
-            // What comes from a stage is dense already.
+            // A stage's outputs are dense already, so this normally copies nothing.
             let tensor = tensor.map(settled).transpose().map_err(|error| error.to_string())?;
             put_layout(&mut header, tensor.as_ref().map(Layout::of).as_ref())?;
             let Some(tensor) = tensor else { continue };
@@ -150,8 +153,8 @@ fn put_layout(header: &mut Vec<u8>, layout: Option<&Layout>) -> Result<()> {
 }
 
 impl Header {
-    /// Reads a header, of a message that may have `room` more bytes of tensors: it asks for no more
-    /// memory, whatever it says.
+    /// Decodes a header of a message that may have at most `room` more bytes of tensors. Whatever
+    /// the header says, no more memory than that is requested.
     pub(crate) fn decode(bytes: &[u8], room: Bytes) -> Result<Self> {
         let bad = |what: &str| format!("a damaged header: {what}");
         let word = |at: usize| -> Result<u32> {
@@ -183,13 +186,13 @@ impl Header {
         Ok(header)
     }
 
-    /// Of all its tensors' elements.
+    /// Total size of its tensors' elements.
     pub(crate) fn bytes(&self) -> Bytes {
         let layouts = self.tensors.iter().flatten();
         Bytes(layouts.map(Layout::bytes).fold(0, u64::saturating_add))
     }
 
-    /// The message of all tensors that came with its headers.
+    /// Assembles the message from the tensors of all its headers.
     pub(crate) fn message(&self, tensors: Vec<Option<Tensor>>) -> Result<Message<Value>> {
         if self.content == Content::Value as u8 {
             return Ok(Message::Value(Value::new(tensors)));
@@ -227,7 +230,7 @@ impl Layout {
         fits.then_some(Some(layout))
     }
 
-    /// Of its elements; so many that there is no such number are the largest one.
+    /// Size of its elements; `u64::MAX` on overflow.
     fn bytes(&self) -> u64 {
         let count = |all: u64, &size: &i64| all.saturating_mul(size.max(0) as u64);
         let elements = match self.sizes.contains(&0) {
@@ -237,7 +240,8 @@ impl Layout {
         elements.saturating_mul(self.kind.elt_size_in_bytes() as u64)
     }
 
-    /// Whether its elements are all of a piece of memory, each once; a tensor without elements is.
+    /// Whether the elements fill one piece of memory, each exactly once. True for a tensor without
+    /// elements.
     fn is_dense(&self) -> bool {
         if self.sizes.iter().chain(&self.strides).any(|&number| number < 0) {
             return false;
@@ -254,12 +258,13 @@ impl Layout {
         follows || self.sizes.contains(&0)
     }
 
-    /// How many elements are to be received; `None`: none. (The other sizes may then be any.)
+    /// How many elements to receive; `None` for a tensor without elements, whose other sizes are
+    /// arbitrary.
     pub(crate) fn elements(&self) -> Option<i64> {
         (!self.sizes.contains(&0)).then(|| self.sizes.iter().product())
     }
 
-    /// The tensor whose elements were received.
+    /// Creates the tensor from its received elements.
     pub(crate) fn tensor(&self, received: Option<Tensor>) -> Result<Tensor> {
         match received {
             Some(flat) => flat.f_as_strided(&self.sizes, &self.strides, None).map_err(torch),
@@ -271,12 +276,12 @@ impl Layout {
     }
 }
 
-/// Bytes as a tensor.
+/// Converts bytes to a tensor.
 pub(crate) fn bytes_tensor(bytes: &[u8]) -> Result<Tensor> {
     Tensor::f_from_slice(bytes).map_err(torch)
 }
 
-/// The bytes of a tensor of bytes.
+/// Copies the bytes out of a tensor of bytes.
 pub(crate) fn tensor_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
     let mut bytes = vec![0; tensor.numel()];
     tensor.f_copy_data_u8(&mut bytes, tensor.numel()).map_err(torch)?;
@@ -311,7 +316,7 @@ fn read_verdict(bytes: &[u8]) -> Option<Verdict> {
     Some(Verdict { apply: apply == 1, norm: number(norm)?, scale: number(scale)? })
 }
 
-/// As [`crate::fuzzing::header`], of a message that may have `most` bytes.
+/// Implements [`crate::fuzzing::header`] for a message of at most `most` bytes.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
     let mut bytes = bytes.to_vec();
@@ -330,7 +335,7 @@ pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
     header.message(vec![Some(bytes)]).map(drop)
 }
 
-/// As [`crate::fuzzing::headers`].
+/// Implements [`crate::fuzzing::headers`].
 #[cfg(feature = "fuzzing")]
 pub(crate) fn samples() -> Result<Vec<Vec<u8>>> {
     let zeros =

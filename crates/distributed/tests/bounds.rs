@@ -1,5 +1,5 @@
-//! What a process receives is bounded by what it knows itself: by the shapes of its mini-batch, to
-//! the byte.
+//! A process bounds what it receives by its own knowledge: the shapes of its mini-batch, to the
+//! byte.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -28,10 +28,10 @@ fn tensor_bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
 }
 
-/// The most bytes that a message may have, and had, of each edge and half.
+/// By edge and direction: the maximum size of a message, and the largest size received.
 type Seen = Arc<Mutex<HashMap<(usize, Direction), (Bytes, Bytes)>>>;
 
-/// A transport that looks at what arrives.
+/// A transport that records what arrives.
 struct Watched {
     inner: Arc<Cluster>,
     seen: Seen,
@@ -114,8 +114,9 @@ impl Transport for Watched {
     }
 }
 
-/// Of every edge (cuts, long skips, a tied weight, votes), both ways: what may arrive is what
-/// arrives, in float32 and in float16, of micro-batches of three and of two samples.
+/// For every kind of edge (cuts, long skips, a tied weight, votes) and both directions, the bound
+/// equals the size of the largest message. Covers float32 and float16, with micro-batches of three
+/// and two samples.
 #[test]
 fn property_a_bound_is_the_largest_message_to_the_byte() {
     for kind in [Kind::Float, Kind::Half] {
@@ -132,11 +133,11 @@ fn property_a_bound_is_the_largest_message_to_the_byte() {
             seen.lock().unwrap().clone()
         });
         let all: HashMap<_, _> = all.into_iter().flatten().collect();
-        // Two cuts, two skips, a tie and two votes, both ways.
+        // Two cuts, two skips, a tie and two votes, in both directions.
         assert_eq!(all.len(), 2 * (2 + 2 + 1 + 2), "{all:?}");
         let votes = all.iter().filter(|(_, (most, had))| most != had);
         for ((edge, direction), (most, had)) in votes {
-            // A vote of fewer layers than the stage has, or a verdict, which is less.
+            // A vote for fewer layers than the stage has, or a verdict, which is smaller.
             assert!(
                 *edge >= 5 && *had < *most && *most <= Bytes(12 * 6),
                 "{edge} {direction:?} {all:?}"
@@ -145,8 +146,8 @@ fn property_a_bound_is_the_largest_message_to_the_byte() {
     }
 }
 
-/// What a process receives is bounded by the shapes of its own mini-batch, whatever the other says
-/// it sends.
+/// A process limits what it receives by the shapes of its own mini-batch, whatever the sender
+/// announces.
 #[test]
 fn fault_a_process_with_another_mini_batch_sends_more_than_is_taken() {
     let errors = in_processes(2, DEADLINE, |cluster| {
@@ -162,7 +163,7 @@ fn fault_a_process_with_another_mini_batch_sends_more_than_is_taken() {
     }
 }
 
-/// Lengths around the first block and around the chunks of the rest; a chunk is 64 MiB.
+/// Lengths around the first block and around the chunks of the rest (64 MiB each).
 #[test]
 fn oracle_bytes_of_any_length_are_gathered() {
     const CHUNK: usize = 64 << 20;

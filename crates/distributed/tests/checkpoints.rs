@@ -1,5 +1,5 @@
-//! Checkpoints that several processes write together: the files are those that one process writes,
-//! and a process that cannot write its part is named by all.
+//! Checkpoints that several processes write together: the files equal those of a single process,
+//! and every process names a process that cannot write its part.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -45,7 +45,7 @@ fn at(batches: u64) -> RunInfo {
     RunInfo { progress, files, config: "seed = 1".into(), ..RunInfo::default() }
 }
 
-/// Every file of a checkpoint but the manifest, which says how many stages there were.
+/// Every file of a checkpoint except the manifest, which contains the number of stages.
 fn files(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = std::fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap());
     let file = |entry: std::fs::DirEntry| {
@@ -74,7 +74,7 @@ fn transparency_of_checkpoints_that_processes_write_together() {
             let mut checkpoints =
                 Checkpoints::open_among(shared.path(), Settings::default(), &transport).unwrap();
             for number in 0..4 {
-                // The one before is written while this step is made.
+                // The previous checkpoint is written during this step.
                 step(&mut pipeline, number);
                 checkpoints.save(&mut pipeline, at(number + 1)).unwrap();
             }
@@ -102,7 +102,7 @@ fn transparency_of_checkpoints_that_processes_write_together() {
             [alone.path(), shared.path()].map(|path| std::fs::read(path.join("weights")).unwrap());
         assert!(a == b, "{processes} processes: weights");
         assert_eq!(std::fs::read_dir(shared.path()).unwrap().count(), 4, "nothing else is left");
-        // One process goes on from it, and so do others.
+        // One process can resume from it, and so can several.
         let newest = folder::newest(shared.path()).unwrap().found.unwrap();
         let mut resumed = builder(2).build().unwrap();
         newest.restore(&mut resumed).unwrap();
@@ -118,8 +118,8 @@ fn transparency_of_checkpoints_that_processes_write_together() {
     }
 }
 
-/// The disk of one host is full: nothing is committed, everybody knows whose it is, and training
-/// goes on.
+/// The disk of one host is full: nothing is committed, every process names that host's rank, and
+/// training continues.
 #[test]
 fn fault_a_process_that_cannot_write_its_part_is_named_by_all() {
     let shared = tempfile::tempdir().unwrap();
@@ -159,8 +159,8 @@ fn fault_a_process_that_cannot_write_its_part_is_named_by_all() {
     assert_eq!(left, 3, "two checkpoints and a link");
 }
 
-/// One of two processes came back from a checkpoint for which there was no room before the other
-/// had removed what was written of it: the run's weights, which come next, found no room either.
+/// A full disk made a checkpoint fail, and one of two processes continued before the other had
+/// removed the partial files. The run's weights, written next, then found no space either.
 #[test]
 fn regression_what_is_half_written_is_gone_before_any_process_goes_on() {
     let shared = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ fn regression_what_is_half_written_is_gone_before_any_process_goes_on() {
     let left = in_processes(2, DEADLINE, |cluster| {
         let rank = cluster.rank();
         let transport: Arc<dyn Transport> = cluster.clone();
-        // Rank 0 gives rank 1 time to go on too early before it removes anything.
+        // Before it removes anything, rank 0 gives rank 1 time to continue too early.
         let may_go_on = Arc::new(Mutex::new(None));
         if rank == 0 {
             let (went_on, wait) = mpsc::channel::<()>();

@@ -1,5 +1,5 @@
-//! Family `fault_`: whatever fails wherever, every process ends in time with the one error, which
-//! names the rank.
+//! Family `fault_`: after any failure, every process ends in time with the same error, which names
+//! the rank.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -21,9 +21,9 @@ fn builder(stages: usize) -> gpipe::PipelineBuilder {
     Run { stages, ..Run::plain() }.builder(model(Features::plain()), 3)
 }
 
-/// Rank 0 serves the store, and once left with it as soon as it had refused the others: whoever was
-/// slower saw a closed connection instead of the reason. CI found it; now it waits for them to have
-/// looked.
+/// Rank 0, which serves the store, exited as soon as it had refused the others. A slower rank then
+/// saw a closed connection instead of the reason (found in CI). Rank 0 now waits until the others
+/// have compared the facts.
 #[test]
 fn regression_processes_that_do_not_belong_together_are_refused_by_all() {
     let change = |mut meeting: Meeting| {
@@ -91,7 +91,7 @@ fn fault_two_processes_of_one_rank_are_refused() {
 #[test]
 fn fault_a_stage_that_fails_ends_all_processes_with_its_error() {
     let errors = in_processes(3, DEADLINE, |cluster| {
-        // Its own rank has bad numbers: a token that is not in the vocabulary.
+        // Rank 0 gets invalid input: a token that is not in the vocabulary.
         let mut pipeline = builder(3).processes(cluster).build().unwrap();
         let (inputs, targets) = batch(6, 0);
         pipeline.train_step(&inputs, &targets).unwrap();
@@ -127,8 +127,7 @@ fn fault_a_process_that_leaves_is_named_by_those_that_wait_for_it() {
     }
 }
 
-/// Cross entropy, and infinity more where the first target says so: the gradients are finite all
-/// the same.
+/// Cross entropy, plus infinity where the first target asks for it; the gradients stay finite.
 struct Overflows;
 
 impl Loss for Overflows {
@@ -149,12 +148,11 @@ impl Loss for Overflows {
     }
 }
 
-/// Among processes the last stage does not fail by a loss that is no number; the norm of the
-/// gradients alone decided, and the update was made although the step was an error. A reviewer
-/// found it.
+/// Across processes the last stage does not detect a non-finite loss. Only the norm of the
+/// gradients decided, so the update was applied although the step failed. Found in a review.
 #[test]
 fn regression_a_loss_that_is_no_number_changes_nothing() {
-    // Ranks 0 and 1 are a pipeline, and so are 2 and 3, whose samples are the later ones.
+    // Ranks 0 and 1 form one replica; ranks 2 and 3 form the second, which gets the later samples.
     let found = in_processes(4, DEADLINE, |cluster| {
         let member = Member::new(&cluster, 2).unwrap();
         let transport: Arc<dyn Transport> = member.clone();
@@ -162,11 +160,12 @@ fn regression_a_loss_that_is_no_number_changes_nothing() {
         let mut pipeline = built.build().unwrap();
         let before = pipeline.parameters().unwrap();
         let (inputs, mut targets) = batch(8, 0);
-        let _ = targets.narrow(0, 6, 1).fill_(7); // in the second replica, the first of a micro-batch
+        // in the second replica, the first sample of a micro-batch
+        let _ = targets.narrow(0, 6, 1).fill_(7);
         let error = pipeline.train_step(&inputs, &targets).unwrap_err();
         let after = pipeline.parameters().unwrap();
         let same = before.iter().zip(&after).all(|(a, b)| a.0 == b.0 && bits(&a.1) == bits(&b.1));
-        // And it goes on.
+        // Training then continues.
         let _ = targets.fill_(3);
         let loss = pipeline.train_step(&inputs, &targets).unwrap().loss;
         (error.is_not_finite(), error.to_string(), same, loss.to_bits())
@@ -174,7 +173,7 @@ fn regression_a_loss_that_is_no_number_changes_nothing() {
     for (is_not_finite, error, same, loss) in &found {
         assert!(is_not_finite & same, "{error}");
         assert_eq!(*loss, found[0].3);
-        // It was told as an action of stage 0, which had only decided.
+        // The error blamed an action of stage 0, which had only decided.
         assert!(error.starts_with("the loss (inf) is not finite"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! Processes that meet: every step of it ends, whoever answers at the other end, and names whom it
-//! awaits.
+//! Processes that join: every step ends, whatever answers at the other end, and its error names
+//! what it waited for.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -14,20 +14,20 @@ use common::{DEADLINE, joined, meeting};
 use gpipe_bridge::c10d::TcpStore;
 use gpipe_distributed::{Cluster, Meeting, Store, tell_of_end};
 
-/// Of the meetings here; what waits ends soon after it.
+/// Deadline of the meetings in these tests; a wait ends soon after it.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What rank 1 of 2 says of the store at `listener`, and that it says it in time.
+/// The error of rank 1 of 2 at the store on `listener`. Also checks that it comes in time.
 #[track_caller]
 fn refused(listener: &TcpListener) -> String {
     let start = Instant::now();
     let error = Cluster::join(meeting(1, 2, listener, SHORT)).err().expect("nobody answered");
-    // The step's own deadline, and what a busy machine adds.
+    // The deadline of the step, with a margin for a busy machine.
     assert!(start.elapsed() < DEADLINE / 2, "{:?}: {error}", start.elapsed());
     error.to_string()
 }
 
-/// It waited for ever.
+/// Joining blocked forever.
 #[test]
 fn regression_a_store_that_accepts_and_is_silent() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -36,7 +36,7 @@ fn regression_a_store_that_accepts_and_is_silent() {
     assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
 }
 
-/// It waited for ever, too.
+/// Joining blocked forever here, too.
 #[test]
 fn regression_a_store_that_is_an_http_server() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -55,15 +55,15 @@ fn regression_a_store_that_is_an_http_server() {
     assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
 }
 
-/// A store that somebody else serves: a launcher, that is.
+/// A meeting at a store that another process serves, as a launcher does.
 fn launched(listener: &TcpListener, rank: usize, size: usize, deadline: Duration) -> Meeting {
     let port = listener.local_addr().unwrap().port();
     let store = Store::At { host: "127.0.0.1".into(), port };
     Meeting { store, ..meeting(rank, size, listener, deadline) }
 }
 
-/// The others waited for its facts until the deadline, or until a launcher killed them 15 seconds
-/// later.
+/// The other processes waited for its facts until the deadline, or until a launcher killed them 15
+/// seconds later.
 #[test]
 fn regression_a_process_that_ends_while_others_wait_for_it_is_named_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -74,13 +74,13 @@ fn regression_a_process_that_ends_while_others_wait_for_it_is_named_at_once() {
             let meeting = launched(&listener, rank, 3, DEADLINE * 10);
             scope.spawn(move || Cluster::join(meeting).err().unwrap().to_string())
         });
-        // Not before both are there, so that it is the wait that ends.
+        // Wait until both ranks are there, so that the report ends their wait.
         let meets = store.prefixed("test").unwrap();
         for rank in [0, 1] {
             meets.get(&format!("facts/{rank}"), DEADLINE).unwrap();
         }
         tell_of_end(&store, "test", 2, "it was ended by SIGKILL").unwrap();
-        // Whoever tells of something else later is not believed.
+        // A later report is ignored.
         tell_of_end(&store, "test", 1, "no").unwrap();
         for rank in ranks {
             let text = rank.join().unwrap();
@@ -90,7 +90,7 @@ fn regression_a_process_that_ends_while_others_wait_for_it_is_named_at_once() {
     assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
 }
 
-/// One that goes on beating and one that never came: the one that is missed is named.
+/// Two ranks keep beating and the third never comes: every error names the missing rank.
 #[test]
 fn fault_a_process_that_does_not_come_is_named_by_all() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -107,7 +107,7 @@ fn fault_a_process_that_does_not_come_is_named_by_all() {
     });
 }
 
-/// A process that has come and is silent since is missed before the others are all there.
+/// A process that has come and then falls silent is missed before all the others are there.
 #[test]
 fn fault_a_process_that_has_come_and_falls_silent_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -120,8 +120,7 @@ fn fault_a_process_that_has_come_and_falls_silent_is_named() {
     assert!(silent, "{error}");
 }
 
-/// Started by hand there is no launcher that tells of its end. It was missed after the deadline
-/// only.
+/// Without a launcher, nothing reports a killed process. It was missed only at the deadline.
 #[test]
 fn regression_a_process_that_is_killed_while_it_joins_is_missed_within_seconds() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -134,7 +133,7 @@ fn regression_a_process_that_is_killed_while_it_joins_is_missed_within_seconds()
         let meeting = Meeting { name, ..launched(&listener, 0, 2, DEADLINE * 10) };
         let waits = std::thread::spawn(move || Cluster::join(meeting).err().unwrap().to_string());
         if all_have_come {
-            // It dies when all have met, before they connect.
+            // Rank 1 dies after all have met, before they connect.
             meets.set("facts/1", &meets.get("facts/0", DEADLINE).unwrap()).unwrap();
         }
         let error = waits.join().unwrap();

@@ -1,6 +1,6 @@
-//! Replicas of a pipeline: every replica makes the same update, whatever the number of processes
-//! that each has; it is that of one pipeline with the whole mini-batch, but for the order in which
-//! gradients are added.
+//! Replicas of a pipeline. Every replica applies the same update, whatever the number of processes
+//! per replica. It equals the update of one pipeline with the whole mini-batch, except for the
+//! order in which gradients are added.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -17,8 +17,8 @@ use tch::{Kind, Tensor};
 
 const STEPS: u64 = 4;
 
-/// What a training shows: losses, norms and metrics of every step, and the gradients of the last
-/// one.
+/// Results of training: losses, norms and metrics of every step, and the gradients of the last
+/// step.
 struct Computed {
     losses: Vec<f64>,
     numbers: Vec<u64>,
@@ -35,7 +35,7 @@ fn train(pipeline: &mut Pipeline, samples: i64, steps: u64) -> Computed {
     let (mut losses, mut numbers) = (Vec::new(), Vec::new());
     for step in 0..steps {
         let (inputs, targets) = batch(samples, step);
-        // What this process is not fed need not be true: no vocabulary has such a token.
+        // The samples that this process is not fed may be invalid: no vocabulary has such a token.
         let fed = pipeline.samples_fed(samples as usize).unwrap();
         for sample in (0..samples).filter(|sample| !fed.contains(&(*sample as usize))) {
             let _ = inputs.get(sample).fill_(i64::MIN);
@@ -51,7 +51,7 @@ fn train(pipeline: &mut Pipeline, samples: i64, steps: u64) -> Computed {
     Computed { losses, numbers, gradients, state: flat(pipeline) }
 }
 
-/// As one of so many replicas.
+/// Makes the pipeline one of `replicas` replicas.
 fn replicated(
     cluster: &Arc<Cluster>,
     replicas: usize,
@@ -63,7 +63,7 @@ fn replicated(
 
 fn sorted(mut named: Named) -> Named {
     named.sort_by(|(a, _), (b, _)| a.cmp(b));
-    named.dedup_by(|(a, _), (b, _)| a == b); // counters, which each process has
+    named.dedup_by(|(a, _), (b, _)| a == b); // counters, which every process has
     named
 }
 
@@ -74,7 +74,7 @@ fn assert_same(a: &Named, b: &Named, what: &str) {
     }
 }
 
-/// |a - b| <= rounding max(|b|, 1e-3 norm): the contract against another order of sums (DESIGN, contract 2).
+/// Checks |a - b| <= rounding max(|b|, 1e-3 norm), the tolerance for a different order of sums.
 fn assert_close(a: &Named, b: &Named, rounding: f64, norm: f64, what: &str) {
     assert_eq!(a.len(), b.len(), "{what}");
     for ((name, a), (other, b)) in a.iter().zip(b) {
@@ -90,9 +90,9 @@ fn norm(named: &Named) -> f64 {
     named.iter().map(|(_, t)| t.norm().double_value(&[]).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Replicas of one process each, and of two, and of several numbers of stages; all replicas, and
-/// all ways, to the last bit. Then beside one pipeline whose micro-batches are those of all
-/// replicas.
+/// Compares replicas with one and two processes and with several numbers of stages. All replicas
+/// and all configurations must agree to the last bit. Then compares them with one pipeline that has
+/// the micro-batches of all replicas.
 fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
     let mut expected: Option<(Vec<u64>, Named, Named)> = None;
     let ways = [
@@ -126,7 +126,7 @@ fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
             assert_same(&own.2, state, &what);
         }
     }
-    // The first step: afterwards another rounding has been trained on.
+    // Only the first step is comparable: later ones start from parameters with different rounding.
     let what = format!("{features:?}: {replicas} replicas beside one");
     let mut one = builder(features, 1, 2 * replicas).build().unwrap();
     let first = train(&mut one, samples, 1);
@@ -134,8 +134,8 @@ fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
         let built = replicated(&cluster, replicas, builder(features, 1, 2));
         train(&mut built.build().unwrap(), samples, 1)
     });
-    // The same micro-batches with the same masks, and their sums in the same order: the loss is the
-    // same to the last bit.
+    // The micro-batches, the masks and the order of the sums are the same, so the losses agree to
+    // the last bit.
     assert_eq!(found[0].losses[0].to_bits(), first.losses[0].to_bits(), "{what}");
     let norm = norm(&first.gradients);
     let gradients = sorted(found.into_iter().next().unwrap().gradients);
@@ -161,7 +161,7 @@ fn transparency_of_replicas_with_everything() {
     compare(Features { batch_norm: true, ..features }, 3, 12, 1e-5);
 }
 
-/// Of a mini-batch that cannot be shared out evenly every sample counts once.
+/// Every sample counts once, even if the mini-batch does not divide evenly among replicas.
 #[test]
 fn oracle_ragged_mini_batches_lose_nothing() {
     let features = Features { kind: Kind::Double, ..Features::plain() };
@@ -192,7 +192,7 @@ fn copy(named: &Named) -> Named {
     named.iter().map(|(name, t)| (name.clone(), t.shallow_clone())).collect()
 }
 
-/// The running statistics of batch norms are those of the whole mini-batch.
+/// Batch norms' running statistics cover the whole mini-batch.
 #[test]
 fn oracle_batch_norms_count_all_replicas() {
     let features = Features { kind: Kind::Double, batch_norm: true, ..Features::plain() };
@@ -233,8 +233,7 @@ fn fault_what_cannot_be_shared_out_is_refused() {
     }
 }
 
-/// A number that is none, in the samples of one replica: no replica makes the update, and all go
-/// on.
+/// On a non-finite gradient, all replicas skip the update together, and all continue.
 #[test]
 fn fault_a_nan_in_one_replica_is_one_in_all() {
     let features = Features { kind: Kind::Half, ..Features::plain() };
@@ -243,7 +242,7 @@ fn fault_a_nan_in_one_replica_is_one_in_all() {
             replicated(&cluster, 2, builder(features, 1, 2).learning_rate(Default::default()));
         let mut pipeline = built.build().unwrap();
         let mut skipped = Vec::new();
-        // The first loss scale of float16 overflows.
+        // The initial loss scale overflows in float16.
         for step in 0..12 {
             let (inputs, targets) = batch(8, step);
             skipped.push(pipeline.train_step(inputs, &targets).unwrap().skipped);

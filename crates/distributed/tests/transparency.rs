@@ -1,6 +1,7 @@
-//! Family `transparency_`: several processes, each with one stage or several, give what one process
-//! gives, to the last bit.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // helpers of tests may panic
+//! Family `transparency_`: several processes, each with one or more stages, compute what one
+//! process computes, to the last bit.
+// helpers of tests may panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod common;
 
@@ -16,7 +17,7 @@ use gpipe::{Pipeline, decode::GroupStep, processes::Transport};
 use gpipe_core::{Nanos, Op, simulate::Timeline};
 use tch::{Kind, Tensor};
 
-/// What training gives: numbers of every step, its gradients, the state afterwards, and outputs.
+/// Results of training: numbers of every step, gradients, the final state, and outputs.
 struct Computed {
     numbers: Vec<u64>,
     gradients: Named,
@@ -26,7 +27,7 @@ struct Computed {
 
 const STEPS: u64 = 3;
 
-/// What is trained: how it is built, its number of layers, and its mini-batches.
+/// What is trained: how to build it, its number of layers, and its mini-batches.
 struct Subject<'a> {
     build: &'a (dyn Fn(&Run, usize) -> gpipe::PipelineBuilder + Sync),
     layers: usize,
@@ -65,7 +66,7 @@ fn builder(features: Features, run: &Run, micro_batches: usize) -> gpipe::Pipeli
     features.build(run.builder(model(features), micro_batches).clip_norm(1.0))
 }
 
-/// By name, because each process has those of its stages.
+/// Merges by name, because each process has only the entries of its stages.
 fn merged(parts: Vec<Named>) -> Named {
     let mut all: Named = parts.into_iter().flatten().collect();
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -92,8 +93,8 @@ fn matrix_of(subject: &Subject, cases: &[(Vec<i64>, usize)]) {
         let mut plain = build(&Run::plain(), *micro_batches).build().unwrap();
         let expected = train(&mut plain, samples, *batch);
         for processes in [2, 3, 4] {
-            // All cuts and policies of as many stages or more; the whole list is in the matrix of
-            // threads.
+            // Cuts and policies with at least as many stages as processes. The full list runs in
+            // the matrix of threads.
             let runs = Run::all(*layers).into_iter().filter(|run| run.stages >= processes);
             for (index, run) in runs.enumerate() {
                 if index % 3 != processes % 3 && std::env::var_os("GPIPE_SOAK").is_none() {
@@ -142,10 +143,9 @@ fn transparency_of_processes_with_everything() {
     matrix(Features { batch_norm: true, kind, recipe: Recipe::Adam, ..features }, &[(vec![6], 3)]);
 }
 
-/// A value whose memory overlaps itself was sent as contiguous memory between processes and as a
-/// view between threads, so that the next layer's kernel saw other strides and gave other bits.
-/// Expanded, strided and offset values, those of one element or none, and booleans are here for the
-/// same reason.
+/// A value whose memory overlaps itself was sent contiguously between processes, and as a view
+/// between threads. The next layer's kernel saw other strides and computed other bits. This test
+/// also covers expanded, strided and offset values, those with one element or none, and booleans.
 #[test]
 fn regression_views_give_the_same_bits_in_processes() {
     let subject = Subject {
@@ -157,7 +157,7 @@ fn regression_views_give_the_same_bits_in_processes() {
     matrix_of(&subject, &[(vec![8], 4), (vec![3, 1, 6], 4)]);
 }
 
-/// A state that was taken in processes is put back in other ones, or in none.
+/// State taken from several processes can be restored in any number of processes, or in one.
 #[test]
 fn transparency_of_a_state_between_processes() {
     let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
@@ -197,7 +197,7 @@ fn oracle_every_process_has_the_report_of_all_stages() {
         let report = pipeline.train_step(inputs, &targets).unwrap();
         assert_eq!((report.devices.len(), report.timeline.devices.len()), (4, 4));
         assert!(report.devices.iter().all(|stage| stage.peak.0 > 0));
-        // Each stage's time is all accounted for, on the clock that they share.
+        // Each stage's time is fully accounted for, on the clock that the processes share.
         let program_ends = report.timeline.devices.iter().map(|list| list.last().unwrap().end);
         assert_eq!(program_ends.max().unwrap(), report.time);
         assert_no_message_arrives_before_it_leaves(&report.timeline);
@@ -207,10 +207,10 @@ fn oracle_every_process_has_the_report_of_all_stages() {
     assert_eq!(reports[0].2, reports[1].2);
 }
 
-/// Who shows two clocks as one would see it here.
+/// Fails if a timeline mixes two clocks: a message would then arrive before it was sent.
 fn assert_no_message_arrives_before_it_leaves(timeline: &Timeline) {
-    // Clocks are compared to half of a round trip on loopback, the shortest of eight, which a busy
-    // machine may make long.
+    // Tolerance: clocks agree to half of a round trip on loopback (the shortest of eight), which
+    // may be long on a busy machine.
     let apart = Nanos(5_000_000);
     let mut left = HashMap::new();
     let timed = || timeline.devices.iter().flatten();
@@ -230,7 +230,7 @@ fn assert_no_message_arrives_before_it_leaves(timeline: &Timeline) {
     assert!(arrived > 20, "{arrived}");
 }
 
-/// Outputs of two groups, position by position, each from the ones before it.
+/// Decodes two groups, position by position, each position from the earlier ones.
 fn decode(pipeline: &mut Pipeline) -> Vec<Tensor> {
     let tokens = batch(4, 3).0;
     let mut decoding = pipeline.decoding();

@@ -1,13 +1,14 @@
-//! Messages through their parts and back, and damaged headers.
+//! Messages encoded and decoded, and damaged headers.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // tests may panic
+// tests may panic
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use gpipe_core::splitmix::Stream;
 use tch::Device;
 
 use super::*;
 
-/// Sends a message, of exactly `most` bytes, as its parts say, and reads it again.
+/// Encodes a message of exactly `most` bytes, transfers its parts, and decodes it.
 fn through(envelope: Envelope<Value>, most: Bytes) -> (Option<MicroBatch>, Message<Value>) {
     let parts = encode(envelope).unwrap();
     let mut tensors = Vec::new();
@@ -113,8 +114,7 @@ fn oracle_votes_and_verdicts_arrive_to_the_bit() {
     assert_eq!(found, verdict);
 }
 
-/// What is not dense has no memory of its own to arrive in: its elements arrive, in contiguous
-/// memory.
+/// A tensor that is not dense arrives as contiguous memory with the same elements.
 #[test]
 fn oracle_views_arrive_contiguous() {
     let rows = random(&[6, 10], Kind::Float);
@@ -133,8 +133,8 @@ fn oracle_views_arrive_contiguous() {
     }
 }
 
-/// A header may ask for what its message may have, to the byte, and for no more; those before it
-/// count.
+/// A header may request memory for what its message may still contain, to the byte, and no more.
+/// Earlier headers of the message count.
 #[test]
 fn fault_a_header_that_asks_for_more_than_its_message_may_have_is_refused() {
     let many: Vec<_> = (0..TENSORS_MAX + 2).map(|_| Some(random(&[2, 3], Kind::Float))).collect();
@@ -146,7 +146,7 @@ fn fault_a_header_that_asks_for_more_than_its_message_may_have_is_refused() {
         let error = Header::decode(header, own - Bytes(1)).unwrap_err();
         assert!(error.contains(&format!("it sends {own} of tensors where at most")), "{error}");
     }
-    // No element, beside sizes whose product is no number.
+    // Tensors without elements whose other sizes overflow when multiplied.
     let empty = [([1 << 62, 2, 0], [1, 1 << 62, 1]), ([0, 1 << 62, 1 << 62], [1, 1, 1 << 62])];
     for (sizes, strides) in empty {
         let layout = Layout { kind: Kind::Float, sizes: sizes.to_vec(), strides: strides.to_vec() };
@@ -158,7 +158,8 @@ fn fault_a_header_that_asks_for_more_than_its_message_may_have_is_refused() {
             drop(layout.tensor(None)); // an error or a tensor without elements
         }
     }
-    // One element in memory, expanded: whoever computes with them meets as many as it says.
+    // One element in memory, expanded to many: computing with it would cost as much as its sizes
+    // say.
     for size in [1_i64 << 10, 1 << 40] {
         let layout = Layout { kind: Kind::Float, sizes: vec![size, size], strides: vec![0, 0] };
         let mut header = start(Content::Value, None, 1, 0);
@@ -176,7 +177,7 @@ fn fault_what_cannot_be_sent_is_an_error() {
     assert!(encode(value(&[Some(complex)])).is_err_and(|error| error.contains("ComplexFloat")));
 }
 
-/// No damaged header is more than an error, and none asks for more memory than it may.
+/// A damaged header causes at most an error, and never requests more memory than allowed.
 #[test]
 fn fault_damaged_headers_are_errors_or_harmless() {
     let envelope =

@@ -1,6 +1,7 @@
-//! Ranks as threads of one process: each has its own connections, over c10d on loopback, and its
-//! own pipeline.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+//! Ranks as threads of one process. Each rank has separate connections, over c10d on loopback, and
+//! a separate pipeline.
+// helpers of tests may panic
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../../gpipe/tests/common/mod.rs"]
 pub mod model;
@@ -11,7 +12,7 @@ use gpipe_distributed::{Cluster, JoinError, Meeting, Store};
 
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How rank `rank` of `size` meets the others, at the store that rank 0 serves.
+/// The meeting of `rank` among `size` ranks, at the store that rank 0 serves.
 pub fn meeting(rank: usize, size: usize, listener: &TcpListener, deadline: Duration) -> Meeting {
     let port = listener.local_addr().unwrap().port();
     let store = match rank {
@@ -29,7 +30,7 @@ pub fn meeting(rank: usize, size: usize, listener: &TcpListener, deadline: Durat
     }
 }
 
-/// Calls `process` for each of `size` ranks that have met, all at once.
+/// Calls `process` in parallel for each of `size` ranks that have joined.
 pub fn in_processes<T: Send>(
     size: usize,
     deadline: Duration,
@@ -38,7 +39,7 @@ pub fn in_processes<T: Send>(
     joined(size, deadline, |meeting| meeting, |cluster| process(cluster.unwrap()))
 }
 
-/// The same, where ranks meet as `change` says, and may not come together.
+/// Like [`in_processes`], with meetings changed by `change`; joining may fail.
 pub fn joined<T: Send>(
     size: usize,
     deadline: Duration,
