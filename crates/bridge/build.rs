@@ -1,4 +1,4 @@
-//! Compiles the bridge against the libtorch that torch-sys found, after checking its version.
+//! Compiles the bridge against torch-sys's libtorch, after checking its version.
 
 use std::path::{Path, PathBuf};
 
@@ -33,14 +33,15 @@ fn main() {
         .file("cpp/c10d.cc")
         .file("cpp/product.cc")
         .includes([torch.join("include"), PathBuf::from("cpp")])
-        // c10d's headers need one of these.
+        // c10d's headers include headers from here.
         .include(torch.join("include/torch/csrc/api/include"))
         .std("c++17")
         .flag("-D_GLIBCXX_USE_CXX11_ABI=1")
         .flag_if_supported("-Wno-unused-parameter")
         .flag_if_supported("-Wno-sign-compare")
         .opt_level(2)
-        // Of the headers, a hundred megabytes in everything that is linked with it.
+        // Debug information of the headers would add a hundred megabytes to everything that links
+        // with this.
         .debug(false)
         .compile("gpipe_bridge");
     for file in ["src/ffi.rs", "cpp"] {
@@ -52,7 +53,7 @@ fn main() {
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
 }
 
-/// The version of a libtorch, with what it was built for: `2.11.0+cpu`. Another one is refused.
+/// The version of a libtorch and its build, such as `2.11.0+cpu`. Rejects any other version.
 fn version_of(torch: &Path) -> String {
     let says = |name: &str| std::fs::read_to_string(torch.join(name)).unwrap_or_default();
     let (built, python) = (says("build-version"), says("version.py"));
@@ -73,7 +74,7 @@ fn version_of(torch: &Path) -> String {
     found.to_owned()
 }
 
-/// A build script's only way to refuse: its message is what cargo shows.
+/// Aborts the build; cargo shows the message of a panic.
 fn fail(message: &str) -> ! {
     eprintln!("gpipe-bridge: {message}");
     std::process::exit(1);

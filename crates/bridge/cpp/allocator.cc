@@ -1,13 +1,13 @@
-// A CPU allocator that counts, caps and reuses, per arena (one arena per stage).
+// A CPU allocator with accounting, caps and reuse, per arena (one arena per stage).
 //
-// Why not libtorch's own: it neither counts nor refuses, and it returns large blocks to the system,
-// so that every step pays again for the page faults of its activations (4-15% of a step).
+// Why not libtorch's own allocator: it neither counts nor caps. It also returns large blocks to the
+// system, so every step pays again for the page faults of its activations (4-15% of a step).
 //
-// Each block carries a 64-byte header with its size and arena. A block is charged to the arena that
-// the allocating thread had entered and goes back to it, whichever thread frees it: a boundary
-// activation that is freed by the next stage returns to the stage that will want its like again.
-// Freed blocks are kept by exact size; live + kept never exceeds the most that the arena ever had
-// live, so reuse does not make the process larger than it already was.
+// Each block has a 64-byte header with its size and arena. A block is charged to the arena that the
+// allocating thread had entered, and returns to it whichever thread frees it. A boundary activation
+// freed by the next stage thus returns to the stage that will need such a block again. Freed blocks
+// are kept by exact size. live + kept never exceeds the arena's highest live, so reuse does not
+// make the process larger than it already was.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <algorithm>
@@ -30,19 +30,19 @@ namespace gpipe {
 namespace {
 
 constexpr std::size_t kArenas = 4096;
-constexpr std::size_t kHeader = 64;      // keeps the payload aligned as ATen wants it
-constexpr std::size_t kKeepMin = 32768;  // smaller blocks never leave glibc's own lists
+constexpr std::size_t kHeader = 64;      // keeps the payload aligned as ATen expects
+constexpr std::size_t kKeepMin = 32768;  // smaller blocks stay in glibc's own lists anyway
 constexpr uint64_t kNoCap = ~uint64_t{0};
 
 struct Header {
-  uint64_t size; // of the payload, as asked for
+  uint64_t size; // requested size of the payload
   uint32_t arena;
-  Header *next; // of the kept blocks of this size
+  Header *next; // next kept block of this size
 };
 static_assert(sizeof(Header) <= kHeader);
 
-// The blocks of one size. The list goes through the blocks themselves and its entry is made when a
-// block is taken, so that freeing, which must not fail, allocates nothing.
+// The blocks of one size. Freeing must not fail, so it allocates nothing: the list links the blocks
+// themselves, and the map entry is created when a block is taken.
 struct Blocks {
   Header *kept = nullptr;
   uint64_t live = 0;
@@ -51,13 +51,13 @@ struct Blocks {
 struct Arena {
   std::mutex mutex;
   uint64_t live = 0, kept = 0, cap = kNoCap;
-  uint64_t pending = 0; // asked of the system, and not there yet: counts against the cap
-  uint64_t peak = 0;    // since the last reset: what is reported
-  uint64_t high = 0;    // since the last trim: what bounds the kept blocks
-  std::unordered_map<uint64_t, Blocks> blocks; // of at least kKeepMin
+  uint64_t pending = 0; // requested from the system but not yet received: counts against the cap
+  uint64_t peak = 0;    // highest live since the last reset, as reported
+  uint64_t high = 0;    // highest live since the last trim: bounds the kept blocks
+  std::unordered_map<uint64_t, Blocks> blocks; // only sizes from kKeepMin up
 };
 
-// Never destroyed: tensors in statics may be freed after any destructor of ours would run.
+// Never destroyed, because tensors in statics may be freed after our destructors would have run.
 std::array<Arena, kArenas> &arenas() {
   static auto *all = new std::array<Arena, kArenas>();
   return *all;
@@ -66,7 +66,7 @@ std::array<Arena, kArenas> &arenas() {
 thread_local uint32_t current_arena = 0;
 thread_local Refusal last_refusal{};
 
-// Drops kept blocks, until `bytes` are gone. The caller holds the lock.
+// Frees kept blocks until `bytes` are freed. The caller holds the lock.
 void drop_kept(Arena &arena, uint64_t bytes) noexcept {
   uint64_t dropped = 0;
   for (auto size = arena.blocks.begin(); dropped < bytes && size != arena.blocks.end();) {
@@ -83,15 +83,14 @@ void drop_kept(Arena &arena, uint64_t bytes) noexcept {
   }
 }
 
-// The kept blocks make room, so that live and kept together do not exceed the most that was ever
-// live.
+// Frees kept blocks so that live + kept does not exceed the highest live.
 void make_room(Arena &arena) noexcept {
   const uint64_t held = arena.live + arena.pending, most = std::max(arena.high, held);
   if (held + arena.kept > most)
     drop_kept(arena, held + arena.kept - most);
 }
 
-// A block of `size` is held from now on.
+// Counts a block of `size` as live.
 void hold(Arena &arena, std::size_t size) {
   if (size >= kKeepMin)
     arena.blocks[size].live++;
@@ -100,7 +99,7 @@ void hold(Arena &arena, std::size_t size) {
   arena.high = std::max(arena.high, arena.live);
 }
 
-// A kept block of `size`, or null.
+// Takes a kept block of `size`, or returns null.
 Header *take_kept(Arena &arena, std::size_t size) noexcept {
   const auto found = arena.blocks.find(size);
   if (found == arena.blocks.end() || found->second.kept == nullptr)
@@ -132,7 +131,7 @@ void *take(std::size_t size) {
   if (block == nullptr) {
     const bool refused = posix_memalign(&block, kHeader, kHeader + size) != 0;
     std::lock_guard<std::mutex> lock(arena.mutex);
-    arena.pending -= size; // what was never held raises neither peak nor bound
+    arena.pending -= size; // a refused block raises neither peak nor high
     if (refused) {
       last_refusal = Refusal{true, size, arena.live, kNoCap};
       C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: the system has no ", size, " bytes"));
@@ -143,7 +142,7 @@ void *take(std::size_t size) {
   return static_cast<char *>(block) + kHeader;
 }
 
-// libtorch calls it from destructors: whatever it did that could fail would end the process.
+// Must not fail: libtorch calls it from destructors, where an exception would end the process.
 void put_back(void *payload) noexcept {
   if (payload == nullptr)
     return;
@@ -188,7 +187,7 @@ Arena &at_index(uint32_t arena) {
 } // namespace
 
 #ifdef GPIPE_ALLOCATOR
-// Installed before main, because exchanging allocators under a running kernel is not safe.
+// Installed before main, because replacing the allocator while a kernel runs is not safe.
 [[maybe_unused]] static const bool installed = [] {
   c10::SetCPUAllocator(new CountingAllocator(), /*priority=*/100);
   return true;
@@ -225,7 +224,7 @@ void trim_arena(uint32_t index) {
   arena.high = arena.live;
 }
 
-// Whoever owned the arena is gone: nothing is kept any more, also of what is freed later.
+// The arena's owner is gone: frees all kept blocks. Blocks freed later are not kept either.
 void close_arena(uint32_t index) {
   Arena &arena = at_index(index);
   std::lock_guard<std::mutex> lock(arena.mutex);
@@ -236,7 +235,7 @@ void close_arena(uint32_t index) {
 
 bool keep_freed_memory() {
 #if defined(__GLIBC__)
-  // No block comes from mmap, whose pages would be new each time, and the heap is never trimmed.
+  // Disables mmap for blocks, because its pages would be new each time, and never trims the heap.
   return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
 #else
   return false;

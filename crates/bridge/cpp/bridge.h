@@ -1,4 +1,4 @@
-// Shared by the bridge's C++ files: errors, and tensors as addresses.
+// Shared by the bridge's C++ files: exceptions, and tensors as addresses.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -6,7 +6,7 @@
 #include <exception>
 #include <memory>
 
-// cxx calls this around every bridged function: no C++ exception of any type crosses into Rust.
+// cxx calls this around every bridged function, so no C++ exception of any type crosses into Rust.
 namespace rust::behavior {
 template <typename Try, typename Fail>
 static void trycatch(Try &&func, Fail &&fail) noexcept {
@@ -26,8 +26,8 @@ static void trycatch(Try &&func, Fail &&fail) noexcept {
 
 namespace gpipe {
 
-// A tensor crosses as the address of an at::Tensor: borrowed on the way in, owned by the caller on
-// the way out. 0 is "no tensor".
+// A tensor crosses as the address of an at::Tensor: borrowed as an argument, owned by the caller as
+// a result. 0 means "no tensor".
 using Address = std::size_t;
 
 inline const at::Tensor &borrow(Address address) {

@@ -1,11 +1,11 @@
-// PyTorch's own engine for several processes: TCPStore and ProcessGroupGloo of libtorch's c10d.
+// PyTorch's engine for distributed training: TCPStore and ProcessGroupGloo of libtorch's c10d.
 //
-// Gloo's tensors must be contiguous and on the CPU, and a receive must be as large as what is sent:
-// a smaller one ends the receiving process. mail.rs and sums.rs agree on sizes first.
+// Gloo requires contiguous CPU tensors. It also ends the receiving process if a receive is smaller
+// than what was sent, so mail.rs and sums.rs agree on sizes first.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "c10d.h"
 #define USE_C10D
-#define USE_C10D_GLOO // libtorch is built with it; its headers ask
+#define USE_C10D_GLOO // libtorch is built with it; its headers check it
 #include <c10/util/Logging.h>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -32,10 +32,11 @@ std::string text(rust::Str str) { return std::string(str); }
 
 } // namespace
 
-// c10d keeps the last 2,000 operations of all groups of a process in one table, for diagnosis after
-// a hang. Of Gloo's groups it writes to it without a lock: two stages of a process that sum
-// gradients over replicas at once crashed there, or went on with a heap that was overwritten. Set
-// before main, because what reads it does so once. TORCH_FR_BUFFER_SIZE turns it on again.
+// Turns off c10d's flight recorder, a table of the last 2,000 operations of all groups in a
+// process, meant for diagnosing hangs. c10d updates it without a lock for Gloo's groups. When two
+// stages of a process summed gradients over replicas at the same time, the process crashed or
+// continued with a corrupted heap. The variable is set before main because c10d reads it only once.
+// A user can set TORCH_FR_BUFFER_SIZE to turn the table on again.
 [[maybe_unused]] static const int no_table = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 
 struct TcpStore::Impl {
@@ -55,10 +56,8 @@ std::unique_ptr<TcpStore> own(c10::intrusive_ptr<c10d::Store> store, uint16_t po
 
 } // namespace
 
-// A client, and the server too where `listener` is a bound and listening socket (else -1): c10d
-// would listen on all interfaces by itself. The socket is the store's from now on. Its warnings are
-// of waits and host names, and not for users: what goes wrong is an error here. TORCH_CPP_LOG_LEVEL
-// brings them back.
+// Silences c10d's warnings: they concern waits and host names, and what goes wrong is reported as
+// an error here. TORCH_CPP_LOG_LEVEL turns them on again.
 void hush() {
   static const bool once = [] {
     constexpr int errors = 2;
@@ -69,6 +68,8 @@ void hush() {
   (void)once;
 }
 
+// Creates a client, and also the server if `listener` is a bound and listening socket (else -1).
+// Without that socket, c10d would listen on all interfaces. The store owns the socket from here on.
 std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
   hush();
   c10d::TCPStoreOptions options;
@@ -83,7 +84,7 @@ std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t liste
   return own(std::move(store), bound);
 }
 
-// A connection of its own: a wait holds its connection for as long as it lasts.
+// A separate connection, because a wait blocks its connection until it ends.
 std::unique_ptr<TcpStore> TcpStore::another() const { return own(impl->store->clone(), impl->port); }
 
 std::unique_ptr<TcpStore> TcpStore::prefixed(rust::Str prefix) const {
@@ -114,13 +115,13 @@ bool TcpStore::remove(rust::Str key) const { return impl->store->deleteKey(text(
 
 struct GroupWork::Impl {
   c10::intrusive_ptr<c10d::Work> work;
-  // Gloo reads and writes through references to these.
+  // Gloo reads and writes through references to these tensors.
   std::vector<at::Tensor> tensors;
 };
 GroupWork::GroupWork() : impl(std::make_unique<Impl>()) {}
 GroupWork::~GroupWork() = default;
 
-// False: it was aborted.
+// False if the operation was aborted.
 bool GroupWork::wait(int64_t timeout_ms) const { return impl->work->wait(milliseconds(timeout_ms)); }
 
 void GroupWork::abort() const { impl->work->abort(); }
@@ -154,7 +155,7 @@ std::unique_ptr<GroupWork> ProcessGroup::all_reduce(Address tensor, bool largest
   return work;
 }
 
-// `address`: where this process listens for its peers.
+// `address` is where this process listens for its peers.
 std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size, rust::Str address,
                                          int64_t timeout_ms) {
   auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));

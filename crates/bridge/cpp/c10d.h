@@ -1,10 +1,10 @@
-// What `c10d.cc` gives to Rust: PyTorch's store and process groups as opaque objects.
+// PyTorch's store and process groups (`c10d.cc`) as opaque objects for Rust.
 #pragma once
 #include "bridge.h"
 
 namespace gpipe {
 
-// c10d's objects are reference counted and their headers heavy, so only c10d.cc sees them.
+// c10d's objects are reference counted and their headers heavy, so only c10d.cc includes them.
 struct TcpStore {
   TcpStore();
   ~TcpStore();

@@ -1,9 +1,9 @@
 // Convolution of images in channels-last layout, with its VJP.
 //
-// Why not at::conv2d alone: oneDNN's convolution brings the weight into a layout of its own at each
-// call, and back. With few small images, as a micro-batch has them behind a few reductions, that
-// costs several times the arithmetic. A 1x1 convolution is a matrix product of rows that
-// channels-last has already, and the product takes the weight as it is.
+// Why not at::conv2d alone: oneDNN's convolution converts the weight to its own layout and back at
+// every call. With few small images, as in a micro-batch after a few reductions, that costs several
+// times the arithmetic. A 1x1 convolution is a matrix product. Channels-last memory already has the
+// product's rows, and the product takes the weight as it is.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "op_cache.h"
 #include "product.h"
@@ -25,20 +25,20 @@ at::Tensor product(const at::Tensor &x, const at::Tensor &w, bool onednn) {
   return onednn && x.numel() * w.size(0) >= kMultiplicationsMin ? onednn_product(x, w, {}) : at::linear(x, w);
 }
 
-// Every stride-th pixel.
+// Every stride-th pixel in both directions.
 at::Tensor pixels(const at::Tensor &x, at::IntArrayRef stride) {
   return x.slice(2, 0, x.size(2), stride[0]).slice(3, 0, x.size(3), stride[1]);
 }
 
-// [n, c, h, w] in channels-last: [n h w, c], the same memory.
+// [n, c, h, w] in channels-last layout as [n h w, c], sharing its memory.
 at::Tensor rows(const at::Tensor &x) { return x.permute({0, 2, 3, 1}).reshape({-1, x.size(1)}); }
 
-// And back, for n, h and w of `like`.
+// The inverse of `rows`, with n, h and w of `like`.
 at::Tensor images(const at::Tensor &rows, const at::Tensor &like) {
   return rows.view({like.size(0), like.size(2), like.size(3), rows.size(1)}).permute({0, 3, 1, 2});
 }
 
-// 1x1, without padding, in one group.
+// A 1x1 convolution without padding, in one group.
 struct Pointwise : torch::autograd::Function<Pointwise> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
                             at::IntArrayRef stride, bool onednn) {
@@ -75,7 +75,7 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
   }
 };
 
-// Any other: ATen's own, and its backward, to the bit.
+// Any other convolution: ATen's forward and backward, to the bit.
 struct Spatial : torch::autograd::Function<Spatial> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stride,
                             at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
@@ -112,8 +112,8 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
                     bool channels_last, bool onednn) {
   const auto list = [](rust::Slice<const int64_t> slice) { return at::IntArrayRef(slice.data(), slice.size()); };
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
-  // Where there is one place anyway a stride changes nothing; but with one over a map of one
-  // pixel's width oneDNN leaves parts of a bfloat16 weight's gradient as they were in memory.
+  // With a single output position, the stride has no effect. But with a stride over a map one pixel
+  // wide, oneDNN leaves parts of a bfloat16 weight gradient uninitialized. So the stride becomes 1.
   std::vector<int64_t> steps(stride.begin(), stride.end());
   const bool fits = x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && steps[0] > 0 && steps[1] > 0 && padding.size() == 2 &&
                     dilation.size() == 2;
@@ -122,7 +122,7 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
       if (x.size(2 + i) + 2 * padding[i] == dilation[i] * (w.size(2 + i) - 1) + 1)
         steps[i] = 1;
   const auto spatial = [&](const at::Tensor &from) {
-    // Else it says what is wrong.
+    // Arguments that do not fit go to conv2d, which reports what is wrong.
     return give(fits ? Spatial::apply(from, w, at::IntArrayRef(steps), list(padding), list(dilation), groups)
                      : at::conv2d(from, w, {}, steps, list(padding), list(dilation), groups));
   };

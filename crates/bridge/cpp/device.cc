@@ -1,6 +1,6 @@
-// Streams, events and memory statistics of GPUs, through libtorch's device-generic interfaces: they
-// are in the CPU library too, so this compiles, links and runs where there is no CUDA, and no CUDA
-// header is needed.
+// Streams, events and memory statistics of GPUs, through libtorch's device-generic interfaces. The
+// CPU library has these interfaces too, so this compiles, links and runs without CUDA and needs no
+// CUDA headers.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <ATen/Context.h>
@@ -13,10 +13,9 @@
 
 namespace gpipe {
 
-// libtorch's CUDA part registers itself when it is loaded. Nothing refers to it by name, so a
-// linker leaves it out; and it has to be there before libtorch first looks which devices there are.
-// So it is loaded here, before main, where it lies beside the rest; a libtorch without it is one
-// without CUDA.
+// Loads libtorch's CUDA part before main, if it lies beside the rest. It registers itself when
+// loaded, and must be loaded before libtorch first looks for devices. Nothing refers to it by name,
+// so a linker would leave it out. A libtorch without this library has no CUDA.
 static void *const cuda_part = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
 
 namespace {
@@ -51,7 +50,7 @@ DeviceStream new_stream(int32_t device) {
   return pack(c10::impl::VirtualGuardImpl(kGpu).getStreamFromGlobalPool(gpu(device)));
 }
 
-// The thread's current device and stream, until it ends.
+// Sets the thread's current device and stream for the rest of the thread.
 void enter_stream(DeviceStream stream) {
   c10::impl::VirtualGuardImpl impl(kGpu);
   impl.setDevice(gpu(stream.device));
@@ -68,25 +67,26 @@ std::unique_ptr<DeviceEvent> record_event(DeviceStream stream) {
   return event;
 }
 
-// A copy of a GPU's tensor on another device (-1: pinned memory of the CPU), made by `stream`.
+// Copies a GPU's tensor to another device (-1: the CPU's pinned memory), on `stream`.
 Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
   const at::Tensor &source = borrow(tensor);
   c10::StreamGuard guard(unpack(stream));
   at::Tensor copy;
   if (to < 0) {
-    copy = at::empty_like(source, source.options().device(at::kCPU).pinned_memory(true)); // strides, too
+    // keeps the strides
+    copy = at::empty_like(source, source.options().device(at::kCPU).pinned_memory(true));
     copy.copy_(source, /*non_blocking=*/true);
   } else {
     copy = source.to(gpu(to), /*non_blocking=*/true);
   }
-  source.record_stream(unpack(stream)); // its memory is not reused before the copy is done
+  source.record_stream(unpack(stream)); // prevents reuse of its memory before the copy is done
   return give(std::move(copy));
 }
 
 void record_use(Address tensor, DeviceStream stream) { borrow(tensor).record_stream(unpack(stream)); }
 
-// libtorch also fills every new tensor with NaN then. That takes a kernel of its own and changes no
-// result here.
+// In this mode libtorch also fills every new tensor with NaN. That costs an extra kernel and
+// changes no result here, so it is turned off.
 void prefer_deterministic_kernels(bool prefer) {
   at::globalContext().setDeterministicAlgorithms(prefer, /*warn_only=*/true);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
@@ -94,7 +94,7 @@ void prefer_deterministic_kernels(bool prefer) {
 
 MemoryStats gpu_stats(int32_t device) {
   auto stats = c10::getDeviceAllocator(kGpu)->getDeviceStats(static_cast<c10::DeviceIndex>(device));
-  const auto &bytes = stats.allocated_bytes[0]; // of all pools together
+  const auto &bytes = stats.allocated_bytes[0]; // over all pools
   const auto &reserved = stats.reserved_bytes[0];
   return MemoryStats{static_cast<uint64_t>(bytes.current), static_cast<uint64_t>(bytes.peak),
                      static_cast<uint64_t>(reserved.current - bytes.current)};

@@ -1,4 +1,4 @@
-// How a value lies in memory where one layer passes it to the next.
+// The memory layout of a value that passes from one layer to the next.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <ATen/core/grad_mode.h>
@@ -9,7 +9,7 @@ namespace gpipe {
 
 namespace {
 
-// What the allocator gives. Vector kernels and MKL may round differently at another alignment.
+// The allocator's alignment. Vector kernels and MKL may round differently at another alignment.
 constexpr std::uintptr_t kAlignment = 64;
 
 bool is_aligned(const at::Tensor &tensor) {
@@ -18,8 +18,8 @@ bool is_aligned(const at::Tensor &tensor) {
 
 } // namespace
 
-// A tensor whose elements lie once each, without gaps, from an aligned address on. 0: `address` is
-// one.
+// Copies a tensor so that its elements lie in memory once each, without gaps, from an aligned
+// address on. Returns 0 if the tensor already lies so.
 Address settled(Address address) {
   const at::Tensor &tensor = borrow(address);
   TORCH_CHECK(tensor.layout() == at::kStrided, "a ", tensor.layout(),
@@ -28,7 +28,7 @@ Address settled(Address address) {
   if (dense && !tensor.is_neg() && !tensor._is_zerotensor() && is_aligned(tensor))
     return 0;
   at::NoGradGuard no_grad;
-  // New memory in any case: resolve_neg alone gives back what is not negative.
+  // Always new memory: resolve_neg alone returns a tensor that is not negative as it is.
   const auto format = dense ? at::MemoryFormat::Preserve : at::MemoryFormat::Contiguous;
   return give(tensor.resolve_neg().clone(format));
 }

@@ -1,10 +1,10 @@
-// The affine map y = x W^T + b with its VJP: through oneDNN in float32 where that is asked for,
-// else through ATen.
+// The affine map y = x W^T + b with its VJP: through oneDNN in float32 if requested, else through
+// ATen.
 //
-// Why not at::linear alone: in float32 it always calls MKL, whose AVX-512 kernels are for Intel's
-// processors; on others it falls back to AVX2 and is half as fast as oneDNN, which libtorch brings
-// along anyway. And what it gave could not be found again by a re-materialization (op_cache.h).
-// ATen's products are those of its own addmm and its backward, to the bit.
+// Why not at::linear alone: in float32 it always calls MKL, whose AVX-512 kernels run on Intel's
+// processors only. On others MKL falls back to AVX2 and is half as fast as oneDNN, which libtorch
+// includes. And at::linear's result could not be replayed for re-materialization (op_cache.h). With
+// ATen, the products equal those of addmm and its backward, to the bit.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "op_cache.h"
 #include "product.h"
@@ -26,7 +26,7 @@ struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
                             const Optional &bias, bool onednn) {
     at::AutoDispatchBelowADInplaceOrView below;
-    // As ATen's own: a frozen weight's gradient does not keep the input.
+    // As in ATen: with a frozen weight the input is not saved.
     context->save_for_backward({w.requires_grad() ? x : at::Tensor(), w});
     context->saved_data["sizes"] = x.sizes();
     context->saved_data["bias"] = bias.has_value();
@@ -51,7 +51,7 @@ struct Linear : torch::autograd::Function<Linear> {
       dx = (onednn ? onednn_product(g, w.t(), {}) : at::mm(g, w)).reshape(context->saved_data["sizes"].toIntVector());
     if (context->needs_input_grad(1))
       dw = onednn ? onednn_product(g.t(), rows(x).t(), {}) : at::mm(g.t(), rows(x));
-    // An absent bias is no input, and must not be asked for.
+    // An absent bias is not an input, so needs_input_grad must not be asked about it.
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2))
       db = g.sum(0);
     return {dx, dw, db, at::Tensor()};
@@ -81,7 +81,7 @@ bool onednn_is_faster() {
 Address linear(Address x, Address w, Address bias, bool use_onednn) {
   const Optional b = bias == 0 ? Optional() : Optional(borrow(bias));
   if (!fits(borrow(x), borrow(w), b))
-    return give(at::linear(borrow(x), borrow(w), b)); // which says what is wrong
+    return give(at::linear(borrow(x), borrow(w), b)); // reports what is wrong
   return give(Linear::apply(borrow(x), borrow(w), b, use_onednn && fits_onednn_product(borrow(x), borrow(w), b)));
 }
 

@@ -1,8 +1,8 @@
-// Cross entropy, summed, whose backward overwrites what its forward saved.
+// Summed cross entropy whose backward overwrites what its forward saved.
 //
 // Why not at::cross_entropy_loss: its backward holds the logits, their log-softmax, and two
-// gradients of their size at once. For a language model's vocabulary that is the peak of the whole
-// stage.
+// gradients of that size at once. With a language model's vocabulary, that is the peak memory of
+// the whole stage.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "bridge.h"
 #include <ATen/ops/log_softmax.h>
@@ -25,7 +25,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     at::Tensor logs = at::log_softmax(logits, 1);
     at::Tensor sum = logs.gather(1, index).squeeze(1).masked_fill_(ignored, 0).sum().neg_();
     context->save_for_backward({index, ignored});
-    context->saved_data["logs"] = std::move(logs); // not among the saved variables: it is overwritten
+    context->saved_data["logs"] = std::move(logs); // not a saved variable: backward overwrites it
     return sum;
   }
 

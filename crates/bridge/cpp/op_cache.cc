@@ -1,7 +1,6 @@
-// Why here and not at the dispatcher: what is found again must still be an output of a node of
-// autograd's graph, with the same backward as one that was computed. So products and convolutions
-// are functions of ours (linear.cc, convolution.cc), and ask below autograd whether they have to
-// compute.
+// Why not at the dispatcher: a replayed value must still be the output of a node in autograd's
+// graph, with the same backward as a computed one. So products and convolutions are our own
+// functions (linear.cc, convolution.cc), which call `remembered` below autograd.
 #include "op_cache.h"
 #include "gpipe-bridge/src/ffi.rs.h"
 #include <torch/csrc/autograd/variable.h>
@@ -14,8 +13,9 @@ namespace impl = torch::autograd::impl;
 struct OpCache::Impl {
   struct Value {
     at::Tensor tensor;
-    // What was changed in place since is computed again. Undefined where that is known already, so
-    // that it holds nothing.
+    // The tensor's version when it was recorded. A value changed in place since then is computed
+    // again. If that is known when the recording ends, `tensor` is undefined, so that it holds no
+    // memory.
     uint32_t version;
 
     bool is_changed() const { return !tensor.defined() || tensor._version() != version; }
@@ -56,7 +56,7 @@ at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &
   }
   at::Tensor made = compute();
   if (recorded) {
-    // The same memory without the graph, and with the same count of changes in place.
+    // Shares the memory and the version counter, without the graph.
     at::Tensor kept = made.detach();
     impl::set_version_counter(kept, impl::version_counter(made));
     recorded->impl->values.push_back({kept, static_cast<uint32_t>(kept._version())});

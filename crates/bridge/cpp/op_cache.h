@@ -1,13 +1,14 @@
-// What products and convolutions gave in a forward, kept for its re-materialization, which then
-// need not compute them again.
+// Outputs of products and convolutions in a forward, kept so that its re-materialization need not
+// compute them again.
 #pragma once
 #include "bridge.h"
 #include <functional>
 
 namespace gpipe {
 
-// While this thread records: `compute`, whose value is kept. While it replays: what was kept at
-// this place, or else `compute`. To be called below autograd, on what a function returns.
+// Returns the result of `compute`, and keeps it if this thread records. If this thread replays,
+// returns the value kept at this position if it is still valid, else `compute`'s. Call it below
+// autograd, on the value that a function returns.
 at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &compute);
 
 } // namespace gpipe

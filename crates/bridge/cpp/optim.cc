@@ -29,8 +29,8 @@ void check_parameters(const char *rule, const Tensors &parameters) {
   }
 }
 
-// ATen's kernels take a parameter's numbers and those beside it as arrays of one length, and
-// compare nothing.
+// Checks the tensors beside the parameters. ATen's kernels treat a parameter and these tensors as
+// arrays of one length, without a check.
 void check_beside(const char *rule, const Tensors &parameters, const char *name, const Tensors &beside) {
   TORCH_CHECK(beside.size() == parameters.size(), rule, ": ", parameters.size(), " parameters and ", beside.size(), " of ", name);
   for (std::size_t i = 0; i < parameters.size(); i++) {

@@ -1,23 +1,25 @@
 // A vector-Jacobian product in two halves: the gradients of the inputs now, those of the parameters
 // later.
 //
-// A node of the autograd graph that leads to an input and, by another edge, to a parameter (a
-// product, a convolution, a normalization) computes both gradients from the gradient that reaches
-// it, each only where it is wanted. The first half runs the nodes that lead to an input, for the
-// inputs alone, and captures what reaches those nodes. Their way to the inputs is then cut off, and
-// the second half runs them again with what was captured, for their parameters alone. Every
-// gradient comes from the same kernel and the same values as in one run, so the bits are the same;
-// twice is done only what lies between such a node and its parameters (a transposition, a cast).
-// What only the first half needs of a node is released when the node has run, as in a whole
-// product.
+// Some nodes of the autograd graph (products, convolutions, normalizations) lead to an input and,
+// by another edge, to a parameter. Such a node computes both gradients from its incoming gradient,
+// each only if requested.
 //
-// A node whose parameters are vectors (a normalization's scale and shift) finds their gradients on
-// the way to its input's, and that of a small convolution's kernel takes less time than reading
-// again what it is computed from, which by the time of the second half has left the cache: those
-// are found in the first half, and added there where it is their turn, or else in the second.
+// The first half runs the nodes that lead to an input, for the inputs alone, and captures the
+// incoming gradients of these nodes. Then their edges towards the inputs are cut. The second half
+// runs them again on the captured gradients, for their parameters alone. Every gradient comes from
+// the same kernel and the same values as in one run, so the bits are the same. Only what lies
+// between such a node and its parameters (a transposition, a cast) is done twice. If only the first
+// half needs a node's saved values, they are released once the node has run, as in a whole product.
 //
-// Where a parameter is reached from two such nodes (one weight used twice in a layer) its gradient
-// would be summed in another order: such a layer is not split.
+// Two kinds of parameter gradients are computed in the first half. A node with vector parameters (a
+// normalization's scale and shift) computes their gradients along with its input's. The gradient of
+// a small convolution kernel takes less time than reading its operands again, since they have left
+// the cache by the second half. The first half adds these gradients to their accumulators if it is
+// their turn; otherwise the second half does.
+//
+// If two such nodes reach the same parameter (one weight used twice in a layer), its gradient would
+// be summed in another order. Such a layer is not split.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "vjp.h"
 #include <ATen/core/grad_mode.h>
@@ -39,17 +41,24 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Where a leaf's gradient arrives; null if the graph does not have it.
+// The node that receives a leaf's gradient; null if there is none.
 std::shared_ptr<Node> end_of(const at::Tensor &leaf) { return torch::autograd::impl::try_get_grad_accumulator(leaf); }
 
-// A kernel with fewer inputs of an output finds its gradient at the speed of memory. Measured on
-// two cores, AmoebaNet's I and W together took 1.05 of B with the kernels below 256 in I, 1.03 with
-// those below 400, 1.02 below 512 and 600, and 1.00 with all of them, when nothing is left for W to
-// fill a bubble with; what is left at 512 leaves the bubble of four devices where it is at 256, but
-// for a hundredth.
+// Threshold in inputs per output. Below it, a kernel's gradient runs at the speed of memory and is
+// computed in I. Measured with AmoebaNet on two cores, where B is the time of a whole backward:
+//
+// | threshold  | (I + W) / B |
+// |------------|-------------|
+// | 256        | 1.05        |
+// | 400        | 1.03        |
+// | 512, 600   | 1.02        |
+// | no limit   | 1.00        |
+//
+// Without a limit, W has nothing left to fill a bubble with. With 512 instead of 256, the bubble of
+// four devices grows by only a hundredth.
 constexpr int64_t FAN_IN_MIN = 512;
 
-// Whether a parameter's gradient is not worth a second run.
+// Whether a parameter's gradient is not worth a second run of its node.
 bool is_small(const at::Tensor &parameter) {
   return parameter.dim() <= 1 || (parameter.dim() == 4 && parameter.numel() < FAN_IN_MIN * parameter.size(0));
 }
@@ -58,17 +67,17 @@ variable_list run(const edge_list &from, const variable_list &grads, const edge_
   return Engine::get_default_engine().execute(from, grads, keep, /*create_graph=*/false, /*accumulate_grad=*/false, to);
 }
 
-// Releases what a node holds when it has run.
+// Releases a node's saved values once it has run.
 struct Release : torch::autograd::FunctionPostHook {
   explicit Release(Node &node) : node(node) {}
   variable_list operator()(const variable_list &found, const variable_list &) override {
     node.release_variables();
     return found;
   }
-  Node &node; // whose hook it is
+  Node &node; // the node with this hook
 };
 
-// The graph below the outputs, each node after all that it leads to, by number.
+// The graph below the outputs, numbered so that each node follows all nodes that it leads to.
 struct Graph {
   std::vector<std::shared_ptr<Node>> nodes;
   std::unordered_map<Node *, uint32_t> numbers;
@@ -95,36 +104,37 @@ struct Graph {
     }
   }
 
-  // -1: the graph does not have it.
+  // The node's number; -1 if it is not in the graph.
   int64_t number(const std::shared_ptr<Node> &node) const {
     const auto found = node ? numbers.find(node.get()) : numbers.end();
     return found == numbers.end() ? -1 : static_cast<int64_t>(found->second);
   }
 };
 
-// What is known of a node.
+// What is known about a node.
 struct Known {
-  bool leads = false;               // to an input
+  bool leads = false;               // leads to an input
   bool starts = false;              // the second half runs it again
-  std::vector<uint32_t> parameters; // that it finds without going where an input is
+  std::vector<uint32_t> parameters; // reached without a node that leads to an input
 };
 
 } // namespace
 
 struct Halves::Impl {
-  // What the second half starts from: nodes, and what reached them.
+  // Where the second half starts: edges into nodes, with their incoming gradients.
   edge_list starts;
   variable_list grads;
-  // Of the parameters: where their gradients arrive, and those that the first half has found.
+  // For each parameter: the node that receives its gradient, and whether the first half computes
+  // it.
   std::vector<std::shared_ptr<Node>> ends;
-  std::vector<bool> early, summed; // `summed`: and added
-  variable_list found_early; // not yet added
+  std::vector<bool> early, summed; // `summed`: also added to its accumulator
+  variable_list found_early; // gradients not yet added
   std::vector<at::Tensor> inputs, sums;
   bool splits = true;
 
-  // Finds out which nodes start the second half, those that lead to an input and by another way to
-  // a parameter that is worth a second run, and whether there can be one. `small`: which parameters
-  // are not.
+  // Finds the nodes where the second half starts: they lead to an input and, another way, to a
+  // parameter that is worth a second run. Also decides whether a split is possible. `small` marks
+  // the parameters that are not worth a second run.
   void find(const Graph &graph, std::vector<Known> &known, const edge_list &roots, const std::vector<bool> &small);
 };
 
@@ -160,7 +170,7 @@ void Halves::Impl::find(const Graph &graph, std::vector<Known> &known, const edg
       for (uint32_t parameter : own.parameters)
         early[parameter] = true;
   }
-  // Outputs that lead to no input are one start together: they are run as in a whole product.
+  // Outputs that lead to no input form one start together: they run as in a whole product.
   std::vector<uint32_t> rest;
   for (const Edge &root : roots)
     if (const Known &own = known[graph.numbers.at(root.function.get())]; !own.leads)
@@ -175,8 +185,8 @@ rust::Vec<Address> Halves::take_inputs() { return give_all(std::move(impl->input
 rust::Vec<Address> Halves::take_sums() { return give_all(std::move(impl->sums)); }
 bool Halves::is_summed(uint32_t parameter) const { return impl->summed.at(parameter); }
 
-// `in_turn`: to which of the parameters' accumulators their gradients are added at once if they are
-// found.
+// `in_turn` marks the parameters whose gradients, if the first half computes them, are added to
+// their accumulators at once.
 std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
                                   rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
                                   rust::Slice<const Address> accumulators, rust::Slice<const bool> in_turn) {
@@ -202,8 +212,10 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
   impl.found_early.resize(parameters.size());
   const Graph graph(roots);
   std::vector<Known> known(graph.nodes.size());
-  edge_list ways;                    // to what the first half finds: inputs, small parameters, and then what the second half starts from
-  std::vector<std::size_t> of_input; // the input of each of the first ways
+  // what the first half computes: the gradients of inputs and small parameters, and the incoming
+  // gradients of the second half's starts
+  edge_list ways;
+  std::vector<std::size_t> of_input; // for each leading edge of `ways`, its input
   for (std::size_t i = 0; i < inputs.size(); i++) {
     auto end = end_of(borrow(inputs[i]));
     if (const int64_t number = graph.number(end); number >= 0) {
@@ -250,8 +262,8 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
         impl.grads.push_back(std::move(found[i]));
       }
   }
-  // What leads to inputs is not run again, but for the starts, from where there is no way to an
-  // input any more.
+  // Nodes that lead to inputs do not run again, except for the starts, whose edges towards inputs
+  // are cut here.
   for (std::size_t number = 0; number < known.size(); number++)
     if (known[number].starts)
       for (Edge &edge : graph.nodes[number]->next_edges())
@@ -267,7 +279,7 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
   return halves;
 }
 
-// The parameters' accumulators; 0 where there is none.
+// Returns the parameters' accumulators; 0 where there is none.
 rust::Vec<Address> Halves::finish(rust::Slice<const Address> accumulators) {
   TORCH_CHECK(accumulators.size() == impl->ends.size(), "split: ", impl->ends.size(), " parameters, ", accumulators.size(),
               " accumulators");

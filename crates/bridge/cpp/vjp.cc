@@ -1,4 +1,4 @@
-// Vector-Jacobian products with a given output gradient, and exact accumulation of parameter
+// Vector-Jacobian products with given output gradients, and exact accumulation of parameter
 // gradients.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "vjp.h"
@@ -15,9 +15,9 @@ std::vector<at::Tensor> borrow_all(rust::Slice<const Address> addresses) {
   return tensors;
 }
 
-// The first gradient becomes the accumulator where nobody else holds it; else it is copied, because
-// autograd may give one tensor for two inputs and the accumulator is later added to in place.
-// Gradients in bfloat16 and float16 are summed in float32.
+// The first gradient becomes the accumulator if nothing else refers to it. Otherwise it is copied:
+// autograd may return one tensor for two inputs, and later additions to the accumulator are in
+// place. Gradients in bfloat16 and float16 are summed in float32.
 at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
   if (!grad.defined())
     return accumulator;
@@ -67,7 +67,7 @@ rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Add
   return give_all(std::move(grads));
 }
 
-// What the bridge's own tests use to show that every kind of exception becomes an error value.
+// Throws an exception of each kind, for the bridge's tests: every one must become an error value.
 void throw_for_test(int32_t kind) {
   switch (kind) {
   case 0:

@@ -1,32 +1,33 @@
-//! Convolution of images, in the layout that makes small micro-batches cheap.
+//! Convolution of images, in a layout that suits small micro-batches.
 
 use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged, linear::Kernels};
 
-/// How a kernel goes over the pixels: height, then width.
+/// How a kernel moves over the pixels; each pair is height, then width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Pixels from one place to the next.
+    /// Distance in pixels between neighbouring positions of the kernel.
     pub stride: [i64; 2],
-    /// Zeros on either side.
+    /// Rows and columns of zeros on either side.
     pub padding: [i64; 2],
-    /// Pixels from one of the kernel's elements to the next.
+    /// Distance in pixels between neighbouring elements of the kernel.
     pub dilation: [i64; 2],
-    /// Groups of channels that do not see each other.
+    /// Number of channel groups; groups are independent of each other.
     pub groups: i64,
 }
 
 impl Default for Geometry {
-    /// Every pixel, without padding, one group.
+    /// Stride 1, no padding, dilation 1, one group.
     fn default() -> Self {
         Self { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
     }
 }
 
-/// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups,
-/// height, width]`, differentiable once. Unless they are [`Kernels::Aten`], in float32 on a CPU,
-/// what it gives is in channels-last layout, and `x` is brought into it where it is not.
+/// Convolves `x` with `weight`; differentiable once. Shapes: `x` `[samples, inputs, height,
+/// width]`, `weight` `[outputs, inputs / groups, height, width]`. Unless `kernels` is
+/// [`Kernels::Aten`], the result in float32 on a CPU is in channels-last layout, to which `x` is
+/// converted if necessary.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.
@@ -39,7 +40,7 @@ pub fn convolution(
     let Geometry { stride, padding, dilation, groups } = geometry;
     let (x, weight) = (address(x), address(weight));
     let (channels_last, onednn) = (kernels.are_channels_last(), kernels.are_onednn());
-    // SAFETY: the addresses are of tensors borrowed for the whole call.
+    // SAFETY: the tensors at these addresses are borrowed for the whole call.
     let y = unsafe {
         bridged::convolution(x, weight, stride, padding, dilation, *groups, channels_last, onednn)
     }?;
@@ -53,14 +54,14 @@ mod tests {
     use super::*;
     use crate::vjp::{Request, vjp};
 
-    /// Values in (-1, 1) that depend on their position alone.
+    /// Values in (-1, 1) that depend only on their position.
     fn values(shape: &[i64], seed: f64) -> Tensor {
         let count: i64 = shape.iter().product();
         let position = Tensor::arange(count, (Kind::Double, Device::Cpu)) + seed;
         (position * 12.9898).sin().reshape(shape)
     }
 
-    /// Output, and gradients of input and weight.
+    /// The output, and the gradients of input and weight.
     fn run(case: &Case, kind: Kind, kernels: Kernels) -> Vec<Tensor> {
         let leaf = |t: Tensor| t.to_kind(kind).set_requires_grad(true);
         let x = leaf(values(&case.x, 0.1));
@@ -88,7 +89,7 @@ mod tests {
         let padded = Geometry { padding: [1, 1], stride: [2, 2], ..plain };
         let apart = Geometry { padding: [4, 4], dilation: [2, 2], groups: 64, ..plain };
         let cases = [
-            // Large enough for oneDNN's product; too small; ragged; an odd size under a stride; one
+            // Large enough for oneDNN's product; too small; ragged; an odd size with a stride; one
             // pixel.
             Case { x: [4, 256, 8, 8], w: [64, 256, 1, 1], geometry: plain },
             Case { x: [1, 3, 5, 7], w: [2, 3, 1, 1], geometry: plain },
@@ -104,8 +105,8 @@ mod tests {
             for kernels in [Kernels::Aten, Kernels::ChannelsLast, Kernels::OneDnn] {
                 for (a, b) in run(case, Kind::Float, kernels).iter().zip(&exact) {
                     assert_eq!(a.size(), b.size());
-                    // Sums of at most 576 products of numbers below 1: so many roundings of 6e-8 in
-                    // the worst case.
+                    // Sums of at most 576 products of numbers below 1: at most 576 rounding errors
+                    // of 6e-8.
                     let difference = (a - b).abs().max().double_value(&[]);
                     assert!(difference < 576.0 * 6e-8 * 4.0, "{kernels:?}: {difference:e}");
                 }
@@ -113,8 +114,8 @@ mod tests {
         }
     }
 
-    /// The function that finds again what it gave has the gradients of the operation that autograd
-    /// would have recorded.
+    /// The gradients of our function with an op cache equal those that autograd computes for ATen's
+    /// operation.
     #[test]
     fn oracle_gradients_of_atens_convolution_are_autograds_to_the_bit() {
         for kind in [Kind::Float, Kind::BFloat16] {
@@ -137,9 +138,9 @@ mod tests {
         }
     }
 
-    /// Over a map of one pixel's width oneDNN left parts of a bfloat16 weight's gradient as they
-    /// were in memory, so that training of small images found NaNs in some runs and not in others.
-    /// Memory full of NaNs makes it certain.
+    /// Over a map one pixel wide, oneDNN left parts of a bfloat16 weight gradient uninitialized.
+    /// Training on small images found NaNs in some runs only. Memory full of NaNs makes the bug
+    /// certain to show.
     #[test]
     fn regression_a_stride_over_one_pixel_leaves_no_part_of_a_gradient_unwritten() {
         let geometry = Geometry { stride: [2; 2], padding: [1; 2], ..Geometry::default() };
@@ -152,7 +153,7 @@ mod tests {
                     .collect();
                 drop(dirty);
                 for (a, b) in run(&case, Kind::BFloat16, kernels).iter().zip(&exact) {
-                    // bfloat16 has 8 bits, and what is summed is below 64.
+                    // bfloat16 has 8 significant bits, and the sums are below 64.
                     let difference = (a - b).abs().max().double_value(&[]);
                     assert!(difference < 64.0 / 128.0, "{kernels:?}: {difference}");
                 }
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Sizes were divided by it before anyone looked at it, and the process ended by a signal.
+    /// Sizes were divided by the stride before it was checked, and a signal ended the process.
     #[test]
     fn regression_a_stride_of_zero_is_an_error() {
         let (x, w) = (values(&[1, 2, 5, 5], 0.1), values(&[3, 2, 3, 3], 0.2));
@@ -185,7 +186,7 @@ mod tests {
         }
     }
 
-    /// The gradient of a gradient lacked the part through the convolution, without a word.
+    /// The gradient of a gradient silently lacked the part through the convolution.
     #[test]
     fn regression_a_gradient_of_a_gradient_is_refused() {
         let x = values(&[1, 2, 5, 5], 0.1).to_kind(Kind::Float).set_requires_grad(true);

@@ -1,5 +1,5 @@
-//! Streams, events and memory of GPUs. Without a GPU (or without CUDA in libtorch) [`count`] is 0
-//! and everything else is an error.
+//! Streams, events and memory of GPUs. Without a GPU, or without CUDA in libtorch, [`count`] is 0,
+//! and streams, events and statistics return errors.
 
 use tch::Tensor;
 
@@ -9,22 +9,22 @@ use crate::{
     memory::Stats,
 };
 
-/// Whether libtorch has its CUDA part.
+/// Whether libtorch includes its CUDA part.
 pub fn has_cuda() -> bool {
     bridged::has_cuda()
 }
 
-/// How many GPUs libtorch sees.
+/// Number of GPUs that libtorch sees.
 pub fn count() -> usize {
     usize::try_from(bridged::gpu_count().unwrap_or(0)).unwrap_or(0)
 }
 
-/// A queue of work on a GPU. Work in two of them may overlap.
+/// A queue of work on a GPU. Work in two streams may overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream(DeviceStream);
 
 impl Stream {
-    /// A stream of GPU number `device`, from libtorch's pool.
+    /// Takes a stream of GPU number `device` from libtorch's pool.
     ///
     /// # Errors
     /// There is no such GPU.
@@ -33,49 +33,49 @@ impl Stream {
         Ok(Self(bridged::new_stream(device)?))
     }
 
-    /// Makes it (and its GPU) the current one of this thread, which libtorch's kernels then use.
+    /// Makes this stream and its GPU current for this thread's libtorch kernels.
     ///
     /// # Errors
-    /// libtorch's.
+    /// libtorch's errors.
     pub fn enter(self) -> Result<()> {
         Ok(bridged::enter_stream(self.0)?)
     }
 
-    /// Waits until its work is done.
+    /// Waits until the stream's work is done.
     ///
     /// # Errors
-    /// A kernel that failed.
+    /// A kernel failed.
     pub fn synchronize(self) -> Result<()> {
         Ok(bridged::synchronize_stream(self.0)?)
     }
 
-    /// An event that is there once its work so far is done.
+    /// Records an event that completes when the stream's work so far is done.
     ///
     /// # Errors
-    /// libtorch's.
+    /// libtorch's errors.
     pub fn record(self) -> Result<Event> {
         Ok(Event(bridged::record_event(self.0)?))
     }
 
-    /// A copy of `tensor`, which is on this stream's GPU, on GPU `to` (`None`: in pinned memory of
-    /// the CPU). It is there when an event recorded afterwards is.
+    /// Copies `tensor` from this stream's GPU to GPU `to` (`None`: to pinned CPU memory). The copy
+    /// is complete when an event recorded afterwards is.
     ///
     /// # Errors
     /// Out of memory.
     pub fn copy(self, tensor: &Tensor, to: Option<usize>) -> Result<Tensor> {
         let to = to.map_or(Ok(-1), i32::try_from).map_err(|error| Error(error.to_string()))?;
-        // SAFETY: the address is of a tensor borrowed for the whole call.
+        // SAFETY: the tensor at this address is borrowed for the whole call.
         let copy = unsafe { bridged::copy_on_stream(address(tensor), self.0, to) }?;
         adopt(copy).ok_or_else(|| Error("a copy gave no tensor".into()))
     }
 
-    /// Says that this stream uses `tensor`, which another one made: its memory is not reused
-    /// before.
+    /// Declares that this stream uses `tensor`, which another stream created. Its memory is then
+    /// not reused too early.
     ///
     /// # Errors
     /// `tensor` is not on a GPU.
     pub fn uses(self, tensor: &Tensor) -> Result<()> {
-        // SAFETY: the address is of a tensor borrowed for the whole call.
+        // SAFETY: the tensor at this address is borrowed for the whole call.
         Ok(unsafe { bridged::record_use(address(tensor), self.0) }?)
     }
 }
@@ -83,15 +83,15 @@ impl Stream {
 /// A point in a stream's work.
 pub struct Event(cxx::UniquePtr<DeviceEvent>);
 
-// SAFETY: an event may be waited for from any thread once it is recorded, and it is recorded when
-// it is made; it moves between threads, and is never used by two at once.
+// SAFETY: any thread may wait for a recorded event, and an event is recorded on creation. It moves
+// between threads, but two threads never use it at once.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Lets `stream` go on only after this point; the calling thread does not wait.
+    /// Makes `stream` wait for this point; the calling thread does not wait.
     ///
     /// # Errors
-    /// libtorch's.
+    /// libtorch's errors.
     pub fn block(&self, stream: Stream) -> Result<()> {
         Ok(self.0.block(stream.0)?)
     }
@@ -99,7 +99,7 @@ impl Event {
     /// Waits for this point in the calling thread.
     ///
     /// # Errors
-    /// A kernel that failed.
+    /// A kernel failed.
     pub fn synchronize(&self) -> Result<()> {
         Ok(self.0.synchronize()?)
     }
@@ -111,16 +111,17 @@ impl std::fmt::Debug for Event {
     }
 }
 
-/// Lets libtorch choose deterministic kernels wherever it has them, and warn elsewhere; or, if not
-/// `prefer`, any kernels. It holds for the whole process. New tensors stay uninitialised.
+/// Makes libtorch prefer deterministic kernels, and warn where it has none; `false` allows any
+/// kernel. This affects the whole process. New tensors stay uninitialized.
 ///
 /// # Errors
-/// libtorch's.
+/// libtorch's errors.
 pub fn prefer_deterministic_kernels(prefer: bool) -> Result<()> {
     Ok(bridged::prefer_deterministic_kernels(prefer)?)
 }
 
-/// What libtorch's allocator holds on GPU number `device`, for all its users in this process.
+/// Memory that libtorch's allocator holds on GPU number `device`, for all its users in this
+/// process.
 ///
 /// # Errors
 /// There is no such GPU.
@@ -130,7 +131,7 @@ pub fn stats(device: usize) -> Result<Stats> {
     Ok(Stats { live, peak, kept })
 }
 
-/// Starts a new measurement of the peak.
+/// Resets the peak of GPU number `device`.
 ///
 /// # Errors
 /// There is no such GPU.
@@ -147,7 +148,7 @@ mod tests {
     fn fault_a_gpu_that_is_not_there_is_an_error() {
         let missing = count();
         assert!(missing == 0 || has_cuda());
-        // The CUDA set has it beside libtorch_cpu, and must not be left out by the linker.
+        // A CUDA build has this library beside libtorch_cpu, and the linker must not leave it out.
         let set = concat!(env!("GPIPE_LIBTORCH_LIB"), "/libtorch_cuda.so");
         assert_eq!(has_cuda(), std::path::Path::new(set).exists());
         assert!(Stream::new(missing).is_err());
@@ -155,8 +156,8 @@ mod tests {
         assert!(reset_peak(missing + 1000).is_err());
     }
 
-    /// libtorch fills every new tensor with NaN while deterministic kernels are asked for. On a GPU
-    /// that was one more kernel for each tensor.
+    /// With deterministic kernels, libtorch filled every new tensor with NaN. On a GPU that was an
+    /// extra kernel per tensor.
     #[test]
     fn regression_deterministic_kernels_leave_new_tensors_unfilled() {
         prefer_deterministic_kernels(true).unwrap();

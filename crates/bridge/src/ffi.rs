@@ -1,4 +1,4 @@
-//! The declarations that Rust and C++ share. Nothing here is public; the modules beside it are.
+//! Declarations that Rust and C++ share. Nothing here is public; the sibling modules wrap it.
 
 #[allow(
     dead_code,

@@ -1,33 +1,35 @@
-//! New tensors whose elements Rust computes, written in place: no second buffer, no copy.
+//! New tensors whose elements Rust writes in place, without a second buffer or a copy.
 
 use tch::{Device, Kind, Tensor};
 
 use crate::{Error, Result};
 
-/// A new contiguous CPU tensor of float32 with `shape`, its elements (row-major) set by `write`.
+/// Creates a contiguous float32 CPU tensor of `shape`; `write` sets its elements (row-major).
 ///
 /// # Errors
-/// A negative size, or no memory.
+/// A negative size; out of memory.
 pub fn float32(shape: &[i64], write: impl FnOnce(&mut [f32])) -> Result<Tensor> {
     new(shape, Kind::Float, write)
 }
 
-/// As [`float32`], with float64.
+/// As [`float32`], with float64 elements.
 ///
 /// # Errors
-/// A negative size, or no memory.
+/// A negative size; out of memory.
 pub fn float64(shape: &[i64], write: impl FnOnce(&mut [f64])) -> Result<Tensor> {
     new(shape, Kind::Double, write)
 }
 
 fn new<T>(shape: &[i64], kind: Kind, write: impl FnOnce(&mut [T])) -> Result<Tensor> {
-    // Zeroed, not empty: `write` gets initialised memory, as a `&mut [T]` must be.
+    // Zeroed rather than empty, because `write` gets a `&mut [T]`, whose memory must be
+    // initialized.
     let tensor =
         Tensor::f_zeros(shape, (kind, Device::Cpu)).map_err(|error| Error(error.to_string()))?;
     let count = tensor.numel();
     if count > 0 {
-        // SAFETY: the tensor is new, contiguous, on the CPU and of `kind`, which both callers pair
-        // with its Rust type; it has `count` initialised elements, and nothing else refers to them.
+        // SAFETY: the tensor is new, contiguous and on the CPU, and has `count` initialized
+        // elements. Both callers pair `kind` with its Rust type. Nothing else refers to the
+        // elements.
         write(unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), count) });
     }
     Ok(tensor)

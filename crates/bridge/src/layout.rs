@@ -1,21 +1,21 @@
-//! The one memory layout of what passes from a layer to the next.
+//! The memory layout of values that pass from one layer to the next.
 
 use tch::Tensor;
 
 use crate::{Result, address, adopt, ffi::bridged};
 
-/// `tensor` as a layer may pass it on: every element once, no gaps, from an address that is a
-/// multiple of 64 bytes on. A dense tensor keeps its strides, transposed and channels-last ones
-/// too. Anything else (an expanded or overlapping view, one with gaps, one that begins inside
-/// another tensor's memory) is copied to contiguous memory. The result has no graph.
+/// Returns `tensor` in the layout that layers pass on: each element once, without gaps, from an
+/// address that is a multiple of 64 bytes. A dense tensor keeps its strides, even if transposed or
+/// channels-last. Any other tensor is copied to contiguous memory: an expanded or overlapping view,
+/// one with gaps, or one that begins inside another tensor's memory. The result has no graph.
 ///
-/// Why: kernels choose by strides and alignment, so a value must look alike whether it moved
-/// between two layers of a stage, two threads, two devices or two processes.
+/// Why: kernels are chosen by strides and alignment. A value must therefore look the same whether
+/// it moved between layers of a stage, threads, devices or processes.
 ///
 /// # Errors
-/// A tensor that is not strided (a sparse one, say); out of memory.
+/// The tensor is not strided (sparse, for example); out of memory.
 pub fn settled(tensor: Tensor) -> Result<Tensor> {
-    // SAFETY: the address is of a tensor borrowed for the whole call.
+    // SAFETY: the tensor at this address is borrowed for the whole call.
     let copy = unsafe { bridged::settled(address(&tensor)) }?;
     Ok(adopt(copy).unwrap_or(tensor))
 }
@@ -38,7 +38,7 @@ mod tests {
     fn oracle_dense_tensors_stay_where_they_are() {
         let images = counted(&[2, 3, 4, 8]);
         let last = images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
-        // The second row begins 128 bytes in.
+        // The second row begins at byte 128.
         let aligned = counted(&[4, 32]).narrow(0, 1, 2);
         for tensor in [images.shallow_clone(), images.transpose(1, 3), last, aligned] {
             let found = settled(tensor.shallow_clone()).unwrap();
@@ -79,8 +79,8 @@ mod tests {
         }
     }
 
-    /// A view of negated numbers has the unnegated ones in memory: sent as bytes, they lost their
-    /// sign.
+    /// The memory of a lazily negated view holds the original numbers: sent as bytes, they lost
+    /// their sign.
     #[test]
     fn regression_a_lazily_negated_tensor_is_negated() {
         let complex = Tensor::complex(&counted(&[8]), &counted(&[8]));

@@ -1,37 +1,37 @@
-//! The only C++ of gpipe and its only `extern`: libtorch features that tch does not bind.
+//! All C++ of gpipe, and its only `extern`: libtorch features that tch does not bind.
 //!
-//! - [`vjp`]: vector-Jacobian products with a given output gradient, accumulated exactly
-//! - [`split`]: the same in two halves, first of the inputs and later of the parameters
-//! - [`memory`]: a CPU allocator that counts, caps and reuses, per arena
+//! - [`vjp`]: vector-Jacobian products with given output gradients, accumulated exactly
+//! - [`split`]: the same in two halves, first for the inputs and later for the parameters
+//! - [`memory`]: a CPU allocator with accounting, caps and reuse, per arena
 //! - [`device`]: streams, events and memory of GPUs
-//! - [`layout`]: the one memory layout of what passes from a layer to the next
+//! - [`layout`]: the memory layout of values that pass from one layer to the next
 //! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
-//! - [`op_cache`]: what products and convolutions gave, for a forward that is computed again
-//! - [`loss`]: cross entropy with a backward in place
+//! - [`op_cache`]: outputs of products and convolutions, kept for re-materialization
+//! - [`loss`]: cross entropy with an in-place backward
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
 //!
-//! Signatures are safe and thin. Tensors cross as the addresses of `at::Tensor`, which is what tch
-//! holds, so nothing is copied; every C++ exception (also one that is no `std::exception`) becomes
-//! an [`Error`]. What does not live here: any decision about training.
+//! Signatures are safe and thin. Tensors cross as addresses of `at::Tensor`, which is what tch
+//! holds, so nothing is copied. Every C++ exception becomes an [`Error`], even one that is not a
+//! `std::exception`. Decisions about training do not live here.
 //!
 //! With the feature `allocator`, linking this crate installs the counting allocator for the whole
 //! process, before `main`.
 //!
 //! # Side channels
 //!
-//! Three thread-locals in C++ carry something past the signatures, because libtorch's own calls lie
-//! between the two ends and take no argument of ours:
+//! Three thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
+//! two ends and take no argument of ours:
 //!
 //! | what | set by | read by | why not an argument |
 //! |---|---|---|---|
 //! | the current arena | [`memory::enter`], before each action | the allocator, at each allocation | ATen allocates inside its operators |
 //! | the last refusal | the allocator, when a cap refuses | [`memory::take_refusal`], when an operator failed | an allocator can only throw, and ATen turns that into text |
-//! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls those, and shall not know whether it is recomputed |
+//! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls these, and must not know whether it is recomputed |
 //!
-//! All three belong to the thread of one device's stages. Nothing else in gpipe is passed this way.
+//! All three belong to the thread of one device's stages. gpipe passes nothing else this way.
 
 pub mod c10d;
 pub mod convolution;
@@ -47,7 +47,7 @@ pub mod optim;
 pub mod split;
 pub mod vjp;
 
-/// A C++ exception as a value; the text is the exception's own, without its backtrace.
+/// A C++ exception as a value. The text is the exception's message, without its backtrace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(pub String);
@@ -61,7 +61,7 @@ impl From<cxx::Exception> for Error {
 /// The result of a bridged call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The version of libtorch, with what it was built for: `2.11.0+cpu`.
+/// The version of libtorch and its build, such as `2.11.0+cpu`.
 pub fn version() -> &'static str {
     env!("GPIPE_LIBTORCH_VERSION")
 }
@@ -75,10 +75,10 @@ fn addresses<'a>(tensors: impl IntoIterator<Item = &'a tch::Tensor>) -> Vec<usiz
     tensors.into_iter().map(address).collect()
 }
 
-/// Takes ownership of a tensor that C++ gave; 0 is "none".
+/// Takes ownership of a tensor that C++ returned; 0 means "none".
 fn adopt(address: usize) -> Option<tch::Tensor> {
-    // SAFETY: a non-zero address comes from `give` in bridge.h, which makes a new `at::Tensor` on
-    // the heap for the caller to own; tch deletes it when the returned tensor is dropped.
+    // SAFETY: a non-zero address comes from `give` in bridge.h, which creates a new `at::Tensor` on
+    // the heap, owned by the caller. tch deletes it when the returned tensor is dropped.
     (address != 0).then(|| unsafe { tch::Tensor::from_ptr(address as *mut _) })
 }
 

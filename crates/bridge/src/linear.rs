@@ -1,30 +1,30 @@
-//! The affine map of the last axis, through the faster of the float32 kernels that libtorch brings.
+//! The affine map of the last axis, through the faster of libtorch's float32 kernels.
 
 use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// Whose matrix products an affine map or a 1x1 convolution in float32 on a CPU uses, and how
-/// images lie. Results differ in the last bits, so one choice holds for a whole run.
+/// Which matrix products affine maps and 1x1 convolutions use, and the layout of images, in float32
+/// on a CPU. Results differ in the last bits, so one choice holds for a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernels {
-    /// ATen's own choice: MKL in float32; images as they come, in contiguous layout.
+    /// ATen's choice: MKL in float32; images in contiguous layout.
     #[default]
     Aten,
     /// ATen's products; images in channels-last layout, where a 1x1 convolution is a product.
     ChannelsLast,
-    /// oneDNN's, from about a million multiplications on; images in channels-last layout.
+    /// oneDNN's products, from about a million multiplications up; images in channels-last layout.
     OneDnn,
 }
 
 impl Kernels {
-    /// The fastest on this machine: channels-last, with oneDNN's products where the processor has
-    /// AVX-512 and is not Intel's, since MKL falls back to AVX2 there.
+    /// The fastest choice on this machine. It is channels-last. The products are oneDNN's on
+    /// processors that have AVX-512 but are not Intel's, because MKL falls back to AVX2 there.
     pub fn fastest() -> Self {
         if bridged::onednn_is_faster() { Self::OneDnn } else { Self::ChannelsLast }
     }
 
-    /// Whether products are oneDNN's.
+    /// Whether products use oneDNN.
     pub fn are_onednn(self) -> bool {
         self == Self::OneDnn
     }
@@ -35,8 +35,8 @@ impl Kernels {
     }
 }
 
-/// y = x W^T + b, differentiable once: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias`
-/// `[outputs]`. Dtypes and devices that `kernels` does not cover take ATen's.
+/// Computes y = x W^T + b, differentiable once: `x` `[..., inputs]`, `weight` `[outputs, inputs]`,
+/// `bias` `[outputs]`. Dtypes and devices that `kernels` does not cover use ATen.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.
@@ -47,7 +47,8 @@ pub fn linear(
     kernels: Kernels,
 ) -> Result<Tensor> {
     let bias = bias.map_or(0, address);
-    // SAFETY: the addresses are of tensors borrowed for the whole call, or 0 where C++ accepts 0.
+    // SAFETY: the tensors at these addresses are borrowed for the whole call; C++ accepts 0 for
+    // `bias`.
     let y = unsafe { bridged::linear(address(x), address(weight), bias, kernels.are_onednn()) }?;
     adopt(y).ok_or_else(|| Error("linear gave no tensor".into()))
 }
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
     use crate::vjp::{Request, vjp};
 
-    /// Values in (-1, 1) that depend on their position alone.
+    /// Values in (-1, 1) that depend only on their position.
     fn values(shape: &[i64], seed: f64) -> Tensor {
         let count: i64 = shape.iter().product();
         let position = Tensor::arange(count, (Kind::Double, Device::Cpu)) + seed;
@@ -68,7 +69,7 @@ mod tests {
 
     #[test]
     fn oracle_both_kernels_agree_with_float64_in_values_and_gradients() {
-        // Large enough for oneDNN; ragged, as the last micro-batch may be; with and without a bias.
+        // Large enough for oneDNN; ragged, like a last micro-batch; with and without a bias.
         for (rows, with_bias) in [(96, true), (37, false)] {
             let x = values(&[3, rows, 128], 0.1);
             let (w, b) = (values(&[256, 128], 0.2), values(&[256], 0.3));
@@ -95,8 +96,8 @@ mod tests {
                 assert_eq!(found.len(), exact.len());
                 for (a, b) in found.iter().zip(&exact) {
                     assert_eq!(a.size(), b.size());
-                    // Sums of up to 288 products of numbers below 1: 288 roundings of 6e-8 in the
-                    // worst case.
+                    // Sums of up to 288 products of numbers below 1: at most 288 rounding errors of
+                    // 6e-8.
                     let difference = (a - b).abs().max().double_value(&[]);
                     assert!(difference < 288.0 * 6e-8 * 4.0, "{kernels:?}: {difference:e}");
                 }
@@ -114,8 +115,8 @@ mod tests {
         }
     }
 
-    /// The function that finds again what it gave has the gradients of the operations that autograd
-    /// would have recorded.
+    /// The gradients of our function with an op cache equal those that autograd computes for ATen's
+    /// operations.
     #[test]
     fn oracle_gradients_of_atens_kernels_are_autograds_to_the_bit() {
         for kind in [Kind::Float, Kind::Double, Kind::BFloat16] {
@@ -144,7 +145,7 @@ mod tests {
         assert!(linear(&x, &w, None, Kernels::OneDnn).is_err());
     }
 
-    /// The gradient of a gradient lacked the part through the product, without a word.
+    /// The gradient of a gradient silently lacked the part through the product.
     #[test]
     fn regression_a_gradient_of_a_gradient_is_refused() {
         for kernels in [Kernels::Aten, Kernels::OneDnn] {

@@ -1,17 +1,18 @@
-//! Cross entropy with a backward that needs no memory of its own.
+//! Cross entropy with a backward that needs no extra memory.
 
 use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// The sum over the rows of -log softmax of `logits` at `target`; a row whose target is `ignore`
-/// counts nothing. `logits` `[rows, classes]` of floats, `target` `[rows]` int64. Differentiable
-/// once in `logits`: the backward overwrites what the forward saved, and a second one is an error.
+/// The sum over the rows of -log softmax of `logits` at `target`. A row whose target is `ignore`
+/// does not count. `logits` is `[rows, classes]` of floats, `target` `[rows]` int64. Differentiable
+/// once in `logits`: the backward overwrites what the forward saved, and a second backward is an
+/// error.
 ///
 /// # Errors
-/// Shapes that do not fit, a target outside 0..classes (on a CPU), out of memory.
+/// Shapes that do not fit; a target outside 0..classes (on a CPU); out of memory.
 pub fn cross_entropy_sum(logits: &Tensor, target: &Tensor, ignore: i64) -> Result<Tensor> {
-    // SAFETY: the addresses are of tensors borrowed for the whole call.
+    // SAFETY: the tensors at these addresses are borrowed for the whole call.
     let sum = unsafe { bridged::cross_entropy_sum(address(logits), address(target), ignore) }?;
     adopt(sum).ok_or_else(|| Error("cross entropy gave no tensor".into()))
 }

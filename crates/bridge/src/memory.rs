@@ -1,30 +1,30 @@
-//! Counted, capped and reused CPU memory, in arenas: one for each stage.
+//! CPU memory with accounting, caps and reuse, in arenas: one for each stage.
 //!
-//! A block is charged to the arena that its thread had entered when it was allocated, and is
-//! credited there whichever thread frees it. It sees every tensor; it does not see what oneDNN and
-//! MKL allocate for themselves.
+//! A block is charged to the arena that the allocating thread had entered, and credited to it
+//! whichever thread frees it. Every tensor is counted. Memory that oneDNN and MKL allocate for
+//! themselves is not.
 //!
-//! The feature `allocator` replaces libtorch's CPU allocator by this one, before `main` and for the
-//! whole process. Without it nothing is counted, capped or kept on CPUs: see [`IS_COUNTED`].
+//! The feature `allocator` replaces libtorch's CPU allocator with this one, before `main` and for
+//! the whole process. Without it no CPU memory is counted, capped or kept: see [`IS_COUNTED`].
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::{Error, Result, ffi::bridged};
 
-/// Number of arenas; arena 0 is where a thread starts.
+/// Number of arenas; a thread starts in arena 0.
 pub const ARENAS: u32 = 4096;
 
-/// Whether CPU memory is counted and can be capped: with the feature `allocator`.
+/// Whether CPU memory is counted and can be capped: true with the feature `allocator`.
 pub const IS_COUNTED: bool = cfg!(feature = "allocator");
 
-/// What an arena holds, in bytes of tensor payload.
+/// Memory of an arena, in bytes of tensor payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// Held by tensors now.
+    /// Bytes that tensors hold now.
     pub live: u64,
-    /// Most held at once since the last [`reset_peak`].
+    /// Highest `live` since the last [`reset_peak`].
     pub peak: u64,
-    /// Freed by tensors and kept for reuse; `live + kept` never exceeds the arena's highest `live`
+    /// Bytes freed by tensors and kept for reuse; `live + kept` never exceeds the highest `live`
     /// since the last [`trim`].
     pub kept: u64,
 }
@@ -32,7 +32,7 @@ pub struct Stats {
 /// Why an allocation was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub requested: u64,
     /// Bytes live in the arena at that moment.
     pub live: u64,
@@ -40,12 +40,13 @@ pub struct Refusal {
     pub cap: Option<u64>,
 }
 
-/// An arena of one's own. Dropping it gives its kept blocks back to the system, and later those
-/// that still live; it is handed out again once nothing that was allocated in it lives any more.
+/// An arena with a single owner. Dropping it returns its kept blocks to the system; blocks still
+/// live follow when they are freed. The arena can be acquired again once none of its blocks is
+/// live.
 #[derive(Debug)]
 pub struct Arena(u32);
 
-/// Arenas below `next` have been handed out; those in `returned` are free again.
+/// Arenas below `next` have been handed out; those in `returned` were given back.
 struct Pool {
     next: u32,
     returned: Vec<u32>,
@@ -54,7 +55,7 @@ struct Pool {
 static POOL: Mutex<Pool> = Mutex::new(Pool { next: 1, returned: Vec::new() });
 
 impl Arena {
-    /// An arena that nobody else has, without a cap.
+    /// Acquires an unused arena, without a cap.
     ///
     /// # Errors
     /// All arenas are in use.
@@ -75,7 +76,7 @@ impl Arena {
         Ok(Self(arena))
     }
 
-    /// Its number, for the functions of this module.
+    /// The arena's number, for the functions of this module.
     pub fn id(&self) -> u32 {
         self.0
     }
@@ -83,7 +84,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // Does not fail for an arena that exists.
+        // Cannot fail for an existing arena.
         let _ = bridged::close_arena(self.0);
         POOL.lock().unwrap_or_else(PoisonError::into_inner).returned.push(self.0);
     }
@@ -92,55 +93,55 @@ impl Drop for Arena {
 /// Charges this thread's later allocations to `arena` (below [`ARENAS`]).
 ///
 /// # Errors
-/// An arena that does not exist.
+/// The arena does not exist.
 pub fn enter(arena: u32) -> Result<()> {
     Ok(bridged::enter_arena(arena)?)
 }
 
-/// What `arena` holds now.
+/// Returns the memory statistics of `arena`.
 ///
 /// # Errors
-/// An arena that does not exist.
+/// The arena does not exist.
 pub fn stats(arena: u32) -> Result<Stats> {
     let bridged::MemoryStats { live, peak, kept } = bridged::arena_stats(arena)?;
     Ok(Stats { live, peak, kept })
 }
 
-/// Starts a new measurement of `peak` from what is live now.
+/// Resets `peak` to what is live now.
 ///
 /// # Errors
-/// An arena that does not exist.
+/// The arena does not exist.
 pub fn reset_peak(arena: u32) -> Result<()> {
     Ok(bridged::reset_arena_peak(arena)?)
 }
 
-/// Lets `arena` hold at most `bytes` (`None`: no cap). An allocation over it fails with libtorch's
-/// out-of-memory error, and [`take_refusal`] in the same thread says what was asked.
+/// Sets the cap of `arena` in bytes (`None`: no cap). An allocation beyond it fails with libtorch's
+/// out-of-memory error; [`take_refusal`] in the same thread then returns the details.
 ///
 /// # Errors
-/// An arena that does not exist.
+/// The arena does not exist.
 pub fn set_cap(arena: u32, bytes: Option<u64>) -> Result<()> {
     Ok(bridged::set_arena_cap(arena, bytes.unwrap_or(u64::MAX))?)
 }
 
-/// Gives the blocks that `arena` keeps for reuse back to the system; what it may keep later is
-/// bounded by what is live from now on.
+/// Returns the blocks that `arena` keeps for reuse to the system. What it may keep later is bounded
+/// by the highest `live` from now on.
 ///
 /// # Errors
-/// An arena that does not exist.
+/// The arena does not exist.
 pub fn trim(arena: u32) -> Result<()> {
     Ok(bridged::trim_arena(arena)?)
 }
 
-/// Lets the C library keep what is freed for the rest of the process, instead of giving large
-/// blocks back to the system at once: oneDNN's and MKL's scratch, which does not come from the
-/// arenas, then costs no page faults. A choice for a program, not for a library; whether it took
-/// effect.
+/// Makes the C library keep freed memory for the rest of the process, instead of returning large
+/// blocks to the system. Scratch memory of oneDNN and MKL, which does not come from the arenas,
+/// then costs no page faults. This is a choice for a program, not for a library. Returns whether it
+/// took effect.
 pub fn keep_freed_memory() -> bool {
     bridged::keep_freed_memory()
 }
 
-/// This thread's last refused allocation, if there was one since the last call.
+/// Takes this thread's last refused allocation, if there was one since the last call.
 pub fn take_refusal() -> Option<Refusal> {
     let refusal = bridged::take_refusal().ok()?;
     refusal.refused.then_some(Refusal {
@@ -173,7 +174,7 @@ mod tests {
             stats(arena.id()).unwrap(),
             Stats { live: 2 << 20, peak: 3 << 20, kept: 1 << 20 }
         );
-        let again = floats(MIB).unwrap(); // reuses the block that was kept
+        let again = floats(MIB).unwrap(); // reuses the kept block
         assert_eq!(stats(arena.id()).unwrap(), Stats { live: 3 << 20, peak: 3 << 20, kept: 0 });
         drop((again, b));
         reset_peak(arena.id()).unwrap();
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn regression_a_dropped_arena_keeps_nothing_that_is_freed_after_it() {
-        // A stage's arena was dropped before its parameters, and then kept them all.
+        // A stage's arena was dropped before its parameters, and then kept all their memory.
         let arena = Arena::acquire().unwrap();
         let id = arena.id();
         enter(id).unwrap();
@@ -219,8 +220,8 @@ mod tests {
         enter(0).unwrap();
     }
 
-    /// An allocation that the system refused put back the peak that it had seen before, and with it
-    /// took away what another thread had raised meanwhile.
+    /// An allocation that the system refused restored the peak that it had seen before. That
+    /// discarded a higher peak set by another thread in the meantime.
     #[test]
     fn regression_a_refusal_does_not_forget_another_threads_peak() {
         let arena = Arena::acquire().unwrap();
@@ -247,7 +248,8 @@ mod tests {
             (0..5000).map(round).collect()
         });
         enter(0).unwrap();
-        // Only now: a panic in the middle would leave the other thread at the barrier.
+        // Asserted only here: a panic in the loop would leave the other thread blocked at the
+        // barrier.
         let lost = found.iter().filter(|found| found.peak != 1 << 20).count();
         assert_eq!(lost, 0, "of {} rounds", found.len());
     }

@@ -1,18 +1,20 @@
-//! What products and convolutions gave in a forward, kept so that its re-materialization finds it
-//! instead of computing it again: selective re-materialization (Korthikanti et al. 2022, arXiv
-//! 2205.05198, section 5, keeps what is costly to compute for what it takes to hold).
+//! Selective re-materialization: keeps the outputs of a forward's products and convolutions, so
+//! that its re-materialization need not compute them again.
 //!
-//! What is kept is what [`crate::linear::linear`] and [`crate::convolution::convolution`] gave on
-//! this thread, in order. What was changed in place since is computed again.
+//! Korthikanti et al. 2022 (arXiv 2205.05198, section 5) keep what is expensive to compute relative
+//! to its size.
+//!
+//! The cache holds the results of [`crate::linear::linear`] and [`crate::convolution::convolution`]
+//! on this thread, in order. A result that was changed in place is computed again.
 
 use cxx::UniquePtr;
 
 use crate::{Result, ffi::bridged};
 
-/// What one forward's products and convolutions gave.
+/// The outputs of one forward's products and convolutions.
 pub struct OpCache(UniquePtr<bridged::OpCache>);
 
-/// Ends a recording or a replay whose end was not reached.
+/// Ends an incomplete recording or replay when dropped.
 struct Forget;
 
 impl Drop for Forget {
@@ -22,10 +24,10 @@ impl Drop for Forget {
 }
 
 impl OpCache {
-    /// Runs `forward`, and keeps what its products and convolutions give.
+    /// Runs `forward`, and keeps the outputs of its products and convolutions.
     ///
     /// # Errors
-    /// This thread records or replays already.
+    /// This thread is already recording or replaying.
     ///
     /// ```
     /// use gpipe_bridge::{linear::{Kernels, linear}, op_cache::OpCache};
@@ -46,18 +48,18 @@ impl OpCache {
         Ok((made, Self(memo)))
     }
 
-    /// What it holds.
+    /// Total size of the kept outputs, in bytes.
     pub fn bytes(&self) -> u64 {
         self.0.bytes()
     }
 
-    /// Runs the same `forward` again, in which products and convolutions give what they gave. Their
-    /// gradients are found as if they had been computed, to the bit. The inner result is the
-    /// forward's own.
+    /// Runs the same `forward` again, but its products and convolutions return the kept outputs.
+    /// Gradients are the same as if the outputs had been computed, to the bit. The inner result is
+    /// that of `forward`.
     ///
     /// # Errors
-    /// It is not the same: it succeeds with fewer products than the first time. (That it has more,
-    /// or others, is an error in the product.) This thread records or replays already.
+    /// `forward` succeeds with fewer products than the first time. (If it has more products, or
+    /// different ones, the product itself fails.) This thread is already recording or replaying.
     pub fn replay<T, E>(
         self,
         forward: impl FnOnce() -> std::result::Result<T, E>,
@@ -89,7 +91,7 @@ mod tests {
         x.sin().reshape(shape).set_requires_grad(true)
     }
 
-    /// Outputs, and gradients of all leaves.
+    /// The output, and the gradients of all leaves.
     fn gradients(y: &Tensor, leaves: &[&Tensor]) -> Vec<Option<Tensor>> {
         let grad = y.detach().cos();
         let mut sums = Vec::new();
@@ -131,13 +133,13 @@ mod tests {
         let (x, w) = (random(&[5, 7], 1), random(&[9, 7], 2));
         let forward = || {
             let y = linear(&x, &w, None, Kernels::Aten).unwrap();
-            // As a layer may do it, to save memory.
+            // A layer may do this to save memory.
             Ok::<_, ()>(tch::no_grad(|| y.detach().g_add_scalar_(1.0)) * &y)
         };
         let plain = forward();
         let (_, memo) = OpCache::record(forward).unwrap();
         assert_eq!(memo.replay(forward).unwrap(), plain);
-        // Or a later layer, to which it was handed.
+        // So may a later layer, which receives the output.
         let forward = || linear(&x, &w, None, Kernels::Aten);
         let plain = forward().unwrap();
         let (y, memo) = OpCache::record(forward).unwrap();

@@ -1,10 +1,10 @@
-//! ATen's fused optimizer kernels. The caller owns every tensor; all lists have one length.
+//! ATen's fused optimizer kernels. The caller owns every tensor; all lists have the same length.
 
 use tch::Tensor;
 
 use crate::{Result, addresses, ffi::bridged};
 
-/// The numbers of one Adam step (Kingma & Ba 2015; decoupled: Loshchilov & Hutter 2019).
+/// Settings of one Adam step (Kingma & Ba 2015; decoupled: Loshchilov & Hutter 2019).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamStep {
     /// Learning rate of this step.
@@ -25,7 +25,7 @@ pub struct AdamStep {
 /// from 1.
 ///
 /// # Errors
-/// Shapes or dtypes that differ between the lists.
+/// Shapes or dtypes differ between the lists.
 pub fn adam(
     parameters: &[&Tensor],
     grads: &[&Tensor],
@@ -35,7 +35,7 @@ pub fn adam(
     step: &AdamStep,
 ) -> Result<()> {
     let list = |tensors: &[&Tensor]| addresses(tensors.iter().copied());
-    // SAFETY: every address is of a tensor borrowed for the whole call.
+    // SAFETY: the tensors at all addresses are borrowed for the whole call.
     unsafe {
         bridged::fused_adam(
             &list(parameters),
@@ -54,25 +54,25 @@ pub fn adam(
     Ok(())
 }
 
-/// The numbers of one SGD step, as PyTorch defines them.
+/// Settings of one SGD step, as PyTorch defines them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdStep {
     /// Learning rate of this step.
     pub lr: f64,
-    /// Share of the last velocity that is kept.
+    /// Fraction of the last velocity that is kept.
     pub momentum: f64,
-    /// Whether the gradient is taken where the momentum leads (Nesterov).
+    /// Whether to use Nesterov momentum: the gradient is taken where the momentum leads.
     pub nesterov: bool,
-    /// Added to the gradient, times the weight.
+    /// Weight decay: multiplied by the weight and added to the gradient.
     pub weight_decay: f64,
-    /// Whether this is the first step: the momentum then becomes the gradient itself.
+    /// Whether this is the first step, in which the momentum becomes the gradient itself.
     pub first: bool,
 }
 
-/// One step of SGD with momentum in place; `momenta` may be empty when the momentum is 0.
+/// One step of SGD with momentum, in place; `momenta` may be empty if the momentum is 0.
 ///
 /// # Errors
-/// Shapes or dtypes that differ between the lists.
+/// Shapes or dtypes differ between the lists.
 pub fn sgd(
     parameters: &[&Tensor],
     grads: &[&Tensor],
@@ -80,7 +80,7 @@ pub fn sgd(
     step: &SgdStep,
 ) -> Result<()> {
     let list = |tensors: &[&Tensor]| addresses(tensors.iter().copied());
-    // SAFETY: every address is of a tensor borrowed for the whole call.
+    // SAFETY: the tensors at all addresses are borrowed for the whole call.
     unsafe {
         bridged::fused_sgd(
             &list(parameters),

@@ -1,5 +1,5 @@
 //! Vector-Jacobian products in two halves: first the gradients of a layer's inputs, later those of
-//! its parameters. What schedules that fill their bubble with weights' gradients need (Qi et al.
+//! its parameters. Schedules that fill their bubble with weight gradients need this (Qi et al.
 //! 2023, arXiv 2401.10241).
 
 use cxx::UniquePtr;
@@ -7,30 +7,30 @@ use tch::Tensor;
 
 use crate::{Error, Result, address, addresses, adopt, ffi::bridged, vjp::Request};
 
-/// What the first half gives.
+/// The result of the first half.
 pub struct First {
     /// The gradient of each input; `None` where the outputs do not depend on it.
     pub inputs: Vec<Option<Tensor>>,
-    /// Whether each parameter's gradient was found and added to its accumulator.
+    /// Whether each parameter's gradient has already been computed and added to its accumulator.
     pub summed: Vec<bool>,
     /// The second half.
     pub later: Later,
 }
 
-/// The second half of a backward: what the parameters' gradients are computed from. The graph is
-/// released with it.
+/// The second half of a backward: what is needed to compute the parameters' gradients. Dropping it
+/// releases the graph.
 pub struct Later(UniquePtr<bridged::Halves>);
 
-/// Computes the gradients of a layer's inputs, and keeps of its graph what the parameters' need.
-/// Both halves together give the bits of [`crate::vjp::vjp`]. `None`: a parameter is used twice, so
-/// that the order of the sum would be another; nothing was done.
+/// Computes the gradients of a layer's inputs, and keeps the part of its graph that the parameters'
+/// gradients need. Both halves together compute the same bits as [`crate::vjp::vjp`]. Returns
+/// `None`, and does nothing, if a parameter is used twice: the order of its sum would change.
 ///
-/// Some parameters' gradients are found on the way. Those that are `in_turn` to be summed are added
-/// to the `accumulators`, which are those of [`crate::vjp::vjp`], at once; [`Later::finish`] adds
-/// the others.
+/// Some parameters' gradients are computed along the way. Those marked in `in_turn` are added to
+/// `accumulators` at once; [`Later::finish`] adds the others. The accumulators are those of
+/// [`crate::vjp::vjp`].
 ///
 /// # Errors
-/// As of [`crate::vjp::vjp`].
+/// As for [`crate::vjp::vjp`].
 ///
 /// ```
 /// use gpipe_bridge::{split::split, vjp::Request};
@@ -39,7 +39,8 @@ pub struct Later(UniquePtr<bridged::Halves>);
 /// let w = Tensor::from_slice(&[3f32, 4.0]).set_requires_grad(true);
 /// let y = &x * &w;
 /// let dy = Tensor::from_slice(&[10f32, 100.0]);
-/// let request = Request { outputs: &[&y], output_grads: &[&dy], inputs: &[&x], parameters: &[&w] };
+/// let request =
+///     Request { outputs: &[&y], output_grads: &[&dy], inputs: &[&x], parameters: &[&w] };
 /// let mut dw = vec![None];
 /// let first = split(&request, &mut dw, &[false]).unwrap().unwrap();
 /// assert_eq!(first.inputs[0], Some(Tensor::from_slice(&[30f32, 400.0])));
@@ -51,7 +52,8 @@ pub fn split(
     accumulators: &mut [Option<Tensor>],
     in_turn: &[bool],
 ) -> Result<Option<First>> {
-    // SAFETY: every address is of a tensor borrowed for the whole call, or 0 where C++ accepts 0.
+    // SAFETY: the tensors at all addresses are borrowed for the whole call; C++ accepts 0 in
+    // `held`.
     let mut halves = unsafe {
         bridged::split_vjp(
             &addresses(request.outputs.iter().copied()),
@@ -72,12 +74,12 @@ pub fn split(
     Ok(Some(First { inputs, summed, later: Later(halves) }))
 }
 
-/// The accumulators' addresses; 0 where nothing was summed yet.
+/// The accumulators' addresses; 0 where nothing has been summed yet.
 fn held(accumulators: &[Option<Tensor>]) -> Vec<usize> {
     accumulators.iter().map(|tensor| tensor.as_ref().map_or(0, address)).collect()
 }
 
-/// Puts `sums`, which C++ made of the accumulators, in their place.
+/// Replaces the accumulators with `sums`, which C++ computed from them.
 fn replace(accumulators: &mut [Option<Tensor>], sums: Vec<usize>) -> Result<()> {
     if sums.len() != accumulators.len() {
         let (sums, accumulators) = (sums.len(), accumulators.len());
@@ -90,15 +92,15 @@ fn replace(accumulators: &mut [Option<Tensor>], sums: Vec<usize>) -> Result<()> 
 }
 
 impl Later {
-    /// Adds each parameter's gradient to the accumulator at its position in the request, as
+    /// Adds each parameter's gradient to the accumulator at the same position, as
     /// [`crate::vjp::vjp`] does.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`crate::vjp::vjp`].
     pub fn finish(mut self, accumulators: &mut [Option<Tensor>]) -> Result<()> {
         let held = held(accumulators);
-        // SAFETY: every address is of a tensor borrowed for the whole call, or 0 where C++ accepts
-        // 0.
+        // SAFETY: the tensors at all addresses are borrowed for the whole call; C++ accepts 0 in
+        // `held`.
         let sums = unsafe { self.0.pin_mut().finish(&held) }?;
         replace(accumulators, sums)
     }
@@ -117,8 +119,8 @@ mod tests {
         x.sin().reshape(shape).set_requires_grad(true)
     }
 
-    /// What both ways give for the same graph, made anew for each; the halves add what they find
-    /// early at once, and later.
+    /// The gradients from both halves and from the whole VJP, each on a new graph. The halves run
+    /// twice: early gradients are added at once, then later, with equal results.
     fn both(
         inputs: &[Tensor],
         parameters: &[Tensor],
@@ -126,7 +128,7 @@ mod tests {
     ) -> Option<[Vec<Option<Tensor>>; 2]> {
         let (x, w): (Vec<&Tensor>, Vec<&Tensor>) =
             (inputs.iter().collect(), parameters.iter().collect());
-        // Something was summed before.
+        // The accumulators already hold something.
         let before = || parameters.iter().map(|w| Some(Tensor::ones_like(w))).collect::<Vec<_>>();
         let with = |back: &dyn Fn(&Request) -> Option<Vec<Option<Tensor>>>| {
             let y = f(inputs, parameters);
@@ -174,7 +176,7 @@ mod tests {
         assert_eq!(halves, whole);
     }
 
-    /// Convolutions: one with many inputs of an output, whose kernel's gradient is left to the
+    /// Two convolutions: one with many inputs per output, whose kernel gradient is left to the
     /// second half, and one with few.
     fn images(x: &[Tensor], w: &[Tensor]) -> Tensor {
         let convolution = |x: &Tensor, w: &Tensor| x.conv2d(w, None::<&Tensor>, 1, 1, 1, 1);
@@ -230,7 +232,7 @@ mod tests {
         let x = [random(&[3], 1), random(&[3], 2)];
         let [halves, whole] = both(&x, &[], |x, _| &x[0] * &x[1]).unwrap();
         assert_eq!(halves, whole);
-        // One of two outputs' ways has no input on it, and what is not used has no gradient.
+        // One of the output's two branches has no input; an unused parameter has no gradient.
         let (x, w) = ([random(&[3], 1)], [random(&[3, 3], 2), random(&[3, 3], 3), random(&[3], 4)]);
         let [halves, whole] =
             both(&x, &w, |x, w| w[0].matmul(&x[0]) + w[1].exp().sum(Kind::Float)).unwrap();
@@ -242,7 +244,7 @@ mod tests {
         let (x, w) = ([random(&[4, 4], 1)], [random(&[4, 4], 2)]);
         let twice = |x: &[Tensor], w: &[Tensor]| x[0].matmul(&w[0]).tanh().matmul(&w[0]);
         assert!(both(&x, &w, twice).is_none());
-        // Nothing was done: the whole can still be computed.
+        // Nothing was done, so the whole VJP can still be computed.
         let y = twice(&x, &w);
         let grad = Tensor::ones_like(&y);
         let request = Request {
@@ -255,7 +257,8 @@ mod tests {
         assert!(vjp(&request, &mut [None]).unwrap()[0].is_some());
     }
 
-    /// What only the first half needs is given back after it: here all but the product's own.
+    /// The first half releases what the second does not need: here, everything but what the product
+    /// saved.
     #[test]
     fn property_the_first_half_gives_back_what_the_second_does_not_need() {
         let arena = crate::memory::Arena::acquire().unwrap();
@@ -263,7 +266,7 @@ mod tests {
         let (x, w) = (random(&[256, 64], 1), random(&[64, 64], 2));
         let live = || crate::memory::stats(arena.id()).unwrap().live as i64;
         let before = live();
-        // The product saves x and w, which are there anyway; each tanh saves its output.
+        // The product saves x and w, which exist anyway; each tanh saves its output.
         let mut y = x.matmul(&w);
         for _ in 0..4 {
             y = y.tanh();
@@ -277,7 +280,7 @@ mod tests {
         let first = split(&request, &mut sums, &[true]).unwrap().unwrap();
         drop(y);
         drop(grad);
-        // The input's gradient, and what reached the product.
+        // The input's gradient, and the incoming gradient of the product.
         let held = live() - before;
         assert!((2 * one..3 * one).contains(&held), "{held}");
         first.later.finish(&mut sums).unwrap();
@@ -286,13 +289,14 @@ mod tests {
         crate::memory::enter(0).unwrap();
     }
 
-    /// As in a whole product, what the nodes of the first half saved is given back before the next
-    /// ones make theirs.
+    /// Nodes of the first half release their saved values before the next nodes allocate, as in a
+    /// whole VJP.
     #[test]
     fn property_the_first_half_gives_back_as_it_goes() {
         let arena = crate::memory::Arena::acquire().unwrap();
         crate::memory::enter(arena.id()).unwrap();
-        // Its gradient, which comes last, is as large as all eight that the tanh functions save.
+        // The gradient of x is computed last, and is as large as all that the eight tanh functions
+        // save.
         let (x, w) = (random(&[256, 512], 1), random(&[512, 64], 2));
         let live = || crate::memory::stats(arena.id()).unwrap().live;
         let one = 256 * 64 * 4;
@@ -307,7 +311,7 @@ mod tests {
         let request = Request { outputs, output_grads, inputs: &[&x], parameters: &[&w] };
         let first = split(&request, &mut [None], &[true]).unwrap().unwrap();
         let peak = crate::memory::stats(arena.id()).unwrap().peak;
-        // Beside it, what reaches the product, and what the last tanh made, which is the output.
+        // Besides that gradient: the incoming gradient of the product, and the last tanh's output.
         assert!(peak - before < 4 * one, "{} of {one}", peak - before);
         drop(first);
         crate::memory::enter(0).unwrap();

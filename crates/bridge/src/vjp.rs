@@ -1,10 +1,10 @@
-//! Vector-Jacobian products: what a stage's backward computes, one layer at a time.
+//! Vector-Jacobian products: the backward computation of a stage, one layer at a time.
 
 use tch::Tensor;
 
 use crate::{Error, Result, address, addresses, adopt, ffi::bridged};
 
-/// What [`vjp`] is asked for. Gradients are taken with respect to `inputs` and `parameters`.
+/// The arguments of [`vjp`]. Gradients are taken with respect to `inputs` and `parameters`.
 pub struct Request<'a> {
     /// Outputs of the layer, each part of an autograd graph. Any shape.
     pub outputs: &'a [&'a Tensor],
@@ -16,17 +16,17 @@ pub struct Request<'a> {
     pub parameters: &'a [&'a Tensor],
 }
 
-/// Computes the VJP of one layer: returns the gradient of each input (`None` where the outputs do
-/// not depend on it) and adds each parameter's gradient to `accumulators`, in place from the second
-/// on. The graph is released.
+/// Computes the VJP of one layer and releases its graph. Returns the gradient of each input (`None`
+/// where the outputs do not depend on it). Adds each parameter's gradient to `accumulators`, in
+/// place from the second one on.
 ///
-/// An accumulator that is `None` becomes the first gradient itself, as PyTorch's own accumulation
-/// does: no zeros are added, and -0.0 stays -0.0 whatever the number of stages. Gradients in
-/// bfloat16 and float16 are summed in float32.
+/// The first gradient itself becomes the accumulator if that is `None`, as in PyTorch: no zeros are
+/// added, so -0.0 stays -0.0 whatever the number of stages. Gradients in bfloat16 and float16 are
+/// summed in float32.
 ///
 /// # Errors
 /// Lengths that do not match, and any error of libtorch (shape of a gradient, out of memory). The
-/// accumulators may then have been added to in part and must be discarded.
+/// accumulators may then hold partial sums and must be discarded.
 ///
 /// ```
 /// use gpipe_bridge::vjp::{Request, vjp};
@@ -36,7 +36,8 @@ pub struct Request<'a> {
 /// let y = &x * &w;
 /// let dy = Tensor::from_slice(&[10f32, 100.0]);
 /// let mut dw = vec![None];
-/// let request = Request { outputs: &[&y], output_grads: &[&dy], inputs: &[&x], parameters: &[&w] };
+/// let request =
+///     Request { outputs: &[&y], output_grads: &[&dy], inputs: &[&x], parameters: &[&w] };
 /// let dx = vjp(&request, &mut dw).unwrap();
 /// assert_eq!(dx[0], Some(Tensor::from_slice(&[30f32, 400.0])));
 /// assert_eq!(dw[0], Some(Tensor::from_slice(&[10f32, 200.0])));
@@ -44,7 +45,8 @@ pub struct Request<'a> {
 pub fn vjp(request: &Request, accumulators: &mut [Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
     let held: Vec<usize> =
         accumulators.iter().map(|tensor| tensor.as_ref().map_or(0, address)).collect();
-    // SAFETY: every address is of a tensor borrowed for the whole call, or 0 where C++ accepts 0.
+    // SAFETY: the tensors at all addresses are borrowed for the whole call; C++ accepts 0 in
+    // `held`.
     let mut grads = unsafe {
         bridged::vjp(
             &addresses(request.outputs.iter().copied()),

@@ -1,7 +1,7 @@
-//! Every function that safe code reaches, given what it is not for: tensors of the wrong shape,
-//! dtype or layout, undefined ones, one tensor in two places, two threads at once. Each call gives
-//! a result or an error. That no memory is harmed is what `make soak` looks at, under valgrind's
-//! memcheck.
+//! Misuse of every function that safe code can reach: tensors of the wrong shape, dtype or layout,
+//! undefined ones, one tensor in two places, two threads at once. Each call must return a result or
+//! an error. `make soak` runs this under valgrind's memcheck, which checks that no memory is
+//! harmed.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // a test
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ fn floats(shape: &[i64]) -> Tensor {
     (Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.37).sin().reshape(shape)
 }
 
-/// Tensors of every awkward kind, by name.
+/// Tensors of every awkward kind, with names.
 fn awkward() -> Vec<(&'static str, Tensor)> {
     let whole = floats(&[4, 6, 8]);
     vec![
@@ -62,7 +62,7 @@ fn awkward() -> Vec<(&'static str, Tensor)> {
     ]
 }
 
-/// Calls in ordinary code: a panic would be tch's, whose own calls here are the test's.
+/// Counts calls by outcome; a call that panics fails the test.
 #[derive(Default)]
 struct Calls {
     given: usize,
@@ -85,7 +85,7 @@ impl Calls {
         }
     }
 
-    /// Both happen: else nothing was tried.
+    /// Both outcomes must occur; otherwise nothing was tested.
     fn check(&self, what: &str) {
         let Self { given, refused } = self;
         println!("soak: {what}: {given} calls gave a result, {refused} an error");
@@ -168,12 +168,11 @@ fn fault_backwards_whole_and_in_halves() {
             if let Some(first) = first.flatten() {
                 calls.call(&what, || first.later.finish(&mut sum()));
             }
-            // After the halves nothing of the graph is left to run: an error, or what is not in
-            // need of it.
+            // The halves leave nothing of the graph to run: this is an error, or needs no graph.
             calls.call(&what, || vjp(&request, &mut sum()));
         }
     }
-    // Lists that do not belong together.
+    // Lists of different lengths.
     let x = floats(&[4]).set_requires_grad(true);
     let y = x.sin();
     for (outputs, grads, sums) in
@@ -188,7 +187,7 @@ fn fault_backwards_whole_and_in_halves() {
     calls.check("backwards");
 }
 
-/// A gradient of another shape than its sum was spread over it.
+/// A gradient whose shape differed from its sum's was broadcast over the sum.
 #[test]
 fn regression_a_sum_of_another_shape_is_an_error() {
     let x = floats(&[4]).set_requires_grad(true);
@@ -200,7 +199,7 @@ fn regression_a_sum_of_another_shape_is_an_error() {
     assert!(error.contains("[4] is added to a sum [3, 4]"), "{error}");
 }
 
-/// ATen compares nothing: what was too short was written beyond, and the process crashed.
+/// ATen checks nothing: it wrote beyond tensors that were too short, and the process crashed.
 #[test]
 fn regression_optimizers_compare_what_they_are_given() {
     let mut calls = Calls::default();
@@ -282,7 +281,7 @@ fn fault_memory_streams_and_memos() {
     calls.check("memory");
 }
 
-/// The same tensors from two threads at once: in places that only read them, and in one graph.
+/// The same tensors from two threads at once: in calls that only read them, and in one graph.
 #[test]
 fn fault_two_threads_at_once() {
     for _ in 0..50 {

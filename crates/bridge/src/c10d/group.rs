@@ -1,4 +1,4 @@
-//! Groups of processes that move tensors between each other.
+//! Process groups, which move tensors between processes.
 
 use std::{
     collections::HashSet,
@@ -14,16 +14,16 @@ use super::{
 };
 use crate::{address, ffi::bridged};
 
-/// A process group on Gloo: tensors of the CPU over TCP. What it moves goes through the ends that
-/// it gives out: an [`Outbox`] or [`Inbox`] for each peer and tag, and [`Sums`] over all processes.
+/// A process group on Gloo, for CPU tensors over TCP. Tensors move through its ends: an [`Outbox`]
+/// or [`Inbox`] for each peer and tag, and [`Sums`] over all processes.
 ///
-/// Why no bare `send` and `receive`: Gloo writes into a tensor for as long as it likes, and ends a
-/// process whose receive is smaller than what comes. The ends own what they receive into, and know
-/// sizes beforehand.
+/// Why there is no bare `send` or `receive`: Gloo may write into a tensor at any later time, and
+/// ends a process whose receive is smaller than what arrives. The ends own the tensors that they
+/// receive into, and know their sizes beforehand.
 #[derive(Clone)]
 pub struct Group(Arc<Raw>);
 
-/// Gloo's group, and which ends of it are in use.
+/// Gloo's group, and which of its ends are in use.
 pub(super) struct Raw {
     group: UniquePtr<bridged::ProcessGroup>,
     rank: usize,
@@ -31,22 +31,22 @@ pub(super) struct Raw {
     taken: Mutex<HashSet<End>>,
 }
 
-/// One end of the messages with a tag.
+/// Identifies one end: its direction, its peer and its tag.
 pub(super) type End = (Direction, usize, usize);
 
-// SAFETY: Gloo's sends and receives are made for several threads. What is not, the numbering of its
-// collectives, is for one thread: that of `Sums`, of which a group has one.
+// SAFETY: Gloo's sends and receives are thread-safe. The numbering of its collectives is not, but
+// only one thread uses it: that of `Sums`, of which a group has one.
 unsafe impl Send for Raw {}
 // SAFETY: as above.
 unsafe impl Sync for Raw {}
 
 impl Group {
-    /// Joins a group of `size` processes as number `rank`: all of them meet in `store`. Peers
-    /// connect to `address` (a host's name or IP address), where this process listens at a port
-    /// that the system chooses. A sum fails after `timeout`.
+    /// Joins a group of `size` processes as number `rank`; all of them meet in `store`. Peers
+    /// connect to `address` (a host name or IP address), where this process listens on a port that
+    /// the system chooses. A sum fails after `timeout`.
     ///
     /// # Errors
-    /// The address is not this machine's; a process did not come within `timeout`.
+    /// `address` is not an address of this machine; a process did not come within `timeout`.
     pub fn gloo(
         store: &TcpStore,
         rank: usize,
@@ -66,34 +66,34 @@ impl Group {
         self.0.rank
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         self.0.size
     }
 
-    /// The sending end of the messages with `tag` to process `to`.
+    /// Opens the sending end of the messages with `tag` to process `to`.
     ///
     /// # Errors
-    /// There is one already; there is no such process.
+    /// This end is already in use; there is no such process.
     pub fn outbox(&self, to: usize, tag: usize) -> Result<Outbox> {
         self.0.take((Direction::Out, to, tag))?;
         Ok(Outbox::new(Arc::clone(&self.0), to, tag))
     }
 
-    /// The receiving end of the messages with `tag` from process `from`.
+    /// Opens the receiving end of the messages with `tag` from process `from`.
     ///
     /// # Errors
-    /// There is one already, or one was dropped in the middle of a message; there is no such
+    /// This end is already in use, or was dropped in the middle of a message; there is no such
     /// process.
     pub fn inbox(&self, from: usize, tag: usize) -> Result<Inbox> {
         self.0.take((Direction::In, from, tag))?;
         Ok(Inbox::new(Arc::clone(&self.0), from, tag))
     }
 
-    /// Sums over all processes of the group, which all of them make.
+    /// Starts the sums over all processes of the group. Every process must call this.
     ///
     /// # Errors
-    /// They were made already; the system has no thread for them.
+    /// It was already called; the system has no thread for it.
     pub fn sums(&self) -> Result<Sums> {
         self.0.take((Direction::All, 0, 0))?;
         Sums::start(Arc::clone(&self.0))
@@ -117,7 +117,7 @@ impl Raw {
         refuse("it is in use, or was given up in the middle of a message".into())
     }
 
-    /// An end is whole again: another may take its place.
+    /// Marks an end as free, so that another one may take its place.
     pub(super) fn give_back(&self, end: End) {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&end);
     }
@@ -125,28 +125,29 @@ impl Raw {
     pub(super) fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<Work> {
         let what = "sending";
         let (rank, tag) = (number(to, what)?, number(tag, what)?);
-        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a
-        // reference of its own.
+        // SAFETY: the tensor at this address is borrowed for the whole call; the work holds its own
+        // reference.
         let work = unsafe { self.group.send(address(tensor), rank, tag) };
         work.map(|work| Work::new(work, what, Some(to))).map_err(failed(what, Some(to)))
     }
 
-    /// The tensor must be as large as what comes, and nobody else may have it.
+    /// Starts a receive. The tensor must have the size of what arrives, and nothing else may use
+    /// it.
     pub(super) fn receive(&self, into: &Tensor, from: usize, tag: usize) -> Result<Work> {
         let what = "receiving";
         let (rank, tag) = (number(from, what)?, number(tag, what)?);
-        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a
-        // reference of its own.
+        // SAFETY: the tensor at this address is borrowed for the whole call; the work holds its own
+        // reference.
         let work = unsafe { self.group.receive(address(into), rank, tag) };
         work.map(|work| Work::new(work, what, Some(from))).map_err(failed(what, Some(from)))
     }
 
-    /// The sum, or the largest of each element, of as large a tensor in every process, in place.
-    /// From one thread.
+    /// Starts an in-place all-reduce: the elementwise sum or maximum of tensors that have the same
+    /// size in every process. Call it from one thread only.
     pub(super) fn all_reduce(&self, tensor: &Tensor, largest: bool) -> Result<Work> {
         let what = "the sum over all processes";
-        // SAFETY: the address is of a tensor borrowed for the whole call; the work holds a
-        // reference of its own.
+        // SAFETY: the tensor at this address is borrowed for the whole call; the work holds its own
+        // reference.
         let work = unsafe { self.group.all_reduce(address(tensor), largest) };
         work.map(|work| Work::new(work, what, None)).map_err(failed(what, None))
     }
@@ -158,7 +159,7 @@ impl std::fmt::Debug for Group {
     }
 }
 
-/// c10d's numbers.
+/// Converts a rank or tag to c10d's integer type.
 fn number(number: usize, operation: &str) -> Result<i32> {
     i32::try_from(number).map_err(|error| Error {
         operation: operation.to_owned(),

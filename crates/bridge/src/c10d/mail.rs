@@ -4,9 +4,9 @@
 //! frame   magic  head bytes  tensors  bytes of each tensor  head  0 ...    FRAME_BYTES, always
 //! body    the tensors, one after the other
 //! ```
-//! The frame has one size, so that its receive can be posted before anything is known of what
-//! comes. It says how large the tensors are, so that none is received into less memory: Gloo would
-//! end the process.
+//! The frame has a fixed size, so its receive can be posted before anything is known about the
+//! message. It contains the sizes of the tensors, so that none is received into less memory: Gloo
+//! would end the process.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -14,17 +14,17 @@ use tch::{Device, Kind, Tensor};
 
 use super::{Error, Result, Work, group::Raw};
 
-/// Most bytes of a head.
+/// Maximum size of a head, in bytes.
 pub const HEAD_BYTES_MAX: usize = 1024;
-/// Most tensors of a body.
+/// Maximum number of tensors in a body.
 pub const BODY_MAX: usize = 8;
-/// Of a frame.
+/// Size of a frame.
 const FRAME_BYTES: usize = START_BYTES + 8 * BODY_MAX + HEAD_BYTES_MAX;
-/// Magic, and the two counts.
+/// Size of the magic number and the two counts.
 const START_BYTES: usize = 12;
 const MAGIC: u32 = u32::from_le_bytes(*b"gpf1");
 
-/// What an end is for.
+/// The direction of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Direction {
     Out,
@@ -58,12 +58,13 @@ impl Outbox {
         Self { group, to, tag }
     }
 
-    /// Begins to send a message: what is to be waited for. Its tensors must not change meanwhile. A
-    /// part whose work is dropped before it is done may never leave.
+    /// Starts to send a message, and returns the operations to wait for. Its tensors must not
+    /// change until they have been sent. If an operation is dropped before it is done, its part may
+    /// never be sent.
     ///
     /// # Errors
-    /// A head or body that is too large; a tensor that is not on the CPU, not contiguous, or
-    /// without elements; the connection is lost.
+    /// The head or body is too large; a tensor is not on the CPU, not contiguous, or has no
+    /// elements; the connection is lost.
     pub fn send(&mut self, head: &[u8], body: &[Tensor]) -> Result<Vec<Work>> {
         let frame = frame(head, body).map_err(|message| self.error(message))?;
         [frame].iter().chain(body).map(|part| self.group.send(part, self.to, self.tag)).collect()
@@ -109,17 +110,17 @@ fn frame(head: &[u8], body: &[Tensor]) -> std::result::Result<Tensor, String> {
     Tensor::f_from_slice(&frame).map_err(torch)
 }
 
-/// The receiving end of the messages with one tag from one process. A message is received in this
-/// order: its head is posted, waited for and taken; then each tensor of its body.
+/// The receiving end of the messages with one tag from one process. To receive a message, post its
+/// head, wait for it and take it; then do the same for each tensor of its body.
 pub struct Inbox {
     group: Arc<Raw>,
     from: usize,
     tag: usize,
     head: Option<(Work, Tensor)>,
-    /// Bytes of the tensors that are still to be posted.
+    /// Sizes in bytes of the tensors not yet posted.
     announced: VecDeque<u64>,
     coming: VecDeque<(Work, Tensor)>,
-    /// Why nothing can be received any more.
+    /// Why this end can no longer receive.
     broken: Option<Error>,
 }
 
@@ -129,10 +130,11 @@ impl Inbox {
         Self { group, from, tag, head: None, announced, coming, broken: None }
     }
 
-    /// Posts the receive of the next head, if it is not posted: what is to be waited for.
+    /// Posts the receive of the next head, if not posted yet, and returns the operation to wait
+    /// for.
     ///
     /// # Errors
-    /// The body of the message before is not posted yet; the connection is lost.
+    /// The previous message's body is not fully posted; the connection is lost.
     pub fn post_head(&mut self) -> Result<Work> {
         self.whole()?;
         if let Some((work, _)) = &self.head {
@@ -147,10 +149,10 @@ impl Inbox {
         Ok(work)
     }
 
-    /// The head that has come.
+    /// Takes the head that has arrived.
     ///
     /// # Errors
-    /// Nobody has waited for it; it is damaged.
+    /// No wait for it has completed; the head is damaged.
     pub fn head(&mut self) -> Result<Vec<u8>> {
         self.whole()?;
         let Some((_, frame)) = self.head.take_if(|(work, _)| work.is_done()) else {
@@ -164,16 +166,17 @@ impl Inbox {
         Ok(head)
     }
 
-    /// Bytes of each tensor of the message that is not posted yet.
+    /// Sizes in bytes of the message's tensors that are not posted yet.
     pub fn announced(&self) -> impl Iterator<Item = u64> {
         self.announced.iter().copied()
     }
 
-    /// Posts the receive of the next tensor, of `elements` of `kind` in one dimension: what is to
-    /// be waited for.
+    /// Posts the receive of the next tensor, with one dimension of `elements` of `kind`. Returns
+    /// the operation to wait for.
     ///
     /// # Errors
-    /// It is of another size, or there is none; out of memory; the connection is lost.
+    /// The announced tensor has another size, or there is none; out of memory; the connection is
+    /// lost.
     pub fn post_tensor(&mut self, elements: i64, kind: Kind) -> Result<Work> {
         self.whole()?;
         let expected = u64::try_from(elements).ok();
@@ -192,10 +195,10 @@ impl Inbox {
         Ok(work)
     }
 
-    /// The oldest tensor that was posted and has come.
+    /// Takes the oldest posted tensor, once it has arrived.
     ///
     /// # Errors
-    /// None has; nobody has waited for it.
+    /// None is posted; no wait for it has completed.
     pub fn tensor(&mut self) -> Result<Tensor> {
         self.whole()?;
         match self.coming.pop_front_if(|(work, _)| work.is_done()) {
@@ -214,7 +217,7 @@ impl Inbox {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// What comes next can no longer be told apart.
+    /// Marks this end as broken, because message boundaries are lost.
     fn break_(&mut self, message: String) -> Error {
         let error = self.error(message);
         self.broken.get_or_insert(error).clone()
@@ -226,7 +229,7 @@ impl Inbox {
 }
 
 impl Drop for Inbox {
-    /// Between two messages another end may take its place.
+    /// Frees this end for a successor, if it is dropped between two messages.
     fn drop(&mut self) {
         let between = self.head.is_none() && self.announced.is_empty() && self.coming.is_empty();
         if between && self.broken.is_none() {
@@ -235,7 +238,7 @@ impl Drop for Inbox {
     }
 }
 
-/// A frame's head, and the bytes of each tensor that follows it.
+/// Parses a frame: its head, and the size in bytes of each tensor that follows.
 fn open(frame: &[u8]) -> std::result::Result<(Vec<u8>, VecDeque<u64>), String> {
     let damaged = || "what comes is not a message's head, or a damaged one".to_owned();
     let word = |at: usize| {

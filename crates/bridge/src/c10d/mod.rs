@@ -1,12 +1,12 @@
-//! c10d, the engine on which PyTorch scales out: a key-value store that processes find each other
-//! by, and groups of processes that send and receive tensors, and sum them.
+//! c10d, PyTorch's engine for distributed training: a key-value store where processes find each
+//! other, and process groups that send, receive and sum tensors.
 //!
 //! - [`store`]: the store
-//! - [`group`]: groups, which give out the ends that messages go through
+//! - [`group`]: process groups, and the ends through which messages go
 //! - [`mail`]: messages between two processes; [`sums`]: sums over all of them
-//! - [`work`]: what goes on in the background
+//! - [`work`]: operations in the background
 //!
-//! What it does not do, its caller must: bound every wait.
+//! Bounding every wait is the caller's task.
 
 pub mod group;
 pub mod mail;
@@ -22,14 +22,14 @@ pub use work::Work;
 
 use std::{fmt, time::Duration};
 
-/// An operation that failed: what it was, with whom, and c10d's own words.
+/// A failed operation: what it was, with which process, and c10d's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
-    /// What was being done.
+    /// The operation.
     pub operation: String,
-    /// The rank of the process at the other end, where there is one.
+    /// The rank of the other process, if there is one.
     pub peer: Option<usize>,
-    /// What c10d says.
+    /// c10d's message.
     pub message: String,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Error {
 /// The result of an operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Names the operation in an exception.
+/// Converts an exception to an error that names the operation.
 fn failed(
     operation: impl Into<String>,
     peer: Option<usize>,
@@ -55,12 +55,12 @@ fn failed(
     move |exception| Error { operation, peer, message: first_line(exception.what()) }
 }
 
-/// c10d's messages go on with where in its sources they come from, and with a backtrace.
+/// The first line of c10d's message; the rest is source locations and a backtrace.
 fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or("no message").trim().to_owned()
 }
 
-/// c10d counts in milliseconds, and 0 is for ever.
+/// Converts a timeout to c10d's milliseconds, where 0 means forever.
 fn milliseconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
 }

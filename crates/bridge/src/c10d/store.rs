@@ -1,4 +1,4 @@
-//! The store that processes find each other by: one of them serves it, all of them are its clients.
+//! The store where processes find each other: one process serves it, and all are its clients.
 
 use std::{net::TcpListener, os::fd::IntoRawFd, time::Duration};
 
@@ -7,21 +7,21 @@ use cxx::UniquePtr;
 use super::{Error, Result, failed, milliseconds};
 use crate::ffi::bridged;
 
-/// A connection to a TCP store. Keys and values are bytes; both are small, and whoever reaches the
-/// port may read and write them.
+/// A connection to a TCP store. Keys and values are small byte strings. Anyone who reaches the port
+/// can read and write them.
 pub struct TcpStore(UniquePtr<bridged::TcpStore>);
 
-// SAFETY: c10d's stores lock around every operation, for they are made to be shared by threads.
+// SAFETY: c10d's stores are made to be shared by threads, and lock around every operation.
 unsafe impl Send for TcpStore {}
 // SAFETY: as above.
 unsafe impl Sync for TcpStore {}
 
 impl TcpStore {
-    /// Serves a store at `listener`, and connects to it. It serves until it and all that were made
-    /// of it are dropped.
+    /// Serves a store on `listener` and connects to it. It serves until this and everything created
+    /// from it is dropped.
     ///
     /// # Errors
-    /// The listener has no address; c10d's.
+    /// The listener has no address; c10d's errors.
     pub fn serve(listener: TcpListener, timeout: Duration) -> Result<Self> {
         let what = "serving the store";
         let address = listener.local_addr().map_err(|error| Error {
@@ -29,9 +29,9 @@ impl TcpStore {
             peer: None,
             message: error.to_string(),
         })?;
-        // The store owns the socket from here on, also when it fails.
+        // The store owns the socket from here on, even if it fails.
         let socket = listener.into_raw_fd();
-        // A server that listens on all interfaces is reached through this one's own.
+        // A server that listens on all interfaces is reached through the loopback interface.
         let host = match address.ip() {
             ip if ip.is_unspecified() => "localhost".to_owned(),
             ip => ip.to_string(),
@@ -40,17 +40,17 @@ impl TcpStore {
         Ok(Self(store.map_err(failed(format!("{what} at {address}"), None))?))
     }
 
-    /// Connects to the store that `host` serves at `port`; waits for it as long as `timeout`.
+    /// Connects to the store that `host` serves on `port`; waits for it up to `timeout`.
     ///
     /// # Errors
-    /// Nobody answers there in time.
+    /// Nothing answers there in time.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
         let store = bridged::tcp_store(host, port, -1, milliseconds(timeout));
         Ok(Self(store.map_err(failed(format!("connecting to the store at {host}:{port}"), None))?))
     }
 
-    /// Another connection to the same store. An operation that waits holds its connection until it
-    /// ends.
+    /// Opens another connection to the same store. An operation that waits blocks its connection
+    /// until it ends.
     ///
     /// # Errors
     /// The server is gone.
@@ -58,15 +58,15 @@ impl TcpStore {
         Ok(Self(self.0.another().map_err(failed("connecting to the store again", None))?))
     }
 
-    /// The same store through a prefix of all keys; it shares this connection.
+    /// A view of the same store that adds a prefix to all keys. It shares this connection.
     ///
     /// # Errors
-    /// c10d's.
+    /// c10d's errors.
     pub fn prefixed(&self, prefix: &str) -> Result<Self> {
         Ok(Self(self.0.prefixed(prefix).map_err(failed("naming a part of the store", None))?))
     }
 
-    /// The port that it is served at.
+    /// The port of the store's server.
     pub fn port(&self) -> u16 {
         self.0.port()
     }
@@ -79,10 +79,10 @@ impl TcpStore {
         self.0.set(key, value).map_err(failed(format!("setting {key} in the store"), None))
     }
 
-    /// The value of a key; waits until it is set.
+    /// Returns the value of a key; waits until it is set.
     ///
     /// # Errors
-    /// It was not set in time; the server is gone.
+    /// The key was not set in time; the server is gone.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let value = self.0.get(key, milliseconds(timeout));
         value.map_err(failed(format!("waiting for {key} in the store"), None))
@@ -96,16 +96,16 @@ impl TcpStore {
         self.0.check(key).map_err(failed(format!("looking for {key} in the store"), None))
     }
 
-    /// Adds to a counter (0 if it was not set), and returns what it is now.
+    /// Adds to a counter (0 if not set), and returns its new value.
     ///
     /// # Errors
-    /// The server is gone; the key's value is no number.
+    /// The server is gone; the key's value is not a number.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         self.0.add(key, amount).map_err(failed(format!("counting {key} in the store"), None))
     }
 
-    /// Sets a key if its value is `expected` (empty: if it is not set); returns what its value is
-    /// then.
+    /// Sets a key if its value is `expected` (empty: if it is not set), and returns the resulting
+    /// value.
     ///
     /// # Errors
     /// The server is gone.
@@ -114,7 +114,7 @@ impl TcpStore {
         value.map_err(failed(format!("setting {key} in the store"), None))
     }
 
-    /// Removes a key; whether it was there.
+    /// Removes a key, and returns whether it existed.
     ///
     /// # Errors
     /// The server is gone.

@@ -1,4 +1,4 @@
-//! Sums of tensors over all processes of a group.
+//! Sums of tensors over all processes of a group (all-reduce).
 
 use std::{
     collections::VecDeque,
@@ -13,14 +13,14 @@ use tch::{Device, Tensor};
 
 use super::{Error, Result, group::Raw};
 
-/// Most sums that have begun and not ended.
+/// Maximum number of sums in flight.
 const UNDER_WAY_MAX: usize = 4096;
-/// c10d ends a sum at its group's timeout; this is for the case that it does not.
+/// Fallback timeout: c10d normally ends a sum at its group's timeout.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Sums over all processes of a group, begun in the same order in each. A thread makes them, one
-/// after the other, and first compares their sizes: Gloo would end a process that is sent more than
-/// it has.
+/// Sums over all processes of a group. Every process must begin them in the same order. A thread
+/// executes them one after the other. It compares the tensors' sizes first, because Gloo would end
+/// a process that is sent more than it expects.
 pub struct Sums {
     jobs: SyncSender<Job>,
     under_way: VecDeque<Receiver<Result<Tensor>>>,
@@ -36,7 +36,7 @@ impl Sums {
         let (jobs, asked) = sync_channel::<Job>(UNDER_WAY_MAX);
         let run = move || {
             for Job { tensor, done } in asked {
-                // Whoever asked may have gone.
+                // The caller may be gone.
                 let _ = done.send(sum(&group, tensor));
             }
         };
@@ -45,11 +45,11 @@ impl Sums {
         Ok(Self { jobs, under_way: VecDeque::new() })
     }
 
-    /// Begins to sum `tensor` with those of the other processes. The order of the additions depends
-    /// on the number of processes and an element's place alone.
+    /// Starts to sum `tensor` over all processes. The order of additions depends only on the number
+    /// of processes and on an element's position.
     ///
     /// # Errors
-    /// A tensor that is not contiguous or not on the CPU; too many sums under way.
+    /// The tensor is not contiguous or not on the CPU; too many sums are in flight.
     pub fn begin(&mut self, tensor: Tensor) -> Result<()> {
         if !tensor.defined() || tensor.device() != Device::Cpu || !tensor.is_contiguous() {
             return Err(error("a tensor to sum is contiguous and on the CPU".into()));
@@ -65,11 +65,11 @@ impl Sums {
         Ok(())
     }
 
-    /// The oldest sum that has begun, once it is there; `None`: none has begun.
+    /// Waits for the oldest sum that was begun; `None` if none was begun.
     ///
     /// # Errors
-    /// Another process gave a tensor of another size or dtype, is gone, or did not come within
-    /// `timeout`.
+    /// Another process's tensor has another size or dtype; a process is gone, or did not come
+    /// within `timeout`.
     pub fn end(&mut self, timeout: Duration) -> Result<Option<Tensor>> {
         let Some(ended) = self.under_way.pop_front() else { return Ok(None) };
         match ended.recv_timeout(timeout) {
@@ -83,7 +83,7 @@ impl Sums {
 fn sum(group: &Raw, tensor: Tensor) -> Result<Tensor> {
     let own = [tensor.numel() as i64, tensor.kind() as i64];
     let torch = |source: tch::TchError| error(source.to_string());
-    // Where the largest and the smallest are one, all are.
+    // If the maximum equals the minimum, all processes have the same value.
     let both = Tensor::f_from_slice(&[own[0], own[1], -own[0], -own[1]]).map_err(torch)?;
     group.all_reduce(&both, true)?.wait(LONGEST)?;
     let largest = Vec::<i64>::try_from(&both).map_err(torch)?;

@@ -1,4 +1,4 @@
-//! Several ranks in one process: each has its own connection to the store and its own group.
+//! Several ranks in one process, each with its own connection to the store and its own group.
 
 use std::{
     net::TcpListener,
@@ -15,7 +15,7 @@ fn served() -> TcpStore {
     TcpStore::serve(TcpListener::bind("127.0.0.1:0").unwrap(), TIMEOUT).unwrap()
 }
 
-/// Calls `rank` in a thread for each of `size` ranks, which meet; what each returns.
+/// Calls `rank` in a thread for each of `size` ranks, which form a group; returns their results.
 fn ranks<T: Send>(size: usize, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let store = served();
     std::thread::scope(|scope| {
@@ -76,12 +76,12 @@ fn fault_no_store_is_an_error_that_names_the_address() {
 #[test]
 fn oracle_the_store_listens_on_its_own_address_only() {
     let store = served();
-    // All of 127/8 is this machine's: a server on all interfaces would answer there.
+    // This machine has all addresses of 127/8, so a server on all interfaces would answer there.
     let elsewhere = std::net::SocketAddr::from(([127, 0, 0, 2], store.port()));
     assert!(std::net::TcpStream::connect_timeout(&elsewhere, TIMEOUT).is_err());
 }
 
-/// Waits for everything, and gives the head and the tensors of the next message.
+/// Receives the next message: its head and its tensors.
 fn receive(inbox: &mut Inbox, kinds: &[(i64, Kind)]) -> Result<(Vec<u8>, Vec<Tensor>)> {
     inbox.post_head()?.wait(TIMEOUT)?;
     let head = inbox.head()?;
@@ -120,7 +120,7 @@ fn oracle_sums_are_those_of_all_processes() {
     }
 }
 
-/// Gloo ended the process whose tensor was smaller than what came.
+/// Gloo ended the process whose tensor was smaller than what arrived.
 #[test]
 fn regression_sums_of_unequal_tensors_are_errors_everywhere() {
     for other in [numbers(0..5), numbers(0..4).to_kind(Kind::Double), numbers(0..4_000_000)] {
@@ -129,7 +129,7 @@ fn regression_sums_of_unequal_tensors_are_errors_everywhere() {
             let mut sums = group.sums().unwrap();
             let other = other.lock().unwrap().shallow_clone();
             sums.begin(if group.rank() == 0 { numbers(0..4) } else { other }).unwrap();
-            // The next ones are met as if nothing had been.
+            // Later sums work as if nothing had happened.
             sums.begin(numbers(0..2)).unwrap();
             let error = sums.end(TIMEOUT).unwrap_err();
             assert_eq!(sums.end(TIMEOUT).unwrap(), Some(numbers(0..2) * 2));
@@ -187,15 +187,15 @@ fn oracle_a_head_and_a_body_of_the_largest_size_arrive() {
     });
 }
 
-/// A receive that was smaller than what came ended the process, and one whose borrow was over was
-/// written to.
+/// A receive smaller than what arrived ended the process. Gloo also wrote into a tensor after its
+/// borrow had ended.
 #[test]
 fn regression_a_receive_of_another_size_is_an_error_and_nothing_is_written() {
     ranks(2, |group| {
         let peer = 1 - group.rank();
         if group.rank() == 1 {
             let mut outbox = group.outbox(0, 0).unwrap();
-            // Kept until the end: what is dropped before it has left is not sent.
+            // Kept until the end, because a part dropped before it is sent never leaves.
             let _leaving = outbox.send(&[], &[numbers(0..100)]).unwrap();
             send(&mut group.outbox(0, 1).unwrap(), b"done", &[]).unwrap();
             return;
@@ -208,13 +208,13 @@ fn regression_a_receive_of_another_size_is_an_error_and_nothing_is_written() {
         assert!(inbox.post_head().is_err(), "the tensor comes first");
         let error = inbox.post_tensor(3, Kind::Float).unwrap_err().to_string();
         assert!(error.contains("a tensor of 400 bytes comes where 3 of Float are due"), "{error}");
-        // What would come next is the tensor: it is met by nobody.
+        // The tensor would arrive next, but nothing receives it.
         assert_eq!(inbox.post_tensor(100, Kind::Float).unwrap_err().to_string(), error);
         assert!(inbox.post_head().is_err() && inbox.head().is_err() && inbox.tensor().is_err());
         drop(inbox);
         let error = group.inbox(peer, 0).unwrap_err().to_string();
         assert!(error.contains("given up in the middle"), "{error}");
-        // Other tags go on.
+        // Other tags still work.
         assert_eq!(receive(&mut group.inbox(peer, 1).unwrap(), &[]).unwrap().0, b"done");
     });
 }
@@ -227,7 +227,7 @@ fn fault_an_abort_ends_a_wait_and_leaves_the_connection() {
             let work = inbox.post_head().unwrap();
             let waiting = work.clone();
             let waits = std::thread::spawn(move || waiting.wait(TIMEOUT));
-            // Whichever comes first, the wait or the abort, it ends.
+            // Whichever comes first, the wait or the abort, the wait ends.
             work.abort().unwrap();
             let error = waits.join().unwrap().unwrap_err();
             assert_eq!((error.peer, error.operation.as_str()), (Some(1), "receiving"));
@@ -282,7 +282,7 @@ fn fault_what_gloo_cannot_move_is_an_error() {
         for tensor in [transposed(), Tensor::new()] {
             assert!(sums.begin(tensor).is_err());
         }
-        // An end is one's own, and leads to another process.
+        // An end can be in use only once, and must lead to another process.
         for error in [
             group.outbox(peer, 0).unwrap_err(),
             group.outbox(group.rank(), 1).unwrap_err(),
@@ -299,12 +299,11 @@ fn fault_what_gloo_cannot_move_is_an_error() {
     });
 }
 
-/// Two stages of a process that summed over replicas for the first time at the same moment crashed
-/// the process now and then: c10d enters each group in a table of its own without a lock. The table
-/// is off since (c10d.cc).
+/// The process sometimes crashed when two of its stages first summed over replicas at the same
+/// moment. c10d records each group in a table without a lock. That table is now off (c10d.cc).
 #[test]
 fn regression_groups_of_one_process_begin_at_once() {
-    // The crash was rare: that the table is off is what can be seen every time.
+    // The crash was rare, so the test checks that the table is off.
     assert_eq!(std::env::var("TORCH_FR_BUFFER_SIZE").as_deref(), Ok("0"));
     for _ in 0..2 {
         let start = std::sync::Barrier::new(16);

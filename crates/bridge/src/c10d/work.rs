@@ -1,4 +1,4 @@
-//! An operation of a group that goes on in the background.
+//! A process group's operation in the background.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -10,8 +10,8 @@ use cxx::UniquePtr;
 use super::{Error, Result, failed, milliseconds};
 use crate::ffi::bridged;
 
-/// An operation that goes on in the background: to wait for it, and to end it from another thread.
-/// The memory that it reads or writes lives at least as long as every clone of this.
+/// An operation in the background. Another thread can abort a wait for it. The memory that it reads
+/// or writes lives at least as long as every clone.
 #[derive(Clone)]
 pub struct Work(Arc<Inner>);
 
@@ -19,12 +19,11 @@ struct Inner {
     work: UniquePtr<bridged::GroupWork>,
     operation: &'static str,
     peer: Option<usize>,
-    /// How it ended. c10d's own wait would wait for the next operation the second time.
+    /// The result of the first wait. A second wait by c10d would wait for the next operation.
     ended: Mutex<Option<Result<()>>>,
 }
 
-// SAFETY: c10d's works are waited for in one thread, which `ended` sees to, and aborted from
-// another.
+// SAFETY: only one thread waits for c10d's work, which `ended` ensures; another may abort it.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -38,13 +37,13 @@ impl Work {
         Self(Arc::new(Inner { work, operation, peer, ended: Mutex::new(None) }))
     }
 
-    /// Waits until it is done; any later wait gives the same result at once.
+    /// Waits until the operation is done. A later wait returns the same result at once.
     ///
-    /// A send or receive that is not done within `timeout` leaves its two processes without a
-    /// connection. To give one up and keep it, [`Work::abort`] it.
+    /// A send or receive that times out breaks the connection between its two processes. To give up
+    /// and keep the connection, call [`Work::abort`].
     ///
     /// # Errors
-    /// The peer is gone; it was aborted; the time is over.
+    /// The peer is gone; the operation was aborted; the time is over.
     pub fn wait(&self, timeout: Duration) -> Result<()> {
         let Inner { work, operation, peer, ended } = &*self.0;
         let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,17 +59,17 @@ impl Work {
         done
     }
 
-    /// Whether a wait has found it done.
+    /// Whether a wait has returned success.
     pub(super) fn is_done(&self) -> bool {
         let ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(&*ended, Some(Ok(())))
     }
 
-    /// Ends a wait for a send or receive in another thread; the connection stays. Sums cannot be
-    /// aborted: they end at their group's timeout.
+    /// Ends another thread's wait for a send or receive; the connection stays. A sum cannot be
+    /// aborted, but ends at its group's timeout.
     ///
     /// # Errors
-    /// It is a sum.
+    /// The operation is a sum.
     pub fn abort(&self) -> Result<()> {
         self.0.work.abort().map_err(failed(self.0.operation, self.0.peer))
     }

@@ -1,2 +1,2 @@
-// See README.md: nothing of it is used.
+// See README.md: nothing from this header is used.
 #pragma once
