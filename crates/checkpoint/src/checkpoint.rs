@@ -1,4 +1,4 @@
-//! One checkpoint on disk: opened, verified, read, put into a pipeline.
+//! Opens, verifies and reads one checkpoint on disk, and restores it into a pipeline.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::{
     tensor_file::TensorFile,
 };
 
-/// How many things that do not fit are named in one error.
+/// Maximum number of misfits listed in one error.
 const MISFITS_NAMED: usize = 5;
 
 /// A checkpoint whose manifest is valid.
@@ -24,16 +24,16 @@ const MISFITS_NAMED: usize = 5;
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
-    /// Every file was compared with the manifest.
+    /// Whether every file has been compared with the manifest.
     verified: bool,
 }
 
 impl Checkpoint {
-    /// Reads the manifest in `folder`; the other files are looked at by [`Checkpoint::verify`] and
-    /// those who read them.
+    /// Reads the manifest in `folder`. Other files are checked by [`Checkpoint::verify`] and by the
+    /// methods that read them.
     ///
     /// # Errors
-    /// There is no manifest, or it is damaged or of another format.
+    /// The manifest is missing, damaged or of another format.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(manifest::NAME);
         if !path.exists() {
@@ -46,12 +46,12 @@ impl Checkpoint {
         Ok(Self { folder: folder.to_owned(), manifest, verified: false })
     }
 
-    /// Its folder.
+    /// The checkpoint's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What it is of.
+    /// The manifest, which describes the checkpoint's content.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -59,20 +59,20 @@ impl Checkpoint {
     /// Reads every file and compares it with the manifest.
     ///
     /// # Errors
-    /// The first file that is missing, shorter, longer, or of another content.
+    /// Names the first file that is missing, has another length, or has other content.
     pub fn verify(&self) -> Result<()> {
         self.check_files()
     }
 
-    /// The same checkpoint, once every file was compared with the manifest: what is done with it
-    /// soon need not do so again.
+    /// Verifies the checkpoint and remembers that, so that [`Checkpoint::restore`] does not verify
+    /// it again.
     pub(crate) fn verified(mut self) -> Result<Self> {
         self.verify()?;
         self.verified = true;
         Ok(self)
     }
 
-    /// What optimizers keep has the shapes of `outlines`; only headers are read.
+    /// Checks that the optimizer state has the shapes in `outlines`. Reads file headers only.
     fn check_optimizers(&self, outlines: &[LayerOutline]) -> Result<()> {
         for outline in outlines {
             let layer = self.manifest.layers.iter().find(|layer| layer.name == outline.layer);
@@ -104,7 +104,7 @@ impl Checkpoint {
             .try_for_each(|entry| check(entry).map_err(|error| self.name_the_swapped(entry, error)))
     }
 
-    /// The shapes of what an optimizer keeps, which the manifest does not say.
+    /// Checks the shapes of a layer's optimizer state, which the manifest does not record.
     fn check_optimizer(&self, file: &TensorFile, outline: &LayerOutline) -> Result<()> {
         for own in &outline.parameters {
             for (tensor, shape) in &own.optimizer {
@@ -123,7 +123,8 @@ impl Checkpoint {
         CheckpointError::Misfit { path: self.folder.clone(), reason }
     }
 
-    /// Where a file has another one's content, says whose.
+    /// If the damaged file has the content of another file of the checkpoint, adds that file's
+    /// name.
     fn name_the_swapped(&self, entry: &FileEntry, error: CheckpointError) -> CheckpointError {
         let CheckpointError::Damaged { path, reason } = error else { return error };
         let same_size = |other: &&FileEntry| other.bytes == entry.bytes && other.path != entry.path;
@@ -137,13 +138,13 @@ impl Checkpoint {
         CheckpointError::Damaged { path, reason }
     }
 
-    /// Puts the whole state into `pipeline`, which may run the model at another K, with another
-    /// schedule, balance or re-materialization. Model, optimizer and every file are checked before
-    /// anything is changed.
+    /// Restores the whole state into `pipeline`, which may differ in K, schedule, balance or
+    /// re-materialization. The model, the optimizer and every file are checked before anything is
+    /// changed.
     ///
     /// # Errors
-    /// [`CheckpointError::Misfit`], [`CheckpointError::Damaged`]; nothing is changed then. A file
-    /// that changes between the check and the reading leaves the pipeline unusable.
+    /// [`CheckpointError::Misfit`] or [`CheckpointError::Damaged`]; the pipeline is unchanged then.
+    /// A file that changes between the check and the read leaves the pipeline unusable.
     pub fn restore(&self, pipeline: &mut Pipeline) -> Result<()> {
         let outlines = pipeline.outline();
         let misfits = self.manifest.misfits(&outlines);
@@ -169,18 +170,19 @@ impl Checkpoint {
         })
     }
 
-    /// All parameters with their full names, in the model's order.
+    /// All parameters by full name, in the model's order.
     ///
     /// # Errors
-    /// A file that is damaged or missing.
+    /// A file is damaged or missing.
     pub fn parameters(&self) -> Result<Vec<(String, Tensor)>> {
         self.values(|_| FileKind::Parameters)
     }
 
-    /// The moving averages of all parameters; of one that has none (it was never trained) itself.
+    /// The moving averages of all parameters. A parameter without an average, because it was never
+    /// trained, is returned as it is.
     ///
     /// # Errors
-    /// It has no averages; a file that is damaged or missing.
+    /// The checkpoint has no averages, or a file is damaged or missing.
     pub fn averages(&self) -> Result<Vec<(String, Tensor)>> {
         let mut parameters = self.manifest.layers.iter().flat_map(|layer| &layer.parameters);
         if !parameters.any(|parameter| parameter.averaged) {
@@ -209,10 +211,11 @@ impl Checkpoint {
         Ok(all)
     }
 
-    /// The bytes of a file of the run's, such as the tokenizer; `None` if there is no such file.
+    /// The bytes of a file that belongs to the run, such as the tokenizer; `None` if there is no
+    /// such file.
     ///
     /// # Errors
-    /// It is damaged or missing.
+    /// The file is damaged or missing.
     pub fn run_file(&self, path: &str) -> Result<Option<Vec<u8>>> {
         let entry = self.manifest.files.iter().find(|entry| entry.path == path);
         entry.map(|entry| read_checked(&self.folder, entry)).transpose()

@@ -1,23 +1,23 @@
-//! What goes wrong with state on disk: which file, what about it, and what to do.
+//! Errors of state on disk. Each names the file, the problem and the remedy.
 
 use std::{io, path::PathBuf, time::Duration};
 
 use crate::remedy::remedy;
 
-/// An error of saving, finding or restoring a checkpoint.
+/// An error while saving, finding or restoring a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]
     Io {
-        /// What was tried: "create", "write", "read" and so on.
+        /// The attempted action: "create", "write", "read" and so on.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file that is not what was written.
+    /// A file differs from what was written.
     #[error("{}: {reason}", path.display())]
     Damaged {
         /// The file.
@@ -25,7 +25,7 @@ pub enum CheckpointError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A checkpoint of another model, optimizer or seed.
+    /// The checkpoint is of another model, optimizer or seed.
     #[error("{} does not fit: {reason}", path.display())]
     Misfit {
         /// The checkpoint.
@@ -33,49 +33,49 @@ pub enum CheckpointError {
         /// What does not fit.
         reason: String,
     },
-    /// There is none where one was named.
+    /// There is no checkpoint at the given path.
     #[error("{}: {reason}", path.display())]
     NotFound {
-        /// Where it was looked for.
+        /// The path that was searched.
         path: PathBuf,
-        /// What was found there instead.
+        /// What was found instead.
         reason: String,
     },
-    /// The folder that was written to is not there any more. Nothing is made in its place.
+    /// The folder being written to no longer exists. It is not created again.
     #[error("{}: {reason}", path.display())]
     Gone {
         /// The folder's name.
         path: PathBuf,
-        /// What became of it.
+        /// What happened to the folder.
         reason: String,
     },
-    /// A tensor that cannot be written, or a number that cannot be.
+    /// A tensor or number cannot be written.
     #[error("{what}: {reason}")]
     Content {
-        /// Which.
+        /// The tensor, number or file.
         what: String,
-        /// Why not.
+        /// Why it cannot be written.
         reason: String,
     },
-    /// The writer did not end in time. It goes on, and no other checkpoint is begun before it ends.
+    /// The writer missed its deadline. It continues, and no other checkpoint starts before it ends.
     #[error("checkpoint {} was still being written after {waited:?}: is the disk too slow, or \
         gone?", path.display())]
     Late {
         /// The checkpoint.
         path: PathBuf,
-        /// How long it was waited for.
+        /// How long the caller waited.
         waited: Duration,
     },
-    /// A safetensors file.
+    /// An error of a safetensors file.
     #[error(transparent)]
     File(#[from] crate::tensor_file::FileError),
-    /// Another process failed, or its part of the checkpoint did.
+    /// Another rank failed, or could not write its part of the checkpoint.
     #[error(transparent)]
     Peer(#[from] gpipe::processes::PeerError),
-    /// The pipeline refused.
+    /// The pipeline returned an error.
     #[error(transparent)]
     Pipeline(#[from] gpipe::Error),
 }
 
-/// The result of working with checkpoints.
+/// A result whose error is [`CheckpointError`].
 pub type Result<T> = std::result::Result<T, CheckpointError>;

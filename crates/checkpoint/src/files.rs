@@ -1,6 +1,5 @@
-//! Every change that a checkpoint makes to the file system, one operation at a time: the only place
-//! where the order of writes, fsyncs and renames meets the disk, and so the place to slow it down
-//! or to let it fail.
+//! Performs every change that a checkpoint makes to the file system, one operation at a time.
+//! Writes, fsyncs and renames are ordered here only, so tests can delay or fail each of them.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,29 +13,30 @@ use gpipe_files::ReadError;
 
 use crate::error::{CheckpointError, Result};
 
-/// A change that is about to be made.
+/// A change to the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// A new folder.
+    /// Create a folder.
     CreateFolder,
-    /// A new, empty file.
+    /// Create an empty file.
     Create,
-    /// The content of a file.
+    /// Write a file's content.
     Write,
-    /// fsync of a file or folder.
+    /// Call fsync on a file or folder.
     Sync,
-    /// A new name for a file or folder.
+    /// Rename a file or folder.
     Rename,
-    /// A new symbolic link.
+    /// Create a symbolic link.
     Link,
-    /// Removal of a file or folder with all that is in it.
+    /// Remove a file, or a folder with its content.
     Remove,
 }
 
-/// Called before each operation; its error takes the operation's place.
+/// A function called before each operation. If it returns an error, the operation is not performed
+/// and fails with that error.
 pub type Hook = Arc<dyn Fn(Operation, &Path) -> io::Result<()> + Send + Sync>;
 
-/// The file system, with a hook for tests.
+/// Access to the file system, with an optional hook for tests.
 #[derive(Clone, Default)]
 pub struct Files {
     hook: Option<Hook>,
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Files {
 }
 
 impl Files {
-    /// With `hook` before every operation.
+    /// Calls `hook` before every operation.
     pub fn with_hook(hook: Hook) -> Self {
         Self { hook: Some(hook) }
     }
@@ -58,7 +58,7 @@ impl Files {
         self.hook.as_ref().map_or(Ok(()), |hook| hook(operation, path))
     }
 
-    /// A new folder and its parents.
+    /// Creates a folder and its missing parents.
     pub(crate) fn create_folder(&self, path: &Path) -> Result<()> {
         let create = || {
             self.before(Operation::CreateFolder, path)?;
@@ -67,7 +67,8 @@ impl Files {
         create().map_err(failed("create", path))
     }
 
-    /// A new folder in one that is there: a folder that is gone is not made again.
+    /// Creates a folder in an existing one. Unlike [`Files::create_folder`], it does not recreate a
+    /// parent that was removed.
     pub(crate) fn create_folder_within(&self, path: &Path) -> Result<()> {
         let create = || {
             self.before(Operation::CreateFolder, path)?;
@@ -76,7 +77,7 @@ impl Files {
         create().map_err(failed("create", path))
     }
 
-    /// A new file with `bytes`, on disk when this returns.
+    /// Creates a file with content `bytes` and syncs it to disk.
     pub(crate) fn write_new(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let write = || {
             self.before(Operation::Create, path)?;
@@ -89,7 +90,7 @@ impl Files {
         write().map_err(failed("write", path))
     }
 
-    /// Makes the names in a folder permanent.
+    /// Syncs a folder, which makes the names in it permanent.
     pub(crate) fn sync_folder(&self, path: &Path) -> Result<()> {
         let sync = || {
             self.before(Operation::Sync, path)?;
@@ -98,7 +99,7 @@ impl Files {
         sync().map_err(failed("sync", path))
     }
 
-    /// Gives `from` the name `to`, at once: whoever looks sees the one or the other.
+    /// Renames `from` to `to` atomically: a reader sees either the old or the new one.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         let rename = || {
             self.before(Operation::Rename, to)?;
@@ -107,7 +108,7 @@ impl Files {
         rename().map_err(failed("rename to", to))
     }
 
-    /// Lets the symbolic link `link` name `target`, at once.
+    /// Points the symbolic link `link` at `target` atomically, and creates the link if needed.
     pub(crate) fn point(&self, link: &Path, target: &str) -> Result<()> {
         let aside = link.with_extension("writing");
         self.remove(&aside)?;
@@ -121,7 +122,7 @@ impl Files {
         })
     }
 
-    /// Removes a file, a link or a folder with all that is in it; it is no error if there is none.
+    /// Removes a file, a link or a folder with its content. A missing path is no error.
     pub(crate) fn remove(&self, path: &Path) -> Result<()> {
         let remove = || {
             let about = match path.symlink_metadata() {

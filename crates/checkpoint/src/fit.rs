@@ -1,9 +1,9 @@
-//! How a file's tensors fit a model's parameters: for import, and for fine-tuning from part of a
+//! Matches a file's tensors to a model's parameters, for import and for fine-tuning from part of a
 //! file.
 //!
-//! First the whole file is held against the whole model, by names and shapes alone; then what fits
-//! is read. Values change only in dtype, and matrices swap axes only where the map says so: nothing
-//! is reshaped, padded or cut.
+//! [`Fit::new`] compares the whole file with the whole model, by names and shapes alone.
+//! [`Fit::read`] then reads the tensors that fit. Only a value's dtype may change, and a matrix is
+//! transposed only where the map says so. Nothing is reshaped, padded or cut.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -17,25 +17,25 @@ use crate::{
     tensor_file::{FileError, TensorError, TensorFile, shown},
 };
 
-/// Most names that a report lists of one sort.
+/// Maximum number of names that a report lists per category.
 const LISTED_MAX: usize = 10;
 
-/// A parameter and the tensor that it is read from.
+/// A parameter and the tensor it is read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pair {
     /// The parameter.
     pub parameter: String,
     /// The tensor's name in the file.
     pub from: String,
-    /// Whether its two axes are swapped.
+    /// Whether the tensor, a matrix, is transposed.
     pub transpose: bool,
-    /// Its dtype in the file.
+    /// The tensor's dtype in the file.
     pub kind: Kind,
     /// The parameter's shape.
     pub shape: Vec<i64>,
 }
 
-/// A parameter and the tensor that has its name and another shape.
+/// A parameter and a tensor of the same name but another shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
     /// The parameter.
@@ -44,49 +44,51 @@ pub struct Mismatch {
     pub from: String,
     /// The parameter's shape.
     pub expected: Vec<i64>,
-    /// The tensor's shape, after its axes were swapped where the map says so.
+    /// The tensor's shape, transposed where the map says so.
     pub found: Vec<i64>,
 }
 
-/// A tensor that is left out because it equals another one, which is read.
+/// A tensor that is left out because it equals another tensor, which is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyOf {
     /// The tensor's name in the file.
     pub name: String,
-    /// The name in the file of the one that it must equal to the bit.
+    /// The name in the file of the tensor that it must equal bit for bit.
     pub of: String,
-    /// The parameter that it would be in a model that has that one.
+    /// The parameter that the copy becomes in models that have this parameter.
     pub parameter: Option<String>,
 }
 
-/// How a file fits a model. Parameters are in the model's order, tensors in that of their names.
+/// How a file fits a model. Parameters are in the model's order, tensors in the order of their
+/// names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fit {
-    /// What both have, in one shape.
+    /// Parameters with a tensor of the same shape.
     pub loaded: Vec<Pair>,
-    /// Parameters that the file has not.
+    /// Parameters without a tensor in the file.
     pub missing: Vec<String>,
-    /// Tensors of the file that are no parameter.
+    /// Tensors in the file that match no parameter.
     pub unexpected: Vec<String>,
-    /// What both have, in two shapes.
+    /// Parameters whose tensor has another shape.
     pub mismatched: Vec<Mismatch>,
-    /// Tensors of the file that the map leaves out.
+    /// Tensors that the map ignores.
     pub ignored: Vec<String>,
-    /// Tensors of the file that the map leaves out because they are copies: [`Fit::read`] compares
-    /// them.
+    /// Tensors that the map leaves out as copies. [`Fit::read`] compares them with their originals.
     pub copies: Vec<CopyOf>,
-    /// Parameters that keep their own values on purpose: see [`Fit::without`].
+    /// Parameters that deliberately keep the model's values; see [`Fit::without`].
     pub reinit: Vec<String>,
 }
 
 impl Fit {
-    /// Holds `file`, its names seen through `names`, against a model's `parameters` (full names and
-    /// shapes).
+    /// Compares `file` with a model's `parameters`, given as full names and shapes. `names` maps
+    /// the file's names to the model's.
     ///
     /// # Errors
-    /// [`FileError`]: two tensors become one parameter; what becomes a parameter is not
-    /// floating-point, or is to be transposed and no matrix; a rule of the map that is not optional
-    /// matches no tensor; a tensor is said to be a copy of one that is not there.
+    /// [`FileError`] if
+    /// - two tensors map to one parameter
+    /// - a tensor for a parameter is not floating-point, or is not a matrix but is to be transposed
+    /// - a rule of the map that is not optional matches no tensor
+    /// - a tensor is declared a copy of one that the file does not have
     pub fn new(
         parameters: &[(String, Vec<i64>)],
         file: &TensorFile,
@@ -153,9 +155,8 @@ impl Fit {
         Ok(fit)
     }
 
-    /// Leaves out the parameters whose names match one of `patterns`, in which `*` is any text: a
-    /// new softmax behind a trained network, say. Tensors of the file that match are left out as
-    /// well.
+    /// Excludes the parameters whose names match one of `patterns`, in which `*` is any text. A new
+    /// softmax on a trained network is one use. Unexpected tensors that match are ignored, too.
     #[must_use]
     pub fn without(mut self, patterns: &[&str]) -> Self {
         let matches =
@@ -205,20 +206,21 @@ impl Fit {
         Ok(())
     }
 
-    /// Whether each parameter is read and no tensor is left over, but for those left out on
+    /// Whether every parameter is read and no tensor is left over, except those left out on
     /// purpose.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
     }
 
-    /// Reads what fits from `file`, one parameter at a time and as `kind`, which is a
-    /// floating-point one. What is out of a narrower dtype's range becomes infinite. First of all,
-    /// copies are compared with what they are copies of.
+    /// Reads the tensors that fit from `file`, one at a time, and converts them to `kind`, which
+    /// must be floating-point. Values beyond the range of a narrower dtype become infinite. Copies
+    /// are compared with their originals before anything is read. `file` must be the file that this
+    /// `Fit` was made from.
     ///
     /// # Errors
-    /// [`FileError`]: a tensor that the map says is a copy is none. Each item has its own. `file`
-    /// is the one that this was made from.
+    /// [`FileError`] if a tensor that the map calls a copy differs from its original. Each item of
+    /// the iterator carries its own error.
     pub fn read<'a>(
         &'a self,
         file: &'a mut TensorFile,
@@ -236,7 +238,7 @@ impl Fit {
     }
 }
 
-/// The tensor `name`, which the map says is a copy of `of`.
+/// Resolves the tensor `name`, which the map declares a copy of `of`.
 fn copy(
     file: &TensorFile,
     names: &NameMap,
@@ -255,7 +257,7 @@ fn copy(
 }
 
 impl CopyOf {
-    /// Compares it with what it is a copy of.
+    /// Compares the copy with its original.
     fn check(&self, file: &mut TensorFile) -> Result<(), FileError> {
         if file.are_equal(&self.name, &self.of)? {
             return Ok(());
@@ -290,11 +292,11 @@ impl Pair {
     }
 }
 
-/// `tensors` as `kind`, for export: to float32, bfloat16 or another floating-point dtype. Those
-/// that have it already share their storage with the result.
+/// Converts `tensors` to `kind`, a floating-point dtype, for export. Tensors that already have this
+/// dtype share their storage with the result.
 ///
 /// # Errors
-/// [`TensorError`]: a tensor, or `kind`, is not floating-point.
+/// [`TensorError`] if a tensor or `kind` is not floating-point.
 pub fn convert(
     tensors: &[(String, Tensor)],
     kind: Kind,

@@ -1,4 +1,4 @@
-//! The folder of a run's checkpoints: names, what is there, what is removed.
+//! The folder of a run's checkpoints: how checkpoints are named, found and removed.
 //!
 //! ```text
 //! step-00000050/           complete: it got this name after everything in it was on disk
@@ -28,9 +28,9 @@ use crate::{
 
 /// The link to the newest checkpoint.
 pub const LATEST: &str = "latest";
-/// The link to the one with the best evaluation.
+/// The link to the checkpoint with the best evaluation.
 pub const BEST: &str = "best";
-/// Most entries of a folder that are looked at.
+/// Maximum number of folder entries that are read.
 const ENTRIES_MAX: usize = 100_000;
 
 const PREFIX: &str = "step-";
@@ -38,45 +38,45 @@ const WRITING: &str = ".writing";
 const REMOVING: &str = ".removing";
 const REPLACED: &str = ".replaced";
 
-/// A checkpoint that was passed over.
+/// A checkpoint that a search skipped.
 #[derive(Debug)]
 pub struct Skipped {
-    /// Its folder.
+    /// The checkpoint's folder.
     pub folder: PathBuf,
-    /// What is wrong with it.
+    /// Why it was skipped.
     pub reason: String,
 }
 
-/// What a search for the newest checkpoint found.
+/// The result of a search for the newest checkpoint.
 #[derive(Debug)]
 pub struct Newest {
-    /// The newest one whose every file is as it was written.
+    /// The newest undamaged checkpoint.
     pub found: Option<Checkpoint>,
-    /// Newer ones, newest first.
+    /// Newer, damaged checkpoints, newest first.
     pub skipped: Vec<Skipped>,
 }
 
-/// The name of the checkpoint after `batches` mini-batches.
+/// The folder name of the checkpoint after `batches` mini-batches.
 pub fn name(batches: u64) -> String {
     format!("{PREFIX}{batches:08}")
 }
 
-/// The mini-batches of a checkpoint by its folder's name, if it is one of a complete one.
+/// The number of mini-batches in the folder name of a complete checkpoint; `None` for other names.
 fn number(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?;
-    // Not +1, not 000000001.
+    // Rejects other spellings, such as +1 and 000000001.
     digits.parse().ok().filter(|number| self::name(*number) == name)
 }
 
-/// The checkpoints in `folder` by number, newest first; none if there is no such folder. Unfinished
-/// ones and other files are not among them.
+/// Lists the complete checkpoints in `folder` by number, newest first. The list is empty if the
+/// folder does not exist. Other files are ignored.
 ///
 /// # Errors
 /// The folder cannot be read.
 pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let names: HashSet<String> = entries(folder)?.into_iter().collect();
     let checkpoint = |name: &String| {
-        // A process that is killed while it replaces one leaves the old one under this name.
+        // A process killed while replacing a checkpoint leaves the old one under this name.
         let plain = match name.strip_suffix(REPLACED) {
             Some(plain) if names.contains(plain) => return None,
             plain => plain.unwrap_or(name),
@@ -101,11 +101,11 @@ fn entries(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Looks for the newest checkpoint in `folder` that is complete, reading all of each one that it
-/// looks at.
+/// Finds the newest undamaged checkpoint in `folder`. Every file of each candidate is read.
 ///
 /// # Errors
-/// The folder cannot be read. A damaged checkpoint is no error: it is among the skipped.
+/// The folder cannot be read. A damaged checkpoint is not an error but is listed in
+/// [`Newest::skipped`].
 pub fn newest(folder: &Path) -> Result<Newest> {
     let mut skipped = Vec::new();
     for (_, path) in list(folder)? {
@@ -117,11 +117,11 @@ pub fn newest(folder: &Path) -> Result<Newest> {
     Ok(Newest { found: None, skipped })
 }
 
-/// The checkpoint that `path` names: one itself, or a folder of checkpoints, whose newest complete
-/// one is taken.
+/// Finds the checkpoint at `path`, which is a checkpoint or a folder of checkpoints. In a folder of
+/// checkpoints, finds the newest undamaged one.
 ///
 /// # Errors
-/// There is none; all are damaged.
+/// There is no checkpoint, or all of them are damaged.
 pub fn find(path: &Path) -> Result<Newest> {
     if path.join(manifest::NAME).exists() {
         let found = Some(Checkpoint::open(path)?.verified()?);
@@ -142,13 +142,13 @@ pub fn find(path: &Path) -> Result<Newest> {
     Err(CheckpointError::NotFound { path: path.to_owned(), reason })
 }
 
-/// The folder in which the checkpoint of `batches` is written before it gets its name.
+/// The folder in which the checkpoint of `batches` is written before it is renamed.
 pub(crate) fn aside(folder: &Path, batches: u64) -> PathBuf {
     folder.join(format!("{}{WRITING}", name(batches)))
 }
 
-/// Removes what processes that were killed, and saves that failed, left unfinished. Nobody else may
-/// be writing in `folder`.
+/// Removes what killed processes and failed saves left unfinished. No other process may be writing
+/// in `folder`.
 pub(crate) fn remove_unfinished(files: &Files, folder: &Path) -> Result<()> {
     for name in entries(folder)? {
         let plain = |suffix| name.strip_suffix(suffix).filter(|plain| number(plain).is_some());
@@ -165,14 +165,14 @@ pub(crate) fn remove_unfinished(files: &Files, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether something has this name, if only a link that leads nowhere.
+/// Whether `path` exists, even as a dangling link.
 fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-/// Gives the folder `aside`, which is complete and on disk, the name `target`. What has that name,
-/// because this step was saved before or because it was damaged and passed over, stays until then
-/// under another one that counts.
+/// Renames the complete and synced folder `aside` to `target`. `target` may already exist: this
+/// step was saved earlier, or its checkpoint is damaged and was skipped. The existing folder is
+/// first renamed to `*.replaced`, a name that [`list`] still counts, until `target` exists again.
 pub(crate) fn publish(files: &Files, folder: &Path, aside: &Path, target: &Path) -> Result<()> {
     let replaced = target.with_extension(&REPLACED[1..]);
     let taken = is_there(target);
@@ -182,7 +182,7 @@ pub(crate) fn publish(files: &Files, folder: &Path, aside: &Path, target: &Path)
     }
     if let Err(error) = files.rename(aside, target) {
         if taken {
-            // If that fails, too, the next start does it.
+            // If this fails, too, the next start restores the name.
             let _ = files.rename(&replaced, target);
         }
         return Err(error);
@@ -190,21 +190,21 @@ pub(crate) fn publish(files: &Files, folder: &Path, aside: &Path, target: &Path)
     files.sync_folder(folder)
 }
 
-/// Removes what [`publish`] left of a checkpoint that it replaced.
+/// Removes the checkpoint that [`publish`] replaced.
 pub(crate) fn remove_replaced(files: &Files, target: &Path) -> Result<()> {
     files.remove(&target.with_extension(&REPLACED[1..]))
 }
 
-/// Points [`BEST`] at the checkpoint of `batches`, if it is there.
+/// Points [`BEST`] at the checkpoint of `batches`, if that exists.
 pub(crate) fn point_best(files: &Files, folder: &Path, batches: u64) -> Result<()> {
     let (link, name) = (folder.join(BEST), name(batches));
     let points = fs::read_link(&link).is_ok_and(|target| target == Path::new(&name));
     if points || !folder.join(&name).is_dir() { Ok(()) } else { files.point(&link, &name) }
 }
 
-/// Of the checkpoints up to that of `batches`, removes all but those that are kept: the newest, and
-/// the one that [`BEST`] names. Those after it are not this run's: a search passed them over
-/// because they are damaged.
+/// Removes old checkpoints, up to that of `batches`. It keeps the newest [`Settings::keep`] and the
+/// one that [`BEST`] names. Checkpoints after `batches` are not counted and stay: a search skipped
+/// them as damaged, so they are not part of this run.
 pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, settings: &Settings) -> Result<()> {
     let best = fs::read_link(folder.join(BEST)).ok().map(|target| folder.join(target));
     let own = list(folder)?.into_iter().filter(|(number, _)| *number <= batches);
@@ -216,8 +216,8 @@ pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, settings: &Setti
     Ok(())
 }
 
-/// Removes a checkpoint: it loses its name first, so that what is half removed is never taken for
-/// one.
+/// Removes a checkpoint. It is renamed first, so that a half-removed folder never passes for a
+/// checkpoint.
 fn remove(files: &Files, path: &Path) -> Result<()> {
     let gone = path.with_extension(&REMOVING[1..]);
     files.remove(&gone)?;

@@ -1,4 +1,4 @@
-//! Which folder a path names: the one that was there before, or another.
+//! Detects whether a path still names the same folder.
 
 use std::{
     fs, io,
@@ -11,7 +11,7 @@ use crate::{
     files::failed,
 };
 
-/// A folder, told from others by its numbers in the file system and not by its name.
+/// The identity of a folder: its device and inode numbers, not its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderIdentity {
     path: PathBuf,
@@ -20,30 +20,30 @@ pub struct FolderIdentity {
 }
 
 impl FolderIdentity {
-    /// The folder that has the name `path` now.
+    /// The identity of the folder that is at `path` now.
     ///
     /// # Errors
-    /// There is none, or it cannot be looked at.
+    /// The folder does not exist, or its metadata cannot be read.
     pub fn of(path: &Path) -> Result<Self> {
         let about = fs::metadata(path).map_err(failed("look at", path))?;
         Ok(Self { path: path.to_owned(), device: about.dev(), inode: about.ino() })
     }
 
-    /// Its name when it was looked at first.
+    /// The path that this identity was made from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether both are one folder, whatever their names.
+    /// Whether both are the same folder, whatever their paths.
     pub fn is_same(&self, other: &Self) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
 
-    /// Sees that its name still names it.
+    /// Checks that the path still names this folder.
     ///
     /// # Errors
-    /// [`CheckpointError::Gone`]: it was removed or moved, or another folder has its name. Another
-    /// error of the system's.
+    /// [`CheckpointError::Gone`] if the folder was removed or moved, or another folder is at its
+    /// path. [`CheckpointError::Io`] if the system reports another error.
     pub fn check(&self) -> Result<()> {
         let gone = |reason: &str| {
             Err(CheckpointError::Gone { path: self.path.clone(), reason: reason.to_owned() })

@@ -1,5 +1,5 @@
-//! A layer's state as safetensors files: parameters, optimizer state and averages, each tensor by
-//! its full name.
+//! Stores a layer's state as safetensors files: parameters, optimizer state and averages. Tensors
+//! have their full names.
 
 use std::{collections::HashMap, path::Path};
 
@@ -13,17 +13,17 @@ use crate::{
     weights,
 };
 
-/// Longest part of a file's name that comes from the layer's.
+/// Maximum number of characters of the layer's name in a file name.
 const NAME_CHARACTERS: usize = 64;
 
-/// A layer's files before they are written.
+/// A layer's files in memory, before they are written.
 pub(crate) struct Encoded {
     pub layer: Layer,
-    /// As in `layer.files`, in that order.
+    /// The files' contents, in the order of `layer.files`.
     pub contents: Vec<Vec<u8>>,
 }
 
-/// Makes the files of a layer, which is number `index` of the model.
+/// Encodes the files of a layer. `index` is the layer's position in the model.
 pub(crate) fn encode_layer(index: usize, state: LayerState) -> Result<Encoded> {
     let parameters = state.parameters.iter().map(describe).collect();
     let name = state.layer;
@@ -69,14 +69,13 @@ fn describe(state: &ParameterState) -> Parameter {
     }
 }
 
-/// A layer's name as part of a file's: layers may be called anything.
+/// A layer's name made safe for a file name. Layer names may contain any characters.
 fn plain(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     name.chars().take(NAME_CHARACTERS).map(safe).collect()
 }
 
-/// Reads a layer's state from the files in `folder`, each checked against the manifest as it is
-/// read.
+/// Reads a layer's state from the files in `folder` and checks each file against the manifest.
 pub(crate) fn read_layer(folder: &Path, layer: &Layer) -> Result<LayerState> {
     let mut values = read_kind(folder, layer, FileKind::Parameters)?;
     let mut kept = read_kind(folder, layer, FileKind::Optimizer)?;
@@ -110,7 +109,7 @@ pub(crate) fn read_layer(folder: &Path, layer: &Layer) -> Result<LayerState> {
     Ok(LayerState { layer: layer.name.clone(), parameters })
 }
 
-/// The tensors of a layer's file of one kind; none if there is no such file.
+/// Reads the tensors of a layer's file of one kind. The map is empty if there is no such file.
 pub(crate) fn read_kind(
     folder: &Path,
     layer: &Layer,
@@ -130,8 +129,8 @@ pub(crate) fn read_kind(
     Ok(all)
 }
 
-/// A layer's file, if its bytes and its tensors' names, dtypes and shapes are those that the
-/// manifest describes.
+/// Opens a layer's file. Its bytes and its tensors' names, dtypes and shapes must match the
+/// manifest.
 pub(crate) fn open(folder: &Path, layer: &Layer, entry: &FileEntry) -> Result<TensorFile> {
     let path = folder.join(&entry.path);
     let bytes = read_checked(folder, entry)?;
@@ -156,7 +155,7 @@ pub(crate) fn open(folder: &Path, layer: &Layer, entry: &FileEntry) -> Result<Te
     Ok(file)
 }
 
-/// A file's bytes, if they are those that the manifest describes.
+/// Reads a file, whose length and SHA-256 must match the manifest.
 pub(crate) fn read_checked(folder: &Path, entry: &FileEntry) -> Result<Vec<u8>> {
     let path = folder.join(&entry.path);
     let damaged = |reason: String| Err(CheckpointError::Damaged { path: path.clone(), reason });
@@ -170,7 +169,7 @@ pub(crate) fn read_checked(folder: &Path, entry: &FileEntry) -> Result<Vec<u8>> 
     if !about.is_file() {
         return damaged("it is not a regular file".into());
     }
-    // Before anything is allocated for it.
+    // Check the length before allocating memory.
     let length = about.len();
     if length != entry.bytes {
         return damaged(format!("it has {length} bytes, the manifest says {}", entry.bytes));

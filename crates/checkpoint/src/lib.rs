@@ -1,10 +1,10 @@
-//! State on disk, by layer: checkpoints that a run goes on from at any K, and weights for and from
-//! elsewhere.
+//! State on disk, by layer: checkpoints from which a run resumes at any K, and import and export of
+//! weights.
 //!
-//! A checkpoint is a folder: for each layer a safetensors file of its parameters, one of what the
-//! optimizer keeps for them and one of their moving averages, and a manifest with everything else
-//! and the SHA-256 of every file. It is written aside, synced and renamed, so that what has a
-//! checkpoint's name is complete.
+//! A checkpoint is a folder. Each layer has up to three safetensors files: its parameters, their
+//! optimizer state and their moving averages. A manifest holds everything else and the SHA-256 of
+//! every file. A checkpoint is written under a temporary name, synced and renamed, so a folder with
+//! a checkpoint's name is complete.
 //!
 //! ```no_run
 //! # use gpipe::Pipeline;
@@ -12,23 +12,23 @@
 //! # use std::path::Path;
 //! # fn example(pipeline: &mut Pipeline) -> Result<(), CheckpointError> {
 //! let mut checkpoints = Checkpoints::open(Path::new("run/checkpoints"), Settings::default())?;
-//! checkpoints.save(pipeline, RunInfo::default())?; // copies, and writes while training goes on
+//! checkpoints.save(pipeline, RunInfo::default())?; // copies, then writes while training continues
 //! checkpoints.wait()?;
 //!
 //! if let Some(checkpoint) = folder::newest(checkpoints.folder())?.found {
-//!     checkpoint.restore(pipeline)?; // at any number of stages; the next step is the same to the bit
+//!     checkpoint.restore(pipeline)?; // at any K; the next step is the same bit for bit
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! - [`Checkpoints`]: saving; [`folder`]: names, search, what is kept; [`Checkpoint`]: one of them
+//! - [`Checkpoints`]: saves; [`folder`]: names, search, pruning; [`Checkpoint`]: verifies, restores
 //! - [`manifest`]: `manifest.json`; [`files`]: every change to the file system
 //! - [`tensor_file`]: one safetensors file, read and written tensor by tensor
-//! - [`weights`]: a run's weights in such a file
-//! - [`names`]: from a foreign state dict's names to `layer.parameter`
-//! - `multi_process`: saving by several processes, each the state of its own stages
-//! - [`fit`]: how a file's tensors fit a model, and reading those that do
+//! - [`weights`]: a run's weights in one safetensors file
+//! - [`names`]: maps a foreign state dict's names to `layer.parameter`
+//! - `multi_process`: coordinates ranks, each of which saves the state of its stages
+//! - [`fit`]: matches a file's tensors to a model and reads those that fit
 
 mod checkpoint;
 mod error;

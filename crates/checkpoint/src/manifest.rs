@@ -1,8 +1,8 @@
-//! `manifest.json`: what a checkpoint is of, and the size and SHA-256 of every file in it. It is
-//! written last, and a folder without a valid one is no checkpoint.
+//! `manifest.json`: describes a checkpoint and has the size and SHA-256 of every file in it. It is
+//! written last, so a folder without a valid manifest is not a checkpoint.
 //!
-//! The first field is the SHA-256 of the file itself, taken with zeros in the place of its 64
-//! digits, so that a changed step or counter is found, too. All numbers are read back to the bit.
+//! The first field is the SHA-256 of the manifest itself, computed with zeros in place of its 64
+//! digits. It detects a changed step or counter. All numbers are read back bit for bit.
 
 use std::{collections::HashSet, path::Path};
 
@@ -12,34 +12,34 @@ use sha2::{Digest, Sha256};
 
 use crate::tensor_file::shown;
 
-/// The version that is written, and the only one that is read.
+/// The format version that is written, and the only one that is read.
 pub const FORMAT: u32 = 1;
-/// Largest manifest.
+/// Maximum size of a manifest, in bytes.
 pub const BYTES_MAX: u64 = 64 << 20;
-/// Its name in a checkpoint's folder.
+/// The manifest's file name in a checkpoint's folder.
 pub const NAME: &str = "manifest.json";
 
-/// What comes before the digits of the manifest's own checksum.
+/// The text before the digits of the manifest's checksum.
 const OPENING: &str = "{\n  \"checksum\": \"";
 const DIGITS: usize = 64;
 
-/// All of `manifest.json` but its own checksum.
+/// The content of `manifest.json`, except its checksum.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// The format version, [`FORMAT`].
     pub format: u32,
-    /// The program and version that wrote it.
+    /// The program and version that wrote the checkpoint.
     pub written_by: String,
-    /// Where the run is.
+    /// The run's position in its data.
     pub progress: TrainPosition,
-    /// What the pipeline counts.
+    /// The pipeline's counters.
     pub counters: CounterFields,
-    /// The evaluation that was best so far.
+    /// The best evaluation so far.
     pub best: Option<Best>,
-    /// How the model was run. Not needed to go on.
+    /// How the model was run. Not needed to resume.
     pub plan: PlanFields,
-    /// The run's whole configuration, as TOML; empty where the caller has none.
+    /// The run's whole configuration as TOML, or empty if the caller has none.
     pub config: String,
     /// The model's layers in order.
     pub layers: Vec<Layer>,
@@ -47,23 +47,23 @@ pub struct Manifest {
     pub files: Vec<FileEntry>,
 }
 
-/// Where a run is in its data.
+/// A run's position in its data.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainPosition {
-    /// Mini-batches that were taken, applied or not. It names the checkpoint.
+    /// Mini-batches consumed, whether or not their update was applied. Names the checkpoint.
     pub batches: u64,
-    /// Samples in them.
+    /// Samples in those mini-batches.
     pub samples: u64,
-    /// Tokens (or whatever the loss counts) in them.
+    /// Tokens (or whatever the loss counts) in those mini-batches.
     pub tokens: u64,
-    /// Mini-batches whose update was left out.
+    /// Mini-batches whose update was skipped.
     pub skipped: u64,
-    /// Whether the evaluation that was due after them, if one was, has been made.
+    /// Whether the evaluation due after these mini-batches, if any, is done.
     pub evaluated: bool,
-    /// What the data are, such as their SHA-256; the run goes on only with the same.
+    /// Identifies the data, for example by SHA-256. A run resumes only with the same data.
     pub data: String,
-    /// Records of steps in the run's metrics file so far; none where nobody counted.
+    /// Step records written to the run's metrics file so far; `None` if they were not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
 }
@@ -72,16 +72,16 @@ pub struct TrainPosition {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// [`TrainPosition::batches`] at that time.
+    /// [`TrainPosition::batches`] at the evaluation.
     pub batches: u64,
-    /// Its loss.
+    /// The evaluation's loss.
     pub loss: f64,
 }
 
-/// [`Counters`] as they are written.
+/// The serialized form of [`Counters`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)] // as there
+#[allow(missing_docs)] // see there
 pub struct CounterFields {
     pub step: u64,
     pub seed: u64,
@@ -91,10 +91,10 @@ pub struct CounterFields {
     pub averaged: u64,
 }
 
-/// [`gpipe::RunSettings`] as it is written.
+/// The serialized form of [`gpipe::RunSettings`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)] // as there
+#[allow(missing_docs)] // see there
 pub struct PlanFields {
     pub stages: usize,
     pub micro_batches: usize,
@@ -104,33 +104,33 @@ pub struct PlanFields {
     pub dtype: String,
 }
 
-/// A layer.
+/// A layer of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layer {
-    /// Its name.
+    /// The layer's name.
     pub name: String,
-    /// The parameters that it owns: a tied weight is with the first layer that uses it.
+    /// The parameters that the layer owns. A tied weight belongs to the first layer that uses it.
     pub parameters: Vec<Parameter>,
-    /// Its files: none if it owns no parameters.
+    /// The layer's files; empty if it owns no parameters.
     pub files: Vec<FileEntry>,
 }
 
-/// A parameter.
+/// A parameter of a layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parameter {
-    /// Its name within the layer.
+    /// The name within the layer.
     pub name: String,
-    /// Its shape.
+    /// The shape.
     pub shape: Vec<i64>,
-    /// The dtype that it is kept in: `float32` or `float64`.
+    /// The dtype in which the parameter is kept: `float32` or `float64`.
     pub dtype: String,
-    /// Updates that it has had; none where the optimizer keeps nothing for it yet.
+    /// Number of updates applied; `None` if the optimizer has no state for the parameter yet.
     pub updates: Option<u64>,
-    /// The names of what the optimizer keeps for it.
+    /// The names of its optimizer state tensors.
     pub optimizer: Vec<String>,
-    /// Whether it has a moving average.
+    /// Whether the parameter has a moving average.
     pub averaged: bool,
 }
 
@@ -138,32 +138,33 @@ pub struct Parameter {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// What it holds.
+    /// The kind of content.
     pub kind: FileKind,
-    /// Its name in the checkpoint's folder.
+    /// The file name in the checkpoint's folder.
     pub path: String,
-    /// Its length.
+    /// The length in bytes.
     pub bytes: u64,
-    /// SHA-256 of its content, as `sha256sum` prints it.
+    /// SHA-256 of the content, as `sha256sum` prints it.
     pub sha256: String,
 }
 
-/// What a file holds.
+/// The kind of content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
     /// Parameters, by full name (`layer.parameter`).
     Parameters,
-    /// What the optimizer keeps, by full name (`layer.parameter.tensor`).
+    /// Optimizer state, by full name (`layer.parameter.tensor`).
     Optimizer,
-    /// Moving averages, by the full names of their parameters.
+    /// Moving averages, by the full name of the parameter.
     Averages,
-    /// Something of the run's.
+    /// A file of the run, such as the tokenizer.
     Run,
 }
 
 impl Manifest {
-    /// No parameter has had more updates than there were: what a torn update left is no state.
+    /// Checks that no parameter has had more updates than the pipeline has counted steps, which
+    /// would be the result of a torn update.
     fn check_updates(&self) -> Result<(), String> {
         let step = self.counters.step;
         for layer in &self.layers {
@@ -177,13 +178,13 @@ impl Manifest {
         Ok(())
     }
 
-    /// The file's bytes.
+    /// Encodes the manifest as the bytes of `manifest.json`.
     ///
     /// # Errors
-    /// What could not be read back: a number that is not finite, a path that leads out of the
-    /// folder, more than [`BYTES_MAX`].
+    /// The manifest could not be read back: it has a non-finite number or a path outside the
+    /// folder, or is larger than [`BYTES_MAX`].
     pub fn encode(&self) -> Result<Vec<u8>, String> {
-        // JSON has no NaN and no infinity: they would be written as null.
+        // JSON has no NaN or infinity; serde would write null.
         let CounterFields { learning_rate, loss_scale, .. } = self.counters;
         let best = self.best.map(|best| best.loss);
         let numbers =
@@ -204,10 +205,10 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Reads the file's bytes, and checks all that can be known from them alone.
+    /// Decodes the bytes of `manifest.json` and checks what can be checked without other files.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Describes what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let end = OPENING.len() + DIGITS;
         let digits = bytes
@@ -224,14 +225,14 @@ impl Manifest {
         if found != digits {
             return Err(format!("its SHA-256 is {found}, it says {digits}: it is damaged"));
         }
-        // The rest, `",` and the fields, as an object of its own.
+        // Turns the rest, `",` and the fields, into a JSON object.
         let fields = blank.get_mut(end + 1..).filter(|rest| rest.first() == Some(&b','));
         let fields = fields.ok_or("it is no manifest: there is nothing after its checksum")?;
         fields[0] = b'{';
         Self::parse(fields)
     }
 
-    /// What follows once the checksum is right; public for fuzzing.
+    /// Parses what follows the checksum. Public for fuzzing.
     #[doc(hidden)]
     pub fn parse(fields: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
@@ -274,17 +275,18 @@ impl Manifest {
         }
     }
 
-    /// Every file of the checkpoint but the manifest.
+    /// Every file of the checkpoint except the manifest.
     pub fn all_files(&self) -> impl Iterator<Item = &FileEntry> {
         self.layers.iter().flat_map(|layer| &layer.files).chain(&self.files)
     }
 
-    /// The sizes of all files together.
+    /// Total size of all files, in bytes, without the manifest.
     pub fn bytes(&self) -> u64 {
         self.all_files().map(|file| file.bytes).fold(0, u64::saturating_add)
     }
 
-    /// What does not fit a model with `outlines`, for the user; empty if all does.
+    /// Describes, for the user, what does not fit a model with `outlines`. Empty if everything
+    /// fits.
     pub fn misfits(&self, outlines: &[LayerOutline]) -> Vec<String> {
         let mut all = Vec::new();
         for outline in outlines {
@@ -310,8 +312,8 @@ impl Manifest {
 }
 
 impl Layer {
-    /// The tensors of its file of one kind: full name, dtype, and the shape where the manifest has
-    /// it.
+    /// The tensors in the layer's file of one kind: full name, dtype, and shape if the manifest has
+    /// one.
     pub(crate) fn tensors(&self, kind: FileKind) -> Vec<(String, &str, Option<&[i64]>)> {
         let mut all = Vec::new();
         for parameter in &self.parameters {
@@ -330,7 +332,7 @@ impl Layer {
         all
     }
 
-    /// One file of each kind that it has tensors of, and no other.
+    /// Checks that the layer has one file of each kind that it has tensors of, and no other.
     fn check(&self) -> Result<(), String> {
         use FileKind::{Averages, Optimizer, Parameters, Run};
         for kind in [Parameters, Optimizer, Averages, Run] {
@@ -346,7 +348,7 @@ impl Layer {
         Ok(())
     }
 
-    /// What does not fit a layer of that name.
+    /// Describes what does not fit the model's layer of the same name.
     fn misfits(&self, outline: &LayerOutline) -> Vec<String> {
         let name = &outline.layer;
         let own: Vec<&str> = outline.parameters.iter().map(|own| own.name.as_str()).collect();
@@ -378,7 +380,7 @@ impl Layer {
     }
 }
 
-/// Whether `path` is a plain name of a file beside the manifest.
+/// Checks that `path` is a plain file name other than the manifest's.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
     if Path::new(path).file_name() == Some(path.as_ref()) && path != NAME {
         return Ok(());
@@ -408,7 +410,7 @@ impl From<gpipe::RunSettings> for PlanFields {
     }
 }
 
-/// The name of a dtype, as configurations write it.
+/// The name of a dtype as configurations spell it.
 pub fn dtype_name(kind: tch::Kind) -> String {
     match kind {
         tch::Kind::Float => "float32".into(),
@@ -419,7 +421,7 @@ pub fn dtype_name(kind: tch::Kind) -> String {
     }
 }
 
-/// SHA-256 as 64 hexadecimal digits.
+/// SHA-256 as 64 lower-case hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,5 +1,5 @@
-//! What several processes do together: each writes the state of its own stages into one folder that
-//! all of them see, and the first one everything else.
+//! Coordinates the ranks of a run that save together. Each rank writes the state of its stages into
+//! a shared folder, and rank 0 writes everything else.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::error::{CheckpointError, Result};
 
-/// The processes that save together; or this one, alone.
+/// The ranks that save together, or a single process.
 #[derive(Clone, Default)]
 pub(crate) struct Together(Option<Arc<dyn Transport>>);
 
@@ -19,12 +19,13 @@ impl std::fmt::Debug for Together {
     }
 }
 
-/// Who gathers: threads of each process that do so at the same time must not take each other's.
+/// The thread that gathers. Threads of one process gather at the same time, so each needs a
+/// separate lane to keep their messages apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Lane {
-    /// The thread that trains.
+    /// The training thread.
     Training,
-    /// One that writes, which waits so long for those of other processes.
+    /// A writer thread. It waits at most this long for the writers of other ranks.
     Writing(Duration),
 }
 
@@ -33,13 +34,12 @@ impl Together {
         Self(Some(Arc::clone(transport)))
     }
 
-    /// Whether this process writes what is of the whole.
+    /// Whether this is rank 0, which writes everything that belongs to no stage.
     pub(crate) fn is_first(&self) -> bool {
         self.0.as_ref().is_none_or(|transport| transport.rank() == 0)
     }
 
-    /// What each process came to, by rank, once all of them have. An error of one is an error of
-    /// all.
+    /// Gathers the results of all ranks, in rank order. An error on one rank is an error on all.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
         &self,
         lane: Lane,
@@ -60,7 +60,7 @@ impl Together {
             Lane::Writing(longest) => transport.gather_beside(told, longest),
         };
         let all = match (own_error, all) {
-            // It is the first cause of whatever else happened.
+            // This rank's error is the cause of any failure to gather.
             (Some(own), _) => return Err(own),
             (None, all) => all?,
         };
@@ -72,7 +72,7 @@ impl Together {
         all.into_iter().enumerate().map(value).collect()
     }
 
-    /// `own`, once all processes have come as far; the error of any of them otherwise.
+    /// Waits until all ranks get here, then returns `own`, or the error of any rank.
     pub(crate) fn all<T>(&self, lane: Lane, own: Result<T>) -> Result<T> {
         let mut value = None;
         self.exchange(lane, own.map(|own| value = Some(own)))?;
@@ -82,7 +82,7 @@ impl Together {
         })
     }
 
-    /// An error unless this process sees the folder that the first one made.
+    /// Returns an error unless this process sees the folder that rank 0 made.
     pub(crate) fn see(&self, folder: &Path) -> Result<()> {
         if self.is_first() || folder.is_dir() {
             return Ok(());

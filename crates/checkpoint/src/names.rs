@@ -1,14 +1,14 @@
-//! From the names in a foreign state dict to `layer.parameter`.
+//! Maps the names in a foreign state dict to `layer.parameter`.
 //!
-//! A map is a list of rules in TOML. A tensor is matched by the first rule whose `from` matches its
-//! whole name:
+//! A map is a list of rules in TOML. The first rule whose `from` matches a tensor's whole name
+//! applies to that tensor:
 //!
 //! ```
 //! use gpipe_checkpoint::names::{Mapped, NameMap};
 //!
 //! let map = NameMap::parse(r#"
 //!     prefix = "transformer."     # taken off names that begin with it
-//!     reinit = ["*.scale"]        # parameters that the file does not have, and that keep their own values
+//!     reinit = ["*.scale"]        # parameters not in the file, which keep the model's values
 //!     [[names]]
 //!     from = "h.*.attn.c_attn.weight"
 //!     to = "*.attention.qkv.weight"
@@ -31,69 +31,70 @@
 //! # Ok::<(), gpipe_checkpoint::names::NamesError>(())
 //! ```
 //!
-//! `*` stands for any text, with dots or empty; each takes as little as it can, the first one
-//! first. The n-th `*` of `to` is what the n-th of `from` stood for. A name that no rule matches is
-//! not guessed at; a last rule from `*` to `*` keeps all other names. A rule that is the first
-//! match of no tensor is an error ([`NameMap::unused`]), unless it says `optional = true`.
+//! `*` matches any text, including dots and the empty text. Each `*` matches as little as possible,
+//! the first one taking precedence. The n-th `*` of `to` is replaced by the text that the n-th `*`
+//! of `from` matched. A name that no rule matches is not guessed; a last rule from `*` to `*` keeps
+//! all other names. A rule that is the first match of no tensor is an error ([`NameMap::unused`]),
+//! unless it has `optional = true`.
 
 use serde::Deserialize;
 
 use crate::tensor_file::shown;
 
-/// Longest text of a map, in bytes.
+/// Maximum size of a map's text, in bytes.
 const TEXT_MAX: usize = 1 << 20;
 
-/// Why a text is no map of names.
+/// Why a text is not a valid map of names.
 #[derive(Debug, thiserror::Error)]
 #[error("{origin}: {reason}")]
 pub struct NamesError {
-    /// Where the text comes from.
+    /// The text's source, such as its file name.
     pub origin: String,
-    /// What is wrong; it names the rule.
+    /// What is wrong, and in which rule.
     pub reason: String,
 }
 
-/// What becomes of a tensor.
+/// What happens to a tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mapped {
-    /// It is the parameter `name`.
+    /// It becomes the parameter `name`.
     To {
         /// The parameter's full name.
         name: String,
-        /// Whether the file has the matrix with its axes swapped.
+        /// Whether the tensor in the file is the transpose of the parameter.
         transpose: bool,
     },
-    /// It is left out on purpose.
+    /// It is deliberately left out.
     Ignored,
-    /// It is said to be a copy of another tensor.
+    /// It is declared a copy of another tensor.
     Copy {
-        /// The parameter that it is where the model has that one.
+        /// The parameter that the tensor becomes, if the model has it.
         to: Option<String>,
-        /// The tensor that it equals elsewhere, by its name without the prefix.
+        /// Otherwise, the tensor that this one must equal, named without the prefix.
         of: String,
     },
-    /// No rule speaks of it.
+    /// No rule matches it.
     Unmatched,
 }
 
-/// Rules from a file's names to a model's.
+/// Rules that map a file's names to a model's.
 #[derive(Debug, Clone)]
 pub struct NameMap {
-    /// Where it comes from, for errors; empty for the identity.
+    /// The map's source, for errors. Empty for the identity.
     origin: String,
-    /// Taken off a name that begins with it, before the rules.
+    /// Removed from the start of a name before the rules are applied.
     prefix: String,
     reinit: Vec<String>,
     rules: Vec<Rule>,
 }
 
-/// A pattern is kept as the texts between its `*`; there is always at least one.
+/// A rule. Patterns are split at each `*`, so every pattern has at least one piece.
 #[derive(Debug, Clone)]
 struct Rule {
-    /// Its number and its text, for errors.
+    /// The rule's number and text, for errors.
     shown: String,
     from: Vec<String>,
-    /// Nothing: the tensor is ignored.
+    /// `None` if the tensor is ignored.
     to: Option<Vec<String>>,
     transpose: bool,
     copy_of: Option<Vec<String>>,
@@ -125,11 +126,11 @@ struct RawRule {
 }
 
 impl NameMap {
-    /// The map in `text`, which errors say comes from `origin`.
+    /// Parses the map in `text`. `origin` names its source in errors.
     ///
     /// # Errors
-    /// [`NamesError`]: not TOML, more than 1 MiB, an unknown key, or a rule that says nothing or
-    /// too much.
+    /// [`NamesError`]: the text is not TOML, is larger than 1 MiB or has an unknown key, or a rule
+    /// has missing or conflicting keys.
     pub fn parse(text: &str, origin: &str) -> Result<Self, NamesError> {
         let error = |reason| NamesError { origin: origin.to_owned(), reason };
         if text.len() > TEXT_MAX {
@@ -149,7 +150,7 @@ impl NameMap {
         Ok(Self { origin: origin.to_owned(), prefix, reinit, rules })
     }
 
-    /// Every tensor is the parameter of its own name.
+    /// The map that keeps every name.
     #[must_use]
     pub fn identity() -> Self {
         let any = pieces("*");
@@ -165,20 +166,20 @@ impl NameMap {
         Self { origin, prefix, reinit: Vec::new(), rules: vec![rule] }
     }
 
-    /// Where it comes from; empty for the identity.
+    /// The map's source; empty for the identity.
     #[must_use]
     pub fn origin(&self) -> &str {
         &self.origin
     }
 
-    /// Patterns of parameters that keep their own values: see
+    /// Patterns of parameters that keep the model's values; see
     /// [`Fit::without`](crate::fit::Fit::without).
     #[must_use]
     pub fn reinit(&self) -> &[String] {
         &self.reinit
     }
 
-    /// What becomes of the tensor `name`.
+    /// Decides what happens to the tensor `name`.
     #[must_use]
     pub fn map(&self, name: &str) -> Mapped {
         let name = self.bare(name);
@@ -191,14 +192,14 @@ impl NameMap {
         }
     }
 
-    /// `name` without the prefix, as rules see it.
+    /// `name` without the prefix, as rules match it.
     #[must_use]
     pub fn bare<'n>(&self, name: &'n str) -> &'n str {
         name.strip_prefix(&self.prefix).unwrap_or(name)
     }
 
-    /// What to say of the first rule that is not optional and the first match of none of `names`: a
-    /// misspelt pattern, or a map for another file. Nothing where all rules are used.
+    /// Describes the first non-optional rule that is the first match of none of `names`. The
+    /// pattern is misspelt, or the map is for another file. `None` if all rules are used.
     #[must_use]
     pub fn unused<'n>(&self, names: impl Iterator<Item = &'n str>) -> Option<String> {
         let mut used: Vec<bool> = self.rules.iter().map(|rule| rule.optional).collect();
@@ -256,8 +257,8 @@ fn pieces(pattern: &str) -> Vec<String> {
     pattern.split('*').map(str::to_owned).collect()
 }
 
-/// What each `*` stands for. Nothing is tried twice: taking the first occurrence of a piece leaves
-/// the most text for the pieces after it.
+/// The text that each `*` matches. This needs no backtracking: taking the first occurrence of a
+/// piece leaves the most text for the pieces after it.
 fn captures<'n>(pattern: &[String], name: &'n str) -> Option<Vec<&'n str>> {
     let (first, rest) = pattern.split_first()?;
     let mut left = name.strip_prefix(first.as_str())?;
@@ -388,7 +389,7 @@ mod tests {
         assert_eq!(map.map(&("a".repeat(4000) + "ab")), Mapped::Ignored);
     }
 
-    /// All that the `*` of `pattern` can stand for, by trying everything.
+    /// All possible matches of the `*` of `pattern`, by brute force.
     fn all_captures(pattern: &str, name: &str) -> Vec<Vec<String>> {
         let Some(first) = pattern.chars().next() else {
             return if name.is_empty() { vec![Vec::new()] } else { Vec::new() };
@@ -416,11 +417,14 @@ mod tests {
             pattern in "[ab*]{0,7}",
             name in "[ab]{0,9}",
         ) {
-            // In order of how little each `*` takes, the first one first.
+            // `all_captures` orders by how little each `*` matches, the first `*` first.
             let expected = all_captures(&pattern, &name).into_iter().next();
             let pattern = pieces(&pattern);
             let found = captures(&pattern, &name);
-            prop_assert_eq!(found, expected.as_ref().map(|all| all.iter().map(String::as_str).collect()));
+            prop_assert_eq!(
+                found,
+                expected.as_ref().map(|all| all.iter().map(String::as_str).collect())
+            );
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What may help against an error of the system.
+//! Remedies for errors of the operating system.
 
 use std::io;
 
-/// The error of a failing disk, on every Unix; the standard library has no name for it.
+/// The error number of a failing disk on every Unix; `io::ErrorKind` has no stable name for it.
 const EIO: i32 = 5;
 
-/// What may help against an error of the system.
+/// A remedy for a system error, or an empty text.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::FileTooLarge => ": raise the limit on the size of files (ulimit -f)",

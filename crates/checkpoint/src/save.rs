@@ -1,17 +1,17 @@
-//! Saving: the stages copy their state at once, and a thread for each writes it while training goes
-//! on.
+//! Saving: the stages copy their state, and one thread per stage writes it while training
+//! continues.
 //!
 //! ```text
-//! step-N.writing/   every layer's files, each fsynced                by the stages' writers, in parallel
-//!                   manifest.json, fsynced; the folder fsynced       when all of them are done
-//! step-N            by renaming; the folder above fsynced            now it is a checkpoint
-//! latest -> step-N  a new link renamed over the old one, fsynced; then older checkpoints are removed
+//! step-N.writing/   every layer's files, each fsynced          by the stages' writers, in parallel
+//!                   manifest.json, fsynced; the folder fsynced when all of them are done
+//! step-N            by renaming; the folder above fsynced      now it is a checkpoint
+//! latest -> step-N  a new link renamed over the old one, fsynced; then pruning
 //! ```
 //!
-//! Killed at any point, the newest checkpoint that has a name is complete.
+//! If the process is killed at any point, the newest checkpoint with a final name is complete.
 //!
-//! Several processes write their stages' layers into the same folder, each its own; what comes
-//! after them is the first one's.
+//! In a run of several processes, each rank writes the layers of its stages into the same folder.
+//! Rank 0 does everything after that.
 
 use std::{
     collections::HashMap,
@@ -41,43 +41,43 @@ use crate::{
     settings::Settings,
 };
 
-/// How many times as long as [`Settings::deadline`] the writers of several processes wait for each
-/// other: training goes on meanwhile, and a disk that is slow is not gone.
+/// How long the writers of several ranks wait for each other, as a multiple of
+/// [`Settings::deadline`]. It is long because training continues meanwhile, and a slow disk has not
+/// failed.
 const PATIENCE: u32 = 10;
 
-/// What a checkpoint says of its run besides the pipeline's state.
+/// What a checkpoint records about its run, besides the pipeline's state.
 #[derive(Debug, Clone, Default)]
 pub struct RunInfo {
-    /// Where it is in its data.
+    /// The run's position in its data.
     pub progress: TrainPosition,
     /// The best evaluation so far.
     pub best: Option<Best>,
     /// The configuration as TOML.
     pub config: String,
-    /// Files that belong to it, by name: a tokenizer, for example.
+    /// Files that belong to the run, by name, such as a tokenizer.
     pub files: Vec<(String, Vec<u8>)>,
 }
 
 /// A checkpoint that is on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Saved {
-    /// Its folder.
+    /// The checkpoint's folder.
     pub folder: PathBuf,
-    /// [`TrainPosition::batches`].
+    /// Its number, [`TrainPosition::batches`].
     pub batches: u64,
-    /// Its size.
+    /// The checkpoint's size in bytes.
     pub bytes: u64,
-    /// How long the stages copied: training stood still.
+    /// How long the stages took to copy their state. Training was paused.
     pub copied: Duration,
-    /// How long it was written: training went on.
+    /// How long writing took. Training continued.
     pub written: Duration,
-    /// Why a link still names an older checkpoint, or more than [`Settings::keep`] are there; the
-    /// next save does it.
+    /// Why a link still names an older checkpoint, or more than [`Settings::keep`] checkpoints
+    /// remain. The next save tries again.
     pub untidy: Option<String>,
 }
 
-/// The checkpoints of one run, written one after the other. Only one process may write in a folder,
-/// or those that do so together.
+/// Saves the checkpoints of one run, one at a time. Only one run may write in a folder.
 #[derive(Debug)]
 pub struct Checkpoints {
     home: FolderIdentity,
@@ -91,11 +91,11 @@ pub struct Checkpoints {
 struct Writing {
     folder: PathBuf,
     done: mpsc::Receiver<Result<Saved>>,
-    /// It was waited for in vain: training does not stand still for it a second time.
+    /// Whether a wait for it has timed out. Training does not wait for it again.
     late: bool,
 }
 
-/// All that a writer needs.
+/// Everything that a writer needs.
 struct Job {
     home: FolderIdentity,
     settings: Settings,
@@ -108,16 +108,16 @@ struct Job {
 }
 
 impl Checkpoints {
-    /// Opens `folder`, makes it if need be, and removes what a killed process left half-written.
+    /// Opens `folder`, creates it if needed, and removes what a killed process left unfinished.
     ///
     /// # Errors
-    /// It cannot be made or written.
+    /// The folder cannot be created or written.
     pub fn open(folder: &Path, settings: Settings) -> Result<Self> {
         let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
         let new: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
         settings.files.create_folder(folder)?;
         for path in new {
-            // What is in a folder lasts no longer than the folder's own name.
+            // A new folder survives a power failure only if its parent is synced.
             let above = path.parent().filter(|above| !above.as_os_str().is_empty());
             settings.files.sync_folder(above.unwrap_or(Path::new(".")))?;
         }
@@ -126,12 +126,12 @@ impl Checkpoints {
         Ok(Self { home, settings, together, writing: None })
     }
 
-    /// Opens `folder` for a pipeline in several processes. Each of them calls this, and then saves
-    /// at the same steps: it writes the state of its own stages. They need one folder, on a file
-    /// system that they share.
+    /// Opens `folder` for a pipeline in several processes. Every rank calls this and saves at the
+    /// same steps, and each writes the state of its stages. The folder must be on a file system
+    /// that all ranks share.
     ///
     /// # Errors
-    /// As [`Checkpoints::open`], of any process; one of them does not see the folder.
+    /// As [`Checkpoints::open`] on any rank, or a rank does not see the folder.
     pub fn open_among(
         folder: &Path,
         settings: Settings,
@@ -148,18 +148,19 @@ impl Checkpoints {
         Ok(Self { home, settings, together, writing: None })
     }
 
-    /// The folder.
+    /// The folder of the checkpoints.
     pub fn folder(&self) -> &Path {
         self.home.path()
     }
 
-    /// Copies the state of `pipeline` and begins to write it; returns when the copies are made. A
-    /// checkpoint that is still being written is waited for first, and its outcome is returned.
+    /// Copies the state of `pipeline`, starts to write it in the background and returns. If an
+    /// earlier checkpoint is still being written, waits for it first and returns its outcome.
     ///
     /// # Errors
-    /// Of the copies: this checkpoint is not written then. Of the one before: this one is begun all
-    /// the same, but after [`CheckpointError::Late`], which would be two writers in one folder, and
-    /// one more copy of the state.
+    /// If the copy fails, this checkpoint is not written. If the earlier checkpoint failed, its
+    /// error is returned but this one is started. The exception is [`CheckpointError::Late`]: this
+    /// checkpoint is not started, because two writers would share a folder and hold two copies of
+    /// the state.
     pub fn save(&mut self, pipeline: &mut Pipeline, info: RunInfo) -> Result<Option<Saved>> {
         let late = self.writing.as_ref().is_some_and(|writing| writing.late);
         let before = self.wait_for(if late { Duration::ZERO } else { self.settings.deadline });
@@ -168,7 +169,7 @@ impl Checkpoints {
             true => (Ok(None), before.and_then(|_| Err(self.late()))),
             false => (before, pipeline.state().map_err(CheckpointError::from)),
         };
-        // All processes begin to write, or none does.
+        // Either all ranks start to write or none does.
         let state = self.together.all(Lane::Training, state)?;
         let (outlines, plan) = (pipeline.outline(), pipeline.plan());
         let (home, settings) = (self.home.clone(), self.settings.clone());
@@ -186,18 +187,18 @@ impl Checkpoints {
         before
     }
 
-    /// The outcome of the checkpoint that was being written, if it is there.
+    /// Returns the outcome of the checkpoint being written, if it is done. Does not wait.
     ///
     /// # Errors
-    /// It could not be written. Those before it are as they were.
+    /// The checkpoint could not be written. Earlier checkpoints are unchanged.
     pub fn poll(&mut self) -> Result<Option<Saved>> {
         self.take(|done| done.try_recv().map_err(|error| error == mpsc::TryRecvError::Empty))
     }
 
-    /// Waits for the checkpoint that is being written, if one is.
+    /// Waits for the checkpoint being written, if any.
     ///
     /// # Errors
-    /// As [`Checkpoints::poll`]; it is not done after the deadline.
+    /// As [`Checkpoints::poll`], or [`CheckpointError::Late`] after the deadline.
     pub fn wait(&mut self) -> Result<Option<Saved>> {
         self.wait_for(self.settings.deadline)
     }
@@ -215,14 +216,15 @@ impl Checkpoints {
         }
     }
 
-    /// The checkpoint that is being written is late.
+    /// The error that the checkpoint being written is late.
     fn late(&self) -> CheckpointError {
         let writing = self.writing.as_ref().map(|writing| writing.folder.as_path());
         let path = writing.unwrap_or(self.folder()).to_owned();
         CheckpointError::Late { path, waited: self.settings.deadline }
     }
 
-    /// What `receive` gets; its error says whether there may yet be something to get.
+    /// Takes the outcome that `receive` gets. The error of `receive` says whether an outcome may
+    /// still arrive.
     fn take(
         &mut self,
         receive: impl FnOnce(&mpsc::Receiver<Result<Saved>>) -> std::result::Result<Result<Saved>, bool>,
@@ -242,7 +244,7 @@ impl Checkpoints {
 }
 
 impl Drop for Checkpoints {
-    /// A checkpoint that is being written is waited for, if it was not already in vain.
+    /// Waits for a checkpoint being written, unless an earlier wait has timed out.
     fn drop(&mut self) {
         if self.writing.as_ref().is_some_and(|writing| !writing.late) {
             let _ = self.wait();
@@ -259,18 +261,18 @@ impl Job {
         let result = self.write(&files, &aside);
         if result.is_err() {
             if together.is_first() && home.check().is_ok() {
-                // What is half-written must not fill a full disk; if that fails, too, the next
-                // start removes it.
+                // Free the space of the half-written checkpoint, as the disk may be full. If this
+                // fails, the next start removes it.
                 let _ = files.remove(&aside);
             }
-            // Whatever a process writes next on that disk finds the room. Where the others are
-            // lost, they are not waited for.
+            // Wait until rank 0 has freed the space, so that this rank's next write finds it. An
+            // error means that other ranks are lost; then there is nothing to wait for.
             let _ = together.all(lane, Ok(()));
         }
         result
     }
 
-    /// What the writers of several processes wait in for each other.
+    /// The lane in which the writers of all ranks wait for each other.
     fn lane(&self) -> Lane {
         Lane::Writing(self.settings.deadline.saturating_mul(PATIENCE))
     }
@@ -297,7 +299,7 @@ impl Job {
         Ok(Saved { folder: target, batches, bytes, copied, written: start.elapsed(), untidy })
     }
 
-    /// The folder that layers are written to.
+    /// Makes the folder that layers are written to.
     fn make(&self, files: &Files, aside: &Path) -> Result<()> {
         self.info.files.iter().try_for_each(|(name, _)| {
             manifest::check_path(name).map_err(|reason| CheckpointError::Content {
@@ -311,7 +313,7 @@ impl Job {
     }
 }
 
-/// What makes a checkpoint of layers that are on disk.
+/// What turns layers on disk into a checkpoint.
 struct Whole {
     counters: CounterFields,
     plan: gpipe::RunSettings,
@@ -320,8 +322,8 @@ struct Whole {
 }
 
 impl Whole {
-    /// Writes the manifest, gives the folder its name, and removes what is not kept. Its size, and
-    /// what could not be tidied up.
+    /// Writes the manifest, renames the folder, and prunes older checkpoints. Returns the
+    /// checkpoint's size in bytes, and the error if pruning or linking failed.
     fn commit(
         self,
         files: &Files,
@@ -353,20 +355,20 @@ impl Whole {
         files.write_new(&path, &encoded)?;
         files.sync_folder(aside)?;
 
-        home.check()?; // another run's checkpoints are neither replaced nor pruned
+        home.check()?; // never replace or prune another run's checkpoints
         let name = folder::name(batches);
         let target = folder.join(&name);
         folder::publish(files, folder, aside, &target)?;
-        // It is complete now, whatever becomes of the links and of older ones.
+        // The checkpoint is complete now, even if the links or the pruning fail.
         let tidy = || {
             files.point(&folder.join(folder::LATEST), &name)?;
             match info.best.filter(|_| settings.keep_best) {
                 Some(best) => folder::point_best(files, folder, best.batches)?,
                 None if settings.keep_best => {}
-                // Nobody keeps what it names any more.
+                // The checkpoint that the link names is no longer kept.
                 None => files.remove(&folder.join(folder::BEST))?,
             }
-            // The links are on disk before what they named is gone.
+            // Sync the links before removing what they named.
             files.sync_folder(folder)?;
             folder::remove_replaced(files, &target)?;
             folder::prune(files, folder, batches, settings)
@@ -376,7 +378,7 @@ impl Whole {
     }
 }
 
-/// Writes the layers of each stage on a thread of its own; their entries.
+/// Writes the layers of all stages, on one thread per stage, and returns their entries.
 fn write_layers(
     files: &Files,
     aside: &Path,
@@ -402,14 +404,14 @@ fn write_layers(
         written.collect::<Result<Vec<_>>>()
     };
     let written: Vec<Result<Vec<_>>> = thread::scope(|scope| {
-        // This thread writes, too: everything, where the system gives no other.
+        // This thread writes, too, and writes everything if no other thread can be started.
         let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
         let threads: Vec<_> = (0..others).map_while(start).collect();
         let panicked = |_| {
             let (what, reason) = ("a stage's checkpoint writer".into(), "it panicked".into());
             Err(CheckpointError::Content { what, reason })
         };
-        // A panic must not pass by what the other processes wait for.
+        // Catch a panic here: other ranks still wait for this one's result.
         let own = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked);
         let theirs = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
         theirs.chain([own]).collect()
@@ -420,11 +422,10 @@ fn write_layers(
     Ok(written.into_iter().flat_map(|(_, layers)| layers).collect())
 }
 
-/// The entries that processes have written, in the model's order.
+/// Merges the entries that all ranks have written, in the model's order.
 fn in_order(written: Vec<Vec<Layer>>, outlines: &[LayerOutline]) -> Vec<Layer> {
     let all = written.into_iter().flatten();
-    // Layers without parameters of their own are named, too: a model that has others is another
-    // model.
+    // Layers without parameters are listed, too: a model with other such layers is another model.
     let mut by_name: HashMap<String, Layer> =
         all.map(|layer| (layer.name.clone(), layer)).collect();
     let layer = |outline: &LayerOutline| {

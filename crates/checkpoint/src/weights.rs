@@ -1,9 +1,8 @@
 //! A run's weights in one safetensors file.
 //!
-//! Each tensor is named `layer.parameter`: the layer's name, which may have dots itself, and the
-//! parameter's, such as `block0.attention.qkv.weight`. The file's metadata say `format = "pt"`
-//! (which readers of PyTorch's files ask for) and `names = "layer.parameter"`, and digests of its
-//! tensors ([`tensor_file`]).
+//! Each tensor is named `layer.parameter`, such as `block0.attention.qkv.weight`. The layer's name
+//! may contain dots. The metadata contain `format = "pt"`, which PyTorch's readers expect, `names =
+//! "layer.parameter"`, and the tensors' digests ([`tensor_file`]).
 
 use std::{
     collections::BTreeMap,
@@ -21,10 +20,10 @@ use crate::{
     tensor_file::{self, TensorFile},
 };
 
-/// What the metadata of our files say.
+/// Metadata in every weights file that gpipe writes.
 pub const METADATA: [(&str, &str); 2] = [("format", "pt"), ("names", "layer.parameter")];
 
-/// What else the metadata of a file say, by key: facts of the model that no shape shows.
+/// Additional metadata by key: facts about the model that shapes do not show.
 pub type Facts = BTreeMap<String, String>;
 
 pub(crate) fn metadata() -> BTreeMap<String, String> {
@@ -37,16 +36,16 @@ fn metadata_with(facts: &Facts) -> BTreeMap<String, String> {
     all
 }
 
-/// Writes `tensors` to `path`, with digests. Whatever was there stays until the new file is
-/// complete and on disk.
+/// Writes `tensors` to `path`, with digests. An existing file stays until the new one is complete
+/// and on disk.
 ///
 /// # Errors
-/// [`WeightsError`]; the file aside is removed then.
+/// [`WeightsError`]; the temporary file is removed then.
 pub fn save(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), WeightsError> {
     save_with(path, tensors, &Facts::new())
 }
 
-/// The same with `facts` among the metadata.
+/// As [`save`], with `facts` added to the metadata.
 ///
 /// # Errors
 /// As [`save`].
@@ -58,12 +57,12 @@ pub fn save_with(
     tensor_file::write(path, tensors, &metadata_with(facts))
 }
 
-/// The same for a pipeline in several processes, of which each calls this with the tensors of its
-/// own stages: they write files beside `path`, of which the first process makes one, a tensor in
-/// memory at a time. They need one folder, on a file system that they share.
+/// As [`save_with`], for a pipeline in several processes. Every rank calls this with the tensors of
+/// its stages and writes them to a file beside `path`. Rank 0 merges these files, one tensor in
+/// memory at a time. The folder must be on a file system that all ranks share.
 ///
 /// # Errors
-/// Of any of the processes; nothing has the name `path` then that was not there before.
+/// An error of any rank; `path` is unchanged then.
 pub fn save_among(
     path: &Path,
     own: &[(String, Tensor)],
@@ -88,7 +87,7 @@ pub fn save_among(
         };
         together.all(Lane::Training, merged)
     });
-    let _ = std::fs::remove_file(&mine); // it may not be there
+    let _ = std::fs::remove_file(&mine); // it may not exist
     merged
 }
 
@@ -101,7 +100,7 @@ fn merge(
     tensor_file::merge(path, &mut files, &metadata_with(facts))
 }
 
-/// Reads all tensors of `path`, by name, and compares each with its digest if it has one.
+/// Reads all tensors of `path` by name, and compares each with its digest, if there is one.
 ///
 /// # Errors
 /// [`WeightsError`]
@@ -125,7 +124,7 @@ mod tests {
             .map(|(name, kind)| (name.to_owned(), Tensor::rand([3, 4], (kind, Device::Cpu))))
             .into();
         save(&path, &tensors).unwrap();
-        save(&path, &tensors).unwrap(); // over an old one
+        save(&path, &tensors).unwrap(); // replace an existing file
         assert_eq!(load(&path).unwrap(), tensors);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left aside");
         let metadata = TensorFile::open(&path).unwrap().metadata().clone();
@@ -154,7 +153,7 @@ mod tests {
         }
         merge(&path("merged"), parts.iter().cloned(), &Facts::new()).unwrap();
         assert!(std::fs::read(path("merged")).unwrap() == std::fs::read(path("all")).unwrap());
-        // A tensor that is in two of them, and a part that is not there.
+        // One tensor in two files, and a missing part.
         let twice = vec![parts[0].clone(), parts[0].clone()];
         let error =
             merge(&path("twice"), twice.into_iter(), &Facts::new()).unwrap_err().to_string();

@@ -1,6 +1,6 @@
-//! What a process that dies while it saves leaves behind, and a disk that refuses: for every
-//! operation on the file system in turn, half of it done or nothing. Whatever happens, there is a
-//! complete checkpoint, the old one or the new one.
+//! What remains when a process dies while saving, or a disk fails. Each file system operation in
+//! turn is left undone or half done. There must always be a complete checkpoint, the old or the new
+//! one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -28,14 +28,14 @@ use gpipe_checkpoint::{
     manifest::Best,
 };
 
-/// How a file system breaks at one operation.
+/// How one operation breaks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Break {
-    /// The process dies before it.
+    /// The process dies before the operation.
     Before,
-    /// The process dies in the middle of it.
+    /// The process dies in the middle of the operation.
     HalfWay,
-    /// It fails, with an error of the system's.
+    /// The operation fails with this system error.
     Fails(i32),
 }
 
@@ -43,7 +43,8 @@ const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 const EROFS: i32 = 30;
 
-/// A file system that breaks at operation `at`, from 1; and the number of operations so far.
+/// A file system that breaks at operation `at`, counted from 1, and the number of operations so
+/// far.
 fn breaking(at: usize, how: Break) -> (Files, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
@@ -64,13 +65,13 @@ fn breaking(at: usize, how: Break) -> (Files, Arc<AtomicUsize>) {
     (Files::with_hook(Arc::new(hook)), count)
 }
 
-/// Half of an operation. Renames and links are all or nothing.
+/// Performs half of an operation. Renames and links are atomic.
 fn half(operation: Operation, path: &Path) {
     match operation {
         Operation::CreateFolder => fs::create_dir_all(path).unwrap(),
         Operation::Create => fs::write(path, []).unwrap(),
         Operation::Write => fs::write(path, "{\n  \"checksum\": \"").unwrap(),
-        // The worst half: what seems to be a checkpoint has nothing in it but the manifest.
+        // The worst case: only the manifest is left, so the folder looks like a checkpoint.
         Operation::Remove if path.is_dir() => {
             let files = names(path).into_iter().filter(|name| name != "manifest.json");
             files.for_each(|name| fs::remove_file(path.join(name)).unwrap());
@@ -79,7 +80,7 @@ fn half(operation: Operation, path: &Path) {
     }
 }
 
-/// Three states of one model, told apart by their steps; and a pipeline to restore into.
+/// Three states of one model, identified by their steps, and a pipeline to restore into.
 struct States {
     pipelines: Vec<Pipeline>,
     flats: Vec<Flat>,
@@ -98,7 +99,7 @@ impl States {
         &mut self.pipelines[steps - 1]
     }
 
-    /// Restores the newest checkpoint, which must be a whole one: its number and its steps.
+    /// Restores the newest checkpoint, which must be intact. Returns its number and steps.
     fn newest(&mut self, folder: &Path, what: &str) -> Option<(u64, usize)> {
         let found = folder::newest(folder).unwrap().found?;
         found.restore(&mut self.target).unwrap();
@@ -108,19 +109,19 @@ impl States {
     }
 }
 
-/// A folder of checkpoints in which the state after 3 steps is then saved as number 3.
+/// A folder of checkpoints. The test then saves the state after 3 steps as number 3.
 struct Scenario {
     name: &'static str,
     keep: usize,
-    /// By number, the steps of the state that was saved.
+    /// Number and steps of each checkpoint saved earlier.
     earlier: &'static [(u64, usize)],
-    /// The number of one that is damaged afterwards.
+    /// The number of a checkpoint that is damaged before the test.
     damaged: Option<u64>,
     /// Whether a process was killed while it replaced number 2 and wrote number 3.
     killed: bool,
-    /// Of the best evaluation when the earlier ones were saved, and when the new one is.
+    /// The number of the best evaluation, when the earlier ones are saved and when the new one is.
     best: Option<(u64, u64)>,
-    /// Links and folders in the end.
+    /// The links and folders after the save.
     after: &'static [&'static str],
 }
 
@@ -170,8 +171,7 @@ const SCENARIOS: [Scenario; 8] = [
     Scenario { name: "after a kill", earlier: &[(1, 1), (2, 2)], killed: true, ..FIRST },
 ];
 
-/// A folder that needs no disk, where there is one: thousands of files are synced, and no power is
-/// cut.
+/// A folder in memory, if possible: thousands of files are synced, and there is no power failure.
 fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -205,7 +205,7 @@ impl Scenario {
         folder
     }
 
-    /// The newest complete one before: number and steps.
+    /// Number and steps of the newest complete checkpoint before the save.
     fn old(&self) -> Option<(u64, usize)> {
         let complete = self.earlier.iter().filter(|(number, _)| Some(*number) != self.damaged);
         complete.max().copied()
@@ -223,7 +223,7 @@ impl Scenario {
             assert_eq!(checkpoints.save(states.after(3), info)?, None);
             checkpoints.wait().map(|saved| saved.unwrap())
         };
-        // What goes wrong once it is complete is told, too.
+        // An error after the checkpoint is complete is reported, too.
         let result = save().map_err(|error| error.to_string()).and_then(|saved| {
             assert_eq!(saved.batches, 3);
             let complete = newest(folder.path()) == Some(3);
@@ -233,7 +233,7 @@ impl Scenario {
         Outcome { folder, operations: operations.load(Ordering::SeqCst), result }
     }
 
-    /// How many operations it takes.
+    /// The number of operations that a save takes.
     fn operations(&self, prepared: &Path, states: &mut States) -> usize {
         let outcome = self.run(prepared, states, usize::MAX, Break::Before);
         assert_eq!(outcome.result.unwrap(), 3);
@@ -242,19 +242,19 @@ impl Scenario {
         outcome.operations
     }
 
-    /// Whether the newest one in `folder` is the new one; if not, it must be the old one.
+    /// Whether the newest checkpoint in `folder` is the new one. Otherwise it must be the old one.
     fn is_new(&self, folder: &Path, states: &mut States, what: &str) -> bool {
         let found = states.newest(folder, what);
         assert!(found == self.old() || found == Some((3, 3)), "{what}: {found:?}");
         found == Some((3, 3))
     }
 
-    /// Every link leads to a complete checkpoint, and nothing unfinished is there.
+    /// Checks that every link leads to a complete checkpoint, and that nothing unfinished remains.
     fn is_tidy(&self, folder: &Path, what: &str) {
         let names = names(folder);
         let known = |name: &String| self.after.contains(&name.as_str()) || !name.contains('.');
         assert!(names.iter().all(known), "{what}: {names:?}");
-        // A link may name what is damaged, until there is a new one.
+        // A link may name a damaged checkpoint until there is a new one.
         if self.damaged.is_none() || newest(folder) > self.old().map(|old| old.0) {
             linked(folder, "latest");
             linked(folder, "best");
@@ -282,7 +282,7 @@ fn dies(how: Break, stages: usize) {
             let new = scenario.is_new(folder, &mut states, &what);
             assert!(new || !was_new, "{what}: it was there before");
             was_new = new;
-            // The next process finds the same, tidies up and goes on.
+            // The next process finds the same state, tidies up and continues.
             drop(Checkpoints::open(folder, scenario.settings()).unwrap());
             assert_eq!(scenario.is_new(folder, &mut states, &what), new, "{what}");
             scenario.is_tidy(folder, &what);
@@ -325,7 +325,7 @@ fn fault_any_operation_that_fails_is_named_and_the_next_save_succeeds() {
             let message = outcome.result.unwrap_err();
             assert!(message.contains(folder.to_str().unwrap()), "{what}: {message}");
             assert!(message.contains(remedy), "{what}: {message}");
-            // To open was to tidy up. What failed after that removes what it wrote.
+            // Opening the folder tidies it. A failure after that removes what it wrote.
             let opened = !scenario.killed || at > 4;
             let found = names(folder);
             assert!(!opened || !found.iter().any(|name| name.ends_with(".writing")), "{found:?}");
@@ -342,9 +342,9 @@ fn fault_any_operation_that_fails_is_named_and_the_next_save_succeeds() {
     }
 }
 
-/// Files are synced before the manifest is made, it and the folder before the checkpoint has its
-/// name, and that name before anything that is older is removed: a power cut loses what is not
-/// synced.
+/// A power failure loses what is not synced. So files must be synced before the manifest is
+/// created; the manifest and the folder before the checkpoint is renamed; and the new name before
+/// older checkpoints are removed.
 #[test]
 fn fault_nothing_is_relied_on_that_is_not_on_disk() {
     let folder = tempfile::tempdir().unwrap();
@@ -371,7 +371,7 @@ fn fault_nothing_is_relied_on_that_is_not_on_disk() {
         .filter(|(operation, _)| *operation == Operation::Create)
         .map(|(_, path)| path)
         .collect();
-    // Three files of each of two layers, the tokenizer, the manifest.
+    // Three files for each of two layers, the tokenizer and the manifest.
     assert_eq!(created.len(), 8, "{created:?}");
     assert_eq!(*created.last().unwrap(), &manifest);
     let mut in_folder: Vec<_> =
@@ -395,13 +395,13 @@ fn fault_nothing_is_relied_on_that_is_not_on_disk() {
     assert!(log[linked..gone].contains(&sync), "the link is on disk before what it named is gone");
 }
 
-/// A disk that stands still until it is let go.
+/// A disk that blocks until it is released.
 fn stuck() -> (Files, mpsc::Sender<()>) {
     let (go, gate) = mpsc::channel::<()>();
     let gate = Mutex::new(gate);
     let hook = move |operation: Operation, _: &Path| {
         if operation == Operation::Write {
-            let _ = gate.lock().unwrap().recv(); // it fails at once when the sender is gone
+            let _ = gate.lock().unwrap().recv(); // fails at once when the sender is gone
         }
         Ok(())
     };
@@ -424,13 +424,13 @@ fn fault_a_writer_that_takes_too_long_is_named() {
     );
     assert!(error.to_string().contains("step-00000001 was still being written after 10ms"));
     assert_eq!(newest(folder.path()), None);
-    // It comes to its end all the same, and says so.
+    // The writer still ends, and reports its outcome.
     drop(go);
     assert_eq!(ended(&mut checkpoints).unwrap(), 1);
     assert_eq!(newest(folder.path()), Some(1));
 }
 
-/// The outcome of a writer that is no longer held up.
+/// Waits for the outcome of a writer that is no longer blocked.
 fn ended(checkpoints: &mut Checkpoints) -> Result<u64, CheckpointError> {
     loop {
         match checkpoints.poll().transpose() {
@@ -440,9 +440,9 @@ fn ended(checkpoints: &mut Checkpoints) -> Result<u64, CheckpointError> {
     }
 }
 
-/// `save` after a late writer once began a second one beside it. Both wrote into one folder where
-/// they had the same number, the later of them to end decided what `latest` named, and each kept a
-/// copy of the whole state.
+/// Regression: `save` after a late writer must not start a second one. Two writers would write into
+/// one folder if they had the same number, `latest` would name the one that ends last, and each
+/// would hold a copy of the whole state.
 #[test]
 fn regression_no_second_writer_is_begun_while_one_is_late() {
     let folder = tempfile::tempdir().unwrap();
@@ -467,9 +467,9 @@ fn regression_no_second_writer_is_begun_while_one_is_late() {
     assert_eq!(linked(folder.path(), "latest"), Some(2));
 }
 
-/// A step that is saved twice replaced its own checkpoint: it was removed before the new one had
-/// its name, and a process that was killed in between left none at all.
-/// `fault_a_process_that_dies_*` looks at every moment of it; this is the one that was wrong.
+/// Regression: a step saved twice replaces its checkpoint. The old one must stay until the new one
+/// has its name, or a process killed in between leaves none. `fault_a_process_that_dies_*` tests
+/// every moment of this; this test singles out the critical one.
 #[test]
 fn regression_what_is_replaced_stays_until_the_new_one_has_its_name() {
     let mut states = States::new(1);

@@ -1,5 +1,5 @@
-//! Damaged files and checkpoints of other models: found, named, passed over; and the pipeline stays
-//! as it was.
+//! Damaged files and checkpoints of other models are detected, named and skipped, and the pipeline
+//! stays unchanged.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -22,7 +22,7 @@ use tch::{Kind, Tensor};
 
 type Named = Vec<(String, Tensor)>;
 
-/// Two checkpoints; what is done to the second one must be found, and the first one is still found.
+/// Two checkpoints. Damage to the second one must be detected, and the first one is then found.
 struct Folder {
     folder: tempfile::TempDir,
     untouched: tempfile::TempDir,
@@ -51,7 +51,7 @@ impl Folder {
         Checkpoint::open(&self.second())?.restore(&mut self.pipeline)
     }
 
-    /// Expects that the damage that `damage` does is found, and said with `part`; then undoes it.
+    /// Expects that the damage by `damage` is detected and reported with `part`, then undoes it.
     fn finds(&mut self, part: &str, what: &str, damage: impl FnOnce(&Path)) -> String {
         let second = self.second();
         damage(&second);
@@ -137,7 +137,7 @@ fn fault_swapped_files_are_told_apart() {
         });
         assert!(message.contains(&format!("its content is that of '{b}'")), "{message}");
     }
-    // A whole checkpoint's manifest beside another one's files.
+    // The manifest of one checkpoint beside another one's files.
     let first = path(folder.folder.path(), 1).join("manifest.json");
     folder.finds("0000-enter.parameters", "the manifest of the first", |second| {
         fs::copy(first, second.join("manifest.json")).unwrap();
@@ -225,9 +225,8 @@ fn fault_a_checkpoint_of_another_model_is_refused_with_names() {
     refuses(double, &["enter.weight is float32 [4, 3], the model's float64 [4, 3]"]);
 }
 
-/// Every checksum was right, but a tensor was not as the manifest says (a program's error, or an
-/// attacker's work): it was found in the middle of restoring, and left the pipeline without its own
-/// state and of no use.
+/// Regression: all checksums are right, but a tensor differs from the manifest, by a bug or an
+/// attack. This must be detected before restoring starts, or it leaves the pipeline unusable.
 #[test]
 fn regression_files_that_contradict_the_manifest_are_found_before_anything_is_changed() {
     let mut folder = Folder::new();
@@ -243,7 +242,7 @@ fn regression_files_that_contradict_the_manifest_are_found_before_anything_is_ch
     for (kind, change) in changes {
         folder.finds(&format!("0004-leave.{kind}"), kind, |second| rewrite(second, kind, change));
     }
-    // The manifest does not say the shapes of what an optimizer keeps; the model does.
+    // The shapes of optimizer state come from the model, because the manifest does not record them.
     let reshape = |all: &mut Named| {
         let tensor = all.iter_mut().find(|(name, _)| name == "leave.weight.exp_avg").unwrap();
         tensor.1 = ones(&[8], Kind::Float);
@@ -254,8 +253,7 @@ fn regression_files_that_contradict_the_manifest_are_found_before_anything_is_ch
     assert_same(&flat(&mut folder.pipeline), &folder.before, "an optimizer's shape");
 }
 
-/// Changes one of the last layer's files, and makes its size and checksum in the manifest right
-/// again.
+/// Changes one of the last layer's files, and updates its size and checksum in the manifest.
 fn rewrite(second: &Path, kind: &str, change: impl FnOnce(&mut Named)) {
     let name = format!("0004-leave.{kind}.safetensors");
     let mut file = TensorFile::open(&second.join(&name)).unwrap();

@@ -1,5 +1,5 @@
-//! How files fit models: `oracle_` each category and conversion against plain formulas, `fault_`
-//! what is refused.
+//! How files fit models: `oracle_` compares each category and conversion with plain formulas,
+//! `fault_` has what is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::path::PathBuf;
@@ -190,7 +190,7 @@ fn fault_only_matrices_are_transposed() {
         let message = Fit::new(&model(&[("a.w", shape)]), &saved.open(), &map).unwrap_err();
         assert!(message.to_string().contains("is no matrix"), "{message}");
     }
-    // The shapes are compared after that.
+    // Shapes are compared after transposing.
     let saved = save(&[("a.w", ones(&[2, 3], Kind::Float))]);
     let fit = Fit::new(&model(&[("a.w", &[2, 3])]), &saved.open(), &map).unwrap();
     assert_eq!(fit.mismatched[0].found, [3, 2]);
@@ -206,7 +206,7 @@ fn fault_another_file_is_not_reshaped() {
     assert!(read(&fit, &mut other.open(), Kind::Float).is_err());
 }
 
-/// Every bfloat16, or what the first two bytes of a float32 can be.
+/// All bfloat16 bit patterns, which are also all upper halves of a float32.
 fn all_halves() -> Vec<u16> {
     (0..=u16::MAX).collect()
 }
@@ -240,7 +240,7 @@ fn oracle_bfloat16_to_float32_is_exact() {
 
 #[test]
 fn oracle_float32_to_bfloat16_rounds_to_nearest_even() {
-    // Around each rounding boundary, for every number that is finite.
+    // Test around each rounding boundary, for every finite value.
     let floats: Vec<u32> = all_halves()
         .into_iter()
         .filter(|bits| bits & 0x7f80 != 0x7f80)
@@ -290,7 +290,7 @@ fn oracle_what_is_to_start_afresh_is_neither_loaded_nor_missed() {
     ]);
     let parameters = model(&[
         ("body.weight", &[2, 2]),
-        ("head.weight", &[3, 2]), // fits, and is to be left all the same
+        ("head.weight", &[3, 2]), // fits, but is left out all the same
         ("head.bias", &[3]),
         ("head.shift", &[3]),
     ]);
@@ -316,8 +316,8 @@ const TIED: &str = r#"
     optional = true
 "#;
 
-/// The head of an untied GPT-2 was left out by name, as if it were the embedding's copy: another
-/// network was imported.
+/// Regression: the head of an untied GPT-2 must not be left out as a copy of the embedding because
+/// of its name alone. Doing so would import another network.
 #[test]
 fn regression_what_is_left_out_as_a_copy_is_one_to_the_bit() {
     let table = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([3, 2]);
@@ -331,7 +331,7 @@ fn regression_what_is_left_out_as_a_copy_is_one_to_the_bit() {
     assert!(found.is_exact());
     assert!(found.to_string().ends_with("lm_head.weight of transformer.wte.weight"), "{found}");
     assert_eq!(read(&found, &mut same.open(), Kind::Float).unwrap().len(), 1);
-    // One bit, the sign of a zero; another dtype; another shape.
+    // A difference in one bit (the sign of a zero), in dtype, and in shape.
     let negative = table.copy();
     let _ = negative.get(0).get(0).fill_(-0.0);
     for other in [negative, table.to_kind(Kind::Double), table.view([2, 3])] {
@@ -346,14 +346,14 @@ fn regression_what_is_left_out_as_a_copy_is_one_to_the_bit() {
             assert!(message.contains(part), "'{part}' is not in: {message}");
         }
     }
-    // In a model whose head has weights of its own it is a parameter, equal or not.
+    // In a model with an untied head, the tensor is a parameter, whether it is equal or not.
     let untied = model(&[("embedding.weight", &[3, 2]), ("head.weight", &[3, 2])]);
     let saved = head(&table + 1);
     let found = Fit::new(&untied, &saved.open(), &rules(TIED)).unwrap();
     assert!(found.is_exact() && found.copies.is_empty());
     let tensors = read(&found, &mut saved.open(), Kind::Float).unwrap();
     assert_eq!(tensors[1], ("head.weight".into(), &table + 1));
-    // A file may have none, where the rule is optional; and cannot be a copy of what is not there.
+    // With an optional rule, a file may lack the copy, but not the original of a copy.
     let alone = save(&[("wte.weight", table.copy())]);
     assert!(Fit::new(&tied, &alone.open(), &rules(TIED)).unwrap().is_exact());
     let orphan = save(&[("lm_head.weight", table.copy()), ("wte.weight", table.copy())]);
@@ -362,7 +362,8 @@ fn regression_what_is_left_out_as_a_copy_is_one_to_the_bit() {
     assert!(message.contains("a copy of xte.weight, which it has not"), "{message}");
 }
 
-/// A misspelt pattern was passed over, and its tensors were ignored or missing.
+/// Regression: a rule with a misspelt pattern must be reported, or its tensors are silently ignored
+/// or missing.
 #[test]
 fn regression_a_rule_that_matches_no_tensor_is_named() {
     let saved = save(&[("h.0.w", ones(&[2], Kind::Float)), ("h.0.mask", ones(&[2], Kind::Float))]);
@@ -372,7 +373,7 @@ fn regression_a_rule_that_matches_no_tensor_is_named() {
     let fit = |text: &str| Fit::new(&parameters, &saved.open(), &rules(text));
     assert!(fit(&format!("{good}{rest}")).unwrap().is_exact());
     let typo = "[[names]]\nfrom = \"*.maks\"\nignore = true\n";
-    // What an earlier rule takes is not matched either.
+    // A tensor that an earlier rule matches does not count for a later rule.
     let late = "[[names]]\nfrom = \"h.0.w\"\nto = \"other\"\n";
     for (rule, pattern) in [(typo, "*.maks"), (late, "h.0.w")] {
         let message = fit(&format!("{good}{rest}{rule}")).unwrap_err().to_string();

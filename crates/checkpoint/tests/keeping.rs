@@ -1,4 +1,4 @@
-//! Which checkpoints are kept, and what else may lie in their folder.
+//! Which checkpoints are kept, and what else may be in their folder.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -33,7 +33,7 @@ impl Run {
         self.folder.path()
     }
 
-    /// Saves number `batches`; the numbers that are there then.
+    /// Saves number `batches`, and returns the numbers that exist then.
     fn save(&mut self, settings: Settings, batches: u64, best: Option<u64>) -> Vec<u64> {
         let best = best.map(|batches| Best { batches, loss: 0.5 });
         let info = RunInfo { best, ..info(batches) };
@@ -83,16 +83,16 @@ fn oracle_the_best_one_is_kept_besides() {
     assert_eq!(run.save(keep_best(1), 5, Some(5)), [5]);
     assert_eq!(linked(run.path(), "best"), Some(5));
     assert_eq!(run.save(keep_best(2), 6, Some(5)), [6, 5], "it is one of the newest");
-    // Without the setting the best one is one of many.
+    // Without the setting, the best checkpoint is treated like any other.
     let mut run = Run::new();
     run.save(keep(1), 1, Some(1));
     assert_eq!(run.save(keep(1), 2, Some(1)), [2]);
     assert_eq!(names(run.path()), ["latest", "step-00000002"]);
 }
 
-/// The best evaluation need not be of a step that was saved, nor need the save of a best step have
-/// come to the link when it was killed. Then `best` named what was no longer there, or nothing was
-/// moved any more.
+/// Regression: the best evaluation may be of a step that was not saved, or a save may be killed
+/// before it updates the link. In both cases `best` must name an existing checkpoint, and later
+/// saves must move it.
 #[test]
 fn regression_the_link_to_the_best_one_never_leads_nowhere() {
     let mut run = Run::new();
@@ -103,7 +103,7 @@ fn regression_the_link_to_the_best_one_never_leads_nowhere() {
     assert_eq!(linked(run.path(), "best"), None);
     run.save(keep_best(1), 30, Some(30));
     assert_eq!(linked(run.path(), "best"), Some(30));
-    // As if it had been killed before the link was made.
+    // As if the process had been killed before it made the link.
     fs::remove_file(run.path().join("best")).unwrap();
     assert_eq!(run.save(keep_best(1), 40, Some(30)), [40, 30]);
     assert_eq!(linked(run.path(), "best"), Some(30));
@@ -121,7 +121,7 @@ fn oracle_damaged_newer_ones_are_neither_counted_nor_removed() {
     assert_eq!(run.save(keep(2), 11, None), [30, 20, 11, 10]);
     assert_eq!(run.save(keep(2), 12, None), [30, 20, 12, 11]);
     assert_eq!(newest(run.path()), Some(12));
-    // It comes to their numbers, and puts complete ones in their place.
+    // When the run reaches their numbers, complete checkpoints replace the damaged ones.
     assert_eq!(run.save(keep(2), 20, None), [30, 20, 12]);
     assert_eq!(newest(run.path()), Some(20));
     let skipped = folder::newest(run.path()).unwrap().skipped;
@@ -138,7 +138,7 @@ fn oracle_a_step_that_is_saved_twice_is_there_once() {
     assert_eq!(names(run.path()), ["best", "latest", "step-00000005"]);
     let found = folder::find(run.path()).unwrap().found.unwrap();
     assert_eq!(found.manifest().counters.step, 2);
-    // By one writer, too.
+    // The same with a single writer.
     let mut checkpoints = Checkpoints::open(run.path(), keep(1)).unwrap();
     for _ in 0..3 {
         checkpoints.save(&mut run.pipeline, info(5)).unwrap();
@@ -148,7 +148,7 @@ fn oracle_a_step_that_is_saved_twice_is_there_once() {
     assert_eq!(names(run.path()), ["latest", "step-00000005"]);
 }
 
-/// What only looks like ours is not counted, not read and not removed.
+/// Files that only resemble checkpoints are not counted, read or removed.
 #[test]
 fn fault_foreign_files_are_left_alone() {
     let mut run = Run::new();
@@ -196,7 +196,7 @@ fn fault_leftovers_are_removed_when_the_folder_is_opened() {
     common::copy(&first, &at("step-00000000.removing")).unwrap();
     symlink("step-00000009", at("latest.writing")).unwrap();
     symlink("step-00000009", at("best.writing")).unwrap();
-    // Complete as they may be, these have no number.
+    // These are complete, but their names do not count.
     assert_eq!(run.numbers(), [2, 1]);
     fs::rename(&second, at("moved")).unwrap();
     assert_eq!(run.numbers(), [2, 1], "what was being replaced stands in for it");
@@ -209,20 +209,20 @@ fn fault_leftovers_are_removed_when_the_folder_is_opened() {
 #[test]
 fn fault_links_that_lead_nowhere_or_are_none() {
     let mut run = Run::new();
-    // A link to nothing is moved like any other, also one in the place of a checkpoint.
+    // A dangling link is replaced like any other, even in place of a checkpoint.
     symlink("nowhere", run.path().join("latest")).unwrap();
     symlink("nowhere", run.path().join("step-00000001")).unwrap();
     assert_eq!(newest(run.path()), None);
     let message = folder::find(&run.path().join("latest")).unwrap_err().to_string();
     assert!(message.contains("latest: there is no such folder"), "{message}");
     assert_eq!(run.save(keep(2), 1, None), [1]);
-    // So is a file.
+    // A file is replaced, too.
     fs::remove_file(run.path().join("latest")).unwrap();
     fs::write(run.path().join("latest"), "step-00000001").unwrap();
     fs::write(run.path().join("step-00000002"), "a file").unwrap();
     assert_eq!(run.save(keep(2), 2, None), [2, 1]);
-    // A folder, of which nobody knows what is in it, is not removed: the checkpoint is there, and
-    // that is told.
+    // A folder with unknown content is not removed. The checkpoint exists, and the problem is
+    // reported.
     fs::remove_file(run.path().join("latest")).unwrap();
     fs::create_dir(run.path().join("latest")).unwrap();
     fs::write(run.path().join("latest/mine"), "mine").unwrap();
@@ -245,7 +245,7 @@ fn fault_a_folder_that_cannot_be_one_is_named() {
         let message = Checkpoints::open(&path, keep(1)).unwrap_err().to_string();
         assert!(message.contains(part) && message.contains("move that away"), "{message}");
     }
-    // Folders above it are made, and each new name is synced.
+    // Missing parents are created, and each new name is synced.
     let log: Arc<Mutex<Vec<PathBuf>>> = Arc::default();
     let synced = Arc::clone(&log);
     let hook = move |operation, path: &Path| {
@@ -263,8 +263,8 @@ fn fault_a_folder_that_cannot_be_one_is_named() {
     assert_eq!(log.lock().unwrap().len(), 3, "nothing is new");
 }
 
-/// A folder of checkpoints that was removed was made again; one that was replaced by another run's
-/// had its checkpoints replaced and pruned.
+/// Regression: a folder of checkpoints that was removed must not be created again. If another run's
+/// folder has replaced it, that run's checkpoints must not be replaced or pruned.
 #[test]
 fn regression_a_folder_that_is_gone_or_another_is_not_written_to() {
     let place = tempfile::tempdir().unwrap();
@@ -283,13 +283,13 @@ fn regression_a_folder_that_is_gone_or_another_is_not_written_to() {
     };
     refuses(2, "was removed or moved");
     assert!(!folder.exists());
-    // Another run's folder has its name now.
+    // Now another run's folder has the name.
     save(&folder, keep(1), &mut trained(tiny(), 1, 2), info(1));
     let before = names(&folder);
     refuses(3, "another folder has its name");
     assert_eq!((names(&folder), newest(&folder)), (before, Some(1)));
     assert_eq!(newest(&moved), Some(1));
-    // Back at its place it is written to as before.
+    // When the folder is back in its place, it can be written again.
     fs::remove_dir_all(&folder).unwrap();
     fs::rename(&moved, &folder).unwrap();
     checkpoints.save(&mut pipeline, info(4)).unwrap();

@@ -1,8 +1,8 @@
-//! `manifest.json`: its text, its checksum, its numbers; and what is made of one that was changed
-//! with the checksum made right again. Then every field is untrusted: an error or equal content,
-//! never a panic, never a file elsewhere, never more memory than a small multiple of the manifest.
-//! All tests share an allocator that gives 64 MiB beyond what is in use at first and aborts beyond
-//! that.
+//! `manifest.json`: its text, checksum and numbers, and hostile manifests with valid checksums.
+//!
+//! Every field of a hostile manifest is untrusted. Reading it ends in an error or equal content,
+//! never in a panic, a file elsewhere, or memory beyond a small multiple of the manifest. All tests
+//! share an allocator that grants 64 MiB beyond the initial use and aborts beyond that.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -83,7 +83,8 @@ impl Victim {
         fields
     }
 
-    /// Does everything with a checkpoint that has this manifest. The first error, if there is one.
+    /// Performs every operation on a checkpoint with this manifest. Returns the first error, if
+    /// any.
     fn examine(&mut self, bytes: &[u8]) -> Result<(), String> {
         fs::write(self.file(), bytes).unwrap();
         let text = |error: gpipe_checkpoint::CheckpointError| {
@@ -120,7 +121,7 @@ impl Victim {
         verified
     }
 
-    /// Expects that the manifest with changed fields is refused.
+    /// Expects that a manifest with changed fields is refused.
     fn refuses(&mut self, change: impl FnOnce(&mut Value), part: &str) {
         let mut fields = self.fields();
         change(&mut fields);
@@ -139,7 +140,7 @@ fn golden_manifest() {
     info.progress.data = "sha256:0123".into();
     let saved = save(folder.path(), Settings::default(), &mut pipeline, info);
     let text = fs::read_to_string(saved.folder.join("manifest.json")).unwrap();
-    // The values' last bits may differ between processors, and the version does between versions.
+    // The last bits of values may differ between processors, and the version changes over time.
     let without = |line: &str| {
         let found = ["checksum", "sha256", "written_by"].iter().find_map(|key| {
             line.split_once(&format!("\"{key}\": \"")).map(|(start, _)| (start, key))
@@ -156,7 +157,7 @@ fn golden_manifest() {
     insta::assert_snapshot!("manifest", redacted);
 }
 
-/// As its documentation says: `sed 's/"checksum": "[0-9a-f]*"/.../' | sha256sum`, with zeros.
+/// The checksum is as documented: `sed 's/"checksum": "[0-9a-f]*"/.../' | sha256sum`, with zeros.
 #[test]
 fn oracle_the_checksum_is_the_files_own_with_zeros_in_its_place() {
     let victim = Victim::new();
@@ -165,10 +166,10 @@ fn oracle_the_checksum_is_the_files_own_with_zeros_in_its_place() {
     assert_eq!(start, "{\n  ");
     let zeros = format!("{start}\"checksum\": \"{}{rest}", "0".repeat(64));
     assert_eq!(sha256(zeros.as_bytes()), digits);
-    // And sha256 is the standard's (FIPS 180-4's first example).
+    // `sha256` matches the standard (first example of FIPS 180-4).
     let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     assert_eq!(sha256(b"abc"), abc);
-    // What is sealed by the tests' own hand is what is written.
+    // The tests' `sealed` produces what the writer does.
     let fields = serde_json::to_string_pretty(&victim.manifest).unwrap();
     assert_eq!(sealed(&fields), victim.text.as_bytes());
     assert_eq!(victim.manifest.encode().unwrap(), victim.text.as_bytes());
@@ -193,7 +194,8 @@ proptest! {
             (all[0], all[1], all[2], small);
         counters.learning_rate = finite(all[3]).filter(|_| has[0]);
         counters.loss_scale = finite(all[4]).filter(|_| has[1]);
-        manifest.best = finite(all[5]).filter(|_| has[2]).map(|loss| Best { batches: all[6], loss });
+        manifest.best =
+            finite(all[5]).filter(|_| has[2]).map(|loss| Best { batches: all[6], loss });
         manifest.progress.batches = all[7];
         let found = Manifest::decode(&manifest.encode().unwrap()).unwrap();
         prop_assert_eq!(&found, &manifest);
@@ -215,7 +217,7 @@ proptest! {
 
 static TEMPLATE: LazyLock<Manifest> = LazyLock::new(|| Victim::new().manifest.clone());
 
-/// Values that would hurt a reader who trusts them.
+/// Values that would harm a reader that trusts them.
 fn hostile() -> Vec<Value> {
     let names =
         ["", ".", "..", "../outside", "../../outside", "/etc/passwd", "manifest.json", "a/b"];
@@ -230,7 +232,7 @@ fn hostile() -> Vec<Value> {
     all
 }
 
-/// The place number `index` of a value in `value`, in its own order.
+/// The value number `index` within `value`, in traversal order.
 fn nth<'a>(value: &'a mut Value, index: &mut usize) -> Option<&'a mut Value> {
     if *index == 0 {
         return Some(value);
@@ -251,7 +253,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// Changes one place: another value, or one removed, repeated, or exchanged for its neighbour.
+/// Changes one value: replaces it, removes it, repeats it, or swaps it with its neighbour.
 fn mutate(fields: &mut Value, place: Index, how: Index) {
     let hostile = hostile();
     let how = how.index(hostile.len() + 12);
@@ -297,7 +299,7 @@ fn property_changed_fields_are_refused_or_change_no_content() {
             Ok(())
         })
         .unwrap();
-    // Numbers and texts that are no one's but the run's may be anything.
+    // Numbers and texts that only the run interprets may be anything.
     let (accepted, refused) = (accepted.get(), refused.get());
     assert!(accepted > 10 && refused > 200, "{accepted} accepted, {refused} refused");
 }
@@ -384,7 +386,7 @@ fn fault_text_that_is_no_manifest_is_refused_without_taking_memory() {
         "no manifest",
     );
     refuses(&sealed(&format!("{{\"format\": 1, \"{}\": 0}}", "x".repeat(many))), "no manifest");
-    // Shapes and layers without end are held in no more than a few times their text.
+    // Endless shapes and layers take no more memory than a small multiple of their text.
     let fields = text.split_once("\",").unwrap().1;
     let shape = fields.replacen("\"shape\": [", &format!("\"shape\": [{}", "0,".repeat(many)), 1);
     refuses(&sealed(&format!("{{{}", shape.trim_end())), "enter.");
@@ -392,15 +394,15 @@ fn fault_text_that_is_no_manifest_is_refused_without_taking_memory() {
     let layers: String = (0..50_000).map(|n| layer.replace('@', &n.to_string())).collect();
     let fields = fields.replacen("\"layers\": [", &format!("\"layers\": [{layers}"), 1);
     refuses(&sealed(&format!("{{{}", fields.trim_end())), "the model has no layer '0'");
-    // A manifest larger than any is not read at all.
+    // A manifest above the size limit is not read at all.
     let file = fs::File::options().write(true).open(victim.file()).unwrap();
     file.set_len(1 << 40).unwrap();
     let message = Checkpoint::open(&path(victim.folder.path(), 2)).unwrap_err().to_string();
     assert!(message.contains(&format!("at most {BYTES_MAX} are read")), "{message}");
 }
 
-/// What a manifest cannot hold, or what it could not be read back with, was written all the same:
-/// the checkpoint had its name, could not be opened, and the good ones before it were removed.
+/// Regression: a manifest that could not be read back must not be saved. Such a checkpoint gets its
+/// name and replaces the good ones before it, but cannot be opened.
 #[test]
 fn regression_what_could_not_be_read_back_is_not_saved() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,5 @@
-//! What is saved at one K and restored at another goes on to the bit;
-//! `crates/gpipe/tests/transparency.rs` has the whole matrix of ways to run, in memory, and here
-//! they meet the disk.
+//! A state saved at one K and restored at another continues bit for bit.
+//! `crates/gpipe/tests/transparency.rs` covers all ways to run in memory; these tests add the disk.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -27,7 +26,7 @@ const VOCABULARY: i64 = 13;
 const LENGTH: i64 = 4;
 const FEATURES: i64 = 8;
 
-/// A small language model: its embedding and its head share a weight.
+/// A small language model whose embedding and head share a weight.
 fn language_model() -> Sequence {
     let (dropout, std, output_std) = (0.2, 0.2, 0.1);
     let tie = Some("tokens".to_owned());
@@ -69,8 +68,8 @@ struct Run(usize, Schedule, Remat, &'static [usize]);
 #[derive(Debug, Clone, Copy)]
 enum Recipe {
     Adam,
-    /// With two tensors of other shapes than the parameter's, a rate that changes, frozen
-    /// parameters and averages.
+    /// Optimizer state of two tensors with other shapes than the parameter's, a changing rate,
+    /// frozen parameters and averages.
     Adafactor,
     RmsProp,
 }
@@ -112,7 +111,7 @@ fn train(pipeline: &mut Pipeline, steps: usize) {
     }
 }
 
-/// Tokens without end: a fixed function of `seed` (Knuth's MMIX generator).
+/// An endless sequence of tokens, a fixed function of `seed` (Knuth's MMIX generator).
 fn tokens(seed: u64) -> impl Iterator<Item = i64> {
     let next = |state: &u64| {
         Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407))
@@ -168,7 +167,7 @@ fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
         assert!(has("step: 5") && has("updates") && !has("head.weight"), "the head's is tied");
 
         let mut other = build(to, recipe, kind);
-        train(&mut other, 1); // whatever was there is gone
+        train(&mut other, 1); // replace whatever was there
         let checkpoint = Checkpoint::open(&saved.folder).unwrap();
         let stages = from.1.stages(from.0).unwrap();
         assert_eq!(checkpoint.manifest().plan.stages, stages);
@@ -179,8 +178,8 @@ fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
     }
 }
 
-/// The disk stands still until training has gone on; what is written is the state of the moment of
-/// `save` all the same.
+/// The disk blocks until training has continued. The checkpoint must still have the state at the
+/// call of `save`.
 #[test]
 fn oracle_the_state_is_of_the_moment_of_the_call() {
     let folder = tempfile::tempdir().unwrap();
@@ -204,7 +203,7 @@ fn oracle_the_state_is_of_the_moment_of_the_call() {
     assert_eq!(newest(folder.path()), None);
     assert_eq!(checkpoints.poll().unwrap(), None);
     drop(go);
-    // The next one waits for it, and tells.
+    // The next save waits for this one and returns its outcome.
     let saved = checkpoints.save(&mut pipeline, info(4)).unwrap().unwrap();
     assert_eq!((saved.batches, &*saved.folder), (2, &*path(folder.path(), 2)));
     let next = checkpoints.wait().unwrap().unwrap();
@@ -253,7 +252,7 @@ fn oracle_parameters_averages_and_files_can_be_read_without_a_pipeline() {
     assert!(without.averages().unwrap_err().to_string().contains("no moving averages"));
 }
 
-/// A pipeline that only predicts can be saved, and what it has not starts anew.
+/// A pipeline that only predicts can be saved. What it lacks starts from scratch.
 #[test]
 fn oracle_a_pipeline_that_was_never_trained_can_be_saved_and_trained_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -318,7 +317,7 @@ fn fault_layers_may_be_called_anything() {
     assert_same(&flat(&mut other), &flat(&mut pipeline), "odd names");
 }
 
-/// Safetensors files of ours hold names of at most 1024 bytes.
+/// Names in our safetensors files have at most 1024 bytes.
 #[test]
 fn fault_a_name_that_is_too_long_for_a_file_is_an_error_that_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! One safetensors file, written and read: `oracle_` against bytes made by hand and other readers
-//! of the format, `fault_` what is refused. Damaged files are in `untrusted.rs`.
+//! Writing and reading one safetensors file: `oracle_` compares with bytes made by hand and other
+//! readers of the format, `fault_` has what is refused. Damaged files are in `untrusted.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
@@ -28,14 +28,13 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
     bytes
 }
 
-/// Equal to the bit, NaN and the sign of zero included.
+/// Expects equal bits, including NaN and the sign of zero.
 fn assert_same(a: &Tensor, b: &Tensor, name: &str) {
     assert_eq!((a.kind(), a.size()), (b.kind(), b.size()), "{name}");
     assert_eq!(bytes(a), bytes(b), "{name}");
 }
 
-/// Each dtype in each shape, with bytes that are all sorts of values: NaN of many payloads,
-/// infinities, subnormals.
+/// Every dtype in every shape, with varied bytes: NaN of many payloads, infinities, subnormals.
 fn all_sorts() -> Named {
     let mut all = Vec::new();
     for (kind, dtype, width) in KINDS {
@@ -48,7 +47,7 @@ fn all_sorts() -> Named {
                     (state >> 24) as u8
                 })
                 .collect();
-            // The first value's high bytes: an infinity or a NaN, with its sign.
+            // Set the first value's high bytes to an infinity or a NaN, with its sign.
             bytes
                 .iter_mut()
                 .take(width)
@@ -93,7 +92,7 @@ impl Folder {
     }
 }
 
-/// A file of this header and data.
+/// A file with this header and data.
 fn file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
@@ -167,7 +166,7 @@ fn oracle_the_written_bytes_are_the_crates_own() {
 #[test]
 fn oracle_tch_reads_what_we_write_and_we_what_tch_writes() {
     let folder = Folder::new();
-    // tch cannot read tensors without elements.
+    // tch cannot read empty tensors.
     let mut tensors = all_sorts();
     tensors.retain(|(_, tensor)| tensor.numel() > 0);
     write(&folder.path(), &tensors, &many()).unwrap();
@@ -296,20 +295,20 @@ fn fault_what_is_in_the_way_is_named_and_nothing_is_left_aside() {
     assert_eq!(folder.files(), 1);
     let device = TensorFile::open("/dev/zero".as_ref()).unwrap_err().to_string();
     assert_eq!(device, "/dev/zero: it is not a regular file");
-    // What a crash left aside is in nobody's way.
+    // A temporary file left by a crash is harmless.
     let path = folder.0.path().join("other");
     fs::write(folder.0.path().join("other.writing"), "half a file, and longer than the new one")
         .unwrap();
     write(&path, &[], &none()).unwrap();
     assert!(TensorFile::open(&path).unwrap().entries().is_empty());
     assert_eq!(folder.files(), 3);
-    // A name that leaves no room for more.
+    // A name too long for a suffix.
     let long = folder.0.path().join("x".repeat(250));
     write(&long, &[], &none()).unwrap();
     assert!(TensorFile::open(&long).unwrap().entries().is_empty());
 }
 
-/// A small file with digests, and what is in it.
+/// A small file with digests, and its tensors.
 fn with_digests(folder: &Folder) -> (Vec<u8>, Named) {
     let tensors: Named = vec![
         ("a.weight".into(), Tensor::from_slice(&[1.0f32, -2.0, 3.5, 0.0]).view([2, 2])),
@@ -321,7 +320,7 @@ fn with_digests(folder: &Folder) -> (Vec<u8>, Named) {
     (fs::read(folder.path()).unwrap(), tensors)
 }
 
-/// Reads everything in `bytes`; its metadata too.
+/// Reads all tensors and the metadata in `bytes`.
 fn read_all(bytes: &[u8]) -> Result<(Named, BTreeMap<String, String>), String> {
     let path = PathBuf::from("t.safetensors");
     let said = |error: gpipe_checkpoint::tensor_file::FileError| error.to_string();
@@ -333,8 +332,8 @@ fn read_all(bytes: &[u8]) -> Result<(Named, BTreeMap<String, String>), String> {
     Ok((tensors, file.metadata().clone()))
 }
 
-/// Weights had no digest: a flipped bit passed `inspect`, `eval` and `export`, and in a name, a
-/// dtype or a shape as well.
+/// Regression: without digests, `inspect`, `eval` and `export` do not notice a flipped bit, not
+/// even in a name, dtype or shape.
 #[test]
 fn regression_each_changed_byte_of_a_file_with_digests_is_an_error() {
     let folder = Folder::new();
@@ -346,13 +345,13 @@ fn regression_each_changed_byte_of_a_file_with_digests_is_an_error() {
         assert_same(value, tensor, name);
     }
     for at in 0..whole.len() {
-        // Each bit alone, and all of them.
+        // Flip each bit alone, and all of them.
         for change in [1, 2, 4, 8, 16, 32, 64, 128, 255] {
             let mut bytes = whole.clone();
             bytes[at] ^= change;
             match read_all(&bytes) {
                 Err(message) => assert!(message.contains("t.safetensors: "), "{message}"),
-                // Of no consequence: an offset of the tensor that has no bytes.
+                // A harmless change: the offset of the empty tensor.
                 Ok((found, kept)) => {
                     assert_eq!(kept, metadata, "byte {at}");
                     for ((name, value), (expected, tensor)) in found.iter().zip(&tensors) {
@@ -377,8 +376,7 @@ fn fault_a_file_whose_digests_do_not_belong_to_it_is_refused() {
         let message = read_all(&file(header, data)).unwrap_err();
         assert!(message.contains(part) && message.contains("another program"), "{message}");
     };
-    // The digests of another file, as a program leaves them that copies metadata to tensors of its
-    // own.
+    // Digests of another file, as left by a program that copies metadata to other tensors.
     let mut other = data.to_vec();
     other[0] ^= 1;
     refuses(header, &other, "b: its SHA-256 is ");
@@ -387,7 +385,7 @@ fn fault_a_file_whose_digests_do_not_belong_to_it_is_refused() {
     refuses(&header.replace("\"F32\"", "\"I32\""), data, "its header's SHA-256 is ");
     refuses(&header.replace("\"pt\"", "\"pd\""), data, "its header's SHA-256 is ");
     refuses(&header.replace("gpipe.sha256\"", "gpipe.sha257\""), data, "no 'gpipe.sha256'");
-    // All of them taken out: a file as any other program writes it.
+    // Without any digests it is a file as any other program writes it.
     let mut fields: serde_json::Value = serde_json::from_str(header).unwrap();
     let metadata = fields["__metadata__"].as_object_mut().unwrap();
     metadata.retain(|key, _| !key.starts_with("gpipe.sha256"));
@@ -420,8 +418,8 @@ fn oracle_digests_are_what_the_format_says() {
     assert!(file.has_digests());
 }
 
-/// A header that began with blanks was accepted, and padding of any white space, which the format
-/// forbids.
+/// Regression: a header must not start with blanks, and its padding must be spaces only, as the
+/// format requires.
 #[test]
 fn regression_a_header_is_an_object_with_blanks_behind_it_alone() {
     let one = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
@@ -441,7 +439,7 @@ fn regression_a_header_is_an_object_with_blanks_behind_it_alone() {
     assert!(folder.open(&file(&format!("{one}    "), &[1])).is_ok());
 }
 
-/// A file whose digests a Python program made from what `digest.rs` says of the format.
+/// A file whose digests a Python program made according to the description in `digest.rs`.
 #[test]
 fn oracle_digests_that_another_program_made_are_right() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/safetensors/digests");

@@ -1,6 +1,6 @@
-//! Damaged and hostile files: an error or a consistent file, never a panic, and never more memory
-//! than the file is long. All tests share an allocator that gives 64 MiB beyond what is in use at
-//! first and aborts beyond that.
+//! Damaged and hostile files: reading ends in an error or a consistent file, never in a panic, and
+//! never takes more memory than the file's length. All tests share an allocator that grants 64 MiB
+//! beyond the initial use and aborts beyond that.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{alloc::System, fs, path::Path, sync::LazyLock};
@@ -19,7 +19,7 @@ static LIMIT: LazyLock<usize> = LazyLock::new(|| {
     limit
 });
 
-/// A small file with each way to lie in it.
+/// A small file in which every kind of false claim is possible.
 static SMALL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let tensors = [
         ("a.weight".to_owned(), Tensor::from_slice(&[1.0f32, -2.0, 3.5, 0.0]).view([2, 2])),
@@ -35,8 +35,8 @@ fn header_end(file: &[u8]) -> usize {
     8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize
 }
 
-/// Opens `bytes` and reads all tensors. What opens must be consistent; the number of tensors read,
-/// or the error.
+/// Opens `bytes` and reads all tensors. A file that opens must be consistent. Returns the number of
+/// tensors read, or the error.
 fn examine(path: &Path, bytes: &[u8]) -> Result<usize, String> {
     assert!(*LIMIT > 0);
     fs::write(path, bytes).unwrap();
@@ -71,7 +71,7 @@ fn with_path<T>(test: impl FnOnce(&Path) -> T) -> T {
     test(&folder.path().join("untrusted.safetensors"))
 }
 
-/// A file of this header, with `data` bytes behind it.
+/// A file with this header, followed by `data` bytes.
 fn file(header: &str, data: usize) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; data]].concat()
 }
@@ -111,7 +111,7 @@ fn fault_each_flipped_bit_is_refused_or_consistent() {
             assert!(result.is_ok() || bit < header_end(&SMALL) * 8, "bit {bit}: {result:?}");
             refused += usize::from(result.is_err());
         }
-        // Most of a header is structure.
+        // Most of a header is structure, where a changed bit is an error.
         assert!(refused > header_end(&SMALL) * 8 / 2, "{refused}");
     });
 }
@@ -158,7 +158,7 @@ fn fault_false_and_huge_claims_are_refused_without_taking_memory() {
             (long, 1),
             (dtype, 1),
             (deep, 0),
-            (format!("{{{two},{}}}", two.replace('a', "b")), 1), // the same bytes
+            (format!("{{{two},{}}}", two.replace('a', "b")), 1), // overlapping bytes
             (format!("{{{two},{}}}", two.replace('a', "b").replace("[0,1]", "[2,3]")), 3), // a gap
             ("{\"__metadata__\":{\"a\":3}}".to_owned(), 0),
             ("{\"__metadata__\":{},\"__metadata__\":{}}".to_owned(), 0),
@@ -171,7 +171,7 @@ fn fault_false_and_huge_claims_are_refused_without_taking_memory() {
             let message = refusal(path, &file(&header, data));
             assert!(!message.contains('\u{0}'), "{message}");
         }
-        // The format's own readers would take the last one.
+        // Other readers of the format would take the last one.
         for (places, data) in
             [(["[1],\"data_offsets\":[0,1]", "[2],\"data_offsets\":[1,3]"], 3), ([EMPTY; 2], 0)]
         {
@@ -198,14 +198,14 @@ fn fault_a_tensor_larger_than_memory_is_an_error() {
         let message = file.read("a").unwrap_err().to_string();
         assert!(message.contains("untrusted.safetensors: "), "{message}");
         assert!(message.contains("memory"), "{message}");
-        // As a header that the file does have, and that the format allows.
+        // A header of the maximum length, which the file does contain.
         sparse(&100_000_000u64.to_le_bytes(), length);
         let message = TensorFile::open(path).unwrap_err().to_string();
         assert!(message.contains("memory"), "{message}");
     });
 }
 
-/// What is done to a header: a byte replaced, put in or taken out.
+/// A change of a header: one byte replaced, inserted or removed.
 #[derive(Debug, Clone)]
 enum Change {
     Replace(prop::sample::Index, u8),
@@ -214,11 +214,12 @@ enum Change {
 }
 
 fn change() -> impl Strategy<Value = Change> {
-    // Half of the bytes are ones that mean something in a header.
+    // Half of the bytes are meaningful in a header.
     let byte =
         || prop_oneof![any::<u8>(), prop::sample::select(b"0123456789,:[]{}\"\\-FBIU_ ".to_vec())];
     prop_oneof![
-        4 => (any::<prop::sample::Index>(), byte()).prop_map(|(at, byte)| Change::Replace(at, byte)),
+        4 => (any::<prop::sample::Index>(), byte())
+            .prop_map(|(at, byte)| Change::Replace(at, byte)),
         1 => (any::<prop::sample::Index>(), byte()).prop_map(|(at, byte)| Change::Insert(at, byte)),
         1 => any::<prop::sample::Index>().prop_map(Change::Remove),
     ]

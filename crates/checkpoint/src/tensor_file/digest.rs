@@ -1,17 +1,18 @@
-//! SHA-256 digests in a file's metadata, so that a reader sees whether the file is as it was
-//! written.
+//! SHA-256 digests in a file's metadata, by which a reader detects changes.
 //!
 //! ```text
 //! "gpipe.sha256:NAME"   of the tensor NAME: its name, dtype, shape and bytes
-//! "gpipe.sha256"        of the rest: all other metadata, these digests too, and each tensor's name, dtype and shape
+//! "gpipe.sha256"        of all other metadata, including these digests, and of each
+//!                       tensor's name, dtype and shape
 //! ```
 //!
-//! Both are 64 lower-case hexadecimal digits. A text counts as its length in bytes (8 bytes,
-//! little-endian) and its bytes; a shape as its number of axes and the axes, 8 bytes each. Entries
-//! are in the order of their names. Offsets are not covered: the tensors' own bytes are.
+//! A digest is 64 lower-case hexadecimal digits. A text is hashed as its length in bytes (8 bytes,
+//! little-endian) followed by its bytes. A shape is hashed as its number of axes followed by the
+//! axes, 8 bytes each. Entries are hashed in the order of their names. Offsets are not hashed,
+//! because the tensors' bytes are.
 //!
-//! A file has a digest of every tensor and of the header, or none at all. Other programs see
-//! metadata like any other.
+//! A file has digests of every tensor and of the header, or none. To other programs they are
+//! ordinary metadata.
 
 use std::{collections::BTreeMap, fmt::Display};
 
@@ -22,14 +23,14 @@ use super::{header::Header, shown};
 
 /// The key of the header's digest.
 const HEADER: &str = "gpipe.sha256";
-/// What comes before a tensor's name in the key of its digest.
+/// The key of a tensor's digest, without the tensor's name.
 const TENSOR: &str = "gpipe.sha256:";
-/// Hexadecimal digits of a digest.
+/// Number of hexadecimal digits of a digest.
 const DIGITS: usize = 64;
-/// What the user can do about a file that is not as it was written.
+/// The remedy for a file that differs from what was written.
 const REMEDY: &str = "the file is damaged, or another program changed it: fetch or export it again";
 
-/// What is known of a tensor before its bytes: the start of its digest.
+/// Starts a tensor's digest with everything but the bytes.
 pub(super) fn begin(name: &str, dtype: &str, shape: impl ExactSizeIterator<Item = u64>) -> Sha256 {
     let mut hash = Sha256::new();
     describe(&mut hash, name, dtype, shape);
@@ -52,12 +53,12 @@ fn number(hash: &mut Sha256, number: u64) {
     hash.update(number.to_le_bytes());
 }
 
-/// A finished digest as its digits.
+/// Finishes a digest and formats it as hexadecimal digits.
 pub(super) fn digits(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Compares a tensor's digest with the one that its file has for it.
+/// Compares a tensor's digest with the one in its file.
 pub(super) fn compare(name: &str, found: Sha256, said: &str) -> Result<(), String> {
     let found = digits(found);
     if found == said {
@@ -67,8 +68,8 @@ pub(super) fn compare(name: &str, found: Sha256, said: &str) -> Result<(), Strin
     Err(format!("{name}: its SHA-256 is {found}, the header says {said}: {REMEDY}"))
 }
 
-/// Makes room for the digests of a file whose tensors are not written yet: the header keeps its
-/// length.
+/// Reserves space for the digests before the tensors are written, so that the header's length does
+/// not change later.
 pub(super) fn reserve(header: &mut Header) {
     let blank = || "0".repeat(DIGITS);
     header.metadata.retain(|key, _| !is_digest(key));
@@ -78,20 +79,21 @@ pub(super) fn reserve(header: &mut Header) {
     header.metadata.insert(HEADER.into(), blank());
 }
 
-/// Puts the digest of the tensor `name` in the place that [`reserve`] made for it.
+/// Stores the digest of the tensor `name` in the space that [`reserve`] made.
 pub(super) fn put(header: &mut Header, name: &str, digest: Sha256) {
     header.metadata.insert(format!("{TENSOR}{name}"), digits(digest));
 }
 
-/// Puts the digest of the header in its place, once those of all tensors are there.
+/// Stores the header's digest. The digests of all tensors must be there already.
 pub(super) fn seal(header: &mut Header) {
     let digest = digits(of_header(&header.metadata, &header.tensors));
     header.metadata.insert(HEADER.into(), digest);
 }
 
-/// Takes the digests out of the metadata of a file that was read, by tensor; none if it has none.
+/// Removes the digests from a header that was read, and returns them by tensor name. `None` if the
+/// file has no digests.
 ///
-/// An error if the header is not as it was written, or some digests are missing.
+/// Returns an error if the header differs from what was written, or some digests are missing.
 pub(super) fn take(header: &mut Header) -> Result<Option<BTreeMap<String, String>>, String> {
     if !header.metadata.keys().any(|key| is_digest(key)) {
         return Ok(None);
@@ -140,7 +142,7 @@ fn of_header(metadata: &BTreeMap<String, String>, tensors: &[(String, TensorInfo
     hash
 }
 
-/// A dtype as the format writes it.
+/// A dtype's name in the format.
 pub(super) fn dtype(dtype: Dtype) -> String {
     dtype.to_string()
 }

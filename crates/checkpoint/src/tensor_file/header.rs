@@ -1,9 +1,9 @@
 //! A safetensors header: `{"__metadata__": {"k": "v"}, "name": {"dtype", "shape", "data_offsets"},
 //! ..}`.
 //!
-//! The text is parsed and rendered here: the crate's maps keep the last of two tensors of one name,
-//! and write metadata in an order that changes from run to run. What offsets and sizes may be is
-//! the crate's to say (`Metadata::new`), and the limits beyond that are libtorch's.
+//! This module parses and renders the text, for two reasons. The `safetensors` crate keeps the last
+//! of two tensors of one name, and it writes metadata in random order. The crate's `Metadata::new`
+//! validates offsets and sizes. The limits beyond that are libtorch's.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -16,18 +16,18 @@ use serde::{
 
 use super::{TensorError, shown};
 
-/// Longest header, in bytes: the format's limit.
+/// Maximum length of a header in bytes, set by the format.
 pub(super) const HEADER_MAX: u64 = 100_000_000;
-/// The number before the header, which is its length.
+/// Size in bytes of the number before the header, which is the header's length.
 pub(super) const LENGTH: u64 = 8;
-/// Longest name of a tensor, in bytes.
+/// Maximum length of a tensor's name, in bytes.
 const NAME_MAX: usize = 1024;
-/// Most axes of a tensor: libtorch's kernels count them up to here.
+/// Maximum number of axes of a tensor that libtorch's kernels support.
 const AXES_MAX: usize = 64;
-/// The name that no tensor may have.
+/// The reserved name that no tensor may have.
 const METADATA: &str = "__metadata__";
 
-/// What a file says about itself; the tensors are in the order of their bytes.
+/// A file's metadata and tensor descriptions. Tensors are in the order of their bytes.
 #[derive(Default)]
 pub(super) struct Header {
     pub(super) metadata: BTreeMap<String, String>,
@@ -37,7 +37,7 @@ pub(super) struct Header {
 impl Header {
     pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
         let no_file = |reason: &str| format!("it is not a safetensors file: {reason}");
-        // The format's rules: an object from the first byte on, blanks alone behind it.
+        // The format requires that the header starts with '{', with only blanks after the last '}'.
         if text.first() != Some(&b'{') {
             return Err(no_file("its header does not begin with '{'"));
         }
@@ -52,7 +52,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The length and the header, padded so that the tensors' bytes are aligned.
+    /// Renders the length and the header, padded to align the tensors' bytes.
     pub(super) fn render(&self) -> Result<Vec<u8>, TensorError> {
         self.check().map_err(TensorError)?;
         let mut text = serde_json::to_vec(self).map_err(|error| TensorError(error.to_string()))?;
@@ -67,7 +67,7 @@ impl Header {
         Ok(bytes)
     }
 
-    /// Bytes of all tensors.
+    /// Total size of all tensors, in bytes.
     pub(super) fn data_len(&self) -> u64 {
         self.tensors.last().map_or(0, |(_, info)| info.data_offsets.1 as u64)
     }
@@ -101,7 +101,7 @@ fn check_limits(name: &str, shape: &[usize]) -> Result<(), String> {
         let axes = shape.len();
         return Err(format!("{} has {axes} axes, at most {AXES_MAX} are allowed", shown(&name)));
     }
-    // Also of a tensor without elements: libtorch multiplies the other axes for its strides.
+    // Empty tensors are checked, too: libtorch multiplies their other axes to compute strides.
     let product = shape
         .iter()
         .try_fold(1i64, |product, &axis| product.checked_mul(i64::try_from(axis.max(1)).ok()?));

@@ -1,23 +1,25 @@
-//! One safetensors file.
+//! Reads and writes one safetensors file.
 //!
-//! On disk: eight bytes with the header's length (little-endian), the header (JSON: each tensor's
-//! name, dtype, shape and place, and string metadata), then the tensors' bytes without a gap. Our
-//! files name tensors `layer.parameter`.
+//! A file starts with the header's length, eight bytes in little-endian order. The header follows:
+//! JSON with string metadata and each tensor's name, dtype, shape and offsets. The tensors' bytes
+//! follow without gaps. Files that gpipe writes name tensors `layer.parameter`.
 //!
-//! A file is untrusted: [`TensorFile::open`] reads the header alone, holds it against the file's
-//! real length before it takes memory for it, and refuses what does not add up. A tensor's bytes
-//! are read when it is asked for. Written files are the same bytes for the same tensors and
-//! metadata, whatever the tensors' order.
+//! Files are untrusted. [`TensorFile::open`] reads only the header. It checks the header's length
+//! against the file's length before it allocates memory, and rejects inconsistent headers. A
+//! tensor's bytes are read on request. The bytes of a written file depend only on its tensors and
+//! metadata, not on the order of the tensors.
 //!
-//! Files that [`write()`] and [`merge`] make have digests in their metadata: `gpipe.sha256:NAME` is
-//! the SHA-256 of a tensor's name, dtype, shape and bytes, `gpipe.sha256` that of the rest of the
-//! header (`digest.rs` has the details). They are compared when the file is opened and the tensor
-//! is read. Files without digests, from elsewhere, are read as they are. Reading 1 GiB from the
-//! page cache and verifying it took 0.8 s of processor time, 0.2 s of it the reading (one core of
-//! an AMD EPYC with SHA extensions, 2026-11-23).
+//! [`write()`] and [`merge`] add digests to the metadata. `gpipe.sha256:NAME` is the SHA-256 of a
+//! tensor's name, dtype, shape and bytes. `gpipe.sha256` is the SHA-256 of the rest of the header
+//! (details in `digest.rs`). Readers check the header's digest when they open a file, and a
+//! tensor's digest when they read the tensor. Files without digests, from other programs, are read
+//! unchecked. Reading 1 GiB from the page cache and verifying it took 0.8 s of processor time, of
+//! which reading took 0.2 s (one core of an AMD EPYC with SHA extensions, 2026-11-23).
 //!
-//! - `header`: what the file says of itself; `digest`: whether it is as it was written; `write`:
-//!   files from tensors, and one of several; here: reading
+//! - `header`: metadata and tensor descriptions
+//! - `digest`: detects changes
+//! - `write`: writes tensors to a file, and merges several files
+//! - this file: reads
 
 mod digest;
 mod header;
@@ -39,7 +41,7 @@ use crate::remedy::remedy;
 use header::{HEADER_MAX, Header, LENGTH};
 pub use write::{encode, merge, write};
 
-/// What tensors are read as. Other dtypes of the format are listed, not read.
+/// The dtypes that can be read. Other dtypes of the format are listed but cannot be read.
 const KINDS: [(Dtype, Kind); 10] = [
     (Dtype::F64, Kind::Double),
     (Dtype::F32, Kind::Float),
@@ -53,21 +55,22 @@ const KINDS: [(Dtype, Kind); 10] = [
     (Dtype::BOOL, Kind::Bool),
 ];
 
-/// Bytes of a tensor in memory at a time while it is verified.
+/// Buffer size in bytes while a tensor is verified.
 const PIECE: usize = 1 << 20;
 
-/// What goes wrong with a file of tensors.
+/// An error of a safetensors file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{}: {source}{}", path.display(), remedy(source))]
     Io {
-        /// The file, the one beside it that is being written, or the folder.
+        /// The file, its temporary file while it is written, or its folder.
         path: PathBuf,
-        /// Its reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// The content is no safetensors file, is not what was asked for, or cannot be made one.
+    /// The content is not a safetensors file, is not what was requested, or cannot be written as
+    /// one.
     #[error("{}: {reason}", path.display())]
     Format {
         /// The file.
@@ -75,12 +78,12 @@ pub enum FileError {
         /// What is wrong.
         reason: String,
     },
-    /// A rule of a map of names that does not fit the file.
+    /// A rule of a name map does not fit the file.
     #[error("{rule}: {reason}")]
     Rule {
         /// The map's file, the rule's number and its text.
         rule: String,
-        /// What is wrong, with the name of the tensors' file.
+        /// What is wrong, with the path of the safetensors file.
         reason: String,
     },
 }
@@ -95,7 +98,7 @@ impl FileError {
     }
 }
 
-/// Why tensors cannot be written or converted: it names the tensor.
+/// Why a tensor cannot be written or converted. Names the tensor.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct TensorError(pub(crate) String);
@@ -106,32 +109,32 @@ impl TensorError {
     }
 }
 
-/// What a file says about one of its tensors.
+/// A file's description of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
-    /// Its dtype as the format writes it, such as `BF16`.
+    /// The dtype's name in the format, such as `BF16`.
     pub dtype: String,
-    /// What it is read as; nothing for a dtype that cannot be read.
+    /// The dtype as which the tensor is read; `None` if it cannot be read.
     pub kind: Option<Kind>,
-    /// Its shape.
+    /// The tensor's shape.
     pub shape: Vec<i64>,
-    /// Its size in the file.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Its SHA-256 as the file has it (of name, dtype, shape and bytes); nothing if the file has no
-    /// digests.
+    /// The SHA-256 of name, dtype, shape and bytes, as recorded in the file; `None` if the file has
+    /// no digests.
     pub sha256: Option<String>,
-    /// Where its bytes are, from the start of the file.
+    /// Offset of the bytes from the start of the file.
     start: u64,
 }
 
-/// A file, or the bytes of one.
+/// A file, or its bytes in memory.
 trait Source: Read + Seek + Send + std::fmt::Debug {}
 
 impl<T: Read + Seek + Send + std::fmt::Debug> Source for T {}
 
-/// An open safetensors file, of which the header has been read.
+/// An open safetensors file whose header has been read.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
@@ -142,12 +145,12 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens `path` and reads its header, nothing else. A header with digests is compared with its
-    /// own.
+    /// Opens `path` and reads only its header. If the header has a digest, the header is compared
+    /// with it.
     ///
     /// # Errors
-    /// [`FileError`], also where the file is longer or shorter than its header says, or the header
-    /// is damaged.
+    /// [`FileError`]. Among others, the file's length contradicts its header, or the header is
+    /// damaged.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let io = FileError::io(path);
         let file = gpipe_files::open(path).map_err(|error| match error {
@@ -158,7 +161,7 @@ impl TensorFile {
         Self::read_header(Box::new(file), length, path)
     }
 
-    /// The same for a file's bytes, which came from `path` or would go there.
+    /// Reads the header of a file in memory. `path`, its source or destination, names it in errors.
     ///
     /// # Errors
     /// As [`TensorFile::open`].
@@ -196,23 +199,24 @@ impl TensorFile {
         &self.entries
     }
 
-    /// What the file says about itself, without its digests.
+    /// The file's metadata, without digests.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// Whether the file has digests, so that damage is seen.
+    /// Whether the file has digests, which detect damage.
     #[must_use]
     pub fn has_digests(&self) -> bool {
         self.has_digests
     }
 
-    /// Reads all tensors and compares each with its digest, 1 MiB in memory at a time; without
-    /// digests reads nothing.
+    /// Reads all tensors and compares each with its digest, in pieces of 1 MiB. Reads nothing if
+    /// the file has no digests.
     ///
     /// # Errors
-    /// [`FileError`]: the first tensor that is not as it was written; a failing disk.
+    /// [`FileError`]: names the first tensor that differs from its digest, or reports a failing
+    /// disk.
     pub fn verify(&mut self) -> Result<(), FileError> {
         let Self { path, file, entries, .. } = self;
         for entry in entries {
@@ -225,17 +229,17 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Where the file is.
+    /// The file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the tensor `name`, and no other, to the CPU.
+    /// Reads only the tensor `name`, to the CPU.
     ///
     /// # Errors
-    /// [`FileError`]: no such tensor, a dtype that cannot be read, bytes that do not have their
-    /// digest, a failing disk, no memory.
+    /// [`FileError`]: there is no such tensor, its dtype cannot be read, its bytes differ from its
+    /// digest, the disk fails, or memory is exhausted.
     pub fn read(&mut self, name: &str) -> Result<Tensor, FileError> {
         let at = self.position(name)?;
         let Self { path, entries, .. } = self;
@@ -252,10 +256,10 @@ impl TensorFile {
             .map_err(|reason| FileError::format(path, TensorError::of(name, reason).to_string()))
     }
 
-    /// Whether two tensors have one dtype, one shape and the same bytes.
+    /// Whether two tensors have the same dtype, shape and bytes.
     ///
     /// # Errors
-    /// As [`TensorFile::read`], which dtypes it reads aside.
+    /// As [`TensorFile::read`], except that any dtype is accepted.
     pub fn are_equal(&mut self, a: &str, b: &str) -> Result<bool, FileError> {
         let (a, b) = (self.position(a)?, self.position(b)?);
         let described = |at: usize| (&self.entries[at].dtype, &self.entries[at].shape);
@@ -269,7 +273,7 @@ impl TensorFile {
         found.map_err(missing)
     }
 
-    /// The bytes of the tensor at `at` among the entries, compared with its digest.
+    /// Reads the bytes of entry `at` and compares them with the tensor's digest.
     fn bytes(&mut self, at: usize) -> Result<Vec<u8>, FileError> {
         let Self { path, file, entries, .. } = self;
         let entry = &entries[at];
@@ -286,7 +290,7 @@ impl TensorFile {
     }
 }
 
-/// Adds a tensor's bytes to `hash`, a piece in memory at a time.
+/// Adds a tensor's bytes to `hash`, in pieces of [`PIECE`] bytes.
 fn hash_entry(file: &mut dyn Source, entry: &Entry, hash: &mut Sha256) -> io::Result<()> {
     file.seek(SeekFrom::Start(entry.start))?;
     let mut piece = vec![0; PIECE];
@@ -301,9 +305,9 @@ fn hash_entry(file: &mut dyn Source, entry: &Entry, hash: &mut Sha256) -> io::Re
 }
 
 impl Entry {
-    /// The start of its digest.
+    /// Starts the tensor's digest.
     fn begin_digest(&self) -> Sha256 {
-        // Exact: an axis is not negative.
+        // Lossless, because axes are not negative.
         let shape = self.shape.iter().map(|axis| axis.unsigned_abs());
         digest::begin(&self.name, &self.dtype, shape)
     }
@@ -315,7 +319,7 @@ impl Entry {
             dtype: digest::dtype(info.dtype),
             sha256: None,
             kind: KINDS.iter().find(|(dtype, _)| *dtype == info.dtype).map(|(_, kind)| *kind),
-            // Exact: the header's check has found each axis to be an i64.
+            // Lossless, because the header's check found that each axis fits an i64.
             shape: info.shape.iter().map(|&axis| axis as i64).collect(),
             bytes: (to - from) as u64,
             start: start + from as u64,
@@ -323,7 +327,7 @@ impl Entry {
     }
 }
 
-/// The header's length, held against `length`, the file's.
+/// Reads the header's length and checks it against `length`, the file's length.
 fn header_length(file: &mut dyn Source, length: u64) -> io::Result<Result<u64, String>> {
     if length < LENGTH {
         let reason = format!("truncated: {length} bytes, a safetensors file has at least {LENGTH}");
@@ -360,19 +364,19 @@ fn check_length(length: u64, start: u64, header: &Header) -> Result<(), String> 
     }
 }
 
-/// The next `count` bytes. `count` has been held against the file's length, which may be more than
-/// memory.
+/// Reads the next `count` bytes. Memory may not suffice, even though `count` is within the file's
+/// length.
 fn read_exactly(file: &mut dyn Source, count: u64) -> io::Result<Vec<u8>> {
     let room = usize::try_from(count).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(room)?;
     file.take(count).read_to_end(&mut bytes)?;
-    // Someone cut the file while it was read.
+    // The file may have been truncated since it was opened.
     if bytes.len() == room { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 fn tensor(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor, String> {
-    // tch copies as many bytes as the shape says, whatever the slice has.
+    // tch copies as many bytes as the shape implies, regardless of the slice's length.
     let elements = shape
         .iter()
         .try_fold(1usize, |product, &axis| product.checked_mul(usize::try_from(axis).ok()?));
@@ -388,7 +392,7 @@ fn tensor(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor, String> {
     Tensor::f_from_data_size(bytes, shape, kind).map_err(|error| error.to_string())
 }
 
-/// Text from a file, fit for a message: control characters escaped, long text cut.
+/// Formats text from a file for a message: replaces control characters and truncates long text.
 pub fn shown(text: &dyn fmt::Display) -> String {
     const CHARACTERS_MAX: usize = 300;
     let text = text.to_string();

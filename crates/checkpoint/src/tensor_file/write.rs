@@ -1,4 +1,4 @@
-//! Files from tensors, and one of several.
+//! Writes tensors to a file, and merges several files into one.
 
 use std::{
     collections::BTreeMap,
@@ -14,14 +14,14 @@ use tch::Tensor;
 use super::{FileError, KINDS, TensorError, TensorFile, digest, header::Header};
 use gpipe_files::Aside;
 
-/// Room for a layer's header: growing a large buffer for it would copy all of it.
+/// Capacity reserved for a layer's header, so that a large buffer is not reallocated and copied.
 const HEADER_GUESS: usize = 16 << 10;
 
-/// The bytes of a file with `tensors` and `metadata`, without digests. Tensors may be on any device
-/// and have any strides.
+/// Encodes `tensors` and `metadata` as the bytes of a file, without digests. Tensors may be on any
+/// device and have any strides.
 ///
 /// # Errors
-/// [`TensorError`]: a dtype that has no place in the format, two tensors of one name.
+/// [`TensorError`]: the format lacks a tensor's dtype, or two tensors have one name.
 pub fn encode(
     tensors: &[(String, Tensor)],
     metadata: &BTreeMap<String, String>,
@@ -36,11 +36,11 @@ pub fn encode(
     Ok(all)
 }
 
-/// Writes [`encode`]'s tensors and metadata to `path`, with digests, one tensor in memory at a
-/// time. Whatever was there stays until the new file is complete and on disk.
+/// Writes `tensors` and `metadata` to `path`, with digests, one tensor in memory at a time. An
+/// existing file stays until the new one is complete and on disk.
 ///
 /// # Errors
-/// [`FileError`]; the file aside is removed then.
+/// [`FileError`]; the temporary file is removed then.
 pub fn write(
     path: &Path,
     tensors: &[(String, Tensor)],
@@ -51,12 +51,12 @@ pub fn write(
     put(path, layout, |placed| bytes(&placed.name, placed.body).map_err(cannot))
 }
 
-/// Writes all tensors of `files` to one file, the same that [`write()`] would make of them, one
-/// tensor in memory at a time. Those that have digests are compared with them.
+/// Merges all tensors of `files` into one file, one tensor in memory at a time. The result equals
+/// what [`write()`] would write. Tensors that have digests are verified.
 ///
 /// # Errors
-/// [`FileError`]: two tensors of one name, a dtype of which nothing is known; damage; a failing
-/// disk. The file aside is removed then.
+/// [`FileError`]: two tensors have one name, a dtype cannot be written, a file is damaged, or the
+/// disk fails. The temporary file is removed then.
 pub fn merge(
     path: &Path,
     files: &mut [TensorFile],
@@ -71,7 +71,7 @@ pub fn merge(
                 return Err(cannot(TensorError::of(&entry.name, "its dtype cannot be written")));
             };
             let shape = entry.shape.iter().map(|&axis| axis.unsigned_abs() as usize).collect();
-            let bytes = entry.bytes as usize; // a file's, which was held against its length
+            let bytes = entry.bytes as usize; // `open` checked it against the file's length
             let body = (number, index);
             all.push(Placed { name: entry.name.clone(), dtype: *dtype, shape, bytes, body });
         }
@@ -82,7 +82,7 @@ pub fn merge(
     })
 }
 
-/// Writes a file aside, and gives it its name when all of it is on disk.
+/// Writes a temporary file, and renames it to `path` once it is complete and on disk.
 fn put<T>(
     path: &Path,
     layout: Layout<T>,
@@ -97,8 +97,8 @@ fn put<T>(
     aside.publish().map_err(FileError::io(path))
 }
 
-/// Writes the parts of a file: the header last of all, once the digests are known, in the room that
-/// was left for it.
+/// Writes the parts of a file. The header is written last, into space reserved for it, because it
+/// contains the digests.
 fn fill<T>(
     file: &File,
     path: &Path,
@@ -132,7 +132,7 @@ fn fill<T>(
     out.flush().map_err(&io)
 }
 
-/// A tensor that has its place in a file.
+/// A tensor to be placed in a file.
 struct Placed<T> {
     name: String,
     dtype: Dtype,
@@ -141,7 +141,7 @@ struct Placed<T> {
     body: T,
 }
 
-/// A header, and the tensors in the order of their bytes.
+/// A header, and its tensors in the order of their bytes.
 struct Layout<T> {
     header: Header,
     tensors: Vec<Placed<T>>,
@@ -161,7 +161,7 @@ fn place(tensors: &[(String, Tensor)]) -> Result<Vec<Placed<&Tensor>>, TensorErr
     Ok(all)
 }
 
-/// The order of the tensors: the widest dtype first to keep all aligned.
+/// Orders the tensors, widest dtype first, which keeps all of them aligned.
 fn layout<T>(mut tensors: Vec<Placed<T>>, metadata: &BTreeMap<String, String>) -> Layout<T> {
     tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
     let mut header = Header { metadata: metadata.clone(), tensors: Vec::new() };

@@ -1,5 +1,5 @@
-//! What the test families share: small pipelines, their whole state to the bit, folders.
-#![allow(dead_code)] // each test file uses its own part
+//! Shared helpers of the tests: small pipelines, their whole state bit for bit, folders.
+#![allow(dead_code)] // each test file uses a different part
 
 use std::{
     fs, io,
@@ -13,7 +13,7 @@ use gpipe::{
 use gpipe_checkpoint::{Checkpoint, Checkpoints, RunInfo, Saved, Settings, folder, manifest};
 use tch::{Kind, Tensor};
 
-/// Four small layers of which two have the same shapes, and one without parameters.
+/// A model of four small layers, two of which have the same shapes, and a layer without parameters.
 pub fn model() -> Sequence {
     Sequence::new()
         .push("enter", Linear::new(3, 4))
@@ -23,7 +23,7 @@ pub fn model() -> Sequence {
         .push("leave", Linear::new(4, 2))
 }
 
-/// As few files as can show everything: each of them is made, written and synced.
+/// A model with as few files as possible, because each of them is created, written and synced.
 pub fn tiny() -> Sequence {
     Sequence::new()
         .push("enter", Linear::new(3, 4))
@@ -40,14 +40,14 @@ pub fn builder(model: Sequence) -> PipelineBuilder {
         .average(0.5)
 }
 
-/// The model on `stages` stages after `steps` steps.
+/// The model on `stages` stages, after `steps` steps.
 pub fn trained(model: Sequence, stages: usize, steps: usize) -> Pipeline {
     let mut pipeline = builder(model).stages(stages).build().unwrap();
     (0..steps).for_each(|_| step(&mut pipeline));
     pipeline
 }
 
-/// The next step, on a batch that is a function of its number.
+/// Trains one step, on a batch that depends only on the step's number.
 pub fn step(pipeline: &mut Pipeline) {
     let numbers = |count: usize, shift: f64| -> Vec<f32> {
         let at = |i: usize| ((i as f64 + shift + 7.0 * pipeline.steps() as f64) * 0.7).sin() as f32;
@@ -58,7 +58,7 @@ pub fn step(pipeline: &mut Pipeline) {
     pipeline.train_step(&inputs, &targets).unwrap();
 }
 
-/// All of a pipeline's state: names with shapes and bits.
+/// A pipeline's whole state: names with shapes and bits.
 pub type Flat = Vec<(String, Vec<i64>, Vec<u64>)>;
 
 pub fn flat(pipeline: &mut Pipeline) -> Flat {
@@ -81,7 +81,7 @@ pub fn flat(pipeline: &mut Pipeline) -> Flat {
     all
 }
 
-/// The bits of a tensor: unlike ==, tells NaN from NaN and 0 from -0.
+/// The bits of a tensor. Unlike ==, they tell NaN from NaN and 0 from -0.
 pub fn bits(tensor: &Tensor) -> Vec<u64> {
     let values: Vec<f64> = tensor.to_kind(Kind::Double).reshape([-1]).try_into().unwrap();
     values.into_iter().map(f64::to_bits).collect()
@@ -102,7 +102,7 @@ pub fn info(batches: u64) -> RunInfo {
     info
 }
 
-/// Saves, and waits for it.
+/// Saves a checkpoint and waits for it.
 pub fn save(folder: &Path, settings: Settings, pipeline: &mut Pipeline, info: RunInfo) -> Saved {
     let mut checkpoints = Checkpoints::open(folder, settings).unwrap();
     assert_eq!(checkpoints.save(pipeline, info).unwrap(), None);
@@ -123,7 +123,7 @@ pub fn newest(folder: &Path) -> Option<u64> {
     folder::newest(folder).unwrap().found.map(|found| found.manifest().progress.batches)
 }
 
-/// What is in a folder, sorted.
+/// The names in a folder, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> =
@@ -132,7 +132,7 @@ pub fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// What a link in `folder` names, which must be a complete checkpoint.
+/// The number that a link in `folder` points to, which must be a complete checkpoint.
 pub fn linked(folder: &Path, link: &str) -> Option<u64> {
     let link = folder.join(link);
     link.symlink_metadata().ok()?;
@@ -141,7 +141,7 @@ pub fn linked(folder: &Path, link: &str) -> Option<u64> {
     Some(found.manifest().progress.batches)
 }
 
-/// A copy of a folder, links as links.
+/// Copies a folder, preserving links.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -158,8 +158,8 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A manifest of `fields`, the text of a JSON object, with the right checksum: what only an
-/// attacker makes.
+/// A manifest of `fields`, the text of a JSON object, with a valid checksum. Only an attacker makes
+/// such a manifest.
 pub fn sealed(fields: &str) -> Vec<u8> {
     let rest = fields.trim_start().strip_prefix('{').unwrap();
     let with = |digits: &str| format!("{{\n  \"checksum\": \"{digits}\",{rest}\n");
