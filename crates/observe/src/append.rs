@@ -1,8 +1,8 @@
-//! Files that grow by whole pieces: a line, an event. A piece is in the file completely or, after a
-//! failed write, not at all, so that the next one continues a valid file.
+//! Files that grow by whole pieces, such as lines or events. A piece is written completely or, if
+//! the write fails, not at all, so the next piece continues a valid file.
 //!
-//! Not here: what a piece is. A process killed while it writes can still leave a torn piece; who
-//! reads passes over it.
+//! This module does not know what a piece is. A process killed while writing can still leave a torn
+//! piece, which readers skip.
 
 use std::{
     fmt::Debug,
@@ -10,12 +10,12 @@ use std::{
     io::{self, Seek, SeekFrom, Write},
 };
 
-/// What is appended to: a file, or in tests a disk that fills up.
+/// The destination: a file or, in tests, a disk that fills up.
 pub(crate) trait Sink: Write + Debug + Send + Sync {
-    /// Makes it `length` bytes long; the next write begins there.
+    /// Sets the length to `length` bytes. The next write starts there.
     fn cut(&mut self, length: u64) -> io::Result<()>;
 
-    /// Waits until all of it is on disk.
+    /// Waits until all content is on disk.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -30,25 +30,24 @@ impl Sink for File {
     }
 }
 
-/// A sink, and how much of it is good.
+/// A sink that knows how many of its bytes are complete pieces.
 #[derive(Debug)]
 pub(crate) struct Append {
     sink: Box<dyn Sink>,
-    /// Of the whole pieces.
+    /// Length of the complete pieces.
     length: u64,
-    /// Whether part of a piece may follow them.
+    /// Whether part of a piece may follow the complete ones.
     is_torn: bool,
 }
 
 impl Append {
-    /// After the `length` bytes that `sink` holds, where its next write begins.
+    /// Appends to `sink`, which holds `length` bytes and whose next write starts after them.
     pub(crate) fn after(length: u64, sink: impl Sink + 'static) -> Self {
         Self { sink: Box::new(sink), length, is_torn: false }
     }
 
-    /// Hands `piece` to the system, in one call where it takes all of it. After an error nothing of
-    /// it is left, and the next piece may succeed; where even that failed, it is tried again before
-    /// the next piece.
+    /// Writes `piece`, in a single call if the system accepts all of it. After an error the written
+    /// part is cut off, and the next piece may succeed. If cutting fails, the next call retries it.
     pub(crate) fn piece(&mut self, piece: &[u8]) -> io::Result<()> {
         self.cut_torn()?;
         let written = self.sink.write_all(piece);
@@ -56,7 +55,7 @@ impl Append {
             Ok(()) => self.length += piece.len() as u64,
             Err(_) => {
                 self.is_torn = true;
-                // The write's error says more, and the next piece meets this one.
+                // Report the write's error, which says more. The next call retries the cut.
                 let _ = self.cut_torn();
             }
         }
@@ -77,24 +76,24 @@ impl Append {
     }
 }
 
-/// A disk in memory that can be full.
+/// An in-memory disk that can be full.
 #[cfg(test)]
 pub(crate) mod testing {
     use std::sync::{Arc, Mutex, MutexGuard};
 
     use super::*;
 
-    /// What the disk holds, and when it refuses.
+    /// The disk's content and when it fails.
     #[derive(Debug)]
     pub(crate) struct State {
         pub(crate) bytes: Vec<u8>,
         pub(crate) bytes_max: usize,
         pub(crate) refuses_cuts: bool,
-        /// Calls that wrote something.
+        /// Number of calls that wrote something.
         pub(crate) writes: usize,
     }
 
-    /// Clones share the one disk.
+    /// A handle to a disk; clones share it.
     #[derive(Debug, Clone)]
     pub(crate) struct Disk(Arc<Mutex<State>>);
 
@@ -115,7 +114,7 @@ pub(crate) mod testing {
     }
 
     impl Write for Disk {
-        /// As a file does: what there is room for, then an error.
+        /// Writes as much as fits, as a file does, and fails once the disk is full.
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let mut state = self.state();
             match bytes.len().min(state.bytes_max.saturating_sub(state.bytes.len())) {

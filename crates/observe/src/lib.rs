@@ -1,14 +1,14 @@
-//! Seeing a run: what a training run leaves behind, and the pictures made of it.
+//! Observing a run: the files that a training run writes, and pictures made of them.
 //!
 //! - [`metrics`]: the records of a run, and `metrics.jsonl`, which holds them
 //! - [`tensorboard`]: the same records as event files
 //! - [`plot`]: the records of one or several runs as one SVG page
-//! - [`step_file`]: what a run leaves of one step
+//! - [`step_file`]: one step of a run as a file
 //! - [`picture`]: a step as one SVG or HTML page
-//! - [`trace`]: the same for chrome://tracing and Perfetto
+//! - [`trace`]: a step for chrome://tracing and Perfetto
 //!
-//! Not here: tensors, the pipeline, printing. Who trains fills plain records. Drawings of a
-//! timeline as text are in `gpipe_core::draw`.
+//! This crate knows no tensors and no pipeline, and does not print. The training program fills
+//! plain records. `gpipe_core::draw` draws a timeline as text.
 //!
 //! ```
 //! use gpipe_observe::{metrics::{Record, Run, Step}, plot};

@@ -1,5 +1,5 @@
-//! `step.json`: what a run leaves of one step, for pictures of it: the measured timeline, what was
-//! predicted, and bytes.
+//! `step.json`: one step of a run, for pictures. It has the measured timeline, the predicted one
+//! and the bytes held.
 //!
 //! ```text
 //! {"format":1,"step":10,
@@ -10,9 +10,9 @@
 //! "memory":{"predicted":[[[0,4096],[2300000,8192]],..],"peaks":[..],"caps":[null,..]}}
 //! ```
 //!
-//! Times are nanoseconds from the start of the step, a device's actions are in its order and do not
-//! overlap, and each device has a line of its own, so that an error's line says which it is of.
-//! What is written has passed the checks of what is read.
+//! Times are nanoseconds from the start of the step. A device's actions are in order and do not
+//! overlap. Each device is on a separate line, so the line number of an error identifies the
+//! device. The writer applies the same checks as the reader.
 
 use std::{
     io::{self, BufWriter, Write},
@@ -28,76 +28,75 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 /// The file's name in a run's folder.
 pub const NAME: &str = "step.json";
-/// The form of the file that this version writes and reads.
+/// The format version that is written and read.
 pub const FORMAT: u32 = 1;
-/// Most actions of both timelines together.
+/// Maximum number of actions of both timelines together.
 pub const ACTIONS_MAX: usize = 600_000;
-/// Most points of all series of bytes together.
+/// Maximum number of points of all byte series together.
 pub const POINTS_MAX: usize = 400_000;
-/// Most devices, and stages.
+/// Maximum number of devices, and of stages.
 pub const STAGES_MAX: usize = 4_096;
-/// Longest step: eleven days.
+/// Maximum duration of a step, about eleven days.
 pub const TIME_MAX: Nanos = Nanos(1_000_000_000_000_000);
-/// Most bytes that a device holds: an eighth of what 64 bits can say, so that sums are good, too.
+/// Maximum bytes held by a device. Small enough that sums fit 64 bits.
 pub const BYTES_MAX: Bytes = Bytes(1 << 60);
-/// Most bytes read from one file.
+/// Maximum number of bytes read from one file.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Most bytes of a text in it.
+/// Maximum number of bytes of a text in the file.
 pub const TEXT_BYTES_MAX: usize = 1_000;
 
 /// One step of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StepFile {
-    /// Its number.
+    /// The step's number.
     pub step: u64,
-    /// What happened.
+    /// The measured timeline.
     pub measured: Timeline,
-    /// What was to happen.
+    /// The predicted timeline.
     pub predicted: Option<Predicted>,
-    /// What devices held.
+    /// The bytes held by devices.
     pub memory: Memory,
 }
 
-/// A timeline that nobody measured.
+/// A timeline that was predicted rather than measured.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Predicted {
-    /// Where it comes from, such as "simulated from the costs measured in 40 steps".
+    /// The prediction's source, such as "simulated from the costs measured in 40 steps".
     pub source: String,
     /// The timeline.
     pub timeline: Timeline,
 }
 
-/// Bytes by device; of what is not known, nothing.
+/// Bytes held by each device. Fields are empty if unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// What each was to hold over the time of the prediction: from each time on, until the next
-    /// one.
+    /// Predicted bytes over time. Each value holds from its time until the next one.
     pub predicted: Vec<Vec<(Nanos, Bytes)>>,
-    /// What each held over the time of the step, in the same way.
+    /// Measured bytes over time, in the same form.
     #[serde(default)]
     pub measured: Vec<Vec<(Nanos, Bytes)>>,
-    /// The most that each held.
+    /// Measured peak bytes.
     pub peaks: Vec<Bytes>,
-    /// The most that each may hold.
+    /// Maximum bytes allowed.
     pub caps: Vec<Option<Bytes>>,
 }
 
-/// What goes wrong with a step file.
+/// An error of a step file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepFileError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: "read", "write" or "replace".
+        /// The attempted action: "read", "write" or "replace".
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file that no run wrote in this form.
+    /// The file was not written by a run in this format.
     #[error("{} is damaged: {reason}; it is written anew by the run's next `gpipe train \
         --resume`", path.display())]
     Damaged {
@@ -106,23 +105,23 @@ pub enum StepFileError {
         /// What is wrong, and where.
         reason: String,
     },
-    /// A step that does not go into a file.
+    /// The step cannot be written to a file.
     #[error("the step is not written to {}: {reason}", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Why it cannot be written.
         reason: String,
     },
 }
 
 impl StepFile {
-    /// Writes the step aside and then in the place of `path`: a crash leaves the old file or the
-    /// new.
+    /// Writes the step to a temporary file and renames it to `path`, so a crash leaves either the
+    /// old file or the new one.
     ///
     /// # Errors
-    /// [`StepFileError`]: the step is larger than the bounds above, or the system refuses. The old
-    /// file is unchanged then.
+    /// [`StepFileError`]: the step exceeds the limits above, or the system reports an error. The
+    /// old file is unchanged then.
     pub fn write(&self, path: &Path) -> Result<(), StepFileError> {
         self.check().map_err(|reason| StepFileError::Refused { path: path.to_owned(), reason })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -134,11 +133,11 @@ impl StepFile {
         aside.publish().map_err(failed("replace", path))
     }
 
-    /// Reads what [`Self::write`] wrote.
+    /// Reads a file that [`Self::write`] wrote.
     ///
     /// # Errors
-    /// [`StepFileError`]: the file cannot be read, is larger than the bounds above, or is not such
-    /// a file; with the line, or the device and action.
+    /// [`StepFileError`]: the file cannot be read, exceeds the limits above, or is not a step file.
+    /// The error names the line, or the device and action.
     pub fn read(path: &Path) -> Result<Self, StepFileError> {
         let damaged = |reason| StepFileError::Damaged { path: path.to_owned(), reason };
         let bytes = gpipe_files::read(path, FILE_BYTES_MAX).map_err(|error| match error {
@@ -149,10 +148,10 @@ impl StepFile {
         Self::parse(&text).map_err(damaged)
     }
 
-    /// From the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// Describes what is wrong, and where.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() as u64 > FILE_BYTES_MAX {
             return Err(format!("it has more than {}", Bytes(FILE_BYTES_MAX)));
@@ -186,7 +185,7 @@ impl StepFile {
         out.write_all(b"}\n")
     }
 
-    /// Whether everything is within its bounds and in order.
+    /// Checks that everything is within the limits and in order.
     fn check(&self) -> Result<(), String> {
         let predicted = self.predicted.as_ref();
         let timelines = || {
@@ -269,7 +268,7 @@ fn check_memory(memory: &Memory) -> Result<(), String> {
     Ok(())
 }
 
-/// A device a line.
+/// Writes a timeline, one device per line.
 fn write_timeline(out: &mut impl Write, timeline: &Timeline) -> io::Result<()> {
     write!(out, "{{\"makespan\":{},\"devices\":[", timeline.makespan.0)?;
     for (device, actions) in timeline.devices.iter().enumerate() {
@@ -283,7 +282,7 @@ fn write_timeline(out: &mut impl Write, timeline: &Timeline) -> io::Result<()> {
     out.write_all(b"]}")
 }
 
-/// The file as it is read.
+/// The file's JSON form, for reading.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Form {
@@ -322,7 +321,8 @@ impl<'de> Deserialize<'de> for FormTimeline {
     }
 }
 
-/// An action in its printed form, parsed as it is met: an error then has its place in the file.
+/// An action as text. It is parsed during deserialization, so that an error has a position in the
+/// file.
 struct Text(Action);
 
 impl<'de> Deserialize<'de> for Text {
@@ -336,7 +336,7 @@ impl<'de> Deserialize<'de> for Text {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Text, E> {
-                // No action is as long as that, and an error quotes all of what it is given.
+                // Cut the text, because an error quotes all of it. No action is this long.
                 let text: String = text.chars().take(64).collect();
                 text.parse().map(Text).map_err(E::custom)
             }

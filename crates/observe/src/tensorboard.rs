@@ -1,9 +1,9 @@
 //! TensorBoard event files: TFRecord framing around protocol-buffer events with scalars.
 //!
-//! A record is: length (u64), masked CRC32C of the length, the event, masked CRC32C of the event;
-//! all little-endian. The first event names the format's version. Each of our records becomes one
-//! event with all its scalars, handed to the system at once, so that TensorBoard can follow a run.
-//! A resumed run continues in a file of its own.
+//! A TFRecord consists of a length (u64), the masked CRC32C of the length, the event, and the
+//! masked CRC32C of the event, all little-endian. The first event names the format's version. Each
+//! record of a run becomes one event with all its scalars, written at once, so TensorBoard can
+//! follow the run. A resumed run continues in a new file.
 
 use std::{
     fs::{self, File},
@@ -20,19 +20,19 @@ use crate::{
     metrics::{Evaluation, Record, Step},
 };
 
-/// CRC32C, by its name in the catalogue of CRCs.
+/// CRC32C, which the CRC catalogue lists under this name.
 const CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
-/// What every event file opens with.
+/// The version in the first event of every file.
 const VERSION: &str = "brain.Event:2";
 /// `tensorflow.SessionLog.SessionStatus.START`.
 const START: i32 = 1;
-/// Most files that are named after one second.
+/// Maximum number of files created in one second.
 const FILES_PER_SECOND_MAX: u32 = 1_000;
 
-/// `tensorflow.Event`, as far as it is used here.
+/// `tensorflow.Event`, with the fields used here.
 #[derive(Clone, PartialEq, Message)]
 struct Event {
-    /// Seconds since 1970.
+    /// Seconds since the Unix epoch.
     #[prost(double, tag = "1")]
     wall_time: f64,
     #[prost(int64, tag = "2")]
@@ -52,34 +52,34 @@ struct Summary {
     value: Vec<Scalar>,
 }
 
-/// `tensorflow.Summary.Value`, as far as it is used here.
+/// `tensorflow.Summary.Value`, with the fields used here.
 #[derive(Clone, PartialEq, Message)]
 struct Scalar {
     #[prost(string, tag = "1")]
     tag: String,
-    /// Optional, because it is one of several in the format: a 0 must be written, too.
+    /// Optional, because it is one of a `oneof` in the format, and a 0 must be written, too.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
 }
 
-/// `tensorflow.SessionLog`, as far as it is used here.
+/// `tensorflow.SessionLog`, with the fields used here.
 #[derive(Clone, PartialEq, Message)]
 struct SessionLog {
     #[prost(int32, tag = "1")]
     status: i32,
 }
 
-/// What goes wrong with an event file.
+/// An error of an event file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}", path.display())]
 pub struct EventError {
     /// The file or folder.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
-/// An event file, open for the length of a run.
+/// An event file, open for the duration of a run.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -87,8 +87,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates `folder` if need be, and in it a file named after `now`, beside those that are
-    /// there.
+    /// Creates `folder` if needed, and in it a new file named after `now`. Existing files stay.
     ///
     /// # Errors
     /// [`EventError`].
@@ -102,8 +101,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The same for a run that goes on: TensorBoard forgets what the folder's older files say of
-    /// `step`, the first to be written again, and of later ones.
+    /// As [`Writer::create`], for a resumed run. TensorBoard discards what older files in the
+    /// folder contain from `step` on. `step` is the first step that will be written again.
     ///
     /// # Errors
     /// [`EventError`].
@@ -115,20 +114,20 @@ impl Writer {
             session_log: Some(SessionLog { status: START }),
             ..Event::default()
         };
-        // TensorBoard takes the first start in a folder for the run's own and forgets nothing; no
-        // older file need have one.
+        // Write the start twice. TensorBoard takes the first start in a folder for the beginning of
+        // the run and discards nothing, and older files need not contain one.
         writer.event(&restart)?;
         writer.event(&restart)?;
         Ok(writer)
     }
 
-    /// The file.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Appends the scalars of `record`, as of `now`. After an error nothing of them is in the file,
-    /// and later ones may succeed.
+    /// Appends the scalars of `record` with time `now`. After an error nothing of them is in the
+    /// file, and later writes may succeed.
     ///
     /// # Errors
     /// [`EventError`].
@@ -159,8 +158,8 @@ impl Writer {
     }
 }
 
-/// A new file, named after the second; further ones of the same second are numbered, so that their
-/// order is that of their names.
+/// Creates a file named after the second. Further files of the same second are numbered, so that
+/// the order of names is the order of creation.
 fn create_file(folder: &Path, seconds: f64) -> Result<(PathBuf, File), EventError> {
     let first = format!("events.out.tfevents.{seconds:.0}.gpipe");
     let mut count = 0;
@@ -182,7 +181,7 @@ fn create_file(folder: &Path, seconds: f64) -> Result<(PathBuf, File), EventErro
     }
 }
 
-/// The tags of a step: curves of the same kind share a group, which is the part before the slash.
+/// The tags and values of a step. The part of a tag before the slash is its group.
 fn step_scalars(step: &Step) -> Vec<(String, f64)> {
     let mut scalars: Vec<(String, f64)> = [
         ("train/loss", step.loss),
@@ -192,7 +191,7 @@ fn step_scalars(step: &Step) -> Vec<(String, f64)> {
         ("speed/tokens_per_s", step.tokens_per_s),
         ("speed/step_ms", step.step_ms),
         ("pipeline/bubble", step.bubble),
-        // The parts of the bubble.
+        // Communication and the parts of waiting sum to the bubble.
         ("pipeline/communication", step.share(|stage| stage.communication_ms)),
         ("pipeline/fill_drain", step.share(|stage| stage.fill_drain_ms)),
         ("pipeline/imbalance", step.share(|stage| stage.imbalance_ms)),
@@ -218,7 +217,8 @@ fn evaluation_scalars(evaluation: &Evaluation) -> Vec<(String, f64)> {
     scalars
 }
 
-/// The format rotates and shifts CRCs, so that a CRC of data that hold CRCs is as good as any.
+/// CRC32C, rotated and offset as the format requires, because the CRC of data that contain CRCs is
+/// weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     CRC32C.checksum(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -232,7 +232,7 @@ fn seconds_since_1970(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |duration| duration.as_secs_f64())
 }
 
-/// As the format has it.
+/// A step number as the format's signed integer.
 fn signed(step: u64) -> i64 {
     i64::try_from(step).unwrap_or(i64::MAX)
 }

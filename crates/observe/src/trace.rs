@@ -1,10 +1,10 @@
-//! One step's timeline in the trace-event format, which chrome://tracing and
+//! Writes one step's timeline in the trace-event format, which chrome://tracing and
 //! <https://ui.perfetto.dev> show.
 //!
 //! Each timeline is a process and each device a thread. Times are microseconds from the start of
-//! the step. Compute actions are slices of the categories `forward`, `recompute`, `backward` and
-//! `optimizer`; sends and receives, which include waiting, are slices of the category `wait`; an
-//! arrow (a pair of flow events) goes from each send to its receive.
+//! the step. Compute actions are slices of category `forward`, `recompute`, `backward` or
+//! `optimizer`. Sends and receives, which include waiting, are slices of category `wait`. An arrow,
+//! a pair of flow events, connects each send to its receive.
 
 use std::{collections::HashMap, io};
 
@@ -14,7 +14,7 @@ use gpipe_core::{
 };
 use serde_json::{Value, json};
 
-/// Writes named timelines of a step as JSON, on the same time scale.
+/// Writes named timelines of a step as JSON, on a common time scale.
 ///
 /// # Errors
 /// Those of `out`.
@@ -29,7 +29,7 @@ pub fn write(mut out: impl io::Write, timelines: &[(&str, &Timeline)]) -> io::Re
     out.flush()
 }
 
-/// Writes the events of one timeline, one a line.
+/// Writes the events of one timeline, one per line.
 struct Process<'a, W> {
     out: &'a mut W,
     pid: usize,
@@ -80,8 +80,8 @@ impl<W: io::Write> Process<'_, W> {
         }))
     }
 
-    /// An arrow for each message whose two ends are in the timeline. No message passes the same
-    /// half of an edge twice in a step.
+    /// Writes an arrow for each message that has both a send and a receive in the timeline. A
+    /// transfer occurs at most once per step, so it identifies the message.
     fn arrows(&mut self, timeline: &Timeline) -> io::Result<()> {
         let mut sends: HashMap<Transfer, (usize, Nanos)> = HashMap::new();
         let each = || timeline.devices.iter().enumerate();
@@ -96,7 +96,8 @@ impl<W: io::Write> Process<'_, W> {
             for timed in actions {
                 let Op::Receive(transfer) = timed.action.op else { continue };
                 let Some((sender, sent)) = sends.remove(&transfer) else { continue };
-                // A viewer takes an arrow for the slice around its time, the slice's end excluded.
+                // A viewer attaches an arrow to the slice around its time, excluding the slice's
+                // end.
                 let received = timed.start.max(timed.end - Nanos(1));
                 self.arrow_end("s", transfer, sender, sent)?;
                 self.arrow_end("f", transfer, device, received)?;

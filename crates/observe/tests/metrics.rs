@@ -1,5 +1,5 @@
-//! Families: `oracle_` (what is written is read, and continued), `fault_` (torn, bad and boundless
-//! files).
+//! Families: `oracle_` (what is written can be read and continued), `fault_` (torn, invalid and
+//! oversized files).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{
@@ -106,7 +106,7 @@ fn next() -> Record {
     Record::Step(Step { step: 99, ..Step::default() })
 }
 
-/// `path` and what is aside.
+/// Number of files in the folder of `path`, including temporary ones.
 fn files_beside(path: &Path) -> usize {
     fs::read_dir(path.parent().unwrap()).unwrap().count()
 }
@@ -114,7 +114,7 @@ fn files_beside(path: &Path) -> usize {
 #[test]
 fn oracle_a_resumed_file_keeps_its_lines_byte_for_byte() {
     let (_folder, path) = file();
-    // As no writer of ours would write them: spaces, unknown fields, blank lines.
+    // Lines that our writer would not produce: spaces, unknown fields, blank lines.
     let lines = [
         "{\"step\":1,\"tokens\":56.0}\n",
         "\n",
@@ -151,7 +151,7 @@ fn oracle_a_resumed_file_keeps_its_lines_byte_for_byte() {
 #[test]
 fn oracle_a_file_without_anything_to_drop_is_not_written_again() {
     let (_folder, path) = file();
-    // No file can be made there.
+    // A folder of this name prevents the creation of the temporary file.
     fs::create_dir(path.with_file_name("metrics.jsonl.writing")).unwrap();
     let mut writer = Writer::resume(&path, |_| panic!("there is no record")).unwrap();
     for record in records() {
@@ -167,7 +167,7 @@ fn fault_a_file_is_resumed_wherever_it_was_torn() {
     let (_folder, path) = file();
     let mut writer = Writer::create(&path).unwrap();
     for step in 1..=2 {
-        // Short, because each file is synced to disk.
+        // Kept short, because each file is synced to disk.
         writer.write(&Record::Evaluation(Evaluation { step, ..Evaluation::default() })).unwrap();
     }
     let whole = fs::read(&path).unwrap();
@@ -199,7 +199,7 @@ fn fault_a_file_that_cannot_be_resumed_is_as_it_was() {
     let error = Writer::resume(&path, last).unwrap_err().to_string();
     assert!(error.contains("cannot create") && error.contains("jsonl.writing"), "{error}");
     assert_eq!(fs::read(&path).unwrap(), good);
-    // What a crash left aside is in nobody's way.
+    // A temporary file left by a crash is harmless.
     fs::remove_dir(&aside).unwrap();
     fs::write(&aside, "{\"step\":1}\n{\"st".repeat(9)).unwrap();
     Writer::resume(&path, last).unwrap();
@@ -217,7 +217,7 @@ fn fault_a_torn_last_line_is_passed_over_wherever_it_is_torn() {
     let first = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     for length in 0..=whole.len() {
         fs::write(&path, &whole[..length]).unwrap();
-        // A line is whole without its end, too.
+        // A line is complete even without its newline.
         let expected = usize::from(length >= first - 1) + usize::from(length >= whole.len() - 1);
         assert_eq!(read(&path).unwrap(), records()[..expected], "cut after {length} bytes");
     }

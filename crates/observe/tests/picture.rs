@@ -1,5 +1,6 @@
-//! Pictures of steps. Families: `golden_` (a tiny one), `oracle_` (what is in them), `property_`
-//! (any timeline makes one, well-formed and of bounded size), `fault_` (names that are markup).
+//! Pictures of steps. Families: `golden_` (a tiny picture), `oracle_` (the content of pictures),
+//! `property_` (any timeline makes a well-formed picture of bounded size), `fault_` (names with
+//! markup).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{
@@ -15,7 +16,7 @@ use serde_json::Value;
 
 const SIZE_MAX: usize = 3_000_000;
 
-/// A step whose forwards take `ms`, a little more on each second stage, and messages a twentieth.
+/// A step whose forwards take `ms`, slightly more on every second stage. Messages take a twentieth.
 fn step(stages: usize, micro_batches: usize, remat: Remat, ms: f64) -> Timeline {
     let nanos = |ms: f64| Nanos((1e6 * ms) as u64);
     let cost = |stage: usize| {
@@ -39,7 +40,7 @@ fn step(stages: usize, micro_batches: usize, remat: Remat, ms: f64) -> Timeline 
     simulate_with_room(&program, &costs).unwrap().1
 }
 
-/// A series that rises and falls at each action of a device.
+/// A series that rises and falls with each action of a device.
 fn bytes(timeline: &Timeline) -> Vec<Vec<(Nanos, Bytes)>> {
     let series = |(stage, actions): (usize, &Vec<TimedAction>)| {
         let points = actions.iter().enumerate();
@@ -48,7 +49,7 @@ fn bytes(timeline: &Timeline) -> Vec<Vec<(Nanos, Bytes)>> {
     timeline.devices.iter().enumerate().map(series).collect()
 }
 
-/// The elements of well-formed XML, as their start tags; panics where it is not.
+/// The start tags of well-formed XML. Panics if it is not well-formed.
 fn elements(xml: &str) -> Vec<&str> {
     let mut open: Vec<&str> = Vec::new();
     let mut all = Vec::new();
@@ -68,7 +69,7 @@ fn elements(xml: &str) -> Vec<&str> {
             continue;
         }
         let (name, is_closed) = (tag.split([' ', '/']).next().unwrap(), tag.ends_with('/'));
-        // Attributes: name="value", each once.
+        // Attributes have the form name="value", each name once.
         let mut rest = tag[name.len()..].trim_end_matches('/').trim();
         let mut names = Vec::new();
         while !rest.is_empty() {
@@ -144,7 +145,7 @@ fn oracle_every_action_is_in_the_pictures() {
             }
         }
     }
-    // One rectangle for each, and one in the legend.
+    // One rectangle for each action, and one in the legend.
     let of = |letter: char| {
         let actions = predicted.actions().chain(measured.actions());
         actions.filter(|a| a.to_string().contains(letter) && a.op.computes().is_some()).count()
@@ -165,7 +166,7 @@ fn oracle_every_action_is_in_the_pictures() {
     }
 }
 
-/// What the page makes of a device's list, if nothing in it is put together.
+/// Decodes a device's list as the page does, if it has no merged spans.
 fn decoded(flat: &Value) -> Vec<(String, u64, u64)> {
     let flat = flat.as_array().unwrap();
     let (mut at, mut now, mut all) = (0, 0, Vec::new());
@@ -272,8 +273,8 @@ fn property_any_timeline_makes_pictures() {
                 let mut now = 0_u64;
                 let actions = (0..random.below(12)).map(|_| {
                     let start = Nanos(now.saturating_add(random.below(3) as u64));
-                    // Some end before they start, and some overlap: a picture is made of whatever
-                    // it is given.
+                    // Some actions end before they start and some overlap: any input must make a
+                    // picture.
                     let end = Nanos(
                         start
                             .0

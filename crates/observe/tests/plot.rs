@@ -1,5 +1,5 @@
-//! Families: `oracle_` (what a page says), `property_` (any numbers make a page), `fault_` (no
-//! runs, too many).
+//! Families: `oracle_` (the content of a page), `property_` (any numbers make a page), `fault_` (no
+//! runs, too many runs).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::splitmix::Stream;
@@ -8,7 +8,7 @@ use gpipe_observe::{
     plot::{PlotError, RUNS_MAX, svg},
 };
 
-/// A run whose loss falls from 6 to 2, with an evaluation each 50 steps.
+/// A run whose loss falls from 6 to 2, with an evaluation every 50 steps.
 fn run(name: &str, steps: u64, stages: usize) -> Run {
     let mut records = Vec::new();
     for step in 1..=steps {
@@ -117,7 +117,7 @@ fn oracle_losses_that_are_not_finite_are_marked() {
 #[test]
 fn oracle_skipped_steps_without_a_loss_are_left_out() {
     let whole = run("r", 100, 2);
-    // A skipped step has the number of the update before it; one is the first record, one the last.
+    // A skipped step has the number of the last update. One is the first record and one the last.
     let mut skipping = whole.clone();
     for position in [100, 41, 40, 0] {
         let step = position as u64;

@@ -1,6 +1,5 @@
-//! `step.json`. Families: `golden_` (its form), `oracle_` (what is written is read), `fault_` (what
-//! is no such file, and disks that refuse), `property_` (no damage makes the reader or a picture
-//! panic).
+//! `step.json`. Families: `golden_` (its format), `oracle_` (what is written can be read), `fault_`
+//! (invalid files and failing disks), `property_` (no damage makes the reader or a picture panic).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{fs, path::Path};
@@ -187,7 +186,7 @@ fn property_no_damage_panics() {
                 0 => bytes[at] = byte,
                 1 => bytes.insert(at, byte),
                 2 => drop(bytes.remove(at)),
-                // Digits keep the form, and change what it says.
+                // Changing digits keeps the form but changes the values.
                 3 => {
                     let digits: Vec<usize> =
                         (0..bytes.len()).filter(|i| bytes[*i].is_ascii_digit()).collect();

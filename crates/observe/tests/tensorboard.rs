@@ -1,6 +1,5 @@
-//! Families: `oracle_` (the bytes that TensorBoard's own writer makes; every scalar found by a
-//! decoder that shares nothing with the writer), `fault_` (folders that cannot be made, names that
-//! are taken).
+//! Families: `oracle_` (the bytes equal those of TensorBoard's writer, and an independent decoder
+//! finds every scalar), `fault_` (folders that cannot be created, names that are taken).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{
@@ -17,10 +16,10 @@ use gpipe_observe::{
 /// Two events, written by TensorBoard 2.21 (`tensorboard.summary.writer.record_writer` and its
 /// `Event`).
 const BY_TENSORBOARD: &str = "\
-    1800000000000000a37f4b220900002040fc54d9411a0d627261696e2e4576656e743a322b3531106300000000000000b1\
-    6b13d90900005040fc54d94110ac022a550a160a0f76616c69646174696f6e2f6c6f737315000020400a1f0a1876616c69\
-    646174696f6e2f626974735f7065725f6279746515000000000a1a0a1376616c69646174696f6e2f616363757261637915\
-    0000c07fd124e622";
+    1800000000000000a37f4b220900002040fc54d9411a0d627261696e2e4576656e743a322b3531106300000000\
+    000000b16b13d90900005040fc54d94110ac022a550a160a0f76616c69646174696f6e2f6c6f73731500002040\
+    0a1f0a1876616c69646174696f6e2f626974735f7065725f6279746515000000000a1a0a1376616c6964617469\
+    6f6e2f6163637572616379150000c07fd124e622";
 
 fn at_ms(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
@@ -34,7 +33,7 @@ fn oracle_bytes_are_those_of_tensorboards_own_writer() {
     let evaluation = Evaluation {
         step: 300,
         loss: 2.5,
-        bits_per_byte: Some(0.0), // a 0 is written, too
+        bits_per_byte: Some(0.0), // zeros are written, too
         metrics: [("accuracy".to_owned(), f64::NAN)].into(),
         ..Evaluation::default()
     };
@@ -92,7 +91,7 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, Field<'_>)> {
     all
 }
 
-/// CRC32C bit by bit, masked.
+/// Masked CRC32C, computed bit by bit.
 fn masked_crc(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -105,7 +104,7 @@ fn masked_crc(bytes: &[u8]) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// The payloads of a file's records, their CRCs checked.
+/// The payloads of a file's records. Checks their CRCs.
 fn payloads(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut all = Vec::new();
     while !bytes.is_empty() {
@@ -214,7 +213,7 @@ fn oracle_a_resumed_run_says_from_where() {
         panic!("four events")
     };
     assert!(version.ends_with(b"brain.Event:2"));
-    // TensorBoard passes over the first start that it sees in a folder.
+    // TensorBoard ignores the first start that it sees in a folder.
     assert_eq!(first_start, start);
     match &fields(start)[..] {
         [(1, Field::Number(time)), (2, Field::Number(301)), (7, Field::Bytes(log))] => {

@@ -1,5 +1,5 @@
-//! Families: `golden_` (a whole small trace), `oracle_` (every action is an event, every message an
-//! arrow).
+//! Families: `golden_` (a whole small trace), `oracle_` (every action is an event and every message
+//! an arrow).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_core::{

@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: written a whole line at a time, read back even after a kill, and continued by a
-//! resumed run.
+//! `metrics.jsonl`: written in whole lines, readable even after a kill, and continued by a resumed
+//! run.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -13,48 +13,48 @@ use super::{
 };
 use crate::append::Append;
 
-/// Longest line read: thousands of stages fit.
+/// Maximum length of a line, in bytes. A record of thousands of stages fits.
 pub const LINE_BYTES_MAX: u64 = 2 << 20;
-/// Most records read from one file.
+/// Maximum number of records read from one file.
 pub const RECORDS_MAX: usize = 2_000_000;
-/// Most bytes read from one file.
+/// Maximum number of bytes read from one file.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// What goes wrong with a metrics file.
+/// An error of a metrics file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: "create", "write", "sync", "read" or "replace".
+        /// The attempted action: "create", "write", "sync", "read" or "replace".
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A line that is not a record, and not the torn last one of a killed run.
+    /// A line is neither a record nor the torn last line of a killed run.
     #[error("{} line {line}: {reason}; repair or remove that line", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, from 1.
         line: usize,
         /// What is wrong with it.
         reason: String,
     },
-    /// A file beyond one of the bounds.
+    /// The file exceeds a limit.
     #[error("{} has more than {limit}, which is the most that is read: split it", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// The bound.
+        /// The limit.
         limit: String,
     },
 }
 
-/// A metrics file, open for the length of a run.
+/// A metrics file, open for the duration of a run.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -62,7 +62,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates `path`, over whatever was there.
+    /// Creates `path`, replacing an existing file.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -71,17 +71,17 @@ impl Writer {
         Ok(Self { path: path.to_owned(), file: Append::after(0, file) })
     }
 
-    /// Opens `path` to be continued, without the records that `keep` refuses and without a torn
-    /// last line; creates it if there is none.
+    /// Opens `path` to continue it, and creates it if it does not exist. Removes the records that
+    /// `keep` rejects, and a torn last line.
     ///
-    /// The other lines stay as they are, byte for byte; a last record that lacks only its line's
-    /// end gets it. Where anything must change, they are written to `path` + `.writing`, which then
-    /// takes the place of `path`: a crash leaves the old file or the new. One line is in memory at
-    /// a time.
+    /// The other lines stay byte for byte. If only the last record's newline is missing, it is
+    /// added. If anything must change, the new content is written to `path` + `.writing`, which is
+    /// then renamed to `path`, so a crash leaves either the old file or the new one. One line is in
+    /// memory at a time.
     ///
     /// # Errors
-    /// [`FileError`]: the file cannot be read or written, is beyond a bound, or a line is no
-    /// record. It is unchanged then.
+    /// [`FileError`]: the file cannot be read or written, exceeds a limit, or has a line that is
+    /// not a record. The file is unchanged then.
     pub fn resume(path: &Path, keep: impl FnMut(&Record) -> bool) -> Result<Self, FileError> {
         match fs::exists(path) {
             Ok(true) => {}
@@ -108,9 +108,8 @@ impl Writer {
         Ok(Self { path: path.to_owned(), file: Append::after(length, file) })
     }
 
-    /// Appends one line, and hands it to the system in one call: a run that is killed loses at most
-    /// the line it writes. After an error nothing of the line is in the file, and later ones may
-    /// succeed.
+    /// Appends one line in a single write, so a killed run loses at most the line being written.
+    /// After an error nothing of the line is in the file, and later writes may succeed.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -121,7 +120,7 @@ impl Writer {
         self.file.piece(&line).map_err(failed("write", &self.path))
     }
 
-    /// Waits until all lines are on disk: they outlast a power failure then.
+    /// Waits until all lines are on disk, where they survive a power failure.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -130,7 +129,7 @@ impl Writer {
     }
 }
 
-/// Writes the lines of `path` that are kept to `aside`; `None` where that is `path` as it is.
+/// Writes the kept lines of `path` to `aside`. Returns `None` if `path` needs no change.
 fn copy_of_kept(
     path: &Path,
     aside: &Path,
@@ -144,7 +143,7 @@ fn copy_of_kept(
             Line::Blank => true,
             Line::Torn => false,
         };
-        // A kill may have cut off no more than a line's end: the next line needs it.
+        // A kill may have cut off only the newline, which the next line needs.
         let has_end = lines.bytes().ends_with(b"\n");
         if copy.is_none() && !(is_kept && has_end) {
             copy = Some(copy_of_head(path, lines.bytes_before(), aside)?);
@@ -170,11 +169,11 @@ fn copy_of_head(path: &Path, length: u64, aside: &Path) -> Result<BufWriter<File
     Ok(copy)
 }
 
-/// Calls `each` with all records of `path`, in order; one is in memory at a time. A torn last line
-/// is passed over.
+/// Calls `each` with every record of `path`, in order. One record is in memory at a time. A torn
+/// last line is skipped.
 ///
 /// # Errors
-/// As [`read`].
+/// As [`read`], except that the number of records is not limited.
 pub fn scan(path: &Path, mut each: impl FnMut(&Record)) -> Result<(), FileError> {
     let mut lines = Lines::open(path)?;
     while let Some(line) = lines.next_line()? {
@@ -185,11 +184,12 @@ pub fn scan(path: &Path, mut each: impl FnMut(&Record)) -> Result<(), FileError>
     Ok(())
 }
 
-/// All records of `path`, in order. A last line without its end that is no record is what a killed
-/// run left, and is passed over.
+/// Reads all records of `path`, in order. A last line that has no newline and is not a record was
+/// torn by a kill, and is skipped.
 ///
 /// # Errors
-/// [`FileError`]: the file cannot be read, is beyond a bound, or another line is no record.
+/// [`FileError`]: the file cannot be read, exceeds a limit, or has another line that is not a
+/// record.
 pub fn read(path: &Path) -> Result<Vec<Record>, FileError> {
     let mut lines = Lines::open(path)?;
     let mut records = Vec::new();

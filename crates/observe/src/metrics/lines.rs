@@ -1,4 +1,4 @@
-//! The lines of `metrics.jsonl`, one at a time: each is a record, blank, or the torn last one.
+//! Reads `metrics.jsonl` line by line. A line is a record, blank, or the torn last one.
 
 use std::{
     fs::File,
@@ -16,15 +16,15 @@ use super::{
     file::{failed, too_large},
 };
 
-/// What a line is.
+/// A line of the file.
 pub(super) enum Line {
     Record(Box<Record>),
     Blank,
-    /// The last line, without its end and no record: what a killed run left.
+    /// The last line, if it has no newline and is not a record. A killed run leaves such a line.
     Torn,
 }
 
-/// An open file; only one line of it is in memory.
+/// An open file, of which one line is in memory.
 pub(super) struct Lines<'a> {
     path: &'a Path,
     file: BufReader<File>,
@@ -39,7 +39,7 @@ impl<'a> Lines<'a> {
         Ok(Self { path, file, bytes: Vec::new(), bytes_read: 0, count: 0 })
     }
 
-    /// The next line; `None` at the end.
+    /// Reads the next line; `None` at the end of the file.
     pub(super) fn next_line(&mut self) -> Result<Option<Line>, FileError> {
         self.bytes.clear();
         let mut limited = (&mut self.file).take(LINE_BYTES_MAX + 1);
@@ -70,12 +70,12 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The line read last, with its end.
+    /// The line read last, including its newline.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Bytes before the line read last.
+    /// Number of bytes before the line read last.
     pub(super) fn bytes_before(&self) -> u64 {
         self.bytes_read - self.bytes.len() as u64
     }

@@ -1,18 +1,18 @@
-//! Numbers in JSON: `null` for what is not finite, and counts that an older file wrote as `56.0`.
+//! Numbers in JSON: non-finite ones as `null`, and counts that older files wrote as `56.0`.
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-/// A finite number, or `null`.
+/// Writes a finite number, or `null`.
 pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(*value) // serde_json writes NaN and infinities as null
 }
 
-/// The number; NaN for `null`.
+/// Reads a number; `null` becomes NaN.
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// A whole number from 0, written with or without `.0`.
+/// Reads a non-negative integer, with or without `.0`.
 pub(super) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let value = serde_json::Number::deserialize(deserializer)?;
     let whole = |value: f64| {
@@ -22,7 +22,7 @@ pub(super) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D
     count.ok_or_else(|| D::Error::custom(format!("{value} is no count: a whole number from 0")))
 }
 
-/// The same for maps of numbers.
+/// The same for maps from names to numbers.
 pub(super) mod map {
     use std::collections::BTreeMap;
 

@@ -1,33 +1,38 @@
-//! SVG text: shapes, numbers of few digits, escaped text, and the style in light and dark.
+//! Writes SVG text: shapes, rounded numbers, escaped text, and light and dark styles.
 
 use std::fmt::Write;
 
-/// Colours of Okabe and Ito, which the colour-blind can tell apart: dark letters are read on each,
-/// and each on both grounds. Viewers that know no dark mode show the light one.
+/// The style sheet. It uses the colour-blind-safe colours of Okabe and Ito. Dark letters are
+/// legible on each colour, and each colour is visible on both backgrounds. Viewers without a dark
+/// mode show the light one.
 const STYLE: &str = "
 text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu \
 Sans',sans-serif;font-size:12px;fill:#24292f}
 .ground{fill:#fff}.row{fill:#f2f4f7}
-.title{font-size:19px;font-weight:600}.name{font-weight:600;font-size:13px}.dim{fill:#5b6470}.right{text-anchor:end}.mid{text-anchor:middle}
+.title{font-size:19px;font-weight:600}.name{font-weight:600;font-size:13px}.dim{fill:#5b6470}\
+.right{text-anchor:end}.mid{text-anchor:middle}
 .grid{stroke:#d5dae1;stroke-width:1;fill:none}.axis{stroke:#8b949e;stroke-width:1;fill:none}
 .l{text-anchor:middle;fill:#111;pointer-events:none}
 .f{fill:#56b4e9}.r{fill:#e69f00}.b{fill:#12a97f}.w{fill:#f0e442}.o{fill:#cc79a7}.c{fill:#9aa1ab}
 .area{fill:#aab4c0;fill-opacity:.45}.line{fill:none;stroke:#d55e00;stroke-width:1.5}
-.series{fill:none;stroke-width:1.5}.thin{fill:none;stroke-width:.7}.pale{stroke-opacity:.4}.cap{fill:none;stroke-width:1.5;stroke-dasharray:7 4}.peak{fill:none;stroke-width:1.5;stroke-dasharray:1.5 2.5}
+.series{fill:none;stroke-width:1.5}.thin{fill:none;stroke-width:.7}.pale{stroke-opacity:.4}\
+.cap{fill:none;stroke-width:1.5;stroke-dasharray:7 4}\
+.peak{fill:none;stroke-width:1.5;stroke-dasharray:1.5 2.5}
 .caps{stroke:#24292f}
 @media (prefers-color-scheme:dark){
 text{fill:#e6e9ed}.ground{fill:#15181c}.row{fill:#1f242a}.dim{fill:#9ba5b0}.l{fill:#111}
-.grid{stroke:#353c45}.axis{stroke:#6e7781}.c{fill:#7d8590}.area{fill:#8a95a3}.line{stroke:#ff8a3d}.caps{stroke:#e6e9ed}
+.grid{stroke:#353c45}.axis{stroke:#6e7781}.c{fill:#7d8590}.area{fill:#8a95a3}\
+.line{stroke:#ff8a3d}.caps{stroke:#e6e9ed}
 }
 ";
 
-/// An SVG as it is written.
+/// An SVG document being written.
 pub(super) struct Canvas {
     text: String,
 }
 
 impl Canvas {
-    /// Of `stages` colours for stages.
+    /// Starts a document with colours for `stages` stages.
     pub(super) fn new(width: f64, height: f64, title: &str, stages: usize) -> Self {
         let (w, h, title) = (num(width), num(height), escaped(title));
         let mut text = format!(
@@ -57,7 +62,7 @@ impl Canvas {
         self.text
     }
 
-    /// What follows is moved down by `y`.
+    /// Opens a group that is shifted down by `y`.
     pub(super) fn open(&mut self, y: f64) {
         let _ = writeln!(self.text, "<g transform=\"translate(0,{})\">", num(y));
     }
@@ -66,7 +71,7 @@ impl Canvas {
         self.text.push_str("</g>\n");
     }
 
-    /// With its hover text; none if it is empty.
+    /// Draws a rectangle with hover text `title`, if that is not empty.
     pub(super) fn rect(&mut self, class: &str, [x, y, width, height]: [f64; 4], title: &str) {
         let [x, y, width, height] = [x, y, width, height].map(num);
         let _ = write!(
@@ -85,7 +90,7 @@ impl Canvas {
         let _ = writeln!(self.text, "<text{class} x=\"{x}\" y=\"{y}\">{text}</text>");
     }
 
-    /// A name, and in grey after it what there is to say of it.
+    /// Writes a bold name followed by a grey note.
     pub(super) fn heading(&mut self, x: f64, y: f64, name: &str, note: &str) {
         let (x, y, name, note) = (num(x), num(y), escaped(name), escaped(note));
         let _ = writeln!(
@@ -95,7 +100,7 @@ impl Canvas {
         );
     }
 
-    /// As `text`, of another size.
+    /// Writes centred text of a given size.
     pub(super) fn label(&mut self, size: f64, x: f64, y: f64, text: &str) {
         let (x, y, text) = (num(x), num(y), escaped(text));
         let size = num(size);
@@ -119,22 +124,22 @@ impl Canvas {
     }
 }
 
-/// From blue over violet and red to orange, as far from each other as `stages` allows; yellow is
-/// pale on white.
+/// The colour of a stage: from blue over violet and red to orange, spaced as far apart as `stages`
+/// allows. Yellow is left out because it is pale on white.
 pub(super) fn stage_color(stage: usize, stages: usize, lightness: u32) -> String {
     let share = stage as f64 / stages.saturating_sub(1).max(1) as f64;
     let hue = (205.0 + 195.0 * share) % 360.0;
     format!("hsl({hue:.0},70%,{lightness}%)")
 }
 
-/// A number of pixels, to a hundredth.
+/// Formats a number of pixels with at most two decimals.
 pub(super) fn num(number: f64) -> String {
     let text = format!("{number:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".into() } else { text.into() }
 }
 
-/// Text as XML has it, without the control characters that it cannot say.
+/// Escapes text for XML and removes the control characters that XML cannot represent.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

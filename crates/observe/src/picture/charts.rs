@@ -1,4 +1,5 @@
-//! Below the rows: the axis of time, how many devices are idle, and the bytes of each device.
+//! Draws what is below the rows: the time axis, the share of idle devices, and the bytes of each
+//! device.
 
 use gpipe_core::Bytes;
 
@@ -10,32 +11,31 @@ use super::{
     spans::spans,
 };
 
-/// Heights: a chart's name, the idle devices, the bytes, the axis of time below each.
+/// Heights of a chart's name, the idle chart, the bytes chart, and the time axis below each.
 const NAME: f64 = 30.0;
 const IDLE: f64 = 96.0;
 const BYTES: f64 = 170.0;
 const AXIS: f64 = 30.0;
-/// Most points of all lines of bytes together.
+/// Maximum number of points of all byte curves together.
 const POINTS_MAX: usize = 16_000;
-/// More devices than this are not named at their lines, but for the first, the last and the
-/// fullest.
+/// If there are more devices than this, only the first, the last and the fullest are named.
 const NAMED_MAX: usize = 10;
-/// A cap is drawn if it is no higher than so many times what is held.
+/// A cap is drawn if it is at most this multiple of the bytes held.
 const CAP_MAX: f64 = 2.5;
 
-/// How many devices there are bytes of.
+/// Number of devices whose bytes are known.
 pub(super) fn devices(scene: &Scene<'_>) -> usize {
     let each = |panel: &super::Panel<'_>| panel.bytes.len().max(panel.peaks.len());
     scene.panels.iter().map(each).max().unwrap_or(0)
 }
 
-/// Of everything below the rows.
+/// Height of everything below the rows.
 pub(super) fn height(scene: &Scene<'_>) -> f64 {
     let bytes = if devices(scene) > 0 { NAME + BYTES + AXIS } else { 0.0 };
     AXIS + NAME + IDLE + AXIS + bytes
 }
 
-/// The lines of the ticks of time from `top` to `bottom`.
+/// Draws the grid lines of the time ticks from `top` to `bottom`.
 pub(super) fn grid(canvas: &mut Canvas, layout: &Layout, top: f64, bottom: f64) {
     for (time, _) in layout.time_ticks() {
         let x = layout.x(time);
@@ -58,7 +58,7 @@ pub(super) fn draw(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top:
     }
 }
 
-/// Round times below `y`.
+/// Draws a time axis with ticks at `y`.
 fn axis(canvas: &mut Canvas, layout: &Layout, y: f64) {
     canvas.line("axis", [layout.left, y], [layout.right(), y]);
     for (time, text) in layout.time_ticks() {
@@ -68,7 +68,7 @@ fn axis(canvas: &mut Canvas, layout: &Layout, y: f64) {
     }
 }
 
-/// Which line is which timeline.
+/// Explains which line is which timeline.
 fn idle_note(scene: &Scene<'_>) -> String {
     let what = "share of them that do not compute, over time";
     match &scene.panels[..] {
@@ -115,7 +115,7 @@ fn idle(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top: f64) {
     }
 }
 
-/// A unit of memory, and the largest number that an axis of it must show.
+/// A unit of memory for values up to `most`, and its size in bytes.
 fn unit(most: u64) -> (&'static str, f64) {
     match most {
         0..0x40_0000 => ("KiB", 1024.0),
@@ -188,12 +188,12 @@ fn bytes(canvas: &mut Canvas, layout: &Layout, scene: &Scene<'_>, top: f64) {
     names(canvas, layout, scene, devices, &y);
 }
 
-/// Whether a panel's bytes are behind those of a later one.
+/// Whether a later panel's bytes are drawn over this panel's.
 fn is_pale(scene: &Scene<'_>, number: usize) -> bool {
     scene.panels.iter().skip(number + 1).any(|later| !later.bytes.is_empty())
 }
 
-/// What the lines are, and caps that are far above.
+/// Writes the legend of the byte curves, and names a cap too far above to be drawn.
 fn heading(canvas: &mut Canvas, scene: &Scene<'_>, caps: &[Option<Bytes>], held: u64, top: f64) {
     let mut parts = Vec::new();
     for (number, panel) in scene.panels.iter().enumerate() {
@@ -219,7 +219,7 @@ fn heading(canvas: &mut Canvas, scene: &Scene<'_>, caps: &[Option<Bytes>], held:
     canvas.heading(16.0, top - 12.0, "Bytes of each device", &parts.join("; "));
 }
 
-/// Names beside the lines' highest points, moved apart where they are too near.
+/// Names the curves at their peaks, and moves names apart where they would overlap.
 fn names(
     canvas: &mut Canvas,
     layout: &Layout,

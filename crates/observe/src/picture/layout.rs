@@ -1,32 +1,31 @@
-//! Where things are: the width that actions need, the height that is there for rows, and round
-//! ticks.
+//! Layout: the width that actions need, the height of rows, and round ticks.
 
 use gpipe_core::{Nanos, Op};
 
 use super::Scene;
 
-/// Before the plots: names of rows, numbers of axes.
+/// Width left of the plots, for row names and axis numbers.
 const LEFT: f64 = 88.0;
-/// After them: how busy a device is, which line is which device.
+/// Width right of the plots, for how busy each device is, and the names of the curves.
 const RIGHT: f64 = 158.0;
-/// Least and largest width of the plots.
+/// Minimum and maximum width of the plots.
 const PLOT: (f64, f64) = (1_080.0, 2_000.0);
-/// What a typical compute action shall have: room for two digits.
+/// Target width of a typical compute action, enough for two digits.
 const ACTION: f64 = 15.0;
 
 /// Sizes in pixels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     pub(super) left: f64,
-    /// Width of the plots.
+    /// The width of the plots.
     pub(super) plot: f64,
-    /// Of the whole picture.
+    /// The width of the whole picture.
     pub(super) width: f64,
-    /// From one row to the next.
+    /// The distance from one row to the next.
     pub(super) row: f64,
-    /// Space below each row's bar.
+    /// The space below each row's bar.
     pub(super) gap: f64,
-    /// That the plots' width stands for.
+    /// The time that the plots' width represents.
     pub(super) time: Nanos,
 }
 
@@ -54,12 +53,12 @@ impl Layout {
         Self { left: LEFT, plot, width: LEFT + plot + RIGHT, row, gap, time }
     }
 
-    /// Where `time` is.
+    /// The x coordinate of `time`.
     pub(super) fn x(&self, time: Nanos) -> f64 {
         self.left + self.length(time)
     }
 
-    /// How long a time is.
+    /// The width of a duration, in pixels.
     pub(super) fn length(&self, time: Nanos) -> f64 {
         self.plot * time.0 as f64 / self.time.0 as f64
     }
@@ -69,12 +68,12 @@ impl Layout {
         self.left + self.plot
     }
 
-    /// The time of so many pixels.
+    /// The duration that corresponds to a width in pixels.
     pub(super) fn time_of(&self, pixels: f64) -> Nanos {
         Nanos((self.time.0 as f64 * pixels / self.plot) as u64)
     }
 
-    /// Round times and what they are called, the last one with the unit.
+    /// Round times and their labels. The last label has the unit.
     pub(super) fn time_ticks(&self) -> Vec<(Nanos, String)> {
         let (unit, size) = match self.time.0 {
             0..10_000 => ("ns", 1.0),
@@ -92,8 +91,8 @@ impl Layout {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten from 0 to `end`, about `count` of them, all with the
-/// same number of decimals.
+/// Ticks from 0 to `end`, about `count` of them: multiples of 1, 2 or 5 times a power of ten. All
+/// labels have the same number of decimals.
 pub(super) fn ticks(end: f64, count: usize) -> Vec<(f64, String)> {
     if !end.is_finite() || end <= 0.0 {
         return vec![(0.0, "0".into())];

@@ -1,5 +1,5 @@
-//! A picture of a step: timelines above one another on one axis of time, and below them who is idle
-//! and what is held.
+//! A picture of a step: timelines, one above the other on a common time axis, and below them the
+//! share of idle devices and the bytes held.
 //!
 //! ```text
 //!  title, step times, bubbles, their ratio; legend
@@ -11,17 +11,17 @@
 //!  bytes of each device over time, caps dashed
 //! ```
 //!
-//! [`svg`] stands still, and goes into documents; [`html`] is zoomed and says more under the
-//! pointer. Each is one file that needs no other, follows the reader's light or dark, and is the
-//! same text for the same scene.
+//! [`svg`] is static, for documents. [`html`] can be zoomed and shows details on hover. Each is one
+//! self-contained file that follows the reader's light or dark mode. The same scene always gives
+//! the same text.
 //!
-//! - `spans`: what of a timeline is drawn, and what is too short to be drawn alone
+//! - `spans`: chooses what is drawn, and merges actions that are too short
 //! - `series`: what changes over time: idle devices, bytes
-//! - `layout`, `canvas`: places, scales and ticks; shapes and text as SVG
-//! - `rows`, `charts`: the upper and the lower half of the SVG
-//! - `page`: the HTML, whose own drawing is in `page.html`
+//! - `layout`, `canvas`: positions, scales and ticks; shapes and text as SVG
+//! - `rows`, `charts`: the upper and the lower part of the SVG
+//! - `page`: the HTML; its drawing code is in `page.html`
 //!
-//! Not here: files, and what is predicted. A step on disk is [`crate::step_file`].
+//! This module does no I/O and makes no predictions. [`crate::step_file`] stores a step on disk.
 
 mod canvas;
 mod charts;
@@ -36,36 +36,36 @@ use gpipe_core::{Bytes, Nanos, simulate::Timeline};
 pub use self::{page::html, rows::svg};
 use crate::step_file::StepFile;
 
-/// What is drawn.
+/// The input of a picture.
 #[derive(Debug, Clone, Default)]
 pub struct Scene<'a> {
-    /// Such as the run's name and the step.
+    /// The title, such as the run's name and the step.
     pub title: String,
-    /// Lines below it.
+    /// Lines below the title.
     pub subtitle: Vec<String>,
-    /// From top to bottom, on the axis of the longest.
+    /// Panels from top to bottom. The longest timeline determines the time axis.
     pub panels: Vec<Panel<'a>>,
 }
 
-/// One timeline.
+/// One timeline with its memory.
 #[derive(Debug, Clone)]
 pub struct Panel<'a> {
-    /// Such as "predicted".
+    /// The name, such as "predicted".
     pub name: String,
-    /// Where it comes from; may be empty.
+    /// The timeline's source; may be empty.
     pub note: String,
-    /// What is drawn.
+    /// The timeline to draw.
     pub timeline: &'a Timeline,
-    /// The bytes of each device, from each time on; empty: not known.
+    /// Bytes held by each device, each from a time until the next; empty if unknown.
     pub bytes: &'a [Vec<(Nanos, Bytes)>],
-    /// The most that each device held; empty: not known.
+    /// Peak bytes of each device; empty if unknown.
     pub peaks: &'a [Bytes],
-    /// The most that each device may hold; empty: no caps.
+    /// Maximum bytes allowed on each device; empty if there are no caps.
     pub caps: &'a [Option<Bytes>],
 }
 
 impl<'a> Panel<'a> {
-    /// A timeline, of whose bytes nothing is known.
+    /// A panel with a timeline and no memory.
     pub fn new(name: impl Into<String>, note: impl Into<String>, timeline: &'a Timeline) -> Self {
         let (name, note) = (name.into(), note.into());
         Self { name, note, timeline, bytes: &[], peaks: &[], caps: &[] }
@@ -73,7 +73,7 @@ impl<'a> Panel<'a> {
 }
 
 impl<'a> Scene<'a> {
-    /// A step of a run: predicted, if it was, above measured.
+    /// The scene of a step: the predicted timeline, if there is one, above the measured one.
     pub fn of_step(title: impl Into<String>, step: &'a StepFile) -> Self {
         let memory = &step.memory;
         let predicted = step.predicted.as_ref().map(|predicted| Panel {
@@ -92,7 +92,7 @@ impl<'a> Scene<'a> {
         Self { title: title.into(), subtitle: vec![sizes(&step.measured)], panels }
     }
 
-    /// The longest step; not 0.
+    /// The longest step time, at least 1 ns.
     fn time(&self) -> Nanos {
         let all = self.panels.iter().map(|panel| panel.timeline.makespan);
         all.max().unwrap_or_default().max(Nanos(1))
@@ -115,7 +115,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// How many of what there is.
+/// Describes K, the number of devices and M.
 fn sizes(timeline: &Timeline) -> String {
     let stages = timeline.actions().map(|action| action.stage.index() + 1).max().unwrap_or(0);
     let micro = timeline.actions().filter_map(|action| action.op.computes());

@@ -1,8 +1,8 @@
-//! The HTML: data in a compact form, in a page that draws them.
+//! The HTML page: compact data, and a page that draws them.
 //!
-//! The page's own program is in `page.html`, and has no other source: it draws what is in sight at
-//! the zoom there is, so that names appear as actions become wide enough. Texts reach it as JSON,
-//! and the document as text: never as markup.
+//! The page's program is in `page.html`, which is its only source. It draws what is visible at the
+//! current zoom, so names appear as actions become wide enough. Texts reach the program as JSON,
+//! and the program inserts them as text, never as markup.
 
 use std::fmt::Write;
 
@@ -17,16 +17,16 @@ use super::{
 };
 
 const PAGE: &str = include_str!("page.html");
-/// Most bytes of actions, about.
+/// Approximate maximum size of all actions, in bytes.
 const ACTION_BYTES_MAX: usize = 2_300_000;
-/// What an action takes in the page, about, and what several together.
+/// Approximate sizes of an action and of a merged span in the page, in bytes.
 const ACTION_BYTES: usize = 22;
 const TOGETHER_BYTES: usize = 80;
-/// Most points of all lines of bytes together.
+/// Maximum number of points of all byte curves together.
 const POINTS_MAX: usize = 12_000;
 
-/// The picture as a page that can be zoomed and says what is under the pointer: one file that needs
-/// no other, the same text for the same scene; less than 3 MB.
+/// Draws the scene as an HTML page that can be zoomed and shows details on hover. The page is one
+/// self-contained file of less than 3 MB. The same scene always gives the same text.
 pub fn html(scene: &Scene<'_>) -> String {
     let all: Vec<Vec<Vec<Span>>> = scene.panels.iter().map(|panel| spans(panel.timeline)).collect();
     let (note, drawn) = fitting(all, scene.time());
@@ -45,15 +45,15 @@ pub fn html(scene: &Scene<'_>) -> String {
         text(json!(notes)),
         panels.join(",")
     );
-    // Nothing in a script ends it but "</", and in JSON "<" is in texts alone.
+    // Only "</" can end a script, and in JSON "<" occurs only in texts.
     let data = data.replace('<', "\\u003c");
     let (head, rest) = PAGE.split_once("TITLE").unwrap_or((PAGE, ""));
     let (middle, tail) = rest.split_once("DATA").unwrap_or((rest, ""));
     [head, &escaped(&scene.title), middle, &data, tail].concat()
 }
 
-/// As much as the bound allows, and what is left out, in words: communication first, then the parts
-/// of what is short.
+/// Reduces the spans to the size limit, and describes what was left out. Communication is dropped
+/// first; then short actions are merged.
 fn fitting(all: Vec<Vec<Vec<Span>>>, time: Nanos) -> (Option<String>, Vec<Vec<Vec<Span>>>) {
     let is_small = |panels: &[Vec<Vec<Span>>]| {
         let each = |span: &Span| if span.count > 1 { TOGETHER_BYTES } else { ACTION_BYTES };
@@ -82,7 +82,7 @@ fn fitting(all: Vec<Vec<Vec<Span>>>, time: Nanos) -> (Option<String>, Vec<Vec<Ve
     }
 }
 
-/// The same for each device of each panel.
+/// Applies `change` to each device of each panel.
 fn mapped(
     panels: &[Vec<Vec<Span>>],
     change: &dyn Fn(&Vec<Span>) -> Vec<Span>,
@@ -98,7 +98,8 @@ fn panel_json(panel: &Panel<'_>, devices: &[Vec<Span>], points_max: usize) -> St
     let bytes: Vec<Vec<u64>> = panel.bytes.iter().map(|all| bytes(all)).collect();
     let lists: Vec<String> = devices.iter().map(|spans| flat(spans)).collect();
     format!(
-        "{{\"name\":{},\"note\":{},\"time\":{},\"shared\":{},\"bytes\":{},\"peaks\":{},\"caps\":{},\n\"devices\":[\n{}]}}",
+        "{{\"name\":{},\"note\":{},\"time\":{},\"shared\":{},\"bytes\":{},\
+        \"peaks\":{},\"caps\":{},\n\"devices\":[\n{}]}}",
         json!(panel.name),
         json!(panel.note),
         panel.timeline.makespan.0,
@@ -110,7 +111,7 @@ fn panel_json(panel: &Panel<'_>, devices: &[Vec<Span>], points_max: usize) -> St
     )
 }
 
-/// One device's list of numbers and names; `decoded` in the page is its reader.
+/// Encodes one device's spans as a list of numbers and names, which `decoded` in the page reads.
 fn flat(spans: &[Span]) -> String {
     let mut text = String::from("[");
     let mut now = 0_i128;

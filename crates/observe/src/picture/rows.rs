@@ -1,4 +1,4 @@
-//! The SVG: its head, and a row per device of each timeline.
+//! The SVG's head, and one row per device of each timeline.
 
 use gpipe_core::{Nanos, Op, StageId, report::device_times};
 
@@ -10,19 +10,19 @@ use super::{
     spans::{Kind, Span, condensed, is_shared, spans},
 };
 
-/// Most actions that are drawn alone, in all panels: a picture has some hundred bytes for each.
+/// Maximum number of actions drawn one by one, in all panels. Each takes some hundred bytes.
 const ALONE_MAX: usize = 6_000;
-/// Most that are drawn together, as steps of an area.
+/// Maximum number of merged spans, which are drawn as steps of an area.
 const TOGETHER_MAX: usize = 16_000;
-/// Actions shorter than this are drawn together.
+/// Actions narrower than this, in pixels, are merged.
 const SHORT: f64 = 1.0;
-/// As far as the whole is no wider than this.
+/// Maximum width of a merged span, in pixels.
 const WHOLE: f64 = 4.0;
-/// Width of a character, in its size.
+/// Width of a character, as a fraction of the font size.
 const CHARACTER: f64 = 0.62;
 
-/// The picture as SVG: one file that needs no other, the same text for the same scene; less than 3
-/// MB.
+/// Draws the scene as SVG, one self-contained file of less than 3 MB. The same scene always gives
+/// the same text.
 pub fn svg(scene: &Scene<'_>) -> String {
     let layout = Layout::new(scene);
     let rows = Rows::new(scene, &layout);
@@ -39,23 +39,23 @@ pub fn svg(scene: &Scene<'_>) -> String {
     canvas.finished()
 }
 
-/// Its name, and its rows.
+/// Height of a panel: its name and its rows.
 fn panel_height(panel: &Panel<'_>, layout: &Layout) -> f64 {
     30.0 + layout.row * panel.timeline.devices.len() as f64 + 8.0
 }
 
-/// What is drawn in the rows.
+/// The spans drawn in the rows.
 struct Rows {
-    /// By panel and device.
+    /// Spans by panel and device.
     panels: Vec<Vec<Vec<Span>>>,
-    /// Actions shorter than this may be drawn together.
+    /// Actions shorter than this may be merged.
     short: Nanos,
-    /// Whether forwards, recomputations or backwards are.
+    /// Whether any forward, recomputation or backward is merged.
     is_merged: bool,
 }
 
 impl Rows {
-    /// As many actions alone as the bounds allow.
+    /// Draws as many actions one by one as the limits allow, and merges the others.
     fn new(scene: &Scene<'_>, layout: &Layout) -> Self {
         let all: Vec<Vec<Vec<Span>>> =
             scene.panels.iter().map(|panel| spans(panel.timeline)).collect();
@@ -82,7 +82,7 @@ impl Rows {
         }
     }
 
-    /// Title, numbers, legend; where the rows begin.
+    /// Writes the title, the summary and the legend. Returns the y coordinate of the first row.
     fn head(&self, canvas: &mut Canvas, scene: &Scene<'_>, layout: &Layout) -> f64 {
         canvas.text("title", 16.0, 30.0, &scene.title);
         canvas.text("", 16.0, 52.0, &scene.summary());
@@ -130,7 +130,7 @@ fn draw_panel(
     let shared = is_shared(panel.timeline);
     let times = device_times(panel.timeline);
     let bar = layout.row - layout.gap;
-    // Every second or fifth name, where rows are low.
+    // In low rows, label only every second or fourth device.
     let every = [(13.0, 1), (11.0, 2)].into_iter().find(|(row, _)| layout.row > *row);
     let every = every.map_or(4, |(_, every)| every);
     for (device, spans) in rows.iter().enumerate() {
@@ -176,7 +176,7 @@ fn draw_row(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64, shar
     }
 }
 
-/// The name of an action in at most `room` characters.
+/// The longest name of an action that fits into `room` characters, if any.
 fn label(span: &Span, shared: bool, room: f64) -> Option<String> {
     let kind = span.kind()?;
     let stage = span.first.stage;
@@ -199,7 +199,8 @@ fn label(span: &Span, shared: bool, room: f64) -> Option<String> {
     names.into_iter().find(|name| name.len() as f64 <= room)
 }
 
-/// What is drawn together: for each kind an area from the bottom to its top, the highest first.
+/// Draws the merged spans: one area per kind, from the bottom of the row up. The highest is drawn
+/// first.
 fn areas(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64) {
     let together: Vec<&Span> = spans.iter().filter(|span| span.count > 1).collect();
     let count: usize = together.iter().map(|span| span.count).sum();
@@ -236,7 +237,7 @@ fn areas(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64) {
     }
 }
 
-/// What is said under the pointer.
+/// The hover text of an action.
 fn hover(span: &Span) -> String {
     let (action, stage) = (span.first, span.first.stage);
     let what = match action.op {

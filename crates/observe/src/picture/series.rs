@@ -1,18 +1,18 @@
-//! What changes over the time of a step: how many devices are idle, and what devices hold.
+//! Values over the time of a step: the share of idle devices, and the bytes held.
 
 use gpipe_core::{Bytes, Nanos};
 
 use super::spans::Span;
 
-/// The mean share of devices that do not compute, in each of `bins` equal parts of `time`; only as
-/// far as `makespan`.
+/// The mean share of devices that do not compute, in each of `bins` equal parts of `time`. Parts
+/// after `makespan` are omitted.
 pub(super) fn idle(spans: &[Vec<Span>], time: Nanos, makespan: Nanos, bins: usize) -> Vec<f64> {
     let bin = time.0 as f64 / bins.max(1) as f64;
     let count = ((makespan.0 as f64 / bin).ceil() as usize).min(bins);
     let mut busy = vec![0.0; count];
     for span in spans.iter().flatten() {
         let (start, end) = (span.start.0 as f64, span.end.0 as f64);
-        // What is put together is spread evenly.
+        // Spread the computing time of a merged span evenly.
         let density = span.busy().0 as f64 / (end - start).max(1.0);
         let first = ((start / bin) as usize).min(count);
         for (number, sum) in busy.iter_mut().enumerate().skip(first) {
@@ -31,8 +31,8 @@ pub(super) fn idle(spans: &[Vec<Span>], time: Nanos, makespan: Nanos, bins: usiz
     busy.into_iter().enumerate().map(share).collect()
 }
 
-/// At most `points_max` of a series' points, or a few more: of the points in each of as many equal
-/// parts of its time the largest and the last, so that no peak is lost.
+/// Thins a series to about `points_max` points. Its time is cut into equal parts, and the largest
+/// and last point of each part are kept, so no peak is lost.
 pub(super) fn thinned(series: &[(Nanos, Bytes)], points_max: usize) -> Vec<(Nanos, Bytes)> {
     if series.len() <= points_max {
         return series.to_vec();

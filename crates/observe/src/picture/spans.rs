@@ -1,8 +1,8 @@
-//! What of a timeline is drawn: each action with the time that it took, or several together that
-//! are too short.
+//! Chooses what is drawn of a timeline: each action with its duration, or several merged actions
+//! that are too short.
 //!
-//! Waiting is left empty. Of a receive, only what comes after its message was sent is
-//! communication: before, the device waits for what another has not done yet.
+//! Waiting is left empty. Only the part of a receive after its message was sent counts as
+//! communication. Before that, the device waits for another device's work.
 
 use std::collections::HashMap;
 
@@ -11,16 +11,16 @@ use gpipe_core::{
     simulate::{TimedAction, Timeline},
 };
 
-/// How many kinds there are.
+/// Number of kinds.
 const KINDS: usize = 6;
 
-/// What a device's time goes to; the order of the legend.
+/// What a device spends its time on, in the order of the legend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Forward,
     Recompute,
     Backward,
-    /// The second halves of split backwards.
+    /// Weight gradients: the second half of a split backward.
     Weights,
     Optimizer,
     Communication,
@@ -58,7 +58,7 @@ impl Kind {
         }
     }
 
-    /// Its class in the style.
+    /// The kind's CSS class.
     pub(super) fn class(self) -> &'static str {
         match self {
             Self::Forward => "f",
@@ -70,20 +70,20 @@ impl Kind {
         }
     }
 
-    /// Whether the device computes: what the bubble counts as busy.
+    /// Whether the device computes, which the bubble counts as busy.
     pub(super) fn computes(self) -> bool {
         self != Self::Communication
     }
 }
 
-/// An action that took time, or several that follow each other.
+/// An action that takes time, or several consecutive ones merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) start: Nanos,
     pub(super) end: Nanos,
     pub(super) first: Action,
     pub(super) last: Action,
-    /// How many actions.
+    /// The number of actions.
     pub(super) count: usize,
     /// Their time by kind.
     pub(super) times: [Nanos; KINDS],
@@ -100,18 +100,18 @@ impl Span {
         self.end - self.start
     }
 
-    /// In which it computes.
+    /// The time spent computing.
     pub(super) fn busy(&self) -> Nanos {
         let computing = Kind::ALL.into_iter().filter(|kind| kind.computes());
         computing.map(|kind| self.times[kind as usize]).sum()
     }
 
-    /// Its kind, if it is one action.
+    /// The kind, if the span is a single action.
     pub(super) fn kind(&self) -> Option<Kind> {
         (self.count == 1).then(|| Kind::of(self.first.op))
     }
 
-    /// Adds an action that follows.
+    /// Merges a later span into this one.
     fn extend(&mut self, next: &Self) {
         self.end = self.end.max(next.end);
         self.last = next.last;
@@ -122,7 +122,7 @@ impl Span {
     }
 }
 
-/// The spans of each device of `timeline`, one for each action that took time.
+/// The spans of each device of `timeline`, one for each action that takes time.
 pub(super) fn spans(timeline: &Timeline) -> Vec<Vec<Span>> {
     let mut sent: HashMap<Transfer, Nanos> = HashMap::new();
     for timed in timeline.devices.iter().flatten() {
@@ -142,8 +142,8 @@ pub(super) fn spans(timeline: &Timeline) -> Vec<Vec<Span>> {
     timeline.devices.iter().map(|actions| actions.iter().filter_map(span).collect()).collect()
 }
 
-/// Puts together what is shorter than `short` and follows each other without a gap of that length,
-/// as far as the whole is no longer than `whole`.
+/// Merges consecutive actions shorter than `short` if the gaps between them are shorter than
+/// `short`, too. A merged span is at most `whole` long.
 pub(super) fn condensed(spans: &[Span], short: Nanos, whole: Nanos) -> Vec<Span> {
     let mut out: Vec<Span> = Vec::new();
     let mut open = false;
@@ -154,8 +154,8 @@ pub(super) fn condensed(spans: &[Span], short: Nanos, whole: Nanos) -> Vec<Span>
                 if span.end - last.start <= whole {
                     last.extend(span);
                 } else {
-                    // What is waited between two of them is part of the first, as what is waited
-                    // within.
+                    // Count the gap between two merged spans to the first, as gaps within a span
+                    // are.
                     if last.count > 1 {
                         last.end = last.end.max(span.start);
                     }
@@ -169,7 +169,7 @@ pub(super) fn condensed(spans: &[Span], short: Nanos, whole: Nanos) -> Vec<Span>
     out
 }
 
-/// Whether any device has several stages: then names have their stage.
+/// Whether any device has several stages. Names then include the stage.
 pub(super) fn is_shared(timeline: &Timeline) -> bool {
     timeline.devices.iter().any(|actions| {
         let first = actions.first().map(|timed| timed.action.stage);
@@ -199,7 +199,7 @@ mod tests {
             all[device].iter().map(|s| (s.first.to_string(), s.start.0, s.end.0)).collect()
         };
         assert_eq!(drawn(0), [("0F0".into(), 0, 10), ("0SEND_F0@0".into(), 10, 12)]);
-        // What nobody sent is waited for.
+        // A receive without a send is all waiting.
         assert_eq!(drawn(1), [("1RECV_F0@0".into(), 12, 15), ("1F0".into(), 15, 20)]);
     }
 

@@ -1,4 +1,4 @@
-//! One SVG page from the records of one run, or of several over one another.
+//! Plots the records of one run, or of several runs over one another, as one SVG page.
 //!
 //! ```text
 //!  title, or a legend with a line per run
@@ -6,9 +6,9 @@
 //!  bubble       peak memory
 //! ```
 //!
-//! `panel` draws one of the four, `series` makes curves of records: smoothed, thinned, with gaps
-//! where a value is not finite. [`Scatter`] is a page of labelled points. Colours are those of
-//! Okabe and Ito, which the colour-blind can tell apart.
+//! `panel` draws one of the four panels. `series` turns records into curves: smoothed, thinned,
+//! with gaps at non-finite values. [`Scatter`] is a page of labelled points. The colours are the
+//! colour-blind-safe ones of Okabe and Ito.
 
 mod panel;
 mod scatter;
@@ -27,7 +27,7 @@ use panel::{Curve, Key, Panel};
 pub use scatter::{Point, Scatter};
 use series::Series;
 
-/// Most runs on one page: one colour each.
+/// Maximum number of runs on one page, one per colour.
 pub const RUNS_MAX: usize = PALETTE.len();
 
 /// Okabe and Ito's colours without yellow, which is pale on white.
@@ -47,20 +47,20 @@ const FONT: &str = "Helvetica, Arial, 'DejaVu Sans', sans-serif";
 const WIDTH: u32 = 1240;
 const PANEL_HEIGHT: u32 = 360;
 const HEADER_LINE: u32 = 24;
-/// Characters of a run's name that are shown.
+/// Maximum number of characters shown of a run's name.
 const NAME_MAX: usize = 40;
 
-/// What goes wrong with a plot.
+/// An error of a plot.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// Nothing to draw.
+    /// There is nothing to draw.
     #[error("no run was given: name at least one")]
     NoRuns,
-    /// More runs than colours.
+    /// There are more runs than colours.
     #[error("{0} runs are more than can be told apart: plot at most {RUNS_MAX}")]
     TooManyRuns(usize),
-    /// The drawing library refused.
+    /// The drawing library reported an error.
     #[error("cannot draw: {0}")]
     Drawing(String),
 }
@@ -73,10 +73,10 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for PlotE
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The page, as SVG text: the same records give the same text.
+/// Draws the page as SVG text. The same records always give the same text.
 ///
 /// # Errors
-/// [`PlotError`]: no runs, or more than [`RUNS_MAX`].
+/// [`PlotError`]: there are no runs, or more than [`RUNS_MAX`].
 pub fn svg(runs: &[Run]) -> Result<String, PlotError> {
     match runs.len() {
         0 => return Err(PlotError::NoRuns),
@@ -101,7 +101,7 @@ pub fn svg(runs: &[Run]) -> Result<String, PlotError> {
     Ok(text)
 }
 
-/// Text of `size` pixels, to be put at the left end and the middle of its height.
+/// Text style of `size` pixels, anchored at the left end and vertical centre.
 fn text_style(size: u32, color: RGBColor) -> TextStyle<'static> {
     (FONT, size).into_font().color(&color).pos(Pos::new(HPos::Left, VPos::Center))
 }
@@ -127,7 +127,7 @@ fn draw_header(area: &Area<'_>, runs: &[Run]) -> Result<(), PlotError> {
     Ok(())
 }
 
-/// The end of a long name says more than its start.
+/// Shortens a long name to its end, which says more than its start.
 fn shortened(name: &str) -> String {
     let length = name.chars().count();
     match length > NAME_MAX {
@@ -136,7 +136,7 @@ fn shortened(name: &str) -> String {
     }
 }
 
-/// How long a run was, and where it ended.
+/// Describes a run: its length and its last losses.
 fn summary(run: &Run) -> String {
     let Some(last) = run.steps.last() else { return "no steps".into() };
     let plural = |count: usize| if count == 1 { "" } else { "s" };
@@ -148,7 +148,7 @@ fn summary(run: &Run) -> String {
     if stages > 0 {
         parts.push(format!("{stages} stage{}", plural(stages)));
     }
-    // A skipped step changed nothing, and its loss may be the reason why it was skipped.
+    // Use the last update: the loss of a skipped step may be the reason it was skipped.
     let last_update = run.steps.iter().rfind(|step| !step.skipped).unwrap_or(last);
     parts.push(format!("last loss {:.4}", last_update.loss));
     if let Some(evaluation) = run.evaluations.last() {
@@ -162,7 +162,7 @@ fn summary(run: &Run) -> String {
     parts.join(", ")
 }
 
-/// A curve per run: its steps' `value`, smoothed over the faint values themselves.
+/// A curve per run of its steps' `value`: the mean, over the faint values.
 fn smoothed(runs: &[Run], value: impl Fn(&Step) -> f64) -> (Vec<Curve>, Vec<Key>) {
     let series: Vec<Series> = runs
         .iter()
@@ -190,7 +190,7 @@ fn loss(runs: &[Run]) -> Panel {
     let (curves, mut keys) = smoothed(runs, |step| step.loss);
     let mut dots = Vec::new();
     for (index, run) in runs.iter().enumerate() {
-        // A single run's validation has a colour of its own.
+        // The validation curve of a single run has a separate colour.
         let color = if runs.len() == 1 { PALETTE[1] } else { PALETTE[index] };
         let points = run.evaluations.iter().map(|evaluation| (evaluation.step, evaluation.loss));
         dots.push((Series::new(points), color));
@@ -212,7 +212,7 @@ fn bubble(runs: &[Run]) -> Panel {
     Panel { title, curves, dots: Vec::new(), keys, from_zero: true }
 }
 
-/// Each stage's peak of a single run, as far as there are colours; the largest stage's otherwise.
+/// Peak memory: each stage's for a single run with enough colours, otherwise the largest stage's.
 fn memory(runs: &[Run]) -> Panel {
     let stages_of = |step: &Step| step.stages.len();
     let stages = runs.iter().flat_map(|run| run.steps.iter().map(stages_of)).max().unwrap_or(0);

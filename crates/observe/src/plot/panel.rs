@@ -1,4 +1,4 @@
-//! One panel: a title, a key, axes with ticks, and its curves.
+//! Draws one panel: a title, a legend, axes with ticks, and curves.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use plotters::{
 
 use super::{Area, FONT, GREY, PlotError, TEXT, series::Series, text_style};
 
-/// A curve of as few points as this shows each of them.
+/// A curve with at most this many points also shows each point.
 const DOTTED_MAX: usize = 40;
 const GRID: RGBColor = RGBColor(225, 225, 225);
 
-/// What is drawn in one panel.
+/// The content of a panel.
 pub(super) struct Panel {
-    /// With the unit.
+    /// The title, with the unit.
     pub(super) title: String,
-    /// Drawn in order.
+    /// Curves in drawing order.
     pub(super) curves: Vec<Curve>,
-    /// Single points, over the curves; many of them become a line.
+    /// Single points, drawn over the curves. Many of them become a line.
     pub(super) dots: Vec<(Series, RGBColor)>,
-    /// Beneath the title.
+    /// The legend beneath the title.
     pub(super) keys: Vec<Key>,
-    /// Whether the axis starts at 0.
+    /// Whether the value axis starts at 0.
     pub(super) from_zero: bool,
 }
 
@@ -31,11 +31,11 @@ pub(super) struct Panel {
 pub(super) struct Curve {
     pub(super) series: Series,
     pub(super) color: RGBColor,
-    /// Thin and pale, behind its mean.
+    /// Whether the curve is thin and pale, behind its mean.
     pub(super) is_faint: bool,
 }
 
-/// What one kind of line or dot means.
+/// A legend entry.
 pub(super) struct Key {
     text: String,
     sign: Sign,
@@ -120,7 +120,7 @@ impl Panel {
         Ok(())
     }
 
-    /// The title, and what its lines mean, side by side.
+    /// Draws the title and the legend entries, side by side.
     fn draw_keys(&self, area: &Area<'_>, has_crosses: bool) -> Result<(), PlotError> {
         area.draw_text(&self.title, &text_style(19, TEXT), (22, 20))?;
         let cross = Key { text: "not finite".into(), sign: Sign::Cross, color: TEXT };
@@ -134,13 +134,14 @@ impl Panel {
                 Sign::Cross => area.draw(&Cross::new((x + 12, y), 5, key.color))?,
             }
             area.draw_text(&key.text, &text_style(15, GREY), (x + 24, y))?;
-            // The backend knows no fonts: 7 pixels are enough for a mean character of this size.
+            // The backend does not measure text; 7 pixels suffice for an average character of this
+            // size.
             x += 34 + 7 * key.text.chars().count() as i32;
         }
         Ok(())
     }
 
-    /// All steps, and some room around a single one.
+    /// The range of all steps, widened around a single one.
     fn steps(&self) -> Range<i64> {
         let curves = self.curves.iter().map(|curve| &curve.series);
         let all = || curves.clone().chain(self.dots.iter().map(|(dots, _)| dots));
@@ -149,7 +150,7 @@ impl Panel {
         if low < high { low..high } else { low.saturating_sub(1)..high.saturating_add(1) }
     }
 
-    /// All finite values, and a little room above and below.
+    /// The range of all finite values, with a margin above and below.
     fn values(&self) -> Range<f64> {
         let curves = self.curves.iter().map(|curve| &curve.series);
         let all = curves.chain(self.dots.iter().map(|(dots, _)| dots));
@@ -162,7 +163,7 @@ impl Panel {
         let low = if self.from_zero { low.min(0.0) } else { low };
         let room = match (high - low) * 0.06 {
             0.0 => low.abs().max(1.0) * 0.1,
-            // Ticks must differ as numbers.
+            // Ticks must differ numerically.
             room => room.max(low.abs().max(high.abs()) * 1e-6),
         };
         let bottom = if self.from_zero && low == 0.0 { 0.0 } else { low - room };
@@ -177,7 +178,7 @@ impl Curve {
             false => self.color.stroke_width(2),
         };
         for piece in self.series.pieces() {
-            // A point between two gaps has no line.
+            // A point between two gaps has no line, so draw a dot.
             if self.series.len() <= DOTTED_MAX || piece.len() == 1 {
                 let dots = piece.iter().map(|point| Circle::new(*point, 3, self.color.filled()));
                 chart.draw_series(dots)?;
@@ -188,7 +189,7 @@ impl Curve {
     }
 }
 
-/// A tick's number in as few characters as it needs: `0.25`, `3`, `12k`, `1.5M`, `2.00e-7`.
+/// Formats a tick's number briefly: `0.25`, `3`, `12k`, `1.5M`, `2.00e-7`.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     let (scaled, unit) = match size {

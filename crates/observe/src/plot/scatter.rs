@@ -1,4 +1,4 @@
-//! Labelled points, in panels under one another that share the axis of x, which is logarithmic.
+//! Labelled points in panels that are stacked above a shared, logarithmic x axis.
 
 use plotters::{
     prelude::*,
@@ -12,33 +12,33 @@ const PANEL_HEIGHT: u32 = 380;
 const TITLE_HEIGHT: u32 = 50;
 const GRID: RGBColor = RGBColor(225, 225, 225);
 
-/// A point.
+/// A labelled point.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Point {
-    /// Above 0.
+    /// The x value, above 0.
     pub x: f64,
-    /// Any number.
+    /// The y value.
     pub y: f64,
-    /// Beside it.
+    /// The text beside the point.
     pub label: String,
 }
 
 /// A page of points.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Scatter {
-    /// Above all.
+    /// The title of the page.
     pub title: String,
-    /// What x is.
+    /// The label of the x axis.
     pub x: String,
-    /// What y is, and the points, of each panel.
+    /// The y axis label and the points of each panel.
     pub panels: Vec<(String, Vec<Point>)>,
 }
 
 impl Scatter {
-    /// The page, as SVG text. What is not finite, or has no logarithm, is left out.
+    /// Draws the page as SVG text. Points that are not finite or have no logarithm are left out.
     ///
     /// # Errors
-    /// The drawing library refuses.
+    /// The drawing library reports an error.
     pub fn svg(&self) -> Result<String, PlotError> {
         let mut text = String::new();
         {
@@ -73,7 +73,7 @@ impl Scatter {
         let of = |value: fn(&Point) -> f64, start: f64, pick: fn(f64, f64) -> f64| {
             points.iter().map(|point| value(point)).fold(start, pick)
         };
-        // Room for labels on the right and above.
+        // Leave room for labels on the right and above.
         let (low, high) = (of(|p| p.x, f64::MAX, f64::min), of(|p| p.x, 0.0, f64::max));
         let top = of(|p| p.y, f64::MIN, f64::max);
         let bottom = of(|p| p.y, 0.0, f64::min);

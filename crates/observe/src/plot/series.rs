@@ -1,13 +1,13 @@
-//! Curves of records: what is drawn of many noisy values, some of which may not be finite.
+//! Turns records into curves. Values may be many, noisy and non-finite.
 
-/// Most points of a curve; a screen shows no more.
+/// Maximum number of points of a curve; a screen shows no more.
 const POINTS_MAX: usize = 1_000;
-/// A mean is taken over this share of the values.
+/// A mean covers one in this many of the values.
 const SMOOTHED_SHARE: usize = 20;
 
-/// Larger values cannot be drawn beside others: they count as not finite.
+/// Larger values cannot be drawn with others, so they count as non-finite.
 const VALUE_MAX: f64 = 1e30;
-/// Larger steps are drawn here.
+/// Larger steps are drawn at this step.
 const STEP_MAX: u64 = 1_000_000_000_000;
 
 /// Values by step.
@@ -15,17 +15,16 @@ const STEP_MAX: u64 = 1_000_000_000_000;
 pub(super) struct Series(Vec<(i64, f64)>);
 
 impl Series {
-    /// From steps and values.
+    /// Makes a series from steps and values.
     pub(super) fn new(points: impl Iterator<Item = (u64, f64)>) -> Self {
         let drawable = |value: f64| if value.abs() <= VALUE_MAX { value } else { f64::NAN };
         Self(points.map(|(step, value)| (step.min(STEP_MAX) as i64, drawable(value))).collect())
     }
 
-    /// The mean of the values around each, over a twentieth of them in all; `None` when that is
-    /// fewer than 3.
+    /// A moving mean over a twentieth of all values. `None` if that is fewer than 3 values.
     ///
-    /// Near the start, where curves are steep, the window shrinks evenly on both sides, so that the
-    /// mean begins where the values do. Near the end it loses its later half.
+    /// Near the start, where curves are steep, the window shrinks evenly on both sides, so the mean
+    /// begins where the values do. Near the end the window is cut off.
     pub(super) fn smoothed(&self) -> Option<Self> {
         let half = self.0.len() / SMOOTHED_SHARE / 2;
         if half == 0 {
@@ -51,8 +50,8 @@ impl Series {
         Some(Self(self.0.iter().enumerate().map(mean).collect()))
     }
 
-    /// Unbroken pieces of the curve, thinned: of many points that would share a place, the lowest
-    /// and the highest. Values that are not finite leave gaps.
+    /// The unbroken pieces of the curve. Non-finite values leave gaps. Long curves are thinned: of
+    /// points too dense to show, the lowest and the highest are kept.
     pub(super) fn pieces(&self) -> Vec<Vec<(i64, f64)>> {
         let width = self.0.len().div_ceil(POINTS_MAX / 2).max(1);
         let mut pieces = vec![Vec::new()];
@@ -84,13 +83,13 @@ impl Series {
         self.0.iter().map(|(_, value)| *value).filter(|value| value.is_finite())
     }
 
-    /// Where the value is not finite; thinned.
+    /// The steps of non-finite values, thinned.
     pub(super) fn not_finite(&self) -> Vec<i64> {
         let bad = || self.0.iter().filter(|(_, value)| !value.is_finite()).map(|(step, _)| *step);
         bad().step_by(bad().count().div_ceil(POINTS_MAX / 10).max(1)).collect()
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
