@@ -1,13 +1,13 @@
-//! BLEU (Papineni et al., 2002): how many n-grams of the translation are in a reference, for n = 1
-//! to 4.
+//! BLEU (Papineni et al., 2002): the share of a translation's n-grams that occur in a reference,
+//! for n = 1 to 4.
 //!
 //! ```text
-//! p_n   = 100 * matches_n / totals_n        each n-gram matches as often as one reference has it at most
+//! p_n   = 100 * matches_n / totals_n        an n-gram matches at most as often as in one reference
 //! bp    = 1 if the translation is as long as the references, else exp(1 - ref_len / sys_len)
 //! score = bp * (p_1 * p_2 * p_3 * p_4)^(1/4)
 //! ```
 //!
-//! One p_n of 0 makes the score 0, which is why there is smoothing (Chen and Cherry, 2014).
+//! A single p_n of 0 makes the score 0, hence smoothing (Chen and Cherry, 2014).
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -18,26 +18,27 @@ use crate::{
     text::{cased, words},
 };
 
-/// The longest n-gram.
+/// The maximum n-gram length.
 pub const BLEU_ORDER: usize = 4;
 
-/// What stands for the precision of an order without a match.
+/// How to smooth the precision of an order without matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Smoothing {
-    /// 1/2 of a match for the first such order, 1/4 for the next, and so on. sacreBLEU's default.
+    /// Count 1/2 of a match for the first such order, 1/4 for the next, and so on. sacreBLEU's
+    /// default.
     #[default]
     Exp,
-    /// So many matches; 0.1 is the usual value.
+    /// Count this many matches for each such order; usually 0.1.
     Floor(f64),
-    /// So many more matches and n-grams of each order but the first, with or without matches; 1 is
-    /// the usual value.
+    /// Add this number to the matches and n-grams of every order except the first; usually 1.
+    /// Applies to orders with matches, too.
     AddK(f64),
-    /// Nothing: the score is 0.
+    /// Do not smooth: the score is 0.
     None,
 }
 
 impl Smoothing {
-    /// As signatures have it: `exp`, `floor[0.10]`, `add-k[1.00]`, `none`.
+    /// The name in signatures: `exp`, `floor[0.10]`, `add-k[1.00]`, `none`.
     fn signature(self) -> Cow<'static, str> {
         match self {
             Self::Exp => "exp".into(),
@@ -48,41 +49,42 @@ impl Smoothing {
     }
 }
 
-/// What BLEU compares, and how. The default is sacreBLEU's.
+/// Options of BLEU. The defaults are sacreBLEU's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BleuOptions {
-    /// What is a word.
+    /// How to split lines into words.
     pub tokenizer: Tokenizer,
-    /// Compare in lower case.
+    /// Whether to compare in lower case.
     pub lowercase: bool,
-    /// What to do about orders without a match.
+    /// How to smooth orders without matches.
     pub smoothing: Smoothing,
-    /// Leave out the orders for which all translations are too short. For single sentences; see
-    /// [`Bleu::sentence`].
+    /// Whether to leave out the orders for which all translations are too short. Meant for single
+    /// sentences; see [`Bleu::sentence`].
     pub effective_order: bool,
 }
 
-/// BLEU with what it is made of.
+/// A BLEU score and its components.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BleuScore {
-    /// From 0 to 100.
+    /// The score, from 0 to 100.
     pub score: f64,
-    /// Of each order, from 0 to 100, smoothed. All are 0 if there is no match at all.
+    /// Smoothed precision of each order, from 0 to 100. All are 0 if no order has a match.
     pub precisions: [f64; BLEU_ORDER],
-    /// Brevity penalty, from 0 to 1.
+    /// The brevity penalty, from 0 to 1.
     pub bp: f64,
-    /// Words of the translations.
+    /// Number of words in the translations.
     pub sys_len: u64,
-    /// Words of the references: of each sentence's, the one nearest in length, of two equally near
-    /// the shorter.
+    /// Number of words in the references. For each sentence, the reference nearest in length
+    /// counts; of two equally near, the shorter.
     pub ref_len: u64,
-    /// Of each order, n-grams of the translations that are in a reference.
+    /// For each order, the number of the translations' n-grams that match a reference.
     pub matches: [u64; BLEU_ORDER],
-    /// Of each order, n-grams of the translations.
+    /// For each order, the number of the translations' n-grams.
     pub totals: [u64; BLEU_ORDER],
 }
 
-/// The counts of a corpus, sentence by sentence. Its size does not depend on how many there are.
+/// An accumulator of BLEU counts over the sentences of a corpus. Its size does not depend on their
+/// number.
 #[derive(Clone, Debug)]
 pub struct Bleu {
     options: BleuOptions,
@@ -95,10 +97,10 @@ pub struct Bleu {
 }
 
 impl Bleu {
-    /// A corpus without sentences, whose score is 0.
+    /// An empty corpus, whose score is 0.
     ///
     /// # Errors
-    /// [`Error::Smoothing`] if the smoothing's value is negative or not finite.
+    /// [`Error::Smoothing`] if the smoothing value is negative or not finite.
     pub fn new(options: BleuOptions) -> Result<Self> {
         if let Smoothing::Floor(value) | Smoothing::AddK(value) = options.smoothing
             && !(value.is_finite() && value >= 0.0)
@@ -116,8 +118,8 @@ impl Bleu {
         })
     }
 
-    /// BLEU of one sentence: with the effective order, so that sentences of less than four words
-    /// are not 0.
+    /// BLEU of one sentence. Uses the effective order, so that a sentence of fewer than four words
+    /// can score above 0.
     ///
     /// # Errors
     /// [`Error::NoReference`], and those of [`Bleu::new`].
@@ -131,10 +133,10 @@ impl Bleu {
         Ok(one.score())
     }
 
-    /// Counts one more sentence. Takes memory in proportion to its text, and returns it.
+    /// Counts one more sentence. Uses memory proportional to its length, and frees it.
     ///
     /// # Errors
-    /// [`Error::NoReference`] if there is none; nothing is counted then.
+    /// [`Error::NoReference`] if `references` is empty; nothing is counted then.
     pub fn add(&mut self, hypothesis: &str, references: &[&str]) -> Result<()> {
         if references.is_empty() {
             return Err(Error::NoReference { sentence: self.sentences + 1 });
@@ -160,7 +162,8 @@ impl Bleu {
         self.sys_len += length as u64;
         self.ref_len += nearest as u64;
         for ((n, matched), all) in (1..).zip(&mut self.matches).zip(&mut self.totals) {
-            // Of several references, an n-gram matches as often as the one that has it most.
+            // With several references, an n-gram matches as often as the reference that has most of
+            // it.
             let mut most = HashMap::new();
             for (ngram, count) in references.iter().flat_map(|reference| counts(reference, n)) {
                 let entry = most.entry(ngram).or_default();
@@ -172,10 +175,10 @@ impl Bleu {
         Ok(())
     }
 
-    /// Adds all that another counted, as if its sentences had been added here.
+    /// Adds the counts of `other`, as if its sentences had been added here.
     ///
     /// # Errors
-    /// [`Error::Options`] if it was made with other options; nothing is added then.
+    /// [`Error::Options`] if `other` has other options; nothing is added then.
     pub fn merge(&mut self, other: &Self) -> Result<()> {
         if self.options != other.options {
             return Err(Error::Options { ours: self.signature(), theirs: other.signature() });
@@ -193,7 +196,7 @@ impl Bleu {
         Ok(())
     }
 
-    /// How many sentences were counted.
+    /// The number of sentences counted.
     pub fn sentences(&self) -> u64 {
         self.sentences
     }
@@ -204,7 +207,7 @@ impl Bleu {
         let bp = if sys_len >= ref_len {
             1.0
         } else {
-            (1.0 - ref_len as f64 / sys_len as f64).exp() // exp(-inf), which is 0, without a word
+            (1.0 - ref_len as f64 / sys_len as f64).exp() // without words: exp(-inf), which is 0
         };
         let (precisions, orders) = self.precisions();
         let logarithms: f64 = precisions.iter().take(orders).map(|precision| precision.ln()).sum();
@@ -212,7 +215,7 @@ impl Bleu {
         BleuScore { score, precisions, bp, sys_len, ref_len, matches, totals }
     }
 
-    /// Smoothed precisions, and how many of them are in the mean.
+    /// Smoothed precisions, and how many of them the mean covers.
     fn precisions(&self) -> ([f64; BLEU_ORDER], usize) {
         let mut precisions = [0.0; BLEU_ORDER];
         let (smoothing, mut orders) = (self.options.smoothing, BLEU_ORDER);
@@ -246,7 +249,7 @@ impl Bleu {
         (precisions, orders)
     }
 
-    /// What the score means, as sacreBLEU writes it, without its version.
+    /// The signature, in sacreBLEU's format without its version. It identifies the options.
     pub fn signature(&self) -> String {
         let BleuOptions { tokenizer, lowercase, smoothing, effective_order } = self.options;
         format!(

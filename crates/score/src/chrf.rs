@@ -1,5 +1,5 @@
-//! chrF (Popović, 2015): an F-score of character n-grams; and chrF++ (2017), which adds words and
-//! pairs of words.
+//! chrF (Popović, 2015), an F-score of character n-grams, and chrF++ (2017), which adds word
+//! unigrams and bigrams.
 //!
 //! ```text
 //! P     = mean over the orders of   matches / n-grams of the translation
@@ -7,8 +7,8 @@
 //! score = 100 * (1 + beta^2) * P * R / (beta^2 * P + R)      beta = 2: recall counts twice as much
 //! ```
 //!
-//! An order that the translations or the references are too short for is in no mean. White space is
-//! no character here.
+//! The means leave out orders for which the translations or the references are too short. White
+//! space is ignored.
 
 use std::hash::Hash;
 
@@ -19,23 +19,23 @@ use crate::{
     text::{cased, is_space, words},
 };
 
-/// What chrF compares, and how. The default is sacreBLEU's chrF.
+/// Options of chrF. The defaults are sacreBLEU's chrF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChrfOptions {
-    /// The longest n-gram of characters.
+    /// The maximum length of character n-grams.
     pub char_order: u8,
-    /// The longest n-gram of words; 0 for none.
+    /// The maximum length of word n-grams; 0 for none.
     pub word_order: u8,
-    /// How much more recall weighs than precision.
+    /// The weight of recall relative to precision.
     pub beta: u8,
-    /// Compare in lower case.
+    /// Whether to compare in lower case.
     pub lowercase: bool,
 }
 
 impl ChrfOptions {
-    /// chrF: up to 6 characters, and no words.
+    /// chrF: characters up to order 6, no words.
     pub const CHRF: Self = Self { char_order: 6, word_order: 0, beta: 2, lowercase: false };
-    /// chrF++: up to 6 characters and 2 words.
+    /// chrF++: characters up to order 6 and words up to order 2.
     pub const CHRF_PLUS_PLUS: Self = Self { word_order: 2, ..Self::CHRF };
 }
 
@@ -45,27 +45,28 @@ impl Default for ChrfOptions {
     }
 }
 
-/// The n-grams of one order.
+/// The n-gram counts of one order.
 #[derive(Clone, Copy, Debug, Default)]
 struct Order {
-    /// Those of sentences whose reference has n-grams of this order, too.
+    /// N-grams of translations, counted only if the reference has n-grams of this order, too.
     hypothesis: u64,
     reference: u64,
     matches: u64,
 }
 
-/// The counts of a corpus, sentence by sentence. Its size does not depend on how many there are.
+/// An accumulator of chrF counts over the sentences of a corpus. Its size does not depend on their
+/// number.
 #[derive(Clone, Debug)]
 pub struct Chrf {
     options: ChrfOptions,
     sentences: u64,
     references: References,
-    /// First of characters, then of words.
+    /// The orders of characters, then those of words.
     orders: Vec<Order>,
 }
 
 impl Chrf {
-    /// A corpus without sentences, whose score is 0.
+    /// An empty corpus, whose score is 0.
     pub fn new(options: ChrfOptions) -> Self {
         let orders = usize::from(options.char_order) + usize::from(options.word_order);
         Self {
@@ -86,11 +87,11 @@ impl Chrf {
         Ok(one.score())
     }
 
-    /// Counts one more sentence: with the reference of the best score, of equally good ones the
-    /// first. Takes memory in proportion to its text, and returns it.
+    /// Counts one more sentence against the reference with the best score, or the first of equally
+    /// good ones. Uses memory proportional to its length, and frees it.
     ///
     /// # Errors
-    /// [`Error::NoReference`] if there is none; nothing is counted then.
+    /// [`Error::NoReference`] if `references` is empty; nothing is counted then.
     pub fn add(&mut self, hypothesis: &str, references: &[&str]) -> Result<()> {
         let hypothesis = cased(hypothesis, self.options.lowercase);
         let hypothesis = Sentence::new(&hypothesis);
@@ -112,10 +113,10 @@ impl Chrf {
         Ok(())
     }
 
-    /// Adds all that another counted, as if its sentences had been added here.
+    /// Adds the counts of `other`, as if its sentences had been added here.
     ///
     /// # Errors
-    /// [`Error::Options`] if it was made with other options; nothing is added then.
+    /// [`Error::Options`] if `other` has other options; nothing is added then.
     pub fn merge(&mut self, other: &Self) -> Result<()> {
         if self.options != other.options {
             let signature = |chrf: &Self| format!("{} {}", chrf.name(), chrf.signature());
@@ -127,7 +128,7 @@ impl Chrf {
         Ok(())
     }
 
-    /// How many sentences were counted.
+    /// The number of sentences counted.
     pub fn sentences(&self) -> u64 {
         self.sentences
     }
@@ -137,12 +138,12 @@ impl Chrf {
         self.f_score(&self.orders)
     }
 
-    /// As sacreBLEU calls it, with its beta and a `+` for each order of words: `chrF2`, `chrF2++`.
+    /// sacreBLEU's name for the score, with beta and a `+` for each word order: `chrF2`, `chrF2++`.
     pub fn name(&self) -> String {
         format!("chrF{}{}", self.options.beta, "+".repeat(self.options.word_order.into()))
     }
 
-    /// What the score means, as sacreBLEU writes it, without its version.
+    /// The signature, in sacreBLEU's format without its version. It identifies the options.
     pub fn signature(&self) -> String {
         let ChrfOptions { char_order, word_order, lowercase, .. } = self.options;
         let case = if lowercase { "lc" } else { "mixed" };
@@ -171,7 +172,7 @@ impl Chrf {
 
     fn f_score(&self, orders: &[Order]) -> f64 {
         let (mut precision, mut recall, mut effective) = (0.0, 0.0, 0.0);
-        // Where the translation counts, the reference is not empty.
+        // If the translation counts, the reference is not empty.
         for order in orders.iter().filter(|order| order.hypothesis > 0) {
             precision += order.matches as f64 / order.hypothesis as f64;
             recall += order.matches as f64 / order.reference as f64;
@@ -187,7 +188,7 @@ impl Chrf {
     }
 }
 
-/// A line as chrF sees it.
+/// The characters and words of a line, as chrF compares them.
 struct Sentence<'a> {
     characters: Vec<char>,
     words: Vec<&'a str>,
@@ -200,8 +201,8 @@ impl<'a> Sentence<'a> {
     }
 }
 
-/// A word, and a punctuation mark apart from it: the last character if it is one, else the first.
-/// Never both: `(so)` is `(so` and `)`.
+/// Splits at most one punctuation mark off a word: the last character if it is a mark, else the
+/// first. So `(so)` becomes `(so` and `)`.
 fn separate_mark(word: &str) -> [Option<&str>; 2] {
     let is_mark = |character: char| character.is_ascii_punctuation();
     let at = match (word.strip_suffix(is_mark), word.starts_with(is_mark)) {
@@ -218,7 +219,7 @@ fn separate_mark(word: &str) -> [Option<&str>; 2] {
 fn compare_order<T: Eq + Hash>(hypothesis: &[T], reference: &[T], n: usize) -> Order {
     let in_reference = total(reference, n);
     Order {
-        // What the reference is too short for does not count as wrong.
+        // N-grams for which the reference is too short do not count as wrong.
         hypothesis: if in_reference > 0 { total(hypothesis, n) } else { 0 },
         reference: in_reference,
         matches: matches(&counts(hypothesis, n), &counts(reference, n)),

@@ -1,38 +1,38 @@
-//! What can go wrong, and what to do about it.
+//! Errors and their remedies.
 
-/// Shorthand for results of this crate.
+/// A result whose error is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a sentence or an accumulator could not be counted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is nothing to compare a sentence with.
+    /// A sentence has no reference.
     #[error(
         "sentence {sentence} has no reference: give it at least one (an empty text is a reference \
          without words)"
     )]
     NoReference {
-        /// Which one, from 1, in the order of `add`.
+        /// The number of the sentence, from 1, in the order of `add`.
         sentence: u64,
     },
 
-    /// A smoothing value that makes no precision.
+    /// The smoothing value is negative or not finite.
     #[error("BLEU cannot be smoothed by {value}: give a finite number of 0 or more")]
     Smoothing {
-        /// The value given.
+        /// The value.
         value: f64,
     },
 
-    /// Sums of counts that do not count the same things.
+    /// Two accumulators have different options.
     #[error(
         "scores that count differently cannot be merged ({ours} and {theirs}): make both with the \
          same options"
     )]
     Options {
-        /// The signature of the one merged into.
+        /// The signature of the accumulator that was merged into.
         ours: String,
-        /// The signature of the other.
+        /// The signature of the other accumulator.
         theirs: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Scores of translations: BLEU and chrF, equal to sacreBLEU's to the rounding of a sum.
+//! Translation scores: BLEU and chrF, equal to sacreBLEU's up to rounding.
 //!
 //! ```text
 //!              lower-case?, tokenize           count                    formula
@@ -6,17 +6,19 @@
 //! references                                            (sums over sentences)
 //! ```
 //!
-//! [`Bleu`] and [`Chrf`] are accumulators: they keep counts and no text, so that a corpus may be as
-//! long as it likes, and those of several languages merge into that of all. A corpus's score is
-//! made of its summed counts. The mean of sentences' scores is another number, and nobody's BLEU.
+//! [`Bleu`] and [`Chrf`] are accumulators that keep counts and no text, so a corpus may have any
+//! length. The accumulators of several languages can be merged. The score of a corpus is computed
+//! from its summed counts. The mean of the sentences' scores is a different number, and is not
+//! BLEU.
 //!
-//! Equal to sacreBLEU also means equal where it surprises: white space is Python's, the tokenizer
-//! is that of NIST's `mteval-v13a` whose substitutions do not overlap, n-grams longer than the
-//! reference do not count in chrF, and chrF++ takes at most one punctuation mark off a word.
-//! Nothing here is copied from it: `scripts/score_parity.py` compares the two, and its scores of
-//! made-up sentences are recorded for the tests.
+//! The scores equal sacreBLEU's also where it is surprising. White space is Python's. The tokenizer
+//! is that of NIST's `mteval-v13a`, whose substitutions do not overlap. In chrF, n-grams longer
+//! than the reference do not count. chrF++ splits at most one punctuation mark off a word. No code
+//! is copied from sacreBLEU. `scripts/score_parity.py` compares the two and records sacreBLEU's
+//! scores of made-up sentences for the tests.
 //!
-//! Absent: other languages' tokenizers (targets are English), significance tests, files, threads.
+//! Not supported: tokenizers of other languages (targets are English), significance tests, files,
+//! threads.
 //!
 //! ```
 //! use gpipe_score::{Bleu, BleuOptions, Chrf, ChrfOptions};

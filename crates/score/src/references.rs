@@ -1,21 +1,21 @@
-//! How many references the sentences of a corpus have: a part of the signature.
+//! The number of references per sentence, which is part of the signature.
 
 use std::fmt;
 
 /// The number of references of each sentence so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum References {
-    /// No sentence yet.
+    /// There is no sentence yet.
     #[default]
     Unknown,
-    /// All have as many.
+    /// All sentences have this number.
     Each(usize),
-    /// Some have more than others.
+    /// The numbers differ.
     Varying,
 }
 
 impl References {
-    /// That of both corpora together.
+    /// The number for both corpora together.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Unknown, known) | (known, Self::Unknown) => known,

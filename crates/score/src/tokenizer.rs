@@ -1,35 +1,38 @@
-//! Where BLEU's words end.
+//! Splits lines into words for BLEU.
 
 use std::fmt;
 
 use crate::text::{is_space, words};
 
-/// How a line is cut into words before BLEU counts them. sacreBLEU's tokenizers of the same names.
+/// How a line is split into words before BLEU counts them. The names are those of sacreBLEU's
+/// tokenizers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tokenizer {
-    /// `13a`, the one of WMT's tables: most ASCII punctuation is a word of its own; points and
-    /// commas are, unless between digits; a hyphen is, after a digit; four entities of XML are
-    /// read. An apostrophe stays within its word.
+    /// `13a`, which WMT uses. Most ASCII punctuation marks are separate words. Periods and commas
+    /// are separate unless between digits, and a hyphen is separate after a digit. Four XML
+    /// entities are decoded. An apostrophe stays within its word.
     #[default]
     V13a,
-    /// `none`: white space alone, for lines that are tokenized already.
+    /// `none`: splits at white space only, for lines that are already tokenized.
     None,
-    /// `char`: each character but white space is a word.
+    /// `char`: every character except white space is a word.
     Char,
 }
 
-/// XML's entities, in the order in which they are read: `&amp;lt;` ends as `<`, but `&amp;quot;` as
-/// `&quot;`.
+/// XML entities in decoding order: `&amp;lt;` becomes `<`, but `&amp;quot;` becomes `&quot;`.
 const ENTITIES: [(&str, &str); 4] =
     [("&quot;", "\""), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")];
 
 impl Tokenizer {
-    /// The words of a line, with a space between two.
+    /// Splits a line into words, joined by single spaces.
     ///
     /// ```
     /// use gpipe_score::Tokenizer;
     /// let line = "It's 1,234.5 km (one-way), &quot;roughly&quot;...";
-    /// assert_eq!(Tokenizer::V13a.apply(line), "It's 1,234.5 km ( one-way ) , \" roughly \" . . .");
+    /// assert_eq!(
+    ///     Tokenizer::V13a.apply(line),
+    ///     "It's 1,234.5 km ( one-way ) , \" roughly \" . . .",
+    /// );
     /// assert_eq!(Tokenizer::Char.apply("a b."), "a b .");
     /// ```
     pub fn apply(self, line: &str) -> String {
@@ -43,7 +46,7 @@ impl Tokenizer {
     }
 }
 
-/// Its name in signatures.
+/// The tokenizer's name in signatures.
 impl fmt::Display for Tokenizer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
@@ -54,13 +57,13 @@ impl fmt::Display for Tokenizer {
     }
 }
 
-/// White space around what is a word by `13a`.
+/// Puts white space around the words of `13a`.
 fn separate_13a(line: &str) -> String {
     let mut text = line.replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
     for (entity, character) in ENTITIES {
         text = text.replace(entity, character);
     }
-    // The rules below look at neighbours: the first and the last character get one, too.
+    // The rules below look at pairs, so the first and last characters need neighbours, too.
     let mut spaced = String::from(" ");
     for character in text.chars() {
         if is_symbol(character) {
@@ -77,14 +80,14 @@ fn separate_13a(line: &str) -> String {
     separate_pairs(&text, ["", " "], |a, b| is_digit(a) && b == '-')
 }
 
-/// ASCII's punctuation and symbols (and its space) but apostrophe, comma, hyphen and point.
+/// ASCII punctuation, symbols and space, except apostrophe, comma, hyphen and period.
 fn is_symbol(character: char) -> bool {
     matches!(character, ' '..='&' | '('..='+' | '/' | ':'..='@' | '['..='`' | '{'..='~')
 }
 
-/// Puts a space into each pair of neighbours that matches, and the two texts around it. From the
-/// left and without overlap: the second of a pair is not the first of another, which is why `..` is
-/// looked at once and not twice.
+/// Inserts a space into each pair of characters that matches, and `before` and `after` around it.
+/// Pairs are taken from the left and do not overlap: after a match, the search continues behind the
+/// pair. So `..` is one match, not two.
 fn separate_pairs(
     text: &str,
     [before, after]: [&str; 2],

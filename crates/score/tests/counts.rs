@@ -1,8 +1,8 @@
-//! Counts by another way, and what must be true of any text.
+//! Compares counts with an independent method, and checks properties that hold for any text.
 //!
-//! Families: `oracle_` (every pair of tiny sentences, matched by striking out), `property_`
-//! (identity, order, sums, range), `fault_` (no reference, impossible smoothing, unlike
-//! accumulators).
+//! Families: `oracle_` (every pair of tiny sentences, matched by striking out n-grams), `property_`
+//! (identity, order, sums, range), `fault_` (no reference, invalid smoothing, accumulators with
+//! different options).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_score::{Bleu, BleuOptions, BleuScore, Chrf, ChrfOptions, Error, Smoothing, Tokenizer};
@@ -15,7 +15,7 @@ const PLAIN: BleuOptions = BleuOptions {
     effective_order: false,
 };
 
-/// All sequences of at most so many of the letters.
+/// All sequences of at most `most` letters.
 fn sequences(letters: &[char], most: usize) -> Vec<Vec<char>> {
     let mut all = vec![vec![]];
     let mut last = all.clone();
@@ -34,8 +34,8 @@ fn ngrams(sentence: &[char], n: usize) -> Vec<&[char]> {
     (0..sentence.len()).filter_map(|at| sentence.get(at..at + n)).collect()
 }
 
-/// N-grams of the hypothesis, n-grams of the reference, and pairs of equal ones: each that is found
-/// is struck out.
+/// The numbers of n-grams of the hypothesis, of n-grams of the reference, and of matches. Each
+/// match is struck out.
 fn struck_out(hypothesis: &[char], reference: &[char], n: usize) -> [u64; 3] {
     let (there, mut left) = (ngrams(hypothesis, n), ngrams(reference, n));
     let totals = [there.len() as u64, left.len() as u64];
@@ -105,7 +105,7 @@ fn oracle_bleu_of_two_references_takes_the_most_of_each_ngram_and_the_nearest_le
 
 #[test]
 fn oracle_chrf_counts_by_striking_out() {
-    // The space is in no n-gram of characters; here, words are letters between spaces.
+    // Spaces are in no character n-gram.
     let sentences = sequences(&['x', 'y', ' '], 4);
     for options in [ChrfOptions::CHRF, ChrfOptions { beta: 1, ..ChrfOptions::CHRF }] {
         for hypothesis in &sentences {
@@ -124,7 +124,7 @@ fn oracle_chrf_counts_by_striking_out() {
                     shares.sum::<f64>() / orders.len().max(1) as f64
                 };
                 let (precision, recall) = (mean(0), mean(1));
-                // The weighted harmonic mean, written as one.
+                // The weighted harmonic mean.
                 let weight = f64::from(options.beta).powi(2);
                 let expected = match precision > 0.0 {
                     true => 100.0 * (1.0 + weight) / (1.0 / precision + weight / recall),
@@ -137,7 +137,7 @@ fn oracle_chrf_counts_by_striking_out() {
     }
 }
 
-/// Any sentence, with what the tokenizers look at in it more often than by chance.
+/// Any sentence, in which what tokenizers act on is more frequent than by chance.
 fn sentence() -> impl Strategy<Value = String> {
     prop_oneof![
         Just(String::new()),
@@ -203,17 +203,19 @@ proptest! {
     fn property_a_sentence_equal_to_a_reference_scores_100(
         line in sentence(), other in sentence(), options in bleu_options(),
     ) {
-        // At each length: the effective order leaves out what the sentence is too short for.
-        let count = options.tokenizer.apply(&line).split(' ').filter(|word| !word.is_empty()).count();
+        // The score is 100 at any length, because the effective order leaves out longer n-grams.
+        let count =
+            options.tokenizer.apply(&line).split(' ').filter(|word| !word.is_empty()).count();
         let alone = Bleu::sentence(options, &line, &[&line]).unwrap();
         let beside = Bleu::sentence(options, &line, &[&other, &line]).unwrap();
         let expected = if count == 0 { 0.0 } else { 100.0 };
         prop_assert!((alone.score - expected).abs() < 1e-9, "{}", alone.score);
         prop_assert!((beside.score - expected).abs() < 1e-9, "{}", beside.score);
 
-        // Without it, and without smoothing, it takes four words.
+        // Without the effective order and smoothing, 100 takes at least four words.
         let plain = bleu_of(PLAIN, [&(line.clone(), vec![line.clone()])]).score();
-        let expected = if Tokenizer::None.apply(&line).split(' ').count() >= 4 { 100.0 } else { 0.0 };
+        let expected =
+            if Tokenizer::None.apply(&line).split(' ').count() >= 4 { 100.0 } else { 0.0 };
         prop_assert!((plain.score - expected).abs() < 1e-9, "{}", plain.score);
 
         let blank = Tokenizer::None.apply(&line).is_empty();
@@ -225,21 +227,31 @@ proptest! {
     fn property_scores_are_within_0_and_100(pairs in pairs(), options in bleu_options()) {
         let within = |value: f64| (0.0..=100.0 + 1e-9).contains(&value);
         let score = bleu_of(options, &pairs).score();
-        prop_assert!(within(score.score) && score.precisions.into_iter().all(within), "{:?}", score);
+        prop_assert!(
+            within(score.score) && score.precisions.into_iter().all(within),
+            "{:?}",
+            score
+        );
         prop_assert!((0.0..=1.0).contains(&score.bp));
-        prop_assert!(score.matches.iter().zip(&score.totals).all(|(matches, total)| matches <= total));
+        prop_assert!(
+            score.matches.iter().zip(&score.totals).all(|(matches, total)| matches <= total)
+        );
         prop_assert!(within(chrf_of(&pairs).score()));
     }
 
     #[test]
-    fn property_the_order_of_sentences_does_not_matter(pairs in pairs(), options in bleu_options()) {
+    fn property_the_order_of_sentences_does_not_matter(
+        pairs in pairs(), options in bleu_options(),
+    ) {
         let (there, back) = (bleu_of(options, &pairs), bleu_of(options, pairs.iter().rev()));
         prop_assert_eq!((there.score(), there.signature()), (back.score(), back.signature()));
         prop_assert_eq!(chrf_of(&pairs).score(), chrf_of(pairs.iter().rev()).score());
     }
 
     #[test]
-    fn property_parts_merge_to_the_whole(pairs in pairs(), at in any::<prop::sample::Index>(), options in bleu_options()) {
+    fn property_parts_merge_to_the_whole(
+        pairs in pairs(), at in any::<prop::sample::Index>(), options in bleu_options(),
+    ) {
         let (first, second) = pairs.split_at(at.index(pairs.len()));
         let (whole, mut sum) = (bleu_of(options, &pairs), bleu_of(options, first));
         sum.merge(&bleu_of(options, second)).unwrap();

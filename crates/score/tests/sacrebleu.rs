@@ -1,5 +1,5 @@
-//! Against sacreBLEU itself: what it says of made-up sentences, recorded by
-//! `scripts/score_parity.py --write`.
+//! Compares with sacreBLEU's scores of made-up sentences, recorded by `scripts/score_parity.py
+//! --write`.
 //!
 //! Families: `oracle_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
@@ -7,7 +7,7 @@
 use gpipe_score::{Bleu, BleuOptions, Chrf, ChrfOptions, Smoothing, Tokenizer};
 use serde::Deserialize;
 
-/// Of 100.
+/// Tolerance of scores that range from 0 to 100.
 const TOLERANCE: f64 = 1e-9;
 
 #[derive(Deserialize)]
@@ -32,14 +32,14 @@ impl Case {
     }
 }
 
-/// Which of the cases a corpus has.
+/// The cases of a corpus.
 #[derive(Deserialize)]
 struct Corpus {
     name: String,
     cases: Vec<usize>,
 }
 
-/// Scores of each corpus and, alone, of each case.
+/// Scores of each corpus, and of each case alone.
 #[derive(Deserialize)]
 struct Run<Settings, Score> {
     options: Settings,
