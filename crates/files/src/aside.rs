@@ -1,5 +1,4 @@
-//! A file that is written aside, under a name of its own, and takes the place of another when it is
-//! on disk.
+//! A file that is written under a temporary name and renamed when it is complete and on disk.
 
 use std::{
     fs::{File, OpenOptions},
@@ -9,14 +8,15 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile};
 
-/// What the name of a file that is being written ends with.
+/// The suffix of a temporary file's name.
 pub const WRITING: &str = ".writing";
 
-/// Longest name that one aside begins with: file systems allow 255 bytes.
+/// Maximum length of a target name that the temporary name starts with. File systems allow 255
+/// bytes.
 const NAME_MAX: usize = 200;
 
-/// A file aside. Dropped before [`Aside::publish`] it is removed; a killed process leaves it as
-/// `NAME.RANDOM.writing`, and it is in nobody's way.
+/// A temporary file that replaces its target. Dropping it before [`Aside::publish`] removes it. A
+/// killed process leaves it as `NAME.RANDOM.writing`, which is harmless.
 #[derive(Debug)]
 pub struct Aside {
     file: NamedTempFile,
@@ -25,34 +25,33 @@ pub struct Aside {
 }
 
 impl Aside {
-    /// A new, empty file in `folder`, the one that `path` is in, for what is to become `path`.
+    /// Creates an empty temporary file for `path` in `folder`, which must be the folder of `path`.
     ///
     /// # Errors
-    /// The system refuses. The error has no path: the one to name is `path`.
+    /// The system's error. It contains no path; callers should report `path`.
     pub fn new(path: &Path, folder: &Path) -> io::Result<Self> {
         let mut prefix = path.file_name().unwrap_or_default().to_owned();
         if prefix.len() > NAME_MAX {
             prefix = "gpipe".into();
         }
         prefix.push(".");
-        // Opened here, and not by the crate: with the permissions of any new file, and the system's
-        // own error.
+        // Opened here rather than by `tempfile`, to get the permissions of any new file and the
+        // system's unmodified error.
         let create = |path: &Path| OpenOptions::new().write(true).create_new(true).open(path);
         let file = Builder::new().prefix(&prefix).suffix(WRITING).make_in(folder, create)?;
         Ok(Self { file, folder: folder.to_owned(), path: path.to_owned() })
     }
 
-    /// The file, to write to.
+    /// The file, for writing.
     pub fn file(&self) -> &File {
         self.file.as_file()
     }
 
-    /// Syncs the file, gives it its name, and syncs the folder: whoever looks sees the old file or
-    /// all of the new one, also after a power failure.
+    /// Syncs the file, renames it and syncs the folder. A reader sees either the old file or the
+    /// complete new one, even after a power failure.
     ///
     /// # Errors
-    /// The system refuses. The old file is unchanged then, unless only the folder could not be
-    /// synced.
+    /// The system's error. The old file is unchanged then, unless only syncing the folder failed.
     pub fn publish(self) -> io::Result<()> {
         let Self { file, folder, path } = self;
         file.as_file().sync_all()?;
@@ -67,8 +66,8 @@ mod tests {
 
     use super::*;
 
-    /// Two that wrote the same file at the same time shared one file aside, and either could
-    /// publish half of the other's.
+    /// Regression: two writers of one file must not share a temporary file, or either could publish
+    /// half of the other's content.
     #[test]
     fn regression_two_that_write_one_file_do_not_meet() {
         let folder = tempfile::tempdir().unwrap();
@@ -82,8 +81,7 @@ mod tests {
         other.file().write_all(b"er").unwrap();
         other.publish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"other");
-        // One that is given up leaves nothing, and a published one is as readable as any other new
-        // file.
+        // A dropped file leaves nothing, and a published one has the permissions of any new file.
         drop(Aside::new(&path, folder.path()).unwrap());
         fs::write(folder.path().join("plain"), "").unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);

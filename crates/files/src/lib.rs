@@ -1,8 +1,7 @@
-//! Files, read with a bound and written whole or not at all.
+//! Reads files with a size limit, and writes them completely or not at all.
 //!
-//! Every reader of a file goes through [`open`] or [`read()`]: to open a named pipe is to wait for
-//! its other end, and a file may be larger than memory. [`Aside`] writes a file that takes
-//! another's place.
+//! Every reader of a file uses [`open`] or [`read()`]. Opening a named pipe would wait for its
+//! other end, and a file may be larger than memory. [`Aside`] writes a file that replaces another.
 
 #![forbid(unsafe_code)]
 
@@ -16,21 +15,21 @@ use std::{
 
 pub use aside::{Aside, WRITING};
 
-/// Why a file is not read.
+/// Why a file was not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The system refuses.
+    /// The operating system reported an error.
     #[error("{0}")]
     Io(io::Error),
-    /// A folder, a named pipe, a socket or a device.
+    /// The path is a folder, a named pipe, a socket or a device.
     #[error("it is not a regular file")]
     NotAFile,
-    /// It is larger than the caller allows.
+    /// The file is larger than the caller allows.
     #[error("it has {bytes} bytes, at most {most} are read")]
     TooLarge {
-        /// Its size, as far as it is known.
+        /// The file's size, as far as known.
         bytes: u64,
-        /// The bound.
+        /// The limit.
         most: u64,
     },
 }
@@ -44,7 +43,7 @@ impl From<ReadError> for io::Error {
     }
 }
 
-/// Opens a regular file; links are followed.
+/// Opens a regular file, following links.
 ///
 /// # Errors
 /// [`ReadError::Io`], [`ReadError::NotAFile`].
@@ -55,7 +54,7 @@ pub fn open(path: &Path) -> Result<File, ReadError> {
     }
 }
 
-/// The bytes of a regular file that has at most `most` of them.
+/// Reads a regular file of at most `most` bytes.
 ///
 /// # Errors
 /// [`ReadError`].
@@ -66,7 +65,7 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, ReadError> {
         return Err(ReadError::TooLarge { bytes, most });
     }
     let mut content = Vec::new();
-    // The file may grow meanwhile: the bound holds for what is read, too.
+    // The file may grow meanwhile, so the limit applies to the read, too.
     file.take(most.saturating_add(1)).read_to_end(&mut content).map_err(ReadError::Io)?;
     match content.len() as u64 {
         bytes if bytes > most => Err(ReadError::TooLarge { bytes, most }),
@@ -74,10 +73,11 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, ReadError> {
     }
 }
 
-/// Writes a file that is there whole or not at all. It is on disk when this returns.
+/// Writes a file completely or not at all. The file is on disk when this returns.
 ///
 /// # Errors
-/// The system refuses. The old file is unchanged then.
+/// The system's error. As in [`Aside::publish`], the old file is unchanged then, unless only
+/// syncing the folder failed.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let aside = Aside::new(path, folder.unwrap_or(Path::new(".")))?;
@@ -100,9 +100,9 @@ mod tests {
         assert!(matches!(read(folder.path(), 5), Err(ReadError::NotAFile)));
         let error = read(&folder.path().join("none"), 5).unwrap_err();
         assert_eq!(io::Error::from(error).kind(), io::ErrorKind::NotFound);
-        // A device has no size, and no end.
+        // A device has no size and no end.
         assert!(matches!(read(Path::new("/dev/zero"), 5), Err(ReadError::NotAFile)));
-        // A file of the system whose size is not told.
+        // A file in /proc, which reports a size of 0.
         let told = read(Path::new("/proc/self/status"), 3).unwrap_err();
         assert_eq!(told.to_string(), "it has 4 bytes, at most 3 are read");
     }
