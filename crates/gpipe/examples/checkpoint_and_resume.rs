@@ -1,4 +1,4 @@
-//! A checkpoint that another pipeline goes on from, in another number of stages, to the same bits.
+//! Saves a checkpoint and resumes from it with another number of stages, bit for bit.
 //!
 //! `cargo run --release --example checkpoint_and_resume`
 #![allow(clippy::print_stdout)]
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..3 {
         first.train_step(&x, &x)?;
     }
-    checkpoints.save(&mut first, RunInfo::default())?; // copies, and writes while training goes on
+    checkpoints.save(&mut first, RunInfo::default())?; // copies now, writes during training
     let uninterrupted = first.train_step(&x, &x)?;
     checkpoints.wait()?;
 

@@ -1,7 +1,8 @@
-//! A layer of one's own: a gate with a scale for each feature, y = x * sigmoid(scale * x).
+//! A custom layer: a gate with one scale per feature, y = x * sigmoid(scale * x).
 //!
-//! A layer is a description. It says which parameters it wants and how to compute; the stage that
-//! gets it builds and holds the parameters. So the same network runs in any number of stages.
+//! A layer is only a description: it declares its parameters and how to compute. The stage that
+//! gets the layer creates and holds the parameters. So the same network runs in any number of
+//! stages.
 //!
 //! `cargo run --release --example custom_layer`
 #![allow(clippy::print_stdout)]
@@ -12,7 +13,7 @@ use gpipe::{
 };
 use tch::{Device, Kind, Tensor};
 
-/// x: [samples, features] to [samples, features]
+/// x: [samples, features] -> [samples, features].
 struct Gate {
     features: i64,
 }
@@ -30,7 +31,7 @@ impl Layer for Gate {
         Ok(inputs.to_vec())
     }
 
-    // `f_mul` and its like return an error where `mul` panics.
+    // `f_mul` and the other `f_*` forms return an error where `mul` would panic.
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let gate = inputs[0].f_mul(ctx.parameter(0)?)?.f_sigmoid()?;
         Ok(vec![inputs[0].f_mul(&gate)?])

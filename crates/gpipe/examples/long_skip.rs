@@ -1,5 +1,5 @@
-//! A skip connection over several stages. Its value goes from the stage of `Stash` to that of `Pop`
-//! directly, and not through the stages between. Its gradient comes back the same way.
+//! A skip connection over several stages. The value goes directly from the stage of `Stash` to that
+//! of `Pop`, not through the stages between. The gradient returns the same way.
 //!
 //! `cargo run --release --example long_skip`
 #![allow(clippy::print_stdout)]

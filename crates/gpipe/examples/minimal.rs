@@ -1,4 +1,4 @@
-//! The least that trains: a network, a loss, an optimizer, and how many stages.
+//! The smallest program that trains: a network, a loss, an optimizer and a number of stages.
 //!
 //! `cargo run --release --example minimal`
 #![allow(clippy::print_stdout)]
@@ -23,7 +23,7 @@ fn main() -> gpipe::Result<()> {
         .optimizer(Adam::default())
         .build()?;
 
-    // What is learnt: the length of a vector.
+    // The network learns the length of a vector.
     tch::manual_seed(0);
     let x = Tensor::randn([32, 8], (Kind::Float, Device::Cpu));
     let length = x.square().sum_dim_intlist(1_i64, true, None).sqrt();

@@ -1,5 +1,5 @@
-//! A plan before anything runs: where to cut, which schedule and what to recompute, so that no
-//! stage holds more than its cap. Costs come from shapes here; `gpipe::profile` measures them.
+//! Plans before anything runs: where to cut, which schedule to use and what to recompute, so that
+//! no stage exceeds its memory cap. Here costs come from shapes; `gpipe::profile` measures them.
 //!
 //! `cargo run --release --example plan_under_a_cap`
 #![allow(clippy::print_stdout)]

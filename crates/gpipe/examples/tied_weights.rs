@@ -1,6 +1,6 @@
-//! One weight in two layers: a language model's embedding and its output projection, on the first
-//! stage and on the last. Each use has its own gradient. They are summed once per mini-batch, in
-//! the order of the layers, so the sum has the same bits in any number of stages.
+//! One weight in two layers: a language model's embedding on the first stage and its output
+//! projection on the last. Each use has its own gradient. The gradients are summed once per
+//! mini-batch, in layer order, so the sum has the same bits for any number of stages.
 //!
 //! `cargo run --release --example tied_weights`
 #![allow(clippy::print_stdout)]
@@ -50,7 +50,7 @@ fn main() -> gpipe::Result<()> {
         println!("step {}: loss {:.4}", report.step, report.loss);
     }
     for (name, value) in pipeline.parameters()? {
-        println!("{name} {:?}", value.size()); // the tied weight is there once
+        println!("{name} {:?}", value.size()); // the tied weight appears once
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! One pipeline in two processes, a stage in each. Every process runs the same program and makes
-//! the same calls. Here the first one starts the second; `gpipe launch` and `torchrun` do that,
-//! too.
+//! One pipeline in two processes, with one stage in each. Every process runs the same program and
+//! makes the same calls. Here the first process starts the second; `gpipe launch` and `torchrun`
+//! can also start them.
 //!
 //! `cargo run --release --example two_processes`
 #![allow(clippy::print_stdout)]

@@ -1,10 +1,10 @@
-//! Batch normalisation of micro-batches, and running statistics of mini-batches.
+//! Batch normalisation per micro-batch, with running statistics per mini-batch.
 //!
-//! Each micro-batch is normalised by its own mean and variance. Their running averages, which
-//! evaluation uses, are of the whole mini-batch: what every micro-batch saw is kept apart until the
-//! last backward, combined in the order of the micro-batches in float64, and applied together with
-//! the update. So they do not depend on K, schedule or re-materialization, and a step that fails
-//! leaves them as they were.
+//! Each micro-batch is normalised by its own mean and variance. The running averages that
+//! evaluation uses are updated once per mini-batch. The statistics of each micro-batch are kept
+//! until the last backward, combined in float64 in micro-batch order, and applied with the update.
+//! The running averages therefore do not depend on K, schedule or re-materialization, and a failed
+//! step leaves them unchanged.
 
 use gpipe_core::MicroBatch;
 use tch::{Kind, Tensor};
@@ -15,9 +15,10 @@ use crate::{
     value::tensor_bytes,
 };
 
-/// Batch normalisation of [samples, channels, ...] (Ioffe & Szegedy 2015): training normalises each
-/// micro-batch by its own statistics, evaluation by running averages of the mini-batches'. As a
-/// layer of its own, or a part of another one through
+/// Batch normalisation of `[samples, channels, ...]` (Ioffe & Szegedy 2015).
+///
+/// Training normalises each micro-batch by its own statistics; evaluation uses running averages
+/// over mini-batches. Use it as a layer, or inside another layer through
 /// [`Forward::batch_norm`](crate::Forward::batch_norm).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchNorm {
@@ -25,18 +26,19 @@ pub struct BatchNorm {
     pub channels: i64,
     /// Added to the variance.
     pub eps: f64,
-    /// The share of a mini-batch in the running statistics; `None`: all mini-batches count alike.
+    /// Weight of each new mini-batch in the running statistics; `None` weights all mini-batches
+    /// equally.
     pub momentum: Option<f64>,
 }
 
 impl BatchNorm {
-    /// With PyTorch's numbers: 1e-5, 0.1.
+    /// A batch norm with PyTorch's defaults: `eps` 1e-5, `momentum` 0.1.
     pub fn new(channels: i64) -> Self {
         Self { channels, eps: 1e-5, momentum: Some(0.1) }
     }
 
-    /// Its parameters, each name after `prefix`: `weight`, `bias`, and the running `mean`,
-    /// `variance` (unbiased) and number of `batches`.
+    /// The parameters, with `prefix` before each name: `weight`, `bias`, `running_mean`,
+    /// `running_variance` (unbiased) and `running_batches` (the number of mini-batches).
     pub fn parameters(&self, prefix: &str) -> [ParameterSpec; 5] {
         let named = |name: &str, init| {
             ParameterSpec::new(&format!("{prefix}{name}"), [self.channels], init)
@@ -54,38 +56,39 @@ impl BatchNorm {
     }
 }
 
-/// What one batch norm saw of one micro-batch.
+/// The statistics of one batch norm over one micro-batch.
 #[derive(Debug)]
 pub(crate) struct BatchStatistics {
-    /// Number of its first parameter within the layer.
+    /// Index of the batch norm's first parameter within the layer.
     pub first: usize,
     pub momentum: Option<f64>,
     pub eps: f64,
-    /// Values a channel.
+    /// Values per channel.
     pub count: i64,
-    /// `[channels]`, as it was computed.
+    /// The mean as libtorch returned it, `[channels]`.
     pub mean: Tensor,
-    /// 1 / sqrt(variance + eps): `[channels]`, as it was computed. Nothing is made of it before the
-    /// last micro-batch, because many small kernels for each would cost more than the norm itself.
+    /// 1 / sqrt(variance + eps) as libtorch returned it, `[channels]`. It is not converted before
+    /// the last micro-batch: many small kernels per micro-batch would cost more than the norm
+    /// itself.
     pub inverse: Tensor,
 }
 
 impl BatchStatistics {
-    /// What it holds.
+    /// Size of the tensors.
     pub(crate) fn bytes(&self) -> u64 {
         tensor_bytes(&self.mean) + tensor_bytes(&self.inverse)
     }
 }
 
-/// Where the parameters are, from the first one on.
+/// Offsets of the parameters from the first one.
 pub(crate) const WEIGHT: usize = 0;
 pub(crate) const BIAS: usize = 1;
 pub(crate) const MEAN: usize = 2;
 pub(crate) const VARIANCE: usize = 3;
 pub(crate) const BATCHES: usize = 4;
 
-/// Normalises, and says what it saw if that counts. `parameter` gives the norm's own, by number;
-/// `first` is the number of the first of them within the layer.
+/// Normalises `x`, and in training also returns the statistics. `parameter` returns the norm's
+/// parameters by offset; `first` is the index of its first parameter within the layer.
 pub(crate) fn batch_norm<'a>(
     parameter: impl Fn(usize) -> Result<&'a Tensor, LayerError>,
     training: bool,
@@ -101,7 +104,7 @@ pub(crate) fn batch_norm<'a>(
         )));
     }
     let (mean, variance, _) = (parameter(MEAN)?, parameter(VARIANCE)?, parameter(BATCHES)?);
-    // Beside running statistics in float32 libtorch wants weights in float32, too.
+    // With float32 running statistics, libtorch requires float32 weights.
     let widened = |number| Ok::<_, LayerError>(parameter(number)?.f_to_kind(mean.kind())?);
     let (weight, bias) = (widened(WEIGHT)?, widened(BIAS)?);
     if !training {
@@ -131,9 +134,10 @@ pub(crate) fn batch_norm<'a>(
     Ok((y, Some(BatchStatistics { first, momentum, eps, count, mean, inverse })))
 }
 
-/// The statistics of a mini-batch from those of its micro-batches, in their order and in float64:
-/// (values a channel, mean, sum of squared differences from it). The differences are taken from the
-/// whole mean, so nothing cancels.
+/// Combines the statistics of the micro-batches of a mini-batch, in their order and in float64.
+///
+/// Returns the number of values per channel, their mean, and the sum of squared differences from
+/// that mean. The differences are taken from the mean of the whole mini-batch, so nothing cancels.
 pub(crate) fn combine(
     mut all: Vec<(MicroBatch, BatchStatistics)>,
 ) -> Result<Option<(i64, Tensor, Tensor)>, LayerError> {
@@ -150,9 +154,9 @@ pub(crate) fn combine(
     let counts = Tensor::f_from_slice(&counts)?.f_to_device(device)?.f_unsqueeze(1)?;
     let sum = |values: Tensor| values.f_sum_dim_intlist(0_i64, false, Kind::Double);
     let mean = sum(means.f_mul(&counts)?)?.f_div_scalar(total as f64)?;
-    // var = 1 / inverse^2 - eps; what rounding made negative is 0. As the inverse is in float32,
-    // this is exact to some 1e-7 of var + eps, which is what normalises; of a variance far below
-    // eps it is less.
+    // variance = 1 / inverse^2 - eps, clamped at 0 because rounding may make it negative. The
+    // inverse is in float32, so the error is about 1e-7 of variance + eps, the quantity that
+    // normalises. A variance far below eps is less accurate.
     let variances = inverses.f_square()?.f_reciprocal()?.f_sub_scalar(eps)?.f_clamp_min(0.0)?;
     let apart = means.f_sub(&mean)?.f_square()?;
     let squares = sum(variances.f_add(&apart)?.f_mul(&counts)?)?;

@@ -1,6 +1,6 @@
-//! What layers keep of earlier positions in a decoding, so that a step computes only the new one
-//! (Vaswani et al. 2017, section 3.2.3: a position of the decoder sees those before it, which do
-//! not change any more).
+//! What layers keep of earlier positions while decoding, so that a step computes only the new
+//! positions. A decoder position sees only earlier positions, which no longer change (Vaswani et
+//! al. 2017, section 3.2.3).
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,9 @@ use tch::Tensor;
 
 use crate::error::LayerError;
 
-/// What one layer keeps for one group of samples: tensors by slot, whose first axis is samples. The
-/// framework reorders, repeats and drops samples as the search that decodes does.
+/// The tensors that one layer keeps for one group of samples, by slot. The first axis of each
+/// tensor is samples. The framework reorders, repeats and drops samples as the decoding search
+/// does.
 #[derive(Debug, Default)]
 pub struct Cache {
     past: i64,
@@ -17,8 +18,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// As it stands before a step that `past` positions came before. `rows`, if there are any:
-    /// which sample each new one goes on from.
+    /// Prepares the cache for a step that `past` positions precede. `rows` holds, for each new
+    /// sample, the index of the sample that it continues; without it, the samples stay as they are.
     pub(crate) fn before(mut self, past: i64, rows: Option<&Tensor>) -> Result<Self, LayerError> {
         self.past = past;
         if let Some(rows) = rows {
@@ -29,30 +30,30 @@ impl Cache {
         Ok(self)
     }
 
-    /// Positions that came before; 0 in a decoding's first step.
+    /// Number of earlier positions; 0 in the first step of a decoding.
     pub fn past(&self) -> i64 {
         self.past
     }
 
-    /// Keeps `x` `[samples, ...]` in `slot`, instead of what is there.
+    /// Stores `x` `[samples, ...]` in `slot`, replacing the tensor there.
     pub fn keep(&mut self, slot: usize, x: &Tensor) {
         self.slots.insert(slot, x.shallow_clone());
     }
 
-    /// What `slot` has.
+    /// The tensor in `slot`.
     ///
     /// # Errors
-    /// Nothing.
+    /// If the slot is empty.
     pub fn kept(&self, slot: usize) -> Result<Tensor, LayerError> {
         let kept = self.slots.get(&slot).map(Tensor::shallow_clone);
         kept.ok_or_else(|| LayerError::Value(format!("slot {slot} of its cache is empty")))
     }
 
-    /// Appends `x` along `axis` to what `slot` has, keeps that, and gives it; in a decoding's first
-    /// step that is `x` itself.
+    /// Appends `x` along `axis` to the tensor in `slot`, stores the result and returns it. In the
+    /// first step of a decoding the result is `x` itself.
     ///
     /// # Errors
-    /// Shapes that do not fit; after the first step nothing to append to.
+    /// If the shapes do not fit, or if the slot is empty after the first step.
     pub fn append(&mut self, slot: usize, x: &Tensor, axis: i64) -> Result<Tensor, LayerError> {
         let whole = match self.past {
             0 => x.shallow_clone(),

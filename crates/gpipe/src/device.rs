@@ -1,4 +1,4 @@
-//! Where a stage runs.
+//! The device that a stage runs on.
 
 use std::{fmt, str::FromStr};
 
@@ -6,18 +6,18 @@ use gpipe_bridge::device;
 
 use crate::error::{Error, Result};
 
-/// A device for one stage. Several stages may name the same GPU; each has a thread and a stream of
-/// its own.
+/// A device for one stage. Several stages may name the same GPU; each has its own thread and
+/// stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
-    /// A thread (with its own share of cores) of this process.
+    /// A thread of this process, with its own share of cores.
     Cpu,
     /// A GPU, by its number.
     Cuda(usize),
 }
 
 impl Device {
-    /// The number of its GPU.
+    /// The number of the GPU, if this is one.
     pub(crate) fn gpu(self) -> Option<usize> {
         match self {
             Device::Cpu => None,
@@ -32,15 +32,15 @@ impl Device {
         }
     }
 
-    /// The GPUs that can be used.
+    /// Number of usable GPUs.
     pub fn gpus() -> usize {
         device::count()
     }
 
-    /// Whether it is there.
+    /// Checks that the device exists.
     ///
     /// # Errors
-    /// It is not: what there is, and the remedy.
+    /// If it does not exist. The error names the available devices and a remedy.
     pub fn check(self) -> Result<()> {
         let Some(gpu) = self.gpu() else { return Ok(()) };
         let count = device::count();

@@ -1,4 +1,4 @@
-//! Errors as values: what, where, and the remedy.
+//! Error types. Each error says what is wrong, where, and the remedy.
 
 use gpipe_bridge::memory::Refusal;
 use gpipe_core::{Action, Bytes, lower::LowerError, partition::PartitionError, validate::Invalid};
@@ -7,17 +7,17 @@ use gpipe_runtime::StepError;
 /// The result of a pipeline's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What a layer or a loss may fail with. The stage adds the layer's name, its own and the
+/// An error of a layer or a loss. The stage adds the names of the layer and the stage, and the
 /// micro-batch.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
-    /// Shapes or dtypes that do not fit, with both sides.
+    /// Shapes or dtypes do not fit; the message names both sides.
     #[error("{0}")]
     Shape(String),
-    /// Values that the layer cannot take.
+    /// The layer cannot take these values.
     #[error("{0}")]
     Value(String),
-    /// A forward that changed this parameter of its layer in place.
+    /// The layer's forward changed this parameter in place.
     #[error(
         "its forward changed its parameter '{0}' in place: use the form that makes a new tensor; \
         the change cannot be undone, restore a checkpoint"
@@ -26,15 +26,18 @@ pub enum LayerError {
     /// The layer's code panicked.
     #[error("its code panicked: {0}")]
     Panic(String),
-    /// An error of libtorch.
+    /// libtorch failed.
     #[error("libtorch: {}", first_line(.0))]
     Torch(String),
-    /// A GPU without enough memory left.
+    /// The GPU has no memory left.
     #[error("out of memory on the GPU: re-materialize more, or use more stages or micro-batches \
         ({})", first_line(.0))]
     GpuOutOfMemory(String),
-    /// An allocation over the cap, or over what the system has.
-    #[error("out of memory: {} asked for, {} held{}", Bytes(.0.requested), Bytes(.0.live), cap_and_remedy(.0))]
+    /// An allocation exceeds the cap, or the memory of the system.
+    #[error(
+        "out of memory: {} asked for, {} held{}",
+        Bytes(.0.requested), Bytes(.0.live), cap_and_remedy(.0)
+    )]
     OutOfMemory(Refusal),
 }
 
@@ -53,7 +56,7 @@ fn cap_and_remedy(refusal: &Refusal) -> String {
 }
 
 impl LayerError {
-    /// An error of libtorch, or the refused allocation behind it.
+    /// An out-of-memory error if an allocation was refused, else an error of libtorch.
     fn torch(text: String) -> Self {
         match gpipe_bridge::memory::take_refusal() {
             Some(refusal) => Self::OutOfMemory(refusal),
@@ -78,26 +81,26 @@ impl From<gpipe_bridge::Error> for LayerError {
     }
 }
 
-/// What a stage fails with: a [`LayerError`] and where it was.
+/// An error of a stage: a [`LayerError`] and where it occurred.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
-    /// In a layer.
+    /// A layer failed.
     #[error("layer '{layer}': {source}")]
     Layer {
-        /// Its name.
+        /// The layer's name.
         layer: String,
-        /// What happened.
+        /// The cause.
         source: LayerError,
     },
-    /// In the stage's own work: gradients, tied weights, the update.
+    /// The stage itself failed, outside its layers: gradients, tied weights, the update.
     #[error("{what}: {source}")]
     Own {
-        /// Which work.
+        /// The operation that failed.
         what: &'static str,
-        /// What happened.
+        /// The cause.
         source: LayerError,
     },
-    /// A value that is not a finite number.
+    /// A value is NaN or infinite.
     #[error(
         "layer '{layer}': {what} is not finite (NaN or infinite): look at the data and the \
         learning rate; nothing was updated"
@@ -105,16 +108,16 @@ pub enum StageError {
     NotFinite {
         /// The layer's name.
         layer: String,
-        /// Its input, its output, its gradient.
+        /// Which value: the layer's input, its output, or a gradient.
         what: String,
     },
 }
 
-/// What goes wrong when building or using a pipeline.
+/// An error from building or using a pipeline.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A model that does not fit together; found when it is built, or before a step with other
-    /// shapes.
+    /// The model does not fit together. Found when the pipeline is built, or before a step whose
+    /// shapes are new.
     #[error("layer '{layer}' ({kind}): {reason}")]
     Model {
         /// The layer's name.
@@ -124,32 +127,32 @@ pub enum Error {
         /// What does not fit.
         reason: String,
     },
-    /// A setting, with the remedy.
+    /// A setting is invalid; the message names the remedy.
     #[error("{0}")]
     Setting(String),
-    /// Cuts that do not fit the model.
+    /// The cuts do not fit the model.
     #[error(transparent)]
     Partition(#[from] PartitionError),
-    /// A schedule that cannot be lowered.
+    /// The schedule cannot be lowered.
     #[error("schedule: {0}")]
     Lower(#[from] LowerError),
-    /// A schedule that would be incorrect or would deadlock.
+    /// The schedule would be incorrect or would deadlock.
     #[error("schedule: {0}")]
     Schedule(#[from] Invalid),
-    /// A mini-batch that the pipeline cannot take.
+    /// The pipeline cannot take this mini-batch.
     #[error("input: {0}")]
     Input(String),
-    /// A state that does not fit the pipeline that it was to be put into.
+    /// The state does not fit this pipeline.
     #[error("state: {0}")]
     State(String),
-    /// An error of libtorch outside any stage.
+    /// libtorch failed outside any stage.
     #[error("{0}")]
     Torch(#[from] LayerError),
-    /// Another process of the pipeline, or of another replica of it, failed or is gone.
+    /// Another process of the pipeline, or of another replica, failed or is gone.
     #[error(transparent)]
     Peer(#[from] gpipe_runtime::PeerError),
-    /// The loss or the gradient norm of the whole mini-batch is not finite, though no stage said
-    /// so.
+    /// The loss or the gradient norm of the whole mini-batch is not finite, although no stage
+    /// failed.
     #[error(
         "{what} is not finite (NaN or infinite): look at the data and the learning rate; nothing \
         was updated"
@@ -158,16 +161,18 @@ pub enum Error {
         /// The loss or the norm, with its value.
         what: String,
     },
-    /// A step that failed. Parameters and optimizer state are as before it.
+    /// A step failed. Parameters and optimizer state are unchanged, except after a torn update or
+    /// an in-place change: see
+    /// [`Pipeline::accept_torn_update`](crate::Pipeline::accept_torn_update).
     #[error("{}{error}", place(error))]
     Step {
-        /// What happened, and in which action.
+        /// The cause, and the action that failed.
         #[source]
         error: StepError<StageError>,
     },
 }
 
-/// "stage 1, micro-batch 3: " where the failure happened in a compute action.
+/// The prefix "stage 1, micro-batch 3: ", for failures in a compute action.
 fn place(error: &StepError<StageError>) -> String {
     let (StepError::Stage { action, .. } | StepError::Panic { action, .. }) = error else {
         return String::new();
@@ -183,19 +188,19 @@ fn place_of(action: Action) -> String {
 }
 
 impl Error {
-    /// Whether a stage went over its memory cap, or its device had no memory left.
+    /// Whether a stage exceeded its memory cap, or its device ran out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         self.layer_error().is_some_and(|error| {
             matches!(error, LayerError::OutOfMemory(_) | LayerError::GpuOutOfMemory(_))
         })
     }
 
-    /// Whether a forward changed its layer's parameters for good.
+    /// Whether a forward changed its layer's parameters. The change cannot be undone.
     pub(crate) fn has_changed_parameters(&self) -> bool {
         self.layer_error().is_some_and(|error| matches!(error, LayerError::ParameterChanged(_)))
     }
 
-    /// What a stage failed with, in a step or while it was built.
+    /// The error of a stage, in a step or while it was built.
     fn layer_error(&self) -> Option<&LayerError> {
         let Self::Step { error } = self else { return None };
         let (StepError::Stage { source, .. } | StepError::Build { source, .. }) = error else {
@@ -207,8 +212,8 @@ impl Error {
         }
     }
 
-    /// Whether a value was not a finite number: the data or the learning rate, and not the machine,
-    /// is to blame, and the next mini-batch may pass.
+    /// Whether a value was NaN or infinite. The data or the learning rate is to blame, not the
+    /// machine, so the next mini-batch may succeed.
     pub fn is_not_finite(&self) -> bool {
         match self {
             Self::NotFinite { .. } => true,

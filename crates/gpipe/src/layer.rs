@@ -1,6 +1,7 @@
-//! A layer: the smallest unit the partitioner moves. A description, not a container: it says which
-//! parameters it wants and how to compute, and the stage that gets it builds and holds the
-//! parameters.
+//! Layers: the smallest units that the partitioner moves.
+//!
+//! A layer is a description, not a container. It declares its parameters and computes its outputs.
+//! The stage that runs it creates and holds the parameters.
 //!
 //! To write one, implement [`Layer`]:
 //!
@@ -16,7 +17,11 @@
 //!     fn parameters(&self) -> Vec<ParameterSpec> {
 //!         vec![ParameterSpec::new("scale", [self.features], Init::Ones)]
 //!     }
-//!     fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+//!     fn infer(
+//!         &self,
+//!         _: &mut Infer,
+//!         inputs: &[TensorSpec],
+//!     ) -> Result<Vec<TensorSpec>, LayerError> {
 //!         Ok(inputs.to_vec())
 //!     }
 //!     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
@@ -43,44 +48,49 @@ use crate::{
 
 /// One layer of a sequence. It is shared between threads and holds no tensors.
 pub trait Layer: Send + Sync + 'static {
-    /// What it is, in one word, for messages.
+    /// What the layer is, in one word, for messages.
     fn kind(&self) -> &'static str;
 
-    /// Its parameters, in the order in which [`Forward::parameter`] numbers them.
+    /// The layer's parameters, in the order that [`Forward::parameter`] numbers them.
     fn parameters(&self) -> Vec<ParameterSpec> {
         Vec::new()
     }
 
-    /// Shapes and dtypes of its outputs. Also says which skips it stashes and pops, through `ctx`.
+    /// The shapes and dtypes of the outputs. Also declares, through `ctx`, which skips the layer
+    /// stashes and pops.
     ///
     /// # Errors
-    /// Inputs that do not fit: it is told to the user with the layer's name, before anything runs.
+    /// If the inputs do not fit. The user sees the error with the layer's name, before anything
+    /// runs.
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError>;
 
-    /// Its outputs; affine maps are fastest through [`Forward::linear`]. It must be a pure function
-    /// of inputs, parameters and `ctx`, because it is run again for re-materialization, and must
-    /// not change its inputs or parameters in place. tch: only the `f_*` forms.
+    /// Computes the outputs. [`Forward::linear`] is the fastest way to compute an affine map.
+    ///
+    /// It must be a pure function of the inputs, the parameters and `ctx`, because
+    /// re-materialization runs it again. It must not change inputs or parameters in place. Of tch,
+    /// use only the `f_*` forms, which return errors.
     ///
     /// # Errors
-    /// libtorch's, and values that the layer cannot take.
+    /// An error of libtorch, or values that the layer cannot take.
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError>;
 
-    /// The paper's c_i: an estimate of the floating-point operations of one forward, if it is more
-    /// than passing over its elements.
+    /// An estimate of the floating-point operations of one forward: the paper's c_i. `None` stands
+    /// for one operation per element of the inputs and outputs.
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let _ = inputs;
         None
     }
 
-    /// The forward once more, in shapes alone, so that [`estimate`](crate::estimate::estimate)
-    /// knows what it holds; its outputs, or `None`: as if autograd kept nothing else.
+    /// Records the forward from shapes alone and returns its outputs, so that
+    /// [`estimate`](crate::estimate::estimate) knows what the layer holds. `None`: autograd is
+    /// assumed to keep nothing besides the inputs, parameters and outputs.
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let _ = (tape, inputs);
         None
     }
 }
 
-/// What [`Layer::infer`] can see and say besides its inputs and outputs.
+/// The context of [`Layer::infer`]: skips, and the dtype of the parameters.
 #[derive(Debug)]
 pub struct Infer {
     kind: Kind,
@@ -95,20 +105,20 @@ impl Infer {
         Self::with_open(kind, Vec::new())
     }
 
-    /// As it stands at a layer that may pop the skips in `open`.
+    /// A context in which the skips in `open` may be popped.
     pub(crate) fn with_open(kind: Kind, open: Vec<(String, TensorSpec)>) -> Self {
         Self { kind, open, stashed: Vec::new(), popped: Vec::new() }
     }
 
-    /// The dtype in which layers see all parameters of the pipeline.
+    /// The dtype of all parameters as layers see them.
     pub fn parameter_kind(&self) -> Kind {
         self.kind
     }
 
-    /// The layer stashes a skip under `name`.
+    /// Declares that the layer stashes a skip under `name`.
     ///
     /// # Errors
-    /// A name that is already stashed and not yet popped.
+    /// If `name` is stashed already and not yet popped.
     pub fn stash(&mut self, name: &str, spec: TensorSpec) -> Result<(), LayerError> {
         if self.open.iter().any(|(open, _)| open == name) {
             return Err(LayerError::Shape(format!(
@@ -120,10 +130,11 @@ impl Infer {
         Ok(())
     }
 
-    /// The layer pops the skip that an earlier layer stashed under `name`.
+    /// Declares that the layer pops the skip that an earlier layer stashed under `name`. Returns
+    /// the shape and dtype of the skip.
     ///
     /// # Errors
-    /// Nothing is stashed under that name.
+    /// If nothing is stashed under `name`.
     pub fn pop(&mut self, name: &str) -> Result<TensorSpec, LayerError> {
         let Some(at) = self.open.iter().position(|(open, _)| open == name) else {
             let open: Vec<_> = self.open.iter().map(|(name, _)| name.as_str()).collect();
@@ -136,7 +147,7 @@ impl Infer {
     }
 }
 
-/// What a forward knows besides its inputs.
+/// The context of [`Layer::forward`]: parameters, training mode, dropout, skips and caches.
 pub struct Forward<'a> {
     pub(crate) parameters: &'a [Tensor],
     pub(crate) kernels: Kernels,
@@ -147,9 +158,9 @@ pub struct Forward<'a> {
     pub(crate) pops: Vec<(String, Tensor)>,
     /// Skips that this layer has stashed.
     pub(crate) stashed: Vec<(String, Tensor)>,
-    /// What its batch norms saw.
+    /// The statistics of the layer's batch norms.
     pub(crate) statistics: Vec<BatchStatistics>,
-    /// In a decoding.
+    /// The layer's cache, while decoding.
     pub(crate) cache: Option<Cache>,
 }
 
@@ -167,13 +178,15 @@ impl Forward<'_> {
         })
     }
 
-    /// The affine map of the last axis: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias`
-    /// `[outputs]` to `[..., outputs]`; through the pipeline's [`Kernels`], which may be faster
-    /// than libtorch's own. A selective re-materialization finds what it gave. Differentiable once:
-    /// a gradient of its gradient is an error.
+    /// An affine map of the last axis: `x` `[..., inputs]`, `weight` `[outputs, inputs]`, `bias`
+    /// `[outputs]` to `[..., outputs]`.
+    ///
+    /// Uses the pipeline's [`Kernels`], which may be faster than libtorch's own. Selective
+    /// re-materialization keeps the result instead of recomputing it. Differentiable once: the
+    /// gradient of its gradient is an error.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// If the shapes do not fit.
     pub fn linear(
         &self,
         x: &Tensor,
@@ -183,13 +196,15 @@ impl Forward<'_> {
         Ok(linear(x, weight, bias, self.kernels)?)
     }
 
-    /// `x` `[samples, inputs, height, width]` convolved with `weight` `[outputs, inputs / groups,
-    /// height, width]`; through the pipeline's [`Kernels`], of which some give channels-last
-    /// layout: layers that pass through elements keep it. A selective re-materialization finds what
-    /// it gave. Differentiable once: a gradient of its gradient is an error.
+    /// Convolves `x` `[samples, inputs, height, width]` with `weight` `[outputs, inputs / groups,
+    /// height, width]`.
+    ///
+    /// Uses the pipeline's [`Kernels`], some of which return channels-last layout; elementwise
+    /// layers keep that layout. Selective re-materialization keeps the result instead of
+    /// recomputing it. Differentiable once: the gradient of its gradient is an error.
     ///
     /// # Errors
-    /// Shapes that do not fit; a stride below 1.
+    /// If the shapes do not fit, or if a stride is below 1.
     pub fn convolution(
         &self,
         x: &Tensor,
@@ -199,17 +214,18 @@ impl Forward<'_> {
         Ok(convolution(x, weight, geometry, self.kernels)?)
     }
 
-    /// Whether this is training (dropout applies) or evaluation.
+    /// Whether the layer runs in training mode, where dropout applies.
     pub fn training(&self) -> bool {
         self.training
     }
 
-    /// Dropout of `x` ([samples, ...]) with probability `p` (Srivastava et al. 2014): in training
-    /// each element is zeroed or scaled by 1 / (1 - p); else `x` itself. The mask depends on seed,
-    /// layer, step, global sample and element alone.
+    /// Applies dropout to `x` `[samples, ...]` with probability `p` (Srivastava et al. 2014).
+    ///
+    /// In training mode each element is zeroed or scaled by 1 / (1 - p); otherwise `x` is returned
+    /// unchanged. The mask depends only on seed, layer, step, global sample and element.
     ///
     /// # Errors
-    /// `x` whose first size is not the number of samples, or libtorch's.
+    /// If the first size of `x` is not the number of samples, or an error of libtorch.
     pub fn dropout(&mut self, x: &Tensor, p: f64) -> Result<Tensor, LayerError> {
         if !self.training || p <= 0.0 {
             return Ok(x.shallow_clone());
@@ -226,14 +242,16 @@ impl Forward<'_> {
         Ok(dropped)
     }
 
-    /// Batch normalisation of `x` `[samples, channels, ...]` (Ioffe & Szegedy 2015) with the five
-    /// parameters of [`BatchNorm::parameters`](crate::layers::BatchNorm::parameters) from number
-    /// `first` on. In training it is normalised by the micro-batch's own statistics, as the paper
-    /// on GPipe has it (section 2.2), and what they are is counted for the running ones: once per
-    /// mini-batch, from all of it, and never by a re-materialization. Else by the running ones.
+    /// Applies batch normalisation to `x` `[samples, channels, ...]` (Ioffe & Szegedy 2015).
+    ///
+    /// Uses the five parameters of [`BatchNorm::parameters`](crate::layers::BatchNorm::parameters),
+    /// starting at index `first`. Training normalises by the statistics of the micro-batch (GPipe
+    /// paper, section 2.2); evaluation uses the running statistics. The running statistics are
+    /// updated once per mini-batch, from the whole of it. Re-materialization does not update them.
     ///
     /// # Errors
-    /// Another number of channels, or fewer than two values a channel in training.
+    /// If the number of channels differs, or in training if there are fewer than two values per
+    /// channel.
     pub fn batch_norm(
         &mut self,
         first: usize,
@@ -246,13 +264,13 @@ impl Forward<'_> {
         Ok(y)
     }
 
-    /// In a decoding, where outputs are made one position after the other: what this layer kept of
-    /// the earlier ones. Its inputs have only the new positions then.
+    /// While decoding, one position after the other: what the layer kept of earlier positions. The
+    /// inputs then hold only the new positions. `None` outside of a decoding.
     pub fn cache(&mut self) -> Option<&mut Cache> {
         self.cache.as_mut()
     }
 
-    /// Positions of a decoding that came before those in the inputs; 0 outside of one.
+    /// Number of positions decoded before those in the inputs; 0 outside of a decoding.
     pub fn past(&self) -> i64 {
         self.cache.as_ref().map_or(0, Cache::past)
     }
@@ -262,10 +280,10 @@ impl Forward<'_> {
         self.stashed.push((name.to_owned(), x.shallow_clone()));
     }
 
-    /// Takes what an earlier layer stashed under `name`, once.
+    /// Takes the tensor that an earlier layer stashed under `name`. It can be taken once.
     ///
     /// # Errors
-    /// `infer` did not say that this layer pops `name`, or it was taken already.
+    /// If `infer` did not declare that this layer pops `name`, or if it was taken already.
     pub fn pop(&mut self, name: &str) -> Result<Tensor, LayerError> {
         let at = self.pops.iter().position(|(open, _)| open == name);
         match at {
@@ -277,10 +295,10 @@ impl Forward<'_> {
     }
 }
 
-/// The only input of a layer that takes one.
+/// Returns the only input of a layer that takes one.
 ///
 /// # Errors
-/// Any other number of inputs.
+/// If there is any other number of inputs.
 pub fn only<T>(inputs: &[T]) -> Result<&T, LayerError> {
     match inputs {
         [input] => Ok(input),

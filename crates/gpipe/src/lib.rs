@@ -1,12 +1,15 @@
-//! Pipeline parallelism with re-materialization for any network that is a sequence of layers
-//! (Huang et al. 2019, "GPipe").
+//! Pipeline parallelism with re-materialization for any network that is a sequence of layers (Huang
+//! et al. 2019, "GPipe").
 //!
-//! The number of stages never changes the result, to the bit. In eight lines:
+//! Results are identical to the bit for every number of stages. A complete example:
 //!
 //! ```
-//! use gpipe::{Adam, MeanSquaredError, Pipeline, Sequence, TensorSpec, layers::{Activation, Linear}};
+//! use gpipe::{
+//!     Adam, MeanSquaredError, Pipeline, Sequence, TensorSpec, layers::{Activation, Linear},
+//! };
 //! use tch::{Device, Kind, Tensor};
-//! let model = Sequence::new().layer(Linear::new(8, 32)).layer(Activation::Tanh).layer(Linear::new(32, 1));
+//! let model = Sequence::new()
+//!     .layer(Linear::new(8, 32)).layer(Activation::Tanh).layer(Linear::new(32, 1));
 //! let mut pipeline = Pipeline::builder(model, TensorSpec::new([16, 8], Kind::Float))
 //!     .stages(2).micro_batches(4).loss(MeanSquaredError).optimizer(Adam::default()).build()?;
 //! let x = Tensor::randn([16, 8], (Kind::Float, Device::Cpu));
@@ -15,23 +18,25 @@
 //! # Ok::<(), gpipe::Error>(())
 //! ```
 //!
-//! - [`Layer`], [`Sequence`], [`layers`]: what a network is made of
+//! - [`Layer`], [`Sequence`], [`layers`]: the parts of a network
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
-//! - [`estimate`]: what a model will take and hold, from shapes alone
-//! - [`profile`]: what each layer takes and holds, measured; [`plan`]: how to run a model,
-//!   predicted and chosen from [`cost`]s
-//! - [`state`]: all that a pipeline knows between two steps, for checkpoints
-//! - [`Loss`], [`Metric`], [`Optimizer`]: to choose from, or to write; [`Group`], [`LearningRate`]
+//! - [`estimate`]: the time and memory of a model, from shapes alone
+//! - [`profile`]: the time and memory of each layer, measured
+//! - [`plan`]: predicts how a model runs and chooses how to run it, from its layers' [`cost`]s
+//! - [`state`]: everything that a pipeline keeps between two steps, for checkpoints
+//! - [`Loss`], [`Metric`], [`Optimizer`]: use those provided or implement your own
+//! - [`Group`], [`LearningRate`]: settings for groups of parameters, and learning rate schedules
 //!
-//! **Linking this crate replaces libtorch's CPU allocator for the whole process**, also for tensors
-//! that have nothing to do with a pipeline. The new one counts what each stage holds, keeps freed
-//! blocks for reuse, and refuses what goes over a cap. Without the default feature `allocator`
-//! libtorch keeps its own. Everything trains then with the same bits, but bytes on CPUs are
-//! reported as 0, [`PipelineBuilder::memory_cap`] of a CPU is refused when the pipeline is built,
-//! and so is [`profile`](mod@profile).
+//! **Linking this crate replaces libtorch's CPU allocator for the whole process**, including
+//! tensors that are unrelated to a pipeline. The new allocator counts the memory of each stage,
+//! keeps freed blocks for reuse, and refuses allocations above a cap.
 //!
-//! Inside: [`gpipe_core`] decides what every device does, [`gpipe_runtime`] makes threads do it,
-//! and the stage here (the seam on libtorch) computes.
+//! Without the default feature `allocator`, libtorch keeps its own allocator. Training results are
+//! the same to the bit, but bytes on CPUs are reported as 0. Building a pipeline with a
+//! [`PipelineBuilder::memory_cap`] on a CPU is then an error, and so is [`profile`](mod@profile).
+//!
+//! Internally, [`gpipe_core`] decides what every device does, [`gpipe_runtime`] runs it on threads,
+//! and the stages of this crate compute with libtorch.
 
 /// The README's example, compiled and run with the other doctests.
 #[cfg(doctest)]

@@ -1,5 +1,5 @@
-//! Losses: a sum over samples (or tokens) and their count, kept apart so that ragged micro-batches
-//! lose and duplicate nothing (DESIGN: contract 3).
+//! Losses. A loss is a sum over samples (or tokens) and a count, kept apart so that micro-batches
+//! of unequal size give the exact loss of the mini-batch.
 
 use gpipe_bridge::loss::cross_entropy_sum;
 use tch::{Kind, Reduction, Tensor};
@@ -11,44 +11,45 @@ use crate::{
     tape::{Node, Tape, Var},
 };
 
-/// A loss. The mini-batch loss is `sum` over all micro-batches divided by `count` over the whole
-/// mini-batch.
+/// A loss function. The loss of a mini-batch is `sum` over all micro-batches divided by `count`
+/// over the whole mini-batch.
 pub trait Loss: Send + Sync + 'static {
-    /// Whether outputs and targets fit.
+    /// Checks that outputs and targets fit.
     ///
     /// # Errors
-    /// Both sides, where they do not.
+    /// If they do not fit. The error names both sides.
     fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError>;
 
-    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`, which are
-    /// in float32 where the arithmetic is in bfloat16 or float16.
+    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`. Outputs
+    /// are in float32 when the pipeline computes in bfloat16 or float16.
     ///
     /// # Errors
-    /// libtorch's, and targets out of range.
+    /// An error of libtorch, or targets out of range.
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError>;
 
-    /// What the sum over the whole mini-batch is divided by.
+    /// The number that the sum over the whole mini-batch is divided by.
     ///
     /// # Errors
-    /// libtorch's.
+    /// An error of libtorch.
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
 
-    /// The sum once more, in shapes alone, as [`crate::Layer::record`]; `None`: as if autograd kept
-    /// a copy of the outputs.
+    /// Records the sum from shapes alone, as [`crate::Layer::record`] does for a forward. `None`:
+    /// autograd is assumed to keep a copy of the outputs.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
         let _ = (tape, outputs);
         None
     }
 }
 
-/// Cross entropy of class indices, per target: outputs [..., classes], targets [...] int64.
+/// Cross entropy with class indices, averaged over targets: outputs `[..., classes]`, int64 targets
+/// `[...]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy {
     /// Targets with this value are neither summed nor counted.
     pub ignore: i64,
     /// The share of each target that is spread evenly over all classes (Szegedy et al. 2016,
-    /// section 7); at least 0, below 1. It holds in evaluation, too: use another loss, or a metric,
-    /// to measure without.
+    /// section 7): at least 0, below 1. It also applies in evaluation; use another loss or a metric
+    /// to measure without it.
     pub label_smoothing: f64,
 }
 
@@ -102,8 +103,8 @@ impl Loss for CrossEntropy {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
 
-    /// The log-softmax is saved, with an index and a flag for each row; the backward overwrites it,
-    /// but with smoothing.
+    /// Autograd saves the log-softmax, and an index and a flag for each row. Without label
+    /// smoothing the backward overwrites the log-softmax.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
         let logits = *outputs.first()?;
         let spec = tape.spec(logits);
@@ -117,10 +118,11 @@ impl Loss for CrossEntropy {
     }
 }
 
-/// Bytes of a row's int64 target and its flag.
+/// Bytes per row: the int64 target and its flag.
 const INDEX_AND_FLAG: f64 = 9.0;
 
-/// On a GPU an index out of range leaves the process without it; a CPU's kernel says so itself.
+/// Rejects class indices out of range on a GPU, where they would make the GPU unusable for this
+/// process. CPU kernels check the range themselves.
 fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerError> {
     if target.device() == tch::Device::Cpu || target.numel() == 0 {
         return Ok(());
@@ -133,13 +135,13 @@ fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerEr
     Err(LayerError::Value(format!("a target is outside the classes 0..{classes}")))
 }
 
-/// A loss of the first output, and a share of the same loss of each further one, which auxiliary
-/// heads give for training (Szegedy et al. 2015, section 5).
+/// A loss of the first output plus a fraction of the same loss of each further output. Auxiliary
+/// heads produce the further outputs in training (Szegedy et al. 2015, section 5).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WithAuxiliary<L> {
-    /// The loss.
+    /// The loss of each output.
     pub loss: L,
-    /// How much that of an auxiliary output counts; 0.4 in AmoebaNet's recipe.
+    /// Weight of each auxiliary output's loss; 0.4 in AmoebaNet's recipe.
     pub weight: f64,
 }
 
@@ -177,8 +179,7 @@ impl<L: Loss> Loss for WithAuxiliary<L> {
     }
 }
 
-/// Squared error summed over all elements, divided by the number of elements: outputs and targets
-/// of one shape.
+/// Mean squared error over all elements. Outputs and targets have the same shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MeanSquaredError;
 
@@ -202,7 +203,7 @@ impl Loss for MeanSquaredError {
         Ok(only(targets)?.numel() as f64)
     }
 
-    /// The squares are summed once they are all there.
+    /// All squares are computed before they are summed.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
         let output = *outputs.first()?;
         let (scalar, squares) = (TensorSpec::new([], tape.spec(output).kind), tape.bytes(output));

@@ -1,37 +1,36 @@
-//! Metrics: what else is measured of the outputs, as sums and counts like a loss, but without
-//! gradients.
+//! Metrics of the outputs besides the loss: sums and counts, without gradients.
 
 use crate::{error::LayerError, layer::only};
 use tch::{Kind, Tensor};
 
-/// A metric. Over a mini-batch it is the sum of `sum` over all micro-batches divided by `count` of
-/// the whole.
+/// A metric. Its value over a mini-batch is `sum` over all micro-batches divided by `count` of the
+/// whole mini-batch.
 pub trait Metric: Send + Sync + 'static {
-    /// Its name, unique in a pipeline.
+    /// The metric's name, unique in a pipeline.
     fn name(&self) -> &str;
 
-    /// The sum over the samples (or targets) of a micro-batch. Outputs are in float32 where the
-    /// arithmetic is in bfloat16 or float16.
+    /// The sum over the samples (or targets) of a micro-batch. Outputs are in float32 when the
+    /// pipeline computes in bfloat16 or float16.
     ///
     /// # Errors
-    /// libtorch's, and values that the metric cannot take.
+    /// An error of libtorch, or values that the metric cannot take.
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError>;
 
-    /// What the sum over the whole mini-batch is divided by.
+    /// The number that the sum over the whole mini-batch is divided by.
     ///
     /// # Errors
-    /// libtorch's.
+    /// An error of libtorch.
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
 }
 
-/// A metric's value, apart as sum and count, so that several mini-batches can be joined exactly.
+/// A metric's sum and count, kept apart so that several mini-batches can be combined exactly.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
     /// [`Metric::name`].
     pub name: String,
     /// The sum.
     pub sum: f64,
-    /// What to divide it by.
+    /// The number to divide the sum by.
     pub count: f64,
 }
 
@@ -42,13 +41,13 @@ impl Measured {
     }
 }
 
-/// The output that a metric is of: the first, because further ones are those of auxiliary heads.
+/// The output that metrics measure: the first one. Further outputs belong to auxiliary heads.
 fn first(outputs: &[Tensor]) -> Result<&Tensor, LayerError> {
     outputs.first().ok_or_else(|| LayerError::Shape("a metric takes an output".into()))
 }
 
-/// The share of targets (class indices [...]) to which the first output [..., classes] gives the
-/// largest value.
+/// The fraction of targets (class indices `[...]`) whose class has the largest value in the first
+/// output `[..., classes]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accuracy {
     /// Targets with this value do not count.
@@ -69,8 +68,8 @@ impl Metric for Accuracy {
 
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
         let (output, target) = (first(outputs)?, only(targets)?);
-        // An ignored target is negative or out of range by convention; compare all the same and
-        // mask.
+        // Ignored targets are negative or out of range by convention. They are compared like others
+        // and then masked.
         let hit = output.f_argmax(-1, false)?.f_eq_tensor(target)?;
         let hit = hit.f_logical_and(&target.f_ne(self.ignore)?)?;
         Ok(hit.f_sum(Kind::Int64)?.f_double_value(&[])?)
@@ -81,9 +80,9 @@ impl Metric for Accuracy {
     }
 }
 
-/// The share of targets (class indices [...]) that are among the `k` classes to which the first
-/// output [..., classes] gives the largest values: top-5 accuracy, for example. A class with the
-/// same value as the last of these counts, too.
+/// Top-k accuracy: the fraction of targets (class indices `[...]`) that are among the `k` classes
+/// with the largest values in the first output `[..., classes]`. Equal values rank in the order of
+/// their class index. A row with a NaN is never a hit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopK {
     name: String,
@@ -92,7 +91,7 @@ pub struct TopK {
 }
 
 impl TopK {
-    /// Named `top5`, for `k` = 5. Targets of -100 do not count.
+    /// Top-`k` accuracy, named `top5` for `k` = 5. Targets of -100 do not count.
     pub fn new(k: i64) -> Self {
         Self { name: format!("top{k}"), k, ignore: Accuracy::default().ignore }
     }
@@ -106,7 +105,7 @@ impl Metric for TopK {
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
         let (output, target) = (first(outputs)?, only(targets)?);
         let counts = target.f_ne(self.ignore)?;
-        // An ignored target is no class; any other will do, for it is masked below.
+        // An ignored target may not be a valid class. Class 0 replaces it and is masked below.
         let class = target.f_mul(&counts.f_to_kind(target.kind())?)?.f_unsqueeze(-1)?;
         let own = output.f_gather(-1, &class, false)?;
         let classes = output.size().last().copied().unwrap_or(0);
@@ -162,7 +161,7 @@ mod tests {
 
     #[test]
     fn regression_equal_values_and_nans_are_no_hits() {
-        // A network that gives every class the same value, or none, once had a top-1 of 100%.
+        // A constant or NaN output must not reach a top-1 accuracy of 100%.
         let targets = [Tensor::from_slice(&[0_i64, 1, 2, 0])];
         let equal = [Tensor::zeros([4, 3], (Kind::Float, tch::Device::Cpu))];
         assert_eq!(TopK::new(1).sum(&equal, &targets).unwrap(), 2.0);

@@ -1,6 +1,7 @@
-//! A parameter that a layer wants: its name, shape and initial value, and what it is tied to.
+//! Parameters that a layer declares: name, shape, initial value, and ties to other parameters.
 
-/// How a parameter starts. Keyed by (seed, layer, parameter), so the same at every K.
+/// How a parameter is initialised. The values depend only on (seed, layer, parameter), so they are
+/// the same for every K.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
     /// All 0.
@@ -19,7 +20,7 @@ pub enum Init {
     },
 }
 
-/// A parameter that a layer wants.
+/// Declares one parameter of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterSpec {
     /// Its name within the layer.
@@ -30,10 +31,12 @@ pub struct ParameterSpec {
     pub init: Init,
     /// Whether it is trained.
     pub trainable: bool,
-    /// Whether it is not trained but counted: running statistics, which change once per mini-batch.
+    /// Whether it is a buffer: not trained, but updated once per mini-batch, such as running
+    /// statistics.
     pub buffer: bool,
-    /// Parameters with the same tie are one weight: the first layer's initial value holds,
-    /// gradients are summed in layer order, and the norm counts it once.
+    /// Name of the weight that this parameter shares. Parameters with the same tie are one weight:
+    /// the first layer's initial value applies, gradients are summed in layer order, and the norm
+    /// counts it once.
     pub tie: Option<String>,
 }
 
@@ -44,13 +47,13 @@ impl ParameterSpec {
         Self { name, shape, init, trainable: true, buffer: false, tie: None }
     }
 
-    /// A running statistic: kept in float32 (or float64) whatever the arithmetic is in, not
-    /// trained, and part of the pipeline's parameters and state.
+    /// A buffer, such as a running statistic: not trained, but part of the pipeline's parameters
+    /// and state. It is kept in float32 (or float64) whatever dtype the pipeline computes in.
     pub fn buffer(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
         Self { trainable: false, buffer: true, ..Self::new(name, shape, init) }
     }
 
-    /// The same, tied.
+    /// Ties the parameter to all others with the same `tie`; `None` unties it.
     pub fn tied(mut self, tie: Option<&str>) -> Self {
         self.tie = tie.map(Into::into);
         self

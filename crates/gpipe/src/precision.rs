@@ -1,11 +1,11 @@
-//! The dtypes of a run: what is computed in, and what is kept.
+//! The dtypes of a run: of computation and of storage.
 
 use tch::Kind;
 
 use crate::spec::TensorSpec;
 
-/// Where arithmetic is in bfloat16 or float16, weights are kept, gradients summed, losses taken and
-/// optimizers run in float32 (Micikevicius et al. 2018, section 3.1).
+/// The dtypes of a run. With bfloat16 or float16 arithmetic, master weights, gradient sums, losses
+/// and optimizers are in float32 (Micikevicius et al. 2018, section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Precision {
     /// Activations, their gradients, and the copies of the weights that layers see.
@@ -15,7 +15,7 @@ pub(crate) struct Precision {
 }
 
 impl Precision {
-    /// The dtypes that go with arithmetic in `kind`, if that is supported.
+    /// The dtypes for arithmetic in `kind`, or `None` if it is not supported.
     pub(crate) fn of(kind: Kind) -> Option<Self> {
         match kind {
             Kind::Float | Kind::Double => Some(Self { compute: kind, master: kind }),
@@ -24,12 +24,14 @@ impl Precision {
         }
     }
 
-    /// What the first layer is fed where `specs` are the user's: float32 is narrowed.
+    /// The specs of the first layer's inputs for a user's inputs `specs`: float32 becomes the
+    /// compute dtype.
     pub(crate) fn fed(self, specs: &[TensorSpec]) -> Vec<TensorSpec> {
         replace(specs, self.master, self.compute)
     }
 
-    /// What losses see where the last layer gives `specs`: widened again.
+    /// The specs that losses see for the last layer's outputs `specs`: the compute dtype becomes
+    /// the master dtype.
     pub(crate) fn seen_by_losses(self, specs: &[TensorSpec]) -> Vec<TensorSpec> {
         replace(specs, self.compute, self.master)
     }
@@ -45,10 +47,10 @@ fn replace(specs: &[TensorSpec], from: Kind, to: Kind) -> Vec<TensorSpec> {
     specs.iter().map(|spec| TensorSpec::new(spec.shape.clone(), kind(spec))).collect()
 }
 
-/// Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2): gradients are computed
-/// of a multiple of the loss, so that small ones do not become 0. A step whose gradients overflow
-/// is skipped and the scale halved; after many good ones it doubles. Scales are powers of two, so
-/// that scaling changes no bit of what neither overflows nor underflows.
+/// Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2). The loss is multiplied
+/// by a scale so that small gradients do not become 0. A step whose gradients overflow is skipped
+/// and the scale halved; after many good steps it doubles. Scales are powers of two, so scaling
+/// changes no bit of values that neither overflow nor underflow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LossScale {
     pub scale: f64,
@@ -63,26 +65,26 @@ const GROWTH_INTERVAL: u32 = 2000;
 const LARGEST: f64 = 16_777_216.0;
 
 impl LossScale {
-    /// For arithmetic in `kind`: 1 for ever, but for float16.
+    /// The initial scale for arithmetic in `kind`: always 1 except in float16.
     pub(crate) fn new(kind: Kind) -> Self {
         let dynamic = kind == Kind::Half;
         Self { scale: if dynamic { FIRST } else { 1.0 }, good: 0, dynamic }
     }
 
-    /// The scale, where it is dynamic.
+    /// The scale, if it is dynamic.
     pub(crate) fn dynamic_scale(&self) -> Option<f64> {
         self.dynamic.then_some(self.scale)
     }
 
-    /// As it was when a state was taken; a state of other arithmetic has no scale, and this one
-    /// starts anew.
+    /// Restores the scale and the good steps of a saved state. A state saved by a run without a
+    /// dynamic scale has none; the scale then starts anew.
     pub(crate) fn restore(&mut self, scale: Option<f64>, good: u32) {
         if self.dynamic {
             (self.scale, self.good) = scale.map_or((FIRST, 0), |scale| (scale, good));
         }
     }
 
-    /// After a step that was applied.
+    /// Records a step that was applied.
     pub(crate) fn step_was_good(&mut self) {
         if !self.dynamic {
             return;
@@ -94,15 +96,15 @@ impl LossScale {
         }
     }
 
-    /// After a step whose gradients were not finite; whether a smaller scale may help.
+    /// Records a step whose gradients were not finite. Returns whether a smaller scale may help.
     pub(crate) fn step_overflowed(&mut self) -> bool {
         self.good = 0;
         if !self.dynamic {
             return false;
         }
         if self.scale <= 1.0 {
-            // No scale helps: the error is not one of range, and must not leave the scale at its
-            // least.
+            // No scale helps, so the error is not one of range. Start over instead of keeping the
+            // smallest scale.
             self.scale = FIRST;
             return false;
         }
@@ -129,7 +131,7 @@ mod tests {
         }
         assert_eq!(scale.scale, 32768.0);
         let halvings = (0..100).take_while(|_| scale.step_overflowed()).count();
-        assert_eq!((halvings, scale.scale), (15, FIRST)); // given up, and ready for the next step
+        assert_eq!((halvings, scale.scale), (15, FIRST)); // gave up, and reset for the next step
         let mut fixed = LossScale::new(Kind::BFloat16);
         assert!(!fixed.step_overflowed());
         assert_eq!(fixed.scale, 1.0);

@@ -1,4 +1,4 @@
-//! A network as a sequence of named layers, and what can be known of it before anything is built.
+//! A network as a sequence of named layers, and its analysis before anything is built.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -20,21 +20,22 @@ pub(crate) struct NamedLayer {
     pub parameters: Vec<ParameterSpec>,
 }
 
-/// Layers in order. Building it allocates nothing: each stage later builds only its own parameters.
+/// Layers in order. Building a sequence allocates nothing: each stage later creates only its own
+/// parameters.
 #[derive(Clone, Default)]
 pub struct Sequence {
     pub(crate) layers: Vec<NamedLayer>,
-    /// Patterns of parameters to freeze that matched none.
+    /// Freeze patterns that matched no parameter.
     unmatched: Vec<String>,
 }
 
-/// A long skip: one layer stashes, a later one pops.
+/// A long skip: one layer stashes a value, a later layer pops it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Skip {
     pub name: String,
     pub stash: LayerId,
     pub pop: LayerId,
-    /// Its value.
+    /// Shape and dtype of the value.
     pub spec: TensorSpec,
 }
 
@@ -42,28 +43,27 @@ pub(crate) struct Skip {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TieGroup {
     pub name: String,
-    /// The first use's parameter name and initial value.
+    /// Parameter name at the first use; its initial value is `init`.
     pub parameter: String,
     pub init: Init,
-    /// (layer, position in its parameters), in layer order.
+    /// Each use: the layer, and the parameter's position in it. In layer order.
     pub uses: Vec<(LayerId, usize)>,
 }
 
-/// What shapes say about a sequence.
+/// The result of shape inference over a sequence.
 pub(crate) struct Inferred {
-    /// Each layer's inputs; the last entry is the sequence's output.
+    /// Inputs of each layer; the last entry holds the outputs of the sequence.
     pub specs: Vec<Vec<TensorSpec>>,
     pub skips: Vec<Skip>,
 }
 
 impl Sequence {
-    /// No layers yet.
+    /// An empty sequence.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends a layer. Names should be unique; [`crate::PipelineBuilder::build`] says which are
-    /// not.
+    /// Appends a layer. Names must be unique; [`crate::PipelineBuilder::build`] rejects duplicates.
     #[must_use]
     pub fn push(mut self, name: impl Into<String>, layer: impl Layer) -> Self {
         let parameters = layer.parameters();
@@ -79,9 +79,11 @@ impl Sequence {
     }
 
     /// Freezes every parameter whose full name (`layer.parameter`) matches one of `patterns`. In a
-    /// pattern `*` stands for any text. A frozen parameter is not trained, and has no gradient and
-    /// no optimizer state. No gradient is computed below the lowest trained parameter. Running
-    /// statistics of batch norms go on counting.
+    /// pattern `*` stands for any text.
+    ///
+    /// A frozen parameter is not trained and has no gradient and no optimizer state. No gradient is
+    /// computed below the lowest trained parameter. Running statistics of batch norms are still
+    /// updated.
     ///
     /// A pattern that matches no parameter of the layers so far is an error of
     /// [`crate::PipelineBuilder::build`].
@@ -90,8 +92,8 @@ impl Sequence {
         self.freeze_where(patterns, true)
     }
 
-    /// Freezes every parameter but those that match one of `patterns`, as [`Sequence::freeze`] does
-    /// those that match.
+    /// Freezes every parameter whose full name matches none of `patterns`; the opposite of
+    /// [`Sequence::freeze`].
     #[must_use]
     pub fn freeze_except<P: Into<String>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
         self.freeze_where(patterns, false)
@@ -121,7 +123,7 @@ impl Sequence {
         self
     }
 
-    /// An error for a pattern that froze nothing.
+    /// Returns an error for the first pattern that matched no parameter.
     pub(crate) fn check_frozen(&self) -> Result<(), Error> {
         let Some(pattern) = self.unmatched.first() else { return Ok(()) };
         let names = self.layers.iter().flat_map(|layer| {
@@ -139,7 +141,7 @@ impl Sequence {
         self.layers.len()
     }
 
-    /// Whether there are none.
+    /// Whether the sequence has no layers.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
@@ -149,7 +151,7 @@ impl Sequence {
         self.layers.iter().map(|layer| layer.name.as_str())
     }
 
-    /// Number of parameters (elements), tied ones once; running statistics are not counted.
+    /// Number of parameter elements. Tied weights count once; running statistics do not count.
     pub fn parameter_count(&self) -> u64 {
         let mut seen = std::collections::HashSet::new();
         let parameters = self.layers.iter().flat_map(|layer| &layer.parameters);
@@ -160,12 +162,14 @@ impl Sequence {
             .fold(0, u64::saturating_add)
     }
 
-    /// The paper's c_i for each layer at these inputs and this parameter dtype, in floating-point
-    /// operations of a forward; at least
-    /// 1. A layer without an estimate counts the elements that it reads and writes.
+    /// The cost of each layer's forward in floating-point operations: the paper's c_i. Each is at
+    /// least 1.
+    ///
+    /// The costs hold for these inputs and this parameter dtype. A layer without an estimate costs
+    /// one operation per element that it reads or writes.
     ///
     /// # Errors
-    /// Shapes that do not fit, with the layer's name.
+    /// If the shapes do not fit. The error names the layer.
     pub fn costs(&self, inputs: &[TensorSpec], kind: Kind) -> Result<Vec<u64>, Error> {
         let inferred = self.infer(inputs, kind)?;
         let pairs = self.layers.iter().zip(inferred.specs.windows(2));
@@ -229,7 +233,7 @@ impl Sequence {
         Ok(Inferred { specs, skips })
     }
 
-    /// Checks names and parameters, and finds the ties.
+    /// Checks names and parameters, and collects the ties.
     pub(crate) fn ties(&self) -> Result<Vec<TieGroup>, Error> {
         let mut names: HashMap<&str, usize> = HashMap::new();
         let mut groups: Vec<TieGroup> = Vec::new();
@@ -298,8 +302,8 @@ impl Sequence {
         Ok(groups)
     }
 
-    /// For each layer, whether anything before it is trained: only then is its input's gradient
-    /// needed.
+    /// For each layer, whether anything before it is trained. Only then is the gradient of its
+    /// input needed.
     pub(crate) fn trained_before(&self) -> Vec<bool> {
         let mut any = false;
         let mut before = Vec::with_capacity(self.layers.len() + 1);

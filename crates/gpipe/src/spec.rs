@@ -1,10 +1,10 @@
-//! Shape and dtype of a tensor that does not exist yet.
+//! Shape and dtype of a tensor that may not exist yet.
 
 use std::fmt;
 
 use tch::{Kind, Tensor};
 
-/// What is known of a tensor before it is computed. The first size is the number of samples.
+/// Shape and dtype of a tensor. The first size is the number of samples.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TensorSpec {
     /// Sizes, outermost first.
@@ -19,7 +19,7 @@ impl TensorSpec {
         Self { shape: shape.into(), kind }
     }
 
-    /// What `tensor` is.
+    /// The spec of `tensor`.
     pub fn of(tensor: &Tensor) -> Self {
         Self { shape: tensor.size(), kind: tensor.kind() }
     }
@@ -34,12 +34,12 @@ impl TensorSpec {
         self.shape.iter().map(|&size| size as f64).product()
     }
 
-    /// Bytes of its elements.
+    /// Size of the elements in bytes.
     pub fn bytes(&self) -> u64 {
         (self.elements() * self.kind.elt_size_in_bytes() as f64) as u64
     }
 
-    /// The same with so many samples.
+    /// The same spec with `samples` as its first size.
     pub(crate) fn with_samples(&self, samples: usize) -> Self {
         let mut spec = self.clone();
         if let Some(first) = spec.shape.first_mut() {
@@ -48,7 +48,7 @@ impl TensorSpec {
         spec
     }
 
-    /// The same with another last size.
+    /// The same spec with another last size.
     pub fn with_last(&self, size: i64) -> Self {
         let mut shape = self.shape.clone();
         if let Some(last) = shape.last_mut() {
@@ -57,19 +57,20 @@ impl TensorSpec {
         Self { shape, kind: self.kind }
     }
 
-    /// The same in another dtype.
+    /// The same spec in another dtype.
     pub fn with_kind(&self, kind: Kind) -> Self {
         Self { kind, ..self.clone() }
     }
 
-    /// Whether a layer may pass it on: floats, whose gradients flow, and integers and booleans,
-    /// which have none. Complex numbers would have one, and it would be lost.
+    /// Whether layers may pass on tensors of this dtype: floats, whose gradients flow, and integers
+    /// and booleans, which have no gradient. Complex tensors are rejected, because their gradients
+    /// would be lost.
     pub(crate) fn is_supported(&self) -> bool {
         let discrete = [Kind::Bool, Kind::Uint8, Kind::Int8, Kind::Int16, Kind::Int, Kind::Int64];
         self.is_float() || discrete.contains(&self.kind)
     }
 
-    /// Whether gradients can flow through it.
+    /// Whether gradients can flow through this dtype.
     pub fn is_float(&self) -> bool {
         is_float(self.kind)
     }

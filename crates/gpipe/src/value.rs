@@ -1,31 +1,31 @@
-//! What moves between layers and stages: a tuple of tensors.
+//! Values that move between layers and stages: tuples of tensors.
 
 use gpipe_bridge::device::Event;
 use gpipe_core::Bytes;
 use gpipe_runtime::Payload;
 use tch::Tensor;
 
-/// A tuple of tensors, some of which may be absent (the gradient of an integer tensor, say). It
-/// moves between stages of one process without a copy.
+/// A tuple of tensors. Some may be absent, such as the gradient of an integer tensor. A value moves
+/// between stages of one process without a copy.
 #[derive(Debug, Default)]
 pub struct Value {
     tensors: Vec<Option<Tensor>>,
-    /// When the tensors are there, if they are still being copied from another device.
+    /// Signals that the tensors are ready, if they are still being copied from another device.
     ready: Option<Event>,
 }
 
 impl Value {
-    /// Tensors that are there.
+    /// A value whose tensors are ready.
     pub fn new(tensors: Vec<Option<Tensor>>) -> Self {
         Self { tensors, ready: None }
     }
 
-    /// Tensors that are there when `ready` is.
+    /// A value whose tensors are ready once `ready` fires.
     pub(crate) fn under_way(tensors: Vec<Option<Tensor>>, ready: Event) -> Self {
         Self { tensors, ready: Some(ready) }
     }
 
-    /// The tensors, and what to wait for before they are used.
+    /// Returns the tensors, and the event to wait for before using them.
     pub fn into_parts(self) -> (Vec<Option<Tensor>>, Option<Event>) {
         (self.tensors, self.ready)
     }
@@ -37,14 +37,14 @@ impl Payload for Value {
     }
 }
 
-/// The bytes of a tensor's elements.
+/// Size of a tensor's elements in bytes.
 pub fn tensor_bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
 }
 
-/// What a pipeline takes as inputs or targets: one tensor, or several with the same first size.
+/// Inputs or targets of a pipeline: one tensor, or several with the same first size.
 pub trait IntoTensors {
-    /// The tensors, in order. Nothing is copied.
+    /// Returns the tensors in order, without copying data.
     fn into_tensors(self) -> Vec<Tensor>;
 }
 

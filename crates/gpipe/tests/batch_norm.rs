@@ -1,5 +1,5 @@
-//! Batch norm against whole-batch formulas and a plain loop over micro-batches. That running
-//! statistics do not depend on K, schedule, balance or re-materialization is in `transparency.rs`.
+//! Batch norm against whole-batch formulas and a plain loop over micro-batches. `transparency.rs`
+//! shows that running statistics do not depend on K, schedule, balance or re-materialization.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -14,8 +14,8 @@ use tch::{Kind, Tensor};
 
 const CHANNELS: i64 = 4;
 
-/// Values whose mean is 35 standard deviations from 0, so that a sum of squares minus a squared
-/// mean would lose digits.
+/// Values whose mean is 35 standard deviations from 0, so that computing the variance as mean
+/// square minus squared mean would lose digits.
 fn images(samples: i64, seed: u64, kind: Kind) -> Tensor {
     uniform(&[samples, CHANNELS, 3, 5], seed, kind) * 0.5 + 10.0
 }
@@ -40,7 +40,7 @@ fn oracle_running_statistics_are_those_of_whole_mini_batches() {
         for (micro_batches, samples) in [(1, 6), (3, 6), (4, 7), (5, 3)] {
             let norm = BatchNorm { momentum, ..BatchNorm::new(CHANNELS) };
             let model = Sequence::new().push("norm", norm).push("tanh", Activation::Tanh);
-            // The whole of it is recomputed: that must not count again.
+            // Everything is recomputed, which must not update the statistics a second time.
             let builder = builder(model, micro_batches, Kind::Float).remat(Remat::Always);
             let mut pipeline = builder.stages(2).schedule(Schedule::GPipe).build().unwrap();
             let (mut mean, mut variance) = (
@@ -55,7 +55,7 @@ fn oracle_running_statistics_are_those_of_whole_mini_batches() {
                 let new = by_channel.mean_dim(1, false, Kind::Double);
                 mean = &mean * (1.0 - share) + new * share;
                 variance = &variance * (1.0 - share) + by_channel.var_dim(1, true, false) * share;
-                // Evaluation between two steps counts nothing.
+                // Evaluation between two steps updates no statistics.
                 pipeline.evaluate(&x, x.zeros_like()).unwrap();
             }
             let all = pipeline.parameters().unwrap();
@@ -63,7 +63,7 @@ fn oracle_running_statistics_are_those_of_whole_mini_batches() {
                 let found = named(&all, name);
                 ((found - expected) / expected).abs().max().double_value(&[])
             };
-            // Statistics of a micro-batch come from libtorch in float32.
+            // libtorch computes a micro-batch's statistics in float32.
             assert!(relative("norm.running_mean", &mean) < 1e-6, "{momentum:?} M={micro_batches}");
             assert!(
                 relative("norm.running_variance", &variance) < 1e-6,
@@ -147,7 +147,7 @@ fn fault_a_failed_step_leaves_the_running_statistics() {
     common::assert_same_bits(&before, &pipeline.parameters().unwrap(), "after a NaN");
 }
 
-/// A layer that says it has a batch norm, and has other parameters in its place.
+/// A layer that claims to have a batch norm, but has other parameters in its place.
 struct Misused(Vec<ParameterSpec>);
 
 impl Layer for Misused {

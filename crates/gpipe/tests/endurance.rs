@@ -1,6 +1,7 @@
-//! Many steps, and many pipelines, in one process: its memory, threads and open files do not grow.
-//! In one test, because what they look at is the whole process. A tenth of it under `make test`,
-//! all of it with `GPIPE_SOAK=1`.
+//! Many steps and many pipelines in one process do not increase its memory, threads or open files.
+//!
+//! This is one test because it observes the whole process. `make test` runs a tenth of it,
+//! `GPIPE_SOAK=1` all of it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test
 
 mod common;
@@ -14,10 +15,10 @@ use gpipe::{
 };
 use tch::{Kind, Tensor};
 
-/// What a process holds.
+/// Resources of the process.
 #[derive(Debug, Clone, Copy)]
 struct Held {
-    /// Bytes of tensors, in all arenas.
+    /// Bytes of live tensors, in all arenas.
     live: u64,
     resident_kib: i64,
     threads: usize,
@@ -37,8 +38,8 @@ impl Held {
         }
     }
 
-    /// The last messages of a step may be freed after it: of 2 KiB each, and a lost tensor a step
-    /// would be 400 KiB. The C library returns pages late: less than 2 MiB more is no growth.
+    /// The last messages of a step, 2 KiB each, may be freed after it. Leaking one tensor per step
+    /// would add 400 KiB. The C library returns pages late, so growth below 2 MiB is tolerated.
     #[track_caller]
     fn assert_no_more_than(self, before: Self, what: &str) {
         println!("soak: {what}: {before:?} before, {self:?} after");
@@ -94,7 +95,8 @@ fn property_nothing_grows() {
     let after = steps(2000 * times - 500);
     after.assert_no_more_than(before, &format!("{} steps of one pipeline", 2000 * times));
 
-    // Of each: one that has trained, one whose step failed, and one that was never used.
+    // Under each schedule: pipelines that have trained, that failed in a step, and that were never
+    // used.
     let pipelines = |count: u64| {
         for number in 0..count {
             let schedules = [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1];

@@ -1,5 +1,5 @@
-//! Estimates from shapes alone: plain cases worked out by hand, and what cannot be estimated. What
-//! real stages hold is compared in `models/tests/estimates.rs`.
+//! Estimates from shapes alone: simple cases worked out by hand, and what cannot be estimated.
+//! `models/tests/estimates.rs` compares estimates with real stages.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -34,7 +34,7 @@ fn of_floats(model: &Sequence, features: i64) -> ModelCosts {
     estimate(model, &one, &training, &[10], &RATE).unwrap()
 }
 
-/// y = x + gelu(x W), or nothing told of it.
+/// y = x + gelu(x W). Without `told`, it does not record itself.
 struct Residual {
     told: bool,
 }
@@ -74,16 +74,16 @@ fn oracle_a_residual_by_hand() {
     let costs = of_floats(&model, 8);
     let (x, w) = (10 * 8 * 4, 8 * 8 * 4);
     let cost = costs.sizes[&10][1];
-    // h, which gelu saves, and the sum; gelu's output is a variable only.
+    // Kept are h, which gelu saves, and the sum. A variable holds gelu's output only temporarily.
     assert_eq!((cost.kept.0, cost.forward_peak.0), (2 * x, 3 * x));
     assert_eq!((cost.inputs.0, cost.input_gradients.0), (x, x));
-    // h's gradient takes the place of h, which is let go of. Then those of x and of the weight;
-    // then h's goes, and x's meets its other part, which is the output's own: the sum is another
-    // tensor.
+    // h's gradient replaces h, which is freed. Then the gradients of x and of the weight are
+    // allocated, and h's is freed. x's second gradient is the output's gradient itself, so their
+    // sum is a new tensor.
     assert_eq!(cost.backward_peak.0, x + w);
-    // The first accumulation copies a transposed gradient, when all but that is gone.
+    // The first accumulation copies a transposed gradient after everything else is freed.
     assert_eq!(cost.first_backward_peak.0, (x + w).max(2 * w));
-    // The first layer has no gradient to give.
+    // The first layer has no input gradient.
     assert_eq!(costs.sizes[&10][0].input_gradients.0, 0);
     assert_eq!(costs.trained_before, [false, true, true]);
 }
@@ -109,7 +109,7 @@ fn oracle_times_are_the_rooflines() {
     let [linear, relu, _] = costs.sizes[&10][..] else { panic!("a layer and a loss") };
     // 2 x 10 x 500 x 400 operations at 1 per ns; the weight's 800 kB are read in less.
     assert_eq!(linear.forward, Nanos(4_000_000 + 100));
-    // One product for the weight; none for an input that needs no gradient.
+    // One product for the weight, and none for an input that needs no gradient.
     assert_eq!(linear.backward, Nanos(4_000_000 + 100));
     // 16 kB in, 16 kB out.
     assert_eq!(relu.forward, Nanos(32_000 + 100));
@@ -126,7 +126,7 @@ fn property_bytes_grow_with_samples_and_parameters_do_not() {
     let of = |samples: usize| &costs.sizes[&samples];
     for ((one, two), eight) in of(1).iter().zip(of(2)).zip(of(8)) {
         assert!(one.kept <= two.kept && two.kept <= eight.kept);
-        // Statistics of batch norms do not grow with samples.
+        // Statistics of batch norms do not grow with the number of samples.
         assert!(eight.kept.0 <= 8 * one.kept.0 && eight.inputs.0 == 8 * one.inputs.0);
         assert!(
             eight.forward_peak >= eight.kept && eight.backward_peak <= eight.first_backward_peak
@@ -153,7 +153,7 @@ fn property_what_is_frozen_has_no_gradient_and_keeps_nothing() {
         let (state, cost) = (state, frozen.sizes[&2][layer]);
         if layer < last {
             assert_eq!((state.gradients.0, state.optimizer.0), (0, 0), "{}", state.name);
-            // Its output alone.
+            // A frozen layer keeps only its output.
             assert_eq!(cost.kept, frozen.sizes[&2][layer + 1].inputs, "{}", state.name);
         } else {
             assert_eq!(state.gradients, all.layers[layer].gradients);
@@ -183,7 +183,7 @@ fn fault_what_cannot_be_estimated_says_why() {
         let narrow = Rate { bytes_per_s: bad, ..RATE };
         assert!(told(&model, 8, fine, &[1], narrow).contains("bytes_per_s"));
     }
-    // So large that nothing could hold it: a number, not an overflow.
+    // Sizes that no memory could hold must not overflow.
     let huge = Sequence::new().layer(Linear::new(1 << 40, 1 << 40));
     let one = floats(1 << 40);
     let found: Result<ModelCosts, Error> = estimate(&huge, &one, &fine, &[usize::MAX], &RATE);

@@ -1,10 +1,10 @@
-//! The programs in `examples/`, run as a user runs them. `cargo test` builds them first; with
-//! `--test examples` alone, `cargo build --examples` does.
+//! Runs the programs in `examples/` as a user does. A full `cargo test` builds them first; before
+//! `--test examples` alone, run `cargo build --examples`.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests may panic
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-/// What an example prints.
+/// The output of an example.
 fn run(name: &str) -> String {
     let own = std::env::current_exe().unwrap(); // target/PROFILE/deps/examples-HASH
     let program = own.ancestors().nth(2).unwrap().join("examples").join(name);
@@ -15,7 +15,7 @@ fn run(name: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The words behind `mark`, in each line that has it.
+/// The words after `mark`, in each line that contains it.
 fn after<'a>(text: &'a str, mark: &str) -> Vec<&'a str> {
     let behind = |line: &'a str| line.split_once(mark)?.1.split([' ', ',']).next();
     text.lines().filter_map(behind).collect()

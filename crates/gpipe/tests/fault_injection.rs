@@ -1,9 +1,11 @@
-//! Family `fault_`: at every kind of action of every stage, an error, a panic, an allocation over
-//! the cap and a stall. One named error comes out in time; every wait ends; afterwards the pipeline
-//! goes on as one to which nothing happened, to the bit and to the byte, or refuses everything and
-//! is closed without a thread or a file left.
+//! Family `fault_`: injects an error, a panic, an allocation over the cap and a stall at every kind
+//! of action of every stage.
 //!
-//! A few of the many under `make test`, all of them with `GPIPE_SOAK=1`.
+//! Each fault must cause one error that names its place, in time, and every wait must end.
+//! Afterwards the pipeline either goes on as if nothing had happened, to the bit and to the byte,
+//! or it refuses everything and closes without leaving a thread or a file.
+//!
+//! `make test` injects a few of these faults, `GPIPE_SOAK=1` all.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test
 
 mod common;
@@ -27,11 +29,11 @@ use tch::{Device, Kind, Tensor};
 const K: usize = 3;
 const M: usize = 3;
 const SAMPLES: i64 = 6;
-/// A deadline that nothing here comes near.
+/// A deadline far above the duration of any test.
 const LONG: Duration = Duration::from_secs(60);
 const CAP: Bytes = Bytes(16 << 20);
 
-/// What is done before an action.
+/// The fault that is injected before an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
     Error,
@@ -40,7 +42,7 @@ enum Deed {
     Stall,
 }
 
-/// Springs once, before one action; writes down all of them.
+/// Records all actions, and injects a fault once, before one of them.
 #[derive(Default)]
 struct Trap {
     at: Mutex<Option<(Action, Deed)>>,
@@ -83,8 +85,8 @@ impl Trap {
     }
 }
 
-/// Every kind of compute action that training has, and transfers of activations, gradients, tied
-/// weights and the vote.
+/// Ways to run that together have every kind of compute action of a training, and transfers of
+/// activations, gradients, tied weights and the vote.
 fn ways() -> [(Schedule, Remat); 4] {
     [
         (Schedule::OneFOneB, Remat::Always),
@@ -94,7 +96,7 @@ fn ways() -> [(Schedule, Remat); 4] {
     ]
 }
 
-/// Embedding, mlp, and a head that is tied to the embedding; one on each stage.
+/// An embedding, an MLP, and a head tied to the embedding, each on a separate stage.
 fn pipeline(
     (schedule, remat): &(Schedule, Remat),
     trap: &Arc<Trap>,
@@ -141,8 +143,8 @@ fn step(pipeline: &mut Pipeline) -> gpipe::Result<gpipe::StepReport> {
     pipeline.train_step(&x, &y)
 }
 
-/// One action of each kind of each stage: the middle one of those that the stage has. By name, so
-/// that a failure can be found.
+/// One action of each kind of each stage: the middle one. The order is by stage and name, so that a
+/// failure can be reproduced.
 fn one_of_each(seen: &[Action]) -> Vec<Action> {
     let mut kinds: BTreeMap<(u32, String), Vec<Action>> = BTreeMap::new();
     for action in seen {
@@ -162,7 +164,7 @@ fn soak() -> bool {
     std::env::var_os("GPIPE_SOAK").is_some()
 }
 
-/// Threads of pipelines in this process, all files that it has open, and the bytes of its tensors.
+/// This process's pipeline threads, open files, and bytes of tensors.
 fn held() -> (usize, usize, u64) {
     let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let names = tasks.filter_map(|task| fs::read_to_string(task.join("comm")).ok());
@@ -170,7 +172,7 @@ fn held() -> (usize, usize, u64) {
     (devices, fs::read_dir("/proc/self/fd").unwrap().count(), memory::live())
 }
 
-/// The panics that are injected here are not printed.
+/// Suppresses the output of injected panics.
 fn hush() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -180,14 +182,14 @@ fn hush() {
     }));
 }
 
-/// What each device held when the step began: all that the one before has left. (What is held later
-/// hangs on when messages are taken.)
+/// The bytes that each device held when the step began, which is what the previous step left. Later
+/// values depend on when messages are received.
 fn left(report: &gpipe::StepReport) -> Vec<Bytes> {
     report.bytes.iter().map(|levels| levels[0].1).collect()
 }
 
-/// A failure before the decision costs nothing; during the hand-out of the decision the pipeline
-/// may say that it is torn.
+/// Injects one fault and checks its effect. A failure before the decision changes nothing. While
+/// the decision is being sent, the pipeline may report that it is torn.
 fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
     let what = format!("{way:?} {at} {deed:?}");
     let before = held();
@@ -215,19 +217,19 @@ fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
         }
         Deed::Stall => {
             assert!(text.contains("sign of life"), "{what}: {text}");
-            // Twice the deadline and a little where only the driver waits; the rest is for a busy
-            // machine.
+            // Where only the driver waits, it waits for a little more than twice the deadline. The
+            // rest is slack for a busy machine.
             assert!(took < 3 * deadline + Duration::from_secs(4), "{what}: {took:?}: {text}");
         }
     }
     assert!(text.contains(&at.to_string()), "{what}: {text}");
     match step(&mut harmed) {
-        // Usable: as if nothing had happened.
+        // Usable, as if nothing had happened.
         Ok(report) => {
             assert!(deed != Deed::Stall, "{what}: a thread that was given up is used again");
             let mut pair = (report, step(&mut spared).unwrap());
-            // The messages of a step are freed by the last thread that leaves it, which may be
-            // after the next one has begun; a leak stays.
+            // The last thread that leaves a step frees its messages, possibly after the next step
+            // has begun. A leak persists.
             for more in 0..10 {
                 let (own, other) = &pair;
                 assert_eq!((own.loss, own.grad_norm), (other.loss, other.grad_norm), "{what}");
@@ -239,7 +241,7 @@ fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
             }
             assert_same_bits(&harmed.parameters().unwrap(), &spared.parameters().unwrap(), &what);
         }
-        // Closed: nothing is given out that could be of two steps.
+        // Closed: it returns no values, because they could come from two different steps.
         Err(error) => {
             let torn = text.contains("restore a checkpoint");
             assert!(torn || deed == Deed::Stall, "{what}: {text}; then: {error}");
@@ -248,7 +250,7 @@ fn harm(way: &(Schedule, Remat), at: Action, deed: Deed, deadline: Duration) {
         }
     }
     drop((harmed, spared));
-    // A thread that was given up ends once it is free, which nobody waits for.
+    // An abandoned thread ends once it is released, but nothing waits for it.
     let end = Instant::now() + Duration::from_secs(20);
     while held() != before {
         assert!(
@@ -275,7 +277,7 @@ fn fault_at_every_kind_of_action_of_every_stage() {
         assert!(actions.len() >= 25, "{actions:?}");
         for action in actions {
             for deed in [Deed::Error, Deed::Panic, Deed::OverTheCap, Deed::Stall] {
-                // A stall takes its deadline.
+                // A stall takes as long as its deadline, so fewer are injected.
                 let every = if deed == Deed::Stall { 12 } else { 2 };
                 if !soak() && random.below(every) != 0 {
                     continue;

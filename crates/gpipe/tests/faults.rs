@@ -1,18 +1,18 @@
-//! Family `fault_`: bad input, a failing layer, too little memory or a stall end in one clear error
-//! (what, where, the remedy), never in a panic or a hang. Afterwards the pipeline still works, and
-//! its parameters and optimizer state are as before to the bit.
+//! Family `fault_`: bad input, a failing layer, too little memory or a stall cause one clear error
+//! (what, where, the remedy), never a panic or a hang. Afterwards the pipeline still works, and its
+//! parameters and optimizer state are unchanged to the bit.
 //!
 //! - `fault_build_*`: settings and models that do not fit, found before anything runs
-//! - `fault_input_*`: mini-batches that the pipeline cannot take, and values that layers cannot
-//! - `fault_layer_*`: layers that fail, panic or make NaN, in forward, re-materialization or the
-//!   second run that names the layer of a NaN
-//! - `fault_memory_*`: caps, while building and in a step
+//! - `fault_input_*`: mini-batches that the pipeline rejects, and values that layers reject
+//! - `fault_layer_*`: layers that fail, panic or produce NaN, in forward, re-materialization or the
+//!   second run, which names the layer of a NaN
+//! - `fault_memory_*`: memory caps, while building and in a step
 //! - `fault_stall_*`: a layer that never returns, with a short deadline
 //!
-//! Catches a check that is missing or says the wrong layer, gradients or updates that survive a
-//! failed step, stages that wait for one that failed, an update applied by some stages only.
+//! Catches missing checks, errors that name the wrong layer, gradients or updates that survive a
+//! failed step, stages that wait for a failed one, and updates applied by only some stages.
 
-// clippy.toml allows these in test functions only, not in what the functions share.
+// clippy.toml allows these in test functions, but not in shared helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "faults/build.rs"]
@@ -48,15 +48,15 @@ use tch::{Kind, Tensor};
 enum Deed {
     Error,
     Panic,
-    /// NaN, in one call.
+    /// Produces NaN in one call.
     Nan,
-    /// NaN wherever its input is above 1000: in every run of that data.
+    /// Produces NaN wherever its input is above 1000, in every run on that data.
     NanAbove,
-    /// It waits until the trap is opened.
+    /// Waits until the trap is opened.
     Stall,
 }
 
-/// Springs in the call whose number (from 0) is `at`; -1: never.
+/// A trap that springs in call number `at`, counted from 0; -1 disarms it.
 struct Trap {
     deed: Deed,
     at: AtomicI64,
@@ -70,7 +70,7 @@ impl Trap {
         Arc::new(Self { deed, at: AtomicI64::new(-1), open, opened })
     }
 
-    /// The call number `call` from now on does it.
+    /// Springs in call number `call`, counted from now.
     fn set(&self, call: i64) {
         self.at.store(call, Ordering::SeqCst);
     }
@@ -121,7 +121,7 @@ impl Layer for Trapped {
     }
 }
 
-/// The default hook prints a panic and its backtrace for each test that injects one.
+/// Suppresses injected panics: the default hook would print each with its backtrace.
 fn silence_injected_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -144,7 +144,8 @@ struct Way {
     remat: Remat,
 }
 
-/// K = 1, 2 and 4 with plain schedules and one that splits backwards, recomputing and not.
+/// K = 1, 2 and 4, with plain schedules and one that splits backwards, with and without
+/// recomputation.
 fn ways() -> Vec<Way> {
     let mut ways = Vec::new();
     for stages in [1, 2, 4] {
@@ -166,7 +167,7 @@ impl Way {
         Self { stages, schedule: Schedule::GPipe, remat: Remat::Never }
     }
 
-    /// first, middle (the trapped one), tanh, last; uniform cuts.
+    /// A builder of four layers (first, the trapped middle, tanh, last) with uniform cuts.
     fn builder(&self, trap: &Arc<Trap>) -> PipelineBuilder {
         let model = Sequence::new()
             .push("first", Linear::new(4, 8))
@@ -195,8 +196,8 @@ fn data() -> (Tensor, Tensor) {
     (uniform(&[SAMPLES, 4], 1, Kind::Float), uniform(&[SAMPLES, 2], 2, Kind::Float))
 }
 
-/// A pipeline, and another one of the same kind to which nothing happens. Both have made one step,
-/// so that the optimizer has a state that could be spoiled.
+/// A pipeline to be harmed, and an equal one that is spared. Both have made one step, so that the
+/// optimizer has a state that could be damaged.
 struct Pair {
     harmed: Pipeline,
     spared: Pipeline,
@@ -215,8 +216,8 @@ impl Pair {
         Self { harmed: built(trap), spared: built(&Trap::new(trap.deed)), what }
     }
 
-    /// Runs something that must fail, and checks that it leaves no trace: parameters, number of
-    /// steps, and the next step's loss and parameters are those of the pipeline that was spared.
+    /// Runs a call that must fail, and checks that it leaves no trace: parameters, the step count,
+    /// and the next step's loss and parameters equal those of the spared pipeline.
     fn harm<T>(&mut self, call: impl FnOnce(&mut Pipeline) -> gpipe::Result<T>) -> String {
         let error = call(&mut self.harmed).err();
         let text = error.unwrap_or_else(|| panic!("no error: {}", self.what)).to_string();
@@ -241,7 +242,7 @@ fn assert_says(text: &str, parts: &[&str]) {
     }
 }
 
-/// The error of a call that must not succeed.
+/// The error of a call that must fail.
 #[track_caller]
 fn refused<T>(result: gpipe::Result<T>) -> String {
     match result {
@@ -250,7 +251,8 @@ fn refused<T>(result: gpipe::Result<T>) -> String {
     }
 }
 
-/// Embedding, mlp, and a head tied to the embedding; vocabularies of the first and the last.
+/// An embedding, an MLP, and a head tied to the embedding, with the vocabularies of embedding and
+/// head.
 fn tokens_model(vocabulary: [i64; 2]) -> Sequence {
     let tie = Some("tokens".to_owned());
     let embedding = Embedding {

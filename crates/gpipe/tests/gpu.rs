@@ -1,6 +1,6 @@
-//! Family `gpu_`: what needs a GPU. Without one every test here is skipped, and says so where
-//! GPIPE_SKIP_LOG names a file. The claim to the bit is for deterministic kernels; those used here
-//! are.
+//! Family `gpu_`: tests that need a GPU. Without one, every test here is skipped and notes that in
+//! the file that GPIPE_SKIP_LOG names. Equality to the bit holds for deterministic kernels, and
+//! these tests use no others.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -11,14 +11,14 @@ use common::{Features, Run, assert_close, assert_same_bits, batch, model};
 use gpipe::{Bytes, Device, Remat};
 use tch::Kind;
 
-/// Whether `test` must be skipped, which is then written down.
+/// Whether `test` must be skipped; if so, writes that to the log.
 fn skipped(test: &str) -> bool {
     if Device::gpus() > 0 {
         return false;
     }
     if let Some(path) = std::env::var_os("GPIPE_SKIP_LOG") {
         let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
-        // In one write: tests run side by side.
+        // In a single write, because tests run in parallel.
         file.write_all(format!("{test}: there is no GPU\n").as_bytes()).unwrap();
     }
     true
@@ -26,7 +26,7 @@ fn skipped(test: &str) -> bool {
 
 const GPU: Device = Device::Cuda(0);
 
-/// Gradients of 3 steps, and the parameters after them.
+/// The gradients of 3 steps, and the parameters after them.
 fn train(run: &Run, devices: Vec<Device>, features: Features) -> common::Named {
     let builder = features.build(run.builder(model(features), 3)).devices(devices);
     let mut pipeline = builder.build().unwrap();
@@ -61,7 +61,7 @@ fn gpu_mixed_with_cpu_stages_agrees_with_the_cpu() {
     if skipped("gpu_mixed_with_cpu_stages_agrees_with_the_cpu") {
         return;
     }
-    // float64: what remains is the order of sums in another kernel. Dropout has the same masks.
+    // In float64 only the order of sums differs between kernels. Dropout draws the same masks.
     let kind = Kind::Double;
     let features = Features { skip: true, dropout: 0.2, kind, ..Features::plain() };
     let expected = train(&Run::plain(), vec![Device::Cpu], features);

@@ -1,19 +1,19 @@
-//! Family `oracle_gradient_*`: every layer's backward, through the whole machinery (two stages,
-//! ragged micro-batches, re-materialization), against central differences of the loss in float64. A
-//! layer before the one under test makes the latter's input depend on parameters, so input
-//! gradients are checked too.
+//! Family `oracle_gradient_*`: every layer's backward against central differences of the loss in
+//! float64, through the whole pipeline (two stages, ragged micro-batches, re-materialization). A
+//! layer before the one under test makes that one's input depend on parameters, so input gradients
+//! are checked, too.
 //!
-//! Catches a gradient that is cut (a detached tensor, a kernel without a backward), a sign, a
-//! factor, a mask that differs between forward, re-materialization and backward, a skip whose
-//! gradient gets lost.
+//! Catches a gradient that is cut (a detached tensor, a kernel without a backward), a wrong sign or
+//! factor, a mask that differs between forward, re-materialization and backward, and a skip that
+//! loses its gradient.
 //!
-//! Tolerance. With h = 1e-5 a central difference is off by h^2 / 6 f''' = 1.7e-11 f''' plus the
-//! rounding of two losses, 2e-16 / h = 2e-11 of the loss times the few roundings that do not
-//! cancel. Losses here are below 4 and third derivatives below 50, so 1e-9 holds with little to
-//! spare and is 1e-7 of a typical gradient; each case asserts that no parameter's gradient is so
-//! small that 1e-9 would pass anything.
+//! Tolerance: with h = 1e-5, a central difference has a truncation error of h^2 / 6 f''' = 1.7e-11
+//! f'''. The rounding of two losses adds 2e-16 / h = 2e-11 of the loss, times the few roundings
+//! that do not cancel. Losses here are below 4 and third derivatives below 50, so 1e-9 holds with
+//! little to spare. It is 1e-7 of a typical gradient. Each case asserts that no parameter's
+//! gradient is so small that 1e-9 would pass anything.
 
-// clippy.toml allows these in test functions only, not in what the functions share.
+// clippy.toml allows these in test functions, but not in shared helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -31,12 +31,12 @@ use tch::{Kind, Tensor};
 
 const H: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-9;
-/// Elements of each parameter that are perturbed; all, where it has no more.
+/// Number of elements to perturb in each parameter; smaller parameters are perturbed entirely.
 const SAMPLED: usize = 20;
 const SAMPLES: i64 = 5;
 const D: i64 = 6;
 
-/// Moves parameters away from zeros and ones, at which many a mistake would not show.
+/// Moves parameters away from zeros and ones, which would hide many mistakes.
 fn move_away(pipeline: &mut Pipeline) -> Named {
     let moved = |(at, (name, value)): (usize, (String, Tensor))| {
         let offset = uniform(&value.size(), 100 + at as u64, Kind::Double) * 0.4;
@@ -47,12 +47,12 @@ fn move_away(pipeline: &mut Pipeline) -> Named {
     values
 }
 
-/// A model with a mini-batch and the parameters at which it is looked at.
+/// A model, a mini-batch, and the parameters at which gradients are checked.
 struct Case {
     model: Sequence,
     inputs: Vec<Tensor>,
     targets: Tensor,
-    /// Whether masks are drawn: then a loss is one of step 0, which only a new pipeline has.
+    /// Whether dropout masks are drawn. If so, only a new pipeline reproduces the loss of step 0.
     masks: bool,
 }
 
@@ -76,8 +76,8 @@ impl Case {
         Self { masks: true, ..self }
     }
 
-    /// Losses and gradients are looked at with learning rate 0: a step changes nothing. Everything
-    /// is recomputed: the loss comes from the first forward, the gradient from the second.
+    /// A pipeline with learning rate 0, so that a step changes nothing. Everything is recomputed:
+    /// the loss comes from the first forward, the gradient from the second.
     fn pipeline(&self) -> Pipeline {
         let specs: Vec<_> = self.inputs.iter().map(TensorSpec::of).collect();
         let builder = Pipeline::builder(self.model.clone(), specs)
@@ -95,8 +95,7 @@ impl Case {
         }
     }
 
-    /// The training loss at `values`; `pipeline` is one that may be reused where there are no
-    /// masks.
+    /// The training loss at `values`. Without masks, it may reuse `pipeline`.
     fn loss(&self, pipeline: &mut Pipeline, values: &Named) -> f64 {
         if !self.masks {
             pipeline.set_parameters(values).unwrap();
@@ -176,12 +175,12 @@ fn embedding(dropout: f64, positions: i64, tie: Option<&str>) -> Embedding {
     Embedding { vocabulary: 7, features: D, positions, std: 0.5, dropout, tie }
 }
 
-/// Tokens [samples, 3]; every one of the 7 occurs, some several times in one sample.
+/// Tokens [samples, 3]. Each of the 7 tokens occurs, some of them several times in one sample.
 fn tokens() -> Tensor {
     Tensor::from_slice(&[0_i64, 1, 1, 2, 3, 4, 5, 6, 0, 3, 3, 3, 6, 1, 2]).reshape([SAMPLES, 3])
 }
 
-/// A token embedding, perhaps followed by other layers that keep its shape.
+/// A token embedding, optionally followed by other layers that keep its shape.
 fn of_tokens(model: Sequence) -> Case {
     Case { inputs: vec![tokens()], ..Case::new(model) }
 }
@@ -204,8 +203,8 @@ fn oracle_gradient_activations() {
 #[test]
 fn oracle_gradient_relu() {
     let case = Case::of(Activation::Relu);
-    // No input of the activation is so near to 0 that a perturbation by H would cross it: inputs
-    // are below 1, so none moves by more than H.
+    // All activation inputs are so far from 0 that perturbing by H cannot cross it. Inputs of the
+    // model are below 1, so no activation input moves by more than H.
     let linear = Case::new(Sequence::new().push("before", Linear::new(D, D)));
     let mut pipeline = linear.pipeline();
     move_away(&mut pipeline);
@@ -231,7 +230,7 @@ fn oracle_gradient_embedding() {
 }
 
 impl Case {
-    /// Positions beyond the tokens' length have gradient 0, which the differences must say too.
+    /// Positions beyond the tokens' length have gradient 0, and so must their differences.
     fn check_with_unused_positions(&self) {
         self.check();
         let mut pipeline = self.pipeline();
@@ -270,7 +269,7 @@ fn head(tie: Option<&str>) -> Head {
     Head { features: D, vocabulary: 7, std: 0.3, logit_clip: 0.0, tie: tie.map(Into::into) }
 }
 
-/// Targets of which some do not count.
+/// Targets, some of which are ignored.
 fn classes() -> Tensor {
     let classes = [1_i64, -100, 3, 4, 0, -100, 6, 5, 2, -100, 1, 1, 0, 6, 3];
     Tensor::from_slice(&classes).reshape([SAMPLES, 3])
@@ -294,14 +293,13 @@ fn oracle_gradient_tied_embedding_and_head() {
 
 const PAD: i64 = 6;
 
-/// Sources of 4 tokens, all but the first filled up with padding; targets of 3.
+/// Sources of 4 tokens, padded in all samples but the first, and targets of 3.
 fn sentences() -> Vec<Tensor> {
     let source = [0_i64, 1, 1, 2, 3, 4, 5, 6, 0, 6, 6, 6, 2, 5, 6, 6, 4, 0, 1, 6];
     vec![Tensor::from_slice(&source).reshape([SAMPLES, 4]), tokens()]
 }
 
-/// An encoder of one layer and a decoder of one, whose attention is wider than the model, with
-/// every tie that there is.
+/// An encoder-decoder with one layer each, all possible ties, and attention wider than the model.
 fn encoder_decoder(whole: bool, attention_dropout: f64, dropout: f64) -> Case {
     let tie = Some("tokens".to_owned());
     let tokens = TokenEmbedding { vocabulary: 7, features: D, dropout, tie: tie.clone() };
@@ -335,7 +333,7 @@ fn encoder_decoder(whole: bool, attention_dropout: f64, dropout: f64) -> Case {
             .push("decoder.cross_attention", cross)
             .push("decoder.mlp", mlp),
     };
-    // Some logits are beyond 2, and some are not.
+    // Some logits are beyond 2, others are not.
     model = model.push("softmax", Head { logit_clip: 2.0, ..head(tie.as_deref()) });
     Case { inputs: sentences(), targets: classes(), ..Case::new(model) }
 }
@@ -369,8 +367,8 @@ fn oracle_gradient_dropout() {
 
 #[test]
 fn oracle_gradient_skip_across_stages_and_within() {
-    // Uniform cuts put layers 0..3 on stage 0: 'far' crosses, 'near' does not; both are of one
-    // value.
+    // Uniform cuts put layers 0..3 on stage 0, so 'far' crosses stages and 'near' does not. Both
+    // stash the same value.
     let model = Sequence::new()
         .push("first", Linear::new(D, D))
         .push("far", Stash::new("far"))

@@ -1,6 +1,6 @@
-//! Families: `transparency_` and `oracle_`, for the choice of float32 kernels: a model wide enough
-//! that its products go through oneDNN, whatever the processor (the models of the other tests are
-//! too small for it).
+//! Families `transparency_` and `oracle_`, for the choice of float32 kernels. The model is wide
+//! enough that its products use oneDNN on any processor; the models of the other tests are too
+//! small.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -14,7 +14,7 @@ use tch::Kind;
 
 const WIDTH: i64 = 128;
 
-/// How it is run.
+/// How the model is run.
 #[derive(Debug, Clone)]
 struct Way {
     kernels: Kernels,
@@ -86,8 +86,8 @@ fn oracle_onednn_and_aten_agree_but_for_rounding() {
     let (onednn, aten) = (train(&PLAIN), train(&Way { kernels: Kernels::Aten, ..PLAIN }));
     let first = |named: &Named| named.iter().take(6).map(|(_, t)| t.copy()).collect::<Vec<_>>();
     for ((a, b), (name, _)) in first(&onednn).iter().zip(&first(&aten)).zip(&onednn) {
-        // The first step's gradients, from the same parameters: the norm of the difference, as the
-        // contract has it.
+        // Compares the first step's gradients, which start from the same parameters, by the norm of
+        // the difference.
         let relative = (a - b).norm().double_value(&[]) / b.norm().double_value(&[]);
         assert!(relative < 1e-5, "{name}: {relative:e}");
     }

@@ -1,5 +1,5 @@
-//! Family `regression_`: mistakes in layers, losses and optimizers of one's own that went
-//! unnoticed. A run then learnt nothing, changed weights for good, or ended the process.
+//! Family `regression_`: mistakes in user-written layers, losses and optimizers that once went
+//! unnoticed. The run learned nothing, changed weights permanently, or crashed the process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -17,7 +17,7 @@ const WIDTH: i64 = 6;
 
 type Result<T> = std::result::Result<T, LayerError>;
 
-/// y = x w, done in a way of its own.
+/// y = x w, computed by a given function.
 struct Scale(fn(&mut Forward, &Tensor) -> Result<Tensor>);
 
 impl Layer for Scale {
@@ -68,7 +68,7 @@ fn refused<T>(outcome: std::result::Result<T, gpipe::Error>, words: &[&str]) {
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
 }
 
-/// One `evaluate` halved a weight for good, without a word.
+/// One `evaluate` silently halved a weight for good.
 #[test]
 fn regression_a_parameter_changed_in_place_is_an_error() {
     let halves = |ctx: &mut Forward, x: &Tensor| -> Result<Tensor> {
@@ -83,7 +83,7 @@ fn regression_a_parameter_changed_in_place_is_an_error() {
         refused(build().predict(&x), &words);
         let mut pipeline = build();
         refused(pipeline.evaluate(&x, &y), &words);
-        // It is of no use until somebody says that it is.
+        // The pipeline is unusable until somebody accepts its state.
         refused(pipeline.parameters(), &["changed parameters in place", "accept_torn_update"]);
         refused(pipeline.train_step(&x, &y), &["changed parameters in place"]);
         assert!(pipeline.accept_torn_update().unwrap());
@@ -114,7 +114,7 @@ fn squares(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     Ok(x.f_sub(y)?.f_square()?.f_sum(Kind::Float)?)
 }
 
-/// Step after step had a gradient norm of 0.
+/// Every step had a gradient norm of 0.
 #[test]
 fn regression_a_loss_without_a_gradient_is_an_error() {
     let step = |loss: fn(&Tensor, &Tensor) -> Result<Tensor>, stages| {
@@ -127,7 +127,7 @@ fn regression_a_loss_without_a_gradient_is_an_error() {
         refused(step(|x, y| Ok(squares(x, y)?.f_detach()?), stages), &words);
         refused(step(|x, y| Ok(Tensor::from(squares(x, y)?.f_double_value(&[])?)), stages), &words);
         assert!(step(squares, stages).unwrap().grad_norm > 0.0);
-        // A mini-batch in which nothing counts has nothing to learn.
+        // A mini-batch in which nothing counts cannot teach anything.
         assert_eq!(step(|_, _| Ok(Tensor::from(0.0)), stages).unwrap().grad_norm, 0.0);
     }
 }
@@ -167,7 +167,7 @@ fn regression_a_layer_that_detaches_its_output_is_an_error() {
         let middle = || model(Scale(detaches), Scale(honest));
         let words = ["layer 'middle'", "freeze the parameters up to here"];
         refused(built(middle(), stages).build().unwrap().train_step(&x, &y), &words);
-        // What is frozen may be detached.
+        // Frozen layers may detach.
         let frozen = middle().freeze(["first.*", "middle.w"]);
         let report = built(frozen, stages).build().unwrap().train_step(&x, &y).unwrap();
         assert!(report.grad_norm > 0.0);
@@ -190,7 +190,7 @@ fn regression_a_freeze_that_matches_nothing_names_its_pattern() {
     assert_eq!(names, ["last.w"]);
 }
 
-/// `Adam::apply` over a state of another shape wrote beyond it, and the process crashed.
+/// `Adam::apply` with a state of another shape wrote out of bounds, and the process crashed.
 #[test]
 fn regression_an_optimizer_state_of_another_shape_is_an_error() {
     struct Short;
@@ -221,8 +221,8 @@ fn regression_an_optimizer_state_of_another_shape_is_an_error() {
     refused(pipeline.train_step(&x, &y), &words);
 }
 
-/// An optimizer refused its update on one stage, the message said that this stage had applied it,
-/// and nothing could be read any more.
+/// An optimizer failed on one stage, the message claimed that this stage had applied the update,
+/// and the pipeline could not be read any more.
 #[test]
 fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
     struct Refuses;
@@ -249,7 +249,7 @@ fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
             }
         }
     }
-    // The first stage has a matrix alone, the second a vector.
+    // The first stage has only a matrix, the second a vector.
     let sequence = || {
         let first = Linear { bias: false, ..Linear::new(WIDTH, WIDTH) };
         Sequence::new().push("matrix", first).push("vector", Scale(honest))
@@ -267,8 +267,8 @@ fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
         refused(pipeline.parameters(), &["accept_torn_update"]);
         refused(pipeline.train_step(&x, &y), &["accept_torn_update"]);
         assert!(pipeline.accept_torn_update().unwrap());
-        // Stage 0 may have been told of the failure before its turn; what is said of it is what
-        // happened.
+        // Stage 0 may or may not have applied the update before it learned of the failure. The
+        // message must say what happened.
         let applied = text.contains("applied by stage 0");
         let found = pipeline.parameters().unwrap();
         let expected = vec![if applied { &after[0] } else { &before[0] }, &before[1]];
@@ -280,7 +280,7 @@ fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
     }
 }
 
-/// A declared pop that no forward took cut the skip's gradient off, without a word.
+/// A declared pop that no forward made silently cut the skip's gradient.
 #[test]
 fn regression_a_pop_that_is_not_taken_is_an_error() {
     struct Forgets;
@@ -311,7 +311,7 @@ fn regression_a_pop_that_is_not_taken_is_an_error() {
     }
 }
 
-/// A second input that the first layer did not look at was dropped.
+/// A second input was silently dropped if the first layer did not use it.
 #[test]
 fn regression_another_number_of_inputs_is_an_error() {
     let (x, y) = data();
@@ -324,7 +324,7 @@ fn regression_another_number_of_inputs_is_an_error() {
     assert!(pipeline.train_step(&x, &y).is_ok());
 }
 
-/// A profile gave up where smaller micro-batches would have fitted.
+/// Profiling gave up where smaller micro-batches would have fitted.
 #[test]
 fn regression_out_of_memory_while_stages_are_built_is_told_as_that() {
     let builder = built(model(Scale(honest), Scale(honest)), 1).memory_cap([Bytes(64)]);

@@ -1,15 +1,16 @@
-//! Family `oracle_`: the pipeline against something simpler that computes the same.
+//! Family `oracle_`: the pipeline against a simpler computation of the same results.
 //!
-//! - `oracle_unpipelined_*`: one pass over the whole mini-batch, one graph, written in plain tch
-//!   from the formulas. Catches a lost or doubled sample, a wrong denominator, a cut gradient, a
-//!   tie summed twice.
-//! - `oracle_loss_*`: the exact loss (DESIGN: contract 3). Catches a mean of micro-batches' means.
+//! - `oracle_unpipelined_*`: one pass over the whole mini-batch as one graph, written in plain tch
+//!   from the formulas. Catches a lost or duplicated sample, a wrong denominator, a cut gradient,
+//!   and a tie that is summed twice.
+//! - `oracle_loss_*`: the exact loss (invariant 3 in ARCHITECTURE.md). Catches a mean of
+//!   micro-batch means.
 //! - `oracle_optimizer_*`, `oracle_clipping_*`: update rules and global norm written out in
 //!   float64.
-//! - `oracle_memory_*`, `oracle_recompute_*`: what re-materialization discards, from the sizes.
-//!   Catches an activation that is recomputed and kept all the same, and a leak.
+//! - `oracle_memory_*`, `oracle_recompute_*`: what re-materialization discards, derived from the
+//!   sizes. Catches a leak, and an activation that is both recomputed and kept.
 
-// clippy.toml allows these in test functions only, not in what the functions share.
+// clippy.toml allows these in test functions, but not in shared helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -25,7 +26,7 @@ use gpipe::{
 };
 use tch::{Kind, Tensor};
 
-/// The parameters of the model as leaves of one graph, and the model itself in plain tch.
+/// The model's parameters as leaves of one graph, and the model in plain tch.
 struct Plain {
     leaves: Named,
     features: Features,
@@ -57,7 +58,7 @@ impl Plain {
     }
 
     /// Causal attention, head by head (Vaswani et al. 2017, equation 1). x: [samples, positions,
-    /// features]
+    /// features].
     fn attention(&self, x: &Tensor, layer: &str) -> Tensor {
         let qkv = self.linear(&self.norm(x, layer), &format!("{layer}.qkv"));
         let size = FEATURES / 2;
@@ -82,7 +83,7 @@ impl Plain {
         x + self.linear(&h, &format!("{layer}.output"))
     }
 
-    /// The sum of losses over the targets that count, and how many they are.
+    /// The sum of the losses over the targets that count, and the number of those targets.
     fn sum_and_count(&self, inputs: &Tensor, targets: &Tensor) -> (Tensor, f64) {
         let positions = self.get("embedding.positions").narrow(0, 0, LENGTH);
         let tokens = self.get("embedding.tokens");
@@ -117,11 +118,11 @@ impl Plain {
 /// How two sets of gradients are compared: `assert_close`, or `assert_close_in_norm`.
 type Compare = fn(&Named, &Named, f64, &str);
 
-/// |a - b| <= relative max(|b|, 1e-3 global norm), where |.| is the norm of a whole parameter.
+/// Asserts |a - b| <= relative max(|b|, 1e-3 global norm), where |.| is the norm of a whole
+/// parameter.
 ///
-/// For float32, in which the bound for each element is not to be had: where the terms of an
-/// element's sum cancel, one pass in plain float32 is itself up to 3.7e-5 max(|b|, 1e-3 global
-/// norm) away from float64.
+/// float32 cannot meet a bound for each element. Where the terms of an element's sum cancel, one
+/// pass in plain float32 differs from float64 by up to 3.7e-5 max(|b|, 1e-3 global norm).
 fn assert_close_in_norm(a: &Named, b: &Named, relative: f64, what: &str) {
     let names = |named: &Named| named.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     assert_eq!(names(a), names(b), "{what}");
@@ -137,7 +138,7 @@ fn assert_close_in_norm(a: &Named, b: &Named, relative: f64, what: &str) {
 fn matrix(kind: Kind, tolerance: f64, compare: Compare) {
     for (tied, skip) in [(false, false), (true, false), (false, true), (true, true)] {
         let features = Features { tied, skip, ..Features::plain() };
-        // Even; ragged; fewer samples than micro-batches; one sample, cut and whole.
+        // Even; ragged; fewer samples than micro-batches; one sample, with M = 4 and with M = 1.
         for (samples, micro_batches) in [(8, 4), (7, 3), (3, 4), (1, 4), (1, 1)] {
             let data = batch(samples, samples as u64);
             let mut expected = None;
@@ -175,7 +176,8 @@ fn oracle_unpipelined_pass_in_float64() {
 fn oracle_loss_is_the_sum_over_the_count_of_the_whole_batch() {
     let features = Features { tied: true, ..Features::plain() };
     let (inputs, targets) = batch(7, 5);
-    // 5 + 5 + 5 targets in the first of 3 micro-batches, of which 13 do not count; then 10 and 8.
+    // The first of 3 micro-batches has 5 + 5 + 5 targets, 13 of them ignored; the others have 10
+    // and 8.
     let _ = targets.narrow(0, 0, 2).fill_(-100);
     let _ = targets.narrow(0, 2, 1).narrow(1, 0, 3).fill_(-100);
     let _ = targets.narrow(0, 6, 1).narrow(1, 2, 2).fill_(-100);
@@ -201,16 +203,16 @@ fn oracle_loss_is_the_sum_over_the_count_of_the_whole_batch() {
     }
 }
 
-/// w, g, the state's two tensors, and the number of the update from 1: the new w.
+/// A plain update rule: (w, g, two state tensors, update number from 1) -> new w.
 type Rule<'a> = &'a dyn Fn(&Tensor, &Tensor, &mut [Tensor; 2], i32) -> Tensor;
 
-/// Four steps of `optimizer` on the tied model at K = 3, compared after each with `rule` in
-/// float64, applied to the gradients that the pipeline says it had.
+/// Runs four steps of `optimizer` on the tied model at K = 3. After each, compares with `rule` in
+/// float64, applied to the gradients that the pipeline reports.
 fn follow(optimizer: impl Optimizer + Copy, rule: Rule) {
     let features = Features { tied: true, skip: true, dropout: 0.1, ..Features::plain() };
-    // The contract's tolerances. The rules are a dozen roundings per element and step, far below
-    // them; a wrong constant is far above: any of lr, decay, beta changes an update by more than
-    // 1e-3 of itself.
+    // The promised tolerances. The rules are a dozen roundings per element and step, far below
+    // these tolerances. A wrong constant is far above: a wrong lr, decay or beta changes an update
+    // by more than 1e-3 relative.
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::Double, 1e-10)] {
         let run = Run { stages: 3, ..Run::plain() };
         let builder = run.builder(model(features), 3).kind(kind).optimizer(optimizer);
@@ -273,7 +275,7 @@ fn oracle_optimizer_adamw() {
     follow(adamw, &|w, g, state, step| w - w * (0.01 * 0.1) - adam(g, state, step) * 0.01);
 }
 
-/// Whether, with a bound of `factor` times the norm, every gradient is scaled by the same right
+/// Checks that clipping at `factor` times the norm scales every gradient by the same, correct
 /// number.
 fn clip(kind: Kind, tolerance: f64, stages: usize, tied: bool, factor: f64) {
     let features = Features { tied, skip: true, ..Features::plain() };
@@ -320,7 +322,7 @@ fn oracle_clipping_by_the_global_norm() {
     }
 }
 
-/// y = x a b, where a and b are one weight.
+/// y = x a b, where a and b are the same tied weight.
 struct Square;
 
 impl Layer for Square {
@@ -365,12 +367,12 @@ fn oracle_optimizer_two_tied_parameters_of_one_layer_stay_one_weight() {
     assert_close(&outputs, &expected, 1e-10, "after one step both uses see the new weight");
 }
 
-/// What one layer of the memory model gives for one micro-batch: 512 samples of 16 float32.
+/// Bytes of one layer's output in the memory model, per micro-batch: 512 samples of 16 float32.
 const A: u64 = 512 * 16 * 4;
 const M: u64 = 8;
 
-/// `layers` layers, Linear(16, 16) and tanh in turn, whose outputs are all of A bytes. The
-/// parameters of all together, with gradients and SGD's momentum, are less than A.
+/// `layers` layers, alternately Linear(16, 16) and tanh, each with an output of A bytes. All
+/// parameters together, with gradients and SGD's momentum, take less than A.
 fn deep(stages: &[usize], schedule: Schedule, remat: Remat) -> PipelineBuilder {
     let model = (0..stages.iter().sum()).fold(Sequence::new(), |model, layer| {
         if layer % 2 == 0 {
@@ -404,11 +406,12 @@ fn oracle_memory_rematerialization_discards() {
     let (never, always) = (peaks(Remat::Never), peaks(Remat::Always));
     for stage in 0..2 {
         let layers = stages[stage] as u64;
-        // At the last forward's end every output of every layer and micro-batch is held.
+        // After the last forward, the outputs of every layer and micro-batch are held.
         assert!(never[stage] >= M * layers * A, "stage {stage}: {never:?} of {A}");
-        // Held: one boundary value per micro-batch and one micro-batch's outputs. In passing:
-        // gradients on their way (of a layer's input and output, 2 in the link, 1 at each end), a
-        // temporary of the layer or the loss, and the parameters with their gradients: 8 A in all.
+        // Held: one boundary value per micro-batch, and one micro-batch's outputs. Temporarily
+        // held, 8 A in all: gradients on their way (of a layer's input and output, 2 in the link, 1
+        // at each end), a temporary of the layer or the loss, and the parameters with their
+        // gradients.
         assert!(always[stage] <= (M + layers + 8) * A, "stage {stage}: {always:?} of {A}");
     }
 }
@@ -420,8 +423,9 @@ fn oracle_memory_segments_bound_a_deep_stage() {
         let builder = deep(&[1, layers as usize], Schedule::OneFOneB, remat);
         step(&mut builder.build().unwrap()).devices[1].peak.0
     };
-    // The last stage of 1F1B holds one micro-batch. Whole, all its layers' outputs are there at
-    // once; in segments, the inputs of each and the outputs of one, and in passing 8 A as above.
+    // The last stage of 1F1B holds one micro-batch. Without segments, all its layers' outputs are
+    // held at once. With segments, the inputs of each segment and the outputs of one are held. In
+    // both cases, 8 A are held temporarily, as above.
     let (whole, parts) = (peak(Remat::Always), peak(Remat::Segments(segments)));
     assert!(whole >= layers * A, "{whole} of {A}");
     let bound = (u64::from(segments) + layers / u64::from(segments) + 8) * A;

@@ -1,5 +1,5 @@
-//! Families: `oracle_` (each optimizer, group, average, loss and metric against its plain formula,
-//! in float64), `property_` (what reduced precision must keep), `fault_` (recipes that make no
+//! Families: `oracle_` (each optimizer, group, average, loss and metric against its plain formula
+//! in float64), `property_` (what reduced precision must preserve), `fault_` (settings that make no
 //! sense).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
@@ -18,7 +18,7 @@ use tch::{Kind, Tensor};
 
 const STEPS: u64 = 4;
 
-/// Two stages, two linear layers.
+/// A model of two linear layers on two stages.
 fn small(kind: Kind) -> PipelineBuilder {
     let model = Sequence::new()
         .push("a", Linear::new(3, 4))
@@ -37,7 +37,7 @@ fn data(kind: Kind) -> (Tensor, Tensor) {
     (uniform(&[6, 3], 1, kind), uniform(&[6, 2], 2, kind))
 }
 
-/// A parameter as a plain list of numbers, with its gradient and whatever state a formula keeps.
+/// A parameter as a plain list of numbers, with any state that a formula keeps.
 struct Plain {
     shape: Vec<i64>,
     values: Vec<f64>,
@@ -48,9 +48,8 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.to_kind(Kind::Double).reshape([-1])).unwrap()
 }
 
-/// Trains with `optimizer`, applies `formula(name, step from 1, parameter, gradient)` to plain
-/// numbers beside it, with the pipeline's own gradients, and compares every parameter after every
-/// step.
+/// Trains the pipeline of `builder`, and applies `formula(name, step from 1, parameter, gradient)`
+/// to plain numbers with the pipeline's gradients. Compares every parameter after every step.
 fn follow(builder: PipelineBuilder, mut formula: impl FnMut(&str, f64, &mut Plain, &[f64])) {
     let mut pipeline = builder.build().unwrap();
     let (x, y) = data(Kind::Double);
@@ -169,7 +168,7 @@ fn oracle_groups_and_learning_rate() {
     let factors = [0.5, 1.0, 1.0, 0.5];
     follow(builder, |name, step, p, gradient| {
         let decay = if name.ends_with(".bias") { 0.0 } else { 0.1 };
-        // The first group that matches holds: b.bias has the rate of the first group.
+        // The first matching group counts: b.bias has the rate of the first group.
         let scale = if name == "b.weight" { 0.25 } else { 1.0 };
         let lr = 0.2 * factors[step as usize - 1] * scale;
         for (value, g) in p.values.iter_mut().zip(gradient) {
@@ -226,7 +225,7 @@ fn oracle_averages_follow_their_formula_and_evaluation_can_use_them() {
     assert_ne!(loss, own.loss);
     assert_eq!(values(pipeline.parameters().unwrap()), parameters);
     assert_eq!(pipeline.evaluate(&x, &y).unwrap(), own);
-    // A failure inside, and what would be lost when they are exchanged back.
+    // A failure inside, and a change that the exchange back would lose.
     let failed = pipeline.with_averages(|pipeline| {
         let named = pipeline.parameters()?;
         assert!(pipeline.set_parameters(&named).is_err());
@@ -239,8 +238,7 @@ fn oracle_averages_follow_their_formula_and_evaluation_can_use_them() {
 
 #[test]
 fn regression_averages_of_tied_weights_are_exchanged_once() {
-    // Both uses share a storage: exchanging it with the average at each of them would leave it as
-    // it was.
+    // Both uses share a storage. Exchanging it once per use would leave it unchanged.
     let features = Features { tied: true, recipe: Recipe::Everything, ..Features::plain() };
     for stages in [1, 2] {
         let run = Run { stages, ..Run::plain() };
@@ -282,7 +280,7 @@ fn oracle_label_smoothing_and_accuracy() {
     assert_eq!(accuracy.value(), hits / count);
 }
 
-/// The mean of the absolute error: a loss that a user writes.
+/// A user-written loss: the mean absolute error.
 struct AbsoluteError;
 
 impl Loss for AbsoluteError {
@@ -303,7 +301,7 @@ impl Loss for AbsoluteError {
     }
 }
 
-/// The largest output: a metric that a user writes, and that can fail.
+/// A user-written metric that can fail: the largest output.
 struct Largest(bool);
 
 impl Metric for Largest {
@@ -328,7 +326,7 @@ impl Metric for Largest {
 
 #[test]
 fn regression_a_metric_that_cannot_count_fails_before_anything_is_updated() {
-    // Its count was taken after the update: the step was an error, and had happened.
+    // The metric was evaluated after the update, so the step failed although it had been applied.
     let builder = small(Kind::Float).metric(Largest(false)).training_metrics();
     let mut pipeline = builder.optimizer(Sgd::new(0.1)).build().unwrap();
     let (x, y) = (uniform(&[5, 3], 1, Kind::Float), uniform(&[5, 2], 2, Kind::Float));
@@ -363,7 +361,7 @@ fn oracle_losses_and_metrics_of_a_users_own() {
 
 #[test]
 fn property_bfloat16_keeps_master_weights_and_sums_in_float32() {
-    // Steps of 1e-4 of a weight near 1 are lost in bfloat16, whose neighbours are 2^-8 apart.
+    // bfloat16 loses steps of 1e-4 to a weight near 1, because its neighbours are 2^-8 apart.
     let mut pipeline = small(Kind::BFloat16).optimizer(Sgd::new(1e-3)).build().unwrap();
     let (x, y) = data(Kind::Float);
     let before = pipeline.parameters().unwrap();
@@ -392,8 +390,8 @@ fn oracle_reduced_precision_is_near_float32() {
     };
     let exact = loss(Kind::Float);
     assert!(exact[9] < 0.8 * exact[0], "it learns: {exact:?}");
-    // bfloat16 has 8 significant bits, float16 11: a loss is a mean over 27 tokens of about ten
-    // roundings each.
+    // bfloat16 has 8 significant bits, float16 has 11. A loss is a mean over 27 tokens, each with
+    // about ten roundings.
     for (kind, tolerance) in [(Kind::BFloat16, 0.02), (Kind::Half, 0.0025)] {
         for (found, expected) in loss(kind).iter().zip(&exact) {
             let relative = (found / expected - 1.0).abs();
@@ -404,7 +402,7 @@ fn oracle_reduced_precision_is_near_float32() {
 
 #[test]
 fn property_float16_skips_steps_that_overflow_and_finds_a_scale() {
-    /// A loss so large that the first scale makes its gradients overflow.
+    /// A loss so large that its gradients overflow at the first loss scale.
     struct Large;
     impl Loss for Large {
         fn check(&self, _: &[TensorSpec], _: &[TensorSpec]) -> Result<(), LayerError> {

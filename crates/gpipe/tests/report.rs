@@ -1,5 +1,5 @@
-//! Where a real pipeline's time goes. Families: `property_` (the parts sum to the step), `oracle_`
-//! (a stage that is made slow, the wall clock).
+//! Time reports of a real pipeline. Families: `property_` (the parts sum to the step), `oracle_` (a
+//! stage that is made slow, the wall clock).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -84,7 +84,7 @@ fn oracle_a_stage_with_more_layers_shows_as_imbalance_of_the_other() {
     let mut pipeline = pipeline(&[2, 14], Schedule::OneFOneB, Remat::Never, 2048);
     let x = uniform(&[2048, WIDTH], 1, Kind::Float);
     let reports: Vec<_> = (0..5).map(|_| pipeline.train_step(&x, &x).unwrap()).collect();
-    // The machine may be busy with something else in any one step.
+    // Any single step may be disturbed by other work on the machine.
     let clear = |report: &StepReport| {
         let [first, last] = &report.devices[..] else { return false };
         first.imbalance > first.fill_drain + first.stalls && last.imbalance < first.imbalance
@@ -106,8 +106,8 @@ fn oracle_the_step_is_the_wall_clock_around_it() {
         let time = report.time.0 as f64;
         outside.push((wall - time) / wall);
     }
-    // The driver's own part: checking and cutting the batch, waking the workers, this report. Other
-    // work on the machine makes it longer at times, nothing makes it shorter.
+    // The driver's part: checking and cutting the batch, waking the workers, writing this report.
+    // Other work on the machine can make it longer, but nothing makes it shorter.
     let least = outside.iter().copied().fold(f64::INFINITY, f64::min);
     assert!((0.0..0.01).contains(&least), "{outside:?}");
 }
@@ -127,8 +127,7 @@ fn property_bytes_over_time_go_up_to_the_peak_and_end_with_what_is_left() {
                 let most = series.iter().map(|point| point.1).max().unwrap();
                 assert!(most <= stage.peak && series.iter().all(|point| point.1.0 > 0));
                 assert_eq!(series.last().unwrap(), &(report.time, stage.live));
-                // Parameters are there throughout, and what micro-batches leave goes up and down
-                // again.
+                // Parameters are held throughout. What micro-batches hold rises and falls.
                 assert!(most > series[0].1, "{remat}");
             }
         }

@@ -1,6 +1,6 @@
-//! Schedules that a user wrote, run for real. Families: `property_` (any correct file computes what
-//! one stage computes, to the bit; a changed one is refused or does so, too), `fault_` (what does
-//! not fit the pipeline is refused before anything runs).
+//! Runs user-written schedules. Families: `property_` (a correct file computes what one stage
+//! computes, to the bit; a changed file is refused or does so, too), `fault_` (a file that does not
+//! fit the pipeline is refused before anything runs).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -26,8 +26,8 @@ fn listed(name: &str, text: &str) -> Schedule {
     Schedule::Custom(Arc::new(CustomSchedule::parse(name, text).unwrap()))
 }
 
-/// Losses and the whole state after three steps, the second of fewer samples, so that it has fewer
-/// micro-batches.
+/// Losses and the whole state after three steps. The second step has fewer samples and therefore
+/// fewer micro-batches.
 fn trained(pipeline: &mut Pipeline) -> (Vec<u64>, Named) {
     let mut losses = Vec::new();
     for (step, samples) in [7, 3, 6].into_iter().enumerate() {
@@ -63,8 +63,8 @@ fn property_random_files_compute_what_one_stage_does() {
     assert!(splits > 10, "{splits}");
 }
 
-/// What first halves find of the weights' gradients is summed in the order of the micro-batches, in
-/// whichever order they run.
+/// Weight gradients that I computes are summed in micro-batch order, whatever order the actions run
+/// in.
 #[test]
 fn transparency_first_halves_in_any_order() {
     let features = Features { tied: true, skip: true, dropout: 0.1, ..Features::plain() };
@@ -85,7 +85,7 @@ fn transparency_first_halves_in_any_order() {
     }
 }
 
-/// A random change of a correct file makes one that is refused, or one that computes the same.
+/// A randomly changed file is refused, or computes the same.
 #[test]
 fn property_changed_files_are_refused_or_compute_what_one_stage_does() {
     let features = Features { skip: true, dropout: 0.1, ..Features::plain() };
@@ -102,7 +102,7 @@ fn property_changed_files_are_refused_or_compute_what_one_stage_does() {
         for _ in 0..10 {
             let changed = changed(&mut random, &lists);
             let text = print(&changed);
-            // An empty line is no device.
+            // An empty line does not describe a device.
             if changed == lists || changed.iter().any(Vec::is_empty) {
                 continue;
             }
@@ -147,8 +147,8 @@ impl Layer for Twice {
     }
 }
 
-/// (x) -> x w, or tanh(x w) w where there are fewer than three samples: one of a kind that is split
-/// in some micro-batches alone.
+/// (x) -> x w, or tanh(x w) w for fewer than three samples. Only micro-batches of the first kind
+/// can be split.
 struct Sometimes;
 
 impl Layer for Sometimes {
@@ -172,8 +172,8 @@ impl Layer for Sometimes {
     }
 }
 
-/// A layer that is split in the first of three micro-batches, and not in the others, whose
-/// gradients are there before: they wait.
+/// A layer is split in the first of three micro-batches only. The gradients of the others are ready
+/// earlier, and must wait.
 #[test]
 fn regression_gradients_that_are_found_early_wait_for_those_that_are_not() {
     let updated = |schedule: Schedule| {
@@ -186,7 +186,8 @@ fn regression_gradients_that_are_found_early_wait_for_those_that_are_not() {
             .schedule(schedule)
             .remat(Remat::Never)
             .loss(MeanSquaredError)
-            .optimizer(Sgd::new(1e6)); // of what a weight is then, its own value is nothing beside the gradient
+            // At this rate the gradient dominates the new weight, and the old value is negligible.
+            .optimizer(Sgd::new(1e6));
         let mut pipeline = built.build().unwrap();
         let values = |seed: f64| (Tensor::arange(28, (Kind::Float, tch::Device::Cpu)) + seed).sin();
         let (inputs, targets) = (values(0.3).reshape([7, 4]), values(0.7).reshape([7, 4]));
@@ -199,7 +200,7 @@ fn regression_gradients_that_are_found_early_wait_for_those_that_are_not() {
     }
 }
 
-/// A layer that cannot be split computes the same under ZB-H1, and its profile says so.
+/// A layer that cannot be split computes the same under ZB-H1, and the profile marks it.
 #[test]
 fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
     let build = |schedule: Schedule| {
@@ -240,8 +241,8 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
     let unsplit: Vec<&str> =
         layers.filter(|layer| layer.unsplit).map(|layer| layer.name.as_str()).collect();
     assert_eq!(unsplit, ["twice"]);
-    // What first halves find: nothing where no input's gradient is asked for, all of a layer that
-    // is not split, and a norm's vectors; a bias comes with its weight.
+    // Gradient bytes that I computes: none where no input gradient is needed, all of a layer that
+    // is not split, and the vectors of a norm. A bias is computed with its weight, in W.
     let bytes = |of: fn(&LayerState) -> Bytes| -> Vec<u64> {
         found.costs.layers.iter().map(|layer| of(layer).0).collect()
     };
@@ -262,7 +263,7 @@ fn oracle_a_report_is_of_devices() {
         let parts = own.busy() + own.optimizer + own.communication + own.wait;
         assert_eq!(parts, report.time, "device {device}");
         assert!(own.peak > own.live && own.live > Bytes(0) && own.sent > Bytes(0));
-        // One for each action, and one at the end.
+        // One entry per action, and one at the end.
         assert_eq!(bytes.len(), report.timeline.devices[device].len() + 1);
         assert!(bytes.iter().all(|(_, held)| *held <= own.peak));
     }
@@ -286,7 +287,7 @@ fn fault_what_does_not_fit_is_refused_before_anything_runs() {
     assert!(error.contains("V stages on each device, from 2 to 64"), "{error}");
 }
 
-/// A cap is of all stages of a device: two that fit alone do not fit together.
+/// A cap covers all stages of a device: two stages that fit separately do not fit together.
 #[test]
 fn fault_a_cap_is_of_a_device() {
     let run =

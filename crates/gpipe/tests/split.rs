@@ -1,7 +1,9 @@
-//! Split backwards where PyTorch's are known to be wrong: a weight that a layer uses twice is
-//! counted twice (pytorch#180952), and nodes with several outputs are mixed up (pytorch#170277).
-//! Under ZB-H1 each network here must have the gradients of whole backwards, to the bit, and those
-//! that autograd finds for the network as one graph.
+//! Split backwards in cases where PyTorch's are known to be wrong. PyTorch counts a weight twice if
+//! a layer uses it twice (pytorch#180952), and mixes up nodes with several outputs
+//! (pytorch#170277).
+//!
+//! Under ZB-H1 each network here must have the gradients of unsplit backwards, to the bit, and
+//! those that autograd computes for the network as one graph.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -18,8 +20,8 @@ const SAMPLES: i64 = 6;
 
 type Result = std::result::Result<Tensor, LayerError>;
 
-/// What a layer computes of its input and weights `[WIDTH, WIDTH]`; the output is of the input's
-/// shape.
+/// Computes a layer's output from its input and its weights `[WIDTH, WIDTH]`. The output has the
+/// input's shape.
 type Compute = fn(&Tensor, &[Tensor]) -> Result;
 
 struct Net {
@@ -57,7 +59,7 @@ impl Layer for Net {
     }
 }
 
-/// Each network by name, with its number of weights.
+/// The networks: name, number of weights, function.
 const NETWORKS: &[(&str, usize, Compute)] = &[
     ("twice in a row", 1, |x, w| Ok(x.f_matmul(&w[0])?.f_tanh()?.f_matmul(&w[0])?)),
     ("twice side by side", 1, |x, w| {
@@ -134,7 +136,7 @@ fn data() -> (Tensor, Tensor) {
     (uniform(&[SAMPLES, WIDTH], 1, Kind::Float), uniform(&[SAMPLES, WIDTH], 2, Kind::Float))
 }
 
-/// Gradients of two steps.
+/// The gradients of two steps.
 fn train(model: Sequence, stages: usize, schedule: &Schedule, remat: Remat, m: usize) -> Named {
     let mut pipeline = Pipeline::builder(model, TensorSpec::new([SAMPLES, WIDTH], Kind::Float))
         .stages(stages)
@@ -175,7 +177,7 @@ fn regression_split_backwards_have_the_gradients_of_whole_ones() {
     }
 }
 
-/// As one graph, without a pipeline: what autograd itself finds.
+/// Compares with autograd on one graph, without a pipeline.
 #[test]
 fn oracle_split_backwards_have_autograds_gradients() {
     for &(what, weights, compute) in NETWORKS {
@@ -210,7 +212,7 @@ fn oracle_split_backwards_have_autograds_gradients() {
         output.mse_loss(&y, tch::Reduction::Mean).backward();
         let expected: Named = leaves.iter().map(|(name, own)| (name.clone(), own.grad())).collect();
         pipeline.train_step(&x, &y).unwrap();
-        // The same sums in another order: ours stop at each layer.
+        // The same sums in another order, because the pipeline's graphs end at each layer.
         assert_close(&pipeline.gradients().unwrap(), &expected, 1e-5, what);
     }
 }

@@ -1,6 +1,6 @@
-//! The state between two steps: what is refused, and what starts anew. (That it is complete is
-//! shown by `transparency.rs`, which takes it out and goes on elsewhere in every run of its
-//! matrix.)
+//! The state between two steps: what is refused, and what starts afresh. `transparency.rs` shows
+//! that the state is complete: in every run of its matrix it resumes from the state in another
+//! pipeline.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -33,8 +33,8 @@ fn put(pipeline: &mut Pipeline, state: State) -> Result<(), Error> {
     pipeline.restore(&counters, state.into_layers())
 }
 
-/// Expects that a changed state is refused, with a message that has `parts`; whether the pipeline
-/// is as before.
+/// Expects that a changed state is refused with a message that contains `parts`. Returns whether
+/// the pipeline is unchanged.
 fn refuses(into: &mut Pipeline, change: impl FnOnce(&mut Vec<LayerState>), parts: &[&str]) -> bool {
     let mut state = trained().state().unwrap();
     let mut layers: Vec<LayerState> = state.stages.drain(..).flatten().collect();
@@ -87,7 +87,7 @@ fn fault_a_state_that_does_not_fit_is_refused() {
     assert!(refuses(&mut sgd, |_| {}, &["the optimizer keeps", "exp_avg"]));
     let mut other_seed = builder().seed(12).build().unwrap();
     assert!(refuses(&mut other_seed, |_| {}, &["seed 11", "12"]));
-    // Where layers were already put back, the pipeline says that it is of no use.
+    // If some layers were already restored, the pipeline declares itself unusable.
     let usable = refuses(
         &mut fresh(),
         |layers| {
@@ -106,8 +106,7 @@ fn fault_a_state_that_does_not_fit_is_refused() {
 
 #[test]
 fn oracle_what_the_state_has_none_of_starts_anew_and_what_is_not_wanted_is_passed_over() {
-    // Averages and an optimizer that the state has, and the pipeline has not; and the other way
-    // round.
+    // Averages and an optimizer that only the state has, and the other way round.
     let mut plain = trained();
     let mut averaged = builder().average(0.5).build().unwrap();
     restore(&mut averaged, plain.state().unwrap());
@@ -130,7 +129,7 @@ fn oracle_a_learning_rate_that_was_set_is_part_of_the_state() {
     let mut other = builder().build().unwrap();
     restore(&mut other, state);
     assert_eq!(other.learning_rate(), 0.125);
-    // One that was not set is the new optimizer's.
+    // A learning rate that was never set comes from the new optimizer.
     let state = trained().state().unwrap();
     let mut other = builder().optimizer(Adam { lr: 0.5, ..Adam::default() }).build().unwrap();
     restore(&mut other, state);
@@ -145,7 +144,7 @@ fn fault_a_state_cannot_be_taken_while_the_averages_are_in_use() {
     step(&mut pipeline);
 }
 
-/// Adam, whose update of one weight fails: after others were updated.
+/// Adam, but the update of one weight fails after others were updated.
 struct Failing(Adam);
 
 impl Optimizer for Failing {
@@ -179,7 +178,7 @@ impl Optimizer for Failing {
 
 #[test]
 fn regression_what_a_torn_update_left_is_no_state() {
-    // It was saved as a complete checkpoint, with a step that no parameter was of.
+    // This state was saved as a complete checkpoint, although its step number fitted no parameter.
     let mut pipeline = builder().optimizer(Failing(Adam::default())).build().unwrap();
     step(&mut pipeline);
     let (inputs, targets) = batch(5, 1);

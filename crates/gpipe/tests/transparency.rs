@@ -1,10 +1,9 @@
 //! The first test to read. Family `transparency_`: the number of stages, the balance, the schedule
-//! and the choice of what to re-materialize never change a bit of any loss, gradient or parameter;
-//! nor does it that the state is taken out of one pipeline and put into another, which is run in
-//! another way.
+//! and the re-materialization policy never change a bit of any loss, gradient or parameter. Nor
+//! does moving the state to another pipeline that runs in another way.
 //!
 //! Whoever adds a value to an axis (a schedule, a transport, batch norm, resume) adds it to
-//! `Run::all` or to `Features` and thereby runs the whole matrix on it.
+//! `Run::all` or to `Features`, and thereby runs the whole matrix on it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -18,7 +17,7 @@ use gpipe::{Remat, Schedule, TensorSpec};
 use gpipe_core::Op;
 use tch::Kind;
 
-/// The small model of `common`, with every even and ragged way to divide a mini-batch.
+/// Runs the small model of `common` over even and ragged ways to divide a mini-batch.
 fn matrix(features: Features) {
     let subject = Subject {
         model: &|| model(features),
@@ -28,8 +27,8 @@ fn matrix(features: Features) {
         may_skip: features.kind == Kind::Half,
         what: format!("{features:?}"),
     };
-    // Even; ragged, and ragged in another way in the next step; fewer samples than micro-batches,
-    // and one.
+    // Even; ragged, and ragged differently in the next step; fewer samples than micro-batches; one
+    // sample.
     subject.matrix(&[(vec![8], 4), (vec![7, 5], 3), (vec![3, 1, 6], 4)]);
 }
 
@@ -102,7 +101,7 @@ fn transparency_of_evaluation_and_prediction_in_any_order() {
     let mut expected = None;
     for run in Run::all(model(features).len()) {
         let mut pipeline = run.builder(model(features), 3).build().unwrap();
-        // Before any training, between two steps, and twice.
+        // Evaluates before any training, between two steps, and twice in a row.
         let before = pipeline.evaluate(&inputs, &targets).unwrap();
         let outputs = pipeline.predict(&inputs).unwrap();
         pipeline.train_step(&inputs, &targets).unwrap();
@@ -136,7 +135,7 @@ fn transparency_of_evaluation_between_training_steps() {
     assert_same_bits(&parameters(true), &parameters(false), "evaluation changes training");
 }
 
-/// When a recomputation starts is a matter of time alone, and is seen in the order of the actions.
+/// The time at which a recomputation starts affects only the order of the actions.
 #[test]
 fn transparency_of_the_start_of_rematerialization() {
     let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };

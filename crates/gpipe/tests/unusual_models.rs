@@ -1,8 +1,12 @@
-//! Family `transparency_`, on a model of everything that a plain transformer does not have:
-//! boundaries of several tensors, one of them integers; a weight used by four layers and another
-//! tied beside it; values that are not contiguous; matrix products that ATen folds by who requires
-//! a gradient; frozen parts; other optimizers, float64, and two threads per stage. Catches sums,
-//! ties and kernels that see the cut.
+//! Family `transparency_`, on a model with everything that a plain transformer lacks:
+//!
+//! - boundaries of several tensors, one of them of integers
+//! - a weight used by four layers, and another tied weight beside it
+//! - values that are not contiguous
+//! - matrix products that ATen dispatches by which inputs require a gradient
+//! - frozen parts, other optimizers, float64, and two threads per stage
+//!
+//! Catches sums, ties and kernels that depend on the cut.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 mod common;
@@ -43,7 +47,7 @@ impl Layer for Start {
     }
 }
 
-/// (x, tokens) -> (dropout(x + scale table[tokens] + popped), tokens); may stash its x.
+/// (x, tokens) -> (dropout(x + scale table[tokens] + popped), tokens). It may stash x.
 struct Again {
     stash: Option<&'static str>,
     pop: Option<&'static str>,
@@ -83,8 +87,8 @@ impl Layer for Again {
     }
 }
 
-/// (x, tokens) -> (tanh((x^T W)^T), tokens): mixes positions; its product is of a transposed 3-D
-/// tensor and a transposed weight, and its output is not contiguous.
+/// (x, tokens) -> (tanh((x^T W)^T), tokens), which mixes positions. Its product has a transposed
+/// 3-D tensor and a transposed weight, and its output is not contiguous.
 struct Mix;
 
 impl Layer for Mix {
@@ -107,7 +111,7 @@ impl Layer for Mix {
     }
 }
 
-/// (x, tokens) -> logits by the table.
+/// (x, tokens) -> logits, by the tied table.
 struct Finish;
 
 impl Layer for Finish {
@@ -139,7 +143,7 @@ fn model() -> Sequence {
         .push("finish", Finish)
 }
 
-/// How the model is trained; what it computes may depend on this, but not on the cut.
+/// How the model is trained. Results may depend on this, but not on the cut.
 #[derive(Debug, Clone, Copy)]
 struct Training {
     kind: Kind,
@@ -209,16 +213,16 @@ fn transparency_odd_two_threads_per_stage() {
 
 #[test]
 fn transparency_odd_frozen_parts() {
-    // A tied weight; the other; both, and with them all of the front and a skip out of it; what is
-    // not tied.
+    // One tied weight; the other; both, which freezes the whole front and a skip from it; and
+    // weights that are not tied.
     for frozen in [&["table"][..], &["scale"], &["table", "scale"], &["first mix"], &["mix"]] {
         check(Training { frozen, ..PLAIN });
     }
 }
 
-/// libtorch keeps the number of threads per thread, but a thread's first kernel took over the
-/// number last set anywhere in the process: pipelines with other numbers beside this one then
-/// changed its last bits.
+/// libtorch keeps the number of threads per thread, but a thread's first kernel adopted the number
+/// last set anywhere in the process. A concurrent pipeline with another number then changed this
+/// one's last bits.
 #[test]
 fn regression_the_number_of_threads_is_the_pipelines_own() {
     let run = Run { stages: 2, ..Run::plain() };
@@ -240,8 +244,8 @@ fn regression_the_number_of_threads_is_the_pipelines_own() {
     });
 }
 
-/// x [samples, a, b] -> (x^T W)^T, with W [a, a] and no bias: what `Mix` does, in sizes where it
-/// shows.
+/// x [samples, a, b] -> (x^T W)^T, with W [a, a] and no bias: the product of `Mix`, in sizes that
+/// can show a difference.
 struct Across(i64);
 
 impl Layer for Across {
@@ -264,9 +268,11 @@ impl Layer for Across {
     }
 }
 
-/// ATen's `matmul` takes another kernel where the weight requires no gradient, so a forward that
-/// discards must not run without graphs. (On the machine this was written on both kernels give the
-/// same bits in all of these sizes: the test guards other machines.)
+/// ATen's `matmul` selects another kernel if the weight requires no gradient, so a forward that
+/// discards must still run with grad mode on.
+///
+/// On the machine where this test was written, both kernels agree to the bit in all of these sizes.
+/// The test guards other machines.
 #[test]
 fn transparency_odd_products_that_aten_dispatches_by_gradient() {
     for (a, b) in [(7, 33), (64, 48), (300, 37), (1000, 3)] {

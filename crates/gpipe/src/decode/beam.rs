@@ -1,22 +1,22 @@
 //! Beam search with a length penalty (Wu et al. 2016, section 7; Graves 2012).
 //!
-//! Of equal candidates the one of the earlier hypothesis counts, then the smaller token: the result
-//! is a function of the logits alone.
+//! Ties go to the earlier hypothesis, then to the smaller token, so the result is a function of the
+//! logits alone.
 
 use tch::{Kind, Tensor};
 
 use crate::error::LayerError;
 
-/// Most hypotheses of a sentence.
+/// Largest supported beam.
 const BEAM_MAX: usize = 256;
 
-/// How sentences are searched.
+/// Settings of a beam search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BeamSearch {
-    /// Hypotheses that go on, of each sentence; 1: the likeliest token each time.
+    /// Hypotheses kept per sentence; 1 is greedy search.
     pub beam: usize,
-    /// The alpha of ((5 + length) / 6)^alpha, by which a hypothesis' log-probability is divided; 0:
-    /// not at all.
+    /// Exponent alpha of the length penalty ((5 + length) / 6)^alpha, which divides a hypothesis'
+    /// log-probability. 0 disables it.
     pub length_penalty: f64,
     /// The token that ends a sentence.
     pub end: i64,
@@ -24,59 +24,59 @@ pub struct BeamSearch {
     pub never: Vec<i64>,
 }
 
-/// A sentence to be continued.
+/// A sentence to decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sentence {
-    /// The tokens that its output begins with.
+    /// The tokens that the output begins with.
     pub begin: Vec<i64>,
-    /// Most tokens to make, the end among them; at least 1.
+    /// Most tokens to generate, including the end token; at least 1.
     pub most: usize,
 }
 
-/// An output.
+/// A decoded output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
-    /// What was made, without the beginning and the end.
+    /// The generated tokens, without the beginning and the end token.
     pub tokens: Vec<i64>,
-    /// The sum of the tokens' log-probabilities, the end's among them.
+    /// The sum of the tokens' log-probabilities, including the end token's.
     pub log_probability: f64,
-    /// That, with the length penalty: larger is better.
+    /// The log-probability with the length penalty applied: larger is better.
     pub score: f64,
 }
 
-/// What of a group of sentences goes on.
+/// The unfinished hypotheses of a group of sentences.
 #[derive(Debug)]
 pub struct Continuation<'a> {
     /// The group's number.
     pub group: usize,
     /// All tokens of each hypothesis so far.
     pub prefixes: &'a [Vec<i64>],
-    /// The sentence of each, within its group.
+    /// The sentence of each hypothesis, within its group.
     pub sentences: &'a [usize],
-    /// Which hypothesis of the step before each goes on from; `None` in the first step.
+    /// The hypothesis of the previous step that each one extends; `None` in the first step.
     pub rows: Option<&'a [i64]>,
 }
 
-/// Whatever knows the next token's logits.
+/// A model that computes the logits of the next token.
 pub trait NextLogits {
-    /// What may go wrong.
+    /// The error of a failed step.
     type Error: From<LayerError>;
 
-    /// For each group logits [hypotheses, vocabulary] of the token after the last.
+    /// For each group, the logits [hypotheses, vocabulary] of the next token.
     ///
     /// # Errors
-    /// Its own.
+    /// Errors of the model.
     fn next(&mut self, groups: &[Continuation<'_>]) -> Result<Vec<Tensor>, Self::Error>;
 }
 
-/// A hypothesis that goes on.
+/// An unfinished hypothesis.
 #[derive(Debug, Clone)]
 struct Alive {
     sentence: usize,
     log_probability: f64,
 }
 
-/// The state of a group.
+/// The state of a group of sentences.
 struct Group<'s> {
     number: usize,
     sentences: &'s [Sentence],
@@ -87,7 +87,7 @@ struct Group<'s> {
     done: Vec<Vec<Hypothesis>>,
 }
 
-/// One way to go on.
+/// One extension of a hypothesis by a token.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     row: usize,
@@ -96,12 +96,13 @@ struct Candidate {
 }
 
 impl BeamSearch {
-    /// The hypotheses of every sentence, by group, best first: at most as many as the beam is wide,
-    /// at least one. Groups go through `next` together, and so through a pipeline's stages side by
-    /// side.
+    /// Decodes all sentences. Returns the hypotheses of each, by group, best first: at least one
+    /// and at most as many as the beam is wide.
+    ///
+    /// All groups go through `next` together, so they can overlap in a pipeline's stages.
     ///
     /// # Errors
-    /// Those of `next`, and settings out of range.
+    /// Errors of `next`, or settings out of range.
     pub fn run<N: NextLogits>(
         &self,
         groups: &[Vec<Sentence>],
@@ -130,10 +131,10 @@ impl BeamSearch {
         Ok(all.into_iter().map(|group| group.done).collect())
     }
 
-    /// Whether the settings are of use, before any work.
+    /// Checks the settings before any work.
     ///
     /// # Errors
-    /// Which one is not, and what it must be.
+    /// Names the setting that is out of range, and its valid range.
     pub fn check(&self) -> Result<(), LayerError> {
         let bad = |reason: String| Err(LayerError::Value(reason));
         if !(1..=BEAM_MAX).contains(&self.beam) {
@@ -154,7 +155,7 @@ impl BeamSearch {
         log_probability / ((5.0 + tokens as f64) / 6.0).powf(self.length_penalty)
     }
 
-    /// Chooses each sentence's next tokens.
+    /// Extends each sentence's hypotheses by one token.
     fn advance(&self, group: &mut Group<'_>, logits: &Tensor) -> Result<(), LayerError> {
         let rows = group.prefixes.len();
         let size = logits.size();
@@ -193,8 +194,8 @@ impl BeamSearch {
             for (rank, candidate) in candidates.into_iter().enumerate() {
                 let Candidate { row, token, log_probability } = candidate;
                 if token == self.end {
-                    // An end that is not among the best is none: with a beam of 1 it would be found
-                    // beside the likeliest token.
+                    // An end token counts only if it is among the best. Otherwise a beam of 1 would
+                    // end at an end token that is only second best.
                     if (rank < self.beam || is_last) && done.len() < self.beam {
                         done.push(Hypothesis {
                             tokens: group.prefixes[row][begin.len()..].to_vec(),
@@ -217,7 +218,7 @@ impl BeamSearch {
                 prefixes.truncate(before);
                 of.truncate(before);
                 alive.truncate(before);
-                // Stable: of equals the earlier found.
+                // The sort is stable: among equals, the one found first stays first.
                 done.sort_by(|a, b| b.score.total_cmp(&a.score));
             }
         }
@@ -226,8 +227,8 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// The best ways to go on of one sentence's hypotheses, best first; only to their ends if this
-    /// is the `last` token.
+    /// The best extensions of one sentence's hypotheses, best first. If this is the `last` token,
+    /// only end tokens count.
     fn candidates(
         &self,
         own: &[usize],
@@ -236,8 +237,8 @@ impl BeamSearch {
         last: bool,
     ) -> Vec<Candidate> {
         let vocabulary = logs.len() / alive.len().max(1);
-        // At most one of each hypothesis' candidates is its end, so that a beam is left of twice as
-        // many.
+        // Each hypothesis has at most one candidate that ends it. Of twice the beam, at least one
+        // beam continues.
         let most = 2 * self.beam;
         let mut best: Vec<Candidate> = Vec::with_capacity(most + 1);
         for &row in own {
@@ -246,7 +247,7 @@ impl BeamSearch {
             for (token, log) in tokens.iter().enumerate() {
                 let log_probability = so_far + log;
                 let token = token as i64;
-                // Impossible, or no number.
+                // Skips impossible tokens and NaN.
                 let is_possible = log_probability > f64::NEG_INFINITY;
                 if !is_possible || last && token != self.end {
                     continue;
@@ -255,7 +256,7 @@ impl BeamSearch {
                 if is_full && best[most - 1].log_probability >= log_probability {
                     continue;
                 }
-                // After its equals: earlier hypotheses and smaller tokens come first.
+                // Insert after equals: earlier hypotheses and smaller tokens come first.
                 let at = best.partition_point(|other| other.log_probability >= log_probability);
                 best.insert(at, Candidate { row, token, log_probability });
                 best.truncate(most);

@@ -1,7 +1,7 @@
-//! Making outputs one token after the other.
+//! Decoding: generates outputs one token at a time.
 //!
-//! - [`BeamSearch`]: which tokens, from whatever gives the next ones' logits
-//! - [`Decoding`]: a pipeline's logits of new positions, layers keeping what they need of earlier
+//! - [`BeamSearch`]: chooses tokens, given a source of logits
+//! - [`Decoding`]: a pipeline's logits of new positions; layers cache what they need of earlier
 //!   ones
 
 mod beam;

@@ -1,4 +1,4 @@
-//! Beam search against brute force, on logits that a table of the prefix gives.
+//! Beam search against brute force, on logits that are a function of the prefix.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const END: i64 = 1;
 /// Logits that are a fixed function of sentence and prefix.
 struct Table {
     seed: u64,
-    /// Groups and rows of each step.
+    /// Rows of each group, by step.
     steps: Vec<Vec<usize>>,
 }
 
@@ -55,7 +55,7 @@ fn logs(seed: u64, sentence: usize, prefix: &[i64], never: &[i64]) -> Vec<f64> {
     all.iter().map(|logit| logit - sum.ln()).collect()
 }
 
-/// Every output of at most `most` tokens with its log-probability.
+/// Every output of at most `most` tokens, with its log-probability.
 fn all(seed: u64, sentence: usize, most: usize, never: &[i64]) -> BTreeMap<Vec<i64>, f64> {
     let mut found = BTreeMap::new();
     let mut open = vec![(vec![0], 0.0)];
@@ -93,7 +93,7 @@ fn oracle_a_beam_that_is_wide_enough_finds_the_best_of_all() {
     for seed in 0..20 {
         for penalty in [0.0, 0.6, 1.5] {
             for never in [&[][..], &[3][..]] {
-                // As many as there are ways to go on: nothing is ever dropped.
+                // A beam as wide as the number of extensions, so that nothing is ever dropped.
                 let search = search(200, penalty, never);
                 let found = run(&search, seed, &[sentences(2, most)]);
                 for (sentence, found) in found[0].iter().enumerate() {
@@ -142,14 +142,14 @@ fn oracle_a_beam_of_one_takes_the_likeliest_token_each_time() {
 #[test]
 fn property_a_sentence_does_not_depend_on_those_beside_it() {
     let search = search(3, 0.6, &[]);
-    // Groups of other sizes, with sentences that may be of other lengths.
+    // Sentences of several lengths, so that the group shrinks while it is decoded.
     let lengths = |seed: usize| [3, 7, 1, 5].map(|most| 1 + (most + seed) % 7);
     for seed in 0..30 {
         let all: Vec<Sentence> = lengths(seed).map(|most| Sentence { begin: vec![0], most }).into();
         let together = run(&search, seed as u64, std::slice::from_ref(&all));
         for (sentence, own) in together[0].iter().enumerate() {
             let mut alone = all.clone();
-            // The others may make one token only.
+            // The other sentences may generate only one token.
             for (other, one) in alone.iter_mut().enumerate() {
                 one.most = if other == sentence { one.most } else { 1 };
             }

@@ -1,14 +1,18 @@
-//! What a model will take and hold, from shapes alone: nothing is built and nothing runs.
+//! Estimates a model's time and memory from shapes alone: nothing is built and nothing runs.
 //!
-//! Times are the roofline's. Bytes are those of a [`Tape`], which replays each layer's forward in
-//! shapes.
+//! Times follow the roofline model. Bytes come from a [`Tape`], which replays each layer's forward
+//! in shapes.
 //!
 //! ```
-//! use gpipe::{Adam, CrossEntropy, Kernels, Sequence, TensorSpec, estimate::{Rate, Training, estimate}, layers::Linear};
+//! use gpipe::{
+//!     Adam, CrossEntropy, Kernels, Sequence, TensorSpec,
+//!     estimate::{Rate, Training, estimate}, layers::Linear,
+//! };
 //! use tch::Kind;
 //! let model = Sequence::new().layer(Linear::new(64, 256)).layer(Linear::new(256, 10));
 //! let training = Training {
-//!     kind: Kind::Float, kernels: Kernels::Aten, loss: &CrossEntropy::default(), optimizer: &Adam::default(), average: false,
+//!     kind: Kind::Float, kernels: Kernels::Aten, loss: &CrossEntropy::default(),
+//!     optimizer: &Adam::default(), average: false,
 //! };
 //! let one = [TensorSpec::new([1, 64], Kind::Float)];
 //! let costs = estimate(&model, &one, &training, &[8], &Rate::default())?;
@@ -38,28 +42,28 @@ use crate::{
     tape::{Outside, Totals},
 };
 
-/// What a device does in a second.
+/// The speed of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
     /// Floating-point operations per second.
     pub flops_per_s: f64,
     /// Bytes per second to and from its memory.
     pub bytes_per_s: f64,
-    /// Added to each layer's forward, and to its backward.
+    /// Added to each layer's forward and to each backward.
     pub latency: Nanos,
 }
 
 impl Default for Rate {
-    /// 10^12 operations and 10^11 bytes per second, without latency: numbers to compare layers by,
-    /// of no device.
+    /// 10^12 operations and 10^11 bytes per second, without latency. These numbers are for
+    /// comparing layers; they describe no real device.
     fn default() -> Self {
         Self { flops_per_s: 1e12, bytes_per_s: 1e11, latency: Nanos(0) }
     }
 }
 
 impl Rate {
-    /// The roofline (Williams et al. 2009): arithmetic and memory at once, the slower of which is
-    /// waited for.
+    /// The roofline model (Williams et al. 2009): arithmetic and memory traffic overlap, and the
+    /// slower of them determines the time.
     fn time(&self, flops: f64, bytes: f64) -> Nanos {
         let seconds = (flops / self.flops_per_s).max(bytes / self.bytes_per_s);
         self.latency + Nanos((seconds * 1e9).round() as u64)
@@ -76,12 +80,12 @@ impl Rate {
     }
 }
 
-/// How a model is trained, as far as costs depend on it.
+/// The training settings that costs depend on.
 #[derive(Clone, Copy)]
 pub struct Training<'a> {
-    /// Dtype of the arithmetic.
+    /// The dtype of computation.
     pub kind: Kind,
-    /// Whose matrix products.
+    /// The choice of kernels.
     pub kernels: Kernels,
     /// The loss.
     pub loss: &'a dyn Loss,
@@ -91,17 +95,17 @@ pub struct Training<'a> {
     pub average: bool,
 }
 
-/// The costs of `sequence` on inputs such as `inputs` (of one sample: the first size is 1), for
-/// micro-batches of each of `sizes` samples, on a device of this `rate`. Messages take no time
-/// until [`ModelCosts::transport`] says otherwise.
+/// Estimates the costs of `sequence` for micro-batches of each of `sizes` samples.
 ///
-/// A layer that says nothing through [`crate::Layer::record`] counts as if autograd kept its
-/// outputs only, and one that says nothing through [`crate::Layer::flops`] as if it went once over
-/// its elements.
+/// `inputs` are specs of one sample: their first size is 1. `rate` is the speed of the device.
+/// Messages take no time unless the caller sets [`ModelCosts::transport`].
+///
+/// A layer without [`crate::Layer::record`] counts as if autograd saved only its outputs. A layer
+/// without [`crate::Layer::flops`] counts one operation for each element of its inputs and outputs.
 ///
 /// # Errors
-/// [`Error::Model`]: shapes, names or ties that do not fit; [`Error::Setting`]: a dtype that is not
-/// supported, no sizes, a rate that is not above 0.
+/// [`Error::Model`]: shapes, names or ties do not fit. [`Error::Setting`]: the dtype is not
+/// supported, there are no sizes, or a rate is not above 0.
 pub fn estimate(
     sequence: &Sequence,
     inputs: &[TensorSpec],
@@ -156,14 +160,14 @@ pub fn estimate(
     })
 }
 
-/// What one size of micro-batches costs.
+/// The costs of one micro-batch size.
 #[derive(Default)]
 struct Run {
     /// By layer; the loss is last.
     costs: Vec<LayerCost>,
-    /// By layer: what its batch norms leave.
+    /// By layer: bytes of its batch statistics.
     statistics: Vec<f64>,
-    /// By the layer that pops, and name.
+    /// By the layer that pops, and by name.
     skip_gradients: HashMap<(usize, String), f64>,
 }
 
@@ -175,7 +179,7 @@ struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// What the first layer is given: so many samples, in the user's layout.
+    /// The first layer's inputs: this many samples, in the user's layout.
     fn inputs(&self, inputs: &[TensorSpec], samples: usize) -> Vec<Outside> {
         let samples = i64::try_from(samples).unwrap_or(i64::MAX);
         let outside = |mut spec: TensorSpec| {
@@ -185,7 +189,7 @@ impl Model<'_> {
         self.precision.fed(inputs).into_iter().map(outside).collect()
     }
 
-    /// Goes over the layers, and the loss, with these inputs of the first.
+    /// Runs all layers and the loss in shapes, from these inputs of the first layer.
     fn run(&self, inputs: Vec<Outside>) -> Result<Run> {
         let trained_before = self.sequence.trained_before();
         let mut ctx = Infer::new(self.training.kind);
@@ -233,7 +237,7 @@ impl Model<'_> {
         Tape::new(self.precision, self.training.kernels, parameters)
     }
 
-    /// The loss of these outputs, which it sees in float32 where the arithmetic is in less.
+    /// The cost of the loss. It sees outputs in float32 if the compute dtype is smaller.
     fn loss(&self, outputs: &[Outside], grads: bool) -> LayerCost {
         let mut tape = self.tape(Vec::new());
         let vars: Vec<Var> = outputs.iter().map(|value| tape.input(value, grads)).collect();
@@ -254,18 +258,19 @@ impl Model<'_> {
         let elements: f64 = outputs.iter().map(|outside| outside.spec.elements()).sum();
         let inputs = outputs.iter().map(|outside| bytes(&outside.spec)).sum();
         let cost = self.cost(inputs, LOSS_FLOPS * elements, &tape.finish(&[sum]).0);
-        // A forward that discards leaves the loss to its re-materialization.
+        // A forward that discards leaves the loss to the re-materialization.
         LayerCost { forward: Nanos(0), ..cost }
     }
 
     fn cost(&self, inputs: f64, flops: f64, totals: &Totals) -> LayerCost {
         let traffic = totals.traffic;
         let forward = self.rate.time(flops, traffic);
-        // One product for the input's gradient and one for the weight's; the latter alone where
-        // nothing before is trained.
+        // One product for the input's gradient and one for the weight's. Only the latter is needed
+        // if nothing before the layer is trained.
         let products = if totals.input_gradients > 0.0 { 2.0 } else { 1.0 };
         let backward = self.rate.time(products * flops, products * traffic);
-        // In halves: one product each, and all of it in the one that there is.
+        // In a split backward, each half computes one product. If there is only one half, it does
+        // all.
         let (input, weight) = match (totals.trained, totals.input_gradients > 0.0) {
             (true, true) => (forward, self.rate.time(flops, traffic)),
             (true, false) => (Nanos(0), backward),
@@ -291,7 +296,7 @@ impl Model<'_> {
             input_gradients: held(totals.input_gradients),
             kept: held(totals.kept),
             forward_peak: held(totals.forward_peak),
-            // As if it made what it finds.
+            // Counted as if the products were computed again.
             selective_peak: held(totals.forward_peak),
             backward_peak: held(totals.backward_peak),
             first_backward_peak: held(totals.first_backward_peak),
@@ -315,7 +320,7 @@ impl Model<'_> {
             optimizer: held(optimizer),
             statistics: held(statistics),
             norm: self.rate.time(0.0, sum),
-            // Everything is read, and all but the gradients is written.
+            // An update reads everything, and writes everything but the gradients.
             update: self.rate.time(0.0, sum + 2.0 * (parameters + optimizer)),
             update_peak: held(largest.map_or(0.0, |bytes| bytes * temporaries + SCALARS)),
             unsplit: false,
@@ -338,14 +343,14 @@ impl Model<'_> {
         bytes(&TensorSpec::new(shape, self.precision.master))
     }
 
-    /// The parameter, and its copy in the dtype of the arithmetic.
+    /// Bytes of the parameter and its copy in the compute dtype.
     fn parameter(&self, spec: &ParameterSpec) -> f64 {
         let copied = self.precision.is_reduced() && !spec.buffer;
         let copy = TensorSpec::new(spec.shape.clone(), self.precision.compute);
         self.master(&spec.shape) + if copied { bytes(&copy) } else { 0.0 }
     }
 
-    /// The optimizer's state of the parameter, and its average.
+    /// Bytes of the optimizer's state for the parameter, and of its average.
     fn kept_by_optimizer(&self, spec: &ParameterSpec) -> f64 {
         if !spec.trainable {
             return 0.0;
@@ -356,12 +361,13 @@ impl Model<'_> {
     }
 }
 
-/// Operations of a loss for each element of what it sees.
+/// Operations of a loss per element of its input.
 const LOSS_FLOPS: f64 = 8.0;
-/// What an update asks for besides its temporaries.
+/// Bytes that an update allocates besides its temporaries.
 const SCALARS: f64 = 1024.0;
 
-/// A layer that says nothing: its outputs, made of all of its inputs and parameters at once.
+/// Records a layer without [`crate::Layer::record`]: its outputs, computed from all inputs and
+/// parameters at once.
 fn unknown(tape: &mut Tape, inputs: &[Var], outputs: &[TensorSpec]) -> Vec<Var> {
     let one = |(number, spec): (usize, &TensorSpec)| {
         let node = Node::new(inputs, spec.clone());

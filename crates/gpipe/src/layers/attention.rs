@@ -1,4 +1,4 @@
-//! Pre-LN self-attention with its residual connection, one layer of a decoder or an encoder.
+//! Pre-LN self-attention with a residual connection, one layer of a decoder or an encoder.
 
 use tch::Tensor;
 
@@ -16,33 +16,36 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// x + dropout(attention(norm(x))) (Vaswani et al. 2017, section 3.2; pre-LN: Xiong et al. 2020):
-/// [samples, positions, features] -> the same. Further inputs are passed on.
+/// Self-attention: x + dropout(attention(norm(x))), [samples, positions, features] -> the same
+/// shape (Vaswani et al. 2017, section 3.2; pre-LN: Xiong et al. 2020).
+///
+/// Further inputs are passed on unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// Size of the model.
     pub features: i64,
     /// Number of heads.
     pub heads: i64,
-    /// Size of a head. The attention is `heads * head_size` wide, which need not be the model's
-    /// size.
+    /// Size of a head. The attention's width is `heads * head_size`, which may differ from
+    /// `features`.
     pub head_size: i64,
-    /// Whether a position sees those up to its own, as in a decoder. Else it sees those of which
-    /// the second input says that they are there: bool [samples, positions], at least one of each
-    /// sample.
+    /// Whether attention is causal, as in a decoder: each position sees itself and earlier ones.
+    ///
+    /// Otherwise the second input is the mask of visible positions: bool [samples, positions], with
+    /// at least one visible position per sample.
     pub causal: bool,
-    /// Dropout of the attention weights; above 0 training takes the unfused path.
+    /// Dropout of the attention weights. Above 0, training uses the unfused path.
     pub attention_dropout: f64,
-    /// Dropout of the output, before it is added.
+    /// Dropout of the output, before the residual addition.
     pub dropout: f64,
     /// Standard deviation of the initial weights.
     pub std: f64,
-    /// Standard deviation of the output projection's: smaller in deep networks.
+    /// Standard deviation of the output projection's initial weights: smaller in deep networks.
     pub output_std: f64,
 }
 
 impl Attention {
-    /// How many parameters it has, for layers made of several parts.
+    /// Number of parameters, for layers that combine several parts.
     pub(super) const PARAMETERS: usize = 6;
 
     fn heads(&self) -> Heads {
@@ -79,7 +82,7 @@ impl Attention {
         Ok(x.clone())
     }
 
-    /// Which keys are seen, given the inputs behind the first.
+    /// Which keys are visible, given the inputs after the first.
     fn visible<'a>(&self, rest: &'a [Tensor]) -> Result<Visible<'a>, LayerError> {
         match (self.causal, rest.first()) {
             (true, _) => Ok(Visible::Earlier),
@@ -88,7 +91,7 @@ impl Attention {
         }
     }
 
-    /// The layer with its parameters from number `first`; `rest` are the inputs behind `x`.
+    /// The forward with parameters from number `first` on. `rest` are the inputs after `x`.
     pub(super) fn apply(
         &self,
         ctx: &mut Forward,
@@ -98,7 +101,7 @@ impl Attention {
     ) -> Result<Tensor, LayerError> {
         if !self.causal && ctx.past() > 0 {
             if x.numel() == 0 {
-                // A decoding's encoder has done its work in the first step.
+                // While decoding, the encoder runs in the first step only.
                 return Ok(x.shallow_clone());
             }
             let reason =
@@ -126,7 +129,7 @@ impl Attention {
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
-    /// Of normalised `h`, each [samples, heads, positions, head_size].
+    /// Queries, keys and values of normalised `h`: each [samples, heads, positions, head_size].
     fn queries_keys_values(
         &self,
         ctx: &Forward,
@@ -137,7 +140,7 @@ impl Attention {
         self.heads().parts(&qkv)
     }
 
-    /// As [`Attention::apply`].
+    /// Records what [`Attention::apply`] computes.
     pub(super) fn record_from(
         &self,
         tape: &mut Tape,

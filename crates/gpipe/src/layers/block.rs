@@ -1,5 +1,5 @@
-//! A whole block of a decoder-only transformer or of an encoder as one layer: fewer, larger pieces
-//! for the partitioner.
+//! A whole block of a decoder-only transformer or of an encoder as one layer, which gives the
+//! partitioner fewer and larger units.
 
 use tch::Tensor;
 
@@ -11,7 +11,7 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// [`Attention`] then [`Mlp`]: the same arithmetic as the two layers one after the other.
+/// [`Attention`], then [`Mlp`]: the same arithmetic as the two layers in sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Block {
     /// The first half.
@@ -25,7 +25,7 @@ impl Layer for Block {
         "block"
     }
 
-    /// Those of both halves, named `attention.*` and `mlp.*`.
+    /// The parameters of both halves, named `attention.*` and `mlp.*`.
     fn parameters(&self) -> Vec<ParameterSpec> {
         let mut parameters = self.attention.parameters_named("attention.");
         parameters.extend(self.mlp.parameters_named("mlp."));

@@ -1,4 +1,4 @@
-//! Pre-LN attention of a decoder to what the encoder made, with its residual connection.
+//! Pre-LN attention of a decoder to the encoder's output, with a residual connection.
 
 use tch::Tensor;
 
@@ -16,30 +16,32 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// x + dropout(attention(norm(x), memory)) (Vaswani et al. 2017, section 3.2.3): [samples,
-/// positions, features] -> the same. The second input is the memory [samples, its positions,
-/// features], which has been normalised; the third says which of its positions are there: bool
-/// [samples, its positions], at least one of each sample. Both, and further inputs, are passed on.
+/// Cross-attention: x + dropout(attention(norm(x), memory)), [samples, positions, features] -> the
+/// same shape (Vaswani et al. 2017, section 3.2.3).
+///
+/// The second input is the memory [samples, memory positions, features], already normalised. The
+/// third is its mask of visible positions: bool [samples, memory positions], at least one per
+/// sample. All inputs after the first are passed on unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossAttention {
     /// Size of the model.
     pub features: i64,
     /// Number of heads.
     pub heads: i64,
-    /// Size of a head. The attention is `heads * head_size` wide, which need not be the model's
-    /// size.
+    /// Size of a head. The attention's width is `heads * head_size`, which may differ from
+    /// `features`.
     pub head_size: i64,
-    /// Dropout of the attention weights; above 0 training takes the unfused path.
+    /// Dropout of the attention weights. Above 0, training uses the unfused path.
     pub attention_dropout: f64,
-    /// Dropout of the output, before it is added.
+    /// Dropout of the output, before the residual addition.
     pub dropout: f64,
     /// Standard deviation of the initial weights.
     pub std: f64,
-    /// Standard deviation of the output projection's: smaller in deep networks.
+    /// Standard deviation of the output projection's initial weights: smaller in deep networks.
     pub output_std: f64,
 }
 
-/// The memory and its mask among the inputs behind the first.
+/// The memory and its mask, taken from the inputs after the first.
 fn memory_and_mask<T>(rest: &[T]) -> Result<(&T, &T), LayerError> {
     match rest {
         [memory, mask, ..] => Ok((memory, mask)),
@@ -53,7 +55,7 @@ fn memory_and_mask<T>(rest: &[T]) -> Result<(&T, &T), LayerError> {
 }
 
 impl CrossAttention {
-    /// How many parameters it has, for layers made of several parts.
+    /// Number of parameters, for layers that combine several parts.
     pub(super) const PARAMETERS: usize = 8;
 
     fn heads(&self) -> Heads {
@@ -97,7 +99,7 @@ impl CrossAttention {
         Ok(x.clone())
     }
 
-    /// The layer with its parameters from number `first`; `rest` are the inputs behind `x`.
+    /// The forward with parameters from number `first` on. `rest` are the inputs after `x`.
     pub(super) fn apply(
         &self,
         ctx: &mut Forward,
@@ -114,14 +116,14 @@ impl CrossAttention {
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
-    /// Of normalised `h`: [samples, heads, positions, head_size].
+    /// Queries of normalised `h`: [samples, heads, positions, head_size].
     fn queries(&self, ctx: &Forward, first: usize, h: &Tensor) -> Result<Tensor, LayerError> {
         let q = ctx.linear(h, ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
         self.heads().apart(&q)
     }
 
-    /// Of the memory, each [samples, heads, its positions, head_size]: the same for every position
-    /// of the decoder.
+    /// Keys and values of the memory: each [samples, heads, memory positions, head_size]. They are
+    /// the same for every position of the decoder.
     fn keys_values(
         &self,
         ctx: &Forward,
@@ -132,8 +134,8 @@ impl CrossAttention {
         self.heads().parts(&kv)
     }
 
-    /// Keys, values and mask of the memory; in a decoding those of its first step, which had the
-    /// memory.
+    /// Keys, values and mask of the memory. Decoding caches those of its first step, the only one
+    /// that has the memory.
     fn keys_values_mask(
         &self,
         ctx: &mut Forward,
@@ -154,7 +156,7 @@ impl CrossAttention {
         Ok(all)
     }
 
-    /// As [`CrossAttention::apply`].
+    /// Records what [`CrossAttention::apply`] computes.
     pub(super) fn record_from(
         &self,
         tape: &mut Tape,
@@ -174,8 +176,8 @@ impl CrossAttention {
         Some(sum)
     }
 
-    /// Floating-point operations of one forward: projections of queries and outputs, of keys and
-    /// values, and their products.
+    /// Floating-point operations of one forward: the projections, and the products of queries with
+    /// keys and of weights with values.
     pub(super) fn operations(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let [samples, queries, features] = inputs.first()?.shape[..] else { return None };
         let keys = *inputs.get(1)?.shape.get(1)?;

@@ -1,4 +1,4 @@
-//! A whole block of a decoder that attends to an encoder, as one layer.
+//! A whole block of an encoder-decoder's decoder as one layer.
 
 use tch::Tensor;
 
@@ -10,11 +10,11 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Causal [`Attention`], [`CrossAttention`], [`Mlp`]: the same arithmetic as the three layers one
-/// after the other, with the inputs of the second.
+/// Causal [`Attention`], [`CrossAttention`], [`Mlp`]: the same arithmetic as the three layers in
+/// sequence. Its inputs are those of [`CrossAttention`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecoderBlock {
-    /// The first part; causal.
+    /// The first part, which must be causal.
     pub self_attention: Attention,
     /// The second part.
     pub cross_attention: CrossAttention,
@@ -30,7 +30,7 @@ impl Layer for DecoderBlock {
         "decoder block"
     }
 
-    /// Those of the parts, named `self_attention.*`, `cross_attention.*` and `mlp.*`.
+    /// The parameters of all parts, named `self_attention.*`, `cross_attention.*` and `mlp.*`.
     fn parameters(&self) -> Vec<ParameterSpec> {
         let mut parameters = self.self_attention.parameters_named("self_attention.");
         parameters.extend(self.cross_attention.parameters_named("cross_attention."));

@@ -1,4 +1,4 @@
-//! Dropout as a layer of its own.
+//! Dropout as a separate layer.
 
 use tch::Tensor;
 
@@ -9,15 +9,15 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Zeroes elements with probability `p` in training (Srivastava et al. 2014); [samples, ...] of
-/// floats.
+/// Dropout (Srivastava et al. 2014): in training mode, zeroes each element with probability `p`.
+/// The input is [samples, ...] of floats.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// Probability, from 0 to 1, in steps of 2^-16.
     pub p: f64,
 }
 
-/// Whether a dropout probability is one.
+/// Checks that `p` is a probability.
 pub(super) fn check_probability(name: &str, p: f64) -> Result<(), LayerError> {
     if (0.0..=1.0).contains(&p) {
         return Ok(());

@@ -10,21 +10,21 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Token embedding plus learned position embedding, then dropout: int64 [samples, positions] ->
+/// Sum of token and learned position embeddings, then dropout: int64 [samples, positions] ->
 /// [samples, positions, features].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedding {
-    /// Tokens are 0 .. vocabulary.
+    /// Number of tokens. Valid tokens are 0 .. vocabulary.
     pub vocabulary: i64,
     /// Size of a token's vector.
     pub features: i64,
-    /// Most positions; 0 for no position embedding.
+    /// Largest number of positions; 0 disables the position embedding.
     pub positions: i64,
     /// Standard deviation of the initial values.
     pub std: f64,
     /// Dropout of the sum.
     pub dropout: f64,
-    /// Ties the token embedding with the other weights of this name.
+    /// Name under which the token embedding is tied to other weights.
     pub tie: Option<String>,
 }
 
@@ -96,8 +96,10 @@ impl Layer for Embedding {
     }
 }
 
-/// libtorch's own message names neither the token nor the vocabulary, and on a GPU an index out of
-/// range leaves the process without it.
+/// Checks that all tokens are below `vocabulary`.
+///
+/// libtorch's message names neither the token nor the vocabulary. On a GPU, an index out of range
+/// makes the device unusable for the rest of the process.
 pub(super) fn check_range(tokens: &Tensor, vocabulary: i64) -> Result<(), LayerError> {
     if tokens.numel() == 0 {
         return Ok(());

@@ -13,20 +13,20 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Layer norm, then the projection to logits: [samples, positions, features] -> [.., vocabulary].
-/// Further inputs end here.
+/// Layer norm, then a projection to logits: [samples, positions, features] -> [samples, positions,
+/// vocabulary]. Further inputs are dropped.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     /// Size of the model.
     pub features: i64,
     /// Number of logits.
     pub vocabulary: i64,
-    /// Standard deviation of the initial projection (where it is not tied).
+    /// Standard deviation of the initial projection, if it is not tied.
     pub std: f64,
-    /// Logits end at this size, and beyond it they have no gradient (Huang et al. 2019, section 5);
-    /// 0: nowhere.
+    /// Largest magnitude of a logit; beyond it, gradients are 0 (Huang et al. 2019, section 5). 0
+    /// disables the clip.
     pub logit_clip: f64,
-    /// Ties the projection with the other weights of this name (Press & Wolf 2017).
+    /// Name under which the projection is tied to other weights (Press & Wolf 2017).
     pub tie: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Attention by heads, between its projections (Vaswani et al. 2017, section 3.2): what
-//! self-attention and cross-attention share.
+//! Multi-head attention between its projections (Vaswani et al. 2017, section 3.2), shared by
+//! self-attention and cross-attention.
 
 use tch::{Device, Kind, Tensor};
 
@@ -11,21 +11,21 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Which keys a query sees.
+/// Which keys a query attends to.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Visible<'a> {
-    /// All: a decoding's new position sees itself and the earlier ones, and there are no later
-    /// ones.
+    /// All keys. A new position of a decoding attends to itself and all earlier positions; there
+    /// are no later ones.
     All,
-    /// Those up to its own position.
+    /// Keys up to the query's own position.
     Earlier,
-    /// For every query those that are true here: bool [samples, keys]. Each sample needs one: a
-    /// softmax over none is NaN.
+    /// For every query, the keys that are true here: bool [samples, keys]. Each sample needs at
+    /// least one, because a softmax over no keys is NaN.
     Unmasked(&'a Tensor),
 }
 
 impl Visible<'_> {
-    /// What a query does not see, to be broadcast to [samples, heads, queries, keys].
+    /// The mask of hidden keys, which broadcasts to [samples, heads, queries, keys].
     fn hidden(self, queries: i64, device: Device) -> Result<Tensor, LayerError> {
         Ok(match self {
             Visible::All => Tensor::f_zeros([1, 1], (Kind::Bool, device))?,
@@ -42,12 +42,12 @@ fn by_key(mask: &Tensor) -> Result<Tensor, LayerError> {
     Ok(mask.f_unsqueeze(1)?.f_unsqueeze(1)?)
 }
 
-/// How attention is divided. Its width, `count * size`, need not be the model's size.
+/// How attention is split into heads. The width, `count * size`, may differ from the model's size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Heads {
     pub count: i64,
     pub size: i64,
-    /// Dropout of the weights; above 0 training takes the unfused path.
+    /// Dropout of the weights. Above 0, training uses the unfused path.
     pub dropout: f64,
 }
 
@@ -75,7 +75,8 @@ impl Heads {
     pub fn parts<const N: usize>(&self, x: &Tensor) -> Result<[Tensor; N], LayerError> {
         let (samples, length, _) = x.size3()?;
         let x = x.f_reshape([samples, length, N as i64, self.count, self.size])?;
-        // Not N selects: each one's backward would fill and add a tensor of all of them.
+        // N selects would be slower: the backward of each would fill and add a tensor as large as
+        // all parts.
         let parts = x.f_permute([2, 0, 3, 1, 4])?.f_unbind(0)?;
         parts.try_into().map_err(|_| LayerError::Shape(format!("it has not {N} parts")))
     }
@@ -86,8 +87,8 @@ impl Heads {
         Ok(x.f_transpose(1, 2)?.f_reshape([samples, length, self.width()])?)
     }
 
-    /// softmax(q k^T / sqrt(size)) v: each [samples, heads, positions, size]. What is not visible
-    /// has a weight of exactly 0.
+    /// softmax(q k^T / sqrt(size)) v, each [samples, heads, positions, size]. Hidden keys have a
+    /// weight of exactly 0.
     pub fn attend(
         &self,
         ctx: &mut Forward,
@@ -97,7 +98,8 @@ impl Heads {
         visible: Visible,
     ) -> Result<Tensor, LayerError> {
         if !ctx.training() || self.dropout == 0.0 {
-            // A CPU's fused kernel takes both forms (`kernels` below holds it to that).
+            // The fused CPU kernel supports both forms. The test module `kernels` checks that it is
+            // used.
             let (mask, causal) = match visible {
                 Visible::All => (None, false),
                 Visible::Earlier => (None, true),
@@ -116,8 +118,8 @@ impl Heads {
         Ok(ctx.dropout(&weights, self.dropout)?.f_matmul(v)?)
     }
 
-    /// As [`Heads::attend`] in training; see [`Tape::fused_attention`] for what `queries` and
-    /// `keys` are.
+    /// Records what [`Heads::attend`] computes in training mode. [`Tape::fused_attention`]
+    /// describes `queries` and `keys`.
     pub fn record(&self, tape: &mut Tape, queries: Var, keys: Var, mask: Option<Var>) -> Var {
         match self.dropout > 0.0 {
             true => tape.unfused_attention(queries, keys, self.count, mask, self.dropout),
@@ -126,7 +128,7 @@ impl Heads {
     }
 }
 
-/// The mask for keys [samples, positions, ...] among a layer's inputs.
+/// Finds the mask for keys [samples, positions, ...] among a layer's inputs, and checks it.
 pub(super) fn check_mask<'a>(
     keys: &TensorSpec,
     mask: Option<&'a TensorSpec>,
@@ -146,7 +148,7 @@ mod tests {
     use crate::rng::MaskKey;
 
     const HEADS: Heads = Heads { count: 3, size: 8, dropout: 0.0 };
-    /// ATen's number of its fused kernel for CPUs.
+    /// ATen's number for its fused CPU kernel.
     const FUSED: i64 = 1;
 
     fn training() -> Forward<'static> {
@@ -170,14 +172,13 @@ mod tests {
         values.reshape(shape).to_kind(kind).set_requires_grad(true)
     }
 
-    /// Of the first sample all five keys are seen, of the second three.
+    /// A mask that shows all five keys of the first sample, and three of the second.
     fn mask() -> Tensor {
         let seen = [true, true, true, true, true, true, true, true, false, false];
         Tensor::from_slice(&seen).reshape([2, 5])
     }
 
-    /// The output and the gradients of q, k and v, of 4 queries and 5 keys (or 4, if they are
-    /// causal).
+    /// The output and the gradients of q, k and v, for 4 queries and 5 keys (4 if causal).
     fn attended(heads: Heads, visible: Visible, kind: Kind) -> [Tensor; 4] {
         let keys = if let Visible::Earlier = visible { 4 } else { 5 };
         let [q, k, v] = [leaf(4, 1, kind), leaf(keys, 1001, kind), leaf(keys, 2001, kind)];
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn oracle_fused_and_unfused_attention_agree() {
-        // A probability that rounds to none takes the unfused path and drops nothing.
+        // A probability that rounds to 0 selects the unfused path, but drops nothing.
         let unfused = Heads { dropout: 1e-9, ..HEADS };
         for (kind, tolerance) in [(Kind::Double, 1e-13), (Kind::Float, 1e-5)] {
             for visible in [Visible::Earlier, Visible::Unmasked(&mask())] {

@@ -1,4 +1,4 @@
-//! The affine map of the last axis.
+//! The linear layer: an affine map of the last axis.
 
 use tch::Tensor;
 
@@ -12,16 +12,16 @@ use crate::{
 /// y = x W^T + b over the last axis: [samples, ..., inputs] -> [samples, ..., outputs].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Linear {
-    /// Size of the last axis before.
+    /// Size of the input's last axis.
     pub inputs: i64,
-    /// Size of the last axis after.
+    /// Size of the output's last axis.
     pub outputs: i64,
-    /// Whether b is there.
+    /// Whether to add the bias b.
     pub bias: bool,
 }
 
 impl Linear {
-    /// With a bias.
+    /// A linear layer with a bias.
     pub fn new(inputs: i64, outputs: i64) -> Self {
         Self { inputs, outputs, bias: true }
     }

@@ -1,4 +1,4 @@
-//! The pre-LN feed-forward layer of a transformer, with its residual connection.
+//! The pre-LN feed-forward layer of a transformer, with a residual connection.
 
 use tch::Tensor;
 
@@ -15,19 +15,21 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// x + dropout(W2 gelu(W1 norm(x))) (Vaswani et al. 2017, section 3.3): [samples, ..., features] ->
-/// the same. Further inputs are passed on.
+/// Feed-forward layer: x + dropout(W2 gelu(W1 norm(x))), [samples, ..., features] -> the same shape
+/// (Vaswani et al. 2017, section 3.3).
+///
+/// Further inputs are passed on unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mlp {
     /// Size of the model.
     pub features: i64,
     /// Size of the hidden layer.
     pub hidden: i64,
-    /// Dropout of the output, before it is added.
+    /// Dropout of the output, before the residual addition.
     pub dropout: f64,
     /// Standard deviation of the initial weights.
     pub std: f64,
-    /// Standard deviation of the output projection's.
+    /// Standard deviation of the output projection's initial weights.
     pub output_std: f64,
 }
 
@@ -54,7 +56,7 @@ impl Mlp {
         Ok(super::features(ctx, std::slice::from_ref(x), self.features)?.clone())
     }
 
-    /// The layer with its parameters from number `first`.
+    /// The forward with parameters from number `first` on.
     pub(super) fn apply(
         &self,
         ctx: &mut Forward,
@@ -62,7 +64,7 @@ impl Mlp {
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
         if ctx.past() > 0 && x.numel() == 0 {
-            // A decoding's encoder has done its work in the first step.
+            // While decoding, the encoder runs in the first step only.
             return Ok(x.shallow_clone());
         }
         let h = normalise(ctx, first, x)?;
@@ -72,7 +74,7 @@ impl Mlp {
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
-    /// As [`Mlp::apply`].
+    /// Records what [`Mlp::apply`] computes.
     pub(super) fn record_from(&self, tape: &mut Tape, first: usize, x: Var) -> Var {
         let h = tape.layer_norm(x, first);
         let hidden = tape.linear(h, first + 2, Some(first + 3));

@@ -1,5 +1,5 @@
-//! Layers to build networks from. Each file is one layer; a network of one's own needs none of them
-//! ([`crate::layer`] says how to write one).
+//! Ready-made layers, one per file. They are optional: [`crate::layer`] explains how to write a
+//! layer.
 
 mod activation;
 mod attention;
@@ -39,7 +39,7 @@ use crate::{
     spec::TensorSpec,
 };
 
-/// The only input, if it is [samples, ..., features] in the parameters' dtype.
+/// Checks that the only input is [samples, ..., features] in the parameters' dtype.
 fn features<'a>(
     ctx: &Infer,
     inputs: &'a [TensorSpec],
@@ -52,7 +52,7 @@ fn features<'a>(
     Err(LayerError::Shape(format!("it takes {kind:?} [samples, ..., {expected}], it got {input}")))
 }
 
-/// Whether `input` is [samples, positions, features] in the parameters' dtype.
+/// Checks that `input` is [samples, positions, features] in the parameters' dtype.
 fn positions(ctx: &Infer, input: &TensorSpec, expected: i64) -> Result<(), LayerError> {
     let kind = ctx.parameter_kind();
     if input.kind == kind && input.shape.len() == 3 && input.last() == expected {
@@ -63,13 +63,13 @@ fn positions(ctx: &Infer, input: &TensorSpec, expected: i64) -> Result<(), Layer
     )))
 }
 
-/// The input that a layer works on, and those that it may read and passes on.
+/// Splits the inputs into the first, which a layer works on, and the rest, which it passes on.
 fn first_and_rest<T>(inputs: &[T]) -> Result<(&T, &[T]), LayerError> {
     let none = || LayerError::Shape("it takes at least 1 tensor, it got 0".into());
     inputs.split_first().ok_or_else(none)
 }
 
-/// What became of the first input, and the others as they are.
+/// The outputs of a layer: the new first value, and copies of the rest.
 fn passing_on<T>(first: T, rest: &[T], copy: impl Fn(&T) -> T) -> Vec<T> {
     std::iter::once(first).chain(rest.iter().map(copy)).collect()
 }

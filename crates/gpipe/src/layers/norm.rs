@@ -9,7 +9,7 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Layer normalisation of the last axis (Ba, Kiros & Hinton 2016): [samples, ..., features].
+/// Layer normalisation over the last axis (Ba, Kiros & Hinton 2016): [samples, ..., features].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerNorm {
     /// Size of the last axis.
@@ -18,7 +18,7 @@ pub struct LayerNorm {
 
 const EPS: f64 = 1e-5;
 
-/// The parameters of a layer norm, each name after `prefix`.
+/// The parameters of a layer norm, with `prefix` before each name.
 pub(super) fn norm_parameters(prefix: &str, features: i64) -> [ParameterSpec; 2] {
     [
         ParameterSpec::new(&format!("{prefix}weight"), [features], Init::Ones),

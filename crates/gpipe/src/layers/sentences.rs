@@ -1,5 +1,5 @@
-//! Where sentences enter an encoder-decoder: the source before the encoder, the target between it
-//! and the decoder.
+//! Layers through which sentences enter an encoder-decoder: the source before the encoder, the
+//! target between encoder and decoder.
 
 use tch::{Kind, Tensor};
 
@@ -16,23 +16,23 @@ use crate::{
     tape::{Node, Tape, Var},
 };
 
-/// sqrt(features) times a token's vector, plus the position's sines and cosines, then dropout
-/// (Vaswani et al. 2017, sections 3.4 and 3.5): int64 [samples, positions] -> [samples, positions,
-/// features].
+/// Scaled token vectors plus sinusoidal positions, then dropout: int64 [samples, positions] ->
+/// [samples, positions, features] (Vaswani et al. 2017, sections 3.4 and 3.5).
 ///
-/// Initial vectors have the variance 1 / features. So elements enter the network with a variance of
-/// 1, beside 1/2 of the positions'. Where the output projection is the same weight, logits have a
-/// variance of 1, too, but for that of the token that went in: its vector is still in the states,
-/// and so it is what is predicted in the beginning.
+/// Vectors are scaled by sqrt(features), and their initial variance is 1 / features. Elements
+/// therefore enter the network with a variance of 1, against 1/2 for the positions. If the output
+/// projection is the same weight, logits initially have a variance of 1, too. The input token is
+/// the exception: its vector is still part of the state, so an untrained network predicts the input
+/// token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenEmbedding {
-    /// Tokens are 0 .. vocabulary.
+    /// Number of tokens. Valid tokens are 0 .. vocabulary.
     pub vocabulary: i64,
-    /// Size of a token's vector: even, because sines and cosines come in pairs.
+    /// Size of a token's vector. It must be even, because sines and cosines come in pairs.
     pub features: i64,
     /// Dropout of the sum.
     pub dropout: f64,
-    /// Ties the vectors with the other weights of this name.
+    /// Name under which the vectors are tied to other weights.
     pub tie: Option<String>,
 }
 
@@ -60,7 +60,7 @@ impl TokenEmbedding {
         }
     }
 
-    /// With the vectors in parameter number `table`.
+    /// The forward, with the token vectors in parameter number `table`.
     fn apply(
         &self,
         ctx: &mut Forward,
@@ -71,7 +71,7 @@ impl TokenEmbedding {
         ctx.dropout(&x, self.dropout)
     }
 
-    /// Scaled vectors plus positions, of which so many came before.
+    /// Scaled vectors plus positions. `past` is the number of earlier positions.
     fn sum(&self, vectors: &Tensor, tokens: &Tensor, past: i64) -> Result<Tensor, LayerError> {
         check_range(tokens, self.vocabulary)?;
         let (_, length) = tokens.size2()?;
@@ -79,11 +79,11 @@ impl TokenEmbedding {
         let positions = sinusoids(past..past + length, self.features, kind, device)?;
         let x = Tensor::f_embedding(vectors, tokens, -1, false, false)?;
         let scale = Tensor::f_from_slice(&[(self.features as f64).sqrt()])?;
-        // One operation, not two: nothing but the sum is made.
+        // One fused operation, so that only the sum is allocated.
         Ok(positions.f_addcmul(&x, &scale.f_to_device(device)?.f_to_kind(kind)?)?)
     }
 
-    /// As [`TokenEmbedding::apply`].
+    /// Records what [`TokenEmbedding::apply`] computes.
     fn record(&self, tape: &mut Tape, table: usize, tokens: Var) -> Option<Var> {
         let length = *tape.spec(tokens).shape.get(1)?;
         let spec = TensorSpec::new([length, self.features], tape.compute_kind());
@@ -96,20 +96,23 @@ impl TokenEmbedding {
     }
 }
 
-/// The encoder's first layer. From source and target, int64 [samples, positions], each of its own
-/// length: the source's states [samples, positions, features]; which of its tokens are no padding,
-/// bool [samples, positions]; and the target as it is.
+/// The encoder's first layer: embeds the source and masks its padding.
 ///
-/// Each sample needs a token that is no padding: attention to none has no value.
+/// Inputs are source and target, int64 [samples, positions], which may differ in length. Outputs
+/// are the source's states [samples, positions, features], the mask of source tokens that are not
+/// padding (bool [samples, positions]), and the unchanged target.
+///
+/// Each sample needs at least one token that is not padding, because attention to no keys is
+/// undefined.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourceEmbedding {
-    /// Of the source.
+    /// Embedding of the source.
     pub tokens: TokenEmbedding,
-    /// The token that fills rows up. What is there changes nothing, and gets no gradient.
+    /// The padding token. Padding affects no result and gets no gradient.
     pub pad: i64,
 }
 
-/// Of `inputs` the two.
+/// The source and the target among `inputs`.
 fn source_and_target<T>(inputs: &[T]) -> Result<(&T, &T), LayerError> {
     match inputs {
         [source, target] => Ok((source, target)),
@@ -123,11 +126,11 @@ fn source_and_target<T>(inputs: &[T]) -> Result<(&T, &T), LayerError> {
 }
 
 impl SourceEmbedding {
-    /// Which tokens are no padding.
+    /// The mask of tokens that are not padding.
     fn mask(&self, ctx: &Forward, source: &Tensor) -> Result<Tensor, LayerError> {
         let mask = source.f_ne(self.pad)?;
         if ctx.past() > 0 {
-            // A decoding has the source in its first step only.
+            // While decoding, only the first step has the source.
             return Ok(mask);
         }
         let without = mask.f_any_dim(1, false)?.f_logical_not()?;
@@ -180,22 +183,24 @@ impl Layer for SourceEmbedding {
     }
 }
 
-/// Between encoder and decoder. From the encoder's states, the source's mask and the target: the
-/// target's states [samples, positions, features], the memory (the encoder's states, normalised),
-/// and the mask.
+/// The layer between encoder and decoder: embeds the target and normalises the memory.
 ///
-/// Padding of the target needs no mask. It comes after the sentence, so no earlier position sees
-/// it, and its own outputs are ignored by the loss.
+/// Inputs are the encoder's states, the source's mask and the target. Outputs are the target's
+/// states [samples, positions, features], the memory (the encoder's states, normalised), and the
+/// mask.
+///
+/// Padding of the target needs no mask. It follows the sentence, so no real position attends to it,
+/// and the loss ignores its outputs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TargetEmbedding {
-    /// Of the target.
+    /// Embedding of the target.
     pub tokens: TokenEmbedding,
 }
 
-/// The position of `tokens` among the parameters.
+/// Index of `tokens` among the parameters.
 const TABLE: usize = 2;
 
-/// Of `inputs` the three.
+/// The states, the mask and the target among `inputs`.
 fn states_mask_and_target<T>(inputs: &[T]) -> Result<(&T, &T, &T), LayerError> {
     match inputs {
         [states, mask, target] => Ok((states, mask, target)),
@@ -213,8 +218,8 @@ impl Layer for TargetEmbedding {
         "target embedding"
     }
 
-    /// `norm.weight`, `norm.bias` `[features]` of the encoder's states, and `tokens` [vocabulary,
-    /// features].
+    /// `norm.weight` and `norm.bias` `[features]` for the encoder's states, and `tokens`
+    /// `[vocabulary, features]`.
     fn parameters(&self) -> Vec<ParameterSpec> {
         let [weight, bias] = norm_parameters("norm.", self.tokens.features);
         vec![weight, bias, self.tokens.parameter()]

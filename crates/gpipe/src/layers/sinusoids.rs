@@ -1,4 +1,4 @@
-//! Positions as sines and cosines: no parameters, and any length.
+//! Positions as sines and cosines, without parameters and for any length.
 
 use std::ops::Range;
 
@@ -8,12 +8,17 @@ use crate::error::LayerError;
 
 /// Longest wavelength, in units of 2 pi.
 const WAVELENGTH_MAX: f64 = 10_000.0;
-/// Bytes that [`sinusoids`] needs for each element while it runs, beside what it gives: angles,
-/// sines and cosines of half as many elements and both together, in float64.
+/// Temporary bytes of [`sinusoids`] per element of its output, in float64.
+///
+/// Angles, sines and cosines each have half as many elements as the output; the tensor that
+/// combines them has as many.
 pub(super) const TEMPORARY: f64 = 8.0 * (0.5 + 0.5 + 0.5 + 1.0);
 
-/// sin(p r^i) and cos(p r^i) in turn, of position p, i from 0, and r = 10000^(-2 / features)
-/// (Vaswani et al. 2017, section 3.5): [positions, features], made in float64.
+/// Sinusoidal positions [positions, features], computed in float64 (Vaswani et al. 2017, section
+/// 3.5).
+///
+/// Position p has sin(p r^i) and cos(p r^i) in alternation, for i from 0 and r = 10000^(-2 /
+/// features).
 pub(super) fn sinusoids(
     positions: Range<i64>,
     features: i64,

@@ -1,5 +1,5 @@
-//! The ends of a long skip. Its value goes from the stash's stage to the pop's directly ("portal"
-//! in torchgpipe), not through the stages between.
+//! The two ends of a long skip. The value goes directly from the stash's stage to the pop's stage
+//! (a "portal" in torchgpipe), not through the stages between.
 
 use tch::Tensor;
 
@@ -10,14 +10,14 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// Passes its input on, and stashes it for the [`Pop`] of the same name.
+/// Stashes its input for the [`Pop`] of the same name, and passes it on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stash {
     /// The skip's name.
     pub name: String,
 }
 
-/// Adds what the [`Stash`] of the same name stashed to its input.
+/// Adds the value from the [`Stash`] of the same name to its input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pop {
     /// The skip's name.

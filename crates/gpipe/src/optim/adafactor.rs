@@ -1,19 +1,21 @@
-//! Adafactor (Shazeer & Stern 2018): Adam's second moment as the product of a row and a column.
+//! Adafactor (Shazeer & Stern 2018): Adam with the second moment factored into a row and a column.
 
 use tch::{Kind, Tensor};
 
 use super::{Optimizer, StateSpec, Update, not_negative};
 use crate::error::LayerError;
 
-/// Algorithms 4 and 5 of the paper, without a first moment, in PyTorch's form. State of a matrix
-/// [n, m]: n + m numbers instead of 2 n m.
+/// Adafactor without a first moment (algorithms 4 and 5 of the paper), in PyTorch's form.
+///
+/// The state of a matrix [n, m] is n + m numbers, where Adam keeps 2 n m.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
-    /// Largest relative step: the step is min(lr, 1 / sqrt(t)) times the parameter's own size.
+    /// Largest relative step. The step is min(lr, 1 / sqrt(t)) times the root mean square of the
+    /// parameter.
     pub lr: f64,
-    /// The second moment's decay at update t is 1 - t^beta2_decay.
+    /// Decay of the second moment: at update t it is 1 - t^beta2_decay.
     pub beta2_decay: f64,
-    /// Least size of a parameter, for those that start at 0 (eps_2).
+    /// Lower bound of a parameter's root mean square, for parameters that start at 0 (eps_2).
     pub eps: f64,
     /// Largest root mean square of an update (d).
     pub clip_threshold: f64,
@@ -22,7 +24,7 @@ pub struct Adafactor {
 }
 
 impl Default for Adafactor {
-    /// The paper's numbers.
+    /// The paper's values, without weight decay.
     fn default() -> Self {
         Self { lr: 1e-2, beta2_decay: -0.8, eps: 1e-3, clip_threshold: 1.0, weight_decay: 0.0 }
     }
@@ -91,7 +93,7 @@ impl Adafactor {
             let _ = parameter.f_mul_scalar_(1.0 - update.lr * update.weight_decay)?;
         }
         let square = grad.f_square()?;
-        // Rows and columns are means, so the products are of the size of one element's square.
+        // Rows and columns are means, so their products have the scale of one squared element.
         let variance = match state {
             [variance] => variance.shallow_clone().f_lerp_(&square, new_share)?.f_detach_copy()?,
             [row, column] => {
@@ -111,7 +113,7 @@ impl Adafactor {
     }
 }
 
-/// The paper's eps_1, as PyTorch has it: the dtype's epsilon.
+/// The paper's eps_1. As in PyTorch, this is the dtype's epsilon.
 fn least(kind: Kind) -> f64 {
     if kind == Kind::Double { f64::EPSILON } else { f64::from(f32::EPSILON) }
 }

@@ -1,8 +1,9 @@
-//! Parameter groups: other settings for the parameters whose full names match.
+//! Parameter groups: separate settings for parameters selected by name.
 
-/// Settings for the parameters whose full name (`layer.parameter`) matches one of its patterns, in
-/// which `*` stands for any text. A parameter belongs to the first group that matches it; a tied
-/// weight goes by the name of its first use.
+/// Settings for all parameters whose full name (`layer.parameter`) matches one of the patterns.
+///
+/// In a pattern, `*` stands for any text. A parameter belongs to the first group that matches it. A
+/// tied weight is matched by the name of its first use.
 ///
 /// ```
 /// use gpipe::Group;
@@ -19,12 +20,12 @@ pub struct Group {
     pub(crate) frozen: bool,
 }
 
-/// What a group changes for a parameter.
+/// The settings that a group changes for a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ParameterSettings {
-    /// The learning rate is multiplied by it.
+    /// Factor on the learning rate.
     pub lr_scale: f64,
-    /// `None`: the optimizer's own.
+    /// Weight decay; `None` keeps the optimizer's.
     pub weight_decay: Option<f64>,
 }
 
@@ -35,28 +36,28 @@ impl Default for ParameterSettings {
 }
 
 impl Group {
-    /// The parameters that match one of `patterns`, with the optimizer's own settings.
+    /// Selects the parameters that match one of `patterns`, with the optimizer's settings.
     pub fn matching<P: Into<String>>(patterns: impl IntoIterator<Item = P>) -> Self {
         let patterns = patterns.into_iter().map(Into::into).collect();
         Self { patterns, settings: ParameterSettings::default(), frozen: false }
     }
 
-    /// Multiplies their learning rate.
+    /// Multiplies the group's learning rate by `scale`.
     #[must_use]
     pub fn lr_scale(mut self, scale: f64) -> Self {
         self.settings.lr_scale = scale;
         self
     }
 
-    /// Their weight decay.
+    /// Sets the group's weight decay.
     #[must_use]
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.settings.weight_decay = Some(weight_decay);
         self
     }
 
-    /// Does not train them: no gradient, no optimizer state. Running statistics of batch norms go
-    /// on counting, as long as the network is run in training.
+    /// Freezes the group: its parameters get no gradient and no optimizer state. Running statistics
+    /// of batch norms are still updated while the network is in training mode.
     #[must_use]
     pub fn frozen(mut self) -> Self {
         self.frozen = true;
@@ -68,10 +69,10 @@ impl Group {
     }
 }
 
-/// What is wrong with the groups, for the user.
+/// What is wrong with the groups, as a message for the user.
 pub(crate) type GroupError = String;
 
-/// The group of each of `names`, in order.
+/// Returns the group of each of `names`, in order.
 pub(crate) fn settings<'g>(
     groups: &'g [Group],
     names: &[String],
@@ -103,8 +104,9 @@ pub(crate) fn settings<'g>(
     Ok(names.iter().map(|name| groups.iter().find(|group| group.matches(name))).collect())
 }
 
-/// Whether `name` is `pattern` with each `*` replaced by some text. Greedy with one point to go
-/// back to, so linear in practice and quadratic at worst.
+/// Whether `pattern` matches the whole `name`, where each `*` stands for any text.
+///
+/// The match is greedy and backtracks to the last `*` only: linear in practice, quadratic at worst.
 pub fn name_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn oracle_patterns_match_as_their_plain_definition_says() {
-        /// By definition: `*` takes some prefix, and the rest matches.
+        /// The definition: `*` takes some prefix, and the rest of the pattern matches the rest.
         fn slow(pattern: &[u8], name: &[u8]) -> bool {
             match pattern.split_first() {
                 None => name.is_empty(),

@@ -1,7 +1,7 @@
-//! Optimizers: arithmetic over tensors that the stage owns, by layer; and what goes with them.
+//! Optimizers: update rules for the parameters that a stage owns, applied layer by layer.
 //!
-//! - [`Sgd`], [`RmsProp`], [`Adam`] (and AdamW), [`Adafactor`]: a file each
-//! - [`Group`]: other settings for the parameters whose names match
+//! - [`Sgd`], [`RmsProp`], [`Adam`] (and AdamW), [`Adafactor`]: the rules, one file each
+//! - [`Group`]: separate settings for parameters selected by name
 //! - [`LearningRate`]: warm-up and decay
 
 mod adafactor;
@@ -22,8 +22,8 @@ use tch::Tensor;
 
 use crate::error::LayerError;
 
-/// Parameters with one number of updates and one group, with their gradients and state; all lists
-/// have one length.
+/// One update of parameters that share a group and an update count, with their gradients and state.
+/// All lists have the same length.
 pub struct Update<'a> {
     /// The parameters, changed in place.
     pub parameters: &'a [&'a Tensor],
@@ -35,7 +35,7 @@ pub struct Update<'a> {
     pub lr: f64,
     /// The weight decay of this group.
     pub weight_decay: f64,
-    /// The number of this update of these parameters, from 1; it belongs to their state.
+    /// The number of this update of these parameters, counted from 1. It is part of their state.
     pub update: u64,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Update<'a> {
     /// State tensor number `index` of every parameter.
     ///
     /// # Errors
-    /// There is no such tensor.
+    /// There is no state tensor with this number.
     pub fn column(&self, index: usize) -> Result<Vec<&'a Tensor>, LayerError> {
         let missing = || LayerError::Value(format!("there is no optimizer state number {index}"));
         self.state.iter().map(|state| state.get(index).ok_or_else(missing)).collect()
@@ -53,31 +53,32 @@ impl<'a> Update<'a> {
 /// A tensor that an optimizer keeps for one parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StateSpec {
-    /// Its name.
+    /// The tensor's name.
     pub name: &'static str,
-    /// Its shape.
+    /// The tensor's shape.
     pub shape: Vec<i64>,
-    /// The value of every element at first.
+    /// The initial value of every element.
     pub fill: f64,
 }
 
 impl StateSpec {
-    /// Zeros of the parameter's own `shape`.
+    /// A tensor of zeros with the parameter's `shape`.
     pub fn zeros(name: &'static str, shape: &[i64]) -> Self {
         Self { name, shape: shape.to_vec(), fill: 0.0 }
     }
 }
 
-/// An update rule. Its state is ours: named tensors of the parameters' dtype, held by the stage.
+/// An update rule. The stage holds its state: named tensors in the dtype of the parameters.
 pub trait Optimizer: Send + Sync + 'static {
-    /// Its name.
+    /// The rule's name.
     fn name(&self) -> &'static str;
 
-    /// What it keeps for a parameter of `shape`.
+    /// The tensors that the rule keeps for a parameter of `shape`.
     fn state(&self, shape: &[i64]) -> Vec<StateSpec>;
 
-    /// How many temporaries of a parameter's size its update makes at once, for one parameter after
-    /// the other. The stage makes sure that they fit before any stage begins to update.
+    /// How many temporaries of a parameter's size an update holds at once. Parameters are updated
+    /// one after the other. The stage checks that the temporaries fit before any stage begins to
+    /// update.
     fn temporaries(&self) -> usize {
         0
     }
@@ -85,23 +86,23 @@ pub trait Optimizer: Send + Sync + 'static {
     /// The learning rate before any schedule.
     fn lr(&self) -> f64;
 
-    /// The weight decay where no group says otherwise.
+    /// The weight decay for parameters whose group sets none.
     fn weight_decay(&self) -> f64;
 
-    /// Whether its numbers are usable.
+    /// Checks that the settings are in range.
     ///
     /// # Errors
-    /// Which one is not, and what it must be.
+    /// Names the setting that is out of range, and its valid range.
     fn check(&self) -> Result<(), String>;
 
     /// Updates one layer's parameters in place.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Any error of libtorch.
     fn apply(&self, update: &Update) -> Result<(), LayerError>;
 }
 
-/// An error for a number that must not be negative.
+/// Checks that every number is finite and not negative.
 fn not_negative(numbers: &[(&str, f64)]) -> Result<(), String> {
     match numbers.iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
         None => Ok(()),
@@ -109,7 +110,7 @@ fn not_negative(numbers: &[(&str, f64)]) -> Result<(), String> {
     }
 }
 
-/// An error for a number that must be at least 0 and below 1.
+/// Checks that every number is at least 0 and below 1.
 fn fraction(numbers: &[(&str, f64)]) -> Result<(), String> {
     match numbers.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
         None => Ok(()),

@@ -1,9 +1,9 @@
-//! The learning rate over the steps: warm-up, then a decay.
+//! The learning rate schedule: a warm-up, then a decay.
 
-/// How the rate falls after the warm-up.
+/// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Decay {
-    /// It does not.
+    /// The rate stays constant.
     #[default]
     Constant,
     /// Half a cosine from 1 down to `floor` at step `steps` (Loshchilov & Hutter 2017), then
@@ -11,31 +11,32 @@ pub enum Decay {
     Cosine {
         /// The step at which the floor is reached, warm-up included.
         steps: u64,
-        /// The last rate, as a share of the first.
+        /// The final rate, as a share of the rate after the warm-up.
         floor: f64,
     },
-    /// sqrt(w / t) with w the warm-up's steps, at least 1 (Vaswani et al. 2017, section 5.3).
+    /// sqrt(w / t), where w is the number of warm-up steps, at least 1 (Vaswani et al. 2017,
+    /// section 5.3).
     InverseSquareRoot,
-    /// Times `rate` every `every` steps, in between by the power.
+    /// `rate` to the power of t / `every`, where t counts the steps after the warm-up.
     Exponential {
-        /// Above 0, at most 1.
+        /// Factor for every `every` steps: above 0, at most 1.
         rate: f64,
-        /// At least 1.
+        /// Number of steps, at least 1.
         every: u64,
     },
 }
 
-/// A linear warm-up, then a [`Decay`]. What it gives multiplies the optimizer's learning rate.
+/// A linear warm-up, then a [`Decay`]. Its factor multiplies the optimizer's learning rate.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LearningRate {
-    /// Steps over which the rate rises linearly from 1 / n to 1.
+    /// Number of steps n over which the factor rises linearly from 1 / n to 1.
     pub warmup_steps: u64,
-    /// What follows.
+    /// The decay after the warm-up.
     pub decay: Decay,
 }
 
 impl LearningRate {
-    /// The factor of `step`, from 0.
+    /// The factor at `step`, counted from 0.
     pub fn factor(&self, step: u64) -> f64 {
         let warmup = self.warmup_steps;
         if step < warmup {
@@ -57,10 +58,10 @@ impl LearningRate {
         }
     }
 
-    /// Whether its numbers are usable.
+    /// Checks that the settings are in range.
     ///
     /// # Errors
-    /// Which one is not, and what it must be.
+    /// Names the setting that is out of range, and its valid range.
     pub fn check(&self) -> Result<(), String> {
         match self.decay {
             Decay::Cosine { floor, .. } if !(0.0..=1.0).contains(&floor) => {

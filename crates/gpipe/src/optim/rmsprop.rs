@@ -3,37 +3,39 @@
 use super::{Optimizer, StateSpec, Update, fraction, not_negative};
 use crate::error::LayerError;
 
-/// The two forms that share the name.
+/// The two definitions of RMSProp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RmsForm {
-    /// s starts at 1; the learning rate is inside the momentum: v <- momentum v + lr g / sqrt(s +
-    /// eps); w <- w - v. The paper's networks were trained with it (Real et al. 2019: decay 0.9,
-    /// momentum 0.9, eps 1).
+    /// TensorFlow's definition: v <- momentum v + lr g / sqrt(s + eps); w <- w - v.
+    ///
+    /// The mean square s starts at 1, and the learning rate is inside the momentum. The paper's
+    /// networks were trained with this form (Real et al. 2019: decay 0.9, momentum 0.9, eps 1).
     #[default]
     TensorFlow,
-    /// s starts at 0; v <- momentum v + g / (sqrt(s) + eps); w <- w - lr v.
+    /// PyTorch's definition: v <- momentum v + g / (sqrt(s) + eps); w <- w - lr v. s starts at 0.
     PyTorch,
 }
 
-/// s <- decay s + (1 - decay) g^2, and then as [`RmsForm`] says. Weight decay is added to g.
+/// RMSProp: s <- decay s + (1 - decay) g^2, then an update as [`RmsForm`] defines it. Weight decay
+/// is added to g.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsProp {
     /// Learning rate.
     pub lr: f64,
     /// Decay of the mean square.
     pub decay: f64,
-    /// Share of the last velocity that is kept; 0 for none.
+    /// Momentum factor; 0 for none.
     pub momentum: f64,
-    /// Added under (or, in PyTorch's form, after) the root.
+    /// Added under the root (TensorFlow's form) or after it (PyTorch's).
     pub eps: f64,
-    /// Added to the gradient, times the weight.
+    /// L2 penalty: this factor times the weight is added to the gradient.
     pub weight_decay: f64,
-    /// Which form.
+    /// Which definition to use.
     pub form: RmsForm,
 }
 
 impl Default for RmsProp {
-    /// The paper's: TensorFlow's form, decay and momentum 0.9, eps 1.
+    /// The paper's values: TensorFlow's form, decay and momentum 0.9, eps 1.
     fn default() -> Self {
         let form = RmsForm::TensorFlow;
         Self { lr: 1e-3, decay: 0.9, momentum: 0.9, eps: 1.0, weight_decay: 0.0, form }

@@ -5,21 +5,22 @@ use gpipe_bridge::optim::SgdStep;
 use super::{Optimizer, StateSpec, Update, not_negative};
 use crate::error::LayerError;
 
-/// v <- momentum v + g + weight_decay w; w <- w - lr v (Sutskever et al. 2013, in PyTorch's form).
+/// SGD (Sutskever et al. 2013, in PyTorch's form): v <- momentum v + g + weight_decay w; w <- w -
+/// lr v.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
     /// Learning rate.
     pub lr: f64,
-    /// Share of the last velocity that is kept; 0 for plain SGD.
+    /// Momentum factor; 0 for plain SGD.
     pub momentum: f64,
-    /// Nesterov's form: w <- w - lr (g + momentum v).
+    /// Whether to use Nesterov's form: w <- w - lr (g + momentum v).
     pub nesterov: bool,
-    /// Added to the gradient, times the weight.
+    /// L2 penalty: this factor times the weight is added to the gradient.
     pub weight_decay: f64,
 }
 
 impl Sgd {
-    /// Plain SGD.
+    /// Plain SGD, without momentum or weight decay.
     pub fn new(lr: f64) -> Self {
         Self { lr, momentum: 0.0, nesterov: false, weight_decay: 0.0 }
     }

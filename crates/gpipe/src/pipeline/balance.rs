@@ -12,15 +12,15 @@ use gpipe_core::{
 
 use crate::error::{Error, Result};
 
-/// Where to cut.
+/// How to cut a sequence into stages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Balance {
-    /// By the layers' cost estimates, so that the most expensive stage costs least.
+    /// By the layers' estimated costs, so that the most expensive stage is as cheap as possible.
     #[default]
     Cost,
     /// The same number of layers per stage.
     Uniform,
-    /// Layers per stage.
+    /// The given number of layers for each stage.
     Layers(Vec<usize>),
 }
 
@@ -58,8 +58,8 @@ impl fmt::Display for Balance {
 }
 
 impl Balance {
-    /// Layers per stage. `costs` are the layers' and `weights` what a unit of them takes each
-    /// stage.
+    /// Returns the layers per stage. `costs` has the cost of each layer; `weights` has, for each
+    /// stage, the factor by which it multiplies costs.
     pub(super) fn cut(
         &self,
         layers: usize,
@@ -78,10 +78,11 @@ impl Balance {
     }
 }
 
-/// What a unit of a layer's forward costs each stage in a step of `micro_batches` micro-batches: a
-/// forward and a backward of twice that for each, and the forwards that it runs again. Under 1F1B
-/// the last stage runs none again unless told to. A selective one is a small part of a forward, and
-/// does not count.
+/// The cost of one step on each stage, per unit of its layers' forward cost.
+///
+/// Each of the `micro_batches` counts as a forward and a backward of twice its cost, plus a forward
+/// if the schedule re-materializes it. Under 1F1B the last stage re-materializes nothing by
+/// default. Selective re-materialization is a small part of a forward and is not counted.
 pub(super) fn stage_weights(
     compute: &ActionLists,
     remat: &RematPolicies,

@@ -1,4 +1,4 @@
-//! What of a pipeline's settings its costs depend on, and those costs as estimated.
+//! The settings of a pipeline that its costs depend on, and the estimated costs.
 
 use gpipe_bridge::linear::Kernels;
 use gpipe_core::cost::ModelCosts;
@@ -15,7 +15,7 @@ use crate::{
     spec::TensorSpec,
 };
 
-/// What of a pipeline's settings its costs depend on.
+/// The settings of a pipeline that its costs depend on.
 pub(crate) struct CostInputs<'a> {
     pub sequence: &'a Sequence,
     pub inputs: &'a [TensorSpec],
@@ -29,10 +29,10 @@ pub(crate) struct CostInputs<'a> {
 }
 
 impl PipelineBuilder {
-    /// What costs depend on, with the groups applied.
+    /// Returns the settings that costs depend on, after applying the parameter groups.
     ///
     /// # Errors
-    /// Settings that do not fit.
+    /// If a setting is invalid.
     pub(crate) fn seen(&mut self) -> Result<CostInputs<'_>> {
         let precision = self.check_settings()?;
         self.inputs = precision.fed(&self.inputs);
@@ -50,11 +50,11 @@ impl PipelineBuilder {
         })
     }
 
-    /// The costs of this pipeline's model for micro-batches of each of `sizes` samples, from shapes
-    /// alone: see [`crate::estimate`].
+    /// Estimates the costs of this pipeline's model from shapes alone, for micro-batches of each of
+    /// `sizes` samples. See [`crate::estimate`].
     ///
     /// # Errors
-    /// Settings and shapes that do not fit; no loss or no optimizer.
+    /// If settings or shapes do not fit, or if there is no loss or no optimizer.
     pub fn estimate(&mut self, sizes: &[usize], rate: &Rate) -> Result<ModelCosts> {
         let seen = self.seen()?;
         let (Some(loss), Some(optimizer)) = (seen.loss, seen.optimizer) else {

@@ -1,6 +1,8 @@
-//! A decoding: outputs are made one position after the other, each from the ones before it. Layers
-//! keep what they need of earlier positions ([`Forward::cache`](crate::Forward::cache)), on their
-//! stages; samples are in groups, which flow through the stages as micro-batches do.
+//! Decoding: outputs are made one position after the other, each from the ones before it.
+//!
+//! Layers keep what they need of earlier positions on their stages
+//! ([`Forward::cache`](crate::Forward::cache)). Samples are in groups, which flow through the
+//! stages like micro-batches.
 
 use tch::Tensor;
 
@@ -11,45 +13,50 @@ use crate::{
     stage::feed::{Group, Mode, Slice},
 };
 
-/// A pipeline that decodes. What its layers keep is let go of when another decoding begins, the
-/// pipeline is used for something else, or fails.
+/// A pipeline while it decodes. The layers' caches are dropped when another decoding begins, when
+/// the pipeline is used for anything else, or after a failure.
 pub struct Decoding<'p> {
     pipeline: &'p mut Pipeline,
-    /// By group: positions so far, and samples in the last step.
+    /// For each group: the number of positions so far, and of samples in the last step.
     groups: Vec<(i64, i64)>,
 }
 
-/// What a group goes on with.
+/// The input of one group for one decoding step.
 #[derive(Debug)]
 pub struct GroupStep {
-    /// The group's number: any that is small, the same in every step.
+    /// The group's number: any small number, the same in every step.
     pub group: usize,
-    /// The model's inputs, the first size of each samples. The last input has the new positions
-    /// along its second axis.
+    /// The model's inputs; the first size of each is samples. The second axis of the last input
+    /// holds the new positions.
     pub inputs: Vec<Tensor>,
-    /// Which sample of the step before each sample goes on from; `None`: they are the same. The
-    /// first step has none before it.
+    /// For each sample, the sample of the previous step that it continues; `None` if they are the
+    /// same. `None` in the first step.
     pub rows: Option<Vec<i64>>,
 }
 
-/// Most groups of a decoding.
+/// The most groups in a decoding.
 const GROUPS_MAX: usize = 1 << 12;
 
 impl Pipeline {
-    /// Begins a decoding, without dropout, with the parameters as they are. Layers that mix
-    /// positions must keep what they need in [`Forward::cache`](crate::Forward::cache), as
-    /// [`layers`](crate::layers) do: another one would see the new position alone.
+    /// Begins a decoding, without dropout, with the current parameters.
+    ///
+    /// Layers that mix positions must keep what they need in
+    /// [`Forward::cache`](crate::Forward::cache), as those in [`layers`](crate::layers) do. Any
+    /// other layer sees only the new positions.
     pub fn decoding(&mut self) -> Decoding<'_> {
         Decoding { pipeline: self, groups: Vec::new() }
     }
 }
 
 impl Decoding<'_> {
-    /// The outputs of the new positions of each group in `steps`, in that order, on the CPU, in
-    /// float32 where the arithmetic is in bfloat16 or float16. Groups that are left out rest.
+    /// Returns the outputs of the new positions of each group in `steps`, in that order. Groups
+    /// that are left out do not advance.
+    ///
+    /// Outputs are on the CPU, in float32 if the arithmetic is in bfloat16 or float16.
     ///
     /// # Errors
-    /// [`Error::Input`] where inputs, rows and groups do not fit; else as [`Pipeline::predict`].
+    /// [`Error::Input`] if inputs, rows and groups do not fit; otherwise as for
+    /// [`Pipeline::predict`].
     pub fn step(&mut self, steps: Vec<GroupStep>) -> Result<Vec<Vec<Tensor>>> {
         let begins = self.groups.is_empty();
         let mut batch = MiniBatch { begins, ..MiniBatch::default() };
@@ -70,7 +77,7 @@ impl Decoding<'_> {
         let ran = match self.pipeline.run(Mode::Decode, &batch, 1.0, false) {
             Ok(ran) => ran,
             Err(error) => {
-                // What the layers kept is gone.
+                // The failed step dropped the layers' caches.
                 self.groups.clear();
                 return Err(error);
             }
@@ -88,7 +95,7 @@ impl Decoding<'_> {
         outputs(ran).into_iter().map(given).collect()
     }
 
-    /// Positions that came before this step of a group.
+    /// Checks a step. Returns the number of earlier positions of its group.
     fn check(&self, step: &GroupStep) -> Result<i64> {
         let bad = |reason: String| Err(Error::Input(format!("group {}: {reason}", step.group)));
         if step.group >= GROUPS_MAX {
@@ -127,7 +134,7 @@ impl Decoding<'_> {
     }
 }
 
-/// Samples, and the new positions.
+/// The number of samples, and of new positions.
 fn sizes(inputs: &[Tensor]) -> (i64, i64) {
     let last = inputs.last().map(Tensor::size).unwrap_or_default();
     (last.first().copied().unwrap_or(0), last.get(1).copied().unwrap_or(0))

@@ -1,5 +1,5 @@
-//! What a message between two stages has at most, from shapes alone: a process receives no more
-//! from another one, whatever that one says it sends.
+//! Upper bounds for the size of each message between two stages, from shapes alone. A process
+//! receives no more than that from another, whatever the sender announces.
 
 use std::ops::Range;
 
@@ -21,14 +21,14 @@ use crate::{
     spec::TensorSpec,
 };
 
-/// What an edge carries, either way: the gradient of a tensor is as large as the tensor.
+/// What an edge carries, in either direction: a tensor's gradient is as large as the tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Carried {
     /// The inputs of a layer.
     Inputs(LayerId),
     /// The skip with this number.
     Skip(usize),
-    /// What does not depend on the mini-batch.
+    /// A size that does not depend on the mini-batch.
     Fixed(Bytes),
 }
 
@@ -48,7 +48,7 @@ impl Carried {
                 Purpose::Boundary => Self::Inputs(LayerId::from_index(to.start)),
                 Purpose::Skip(index) => Self::Skip(index),
                 Purpose::Tie => Self::Fixed(tied(sequence, ties, from, to, precision)),
-                // A vote one way, a verdict the other.
+                // A vote in one direction, a verdict in the other.
                 Purpose::Vote => {
                     let vote = (from.len() * SQUARE_BYTES) as u64;
                     Self::Fixed(Bytes(vote.max(VERDICT_BYTES as u64)))
@@ -58,7 +58,7 @@ impl Carried {
         topology.edges.iter().zip(purposes).map(carried).collect()
     }
 
-    /// Most bytes of a message, for a micro-batch whose shapes are these.
+    /// The most bytes of a message, for a micro-batch with these inferred shapes.
     fn bytes(self, inferred: &Inferred) -> Bytes {
         let bytes = match self {
             Self::Inputs(layer) => inferred.specs.get(layer.index()).map(|specs| sum(specs)),
@@ -73,7 +73,7 @@ fn sum(specs: &[TensorSpec]) -> u64 {
     specs.iter().map(TensorSpec::bytes).fold(0, u64::saturating_add)
 }
 
-/// The gradients of one stage's uses of the weights that another one owns.
+/// Size of the gradients that the stage `user` sends for the weights that `owner` owns.
 fn tied(
     sequence: &Sequence,
     ties: &[TieGroup],
@@ -91,10 +91,10 @@ fn tied(
 }
 
 impl Pipeline {
-    /// By edge: the most bytes of a message in a run of `batch`.
+    /// The most bytes of a message on each edge, in a run of `batch`.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// If the shapes do not fit.
     pub(super) fn expected(&mut self, batch: &MiniBatch) -> Result<Vec<Bytes>> {
         let mut most = vec![Bytes(0); self.engine.carried.len()];
         for inputs in &batch.inputs {
@@ -111,7 +111,7 @@ impl Pipeline {
         Ok(most)
     }
 
-    /// Remembers what a micro-batch of these inputs sends; where.
+    /// Infers and remembers the bounds for a micro-batch with these inputs. Returns their index.
     fn infer_expected(&mut self, inputs: Vec<TensorSpec>) -> Result<usize> {
         let fed = self.model.precision.fed(&inputs);
         let inferred = self.model.sequence.infer(&fed, self.model.precision.compute)?;

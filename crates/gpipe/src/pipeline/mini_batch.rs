@@ -1,4 +1,4 @@
-//! A mini-batch: checked, and cut into micro-batches.
+//! Mini-batches: their checks, and their cut into micro-batches.
 
 use tch::Tensor;
 
@@ -9,23 +9,24 @@ use crate::{
     stage::feed::{Group, Slice, split},
 };
 
-/// Shapes that are remembered as fitting.
+/// How many shapes are remembered.
 pub(super) const SHAPES_MAX: usize = 64;
 
 /// A mini-batch, checked and cut into micro-batches.
 #[derive(Default)]
 pub(super) struct MiniBatch {
-    /// By micro-batch.
+    /// Per micro-batch.
     pub inputs: Vec<Vec<Tensor>>,
     pub targets: Vec<Vec<Tensor>>,
     pub slices: Vec<Slice>,
-    /// In a decoding.
+    /// While decoding: the group of each micro-batch.
     pub groups: Vec<Group>,
     pub begins: bool,
 }
 
 impl Pipeline {
-    /// Checks a mini-batch and cuts it, or the part of it that is this replica's.
+    /// Checks a mini-batch and cuts it into micro-batches. With `only_own`, cuts only this
+    /// replica's samples.
     pub(super) fn check(
         &mut self,
         inputs: Vec<Tensor>,
@@ -35,7 +36,7 @@ impl Pipeline {
         if targets.is_some_and(<[Tensor]>::is_empty) {
             return Err(Error::Input("there is no target tensor: give at least one".into()));
         }
-        // A GPU's tensors may still be in the making on a stream that no stage knows.
+        // A GPU tensor may still be computed on a stream that the stages do not know.
         let here = |tensors: &[Tensor]| -> Result<Vec<Tensor>> {
             tensors.iter().map(|tensor| Ok(tensor.f_to(tch::Device::Cpu)?)).collect()
         };
@@ -76,12 +77,13 @@ impl Pipeline {
         }
         let own = if only_own { self.own_samples(count as usize)? } else { 0..count as usize };
         let slices = split(own.len(), self.engine.micro_batches).into_iter();
-        // Samples are counted in the whole mini-batch: dropout does not depend on the replicas.
+        // Sample numbers count from the start of the whole mini-batch, so that dropout does not
+        // depend on the number of replicas.
         let slices = slices.map(|slice| Slice { first: own.start + slice.first, ..slice });
         let mut batch = MiniBatch { slices: slices.collect(), ..MiniBatch::default() };
         for slice in &batch.slices {
             let (mut inputs, mut targets) = (narrow(&inputs, *slice)?, narrow(&targets, *slice)?);
-            // Outputs to be joined must be of one length.
+            // Not when predicting: outputs that are joined must have one length.
             if let Some(padding) = self.model.padding.as_ref().filter(|_| trims) {
                 padding.trim(&mut inputs, &mut targets)?;
             }

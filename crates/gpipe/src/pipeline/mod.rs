@@ -2,18 +2,19 @@
 //! order.
 //!
 //! - [`model`]: what is computed; [`training`]: what changes from step to step
-//! - [`run`]: the stages, and how a step is run on them
-//! - [`builder`]: settings, checked; stages placed on devices
-//! - [`mini_batch`]: a mini-batch, checked and cut; [`padding`]: columns of a micro-batch that are
-//!   only padding, cut off
+//! - [`run`]: the stages, and how a step runs on them
+//! - [`builder`]: checks the settings and places stages on devices
+//! - [`mini_batch`]: checks a mini-batch and cuts it into micro-batches; [`padding`]: cuts off
+//!   columns of a micro-batch that are only padding
 //! - [`peers`]: other processes, as the runtime sees them; [`pack`]: a step's results as bytes;
-//!   [`expected`]: what may be sent
-//! - [`decoding`]: outputs of new positions, where layers keep what they need of earlier ones
+//!   [`expected`]: upper bounds for messages
+//! - [`replicas`]: this replica's samples, and sums over all replicas
+//! - [`decoding`]: outputs position by position, with caches of earlier positions
 //! - [`balance`]: where a sequence is cut
-//! - [`parameters`]: parameters, gradients and averages, read and written
-//! - [`state`]: all that it knows between two steps, taken out and put back
-//! - [`topology`]: the edges that a cut of a sequence gives
-//! - [`cost_inputs`]: what its costs depend on, and those costs as estimated
+//! - [`parameters`]: reads and writes parameters, gradients and averages
+//! - [`state`]: saves and restores everything that a pipeline keeps between two steps
+//! - [`topology`]: the edges that result from cutting a sequence
+//! - [`cost_inputs`]: the settings that costs depend on, and estimated costs
 //! - [`report`]: what a step returns
 //! - here: training, evaluating and predicting
 
@@ -66,8 +67,8 @@ use crate::{
 
 /// A model cut into stages on devices, ready to run.
 ///
-/// All calls may come in any order. After a failed step, parameters and optimizer state are as
-/// before it.
+/// Calls may come in any order. A failed step leaves parameters and optimizer state unchanged,
+/// except after a torn update or an in-place change: see [`Pipeline::accept_torn_update`].
 pub struct Pipeline {
     /// Runs steps on the stages.
     engine: Engine,
@@ -75,24 +76,26 @@ pub struct Pipeline {
     model: Model,
     /// What changes from step to step.
     training: Training,
-    /// What is found once and used again.
+    /// Results that are computed once and reused.
     caches: Caches,
 }
 
 impl Pipeline {
-    /// Starts building a pipeline for `sequence`; `inputs` is what a mini-batch of it looks like
-    /// (one [`TensorSpec`], or several), so that a mis-fit is found now and named.
+    /// Starts building a pipeline for `sequence`. `inputs` describes a mini-batch (one
+    /// [`TensorSpec`] or several), so that `build` can name a layer whose shapes do not fit.
     pub fn builder(sequence: Sequence, inputs: impl Into<builder::Inputs>) -> PipelineBuilder {
         PipelineBuilder::new(sequence, inputs.into())
     }
 
-    /// Trains on one mini-batch: `inputs` and `targets` have the same number of samples (their
-    /// first size), which may be any but 0. Gradients of all micro-batches are summed with the same
-    /// parameters and applied once.
+    /// Trains on one mini-batch.
+    ///
+    /// `inputs` and `targets` have the same number of samples (their first size), at least 1.
+    /// Gradients of all micro-batches are computed with the same parameters, summed, and applied
+    /// once.
     ///
     /// # Errors
     /// [`Error::Input`] and [`Error::Model`] before anything runs; [`Error::Step`] from the stages.
-    /// Nothing is updated then. In float16 a step whose gradients overflow is no error: it is
+    /// Nothing is updated then. In float16, a step whose gradients overflow is not an error: it is
     /// reported as skipped.
     pub fn train_step(
         &mut self,
@@ -102,8 +105,7 @@ impl Pipeline {
         Ok(self.train(inputs.into_tensors(), targets.into_tensors())?.0)
     }
 
-    /// As [`Pipeline::train_step`]; also what each layer took and held, by stage, if layers are
-    /// measured.
+    /// As [`Pipeline::train_step`]. If layers are profiled, also returns each stage's profile.
     pub(crate) fn train(
         &mut self,
         inputs: Vec<Tensor>,
@@ -157,10 +159,11 @@ impl Pipeline {
         Ok((report, profiles))
     }
 
-    /// The mean loss over a mini-batch, without dropout; nothing is updated. The same on every K.
+    /// Returns the mean loss over a mini-batch, without dropout and without an update. The result
+    /// is the same for every K.
     ///
     /// # Errors
-    /// As [`Pipeline::train_step`].
+    /// As for [`Pipeline::train_step`].
     pub fn evaluate(
         &mut self,
         inputs: impl IntoTensors,
@@ -186,12 +189,13 @@ impl Pipeline {
         Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator, metrics))
     }
 
-    /// The model's outputs for a mini-batch on the CPU, without dropout, in the order of the
-    /// samples; in float32 where the arithmetic is in bfloat16 or float16. They are not looked at:
-    /// a NaN in them is given as it is.
+    /// Returns the model's outputs for a mini-batch, without dropout, in sample order.
+    ///
+    /// Outputs are on the CPU, in float32 if the arithmetic is in bfloat16 or float16. They are not
+    /// checked: a NaN is returned as it is.
     ///
     /// # Errors
-    /// As [`Pipeline::train_step`].
+    /// As for [`Pipeline::train_step`].
     pub fn predict(&mut self, inputs: impl IntoTensors) -> Result<Vec<Tensor>> {
         let batch = self.check(inputs.into_tensors(), None, false)?;
         let ran = self.run(Mode::Predict, &batch, 1.0, false)?;
@@ -205,8 +209,8 @@ impl Pipeline {
         columns.iter().map(|parts| self.model.given(&Tensor::f_cat(parts, 0)?)).collect()
     }
 
-    /// Replaces the optimizer's learning rate; the factor of [`PipelineBuilder::learning_rate`]
-    /// still holds.
+    /// Replaces the optimizer's learning rate. The factor of [`PipelineBuilder::learning_rate`]
+    /// still applies.
     pub fn set_learning_rate(&mut self, lr: f64) {
         self.training.lr_override = Some(lr);
     }
@@ -216,7 +220,7 @@ impl Pipeline {
         self.training.learning_rate()
     }
 
-    /// Whether some of its stages are in other processes.
+    /// Whether some of the stages are in other processes.
     pub(crate) fn is_in_processes(&self) -> bool {
         self.engine.peers.is_some() && self.engine.here().len() < self.engine.placement.len()
     }
@@ -226,14 +230,15 @@ impl Pipeline {
         &self.model.balance
     }
 
-    /// Steps that were applied so far.
+    /// Number of steps applied so far.
     pub fn steps(&self) -> u64 {
         self.training.step
     }
 
-    /// What the simulator makes of the costs measured in `timelines`, of steps of this pipeline
-    /// with all M micro-batches: the same list of actions, each taking the median time of its kind
-    /// on its stage.
+    /// Simulates a training step with all M micro-batches from the times measured in `timelines`.
+    ///
+    /// The simulator runs the pipeline's own list of actions. Each action takes the median time of
+    /// its kind on its stage.
     ///
     /// # Errors
     /// None that `build` has not already found.
@@ -243,7 +248,8 @@ impl Pipeline {
             .map_err(|deadlock| Error::Schedule(Invalid::Deadlock(deadlock)))
     }
 
-    /// What each stage holds at most in a step with all M micro-batches, from the schedule alone.
+    /// The most micro-batches that each stage holds at once in a step with all M micro-batches,
+    /// derived from the schedule alone.
     ///
     /// # Errors
     /// None that `build` has not already found.
@@ -253,8 +259,8 @@ impl Pipeline {
     }
 }
 
-/// An error if the loss is not finite. In one process a stage has said so already. Across processes
-/// only the driver sees every process's result.
+/// Returns an error if the loss is not finite. In one process the last stage has already reported
+/// it. Across processes only the driver sees every process's result.
 fn finite_loss(outcomes: &[Outcome]) -> Result<()> {
     match report::loss_sum(outcomes) {
         sum if sum.is_finite() => Ok(()),
@@ -262,7 +268,7 @@ fn finite_loss(outcomes: &[Outcome]) -> Result<()> {
     }
 }
 
-/// The last stage's outputs, by micro-batch.
+/// The last stage's outputs, per micro-batch.
 fn outputs(ran: Ran<Stage>) -> Vec<Vec<Tensor>> {
     ran.outcomes.into_iter().next_back().map(|outcome| outcome.outputs).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What a pipeline computes: layers, losses, metrics, and how numbers are kept.
+//! What a pipeline computes: layers, loss, metrics and dtypes.
 
 use std::sync::Arc;
 
@@ -16,45 +16,46 @@ use crate::{
     stage::{catching, feed::Outcome},
 };
 
-/// A parameter of the model, under its first use if it is tied.
+/// A parameter of the model; a tied weight is listed under its first use.
 #[derive(Debug, Clone)]
 pub(super) struct OwnedParameter {
     /// `layer.parameter`
     pub(super) name: String,
-    /// The layer's position in the sequence, and the parameter's in the layer.
+    /// The layer's position in the sequence, and the parameter's position in the layer.
     pub(super) layer: usize,
     pub(super) slot: usize,
-    /// The stage and place (layer within the stage, position) of every use, in layer order; the
-    /// first owns it.
+    /// Every use, in layer order: its stage, and its place there (layer within the stage, parameter
+    /// within the layer). The first use owns the parameter.
     pub(super) uses: Vec<(StageId, (usize, usize))>,
 }
 
-/// What a pipeline computes. Nothing here changes once it is built.
+/// What a pipeline computes. It never changes after the build.
 pub(super) struct Model {
     pub(super) sequence: Sequence,
     /// Layers per stage.
     pub(super) balance: Vec<usize>,
     pub(super) parameters: Vec<OwnedParameter>,
-    /// How many tensors an input has.
+    /// Number of tensors in an input.
     pub(super) inputs: usize,
     pub(super) padding: Option<Padding>,
     pub(super) precision: Precision,
     pub(super) loss: Option<Arc<dyn Loss>>,
     pub(super) metrics: Vec<Arc<dyn Metric>>,
-    /// Whether metrics are taken in training, too.
+    /// Whether metrics are computed in training, too.
     pub(super) training_metrics: bool,
     pub(super) seed: u64,
 }
 
 impl Model {
-    /// What the metrics' sums are divided by; before the run, because it may fail.
+    /// The counts that the metrics' sums are divided by. Computed before the run, because it may
+    /// fail.
     pub(super) fn metric_counts(&self, targets: &[Tensor]) -> Result<Vec<f64>> {
         let count = |metric: &Arc<dyn Metric>| catching(|| metric.count(targets));
         let counts = self.metrics.iter().map(count).collect::<std::result::Result<_, _>>();
         counts.map_err(Error::Torch)
     }
 
-    /// The metrics' sums over all micro-batches, in their order, with their counts.
+    /// The metrics over all micro-batches, added in micro-batch order.
     pub(super) fn measured(&self, outcomes: &[Outcome], counts: &[f64]) -> Vec<Measured> {
         let sums = outcomes.last().map_or(&[][..], |outcome| &outcome.metric_sums);
         if sums.iter().all(Vec::is_empty) {
@@ -67,7 +68,7 @@ impl Model {
         self.metrics.iter().zip(counts).enumerate().map(measured).collect()
     }
 
-    /// An output as users get it: on the CPU, and in no smaller dtype than float32.
+    /// Converts an output for the user: to the CPU, and to float32 from smaller dtypes.
     pub(super) fn given(&self, output: &Tensor) -> Result<Tensor> {
         let Precision { compute, master } = self.precision;
         let output = output.f_to(tch::Device::Cpu)?;

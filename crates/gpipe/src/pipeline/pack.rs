@@ -1,5 +1,5 @@
-//! A process's part of a step as bytes, for the other processes. Nobody else reads them, and both
-//! sides are of one version.
+//! A process's share of a step as bytes, for the other processes. Nothing else reads the bytes, and
+//! all processes run the same version.
 
 use gpipe_bridge::memory::Stats;
 use gpipe_core::{Bytes, DeviceId, Nanos, StageId, lower::Program, simulate::TimedAction};
@@ -10,20 +10,20 @@ use tch::Tensor;
 use crate::processes::dtype;
 use crate::stage::{Stage, feed::Outcome, recorder::StageProfile};
 
-/// As [`crate::fuzzing::share`].
+/// See [`crate::fuzzing::share`].
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzzed(bytes: &[u8], program: &Program) -> std::result::Result<(), String> {
     unpack(bytes, Some(program)).map(drop)
 }
 
-/// A process's part of a run, as it is sent.
+/// A process's share of a run, in serializable form.
 #[derive(Serialize, Deserialize)]
 struct PackedShare {
     origin: Nanos,
     reports: Vec<PackedReport>,
 }
 
-/// One device's. Which actions it did is in the program.
+/// The report of one device. The actions themselves are in the program.
 #[derive(Serialize, Deserialize)]
 struct PackedReport {
     device: DeviceId,
@@ -32,7 +32,7 @@ struct PackedReport {
     outcomes: Vec<(StageId, PackedOutcome)>,
 }
 
-/// [`Outcome`] without types of other crates.
+/// An [`Outcome`] whose fields can all be serialized.
 #[derive(Serialize, Deserialize)]
 struct PackedOutcome {
     loss_sums: Vec<f64>,

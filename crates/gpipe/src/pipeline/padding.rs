@@ -1,24 +1,26 @@
-//! Padding of token batches: sentences differ in length, and a micro-batch needs to be no longer
-//! than its longest.
+//! Padding of token batches. Sentences differ in length, and a micro-batch only needs the length of
+//! its longest sentence.
 
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 
-/// What pads the ends of rows in int64 inputs and targets [samples, length]; `None` for tensors
-/// that are not padded. Training and evaluation cut off the columns of a micro-batch that are
-/// padding in all tensors of that length, so that micro-batches may differ in length; prediction
-/// does not, because its outputs are joined.
+/// The padding values at the ends of rows in int64 inputs and targets `[samples, length]`, or
+/// `None` for tensors without padding.
+///
+/// Training and evaluation cut off the columns of a micro-batch that are padding in all its tensors
+/// of that length, so micro-batches may differ in length. Prediction does not, because its outputs
+/// are joined.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Padding {
-    /// By input.
+    /// For each input.
     pub inputs: Vec<Option<i64>>,
-    /// By target.
+    /// For each target.
     pub targets: Vec<Option<i64>>,
 }
 
 impl Padding {
-    /// Cuts off what is padding. At least one column is left.
+    /// Cuts off the columns that are only padding. At least one column remains.
     pub(super) fn trim(&self, inputs: &mut [Tensor], targets: &mut [Tensor]) -> Result<()> {
         let (given, own) = ((inputs.len(), targets.len()), (self.inputs.len(), self.targets.len()));
         if given != own {
@@ -62,7 +64,7 @@ fn length(tensor: &Tensor) -> Result<i64> {
     }
 }
 
-/// Columns up to the last that is not all padding.
+/// Number of columns up to the last one that is not only padding.
 fn used(tensor: &Tensor, pad: i64) -> Result<i64> {
     let any = tensor.f_ne(pad)?.f_any_dim(0, false)?;
     let any: Vec<bool> = Vec::try_from(any)?;

@@ -1,5 +1,4 @@
-//! A pipeline's parameters, gradients and averages, by their full names: read, overwritten,
-//! exchanged.
+//! Access to a pipeline's parameters, gradients and averages by their full names.
 
 use gpipe_core::{DeviceId, StageId};
 use gpipe_runtime::StageExecutor;
@@ -11,41 +10,42 @@ use crate::{
     stage::{Stage, parameters::Parameters},
 };
 
-/// Where the moving averages are.
+/// Where the moving averages are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Averages {
-    /// There are none.
+    /// Averages are not kept.
     None,
-    /// Beside the parameters.
+    /// Averages are stored beside the parameters.
     Kept,
-    /// In the parameters' place, and those in theirs.
+    /// Averages are in the parameters' place, and the parameters in theirs.
     InUse,
 }
 
-/// Copies of a stage's parameters by name and place.
+/// Copies a stage's parameters, given by name and place.
 type Copy = fn(
     &Parameters,
     &[(String, (usize, usize))],
 ) -> std::result::Result<Vec<(String, Tensor)>, LayerError>;
 
-/// What a layer did that nothing can undo.
+/// The reason for a torn pipeline whose layers changed their parameters.
 pub(super) const CHANGED_PARAMETERS: &str = "a forward changed parameters in place";
 
 impl Pipeline {
-    /// Copies of all parameters (in one of several processes: of its stages) with their full names
-    /// (`layer.parameter`), in layer order; a tied weight once, under its first use.
+    /// Returns copies of all parameters with their full names (`layer.parameter`), in layer order.
+    ///
+    /// A tied weight appears once, under its first use. With several processes, each returns the
+    /// parameters of its own stages.
     ///
     /// # Errors
-    /// A device that does not answer.
+    /// If a device does not answer.
     pub fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.copies(Parameters::copies)
     }
 
-    /// Copies of the moving averages of all parameters, as [`Pipeline::parameters`] gives those.
+    /// Returns copies of the moving averages, in the same form as [`Pipeline::parameters`].
     ///
     /// # Errors
-    /// The builder was not told to [`crate::PipelineBuilder::average`]; a device that does not
-    /// answer.
+    /// If [`crate::PipelineBuilder::average`] was not set, or if a device does not answer.
     pub fn averages(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.needs_averages()?;
         match self.training.averages {
@@ -54,7 +54,7 @@ impl Pipeline {
         }
     }
 
-    /// What `copy` makes of each stage's own parameters, in layer order.
+    /// Applies `copy` to the parameters that each stage owns. The result is in layer order.
     fn copies(&mut self, copy: Copy) -> Result<Vec<(String, Tensor)>> {
         self.needs_whole_state()?;
         let mut all = Vec::with_capacity(self.model.parameters.len());
@@ -68,11 +68,11 @@ impl Pipeline {
         Ok(all)
     }
 
-    /// Calls `evaluate` with the averages in the parameters' place: every evaluation, prediction
-    /// and copy of parameters in it is of the averages. Training in it is refused.
+    /// Calls `evaluate` with the averages in the parameters' place. Evaluations, predictions and
+    /// copies of parameters inside it use the averages. Training inside it is an error.
     ///
     /// # Errors
-    /// As [`Pipeline::averages`], or those of `evaluate`.
+    /// As for [`Pipeline::averages`], or an error of `evaluate`.
     pub fn with_averages<T>(&mut self, evaluate: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.needs_averages()?;
         if self.training.averages == Averages::InUse {
@@ -85,7 +85,7 @@ impl Pipeline {
         back.map(|()| result)
     }
 
-    /// An error unless the parameters are in their own place: what is written would be lost, or be
+    /// Returns an error if averages are in the parameters' place: a write would be lost or
     /// averaged.
     pub(super) fn needs_own_parameters(&self, what: &str) -> Result<()> {
         self.needs_whole_state()?;
@@ -97,7 +97,7 @@ impl Pipeline {
         }
     }
 
-    /// An error if something that writes parameters failed half-way.
+    /// Returns an error if something that writes parameters failed half-way.
     pub(super) fn needs_whole_state(&self) -> Result<()> {
         match self.training.torn {
             None => Ok(()),
@@ -111,16 +111,18 @@ impl Pipeline {
     }
 
     /// Accepts parameters and optimizer state as they are, so that they can be read, saved and
-    /// trained again. This is for a pipeline that refuses to go on: some stages applied an update
-    /// and others did not ([`gpipe_runtime::StepError::Torn`]), or a forward changed its own
-    /// parameters. The step's number stays as it was before. Returns whether there was anything to
-    /// accept.
+    /// trained again. Returns whether there was anything to accept.
     ///
-    /// A step is all or nothing until its update begins. An optimizer of your own that fails in its
-    /// update, after other stages have applied theirs, leaves parameters of two steps.
+    /// Use it for a pipeline that refuses to continue, for one of two reasons. Some stages applied
+    /// an update and others did not ([`gpipe_runtime::StepError::Torn`]), or a forward changed its
+    /// own parameters in place. The step number does not change.
+    ///
+    /// A step is all or nothing until its update begins. If a custom optimizer fails in its update
+    /// after other stages have applied theirs, the parameters are a mix of two steps.
     ///
     /// # Errors
-    /// A stage's thread is gone, or stages are in other processes: restore a checkpoint there.
+    /// If a stage's thread is gone, or if stages are in other processes: restore a checkpoint
+    /// instead.
     pub fn accept_torn_update(&mut self) -> Result<bool> {
         let accepted = self.engine.pool.accept_torn_update()?;
         let changed = self.training.torn.take_if(|torn| *torn == CHANGED_PARAMETERS).is_some();
@@ -136,8 +138,8 @@ impl Pipeline {
         }
     }
 
-    /// Exchanges parameters and averages on every stage. Where that fails on one, it is known of
-    /// none.
+    /// Exchanges parameters and averages on every stage. If one stage fails, the state of all
+    /// stages is unknown, so the pipeline stays torn.
     fn exchange(&mut self, then: Averages) -> Result<()> {
         self.needs_whole_state()?;
         self.training.torn = Some("an exchange of parameters and averages");
@@ -153,11 +155,11 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Copies of the last step's gradients, before clipping, with full names, in layer order. Empty
-    /// unless the builder was told to [`crate::PipelineBuilder::keep_gradients`].
+    /// Returns copies of the last step's gradients, before clipping, with full names, in layer
+    /// order. Empty unless [`crate::PipelineBuilder::keep_gradients`] was set.
     ///
     /// # Errors
-    /// A device that does not answer.
+    /// If a device does not answer.
     pub fn gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
         for stage in self.engine.here() {
@@ -166,11 +168,11 @@ impl Pipeline {
         Ok(all)
     }
 
-    /// Overwrites parameters by their full names; those that are not given stay.
+    /// Overwrites the given parameters by their full names. Other parameters keep their values.
     ///
     /// # Errors
-    /// A name that the model does not have, another shape or dtype: nothing is overwritten then. A
-    /// device that does not answer: some may be.
+    /// If the model has no parameter of a name, or if a shape or dtype differs: nothing is
+    /// overwritten then. If a device does not answer, some parameters may be overwritten.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         self.needs_own_parameters("set parameters")?;
         let kind = self.model.precision.master;
@@ -220,7 +222,8 @@ impl Pipeline {
         answer.ok_or_else(|| Error::Setting(format!("device {device} has no stage {stage}")))
     }
 
-    /// Calls a visitor on every stage of this process, all at once; the answers in stage order.
+    /// Calls a visitor on every stage of this process in parallel. Returns the answers in stage
+    /// order.
     pub(super) fn visit_all<T: Send + 'static, F>(
         &mut self,
         mut visitor: impl FnMut(usize) -> F,

@@ -1,5 +1,5 @@
-//! The other processes of a pipeline, as the runtime sees them: a [`Transport`], and a step's
-//! results as bytes (`pack`).
+//! The other processes of a pipeline, as the runtime sees them: adapts a [`Transport`], and sends a
+//! step's results as bytes (`pack`).
 
 use std::{
     collections::HashMap,
@@ -18,20 +18,20 @@ use crate::{
     value::Value,
 };
 
-/// A transport as the runtime sees it.
+/// Adapts a transport to the runtime's interface.
 pub(crate) struct TransportPeers {
     transport: Arc<dyn Transport>,
     devices: usize,
-    /// Where the memory of each stage that is here is counted.
+    /// Memory arena of each stage in this process.
     arenas: Mutex<HashMap<StageId, u32>>,
-    /// What is run.
+    /// The program of the current run.
     program: Mutex<Option<Arc<Program>>>,
     /// The most bytes of a message, by edge.
     expected: Mutex<Vec<Bytes>>,
 }
 
 impl TransportPeers {
-    /// Meets the other processes, which must have the same facts.
+    /// Meets the other processes and checks that they have the same facts.
     pub(crate) fn new(
         transport: &Arc<dyn Transport>,
         devices: usize,
@@ -53,7 +53,8 @@ impl TransportPeers {
         }))
     }
 
-    /// Lets what arrives for a stage be counted as its own.
+    /// Looks up the arenas of the stages, so that messages are charged to the stage that receives
+    /// them.
     pub(crate) fn charge(&self, pool: &mut WorkerPool<Stage>) -> Result<()> {
         let found = pool.visit_all(|_| {
             |stages: &mut [Stage]| -> Vec<(StageId, u32)> {
@@ -67,12 +68,12 @@ impl TransportPeers {
         Ok(())
     }
 
-    /// Tells what a message of the next run has at most, by edge.
+    /// Sets the most bytes of a message in the next run, by edge.
     pub(crate) fn expect_at_most(&self, most: Vec<Bytes>) {
         *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = most;
     }
 
-    /// The most bytes of a message of `crossing`.
+    /// The most bytes of a message on `crossing`.
     fn most(&self, crossing: RemoteEdge) -> Bytes {
         let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         expected.get(crossing.edge.index()).copied().unwrap_or_default()
@@ -82,7 +83,7 @@ impl TransportPeers {
         self.program.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Charges what this thread allocates from now on to the stage that `crossing` goes to.
+    /// Charges this thread's allocations from now on to the stage that receives from `crossing`.
     fn enter_arena(&self, crossing: RemoteEdge) -> std::result::Result<(), PeerError> {
         let Some(program) = self.program() else { return Ok(()) };
         let edge = program.topology.edges.get(crossing.edge.index());

@@ -1,5 +1,5 @@
-//! A pipeline as one of several replicas: which samples are its own, and what a step came to in all
-//! of them.
+//! A pipeline as one of several replicas: the samples that it trains on, and the sums of a step
+//! over all replicas.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::{
     stage::feed::{Outcome, Slice, split},
 };
 
-/// What the last stage of a replica summed, by micro-batch.
+/// Sums of the last stage of one replica, by micro-batch.
 #[derive(Serialize, Deserialize)]
 struct Sums {
     losses: Vec<f64>,
@@ -20,16 +20,20 @@ struct Sums {
 }
 
 impl Pipeline {
-    /// The samples of a mini-batch of `count` whose inputs the stages of this process are fed by
-    /// [`Pipeline::train_step`]: all of them in one process; those of this replica in its first
-    /// process; none in the others, whose stages are fed by other stages. What stands in the place
-    /// of the others' inputs is never looked at, so that a process need not read it. Targets are
-    /// needed everywhere: the loss is divided by the count of all of them. Where a
-    /// [`crate::Padding`] trims micro-batches to their longest sample, inputs are looked at
-    /// everywhere.
+    /// The samples whose inputs this process needs in [`Pipeline::train_step`], of a mini-batch of
+    /// `count` samples.
+    ///
+    /// - With one process, all samples.
+    /// - With several, the first process of each replica needs its replica's samples. The other
+    ///   processes need none, because other stages feed their stages.
+    /// - With a [`crate::Padding`], every process needs all samples, because micro-batches are
+    ///   trimmed to their longest sample.
+    ///
+    /// Inputs of other samples are never read, so a process may pass placeholders. Targets are
+    /// needed everywhere, because the loss is divided by the count of all of them.
     ///
     /// # Errors
-    /// Fewer samples than replicas.
+    /// If there are fewer samples than replicas.
     pub fn samples_fed(&self, count: usize) -> Result<Range<usize>> {
         match self.model.padding {
             Some(_) => Ok(0..count),
@@ -38,15 +42,15 @@ impl Pipeline {
         }
     }
 
-    /// Whether this process looks at the inputs that [`Pipeline::evaluate`] and
-    /// [`Pipeline::predict`] are given: it has the first stage, or there is a [`crate::Padding`].
-    /// What stands in the place of the inputs in another process is never looked at.
+    /// Whether this process needs the inputs of [`Pipeline::evaluate`] and [`Pipeline::predict`]:
+    /// it has the first stage, or there is a [`crate::Padding`]. Other processes never read the
+    /// inputs and may pass placeholders.
     pub fn is_fed(&self) -> bool {
         self.model.padding.is_some() || self.engine.here().contains(&0)
     }
 
-    /// The samples of a mini-batch of `count` that this replica trains on: all of them, where there
-    /// is one.
+    /// The samples of a mini-batch of `count` that this replica trains on; all of them without
+    /// replicas.
     pub(super) fn own_samples(&self, count: usize) -> Result<Range<usize>> {
         let Some(replicas) = &self.engine.replicas else { return Ok(0..count) };
         let all = split(count, replicas.count());
@@ -61,8 +65,8 @@ impl Pipeline {
         Ok(first..first + own)
     }
 
-    /// Puts what the last stages of all replicas summed, in the order of the samples, in the place
-    /// of what this one's did.
+    /// Replaces this replica's sums of losses and metrics by those of all replicas, in sample
+    /// order.
     pub(super) fn of_all_replicas(&self, outcomes: &mut [Outcome]) -> Result<()> {
         let (Some(replicas), Some(last)) = (&self.engine.replicas, outcomes.last_mut()) else {
             return Ok(());

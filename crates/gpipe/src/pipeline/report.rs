@@ -1,4 +1,4 @@
-//! What a step returns: the loss, and where time and memory went.
+//! What a step returns: the loss, and how time and memory were spent.
 
 use gpipe_core::{
     Bytes, Nanos,
@@ -13,88 +13,89 @@ use crate::{
     stage::{Stage, feed::Outcome},
 };
 
-/// A training step.
+/// The report of a training step.
 #[derive(Debug, Clone)]
 pub struct StepReport {
-    /// The number of this update, from 1; of the last one if this step was skipped.
+    /// The number of this update, from 1. If this step was skipped, the number of the last update.
     pub step: u64,
-    /// Whether the update was left out because float16 gradients overflowed; the next step has a
+    /// Whether the update was skipped because float16 gradients overflowed. The next step uses a
     /// smaller loss scale.
     pub skipped: bool,
     /// The mini-batch loss: the sum over samples (or tokens) divided by `count`.
     pub loss: f64,
-    /// Samples, or tokens, that the loss counted.
+    /// Number of samples, or tokens, counted by the loss.
     pub count: f64,
     /// The global gradient norm, before clipping.
     pub grad_norm: f64,
-    /// What the gradients were multiplied by: less than 1 where the norm was clipped.
+    /// The clipping factor of the gradients: below 1 if the norm was clipped.
     pub clip_scale: f64,
     /// The learning rate before any group's factor.
     pub lr: f64,
-    /// What the loss was multiplied by for the backwards: 1 but in float16.
+    /// The factor of the loss in the backwards: 1 except in float16.
     pub loss_scale: f64,
-    /// The metrics, if they are taken in training.
+    /// The metrics, if they are computed in training.
     pub metrics: Vec<Measured>,
-    /// From the start of the step to the last stage's end.
+    /// From the start of the step until the last stage ends.
     pub time: Nanos,
-    /// The share of devices x `time` in which a device was not busy, but communicated or waited.
+    /// The idle fraction of devices x `time`: the time in which devices communicated or waited.
     pub bubble: f64,
     /// The time in which at least two devices computed at once.
     pub overlap: Nanos,
-    /// By device: by stage, unless the schedule puts several on one.
+    /// The report of each device; of each stage, unless the schedule puts several on a device.
     pub devices: Vec<DeviceReport>,
-    /// What each device held over the time of the step: from each time, the start of an action,
-    /// until the next one. Within an action it may hold more for a while ([`DeviceReport::peak`]).
+    /// Memory of each device over the step: the bytes held from the start of each action until the
+    /// next one. Within an action a device may hold more for a while ([`DeviceReport::peak`]).
     pub bytes: Vec<Vec<(Nanos, Bytes)>>,
     /// Every action with its times, per device.
     pub timeline: Timeline,
 }
 
-/// One device's share of a step. The eight parts from `forward` to `stalls` sum to the step, to the
-/// nanosecond; [`gpipe_core::report`] says what each of them is.
+/// Time and memory of one device in a step. The eight times from `forward` to `stalls` sum to the
+/// step, to the nanosecond. [`gpipe_core::report`] defines each of them.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceReport {
-    /// In forwards.
+    /// Time in forwards.
     pub forward: Nanos,
-    /// In re-materialization; with segments, all but the first recomputed one count as backward.
+    /// Time in re-materialization. With segments, only the first recomputed segment counts here;
+    /// the others count as backward.
     pub recompute: Nanos,
-    /// In backwards, or both halves of them.
+    /// Time in backwards, or in both halves of split backwards.
     pub backward: Nanos,
-    /// In tied weights, norms and the update.
+    /// Time in tied weights, norms and the update.
     pub optimizer: Nanos,
-    /// In transfers that waited for nobody.
+    /// Time in transfers in which no device waited for another.
     pub communication: Nanos,
-    /// Waiting that the schedule makes even if all stages were equally fast.
+    /// Waiting that the schedule causes even if all stages are equally fast.
     pub fill_drain: Nanos,
-    /// Waiting that stages of unequal speed or work add to it.
+    /// Additional waiting because stages differ in speed or work.
     pub imbalance: Nanos,
-    /// The rest of the waiting: times that vary, and the machine.
+    /// The rest of the waiting: variation of times, and the machine.
     pub stalls: Nanos,
     /// All waiting: `fill_drain`, `imbalance` and `stalls`.
     pub wait: Nanos,
-    /// Most bytes of tensors that its stages had allocated at once, their parameters and state
-    /// included.
+    /// The most bytes of tensors that the device's stages had allocated at once, including
+    /// parameters and optimizer state.
     pub peak: Bytes,
-    /// Bytes of tensors that they hold after the step.
+    /// Bytes of tensors that the stages hold after the step.
     pub live: Bytes,
-    /// Bytes of activations and gradients that they sent to other stages.
+    /// Bytes of activations and gradients that the stages sent to other stages.
     pub sent: Bytes,
 }
 
 impl DeviceReport {
-    /// Forward, re-materialization and backward. The bubble counts the optimizer's part as busy,
-    /// too.
+    /// Time in forwards, re-materialization and backwards. Unlike [`StepReport::bubble`], it does
+    /// not count the optimizer's part as busy.
     pub fn busy(&self) -> Nanos {
         self.forward + self.recompute + self.backward
     }
 }
 
-/// The sum of losses, in micro-batch order.
+/// The sum of the losses of all micro-batches, in their order.
 pub(super) fn loss_sum(outcomes: &[Outcome]) -> f64 {
     outcomes.last().map_or(0.0, |outcome| outcome.loss_sums.iter().sum())
 }
 
-/// What only the driver knows of a step.
+/// The part of a report that only the driver knows.
 pub(super) struct Numbers {
     pub step: u64,
     pub skipped: bool,
@@ -131,7 +132,7 @@ impl StepReport {
                 imbalance: times.imbalance,
                 stalls: times.stalls,
                 wait: times.wait(),
-                // A device's stages share its memory; each saw it when it was done.
+                // The stages of a device share its memory. Each stage measured it when it finished.
                 peak: Bytes(own(device).map(|memory| memory.peak).max().unwrap_or(0)),
                 live: Bytes(own(device).map(|memory| memory.live).next_back().unwrap_or(0)),
                 sent,
@@ -158,7 +159,7 @@ impl StepReport {
     }
 }
 
-/// What each device held from the start of each of its actions on, and at the end of the step.
+/// The bytes that each device held at the start of each of its actions and at the end of the step.
 fn bytes(ran: &Ran<Stage>, devices: &[DeviceReport]) -> Vec<Vec<(Nanos, Bytes)>> {
     let mut levels: Vec<_> = ran.outcomes.iter().map(|own| own.levels.iter()).collect();
     let series = ran.timeline.devices.iter().zip(devices).map(|(list, device)| {
@@ -172,14 +173,14 @@ fn bytes(ran: &Ran<Stage>, devices: &[DeviceReport]) -> Vec<Vec<(Nanos, Bytes)>>
     series.collect()
 }
 
-/// An evaluation of one mini-batch. Over several, sum `sum` and `count` and divide once.
+/// The evaluation of one mini-batch. To combine several, add up `sum` and `count` and divide once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// `sum` / `count`.
     pub loss: f64,
     /// The sum of losses.
     pub sum: f64,
-    /// Samples, or tokens, that the loss counted.
+    /// Number of samples, or tokens, counted by the loss.
     pub count: f64,
     /// The metrics, in the order in which the builder was given them.
     pub metrics: Vec<Measured>,

@@ -1,4 +1,4 @@
-//! How a step is run on the stages.
+//! How a step runs on the stages.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// The stages, and in which order they work. Only the stages themselves change once it is built.
+/// The stages and the order of their work. Only the stages themselves change after the build.
 pub(super) struct Engine {
     pub(super) pool: WorkerPool<Stage>,
     /// The other processes, if there are any.
@@ -33,9 +33,9 @@ pub(super) struct Engine {
     /// The other replicas, if there are any.
     pub(super) replicas: Option<Arc<dyn Replicas>>,
     pub(super) topology: Topology,
-    /// By edge of the topology.
+    /// What each edge of the topology carries.
     pub(super) carried: Vec<Carried>,
-    /// By stage: its device.
+    /// Device of each stage.
     pub(super) placement: Vec<usize>,
     pub(super) schedule: Schedule,
     pub(super) remat: RematPolicies,
@@ -44,19 +44,19 @@ pub(super) struct Engine {
     pub(super) link_capacity: usize,
 }
 
-/// What is found once and used again. All of it could be found anew at any time.
+/// Results that are computed once and reused. All of them can be recomputed at any time.
 #[derive(Default)]
 pub(super) struct Caches {
-    /// By whether it trains, and the number of micro-batches.
+    /// Keyed by whether the program trains, and by the number of micro-batches.
     programs: HashMap<(bool, usize), Arc<Program>>,
     /// Shapes of inputs and targets that fit the model.
     pub(super) shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
-    /// By the inputs of a micro-batch: the most bytes of a message, by edge.
+    /// For each micro-batch input: the most bytes of a message, by edge.
     pub(super) message_bytes: Vec<(Vec<TensorSpec>, Vec<Bytes>)>,
 }
 
 impl Engine {
-    /// On how many devices its stages are.
+    /// Number of devices.
     pub(super) fn devices(&self) -> usize {
         self.placement.iter().max().map_or(1, |last| last + 1)
     }
@@ -70,8 +70,8 @@ impl Engine {
 }
 
 impl Pipeline {
-    /// The list of actions of a step with `micro_batches` micro-batches, for training or only
-    /// forwards.
+    /// The list of actions of a step with `micro_batches` micro-batches, for training or for
+    /// forwards only.
     ///
     /// # Errors
     /// None that `build` has not already found.
@@ -94,10 +94,10 @@ impl Pipeline {
         Ok(program)
     }
 
-    /// Runs a step on all stages. Returns all that they gave and measured.
+    /// Runs a step on all stages. Returns their outcomes and measurements.
     ///
     /// # Errors
-    /// The pipeline is torn; a stage failed.
+    /// If the pipeline is torn, or if a stage fails.
     pub(super) fn run(
         &mut self,
         mode: Mode,
@@ -138,9 +138,9 @@ impl Pipeline {
         ran
     }
 
-    /// After a NaN somewhere: runs the step again, which changes nothing because it fails again,
-    /// and looks at every value, so that the error names the first layer that makes one. It costs
-    /// nothing until then.
+    /// Finds the layer that made a NaN. Runs the step again with every value checked, so that the
+    /// error names the first layer with a non-finite value. The second run never updates
+    /// (`ActiveStage::decide`). Steps without a NaN pay nothing for it.
     pub(super) fn name_the_layer(
         &mut self,
         error: Error,
@@ -148,13 +148,13 @@ impl Pipeline {
         batch: &MiniBatch,
         denominator: f64,
     ) -> Error {
-        // Among processes a step that fails on purpose would be the last one.
+        // Across processes, a step that fails ends the run, so it cannot be repeated.
         if !error.is_not_finite() || self.engine.peers.is_some() {
             return error;
         }
         match self.run(mode, batch, denominator, true) {
             Err(found) if found.is_not_finite() => found,
-            _ => error, // it did not come again: the first message is the better one
+            _ => error, // the NaN did not recur: keep the first error
         }
     }
 }

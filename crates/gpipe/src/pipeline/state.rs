@@ -1,4 +1,4 @@
-//! All that a pipeline knows between two steps: taken out, and put back, at any K.
+//! Saves and restores everything that a pipeline keeps between two steps, for any K.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,16 +10,16 @@ use crate::{
     state::{Counters, LayerOutline, LayerState, ParameterOutline, ParameterState, State},
 };
 
-/// How a pipeline runs its model, as text; none of it is needed to restore its state.
+/// How a pipeline runs its model, as text. Restoring a state does not need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSettings {
-    /// K.
+    /// Number of stages (K).
     pub stages: usize,
-    /// M.
+    /// Number of micro-batches (M).
     pub micro_batches: usize,
     /// The schedule's name.
     pub schedule: String,
-    /// What is re-materialized.
+    /// The re-materialization policy.
     pub remat: String,
     /// Layers per stage.
     pub balance: Vec<usize>,
@@ -28,13 +28,15 @@ pub struct RunSettings {
 }
 
 impl Pipeline {
-    /// Copies of all that the next steps depend on, on the CPU, made by all stages at once (in one
-    /// of several processes: by its own): parameters, optimizer state, moving averages, counters.
-    /// They need as much memory again, outside of every cap.
+    /// Returns copies of everything that the next steps depend on: parameters, optimizer state,
+    /// moving averages and counters.
+    ///
+    /// All stages copy at once, to the CPU. With several processes, each returns the state of its
+    /// own stages. The copies need as much memory again, which no cap limits.
     ///
     /// # Errors
-    /// No memory for the copies; a device that does not answer; the averages are in the parameters'
-    /// place.
+    /// If there is no memory for the copies, if a device does not answer, or inside
+    /// [`Pipeline::with_averages`].
     pub fn state(&mut self) -> Result<State> {
         self.needs_own_parameters("take its state")?;
         let owned = &self.model.parameters;
@@ -66,7 +68,7 @@ impl Pipeline {
         Ok(State { counters, stages })
     }
 
-    /// A stage's parameters, which are in the order of `owned`, by layer.
+    /// Groups a stage's parameters, which are in the order of `owned`, by layer.
     fn by_layer(&self, stage: usize, parameters: Vec<ParameterState>) -> Vec<LayerState> {
         let own = self.model.parameters.iter().filter(|owned| owned.uses[0].0.index() == stage);
         let mut layers: Vec<LayerState> = Vec::new();
@@ -82,15 +84,17 @@ impl Pipeline {
         layers
     }
 
-    /// Puts a state back, layer by layer, so that no more than one is in memory twice. The next
-    /// step is then, to the bit, what it would have been where the state was taken. The optimizer
-    /// and averages of a pipeline that has none are passed over; what the state has none of starts
-    /// anew.
+    /// Restores a state, layer by layer, so that at most one layer is in memory twice.
+    ///
+    /// The next step is identical, to the bit, to the step that would have followed where the state
+    /// was saved. If this pipeline has no optimizer or no averages, those of the state are ignored.
+    /// Optimizer state or averages that the state lacks start anew.
     ///
     /// # Errors
-    /// Another seed; a layer that does not fit, twice, or missing; an error of `layers`, as it is.
-    /// If any layer was already put back, the pipeline is of no use afterwards and says so; compare
-    /// with [`Pipeline::outline`] first.
+    /// If the seed differs; if a layer does not fit, occurs twice, or is missing; or if `layers`
+    /// returns an error, which is passed on unchanged. If a layer was already restored, the
+    /// pipeline is unusable afterwards and its calls return an error. To avoid that, compare with
+    /// [`Pipeline::outline`] first.
     pub fn restore<E: From<Error>>(
         &mut self,
         counters: &Counters,
@@ -152,7 +156,7 @@ impl Pipeline {
             for (stage, places) in
                 by_stage.into_iter().filter(|(stage, _)| here.contains(&stage.index()))
             {
-                // The same storage: the stage makes its own copies.
+                // The storage is shared: each stage makes its own copies.
                 let shared = state.shallow_clone();
                 self.visit(stage.index(), move |stage| stage.put_state(&places, &shared))??;
             }
@@ -160,8 +164,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// What the state of each layer looks like, in order; of layers without parameters of their
-    /// own, too.
+    /// Describes the state of each layer, in order, including layers that own no parameters.
     pub fn outline(&self) -> Vec<LayerOutline> {
         let layer = |(index, layer): (usize, &crate::sequence::NamedLayer)| {
             let own = self.model.parameters.iter().filter(|owned| owned.layer == index);
@@ -206,7 +209,7 @@ fn misfit(reason: String) -> Error {
 }
 
 impl ParameterState {
-    /// The same tensors: nothing is copied.
+    /// The same tensors, without copying data.
     fn shallow_clone(&self) -> Self {
         let optimizer = self.optimizer.as_ref().map(|state| crate::state::OptimizerState {
             updates: state.updates,
@@ -222,7 +225,7 @@ impl ParameterState {
 }
 
 impl LayerOutline {
-    /// Whether `layer` fits; what does not, for the user.
+    /// Checks that `layer` fits. The error is a message for the user.
     fn check(&self, layer: &LayerState) -> std::result::Result<(), String> {
         let name = &self.layer;
         let names = |names: Vec<&String>| names.into_iter().cloned().collect::<Vec<_>>().join(", ");

@@ -1,5 +1,5 @@
-//! From a sequence and a balance to stages and the edges between them, and to where each parameter
-//! is.
+//! From a sequence and a balance to stages, the edges between them, and the place of each
+//! parameter.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ use crate::{
     stage::Edges,
 };
 
-/// The topology, what each of its edges is for, and each stage's own view of them.
-/// `trained_before[l]`: whether anything before layer l is trained.
+/// Builds the topology. Also returns the purpose of each edge, and each stage's view of its edges.
+/// `trained_before[l]` says whether anything before layer l is trained.
 pub(super) fn build(
     ranges: &[Range<usize>],
     skips: &[Skip],
@@ -56,9 +56,11 @@ pub(super) fn build(
     (topology, purposes, views)
 }
 
-/// Each stage that uses a tied weight updates a copy of its own with the same gradient. On devices
-/// of one kind the copies stay equal to the bit; a CPU's and a GPU's kernels round differently, and
-/// would drift apart.
+/// Checks that each tied weight is on devices of one kind.
+///
+/// Each stage that uses a tied weight updates its own copy with the same gradient. On devices of
+/// one kind the copies stay equal to the bit. CPU and GPU kernels round differently, so their
+/// copies would drift apart.
 pub(super) fn check_ties(
     ranges: &[Range<usize>],
     devices: &[Device],
@@ -84,7 +86,7 @@ pub(super) fn check_ties(
     Ok(())
 }
 
-/// Every parameter once, in layer order; a tied weight under its first use.
+/// Every parameter once, in layer order. A tied weight is listed under its first use.
 pub(super) fn owned(
     sequence: &Sequence,
     ranges: &[Range<usize>],

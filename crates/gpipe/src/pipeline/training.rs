@@ -1,4 +1,4 @@
-//! What a training changes from step to step, beside the parameters.
+//! What training changes from step to step, besides the parameters.
 
 use std::sync::Arc;
 
@@ -8,23 +8,23 @@ use crate::{
     precision::LossScale,
 };
 
-/// The state of a training that the driver keeps. Parameters and optimizer state are on the stages.
+/// The training state that the driver keeps. Parameters and optimizer state are on the stages.
 pub(super) struct Training {
     /// Steps applied so far.
     pub(super) step: u64,
     pub(super) optimizer: Option<Arc<dyn Optimizer>>,
-    /// The factor of the optimizer's learning rate at each step.
+    /// The schedule of the learning rate: a factor for each step.
     pub(super) rate: LearningRate,
-    /// What [`set_learning_rate`](super::Pipeline::set_learning_rate) set.
+    /// The rate set by [`set_learning_rate`](super::Pipeline::set_learning_rate).
     pub(super) lr_override: Option<f64>,
     pub(super) loss_scale: LossScale,
     pub(super) averages: Averages,
-    /// Why parameters and state are of no use any more.
+    /// Why parameters and state are unusable, if they are.
     pub(super) torn: Option<&'static str>,
 }
 
 impl Training {
-    /// The learning rate before the factor of the step.
+    /// The learning rate before the step's factor.
     pub(super) fn base_lr(&self) -> f64 {
         self.lr_override.or(self.optimizer.as_ref().map(|optimizer| optimizer.lr())).unwrap_or(0.0)
     }

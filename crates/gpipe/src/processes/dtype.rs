@@ -1,8 +1,8 @@
-//! Dtypes as numbers, for what is sent between processes.
+//! Dtypes as numbers, for messages between processes.
 
 use tch::Kind;
 
-/// By number.
+/// The dtypes that can be sent; a dtype's number is its index.
 const KINDS: [Kind; 10] = [
     Kind::Uint8,
     Kind::Int8,
@@ -16,12 +16,12 @@ const KINDS: [Kind; 10] = [
     Kind::BFloat16,
 ];
 
-/// The number of a dtype, if it can be sent.
+/// The number of a dtype, or `None` if it cannot be sent.
 pub fn code(kind: Kind) -> Option<u8> {
     KINDS.iter().position(|own| *own == kind).and_then(|position| u8::try_from(position).ok())
 }
 
-/// The dtype of a number.
+/// The dtype with number `code`, or `None` if there is none.
 pub fn kind(code: u8) -> Option<Kind> {
     KINDS.get(usize::from(code)).copied()
 }

@@ -1,11 +1,12 @@
-//! A pipeline in several processes: what it asks of a transport.
+//! Pipelines that span several processes: the interface that a transport implements.
 //!
-//! Every process builds the same pipeline and makes the same calls in the same order. A stage is in
-//! one process; values between stages of two processes go through the transport, which is c10d's in
-//! `gpipe-distributed`.
+//! Every process builds the same pipeline and makes the same calls in the same order. Each stage
+//! runs in one process. Values between stages of different processes go through the transport;
+//! `gpipe-distributed` implements one on c10d.
 //!
-//! - [`dtype`]: dtypes as numbers; [`replicas`]: the seam to other replicas of the pipeline
-//! - here: the seam to the transport
+//! - [`dtype`]: dtypes as numbers
+//! - [`replicas`]: the interface to other replicas of the pipeline
+//! - here: the interface to the transport
 
 pub mod dtype;
 pub mod replicas;
@@ -23,84 +24,89 @@ pub use replicas::{Replicas, Summing};
 
 use crate::value::Value;
 
-/// Bytes of a layer's part of a vote: its number, and its sum of squares.
+/// Bytes per layer in a vote: the layer's number and its sum of squares.
 pub const SQUARE_BYTES: usize = 4 + 8;
-/// Bytes of a verdict: whether to apply the update, the norm, the scale.
+/// Bytes of a verdict: whether to apply the update, the norm, and the scale.
 pub const VERDICT_BYTES: usize = 1 + 8 + 8;
 
-/// The other processes of a pipeline, as one of them sees them. Ranks count from 0.
+/// The transport between the processes of one pipeline, as one of them sees it. Ranks count from 0.
 pub trait Transport: Send + Sync + 'static {
-    /// The number of this process.
+    /// The rank of this process.
     fn rank(&self) -> usize;
 
-    /// How many there are.
+    /// The number of processes.
     fn size(&self) -> usize;
 
-    /// The number that messages call a process by, where there are others besides these.
+    /// The rank of `process` among the processes of all replicas, which error messages name.
     fn rank_of(&self, process: usize) -> usize {
         process
     }
 
-    /// Compares facts, by name, with those of the other processes; every process calls it with its
-    /// own.
+    /// Compares named facts with those of the other processes. Every process calls it with its own
+    /// facts.
     ///
     /// # Errors
-    /// The first fact that is another elsewhere, with both sides; a process that does not come.
+    /// If a fact differs (the error names the first one, with both values), or if a process does
+    /// not join.
     fn agree(&self, facts: &[(String, String)]) -> std::result::Result<(), PeerError>;
 
-    /// As [`gpipe_runtime::Peers::begin`].
+    /// Begins a run; see [`gpipe_runtime::Peers::begin`].
     ///
     /// # Errors
-    /// Another process is gone.
+    /// If another process is gone.
     fn begin(&self, run: Run) -> std::result::Result<(), PeerError>;
 
-    /// As [`gpipe_runtime::Peers::outbound`]. Tensors are on the CPU.
+    /// Opens the sending end of an edge; see [`gpipe_runtime::Peers::outbound`]. Tensors are on the
+    /// CPU.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// If the connection is lost.
     fn outbound(
         &self,
         crossing: RemoteEdge,
     ) -> std::result::Result<Box<dyn Outbound<Value>>, PeerError>;
 
-    /// As [`gpipe_runtime::Peers::inbound`]. Tensors come as they were sent, with their strides,
-    /// and are allocated in the calling thread. What says that it brings more than the `most` bytes
-    /// of a message is refused before memory is asked for.
+    /// Opens the receiving end of an edge; see [`gpipe_runtime::Peers::inbound`].
+    ///
+    /// Tensors arrive as they were sent, with their strides, and are allocated in the calling
+    /// thread. A message that announces more than `most` bytes is refused before memory is
+    /// allocated.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// If the connection is lost.
     fn inbound(
         &self,
         crossing: RemoteEdge,
         most: Bytes,
     ) -> std::result::Result<Box<dyn Inbound<Value>>, PeerError>;
 
-    /// As [`gpipe_runtime::Peers::fail`].
+    /// Reports the failure of a run; see [`gpipe_runtime::Peers::fail`].
     fn fail(&self, why: &PeerError);
 
-    /// Gives `own` to every process, and waits for theirs; by rank.
+    /// Sends `own` to every process and waits for theirs. Returns all of them by rank.
     ///
     /// # Errors
-    /// Another process failed or is gone.
+    /// If another process failed or is gone.
     fn gather(&self, own: Vec<u8>) -> std::result::Result<Vec<Vec<u8>>, PeerError>;
 
-    /// As [`Transport::gather`], for a thread of each process beside the one that trains:
-    /// independent of what that one gathers. It waits no longer than `longest` for each process,
-    /// which a disk may be slow for.
+    /// As [`Transport::gather`], for a second thread of each process beside the one that trains.
+    /// The two gathers are independent. It waits at most `longest` for each process, because a slow
+    /// disk may delay them.
     ///
     /// # Errors
-    /// As there.
+    /// If another process failed or is gone.
     fn gather_beside(
         &self,
         own: Vec<u8>,
         longest: Duration,
     ) -> std::result::Result<Vec<Vec<u8>>, PeerError>;
 
-    /// The time now on a clock that all processes share.
+    /// The current time on a clock that all processes share.
     fn now(&self) -> Nanos;
 }
 
-/// The process of a device: contiguous blocks, as equal as can be.
+/// The process that runs a device. Each process runs a contiguous block of devices, in blocks as
+/// equal as possible.
 pub fn process_of(device: usize, devices: usize, processes: usize) -> usize {
     device * processes / devices.max(1)
 }

@@ -1,48 +1,49 @@
-//! Replicas of a pipeline: the same stages, each time on other samples of the mini-batch. Their
-//! gradients are summed, so that all of them make the same update.
+//! Replicas of a pipeline: copies of its stages that train on different samples of a mini-batch.
+//! Their gradients are summed, so that all replicas make the same update.
 //!
-//! This is the seam: what a pipeline asks of the processes that have its replicas.
+//! This is the interface between a pipeline and the processes of its replicas.
 
 use gpipe_core::StageId;
 use tch::Tensor;
 
 use super::PeerError;
 
-/// The replicas of a pipeline, as a process of one of them sees them.
+/// The replicas of a pipeline, as a process of one replica sees them.
 pub trait Replicas: Send + Sync + 'static {
-    /// The number of this replica, from 0.
+    /// The index of this replica, from 0.
     fn index(&self) -> usize;
 
-    /// How many there are.
+    /// The number of replicas.
     fn count(&self) -> usize;
 
-    /// Connects a stage with the same stage of the other replicas, for which each of them calls
-    /// this.
+    /// Connects a stage with the same stage of the other replicas. Every replica must call it for
+    /// the stage.
     ///
     /// # Errors
-    /// Another process does not come.
+    /// If another process does not join.
     fn stage(&self, stage: StageId) -> Result<Box<dyn Summing>, PeerError>;
 
-    /// Gives `own` to the process of each replica that has the same stages, and waits for theirs;
-    /// by replica.
+    /// Sends `own` to the process of each replica that has the same stages, and waits for theirs.
+    /// Returns all of them by replica.
     ///
     /// # Errors
-    /// Another process failed or is gone.
+    /// If another process failed or is gone.
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError>;
 }
 
-/// Sums of one stage over all replicas. All of them begin the same sums in the same order.
+/// All-reduce of one stage's tensors over the replicas. All replicas begin the same sums in the
+/// same order.
 pub trait Summing: Send {
-    /// Begins to sum `tensor`, which is contiguous and on the CPU, with those of the other
-    /// replicas.
+    /// Begins to sum `tensor` with those of the other replicas. `tensor` is contiguous and on the
+    /// CPU.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// If the connection is lost.
     fn begin(&mut self, tensor: Tensor) -> Result<(), PeerError>;
 
-    /// The oldest sum that has begun and not ended, once it is there.
+    /// Waits for the oldest sum in flight and returns it.
     ///
     /// # Errors
-    /// Another replica failed, is gone, or does not come.
+    /// If another replica failed, is gone, or does not join.
     fn end(&mut self) -> Result<Tensor, PeerError>;
 }

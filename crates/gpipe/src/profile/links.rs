@@ -1,5 +1,5 @@
-//! What messages between stages took: between threads a latency, for values move without a copy;
-//! between processes a latency and so many bytes per second.
+//! Times of messages between stages: a latency between threads, which move values without a copy,
+//! and a latency and a bandwidth between processes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,16 +11,16 @@ use gpipe_core::{
 
 use crate::pipeline::StepReport;
 
-/// A send that takes longer waited for room.
+/// A send that takes longer than this has waited for room in its link.
 const FREE: Nanos = Nanos(100_000);
 
-/// Times of messages, in nanoseconds, by their bytes.
+/// Times of messages in nanoseconds, by message size in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Messages(BTreeMap<u64, Vec<u64>>);
 
 impl Messages {
-    /// Those of a step. A stage's messages count as equally large: it sends activations one way and
-    /// their gradients the other.
+    /// Adds the messages of one step. All messages of a stage count as equally large: it sends
+    /// activations one way and their gradients the other.
     pub(super) fn add(&mut self, report: &StepReport) {
         for (device, time) in times_of(&report.timeline) {
             let sends = report.timeline.devices[device].iter();
@@ -40,7 +40,7 @@ impl Messages {
         }
     }
 
-    /// A latency, and, where messages are copied, the bytes per second.
+    /// Fits a latency and, if messages are copied, a bandwidth in bytes per second.
     pub(super) fn transport(mut self, copied: bool) -> Transport {
         let points: Vec<(f64, f64)> = self
             .0
@@ -57,9 +57,10 @@ impl Messages {
     }
 }
 
-/// From a send to the end of the receive that waited for it, by the sending device. A send's own
-/// end is noted by another thread, perhaps after the receive's: so from its start, of those that
-/// did not wait for room.
+/// The time from each send to the end of the receive that waited for it, by sending device.
+///
+/// Times count from the start of the send, and only for sends that did not wait for room. Another
+/// thread notes the end of a send, possibly after the receive has ended.
 fn times_of(timeline: &Timeline) -> Vec<(usize, Nanos)> {
     let mut sent = HashMap::new();
     for (device, timed) in
@@ -79,9 +80,10 @@ fn times_of(timeline: &Timeline) -> Vec<(usize, Nanos)> {
     waited.collect()
 }
 
-/// The line through points that few of them can spoil (Theil 1950, Sen 1968): the median of the
-/// slopes between all pairs, and of what is left at 0, which is not less than that. None where
-/// there is one point, or the line does not rise.
+/// Fits a line (intercept, slope) that a few outliers cannot spoil (Theil 1950, Sen 1968).
+///
+/// The slope is the median of the slopes of all pairs of points. The intercept is the median of the
+/// residuals, at least 0. Returns `None` for fewer than two points, or if the line does not rise.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let middle = |mut values: Vec<f64>| {
         values.sort_unstable_by(f64::total_cmp);
@@ -120,7 +122,7 @@ mod tests {
         let sizes = [(1 << 12, vec![3_000, 5_000, 4_000]), (1 << 20, vec![6_000, 2_000])];
         let found = Messages(sizes.clone().into_iter().collect()).transport(false);
         assert_eq!(found, Transport { latency: Nanos(4_000), bytes_per_s: 0 });
-        // One size says nothing of the bandwidth, and neither do larger messages that take less.
+        // One size gives no bandwidth, and neither do larger messages that take less time.
         let one = Messages([sizes[0].clone()].into_iter().collect()).transport(true);
         assert_eq!(one, Transport { latency: Nanos(4_000), bytes_per_s: 0 });
         assert_eq!(line(&[(1.0, 9.0), (2.0, 5.0)]), None);

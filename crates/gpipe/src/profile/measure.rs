@@ -1,6 +1,8 @@
-//! Measuring a profile: a few steps of the real pipeline for each size of micro-batches and each
-//! schedule, all its stages at work, once with all forwards discarding and once with all keeping.
-//! What such a training shows is in `observed`.
+//! Measures a profile by training a few steps of the real pipeline.
+//!
+//! Each micro-batch size is trained under each schedule with all stages at work: once with all
+//! forwards discarding their activations, and once with all keeping them. The first schedule is
+//! also run with selective re-materialization. `observed` evaluates one training.
 
 use std::collections::BTreeMap;
 
@@ -21,25 +23,27 @@ use crate::{
     pipeline::PipelineBuilder,
 };
 
-/// Steps whose quartiles are further apart than this share of their median are measured again: a
-/// plan could not tell two choices apart that differ by less.
+/// Steps are measured again if their interquartile range exceeds this share of the median: a plan
+/// could not distinguish two choices that differ by less.
 const WIDE: f64 = 0.25;
-/// Most times that one thing is.
+/// Most times that one measurement is repeated.
 const AGAIN_MAX: usize = 3;
 
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct Profiling<'a> {
-    /// M for which a mini-batch is cut and measured.
+    /// Numbers of micro-batches M to measure.
     pub micro_batches: &'a [usize],
-    /// The schedules that each size is measured under, the first for all that are not here; none:
-    /// the builder's.
+    /// Schedules to measure each size under. The first also stands for all schedules that are not
+    /// listed. If empty, the builder's schedule is used.
     pub schedules: &'a [Schedule],
-    /// Steps that are measured of each, after those that only warm up.
+    /// Measured steps of each training, after the warm-up.
     pub steps: usize,
-    /// How often everything is measured, one thing after the other, each time so many steps; 0 is
-    /// 1. On a machine that others disturb, costs under several schedules are of the same moments
-    /// only with several.
+    /// How many passes to make over all sizes and schedules, each with `steps` steps; 0 counts as
+    /// 1.
+    ///
+    /// On a machine with other load, use several passes: only then do the costs of all schedules
+    /// come from the same moments.
     pub passes: usize,
     /// Mini-batches, used in turn: inputs and targets, all with the same number of samples.
     pub batches: &'a [(Vec<Tensor>, Vec<Tensor>)],
@@ -47,26 +51,30 @@ pub struct Profiling<'a> {
     pub machine: &'a str,
 }
 
-/// What is measured again because its steps are spread too far.
+/// A measurement to be repeated because its steps vary too much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Again {
-    /// The place of its schedule in [`Profiling::schedules`].
+    /// Index of the schedule in [`Profiling::schedules`].
     pub schedule: usize,
-    /// Samples of its micro-batches.
+    /// Samples per micro-batch.
     pub samples: usize,
-    /// How far the quartiles of its steps are apart, in percent of the median.
+    /// Interquartile range of the steps, in percent of the median.
     pub percent: u64,
 }
 
-/// Measures a profile of the pipeline that `build` gives, each time anew. Each size of
-/// micro-batches is measured under each schedule, with all forwards discarding and, unless that
-/// goes over a memory cap, with all keeping. `tell` hears what is being measured. What is spread
-/// too far is measured again, a few times at most; [`ModelCosts::spread`] says how far it is then.
-/// `decide` hears what that would be, and gives back what is to be: of several processes, which
-/// measure different times, the same in each.
+/// Measures a profile of the pipeline that `build` returns. Every training builds a new pipeline.
+///
+/// Each micro-batch size is measured under each schedule, with all forwards discarding their
+/// activations and, unless that exceeds a memory cap, with all keeping them. The first schedule is
+/// also measured with selective re-materialization.
+///
+/// `tell` is called with a description of each measurement. A measurement that varies too much is
+/// repeated a few times at most; [`ModelCosts::spread`] then holds the remaining spread. `decide`
+/// receives the next proposed repeat, if any, and returns the one to make. Processes measure
+/// different times, so `decide` must return the same repeat in each process.
 ///
 /// # Errors
-/// Those of `build` and of the steps; no mini-batches.
+/// Errors of `build` and of the steps, or no mini-batches.
 pub fn profile(
     settings: &Profiling<'_>,
     build: impl Fn() -> Result<PipelineBuilder>,
@@ -141,23 +149,23 @@ pub fn profile(
     Ok(Profile { format: FORMAT, subject, stages, steps, costs, spread, again })
 }
 
-/// What the trainings showed.
+/// The results of all trainings.
 #[derive(Default)]
 struct Ran {
-    /// By the schedule's number and the samples of a micro-batch.
+    /// By schedule number and samples per micro-batch.
     seen: BTreeMap<MeasuredSize, MeasuredSteps>,
-    /// By the schedule's number: the first that did not fit.
+    /// By schedule number: the first out-of-memory error.
     full: BTreeMap<usize, Error>,
     stages: usize,
-    /// Whether messages are.
+    /// Whether messages are copied.
     copied: bool,
-    /// How often something was measured again.
+    /// How many measurements were repeated.
     again: usize,
 }
 
 impl Ran {
-    /// Trains as often as there are passes: each size, under each schedule, with each policy. Then
-    /// again what is spread too far.
+    /// Runs all passes: each size, under each schedule, with each policy. Then repeats the
+    /// measurements that vary too much.
     fn of(
         settings: &Profiling<'_>,
         schedules: &[Schedule],
@@ -175,7 +183,7 @@ impl Ran {
                 1 => tell(what),
                 _ => tell(&format!("{pass} of {passes}: {what}")),
             };
-            // What is compared first: schedules of one size, one after the other.
+            // Schedules of one size run in direct succession, because they are compared first.
             for &cut in cuts {
                 for named in schedules.iter().enumerate() {
                     ran.one(settings, named, cut, &build, &mut tell)?;
@@ -183,7 +191,7 @@ impl Ran {
             }
         }
         let mut turns = BTreeMap::new();
-        // At most as much again as one pass.
+        // At most as many repeats as one pass has measurements.
         for _ in 0..cuts.len() * schedules.len() {
             let spreads = ran.seen.iter().filter_map(|(key, seen)| Some((*key, seen.spread()?)));
             let own = widest(spreads, &turns).map(|((schedule, samples), spread)| {
@@ -203,7 +211,7 @@ impl Ran {
         Ok(ran)
     }
 
-    /// Trains with micro-batches of one size, under one schedule, with each policy.
+    /// Trains with one micro-batch size under one schedule, with each policy.
     fn one(
         &mut self,
         settings: &Profiling<'_>,
@@ -223,8 +231,8 @@ impl Ran {
             (self.stages, self.copied) = (pipeline.balance().len(), pipeline.is_in_processes());
             Observed::train(&mut pipeline, settings, cut.of_that_size)
         };
-        // Selective under one schedule: what it takes of a whole re-materialization is the same
-        // under all.
+        // Selective is measured under one schedule only: its share of a full re-materialization is
+        // the same under all.
         match MeasuredSteps::new(number == 0, observe) {
             Ok(seen) => {
                 let seen = match self.seen.remove(&(number, cut.samples)) {
@@ -234,7 +242,7 @@ impl Ran {
                 self.seen.insert((number, cut.samples), seen);
                 Ok(())
             }
-            // A device that is full: smaller micro-batches may fit.
+            // The device's memory is full. Smaller micro-batches may fit.
             Err(error) if error.is_out_of_memory() => {
                 self.full.entry(number).or_insert(error);
                 Ok(())
@@ -244,11 +252,10 @@ impl Ran {
     }
 }
 
-/// What is measured: the schedule's number, and the samples of a micro-batch.
+/// Key of a measurement: schedule number and samples per micro-batch.
 type MeasuredSize = (usize, usize);
 
-/// The thing whose steps are spread furthest, of those that are spread too far and were not
-/// measured again too often.
+/// The measurement that varies most, among those that vary too much and may still be repeated.
 fn widest(
     spreads: impl Iterator<Item = (MeasuredSize, Spread)>,
     turns: &BTreeMap<MeasuredSize, usize>,
@@ -259,17 +266,17 @@ fn widest(
         .max_by(|(_, a), (_, b)| a.width().total_cmp(&b.width()))
 }
 
-/// What one size of micro-batches was seen to take under one schedule, by what its forwards did.
+/// Measurements of one micro-batch size under one schedule, by what its forwards kept.
 struct MeasuredSteps {
     discarding: Observed,
-    /// Unless it went over a memory cap, or was not asked for.
+    /// `None` if it exceeded a memory cap or was not requested.
     keeping: Option<Observed>,
     selective: Option<Observed>,
 }
 
 impl MeasuredSteps {
     /// # Errors
-    /// Those of `observe`; of memory only where all forwards discarded.
+    /// Errors of `observe`. Running out of memory is an error only where all forwards discard.
     fn new(selective: bool, mut observe: impl FnMut(Remat) -> Result<Observed>) -> Result<Self> {
         let discarding = observe(Remat::Always)?;
         let mut if_it_fits = |remat| match observe(remat) {
@@ -281,7 +288,7 @@ impl MeasuredSteps {
         Ok(Self { discarding, keeping, selective })
     }
 
-    /// With what was seen in another pass.
+    /// Merges the measurements of another pass.
     fn and(self, other: Self) -> Self {
         let both = |a: Option<Observed>, b: Option<Observed>| match (a, b) {
             (Some(a), Some(b)) => Some(a.and(b)),
@@ -294,7 +301,7 @@ impl MeasuredSteps {
         }
     }
 
-    /// How far its steps are spread: as far as those of any policy.
+    /// The spread of the steps, over all policies.
     fn spread(&self) -> Option<Spread> {
         let all = [Some(&self.discarding), self.keeping.as_ref(), self.selective.as_ref()];
         all.into_iter().flatten().filter_map(Observed::steps).reduce(Spread::and)
@@ -309,7 +316,7 @@ impl MeasuredSteps {
         }
     }
 
-    /// The layers' times and bytes; the loss is last.
+    /// Fills in the layers' times and bytes. The loss is last.
     fn fill(&self, layers: &mut [LayerCost]) {
         let outputs: Vec<Bytes> = layers.iter().map(|cost| cost.inputs).collect();
         for (layer, cost) in layers.iter_mut().enumerate() {
@@ -321,8 +328,8 @@ impl MeasuredSteps {
                 }
             }
             if cost.kept == Bytes(0) {
-                // Its stage is not trained, and keeps nothing. In another one it may have to keep
-                // its outputs, and to be recomputed.
+                // The layer's stage is not trained, so it keeps nothing. In another stage it may
+                // have to keep its outputs and be recomputed.
                 (cost.forward_kept, cost.rematerialize) = (cost.forward, cost.forward);
                 (cost.rematerialize_selective, cost.selective_peak) =
                     (cost.forward, cost.forward_peak);
@@ -341,14 +348,14 @@ impl MeasuredSteps {
     }
 }
 
-/// How a mini-batch is cut to be measured.
+/// How a mini-batch is cut for a measurement.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// M, at most one for each sample.
+    /// M, at most one per sample.
     micro_batches: usize,
-    /// Of the larger micro-batches.
+    /// Samples of the larger micro-batches.
     samples: usize,
-    /// The larger micro-batches: smaller ones at the end of the mini-batch are left out.
+    /// Number of the larger micro-batches. Smaller ones at the end of the mini-batch are ignored.
     of_that_size: usize,
 }
 
@@ -363,7 +370,7 @@ impl Cut {
     }
 }
 
-/// What shapes alone say: names, flops, skips, ties; nothing of what is measured.
+/// The costs that follow from shapes alone: names, flops, skips and ties. Measured fields are 0.
 fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
     let estimated = builder.estimate(&[1], &Rate::default())?;
     let state = |layer: LayerState| LayerState {
@@ -380,8 +387,8 @@ fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
     })
 }
 
-/// By layer, and for the loss: what crosses a cut before it, and what products give, which a stage
-/// that is not trained does not show.
+/// For each layer and the loss: the bytes that cross a cut before it, and the bytes of its
+/// products. A stage that is not trained does not show the latter.
 fn boundaries(builder: &mut PipelineBuilder, samples: usize) -> Result<Vec<LayerCost>> {
     let estimated =
         builder.estimate(&[samples], &Rate::default())?.at(samples, &Schedule::OneFOneB);
@@ -402,9 +409,9 @@ mod tests {
         Spread { low, high }
     }
 
-    /// A profile with quartiles of 2.85 and 15.40 around 5.39 was once trusted, and the plan made
-    /// from it took three times as long as the default. What is that wide is measured again, the
-    /// widest first, and not for ever.
+    /// A profile with quartiles of 2.85 and 15.40 around 5.39 was once trusted, and the resulting
+    /// plan took three times as long as the default. Measurements this wide are repeated, the
+    /// widest first, a bounded number of times.
     #[test]
     fn regression_what_is_spread_too_far_is_measured_again_and_not_for_ever() {
         let all = [

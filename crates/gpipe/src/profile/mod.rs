@@ -1,9 +1,10 @@
-//! Profiles: what each layer of a model takes and holds where it really runs, and what that was
-//! measured on, so that nobody plans with the costs of another model.
+//! Profiles: the time and memory of each layer of a model, measured on the real pipeline.
 //!
-//! - `measure`: trains a few steps of each size of micro-batches, with every layer measured
-//! - `observed`: what such a training showed
-//! - `links`: what messages between stages took
+//! A profile also records its subject, so that nobody plans with the costs of another model.
+//!
+//! - `measure`: trains a few steps for each micro-batch size and measures every layer
+//! - `observed`: the measurements of one training
+//! - `links`: times of messages between stages
 //! - `subject`: what was measured
 //! - here: the profile itself
 
@@ -23,9 +24,9 @@ pub use self::{
 };
 use crate::error::{Error, Result};
 
-/// The format that [`Profile::to_json`] writes.
+/// The version of the format that [`Profile::to_json`] writes.
 const FORMAT: u32 = 2;
-/// Most layers and sizes of a profile.
+/// Upper bounds on the layers and the sizes of a profile.
 const LAYERS_MAX: usize = 1 << 16;
 const SIZES_MAX: usize = 1 << 10;
 
@@ -36,16 +37,16 @@ pub struct Profile {
     format: u32,
     /// What was measured.
     pub subject: Subject,
-    /// Stages that were at work at the same time.
+    /// Number of stages that ran at the same time.
     pub stages: usize,
-    /// Steps that were measured of each size and policy.
+    /// Number of measured steps for each size and policy.
     pub steps: usize,
-    /// What layers take in a step like most (the median over the steps of the mean in each), and
-    /// the most bytes.
+    /// Times of layers in a typical step (the median over steps of the mean in each), and peak
+    /// bytes.
     pub costs: ModelCosts,
-    /// How far the times are spread, by samples of a micro-batch, then by layer, the loss last.
+    /// The spread of the times, by samples per micro-batch, then by layer. The loss is last.
     pub spread: BTreeMap<usize, Vec<LayerSpread>>,
-    /// How often something was measured again because its steps were spread too far.
+    /// How many measurements were repeated because their steps varied too much.
     #[serde(default)]
     pub again: usize,
 }
@@ -54,27 +55,27 @@ pub struct Profile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerSpread {
-    /// Of a forward that discards.
+    /// Of a forward that discards its activations.
     pub forward: [Nanos; 3],
     /// Of a re-materialization.
     pub rematerialize: [Nanos; 3],
-    /// Of a backward after it.
+    /// Of a backward after a re-materialization.
     pub backward: [Nanos; 3],
 }
 
 impl Profile {
-    /// One JSON object.
+    /// Writes the profile as one JSON object.
     ///
     /// # Errors
-    /// None that a profile can have.
+    /// None in practice: every profile can be written.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::Setting(error.to_string()))
     }
 
-    /// From JSON, checked. `origin` is what an error calls it.
+    /// Reads and checks a profile from JSON. `origin` names the source in errors.
     ///
     /// # Errors
-    /// What is no profile, another format, or costs that do not fit each other.
+    /// The text is not a profile, has another format version, or holds inconsistent costs.
     pub fn from_json(text: &str, origin: &str) -> Result<Self> {
         let bad = |reason: String| {
             Error::Setting(format!("{origin}: {reason}; measure again with gpipe profile"))

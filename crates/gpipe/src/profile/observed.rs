@@ -1,4 +1,4 @@
-//! What a training of a few steps showed: times of layers, and bytes.
+//! Measurements of one training of a few steps: times of layers, and bytes.
 
 use std::collections::HashMap;
 
@@ -17,25 +17,27 @@ use crate::{
     value::IntoTensors,
 };
 
-/// Steps that are not measured: the first one makes the optimizer's state and fills caches, the
-/// second one still touches memory for the first time (of the `gpt` workload with all forwards kept
-/// it takes a third more than those after it), and the third of AmoebaNet is still 2 to 6% longer.
+/// Steps that run before the measurement.
+///
+/// The first step creates the optimizer's state and fills caches. The second still touches memory
+/// for the first time: in the `gpt` workload with all forwards kept it takes a third longer than
+/// later steps. In AmoebaNet even the third step takes 2 to 6% longer.
 const WARM_UP: usize = 3;
 
-/// What a training of a few steps showed.
+/// Measurements of one training of a few steps.
 pub(super) struct Observed {
     pub(super) messages: Messages,
     samples: HashMap<(usize, ProfiledOp), Vec<Sample>>,
-    /// The mean of a layer's times in each step.
+    /// Mean of a layer's times in each step.
     means: HashMap<(usize, ProfiledOp), Vec<f64>>,
     /// By layer.
     bytes: Vec<LayerBytes>,
     /// The first layer of each stage.
     starts: Vec<usize>,
-    /// What all layers took in each step, in nanoseconds.
+    /// Time of all layers in each step, in nanoseconds.
     steps: Vec<f64>,
-    /// By stage and work: what actions took, and the layers in them. The rest is dispatch, and what
-    /// comes from and goes to links.
+    /// By stage and operation: total time of the actions, and of the layers in them. The difference
+    /// is dispatch and the transfer of values from and to links.
     actions: HashMap<(usize, ProfiledOp), (f64, f64)>,
 }
 
@@ -49,7 +51,7 @@ impl Observed {
         let mut messages = Messages::default();
         let mut means: HashMap<_, Vec<f64>> = HashMap::new();
         let (mut bytes, mut steps) = (Vec::new(), Vec::new());
-        // Skipped ones, which look for a loss scale, do not count.
+        // Skipped steps, which search for a loss scale, do not count.
         let attempts = 4 * (settings.steps.max(1) + WARM_UP) + 16;
         let mut step = 0;
         for (inputs, targets) in settings.batches.iter().cycle().take(attempts) {
@@ -98,7 +100,7 @@ impl Observed {
         self
     }
 
-    /// With what another training of the same kind showed.
+    /// Merges the measurements of another training of the same kind.
     pub(super) fn and(mut self, other: Self) -> Self {
         self.messages.extend(other.messages);
         self.steps.extend(other.steps);
@@ -123,7 +125,7 @@ impl Observed {
         self.samples.get(&(layer, work)).map_or(&[], Vec::as_slice)
     }
 
-    /// The quantile of a layer's times, its share of the action's overhead included.
+    /// A quantile of a layer's times, including its share of the actions' overhead.
     fn time(&self, layer: usize, work: ProfiledOp, quantile: f64) -> Nanos {
         let mut times: Vec<u64> = self.of(layer, work).iter().map(|s| s.time.0).collect();
         times.sort_unstable();
@@ -140,9 +142,10 @@ impl Observed {
         Nanos((time * overhead) as u64)
     }
 
-    /// What a layer takes in a step like most: the median over the steps of its mean in each. A
-    /// step is a sum, and the sum of medians is less than it where some of the layers' runs are
-    /// disturbed in every step.
+    /// A layer's time in a typical step: the median over steps of its mean in each.
+    ///
+    /// A step is a sum over runs. If some runs of a layer are disturbed in every step, medians over
+    /// single runs add up to less than the step.
     fn typical(&self, layer: usize, work: ProfiledOp) -> Nanos {
         let means = self.means.get(&(layer, work)).map_or(&[][..], Vec::as_slice);
         let time = match means.len() {
@@ -152,7 +155,7 @@ impl Observed {
         self.with_overhead(layer, work, time)
     }
 
-    /// How far the steps' work is spread: a disturbed machine disturbs all layers of a step.
+    /// Spread of the total time of the steps. A disturbed machine slows down all layers of a step.
     pub(super) fn steps(&self) -> Option<Spread> {
         Spread::of(&self.steps)
     }
@@ -166,7 +169,8 @@ impl Observed {
         }
     }
 
-    /// What it knows of a layer: a training knows only of its own kinds of work.
+    /// Fills in the costs of a layer that this training measured. A training measures only some
+    /// kinds of operations.
     pub(super) fn fill(&self, layer: usize, cost: &mut LayerCost) {
         let set = |time: &mut Nanos, work| {
             if !self.of(layer, work).is_empty() {
@@ -181,7 +185,7 @@ impl Observed {
         set(&mut cost.backward_input, ProfiledOp::BackwardInput { kept: false });
         set(&mut cost.backward_input, ProfiledOp::BackwardInput { kept: true });
         set(&mut cost.backward_weight, ProfiledOp::BackwardWeight);
-        // What other stages give back meanwhile makes less of a sample, never more.
+        // Memory that other stages free meanwhile makes a sample smaller, never larger.
         for work in [ProfiledOp::ForwardKept, ProfiledOp::Rematerialize, ProfiledOp::Forward] {
             for sample in self.of(layer, work) {
                 let kept = if work == ProfiledOp::Forward {
@@ -203,18 +207,19 @@ impl Observed {
             }
         }
         self.fill_split(layer, cost);
-        // With one micro-batch there is only the first.
+        // With one micro-batch, only the first backward was measured.
         if cost.backward_peak == Bytes(0) {
             cost.backward_peak = cost.first_backward_peak;
         }
     }
 
-    /// What a re-materialization takes that finds what products gave, and what those hold.
+    /// Fills in the costs of a selective re-materialization, and the bytes of the products that it
+    /// reuses.
     pub(super) fn fill_selective(&self, measured: &mut [LayerCost]) {
         for (layer, cost) in measured.iter_mut().enumerate() {
             if !self.of(layer, ProfiledOp::Rematerialize).is_empty() {
                 cost.products = Bytes(self.bytes.get(layer).map_or(0, |own| own.products));
-                // Where there is nothing to find, it is a re-materialization like others.
+                // Without products to reuse, it is an ordinary re-materialization.
                 cost.rematerialize_selective = match cost.products {
                     Bytes(0) => cost.rematerialize,
                     _ => self.typical(layer, ProfiledOp::Rematerialize).min(cost.rematerialize),
@@ -226,7 +231,7 @@ impl Observed {
         }
     }
 
-    /// What a backward in halves holds.
+    /// Fills in the bytes that a split backward holds.
     fn fill_split(&self, layer: usize, cost: &mut LayerCost) {
         for work in
             [ProfiledOp::BackwardInput { kept: false }, ProfiledOp::BackwardInput { kept: true }]
@@ -236,7 +241,7 @@ impl Observed {
                     cost.backward_input_peak.max(sample.peak - sample.before);
             }
         }
-        // The first micro-batch's makes the sums that its first half did not begin.
+        // In the first micro-batch, W allocates the gradient sums that I did not.
         let gradients =
             Bytes(self.bytes.get(layer).map_or(0, |own| own.gradients.saturating_sub(own.early)));
         let (mut first, mut others) = (Vec::new(), Vec::new());
@@ -253,13 +258,13 @@ impl Observed {
         if cost.backward_weight_peak == Bytes(0) {
             cost.backward_weight_peak = cost.first_backward_weight_peak;
         }
-        // Other stages may give something back meanwhile: the most is too much.
+        // Other stages may free memory meanwhile, so the maximum would be too large.
         for given_back in [&mut first, &mut others] {
             cost.split = cost.split.max(Bytes(gpipe_core::simulate::median(given_back).0));
         }
     }
 
-    /// Which layers' backwards could not be split, and what of their gradients first halves find.
+    /// Notes which layers' backwards could not be split, and how many gradient bytes I computes.
     pub(super) fn fill_halves(&self, costs: &mut ModelCosts) {
         for (state, bytes) in costs.layers.iter_mut().zip(&self.bytes) {
             state.unsplit |= bytes.unsplit;
@@ -267,8 +272,8 @@ impl Observed {
         }
     }
 
-    /// What is once per step, shared among a stage's layers by the bytes of their gradients, and
-    /// what layers hold between steps. The latest size that is measured counts.
+    /// Divides the once-per-step costs of a stage among its layers by the bytes of their gradients,
+    /// and fills in what layers hold between steps. The size measured last counts.
     pub(super) fn fill_states(&self, costs: &mut ModelCosts) {
         let gradients = |layer: usize| self.bytes.get(layer).map_or(0, |own| own.gradients) as f64;
         for layer in 0..costs.layers.len() {
@@ -302,7 +307,7 @@ impl Observed {
     }
 }
 
-/// By stage and work: the time of its actions, and that of the layers in them.
+/// By stage and operation: total time of its actions, and of the layers in them.
 fn actions(
     timelines: &[Timeline],
     samples: &[Sample],
@@ -322,7 +327,7 @@ fn actions(
             let early = timed.action.op.computes().is_none_or(|m| m.index() < micro_batches);
             if let Some(work) = work_of(timed.action, &recomputed).filter(|_| early) {
                 let time = (timed.end - timed.start).0 as f64;
-                // Of what has layers.
+                // Only operations with measured layers count.
                 if let Some((action, _)) = sums.get_mut(&(timed.action.stage.index(), work)) {
                     *action += time;
                 }

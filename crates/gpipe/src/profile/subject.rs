@@ -1,70 +1,70 @@
-//! What a profile was measured on.
+//! The subject of a profile: what was measured.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{estimate::Rate, pipeline::PipelineBuilder, spec::TensorSpec};
 
-/// What costs depend on. Settings that a planner chooses (cuts, M, schedule, re-materialization)
-/// are not in it.
+/// Everything that costs depend on, except the settings that a planner chooses: cuts, M, schedule
+/// and re-materialization.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subject {
     /// The layers, in order.
     pub layers: Vec<LayerSubject>,
-    /// One sample's inputs.
+    /// Specs of the inputs, for one sample.
     pub inputs: Vec<String>,
     /// The last size of the network's first output: the number of tokens or classes.
     pub classes: i64,
-    /// Dtype of the arithmetic.
+    /// The dtype of computation.
     pub dtype: String,
-    /// Where the stages run: each kind of device once.
+    /// Kinds of devices that the stages run on, each once.
     pub devices: String,
     /// The machine, in words.
     pub machine: String,
-    /// CPU threads of a stage.
+    /// CPU threads per stage.
     pub threads_per_stage: usize,
-    /// Whose kernels.
+    /// The choice of kernels.
     pub kernels: String,
-    /// The optimizer, and how much it keeps.
+    /// The optimizer, and how many numbers it keeps per parameter.
     pub optimizer: String,
-    /// Bytes that the loss keeps for its backward of one sample, as estimated.
+    /// Estimated bytes that the loss saves for its backward, per sample.
     pub loss_kept: u64,
     /// Whether averages of the parameters are kept.
     pub averages: bool,
 }
 
-/// A layer.
+/// A layer of the measured model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerSubject {
-    /// Its name.
+    /// The layer's name.
     pub name: String,
-    /// What it is, in one word.
+    /// The kind of layer, in one word.
     pub kind: String,
-    /// Its parameters: names and shapes, and which are not trained.
+    /// The parameters: names and shapes, and which are not trained.
     pub parameters: Vec<String>,
-    /// What it gives for one sample.
+    /// Specs of the outputs, for one sample.
     pub outputs: Vec<String>,
-    /// Floating-point operations of its forward of one sample, as estimated.
+    /// Estimated floating-point operations of the forward, per sample.
     pub flops: u64,
-    /// Bytes that it keeps for its backward of one sample, as estimated: dropout, say, is to be
-    /// seen in it.
+    /// Estimated bytes that the layer saves for its backward, per sample. They reveal dropout, for
+    /// example.
     pub kept: u64,
 }
 
 impl Subject {
-    /// Without what analytic costs do not depend on.
+    /// The subject without the fields that analytic costs do not depend on.
     #[must_use]
     pub fn of_shapes(self) -> Self {
         let none = String::new;
         Self { devices: none(), machine: none(), kernels: none(), threads_per_stage: 0, ..self }
     }
 
-    /// Checks that it is `other`.
+    /// Checks that this subject equals `other`.
     ///
     /// # Errors
-    /// The first thing that differs, both values, and the remedy. `origin` is what it calls what
-    /// was measured.
+    /// Names the first difference, both values, and the remedy. `origin` names the profile in the
+    /// error.
     pub fn check(&self, other: &Self, origin: &str) -> crate::Result<()> {
         match self.difference(other) {
             None => Ok(()),
@@ -74,7 +74,7 @@ impl Subject {
         }
     }
 
-    /// What differs first between the profile's subject and `other`, in words.
+    /// Describes the first difference between this subject and `other`.
     fn difference(&self, other: &Self) -> Option<String> {
         let text = |value: &dyn std::fmt::Display| value.to_string();
         let settings = |own: &Self| {
@@ -114,10 +114,10 @@ impl std::fmt::Display for LayerSubject {
 }
 
 impl PipelineBuilder {
-    /// What a profile of this pipeline would be measured on; `machine` in words.
+    /// The subject that a profile of this pipeline would have. `machine` describes the machine.
     ///
     /// # Errors
-    /// Settings and shapes that do not fit, as [`PipelineBuilder::build`].
+    /// Settings or shapes that do not fit, as in [`PipelineBuilder::build`].
     pub fn subject(&mut self, machine: &str) -> crate::Result<Subject> {
         let estimated = self.estimate(&[1], &Rate::default())?;
         let kept: Vec<u64> = estimated.sizes.values().flatten().map(|cost| cost.kept.0).collect();

@@ -1,8 +1,8 @@
 //! Dropout masks: a function of (seed, layer, step, global sample, site, element), on any device.
 //!
-//! Why not the device's own generator: its numbers depend on the order of calls and on the device,
-//! and a mask would change with the number of stages. On a CPU the mask is written in Rust (a bit
-//! less than half a millisecond for 8 x 128 x 512 elements); elsewhere the same 64-bit arithmetic
+//! A device's generator would not do: its numbers depend on the order of calls and on the device,
+//! so a mask would change with the number of stages. On a CPU the mask is written in Rust, in a bit
+//! less than half a millisecond for 8 x 128 x 512 elements. Elsewhere the same 64-bit arithmetic
 //! runs as tensor operations.
 
 use gpipe_bridge::fill;
@@ -12,28 +12,28 @@ use tch::{Device, Kind, Tensor};
 use super::DROPOUT;
 use crate::error::LayerError;
 
-/// What a dropout mask depends on, but for the sample and the element.
+/// What a dropout mask depends on, except for the sample and the element.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MaskKey {
     pub seed: u64,
     pub layer: u64,
     pub step: u64,
-    /// Which of the layer's dropouts, in the order in which its forward meets them.
+    /// Which of the layer's dropouts, in the order of its forward.
     pub site: u64,
-    /// The position in the mini-batch of the first sample here.
+    /// Position in the mini-batch of the micro-batch's first sample.
     pub first_sample: u64,
 }
 
 impl MaskKey {
-    /// The key of the sample at position `sample` of this micro-batch.
+    /// The key of sample number `sample` of this micro-batch.
     fn of_sample(&self, sample: usize) -> u64 {
         let sample = self.first_sample + sample as u64;
         key(&[DROPOUT, self.seed, self.layer, self.step, self.site, sample])
     }
 }
 
-/// `x` ([samples, ...]) with each element zeroed with probability `p`, in steps of 2^-16, or else
-/// divided by 1 - p.
+/// Zeroes each element of `x` ([samples, ...]) with probability `p`, in steps of 2^-16, and divides
+/// the others by 1 - p.
 pub(crate) fn dropout(x: &Tensor, p: f64, mask: MaskKey) -> Result<Tensor, LayerError> {
     let threshold = (p * 65536.0).round().clamp(0.0, 65536.0);
     let scale = if threshold < 65536.0 { 65536.0 / (65536.0 - threshold) } else { 0.0 };
@@ -42,8 +42,7 @@ pub(crate) fn dropout(x: &Tensor, p: f64, mask: MaskKey) -> Result<Tensor, Layer
     if x.device() == Device::Cpu && full {
         return Ok(x.f_mul(&host_mask(&shape, x.kind(), threshold, scale, mask)?)?);
     }
-    // Zeroed first and scaled in float32 after, since a scale in bfloat16 would be off by up to
-    // 0.4%.
+    // Zero first and scale in float32 afterwards: a scale in bfloat16 would be off by up to 0.4%.
     let kept = match x.device() {
         Device::Cpu => host_mask(&shape, Kind::Float, threshold, 1.0, mask)?,
         device => device_mask(&shape, threshold, mask, device)?,
@@ -51,7 +50,7 @@ pub(crate) fn dropout(x: &Tensor, p: f64, mask: MaskKey) -> Result<Tensor, Layer
     Ok(x.f_mul(&kept.f_to_kind(x.kind())?)?.f_mul_scalar(scale)?)
 }
 
-/// 0 where an element is dropped, else `kept`.
+/// A mask made on the host: 0 where an element is dropped, otherwise `kept`.
 fn host_mask(
     shape: &[i64],
     kind: Kind,
@@ -78,7 +77,7 @@ fn host_mask(
     })
 }
 
-/// Four draws of 16 bits from each 64-bit number.
+/// Draws four numbers of 16 bits from each 64-bit number.
 fn draw<T: Copy + Default>(key: u64, elements: &mut [T], threshold: u32, kept: T) {
     for (index, four) in elements.chunks_mut(4).enumerate() {
         let mut bits = at(key, index as u64);
@@ -89,7 +88,7 @@ fn draw<T: Copy + Default>(key: u64, elements: &mut [T], threshold: u32, kept: T
     }
 }
 
-/// Whether an element is kept, as `draw` has it, in int64 arithmetic on `device`.
+/// Whether each element is kept: the same as [`draw`], in int64 arithmetic on `device`.
 fn device_mask(
     shape: &[i64],
     threshold: u32,
@@ -103,7 +102,7 @@ fn device_mask(
     let keys: Vec<i64> = (0..samples as usize).map(|s| mask.of_sample(s) as i64).collect();
     let keys = Tensor::f_from_slice(&keys)?.f_to(device)?.f_reshape([samples, 1])?;
     let index = Tensor::f_arange_start(1, words + 1, options)?.f_reshape([1, words])?;
-    // A shift right of int64 drags the sign along; the mask takes it away again.
+    // A right shift of an int64 extends the sign bit. The mask clears the extension.
     let shifted = |z: &Tensor, by: u32| {
         let low = i64::MAX >> (by - 1);
         z.f_bitwise_right_shift_tensor_scalar(i64::from(by))?.f_bitwise_and(low)

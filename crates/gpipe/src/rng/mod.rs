@@ -1,7 +1,8 @@
-//! Random numbers that depend on nothing but their key (DESIGN: contract 2).
+//! Random numbers that depend only on their key (invariant 2 in ARCHITECTURE.md).
 //!
-//! Initial values are keyed by (seed, layer, parameter); dropout masks by (seed, layer, step,
-//! global sample, site, element). No number of stages, micro-batches or replicas can change either.
+//! Initial values are keyed by (seed, layer, parameter), dropout masks by (seed, layer, step,
+//! global sample, site, element). Neither changes with the number of stages, micro-batches or
+//! replicas.
 
 mod dropout;
 
@@ -12,7 +13,7 @@ use tch::{Kind, Tensor};
 
 use crate::{error::LayerError, parameter::Init};
 
-/// Keeps the streams of initial values and of masks apart.
+/// First key parts that keep initial values and dropout masks in separate streams.
 const INIT: u64 = 1;
 const DROPOUT: u64 = 2;
 
@@ -28,7 +29,7 @@ fn uniform(bits: u64) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
 }
 
-/// A standard normal number (Box & Muller 1958): number `index` of the stream under `key`.
+/// A standard normal number (Box & Muller 1958): number `index` of the stream of `key`.
 fn normal(key: u64, index: u64) -> f64 {
     let (a, b) = (uniform(at(key, 2 * index)), uniform(at(key, 2 * index + 1)));
     (-2.0 * a.ln()).sqrt() * (2.0 * std::f64::consts::PI * b).cos()

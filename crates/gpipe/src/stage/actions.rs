@@ -1,4 +1,4 @@
-//! What the runtime calls: the stage's side of the seam, action by action.
+//! The stage's implementation of the runtime's interface, one method per action.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl StageExecutor for Stage {
     }
 
     fn before(&mut self, action: Action) -> StageResult<()> {
-        // A refusal that a layer has handled itself must not explain a later error.
+        // A refused allocation that a layer handled itself must not explain a later error.
         let _ = memory::take_refusal();
         self.device.charge_stage().map_err(in_operation("memory"))?;
         let live = self.device.memory().map_err(in_operation("memory"))?.live;
@@ -42,7 +42,7 @@ impl StageExecutor for Stage {
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
-        // What a step that was never ended has must not count in the peak of this one.
+        // Drop an earlier step that never ended, so that it does not count in this step's peak.
         self.step = None;
         self.device.reset_peak(self.config.first_on_device).map_err(in_operation("memory"))?;
         if feed.mode != Mode::Decode || feed.begins {
@@ -106,7 +106,7 @@ impl StageExecutor for Stage {
     }
 
     fn finish(&mut self) -> StageResult<Outcome> {
-        // The rest of the step is dropped here, so that the memory reported is what lasts.
+        // The rest of the step is dropped here, so that the reported memory is what remains.
         let StepState { loss_sums, metric_sums, outputs, verdict, levels, recorder, .. } =
             self.end_step()?;
         let mut memory = self.device.memory().map_err(in_operation("memory"))?;
@@ -133,8 +133,7 @@ impl StageExecutor for Stage {
     }
 }
 
-/// Values of micro-batches in the order of the micro-batches, whatever order a schedule ran them
-/// in.
+/// Sorts values by micro-batch, because schedules run micro-batches in different orders.
 fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
     values.sort_by_key(|(micro_batch, _)| *micro_batch);
     values.into_iter().map(|(_, value)| value).collect()
@@ -162,8 +161,7 @@ impl ActiveStage<'_> {
         inputs: OnEdges<Value>,
         keep: Keep,
     ) -> StageResult<OnEdges<Value>> {
-        // Where nothing up to here is trained there is nothing to keep, to recompute or to go back
-        // through.
+        // If nothing up to here is trained, there is no backward, so nothing is kept.
         let keep = if self.parameters.trains_up_to_here() { keep } else { Keep::Nothing };
         let edges = Arc::clone(&self.config.edges);
         let inputs = self.receive(inputs)?;
@@ -190,8 +188,7 @@ impl ActiveStage<'_> {
             self.step.outputs.push((micro_batch, outputs));
             return self.finished(Vec::new());
         }
-        // A forward that discards leaves the loss to its re-materialization, which needs it again
-        // anyway.
+        // A forward that discards leaves the loss to re-materialization, which computes it anyway.
         if keep != Keep::Inputs {
             let graph = keep == Keep::Activations;
             let loss = self.run_loss(micro_batch, &outputs, graph, ProfiledOp::ForwardKept)?;
@@ -243,7 +240,7 @@ impl ActiveStage<'_> {
         self.step.running = running.map_err(in_operation("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(self.config, &self.step.gradients, unscale);
         let vote = vote.map_err(in_operation("preparing the update"))?;
-        // Here, where a cap may still refuse: the update may not.
+        // Wait here, where exceeding the cap may still fail; the update may not fail.
         self.device.finish().map_err(in_operation("preparing the update"))?;
         self.end_sample(begun, self.config.layers.start, ProfiledOp::Norm, MicroBatch(0))?;
         Ok(vote)
@@ -254,12 +251,11 @@ impl ActiveStage<'_> {
             votes.iter().flat_map(|vote| &vote.squares).map(|(_, square)| square).sum();
         let norm = squares.sqrt() / self.step.feed.loss_scale;
         let clip = match self.config.max_norm {
-            // As torch.nn.utils.clip_grad_norm_ has it.
+            // The same formula as torch.nn.utils.clip_grad_norm_.
             Some(max) if norm > max => max / (norm + 1e-6),
             _ => 1.0,
         };
-        // A run that only looks for the layer of a NaN never updates, even if the NaN does not come
-        // again.
+        // A run that searches for the layer of a NaN never updates, even if the NaN does not recur.
         let apply = norm.is_finite() && !self.step.feed.check_finite;
         Verdict { apply, norm, scale: clip / self.step.feed.loss_scale }
     }
@@ -268,8 +264,8 @@ impl ActiveStage<'_> {
         self.step.verdict = Some(verdict);
         let begun = self.begin_sample()?;
         if verdict.apply {
-            // What it needs was made in `norm`, or made sure to fit: an update that has begun must
-            // not fail.
+            // An update that has begun must not fail. `norm` allocated what the update needs, or
+            // made sure that it fits.
             self.device.lift_cap().map_err(in_operation("memory"))?;
             let StepState { gradients, running, feed, .. } = &mut *self.step;
             let update = StepUpdate { gradients, running, scale: verdict.scale, lr: feed.lr };

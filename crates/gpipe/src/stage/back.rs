@@ -1,5 +1,5 @@
-//! Backwards of a stage, layer by layer from the last: whole, or the gradients of the inputs now
-//! and those of the weights later.
+//! The backward of a stage, layer by layer from the last: in one piece, or split into input
+//! gradients now and weight gradients later.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,19 +16,19 @@ use crate::{
     value::{Value, tensor_bytes},
 };
 
-/// What a backward does about the gradients of the weights.
+/// When a backward computes the gradients of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Weights {
-    /// Computes them.
+    /// In this action.
     Now,
-    /// Leaves them to its second half.
+    /// In the second half of the backward.
     Later,
 }
 
-/// What arrived: the boundary's tensors, and the skips' by index.
+/// Arrived values: the boundary's tensors, and the skips' tensors by index.
 pub(super) type Arrivals = (Option<Vec<Option<Tensor>>>, HashMap<usize, Tensor>);
 
-/// Splits what arrived into the boundary's tensors and the skips'.
+/// Splits arrived values into the boundary's tensors and the skips' tensors.
 pub(super) fn arrivals(
     values: OnEdges<Vec<Option<Tensor>>>,
     boundary: Option<EdgeId>,
@@ -47,7 +47,7 @@ pub(super) fn arrivals(
 }
 
 impl ActiveStage<'_> {
-    /// From the gradients of the stage's outputs, those of its inputs.
+    /// Computes the gradients of the stage's inputs from those of its outputs.
     pub(super) fn go_back(
         &mut self,
         micro_batch: MicroBatch,
@@ -72,8 +72,8 @@ impl ActiveStage<'_> {
         };
         if let Some(loss) = held.loss.take() {
             let begun = self.begin_sample()?;
-            // Where the stage may not fail, a loss that is no number must not be forgotten:
-            // gradients of it are none either.
+            // Across processes a stage does not fail on a non-finite loss. NaN gradients then make
+            // the norm NaN, so the update is not applied.
             let finite =
                 self.step.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
             let scale = if finite { self.step.feed.loss_scale } else { f64::NAN };
@@ -100,7 +100,8 @@ impl ActiveStage<'_> {
         self.finished(back)
     }
 
-    /// Goes backwards through the islands that are there. `grads` are of the last island's outputs.
+    /// Runs the backward through the islands in `held`. `grads` are the gradients of the last
+    /// island's outputs.
     fn through_islands(
         &mut self,
         held: &mut SavedActivations,
@@ -156,7 +157,7 @@ impl ActiveStage<'_> {
         Ok(grads)
     }
 
-    /// The second half: adds what the first one left to the step's gradients, in the order of whole
+    /// Computes what the first half left and adds it to the step's gradients, in the order of whole
     /// backwards.
     pub(super) fn finish_weights(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
         for weights in self.step.split.remove(&micro_batch).unwrap_or_default() {
@@ -171,14 +172,14 @@ impl ActiveStage<'_> {
         self.device.finish().map_err(in_operation("the gradients of the weights"))
     }
 
-    /// A layer's gradients have `micro_batch`'s among them.
+    /// Records that `micro_batch` is summed in the gradients of the layer at `position`.
     fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
         self.step.gradients.have_summed(position, micro_batch);
         self.check_sums(position)?;
         self.complete(micro_batch, position)
     }
 
-    /// Where values are checked: a layer's gradients so far.
+    /// If values are checked, checks the layer's gradients so far.
     fn check_sums(&mut self, position: usize) -> StageResult<()> {
         if self.step.feed.check_finite {
             let layer = &self.config.named[position].name;

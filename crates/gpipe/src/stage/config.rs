@@ -1,4 +1,4 @@
-//! What a stage is told when it is built.
+//! The configuration of a stage.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -16,25 +16,25 @@ use crate::{
     sequence::{NamedLayer, Skip, TieGroup},
 };
 
-/// All that a stage is told when it is built. It never changes. It is plain data, so that the stage
-/// itself is made in its own thread.
+/// The configuration of a stage. It never changes. It is plain data, so that each stage can be
+/// built in its own thread.
 pub(crate) struct StageConfig {
     pub stage: StageId,
     pub last: bool,
-    /// Which layers of the sequence it has.
+    /// The range of layers in the sequence.
     pub layers: Range<usize>,
     pub named: Vec<NamedLayer>,
-    /// For each of its layers, whether its input's gradient is needed.
+    /// For each layer, whether the gradient of its input is needed.
     pub input_grads: Vec<bool>,
-    /// Of the whole sequence.
+    /// Skips of the whole sequence.
     pub skips: Arc<[Skip]>,
-    /// Of the whole sequence.
+    /// Ties of the whole sequence.
     pub ties: Arc<[TieGroup]>,
     pub edges: Arc<Edges>,
     /// The device at the other end of each edge.
     pub peers: HashMap<EdgeId, Device>,
     pub device: Device,
-    /// Whether no earlier stage is on the same device: it then speaks for the device.
+    /// Whether no earlier stage is on the same device. The first stage resets the device's peak.
     pub first_on_device: bool,
     pub remat: Remat,
     pub seed: u64,
@@ -46,20 +46,20 @@ pub(crate) struct StageConfig {
     pub threads: i32,
     pub loss: Option<Arc<dyn Loss>>,
     pub metrics: Vec<Arc<dyn Metric>>,
-    /// Whether metrics are taken in training, too.
+    /// Whether metrics are computed in training, too.
     pub training_metrics: bool,
     pub optimizer: Option<Arc<dyn Optimizer>>,
-    /// What the groups say, by layer and parameter.
+    /// Settings of the parameter groups, by layer and parameter.
     pub settings: Vec<Vec<ParameterSettings>>,
     /// Decay of the moving averages, if there are any.
     pub average: Option<f64>,
     /// Whether each layer is measured.
     pub profile: bool,
-    /// Whether there is no other process.
+    /// Whether the pipeline runs in a single process.
     pub alone: bool,
     /// The other replicas of the pipeline, if there are any.
     pub replicas: Option<Arc<dyn Replicas>>,
-    /// For tests of faults.
+    /// For fault injection.
     pub before_action: Option<BeforeAction>,
 }
 
@@ -69,7 +69,7 @@ impl StageConfig {
     }
 }
 
-/// This stage's edges by what they carry.
+/// The stage's edges by what they carry.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Edges {
     pub boundary_in: Option<EdgeId>,
@@ -77,11 +77,11 @@ pub(crate) struct Edges {
     /// (edge, index into the sequence's skips)
     pub skips_in: Vec<(EdgeId, usize)>,
     pub skips_out: Vec<(EdgeId, usize)>,
-    /// Ties with the stages that use a weight owned here, by their layers.
+    /// Edges to the stages that use a weight owned here, with the layers of those stages.
     pub tie_users: Vec<(EdgeId, Range<usize>)>,
-    /// Ties with the stages that own a weight used here, by their layers.
+    /// Edges to the stages that own a weight used here, with the layers of those stages.
     pub tie_owners: Vec<(EdgeId, Range<usize>)>,
-    /// Which edges carry a gradient back.
+    /// Whether each edge carries a gradient back.
     pub gradient: HashMap<EdgeId, bool>,
 }
 

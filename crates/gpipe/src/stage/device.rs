@@ -1,10 +1,11 @@
-//! The device of one stage or several: its stream, what crosses to other devices, and its memory.
+//! The device of one or several stages: its stream, copies to other devices, and its memory.
 //!
-//! On a GPU every action ends when its kernels have: the times that a step reports are then true,
-//! and a value is complete when it is handed over. Copies from a GPU to another device are the
-//! exception: they have a stream of their own and an event that the receiver waits for, so that
-//! they overlap with the next action. Copies from a CPU are made by the receiving GPU's stage, and
-//! waited for.
+//! On a GPU every action ends when its kernels have finished. The reported times are then true, and
+//! a value is complete when it is handed over.
+//!
+//! Copies from a GPU to another device are the exception, so that they overlap with the next
+//! action: they run on a separate stream, and the receiver waits for an event. The receiving GPU's
+//! stage makes copies from a CPU, and waits for them.
 
 use gpipe_bridge::{
     device::{self, Event, Stream},
@@ -15,12 +16,13 @@ use tch::Tensor;
 use super::SHARED_ARENA;
 use crate::{device::Device, error::LayerError, value::Value};
 
-/// A device as the thread of its stages uses it.
+/// A device, as used by the thread of its stages.
 pub(super) struct StageDevice {
     device: Device,
     gpu: Option<Gpu>,
     cap: Option<u64>,
-    /// The CPU memory of its stages: all of it, or a GPU's share that is on the CPU.
+    /// CPU memory of the stages: all their memory, or the part of a GPU's stages that is on the
+    /// CPU.
     arena: Arena,
 }
 
@@ -31,7 +33,7 @@ struct Gpu {
 }
 
 impl StageDevice {
-    /// Makes `device` the calling thread's own, with a cap in bytes.
+    /// Sets up `device` for the calling thread, with a cap in bytes.
     pub(super) fn enter(device: Device, cap: Option<u64>) -> Result<Self, LayerError> {
         let arena = Arena::acquire()?;
         memory::set_cap(arena.id(), cap.filter(|_| device == Device::Cpu))?;
@@ -41,8 +43,8 @@ impl StageDevice {
                 let (compute, copies) = (Stream::new(number)?, Stream::new(number)?);
                 compute.enter()?;
                 device::prefer_deterministic_kernels(true)?;
-                // The first allocation brings the GPU's allocator into being; its peak may be an
-                // earlier user's.
+                // The first allocation creates the GPU's allocator. An earlier user may have left a
+                // peak.
                 drop(Tensor::f_zeros([1], (tch::Kind::Float, device.tch()))?);
                 device::reset_peak(number)?;
                 Some(Gpu { number, compute, copies })
@@ -52,34 +54,34 @@ impl StageDevice {
         Ok(Self { device, gpu, cap, arena })
     }
 
-    /// Charges what the thread allocates from now on to the stage.
+    /// Charges the thread's allocations from now on to the stage.
     pub(super) fn charge_stage(&self) -> Result<(), LayerError> {
         Ok(memory::enter(self.arena.id())?)
     }
 
-    /// Where its memory is counted.
+    /// The memory arena of the device.
     pub(super) fn arena(&self) -> u32 {
         self.arena.id()
     }
 
-    /// Takes the stage's cap away, for work that must not fail.
+    /// Removes the stage's cap, for work that must not fail.
     pub(super) fn lift_cap(&self) -> Result<(), LayerError> {
         Ok(memory::set_cap(self.arena.id(), None)?)
     }
 
-    /// Gives it back.
+    /// Restores the stage's cap.
     pub(super) fn restore_cap(&self) -> Result<(), LayerError> {
         let cap = self.cap.filter(|_| self.device == Device::Cpu);
         Ok(memory::set_cap(self.arena.id(), cap)?)
     }
 
-    /// Charges it to nobody: copies for the driver.
+    /// Charges the thread's allocations to no stage: copies for the driver.
     pub(super) fn charge_nobody(&self) -> Result<(), LayerError> {
         Ok(memory::enter(SHARED_ARENA)?)
     }
 
-    /// The end of an action: waits for its kernels, and looks whether they went over the cap. (The
-    /// CPU's allocator refuses what goes over; a GPU's cannot, so there the action fails after it.)
+    /// Ends an action: waits for its kernels and checks the cap. The CPU's allocator refuses
+    /// allocations above the cap. A GPU's allocator cannot, so there the action fails afterwards.
     pub(super) fn finish(&self) -> Result<(), LayerError> {
         self.synchronize()?;
         let (Some(gpu), Some(cap)) = (&self.gpu, self.cap) else { return Ok(()) };
@@ -99,7 +101,7 @@ impl StageDevice {
         }
     }
 
-    /// What it holds; a GPU's number counts all stages on it.
+    /// Memory statistics of the device. Those of a GPU cover all stages on it.
     pub(super) fn memory(&self) -> Result<Stats, LayerError> {
         Ok(match &self.gpu {
             Some(gpu) => device::stats(gpu.number)?,
@@ -107,8 +109,8 @@ impl StageDevice {
         })
     }
 
-    /// Starts a new measurement of the peak: the GPU's only where this stage is its first, because
-    /// another may be at work already.
+    /// Restarts the measurement of the peak. A GPU's peak is only reset by its first stage, because
+    /// other stages may already be running.
     pub(super) fn reset_peak(&self, first_on_device: bool) -> Result<(), LayerError> {
         if let Some(gpu) = self.gpu.as_ref().filter(|_| first_on_device) {
             device::reset_peak(gpu.number)?;
@@ -116,8 +118,8 @@ impl StageDevice {
         Ok(memory::reset_peak(self.arena.id())?)
     }
 
-    /// What a stage on device `to` is sent: the tensors themselves on the same device (and from the
-    /// CPU, whose receiver copies), else copies that are under way.
+    /// Prepares tensors for a stage on device `to`. On the same device, and from a CPU, it sends
+    /// the tensors themselves; the receiver of a CPU tensor copies it. Otherwise it starts copies.
     pub(super) fn send(
         &self,
         tensors: Vec<Option<Tensor>>,
@@ -132,7 +134,7 @@ impl StageDevice {
         Ok(Value::under_way(copies, gpu.copies.record()?))
     }
 
-    /// The tensors of a value that has arrived, on this device.
+    /// Returns the tensors of an arrived value, on this device.
     pub(super) fn receive(&self, value: Value) -> Result<Vec<Option<Tensor>>, LayerError> {
         let (tensors, ready) = value.into_parts();
         self.wait(ready.as_ref())?;
@@ -148,7 +150,7 @@ impl StageDevice {
         }
     }
 
-    /// `tensor` on this device, not copied where it is there already.
+    /// Returns `tensor` on this device, without a copy if it is there already.
     pub(super) fn own(&self, tensor: &Tensor) -> Result<Tensor, LayerError> {
         let Some(gpu) = &self.gpu else { return Ok(tensor.shallow_clone()) };
         if tensor.device() == self.device.tch() {

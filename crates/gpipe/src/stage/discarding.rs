@@ -1,5 +1,4 @@
-//! Re-materialization: forwards that keep the inputs of segments and nothing else, and what is
-//! computed again from them.
+//! Re-materialization: forwards that keep only the inputs of segments, and their recomputation.
 
 use std::collections::HashMap;
 
@@ -18,12 +17,12 @@ use super::{
 };
 
 impl ActiveStage<'_> {
-    /// A forward that keeps every segment's inputs, and, where the policy is selective, what
-    /// products gave.
+    /// Runs a forward that keeps only each segment's inputs. With selective re-materialization it
+    /// also keeps the outputs of matrix products and convolutions.
     ///
-    /// In training each layer still runs as an island, which is dropped at once: ATen may choose
-    /// another kernel where nothing requires a gradient (`matmul` folds by it), and its bits would
-    /// then differ from those of a forward that keeps its activations.
+    /// In training each layer still runs as an island, which is dropped at once. ATen may choose
+    /// another kernel when nothing requires a gradient (`matmul` folds dimensions depending on it).
+    /// The result would then differ in bits from a forward that keeps its activations.
     pub(super) fn forward_discarding(
         &mut self,
         micro_batch: MicroBatch,
@@ -56,7 +55,7 @@ impl ActiveStage<'_> {
         Ok(values)
     }
 
-    /// Skips that a recomputation cannot find in its own segment: from an earlier stage or segment.
+    /// Skips that a recomputation needs from an earlier stage or segment.
     fn skips_to_keep(&self) -> Vec<usize> {
         let ranges = self.segment_ranges();
         let segment = |layer: LayerId| {
@@ -72,7 +71,7 @@ impl ActiveStage<'_> {
             .collect()
     }
 
-    /// Recomputes the last segment of `micro_batch` that is not there yet, with its graph.
+    /// Recomputes the last segment of `micro_batch` that is still missing, with its graph.
     pub(super) fn recompute(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
         let Some(mut held) = self.step.held.remove(&micro_batch) else {
             return Err(not_held(micro_batch));
@@ -83,7 +82,7 @@ impl ActiveStage<'_> {
             return Ok(());
         };
         let mut skips = held.skips();
-        // Its statistics are those of the first forward again, and not counted.
+        // Batch norm statistics are not counted again: the first forward counted them.
         let (layers, inputs) = (start.layers, start.inputs);
         let work = ProfiledOp::Rematerialize;
         let mut made = held.take_products().into_iter();

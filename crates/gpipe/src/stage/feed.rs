@@ -1,4 +1,4 @@
-//! What the driver gives a stage for a step, and what it gets back.
+//! What the driver gives a stage for a step, and what the stage returns.
 
 use gpipe_bridge::memory::Stats;
 use gpipe_core::MicroBatch;
@@ -7,27 +7,28 @@ use tch::Tensor;
 
 use super::recorder::StageProfile;
 
-/// What a step is for.
+/// The purpose of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Mode {
-    /// Dropout applies; backwards follow.
+    /// Training: dropout applies, and backwards follow.
     #[default]
     Train,
-    /// The loss, nothing else.
+    /// Computes only the loss and metrics.
     Evaluate,
-    /// The outputs, nothing else.
+    /// Computes only the outputs.
     Predict,
-    /// The outputs of new positions: layers keep what they need of earlier ones.
+    /// Computes the outputs of new positions; layers keep what they need of earlier ones.
     Decode,
 }
 
-/// A group of samples in a decoding's step: which micro-batch it is may change from step to step.
+/// A group of samples in a decoding step. Its micro-batch may change from step to step.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub id: usize,
-    /// Positions that came before.
+    /// Number of earlier positions.
     pub past: i64,
-    /// Which of the samples before each of the new ones goes on from; `None`: they are the same.
+    /// For each sample, the sample of the previous step that it continues; `None` if they are the
+    /// same.
     pub rows: Option<Tensor>,
 }
 
@@ -44,8 +45,8 @@ pub(crate) struct Slice {
     pub count: usize,
 }
 
-/// Cuts `samples` into at most `micro_batches` slices that differ by at most one sample, the larger
-/// first. With fewer samples than that there are fewer slices, never an empty one.
+/// Cuts `samples` into at most `micro_batches` slices whose sizes differ by at most one, larger
+/// ones first. With fewer samples than micro-batches there are fewer slices; no slice is empty.
 pub(crate) fn split(samples: usize, micro_batches: usize) -> Vec<Slice> {
     let count = micro_batches.min(samples);
     let mut first = 0;
@@ -58,7 +59,7 @@ pub(crate) fn split(samples: usize, micro_batches: usize) -> Vec<Slice> {
         .collect()
 }
 
-/// One stage's part of a step.
+/// The input of one stage for a step.
 #[derive(Debug, Default)]
 pub(crate) struct Feed {
     pub mode: Mode,
@@ -68,16 +69,16 @@ pub(crate) struct Feed {
     pub inputs: Vec<Vec<Tensor>>,
     /// By micro-batch; only the last stage has them.
     pub targets: Vec<Vec<Tensor>>,
-    /// What the sum of the mini-batch's losses is divided by.
+    /// The number that the sum of the mini-batch's losses is divided by.
     pub denominator: f64,
     pub lr: f64,
-    /// What the loss is multiplied by before the backward, and gradients divided by after it.
+    /// The factor of the loss before the backward; gradients are divided by it afterwards.
     pub loss_scale: f64,
-    /// Look at every value: after a failure, to name the layer.
+    /// Whether to check every value, in order to name the layer after a failure.
     pub check_finite: bool,
-    /// By micro-batch, in a decoding.
+    /// While decoding: the group of each micro-batch.
     pub groups: Vec<Group>,
-    /// Whether a decoding begins: what layers kept in an earlier one is let go of.
+    /// Whether a decoding begins. Caches of an earlier decoding are then dropped.
     pub begins: bool,
 }
 
@@ -99,22 +100,22 @@ impl Feed {
     }
 }
 
-/// What a stage gives back after a step.
+/// What a stage returns after a step.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The last stage's sums of losses, by micro-batch.
     pub loss_sums: Vec<f64>,
     /// The last stage's sums of metrics, by micro-batch.
     pub metric_sums: Vec<Vec<f64>>,
-    /// The last stage's outputs when predicting.
+    /// The last stage's outputs, when predicting or decoding.
     pub outputs: Vec<Vec<Tensor>>,
-    /// What was decided.
+    /// The decision about the update.
     pub verdict: Option<Verdict>,
-    /// Its memory: live now, and the peak of the step.
+    /// Memory of the device: live now, and the peak of the step.
     pub memory: Stats,
-    /// What was live before each of its actions.
+    /// Live bytes before each of the stage's actions.
     pub levels: Vec<u64>,
-    /// Its layers, if they are measured.
+    /// Measurements of the layers, if they are profiled.
     pub profile: Option<StageProfile>,
 }
 

@@ -1,7 +1,7 @@
-//! The gradients of one step: summed by layer, in the order of the micro-batches.
+//! The gradients of one step, summed by layer in micro-batch order.
 //!
-//! Each use of a tied weight has its own accumulator, also within one stage, so that the sum over
-//! uses is taken once per mini-batch in layer order, wherever the cuts are.
+//! Each use of a tied weight has its own accumulator, even within one stage. The sum over uses is
+//! taken once per mini-batch in layer order, so it does not depend on the cuts.
 
 use std::collections::HashMap;
 
@@ -15,16 +15,16 @@ use super::{
 };
 use crate::{error::LayerError, value::Value};
 
-/// What a step has summed so far.
+/// The gradients that a step has summed so far.
 pub(super) struct Gradients {
-    /// By layer of the stage and parameter. `None`: no gradient yet.
+    /// By layer of the stage and parameter. `None` if there is no gradient yet.
     sums: Vec<Vec<Option<Tensor>>>,
-    /// Like `sums`: whose gradient is the next one to be summed.
+    /// Like `sums`: the micro-batch whose gradient must be added next.
     turns: Vec<Vec<u32>>,
 }
 
-/// Where a layer sums its gradients, and which of those of a micro-batch may be added: where all
-/// earlier micro-batches' are.
+/// The gradient sums of one layer, for one micro-batch. A gradient may be added once the gradients
+/// of all earlier micro-batches are.
 pub(super) struct OrderedAccumulator<'a> {
     sums: &'a mut [Option<Tensor>],
     turns: &'a mut [u32],
@@ -32,17 +32,17 @@ pub(super) struct OrderedAccumulator<'a> {
 }
 
 impl OrderedAccumulator<'_> {
-    /// Whether it is the turn of the parameter in `slot`.
+    /// Whether it is the turn of the micro-batch for the parameter in `slot`.
     pub(super) fn is_of(&self, slot: usize) -> bool {
         self.turns[slot] == self.micro_batch.0
     }
 
-    /// Its sum so far, to be put back.
+    /// Takes the sum of the parameter in `slot`. The caller must put it back.
     pub(super) fn take(&mut self, slot: usize) -> Option<Tensor> {
         self.sums[slot].take()
     }
 
-    /// Its sum, to which the micro-batch's gradient was added where it is `summed`.
+    /// Puts back a sum. `summed` says whether the micro-batch's gradient was added to it.
     pub(super) fn put(&mut self, slot: usize, sum: Option<Tensor>, summed: bool) {
         self.sums[slot] = sum;
         self.turns[slot] += u32::from(summed);
@@ -57,7 +57,7 @@ impl Gradients {
         Self { sums, turns }
     }
 
-    /// Where the layer at `position` sums its gradients. `None`: no gradient yet.
+    /// The gradient sums of the layer at `position`. `None` if there is no gradient yet.
     pub(super) fn accumulators(&mut self, position: usize) -> &mut [Option<Tensor>] {
         &mut self.sums[position]
     }
@@ -67,22 +67,22 @@ impl Gradients {
         self.sums[layer][slot].as_ref()
     }
 
-    /// Where that of one parameter is.
+    /// The place of one parameter's gradient.
     pub(super) fn place(&mut self, (layer, slot): ParamIndex) -> &mut Option<Tensor> {
         &mut self.sums[layer][slot]
     }
 
-    /// All that are there.
+    /// All gradients that exist.
     pub(super) fn present(&self) -> impl Iterator<Item = &Tensor> {
         self.sums.iter().flatten().flatten()
     }
 
-    /// The update is over.
+    /// Drops all gradients after the update.
     pub(super) fn clear(&mut self) {
         self.sums.iter_mut().flatten().for_each(|sum| *sum = None);
     }
 
-    /// The same, for those gradients of `micro_batch` whose turn it is.
+    /// The gradient sums of the layer at `position`, for `micro_batch`.
     pub(super) fn turn(
         &mut self,
         position: usize,
@@ -92,14 +92,14 @@ impl Gradients {
         OrderedAccumulator { sums, turns, micro_batch }
     }
 
-    /// All of `micro_batch`'s are summed.
+    /// Records that all of the layer's gradients of `micro_batch` are summed.
     pub(super) fn have_summed(&mut self, position: usize, micro_batch: MicroBatch) {
         let next = micro_batch.0 + 1;
         self.turns[position].iter_mut().for_each(|turn| *turn = next.max(*turn));
     }
 
-    /// The gradients of this stage's uses of the weights that the stage at the other end of `edge`
-    /// owns.
+    /// Takes the gradients of this stage's uses of the weights that the stage at the other end of
+    /// `edge` owns.
     pub(super) fn tied(&mut self, config: &StageConfig, edge: EdgeId) -> Value {
         let owner = config.edges.tie_owners.iter().find(|(own, _)| *own == edge);
         let groups = owner.into_iter().flat_map(|(_, layers)| {
@@ -109,9 +109,11 @@ impl Gradients {
         Value::new(uses.into_iter().map(|(layer, slot)| self.sums[layer][slot].take()).collect())
     }
 
-    /// Sums the tied gradients of the groups owned here, own uses first, then those that arrived
-    /// (by edge, on this stage's device), in stage order: all in layer order. Returns a copy of
-    /// each sum for every stage that uses it.
+    /// Sums the tied gradients of the groups owned here. Returns a copy of each sum for every stage
+    /// that uses the weight.
+    ///
+    /// The order is layer order: this stage's uses first, then those that arrived (by edge, on this
+    /// stage's device), in stage order.
     pub(super) fn reduce(
         &mut self,
         config: &StageConfig,
@@ -153,7 +155,7 @@ impl Gradients {
             .collect())
     }
 
-    /// Takes the sums for the weights that other stages own.
+    /// Stores the sums for weights that other stages own.
     pub(super) fn accept_sums(&mut self, config: &StageConfig, sums: OnEdges<Vec<Option<Tensor>>>) {
         for (edge, sums) in sums {
             let owner = config.edges.tie_owners.iter().find(|(own, _)| *own == edge);
@@ -168,7 +170,7 @@ impl Gradients {
     }
 }
 
-/// The sum of the gradients that are there, in order.
+/// Adds up the gradients that exist, in order.
 fn sum_in_order(parts: Vec<Option<Tensor>>) -> Result<Option<Tensor>, LayerError> {
     let mut parts = parts.into_iter().flatten();
     let Some(mut sum) = parts.next() else { return Ok(None) };

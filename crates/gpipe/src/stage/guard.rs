@@ -1,5 +1,4 @@
-//! What is looked at around calls of a user's code: panics, values that are not finite, and tensors
-//! changed in place.
+//! Checks around calls of user code: panics, non-finite values, and tensors changed in place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,7 +9,7 @@ use tch::Tensor;
 use super::differentiable;
 use crate::error::{LayerError, StageError};
 
-/// An error if any of `tensors` holds a NaN or an infinity.
+/// Returns an error if any of `tensors` holds a NaN or an infinity.
 pub(super) fn check_finite<'t>(
     layer: &str,
     what: &str,
@@ -29,9 +28,10 @@ pub(super) fn check_finite<'t>(
     Ok(())
 }
 
-/// Calls a user's code; its panic becomes an error, which then names the layer. tch itself panics
-/// where an operation that takes a number (`f_mul_scalar`, say) has no memory left: that is told as
-/// what it is.
+/// Calls user code and turns a panic into an error, to which the caller adds the layer's name.
+///
+/// tch itself panics when an operation that takes a number (such as `f_mul_scalar`) runs out of
+/// memory. That panic is reported as out of memory.
 pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Result<T, LayerError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
         let told = || match panic_message(panic.as_ref()) {
@@ -42,8 +42,8 @@ pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Resul
     })
 }
 
-/// Tensors that a call must not change in place. (A change through `Tensor::data`, which hides it
-/// from autograd, is not seen.)
+/// Detects in-place changes of tensors. It misses a change through `Tensor::data`, which hides the
+/// change from autograd.
 pub(super) struct Untouched<'t> {
     tensors: Vec<(&'t Tensor, i64)>,
 }
@@ -54,7 +54,7 @@ impl<'t> Untouched<'t> {
         Ok(Self { tensors: tensors.into_iter().map(version).collect::<Result<_, LayerError>>()? })
     }
 
-    /// The number of the first one that was changed.
+    /// The index of the first tensor that was changed.
     pub(super) fn changed(&self) -> Result<Option<usize>, LayerError> {
         for (index, (tensor, version)) in self.tensors.iter().enumerate() {
             if tensor.f_internal_version()? != *version {

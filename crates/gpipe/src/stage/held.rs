@@ -1,4 +1,4 @@
-//! What a micro-batch leaves in a stage from its forward to its backward.
+//! What a stage keeps of a micro-batch from its forward to its backward.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use super::island::Island;
 
-/// Where a segment starts: its layers (positions within the stage) and their inputs.
+/// The start of a segment: its layers (positions within the stage) and their inputs.
 pub(super) struct SegmentStart {
     pub layers: Range<usize>,
     pub inputs: Vec<Tensor>,
@@ -19,12 +19,13 @@ impl SegmentStart {
     }
 }
 
-/// Islands that are there, last layer last, and segments that have yet to be recomputed.
+/// The saved activations of a micro-batch: computed islands, last layer last, and segments still to
+/// be recomputed.
 pub(super) struct SavedActivations {
     islands: Vec<Island>,
     segments: Vec<SegmentStart>,
     skips: HashMap<usize, Tensor>,
-    /// What each layer's products gave, where they are kept.
+    /// Kept outputs of each layer's products, if any.
     products: Vec<OpCache>,
     untouched: bool,
     whole: bool,
@@ -33,14 +34,14 @@ pub(super) struct SavedActivations {
 }
 
 impl SavedActivations {
-    /// Everything is there.
+    /// Activations of a forward that kept everything.
     pub(super) fn whole(islands: Vec<Island>) -> Self {
         let (segments, skips, products) = (Vec::new(), HashMap::new(), Vec::new());
         Self { islands, segments, skips, products, untouched: false, whole: true, loss: None }
     }
 
-    /// Only the inputs of each segment, skips that no segment can recompute for itself, and what
-    /// each layer's products gave where they are kept.
+    /// Activations of a forward that discarded: the inputs of each segment, the skips that no
+    /// segment can recompute itself, and the outputs of each layer's products if they are kept.
     pub(super) fn discarded(
         segments: Vec<SegmentStart>,
         skips: HashMap<usize, Tensor>,
@@ -50,17 +51,17 @@ impl SavedActivations {
         Self { islands, segments, skips, products, untouched: true, whole: false, loss: None }
     }
 
-    /// What each layer's products gave; none where they are to be computed again.
+    /// Takes the kept outputs of each layer's products; empty if they are to be recomputed.
     pub(super) fn take_products(&mut self) -> Vec<OpCache> {
         std::mem::take(&mut self.products)
     }
 
-    /// Whether nothing was recomputed yet: the next segment is the stage's last.
+    /// Whether nothing has been recomputed yet. The next segment is then the stage's last.
     pub(super) fn is_untouched(&self) -> bool {
         self.untouched
     }
 
-    /// Whether the forward kept it all.
+    /// Whether the forward kept everything.
     pub(super) fn is_whole(&self) -> bool {
         self.whole
     }
@@ -70,23 +71,23 @@ impl SavedActivations {
         !self.segments.is_empty()
     }
 
-    /// The next segment to recompute: the last one.
+    /// Takes the next segment to recompute: the last one.
     pub(super) fn next_segment(&mut self) -> Option<SegmentStart> {
         self.segments.pop()
     }
 
-    /// The skips that are kept.
+    /// The skips that were kept.
     pub(super) fn skips(&self) -> HashMap<usize, Tensor> {
         self.skips.iter().map(|(&index, tensor)| (index, tensor.shallow_clone())).collect()
     }
 
-    /// A segment was recomputed.
+    /// Stores the islands of a recomputed segment.
     pub(super) fn rematerialized(&mut self, islands: Vec<Island>) {
         self.untouched = false;
         self.islands = islands;
     }
 
-    /// Takes the last island, releasing it layer by layer.
+    /// Takes the last island, so that activations are released layer by layer.
     pub(super) fn pop_island(&mut self) -> Option<Island> {
         self.islands.pop()
     }

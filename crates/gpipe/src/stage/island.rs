@@ -1,8 +1,8 @@
-//! One layer as an autograd island: its inputs are leaves, and its VJP is taken on its own.
+//! One layer as an autograd island: its inputs are leaves, and its VJP is taken separately.
 //!
-//! Why not one graph per stage: where gradients meet (a residual, a skip), autograd would sum in an
-//! order that depends on the cut. An island's sums are inside one layer, so no cut can change them;
-//! and each layer's memory is released as soon as its backward is done.
+//! With one graph per stage, autograd would sum gradients that meet (at a residual or a skip) in an
+//! order that depends on the cut. The sums of an island are inside one layer, so no cut can change
+//! them. Each layer's memory is also released as soon as its backward is done.
 
 use gpipe_bridge::{
     layout::settled,
@@ -29,7 +29,7 @@ use crate::{
     spec::TensorSpec,
 };
 
-/// What one run of a layer is made of.
+/// The inputs of one run of a layer.
 pub(super) struct LayerRun<'a> {
     pub layer: &'a NamedLayer,
     pub id: LayerId,
@@ -44,7 +44,7 @@ pub(super) struct LayerRun<'a> {
     pub kernels: Kernels,
 }
 
-/// A layer's forward whose graph is there: leaves, and what was computed from them.
+/// The graph of a layer's forward: the leaves, and what was computed from them.
 pub(super) struct Island {
     id: LayerId,
     inputs: Vec<Tensor>,
@@ -54,7 +54,7 @@ pub(super) struct Island {
     parameters: Vec<Tensor>,
 }
 
-/// Detached copies (of the header, not the data), which require a gradient where `grads` says so.
+/// Returns detached tensors that share the data. They require a gradient if `grads` is set.
 pub(super) fn leaves(tensors: &[Tensor], grads: bool) -> Result<Vec<Tensor>, LayerError> {
     tensors.iter().map(|tensor| leaf(tensor, grads)).collect()
 }
@@ -64,27 +64,28 @@ fn leaf(tensor: &Tensor, grads: bool) -> Result<Tensor, LayerError> {
     Ok(if grads && differentiable(&leaf) { leaf.f_set_requires_grad(true)? } else { leaf })
 }
 
-/// What a layer made, as the next one gets it: without a graph, and in the one layout that values
-/// pass in.
+/// Prepares a layer's output for the next layer: without a graph, and in the layout that all values
+/// between layers have.
 fn passed_on(tensor: &Tensor) -> Result<Tensor, LayerError> {
     Ok(settled(tensor.f_detach()?)?)
 }
 
-/// What a run of a layer gives.
+/// The result of running a layer.
 pub(super) struct Ran {
     pub outputs: Vec<Tensor>,
-    /// Skips by name.
+    /// Stashed skips by name.
     pub stashed: Vec<(String, Tensor)>,
-    /// If it has a graph.
+    /// The island, if the run had a graph.
     pub island: Option<Island>,
-    /// What its batch norms saw.
+    /// The statistics of the layer's batch norms.
     pub statistics: Vec<BatchStatistics>,
-    /// What it keeps in a decoding.
+    /// The layer's cache, while decoding.
     pub cache: Option<Cache>,
 }
 
 impl LayerRun<'_> {
-    /// Runs the layer; `pops` are (skip, name, value). With `graph`, an island for the backward.
+    /// Runs the layer. `pops` are (skip, name, value). With `graph`, also returns an island for the
+    /// backward.
     pub(super) fn forward(
         &self,
         inputs: Vec<Tensor>,
@@ -177,8 +178,8 @@ impl LayerRun<'_> {
 }
 
 impl LayerRun<'_> {
-    /// A layer whose forward contradicts its infer would be broadcast somewhere later, or not at
-    /// all.
+    /// Checks that the outputs match what `infer` declared. A mismatch would surface later as
+    /// silent broadcasting, or not at all.
     fn check_outputs(
         &self,
         inputs: &[Tensor],
@@ -220,8 +221,8 @@ impl LayerRun<'_> {
         )))
     }
 
-    /// Where something of it or before it is trained, its outputs must depend on that: else
-    /// training goes on, step after step, and nothing is learnt.
+    /// Checks that the outputs depend on trained values, if this layer or an earlier one is
+    /// trained. Otherwise training would run step after step without learning.
     fn check_trains(
         &self,
         inputs: &[Tensor],
@@ -248,11 +249,11 @@ impl LayerRun<'_> {
     }
 }
 
-/// Gradients of a layer's inputs, and of the skips it popped.
+/// Gradients of a layer's inputs, and of the skips that it popped.
 type Back = (Vec<Option<Tensor>>, Vec<(usize, Option<Tensor>)>);
 
 impl Island {
-    /// The loss as the last island.
+    /// An island for the loss, after the last layer's.
     pub(super) fn of_loss(outputs: Vec<Tensor>, sum: Tensor) -> Self {
         Self {
             id: LayerId(u32::MAX),
@@ -269,12 +270,12 @@ impl Island {
         self.id.index() - first
     }
 
-    /// The names of the skips that it stashed, in order.
+    /// The names of the skips that the layer stashed, in order.
     pub(super) fn stashed_names(&self) -> impl Iterator<Item = &str> {
         self.stashed.iter().map(|(name, _)| name.as_str())
     }
 
-    /// A gradient for its only output that is `value` everywhere.
+    /// The gradient of the island's only output, filled with `value`.
     pub(super) fn seed(&self, value: f64) -> Result<Tensor, LayerError> {
         match self.outputs.first() {
             Some(output) => Ok(output.f_full_like(value)?.f_detach()?),
@@ -282,8 +283,8 @@ impl Island {
         }
     }
 
-    /// The VJP: `grads` of its outputs and `stashes` of its skips; parameters' gradients go to
-    /// `accumulators`. Consumes the graph.
+    /// The VJP. `grads` are the gradients of the outputs, `stashes` those of stashed skips. The
+    /// gradients of the parameters are added to `accumulators`. Consumes the graph.
     pub(super) fn backward(
         self,
         grads: Vec<Option<Tensor>>,
@@ -302,9 +303,9 @@ impl Island {
         self.back(found)
     }
 
-    /// The first half of the VJP: gradients of inputs and skips, and what is left for the second.
-    /// Parameters' gradients that are found already are added where it is their turn; the others
-    /// wait for it.
+    /// The first half of the VJP. Returns the gradients of inputs and skips, and the rest for the
+    /// second half. Parameter gradients that are already computed are added if it is their turn;
+    /// the others are left to the second half.
     pub(super) fn backward_input(
         self,
         grads: Vec<Option<Tensor>>,
@@ -323,7 +324,7 @@ impl Island {
                     (inputs, summed)
                 }
                 None => {
-                    // It cannot be split: both halves now.
+                    // The layer cannot be split: compute both halves now.
                     let own = sums.iter_mut().zip(&in_turn);
                     let own = own.map(|(sum, &in_turn)| sum.take_if(|_| in_turn));
                     let mut own: Vec<_> = own.collect();
@@ -346,13 +347,13 @@ impl Island {
         Ok((self.back(found)?, weights))
     }
 
-    /// Which of its parameters are trained.
+    /// The indices of the trained parameters.
     fn trained(&self) -> Vec<usize> {
         (0..self.parameters.len()).filter(|&i| self.parameters[i].requires_grad()).collect()
     }
 
-    /// The gradients of those inputs and skips that require one, as `pull` finds them; none where
-    /// there is nothing to find.
+    /// Calls `pull` to compute the gradients of the inputs and skips that require one. Returns
+    /// nothing if there is no gradient to compute.
     fn pull(
         &self,
         grads: &[Option<Tensor>],
@@ -384,7 +385,7 @@ impl Island {
         self.inputs.iter().chain(self.pops.iter().map(|(_, tensor)| tensor))
     }
 
-    /// Sorts what was found by inputs and skips, in the layout that values pass in.
+    /// Assigns the computed gradients to inputs and skips, in the layout of values between layers.
     fn back(&self, found: Vec<Option<Tensor>>) -> Result<Back, LayerError> {
         let mut found = found.into_iter();
         let wanted = self.leaves().map(Tensor::requires_grad);
@@ -399,7 +400,7 @@ impl Island {
     }
 }
 
-/// What the first half of a layer's backward left to the second.
+/// The weight gradients that the first half of a layer's backward left to the second.
 pub(super) struct WeightGradients {
     id: LayerId,
     trained: Vec<usize>,
@@ -407,10 +408,10 @@ pub(super) struct WeightGradients {
 }
 
 enum Later {
-    /// They are yet to be computed.
+    /// Not computed yet.
     Graph(split::Later),
-    /// They are there, of a layer that cannot be split (or has none); those that are not summed
-    /// yet.
+    /// Already computed, because the layer cannot be split or has no parameters to train. Holds the
+    /// gradients that are not summed yet.
     Gradients(Vec<Option<Tensor>>),
 }
 
@@ -420,12 +421,12 @@ impl WeightGradients {
         self.id.index() - first
     }
 
-    /// Whether the first half had to compute them.
+    /// Whether the first half had to compute the gradients.
     pub(super) fn is_whole(&self) -> bool {
         matches!(&self.later, Later::Gradients(found) if !found.is_empty())
     }
 
-    /// Adds them to `accumulators`.
+    /// Adds the gradients to `accumulators`.
     pub(super) fn finish(self, accumulators: &mut [Option<Tensor>]) -> Result<(), LayerError> {
         let Self { trained, later, .. } = self;
         match later {

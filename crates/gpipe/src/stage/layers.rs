@@ -24,15 +24,15 @@ use crate::{
     value::Value,
 };
 
-/// What a run of several layers gives.
+/// The result of running several layers.
 pub(super) struct RanLayers {
     pub(super) outputs: Vec<Tensor>,
     pub(super) islands: Vec<Island>,
-    /// By layer.
+    /// Batch norm statistics, with the position of their layer.
     pub(super) statistics: Vec<(usize, BatchStatistics)>,
 }
 
-/// How layers are run.
+/// Whether layers run with autograd graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GraphMode {
     /// Without graphs.
@@ -43,18 +43,18 @@ pub(super) enum GraphMode {
     Keep,
 }
 
-/// What becomes of what matrix products and convolutions give.
+/// What to do with the outputs of matrix products and convolutions.
 pub(super) enum SavedOps<'a> {
-    /// They are computed.
+    /// Compute them.
     Compute,
-    /// ... and kept, for each layer.
+    /// Compute them and keep them, for each layer.
     Keep(&'a mut Vec<OpCache>),
-    /// They are found, where an earlier run of the layer kept them.
+    /// Reuse those that an earlier run of the layer kept.
     Reuse(&'a mut std::vec::IntoIter<OpCache>),
 }
 
 impl SavedOps<'_> {
-    /// Runs a layer's forward.
+    /// Runs a layer's forward, keeping or reusing these outputs.
     fn around<T>(
         &mut self,
         layer: &str,
@@ -79,7 +79,7 @@ impl SavedOps<'_> {
     }
 }
 
-/// How layers are run, and for what.
+/// How layers run, and for which operation.
 pub(super) struct ForwardOptions<'a> {
     pub(super) run: GraphMode,
     pub(super) work: ProfiledOp,
@@ -87,8 +87,8 @@ pub(super) struct ForwardOptions<'a> {
 }
 
 impl ActiveStage<'_> {
-    /// Runs the stage's layers in `range` (positions within the stage). `skips` has every skip
-    /// value that a layer here may pop, and gets those that are stashed.
+    /// Runs the stage's layers in `range` (positions within the stage). `skips` must hold every
+    /// skip that these layers may pop. Skips that they stash are added to it.
     pub(super) fn run_layers(
         &self,
         range: Range<usize>,
@@ -128,7 +128,7 @@ impl ActiveStage<'_> {
         Ok(RanLayers { outputs: values, islands, statistics })
     }
 
-    /// What the layer kept in the decoding so far.
+    /// Takes what the layer kept in the decoding so far.
     fn take_cache(&self, position: usize, micro_batch: MicroBatch) -> StageResult<Option<Cache>> {
         let Some(group) = self.step.feed.group(micro_batch) else { return Ok(None) };
         let cache = match group.past {
@@ -164,7 +164,7 @@ impl ActiveStage<'_> {
             .map_err(in_operation("profiling"))
     }
 
-    /// Keeps what batch norms saw in the one forward of `micro_batch` that counts.
+    /// Keeps batch norm statistics of the one forward of `micro_batch` that counts.
     pub(super) fn count_statistics(
         &mut self,
         micro_batch: MicroBatch,
@@ -192,8 +192,8 @@ impl ActiveStage<'_> {
         }
     }
 
-    /// What the driver fed the first stage of `micro_batch`: on its device, in the layout that
-    /// values pass in, and, where the arithmetic is in a smaller dtype, in that.
+    /// The inputs of the first stage for `micro_batch`: on the stage's device, in the compute
+    /// dtype, and in the layout of values between layers.
     pub(super) fn fed_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<Tensor>> {
         let Precision { compute, master } = self.config.precision;
         let fed = |tensor: &Tensor| {
@@ -205,7 +205,7 @@ impl ActiveStage<'_> {
         inputs.collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
     }
 
-    /// What arrived, on this stage's device.
+    /// Returns arrived values on this stage's device.
     pub(super) fn receive(
         &self,
         values: OnEdges<Value>,
@@ -218,7 +218,7 @@ impl ActiveStage<'_> {
             .map_err(in_operation("receiving"))
     }
 
-    /// The end of an action: its values, ready for the devices that they go to.
+    /// Ends an action and prepares its values for the devices that receive them.
     pub(super) fn finished(
         &self,
         values: OnEdges<Vec<Option<Tensor>>>,
@@ -242,7 +242,7 @@ impl ActiveStage<'_> {
         self.config.skips.iter().position(|skip| skip.stash == layer && skip.name == name)
     }
 
-    /// Into which ranges of its layers the stage is cut where it re-materializes.
+    /// The ranges of layers into which re-materialization cuts the stage.
     pub(super) fn segment_ranges(&self) -> Vec<Range<usize>> {
         self.config.remat.segment_ranges(self.config.layers.len())
     }

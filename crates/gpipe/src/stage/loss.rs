@@ -20,13 +20,14 @@ use crate::{
 };
 
 impl ActiveStage<'_> {
-    /// Where the loss stands among the samples: after the last layer.
+    /// The position of the loss in profiles: after the last layer.
     pub(super) fn loss_position(&self) -> usize {
         self.config.layers.end
     }
 
-    /// Runs the loss of `micro_batch` on the stage's outputs and notes its sum; on the last stage,
-    /// in training or evaluation. With `graph`, an island for the backward.
+    /// Computes the loss of `micro_batch` from the stage's outputs and records its sum. It runs on
+    /// the last stage, in training and evaluation. With `graph`, returns an island for the
+    /// backward.
     pub(super) fn run_loss(
         &mut self,
         micro_batch: MicroBatch,
@@ -57,7 +58,7 @@ impl ActiveStage<'_> {
         let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
         let leaves = leaves.map_err(in_loss)?;
-        // Losses and metrics see the outputs in float32 where the arithmetic is in less.
+        // Losses and metrics see the outputs in float32 if the arithmetic is in a smaller dtype.
         let Precision { compute, master } = self.config.precision;
         let widen = |tensor: &Tensor| match tensor.kind() == compute {
             true => Ok(tensor.f_to_kind(master)?),
@@ -71,7 +72,7 @@ impl ActiveStage<'_> {
         let sum = guard::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
         check_untouched(&given).map_err(in_loss)?;
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
-        // A loss of nothing, where no target counts, may be a plain 0.
+        // A loss that counts no target may be a constant 0.
         if graph && value != 0.0 && !sum.requires_grad() && leaves.iter().any(Tensor::requires_grad)
         {
             return Err(in_loss(LayerError::Value(
@@ -80,8 +81,8 @@ impl ActiveStage<'_> {
                     .into(),
             )));
         }
-        // Among processes a stage that fails ends the run: there the driver looks, at what all of
-        // them have.
+        // Across processes a failing stage would end the run. There the driver checks the loss
+        // instead, because only it sees every process's result.
         if !value.is_finite() && self.config.alone {
             let what = format!("the loss ({value})");
             return Err(StageError::NotFinite { layer: "loss".into(), what });
@@ -92,7 +93,7 @@ impl ActiveStage<'_> {
         Ok(graph.then(|| Island::of_loss(leaves, sum)))
     }
 
-    /// The sums of the metrics.
+    /// Computes the sums of the metrics.
     fn measure(&self, outputs: &[Tensor], targets: &[Tensor]) -> StageResult<Vec<f64>> {
         if self.step.feed.mode == Mode::Train && !self.config.training_metrics {
             return Ok(Vec::new());
@@ -112,7 +113,8 @@ impl ActiveStage<'_> {
     }
 }
 
-/// Outputs and targets are also what the backward, other metrics and the user have.
+/// Checks that the outputs and targets are unchanged: the backward, other metrics and the user
+/// share them.
 fn check_untouched(given: &Untouched) -> Result<(), LayerError> {
     match given.changed()? {
         None => Ok(()),

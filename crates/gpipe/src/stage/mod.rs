@@ -1,26 +1,25 @@
-//! The seam on libtorch: a stage holds its layers' parameters and runs them, each as its own
+//! Stages on libtorch. A stage holds its layers' parameters and runs the layers, each as its own
 //! autograd island.
 //!
-//! What lasts is in [`Stage`]. What lives for one step is in [`step::StepState`], and is dropped
+//! What lasts is in [`Stage`]. What lives for one step is in [`step::StepState`] and is dropped
 //! with it.
 //!
-//! - [`config`]: what a stage is told when it is built
+//! - [`config`]: the configuration of a stage
 //! - [`step`]: the state of one step, and the stage during it
-//! - [`feed`]: what the driver gives a stage for a step, and what it gets back
-//! - [`actions`]: what the runtime calls
-//! - [`guard`]: what is looked at around calls of a user's code
-//! - [`layers`]: how layers are run; [`island`]: one layer's forward with a graph, and its VJP
+//! - [`feed`]: what the driver gives a stage for a step, and what the stage returns
+//! - [`actions`]: the methods that the runtime calls
+//! - [`guard`]: checks around calls of user code
+//! - [`layers`]: how layers run; [`island`]: one layer's forward with a graph, and its VJP
 //! - [`loss`]: the loss and the metrics, on the last stage
-//! - [`discarding`]: forwards that keep a segment's inputs only, and what is computed again from
-//!   them
+//! - [`discarding`]: forwards that keep only a segment's inputs, and their recomputation
 //! - [`back`]: backwards, whole or in halves
-//! - [`held`]: what a micro-batch leaves from its forward to its backward, whole or in segments
+//! - [`held`]: what is kept of a micro-batch from its forward to its backward
 //! - [`gradients`]: the step's gradients, and those of tied weights
 //! - [`reduction`]: gradients summed over replicas
 //! - [`parameters`]: parameters; [`update`]: norm, update, moving averages
-//! - [`state`]: what of all that a checkpoint holds
-//! - [`device`]: the stage's stream, memory, and what crosses to other devices
-//! - [`recorder`]: what each layer takes and holds, where that is asked for
+//! - [`state`]: the stage's share of a checkpoint
+//! - [`device`]: the stage's stream, memory, and copies to other devices
+//! - [`recorder`]: time and memory of each layer, when profiling
 
 mod actions;
 mod back;
@@ -61,22 +60,22 @@ use crate::{
 /// A stage on its device.
 pub(crate) struct Stage {
     config: StageConfig,
-    /// With optimizer state and moving averages.
+    /// Including optimizer state and moving averages.
     parameters: Parameters,
     /// The same stage of the other replicas, if there are any.
     replicas: Option<Box<dyn Summing>>,
-    /// What layers keep in a decoding, by group and position; until something else is run.
+    /// The layers' caches in a decoding, by group and position. Dropped when anything else runs.
     decoding: HashMap<(usize, usize), Cache>,
-    /// Between `begin` and `finish`, or `abort`.
+    /// Set between `begin` and `finish` or `abort`.
     step: Option<StepState>,
-    /// Shared with the device's other stages. Last, so that its memory is given back after
-    /// everything that was allocated in it.
+    /// Shared with the device's other stages. It is the last field, so that its arena is released
+    /// after everything allocated in it.
     device: Rc<StageDevice>,
 }
 
 type StageResult<T> = Result<T, StageError>;
 
-/// Names the work in which libtorch failed.
+/// Wraps an error with the operation that failed.
 fn in_operation(what: &'static str) -> impl Fn(LayerError) -> StageError {
     move |source| StageError::Own { what, source }
 }
@@ -85,8 +84,8 @@ impl Stage {
     /// Builds the stages of one device, in the thread that will run them.
     pub(crate) fn build_all(configs: Vec<StageConfig>) -> StageResult<Vec<Self>> {
         let Some(first) = configs.first() else { return Ok(Vec::new()) };
-        // Asking first matters: a thread's first look at the number takes over what was last set
-        // anywhere in the process, and would undo a number that was set before it.
+        // The order matters. A thread's first query of the number adopts what was last set anywhere
+        // in the process, and would overwrite a number set before it.
         let _ = tch::get_num_threads();
         tch::set_num_threads(first.threads);
         let device =
@@ -95,7 +94,7 @@ impl Stage {
         configs.into_iter().map(|config| Self::build(config, Rc::clone(&device))).collect()
     }
 
-    /// With the stage's own parameters.
+    /// Builds one stage with its parameters.
     fn build(config: StageConfig, device: Rc<StageDevice>) -> StageResult<Self> {
         let parameters = Parameters::build(&config)?;
         device.finish().map_err(in_operation("the device"))?;
@@ -105,13 +104,13 @@ impl Stage {
         Ok(Self { config, parameters, replicas, decoding: HashMap::new(), step: None, device })
     }
 
-    /// The parameters, for the driver; copies that it takes are not charged to the stage.
+    /// The parameters, for the driver. Copies that the driver makes are not charged to the stage.
     pub(crate) fn visit_parameters(&mut self) -> Result<&mut Parameters, LayerError> {
         self.device.charge_nobody()?;
         Ok(&mut self.parameters)
     }
 
-    /// Where its memory is counted.
+    /// The memory arena of the stage.
     pub(crate) fn arena(&self) -> u32 {
         self.device.arena()
     }
@@ -122,7 +121,7 @@ fn not_held(micro_batch: MicroBatch) -> StageError {
     in_operation("backward")(LayerError::Value(text))
 }
 
-/// Where allocations go that are not a stage's own.
+/// The arena for allocations that belong to no stage.
 const SHARED_ARENA: u32 = 0;
 
 /// Whether a gradient can flow into `tensor`.

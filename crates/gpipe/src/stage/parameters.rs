@@ -1,4 +1,4 @@
-//! A stage's parameters: their values, and what is known of them between steps.
+//! A stage's parameters: their values, optimizer state and averages.
 
 use gpipe_core::LayerId;
 use tch::Tensor;
@@ -11,17 +11,19 @@ use crate::{
     value::tensor_bytes,
 };
 
-/// A parameter in use: the layer's position within the stage, and the parameter's in the layer.
+/// The place of a parameter: the layer's position within the stage, and the parameter's in the
+/// layer.
 pub(super) type ParamIndex = (usize, usize);
 
-/// All parameters of one stage.
+/// The parameters of one stage.
 pub(crate) struct Parameters {
-    /// By layer of the stage: what is updated, in the order of the layer's specs. Tied ones share
-    /// their storage.
+    /// The values that are updated, by layer of the stage, in the order of the layer's specs. Tied
+    /// parameters share storage.
     pub(super) masters: Vec<Vec<Tensor>>,
-    /// By layer: what layers see. The masters themselves, or copies in the dtype of the arithmetic.
+    /// The values that layers see, by layer: the masters themselves, or copies in the compute
+    /// dtype.
     working: Vec<Vec<Tensor>>,
-    /// Gradients of the last step by full name, if they are kept.
+    /// Gradients of the last step by full name, if gradients are kept.
     pub(super) last_grads: Vec<(String, Tensor)>,
     /// Optimizer state and averages.
     pub(super) updater: Updater,
@@ -29,7 +31,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Makes the initial values of the stage's own layers.
+    /// Creates the initial values of the stage's layers.
     pub(super) fn build(config: &StageConfig) -> Result<Self, StageError> {
         let trains = config.input_grads.iter().any(|&needed| needed)
             || config.named.iter().flat_map(|layer| &layer.parameters).any(|p| p.trainable);
@@ -50,7 +52,7 @@ impl Parameters {
         Ok(Self { masters, working, last_grads, updater, trains })
     }
 
-    /// What each layer holds between steps, once its optimizer state is made.
+    /// Bytes that each layer holds between steps, once its optimizer state exists.
     pub(super) fn bytes(&self, config: &StageConfig) -> Vec<LayerBytes> {
         let of_layer = |layer: usize| {
             let mut bytes = LayerBytes::default();
@@ -77,7 +79,7 @@ impl Parameters {
         (0..config.named.len()).map(of_layer).collect()
     }
 
-    /// The tensors of the layer at `position`, as it sees them.
+    /// The parameters of the layer at `position`, as the layer sees them.
     pub(super) fn of_layer(&self, position: usize) -> &[Tensor] {
         &self.working[position]
     }
@@ -87,13 +89,13 @@ impl Parameters {
         self.trains
     }
 
-    /// A failed step has no gradients to show.
+    /// Drops the last step's gradients, because a failed step has none to show.
     pub(super) fn forget_last_grads(&mut self) {
         self.last_grads.clear();
     }
 
-    /// Makes what layers see of the trained parameters of the layer at `position` from their
-    /// masters, where the two differ.
+    /// Copies the masters of the trained parameters of the layer at `position` to the values that
+    /// the layer sees, if the dtypes differ.
     pub(super) fn refresh(&self, position: usize) -> Result<(), LayerError> {
         for (master, seen) in self.masters[position].iter().zip(&self.working[position]) {
             if master.kind() != seen.kind() && seen.requires_grad() {
@@ -103,8 +105,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Copies of the parameters on the CPU with their full names; a tied one under its first use in
-    /// the whole model, and only on the stage that owns it.
+    /// Copies of the parameters on the CPU with their full names. A tied parameter appears under
+    /// its first use in the model, and only on the stage that owns it.
     pub(crate) fn copies(
         &self,
         names: &[(String, ParamIndex)],
@@ -116,7 +118,7 @@ impl Parameters {
         names.iter().map(copy).collect()
     }
 
-    /// Copies of the last step's gradients, if they were kept.
+    /// Copies of the last step's gradients on the CPU, if they were kept.
     pub(crate) fn last_grads(&self) -> Result<Vec<(String, Tensor)>, LayerError> {
         let copy = |(name, grad): &(String, Tensor)| Ok((name.clone(), copy_to_cpu(grad)?));
         self.last_grads.iter().map(copy).collect()
@@ -132,13 +134,13 @@ impl Parameters {
         self.masters[layer][slot].f_copy_(value)?;
         let (master, seen) = (&self.masters[layer][slot], &self.working[layer][slot]);
         if master.kind() != seen.kind() {
-            seen.shallow_clone().f_copy_(master)?; // frozen ones, too
+            seen.shallow_clone().f_copy_(master)?; // including frozen parameters
         }
         Ok(())
     }
 }
 
-/// A copy that nothing else shares, on the CPU.
+/// A copy on the CPU that shares no storage.
 pub(super) fn copy_to_cpu(tensor: &Tensor) -> Result<Tensor, LayerError> {
     if tensor.device() == tch::Device::Cpu {
         return Ok(tensor.f_detach_copy()?);
@@ -146,8 +148,8 @@ pub(super) fn copy_to_cpu(tensor: &Tensor) -> Result<Tensor, LayerError> {
     Ok(tensor.f_detach()?.f_to(tch::Device::Cpu)?)
 }
 
-/// The initial master of a parameter, and what its layer sees of it. A tied one's value is that of
-/// its first use, on whatever stage.
+/// Creates the master of a parameter, and the value that its layer sees. A tied parameter starts as
+/// its first use does, on whichever stage that is.
 fn initial(
     config: &StageConfig,
     masters: &[Vec<Tensor>],
@@ -158,7 +160,7 @@ fn initial(
     let spec = &config.named[id.index() - config.layers.start].parameters[slot];
     let group = spec.tie.as_ref().and_then(|tie| config.ties.iter().find(|g| g.name == *tie));
     let reduced = config.precision.is_reduced();
-    // In place on the leaf itself: only what layers see takes part in graphs.
+    // Set in place on the leaf itself; only values that layers see are part of graphs.
     let leaf = |tensor: Tensor| tensor.f_set_requires_grad(spec.trainable);
     if let Some((layer, slot)) = group.and_then(|group| first_place(config, group))
         && let (Some(master), Some(seen)) = (
@@ -166,8 +168,8 @@ fn initial(
             working.get(layer).and_then(|values| values.get(slot)),
         )
     {
-        // The same storage, but a leaf of its own: one leaf used twice in a layer would get, for
-        // each use, the gradient of both.
+        // The same storage, but a separate leaf. A leaf that a layer uses twice would receive the
+        // sum of both gradients for each use.
         let seen = leaf(seen.f_detach()?)?;
         let master = if reduced { master.shallow_clone() } else { seen.shallow_clone() };
         return Ok((master, seen));
@@ -187,7 +189,7 @@ fn initial(
     Ok((master.shallow_clone(), master))
 }
 
-/// Where `group` is used on this stage, in layer order.
+/// The uses of `group` on this stage, in layer order.
 pub(super) fn places(config: &StageConfig, group: &TieGroup) -> Vec<ParamIndex> {
     let here = group.uses.iter().filter(|(layer, _)| config.layers.contains(&layer.index()));
     here.map(|(layer, slot)| (layer.index() - config.layers.start, *slot)).collect()

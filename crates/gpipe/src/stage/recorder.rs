@@ -1,6 +1,5 @@
-//! What each layer takes and holds, layer by layer, while a stage works: only in a pipeline that is
-//! being profiled, because the peak of the memory is looked at around every layer, and a GPU waited
-//! for.
+//! Time and memory of each layer while a stage works. Used only for profiling: it resets the memory
+//! peak around every layer, and waits for the GPU.
 
 use std::{
     cell::RefCell,
@@ -14,66 +13,69 @@ use serde::{Deserialize, Serialize};
 use super::{device::StageDevice, step::Statistics};
 use crate::error::LayerError;
 
-/// What was run.
+/// The operation that was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum ProfiledOp {
-    /// A forward that discards.
+    /// A forward that discards its activations.
     Forward,
-    /// A forward that keeps.
+    /// A forward that keeps its activations.
     ForwardKept,
     /// A re-materialization.
     Rematerialize,
-    /// A backward; `kept` if its forward kept, else after a re-materialization.
+    /// A whole backward. `kept` if the forward kept its activations, else after a
+    /// re-materialization.
     Backward { kept: bool },
-    /// The first half of one.
+    /// The first half of a split backward.
     BackwardInput { kept: bool },
-    /// The second half of one.
+    /// The second half of a split backward.
     BackwardWeight,
-    /// The norm of the whole stage; of no layer.
+    /// The norm of the whole stage. Belongs to no layer.
     Norm,
-    /// The update of the whole stage; of no layer.
+    /// The update of the whole stage. Belongs to no layer.
     Update,
 }
 
-/// One layer, run once.
+/// One measured run of a layer.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// Its position in the sequence; after the last one comes the loss.
+    /// Position in the sequence. The loss comes after the last layer.
     pub layer: usize,
     pub work: ProfiledOp,
-    /// Of which micro-batch; for what is once per step, the first.
+    /// The micro-batch; the first one for operations that run once per step.
     pub micro_batch: MicroBatch,
     pub time: Nanos,
-    /// Bytes of the stage before it.
+    /// Bytes that the stage held before the run.
     pub before: Bytes,
-    /// And after it.
+    /// Bytes that the stage held after the run.
     pub after: Bytes,
-    /// And at most, meanwhile.
+    /// The most bytes during the run.
     pub peak: Bytes,
 }
 
-/// What a layer of a stage holds between steps; what is tied, at its first use on the stage only.
+/// Bytes that a layer of a stage holds between steps. Tied weights count at their first use on the
+/// stage only.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct LayerBytes {
     pub parameters: u64,
-    /// Gradients are not there between steps: this is what they will be.
+    /// Bytes of the gradients. They do not exist between steps; this is their size during a step.
     pub gradients: u64,
-    /// What its batch norms saw of one micro-batch.
+    /// Batch norm statistics of one micro-batch.
     pub statistics: u64,
     /// Optimizer state and averages.
     pub optimizer: u64,
-    /// Of `parameters` and `optimizer`, what belongs to tied weights.
+    /// Tied weights, which are not included in `parameters` and `optimizer`.
     pub tied_parameters: u64,
     pub tied_optimizer: u64,
-    /// Whether its backward was to be split and could not be.
+    /// Whether the layer's backward could not be split.
     pub unsplit: bool,
-    /// Of `gradients`, what the first half of a split backward found.
+    /// The part of `gradients` that the first half of a split backward computes.
     pub early: u64,
-    /// What its products gave of a micro-batch, where that is kept for a re-materialization.
+    /// Outputs of the layer's products for one micro-batch, if they are kept for
+    /// re-materialization.
     pub products: u64,
 }
 
-/// A step of a stage that is being profiled.
+/// The profile of one step of a stage.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct StageProfile {
     pub samples: Vec<Sample>,
@@ -81,37 +83,38 @@ pub(crate) struct StageProfile {
     pub layers: Vec<LayerBytes>,
 }
 
-/// Gathers the samples of a step.
+/// Collects the measurements of a step.
 #[derive(Default)]
 pub(crate) struct Recorder {
     samples: RefCell<Vec<Sample>>,
-    /// By layer of the stage: what its batch norms saw of one micro-batch.
+    /// Batch norm statistics of one micro-batch in bytes, by layer of the stage.
     statistics: RefCell<Vec<u64>>,
-    /// By layer of the stage: what is kept of its products' values of one micro-batch.
+    /// Kept outputs of products for one micro-batch in bytes, by layer of the stage.
     products: RefCell<BTreeMap<usize, u64>>,
-    /// The layers of the stage whose backward was not split.
+    /// Layers of the stage whose backward could not be split.
     unsplit: RefCell<BTreeSet<usize>>,
-    /// By layer of the stage: the sums of gradients that the step's first half backward began.
+    /// Gradient sums in bytes after the first half of the step's first backward, by layer of the
+    /// stage.
     early: RefCell<BTreeMap<usize, u64>>,
-    /// The step's peak, which looking at the layers' resets.
+    /// The step's peak so far. Measuring a layer resets the device's peak, so it is kept here.
     peak: RefCell<u64>,
 }
 
-/// The beginning of a sample.
+/// The start of a measurement.
 pub(crate) struct Begun {
     at: Instant,
     before: u64,
 }
 
 impl Recorder {
-    /// Before a layer.
+    /// Starts a measurement, before a layer runs.
     pub(super) fn begin(&self, device: &StageDevice) -> Result<Begun, LayerError> {
         device.synchronize()?;
         let before = self.see_peak(device)?;
         Ok(Begun { at: Instant::now(), before })
     }
 
-    /// After it.
+    /// Ends a measurement, after the layer has run.
     pub(super) fn end(
         &self,
         device: &StageDevice,
@@ -135,7 +138,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Keeps the peak so far, and starts a new one; what lives now.
+    /// Saves the peak so far and starts a new one. Returns the live bytes.
     fn see_peak(&self, device: &StageDevice) -> Result<u64, LayerError> {
         let memory = device.memory()?;
         let mut peak = self.peak.borrow_mut();
@@ -144,7 +147,7 @@ impl Recorder {
         Ok(memory.live)
     }
 
-    /// What the batch norms of each layer saw of a micro-batch.
+    /// Records the size of each layer's batch norm statistics for one micro-batch.
     pub(super) fn statistics(&self, layers: usize, statistics: &Statistics) {
         let mut bytes = vec![0; layers];
         for (&(layer, _), seen) in statistics {
@@ -154,46 +157,45 @@ impl Recorder {
         *self.statistics.borrow_mut() = bytes;
     }
 
-    /// So many bytes of the values of a layer's products are kept.
+    /// Records that `bytes` of the outputs of a layer's products are kept.
     pub(super) fn products(&self, position: usize, bytes: u64) {
         let mut all = self.products.borrow_mut();
         let most = all.entry(position).or_default();
         *most = bytes.max(*most);
     }
 
-    /// What was most of the layer at `position`.
+    /// The most bytes of products kept for the layer at `position`.
     pub(super) fn products_of(&self, position: usize) -> u64 {
         self.products.borrow().get(&position).copied().unwrap_or(0)
     }
 
-    /// The layer at `position` cannot be split.
+    /// Records that the backward of the layer at `position` cannot be split.
     pub(super) fn whole(&self, position: usize) {
         self.unsplit.borrow_mut().insert(position);
     }
 
-    /// Whether that was so of the layer at `position`.
+    /// Whether the backward of the layer at `position` could not be split.
     pub(super) fn is_whole(&self, position: usize) -> bool {
         self.unsplit.borrow().contains(&position)
     }
 
-    /// The first half of the step's first backward of the layer at `position` made so many bytes of
-    /// its gradients.
+    /// Records the gradient bytes that the first half of the step's first backward of the layer at
+    /// `position` computed.
     pub(super) fn early(&self, position: usize, bytes: u64) {
         self.early.borrow_mut().insert(position, bytes);
     }
 
-    /// What that was of the layer at `position`.
+    /// The gradient bytes that the first half computed for the layer at `position`.
     pub(super) fn early_of(&self, position: usize) -> u64 {
         self.early.borrow().get(&position).copied().unwrap_or(0)
     }
 
-    /// By layer of the stage.
+    /// Takes the size of the batch norm statistics, by layer of the stage.
     pub(super) fn take_statistics(&mut self) -> Vec<u64> {
         std::mem::take(self.statistics.get_mut())
     }
 
-    /// The step's samples, and its peak if it is higher than `peak`, which was seen since the last
-    /// sample.
+    /// Takes the step's samples, and its peak. `peak` is the peak since the last sample.
     pub(super) fn take(&mut self, peak: u64) -> (Vec<Sample>, u64) {
         let before = std::mem::take(self.peak.get_mut());
         (std::mem::take(self.samples.get_mut()), peak.max(before))

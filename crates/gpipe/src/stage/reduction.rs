@@ -1,10 +1,11 @@
-//! Gradients and statistics summed over the replicas of a pipeline. Each layer's gradients are a
-//! bucket, summed as soon as the layer's last backward is done, while earlier layers still go
-//! backwards (Li et al. 2020, PyTorch Distributed, section 3.2.3).
+//! All-reduce of gradients and statistics over the replicas of a pipeline.
 //!
-//! In which order an all-reduce adds depends on an element's place in what is summed. Buckets of
-//! several layers would depend on the cut; a layer's do not, so that results are the same to the
-//! last bit for every number of stages.
+//! Each layer's gradients form a bucket. It is summed as soon as the layer's last backward is done,
+//! while earlier layers still run backwards (Li et al. 2020, PyTorch Distributed, section 3.2.3).
+//!
+//! The order in which an all-reduce adds depends on an element's position in the bucket. Buckets of
+//! several layers would depend on the cut. One bucket per layer does not, so results are the same
+//! to the last bit for every number of stages.
 
 use std::collections::VecDeque;
 
@@ -18,22 +19,23 @@ use super::{
 };
 use crate::{error::LayerError, processes::Summing, value::tensor_bytes};
 
-/// One stage's sums of a step.
+/// The all-reduces of one stage in a step.
 pub(super) struct Reduction {
-    /// Layers of the stage from this one on are on their way.
+    /// Layers of the stage from this one on have been sent.
     from: usize,
     under_way: VecDeque<Bucket>,
 }
 
-/// A layer's gradients.
+/// The gradients of one layer, in flight.
 struct Bucket {
     places: Vec<ParamIndex>,
-    /// Of all of them, one after the other, and then for each of them in how many replicas it is.
+    /// Size of the message: all gradients, one after the other, then one number per gradient that
+    /// counts the replicas which have it.
     bytes: u64,
 }
 
-/// What a batch norm saw of a mini-batch: values a channel, their mean, and the sum of squared
-/// differences from it, in float64.
+/// Batch norm statistics of a mini-batch in float64: the number of values per channel, their mean,
+/// and the sum of squared differences from the mean.
 pub(crate) struct BatchMoments {
     pub(crate) count: i64,
     pub(crate) mean: Tensor,
@@ -41,12 +43,12 @@ pub(crate) struct BatchMoments {
 }
 
 impl Reduction {
-    /// Of a step of a stage with so many layers.
+    /// The state at the start of a step, for a stage with `layers` layers.
     pub(super) fn new(layers: usize) -> Self {
         Self { from: layers, under_way: VecDeque::new() }
     }
 
-    /// The gradients of the layers from position `layer` on are all that they will be.
+    /// Sends the gradients of the layers from position `layer` on, which are final.
     pub(super) fn complete(
         &mut self,
         summing: &mut dyn Summing,
@@ -57,7 +59,7 @@ impl Reduction {
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         while self.from > layer {
-            // In this order in every replica, whatever they have gradients of.
+            // Every replica sends the same buckets in the same order, whichever gradients it has.
             self.from -= 1;
             let specs = config.named[self.from].parameters.iter().enumerate();
             let trained = specs.filter(|(_, spec)| spec.trainable);
@@ -69,7 +71,7 @@ impl Reduction {
         Ok(())
     }
 
-    /// Waits until every gradient is the sum of all replicas'.
+    /// Waits until every gradient is the sum over all replicas.
     pub(super) fn finish(
         &mut self,
         summing: &mut dyn Summing,
@@ -117,7 +119,7 @@ impl Reduction {
         Ok(())
     }
 
-    /// Waits for the oldest bucket, and puts its sums where the gradients are.
+    /// Waits for the oldest bucket, and stores its sums as the gradients.
     fn settle(
         &mut self,
         summing: &mut dyn Summing,
@@ -137,7 +139,7 @@ impl Reduction {
             start += length;
             match gradients.place((layer, slot)) {
                 Some(grad) => grad.f_copy_(&sum)?,
-                // Only other replicas have one.
+                // Only other replicas have this gradient.
                 none if present > 0.0 => *none = Some(sum.f_detach_copy()?.f_to(master.device())?),
                 None => {}
             }
@@ -146,7 +148,7 @@ impl Reduction {
     }
 }
 
-/// What batch norms saw of the whole mini-batch, from what they saw of each replica's part of it.
+/// Combines the batch norm statistics of each replica into those of the whole mini-batch.
 pub(super) fn combine(
     summing: &mut dyn Summing,
     all: &mut [BatchMoments],
@@ -175,8 +177,8 @@ pub(super) fn combine(
     Ok(())
 }
 
-/// The sums of each part's float64 tensors of one dimension over all replicas, on the CPU. Parts
-/// are summed apart, as layers are.
+/// Sums the one-dimensional float64 tensors of each part over all replicas, on the CPU. Parts are
+/// summed separately, like layers.
 fn sum<const N: usize>(
     summing: &mut dyn Summing,
     parts: Vec<[Tensor; N]>,

@@ -1,4 +1,4 @@
-//! A stage's share of the pipeline's state: copied out, and put back.
+//! A stage's share of the pipeline's state: copying it out and restoring it.
 
 use std::collections::HashMap;
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Stage {
-    /// Copies on the CPU of the state of the parameters at `places`; and the number of updates that
-    /// the averages have seen. The copies are not charged to the stage.
+    /// Returns CPU copies of the state of the parameters at `places`, and the number of updates in
+    /// the averages. The copies are not charged to the stage.
     pub(crate) fn copy_state(
         &mut self,
         places: &[(String, ParamIndex)],
@@ -29,7 +29,7 @@ impl Stage {
         Ok((copies.collect::<Result<_, _>>()?, averaged))
     }
 
-    /// Forgets optimizer state and averages, which new ones will replace.
+    /// Drops optimizer state and averages before new ones are restored.
     pub(crate) fn clear_state(&mut self, averaged: u64) {
         self.parameters.updater.state.clear();
         self.parameters.updater.averages.clear();
@@ -37,8 +37,8 @@ impl Stage {
         self.parameters.forget_last_grads();
     }
 
-    /// Puts a parameter's state at `places`, which are all its uses on this stage, the first one
-    /// first. The memory is the stage's own.
+    /// Restores a parameter's state. `places` are all its uses on this stage, the first one first.
+    /// The memory is charged to the stage.
     pub(crate) fn put_state(
         &mut self,
         places: &[ParamIndex],
@@ -82,7 +82,7 @@ impl Parameters {
     ) -> Result<(), LayerError> {
         let spec = &config.named[place.0].parameters[place.1];
         if !spec.trainable {
-            return Ok(()); // what was trained before and is frozen now
+            return Ok(()); // it was trained when saved and is frozen now
         }
         let own = |tensor: &Tensor| -> Result<Tensor, LayerError> {
             Ok(tensor.f_detach_copy()?.f_to(config.device.tch())?)
@@ -92,7 +92,8 @@ impl Parameters {
                 kept.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let (mut names, mut tensors) = (Vec::new(), Vec::new());
             for wanted in optimizer.state(&spec.shape) {
-                let Some(tensor) = given.get(wanted.name) else { continue }; // checked by the driver
+                // The driver has checked that no tensor is missing.
+                let Some(tensor) = given.get(wanted.name) else { continue };
                 names.push(wanted.name);
                 tensors.push(own(tensor)?);
             }

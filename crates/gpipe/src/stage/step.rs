@@ -29,17 +29,17 @@ use crate::{
     processes::Summing,
 };
 
-/// What each batch norm saw of each micro-batch, by the place of its first parameter.
+/// Statistics of each batch norm for each micro-batch, by the place of the norm's first parameter.
 pub(crate) type Statistics = BTreeMap<ParamIndex, Vec<(MicroBatch, BatchStatistics)>>;
 
-/// All that a stage has of one step.
+/// Everything that a stage holds for one step.
 pub(super) struct StepState {
     pub(super) feed: Feed,
     pub(super) held: HashMap<MicroBatch, SavedActivations>,
-    /// What first halves of backwards left to the second, last layer first.
+    /// What the first halves of backwards left to the second, last layer first.
     pub(super) split: HashMap<MicroBatch, Vec<WeightGradients>>,
     pub(super) gradients: Gradients,
-    /// Which gradients are being summed over the replicas.
+    /// Gradients that are being summed over the replicas.
     pub(super) reduction: Reduction,
     pub(super) statistics: Statistics,
     /// The running statistics of batch norms after this step.
@@ -48,9 +48,9 @@ pub(super) struct StepState {
     pub(super) metric_sums: Vec<(MicroBatch, Vec<f64>)>,
     pub(super) outputs: Vec<(MicroBatch, Vec<Tensor>)>,
     pub(super) verdict: Option<Verdict>,
-    /// What was live before each action.
+    /// Live bytes before each action.
     pub(super) levels: Vec<u64>,
-    /// Where layers are measured.
+    /// Set if layers are profiled.
     pub(super) recorder: Option<Recorder>,
 }
 
@@ -74,7 +74,7 @@ impl StepState {
     }
 }
 
-/// A stage during a step: what lasts, and the step's state. Actions are done by it.
+/// A stage during a step: the lasting state and the step's state. Its methods are the actions.
 pub(super) struct ActiveStage<'a> {
     pub(super) config: &'a StageConfig,
     pub(super) device: &'a StageDevice,
@@ -88,7 +88,7 @@ impl Stage {
     /// The stage during its step.
     ///
     /// # Errors
-    /// No step has begun.
+    /// If no step has begun.
     pub(super) fn active(&mut self) -> StageResult<ActiveStage<'_>> {
         let Self { config, parameters, replicas, decoding, step, device } = self;
         Ok(ActiveStage {
@@ -101,23 +101,23 @@ impl Stage {
         })
     }
 
-    /// Takes the step's state: the step is over.
+    /// Ends the step and takes its state.
     ///
     /// # Errors
-    /// No step has begun.
+    /// If no step has begun.
     pub(super) fn end_step(&mut self) -> StageResult<StepState> {
         self.step.take().ok_or_else(no_step)
     }
 }
 
-/// The runtime begins a step before anything else.
+/// The error of an action outside a step. The runtime always begins a step first.
 fn no_step() -> StageError {
     in_operation("an action")(LayerError::Value("no step has begun".into()))
 }
 
 impl ActiveStage<'_> {
-    /// After the last backward of the layers from `position` on: their gradients may be summed with
-    /// other replicas'.
+    /// Called after a backward of the layers from `position` on. After the last micro-batch, begins
+    /// to sum their gradients with those of other replicas.
     pub(super) fn complete(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
         let is_last = micro_batch.index() + 1 == self.step.feed.slices.len();
         let Some(replicas) = self.replicas.as_mut().filter(|_| is_last) else { return Ok(()) };
@@ -127,7 +127,7 @@ impl ActiveStage<'_> {
         begun.map_err(in_operation("summing gradients over replicas"))
     }
 
-    /// Waits until the gradients are those of all replicas.
+    /// Waits until the gradients are summed over all replicas.
     pub(super) fn reduced(&mut self) -> StageResult<()> {
         let Some(replicas) = self.replicas.as_mut() else { return Ok(()) };
         let StepState { reduction, gradients, .. } = &mut *self.step;

@@ -1,5 +1,4 @@
-//! What happens to a stage's parameters once per mini-batch: the norm, the update, the moving
-//! averages.
+//! The work on a stage's parameters once per mini-batch: the norm, the update, the moving averages.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -27,43 +26,44 @@ use crate::{
 pub(super) struct Updater {
     pub(super) state: HashMap<ParamIndex, State>,
     pub(super) averages: HashMap<ParamIndex, Tensor>,
-    /// Updates that the averages have seen.
+    /// Number of updates in the averages.
     pub(super) averaged: u64,
 }
 
 impl Updater {
-    /// The state and the average of a parameter.
+    /// Bytes of a parameter's optimizer state and average.
     pub(super) fn bytes(&self, place: ParamIndex) -> u64 {
         let state = self.state.get(&place).into_iter().flat_map(|state| &state.tensors);
         state.chain(self.averages.get(&place)).map(tensor_bytes).sum()
     }
 }
 
-/// The optimizer's state of one parameter, made before its first update.
+/// The optimizer state of one parameter, created before its first update.
 pub(super) struct State {
     /// Names and tensors, in the order of [`Optimizer::state`].
     pub(super) names: Vec<&'static str>,
     pub(super) tensors: Vec<Tensor>,
-    /// Updates applied to this parameter: a gradient may be there first at a later step than
-    /// others'.
+    /// Number of updates applied to this parameter. It may be smaller than for others, because the
+    /// parameter may get its first gradient in a later step.
     pub(super) updates: u64,
 }
 
-/// What one update applies.
+/// The input of one update.
 pub(super) struct StepUpdate<'a> {
     pub gradients: &'a mut Gradients,
     /// The new running statistics of batch norms.
     pub running: &'a [(ParamIndex, Tensor)],
-    /// What the gradients are multiplied by.
+    /// The factor of the gradients.
     pub scale: f64,
     /// The learning rate before any group's factor.
     pub lr: f64,
 }
 
 impl Parameters {
-    /// All that can fail before the update: state tensors are made. Returns the squared norms by
-    /// layer; a tied weight counts at its first use only. `unscale` multiplies the gradients that
-    /// are kept.
+    /// Does everything that can fail before the update, such as creating state tensors.
+    ///
+    /// Returns the squared norms by layer; a tied weight counts only at its first use. `unscale` is
+    /// the factor of the gradients that are kept for the user.
     pub(super) fn prepare(
         &mut self,
         config: &StageConfig,
@@ -95,9 +95,9 @@ impl Parameters {
         squares(config, &norms)
     }
 
-    /// Makes the running statistics of batch norms after this mini-batch: running <- (1 - m)
-    /// running + m new, with the unbiased variance, and m = 1 / t at mini-batch t where all count
-    /// alike.
+    /// Computes the running statistics of batch norms after this mini-batch: running <- (1 - m)
+    /// running + m new, with the unbiased variance. Without a momentum all mini-batches count
+    /// equally: m = 1 / t at mini-batch t.
     pub(super) fn running_statistics(
         &self,
         config: &StageConfig,
@@ -155,15 +155,15 @@ impl Parameters {
         let options = (value.kind(), value.device());
         let specs = optimizer.state(&value.size());
         let names = specs.iter().map(|spec| spec.name).collect();
-        // Not f_full: tch panics where an operation that takes a number has no memory left.
+        // Not f_full: tch panics when an operation that takes a number runs out of memory.
         let make = |spec: StateSpec| Ok(Tensor::f_empty(&spec.shape, options)?.f_fill_(spec.fill)?);
         let tensors = specs.into_iter().map(make).collect::<Result<_, LayerError>>()?;
         self.updater.state.insert(place, State { names, tensors, updates: 0 });
         Ok(())
     }
 
-    /// An average starts as the parameter that it is of; a tied weight has one, at its first use
-    /// here.
+    /// Creates a parameter's average, which starts as the parameter's value. A tied weight has one
+    /// average per stage, at its first use there.
     fn make_average(&mut self, config: &StageConfig, place: ParamIndex) -> Result<(), LayerError> {
         let spec = &config.named[place.0].parameters[place.1];
         let group = spec.tie.as_ref().and_then(|tie| config.ties.iter().find(|g| g.name == *tie));
@@ -188,8 +188,8 @@ impl Parameters {
             self.masters[*layer][*slot].f_copy_(value)?;
         }
         for layer in 0..self.masters.len() {
-            // Parameters that differ in their number of updates or in their group are updated
-            // apart.
+            // Parameters that differ in their number of updates or in their settings are updated
+            // separately.
             type Key = (u64, u64, u64);
             let mut together: BTreeMap<Key, (ParameterSettings, Vec<usize>)> = BTreeMap::new();
             for slot in 0..self.masters[layer].len() {
@@ -216,8 +216,8 @@ impl Parameters {
         self.update_averages(config)
     }
 
-    /// Updates those parameters of a layer that `slots` names, all of them for the same number of
-    /// times.
+    /// Updates the parameters of a layer in `slots`. All of them have had the same number of
+    /// updates.
     fn update_slots(
         &mut self,
         optimizer: &dyn Optimizer,
@@ -243,9 +243,9 @@ impl Parameters {
         })
     }
 
-    /// average <- d average + (1 - d) parameter, with d = min(decay, (1 + t) / (10 + t)) at update
-    /// t, so that the first steps are soon forgotten (as TensorFlow's ExponentialMovingAverage
-    /// does).
+    /// Updates the averages: average <- d average + (1 - d) parameter, with d = min(decay, (1 + t)
+    /// / (10 + t)) at update t. The small d at first quickly forgets the first steps (as in
+    /// TensorFlow's ExponentialMovingAverage).
     fn update_averages(&mut self, config: &StageConfig) -> Result<(), LayerError> {
         let Some(decay) = config.average else { return Ok(()) };
         self.updater.averaged += 1;
@@ -269,7 +269,7 @@ impl Parameters {
         (0..self.masters.len()).try_for_each(|layer| self.refresh(layer))
     }
 
-    /// Copies of the averages on the CPU, with names; a parameter without one gives itself.
+    /// CPU copies of the averages, with names. A parameter without an average returns its value.
     pub(crate) fn average_copies(
         &self,
         names: &[(String, ParamIndex)],
@@ -282,10 +282,10 @@ impl Parameters {
     }
 }
 
-/// Bytes enough for the numbers that tch turns into tensors of no dimension.
+/// Bytes for the numbers that tch turns into zero-dimensional tensors.
 const SCALARS: u64 = 1024;
 
-/// What one call of the optimizer is given.
+/// The numbers of one optimizer call.
 struct Numbers {
     scale: f64,
     lr: f64,
@@ -293,8 +293,8 @@ struct Numbers {
     updates: u64,
 }
 
-/// What the update's temporaries need at once is asked for, and given back: the cap may refuse it
-/// here, and the peak counts it.
+/// Allocates and releases what the update's temporaries need at once. The cap may refuse it here,
+/// and the peak counts it.
 fn try_temporaries(config: &StageConfig, gradients: &Gradients) -> Result<(), LayerError> {
     let count = config.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
     let bytes = gradients.present().map(tensor_bytes).max().unwrap_or(0);
@@ -306,8 +306,8 @@ fn try_temporaries(config: &StageConfig, gradients: &Gradients) -> Result<(), La
     Ok(())
 }
 
-/// The squares of the norms, summed within each layer in the order of its parameters. One transfer
-/// from the device for all of them.
+/// The squared norms, summed within each layer in the order of its parameters. They are transferred
+/// from the device in one copy.
 fn squares(config: &StageConfig, norms: &[(LayerId, Tensor)]) -> Result<Vote, LayerError> {
     let mut vote = Vote::default();
     let values = match norms {
@@ -321,7 +321,7 @@ fn squares(config: &StageConfig, norms: &[(LayerId, Tensor)]) -> Result<Vote, La
     for position in 0..config.named.len() {
         let id = LayerId::from_index(config.layers.start + position);
         let own = norms.iter().zip(&values).filter(|((layer, _), _)| *layer == id);
-        // Plain addition from 0, as always: the order and the bits must not depend on the cut.
+        // Plain addition from 0: neither the order nor the bits may depend on the cut.
         let square = own.fold(0.0, |sum, (_, norm)| sum + norm * norm);
         vote.squares.push((id, square));
     }

@@ -1,10 +1,11 @@
-//! A layer's forward in shapes alone: which tensors are made, what autograd saves of them, and so
-//! how many bytes the forward and the backward hold.
+//! A tape replays a layer's forward in shapes alone, to find the bytes that forward and backward
+//! hold.
 //!
-//! Why not a formula per layer: what a backward holds at most depends on which gradients meet
-//! where, and a formula for a cell of ten branches would be wrong. The tape goes through the graph
-//! as autograd's engine does: from the last node to the first, each giving back what it saved,
-//! gradients that meet being added in place where nobody else holds them.
+//! A tape records which tensors the forward allocates and which of them autograd saves. A formula
+//! per layer would not do: the peak of a backward depends on where gradients meet, and a formula
+//! for a cell of ten branches would be wrong. Instead the tape walks the graph as autograd's engine
+//! does, from the last node to the first. Each node frees what it saved. Gradients that meet are
+//! added in place if nothing else holds them.
 
 mod node;
 mod operations;
@@ -27,17 +28,19 @@ struct Value {
     memory: usize,
     grad: bool,
     channels_last: bool,
-    /// Whether the forward still has it in a variable.
+    /// Whether a variable of the forward still holds the tensor.
     held: bool,
 }
 
-/// Bytes of `spec`. Sizes are whole numbers; they are in float64 because sums and products of
-/// absurd ones must not overflow.
+/// Bytes of a tensor of `spec`.
+///
+/// The result is a whole number. It is an `f64` so that sums and products of absurd sizes cannot
+/// overflow.
 pub fn bytes(spec: &TensorSpec) -> f64 {
     spec.elements() * spec.kind.elt_size_in_bytes() as f64
 }
 
-/// Memory in use, with who uses it.
+/// Memory blocks, each with its number of users.
 #[derive(Debug, Clone, Default)]
 struct Memory {
     blocks: Vec<(f64, u32)>,
@@ -46,7 +49,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// A block with one user.
+    /// Allocates a block with one user.
     fn allocate(&mut self, bytes: f64) -> usize {
         self.blocks.push((bytes, 1));
         self.live += bytes;
@@ -67,13 +70,13 @@ impl Memory {
         }
     }
 
-    /// Notes that so many bytes more are in use for a moment.
+    /// Updates the peak as if `more` bytes were in use for a moment.
     fn look(&mut self, more: f64) {
         self.peak = self.peak.max(self.live + more);
     }
 }
 
-/// A node that has run, and the block of its saved bytes.
+/// A node that has run, with the blocks that it saved.
 #[derive(Debug)]
 struct Ran {
     node: Node,
@@ -81,8 +84,10 @@ struct Ran {
     saved: Vec<usize>,
 }
 
-/// What [`crate::Layer::record`] writes on: one forward of a layer, for one micro-batch. Tensors
-/// count as held until the layer is done unless they are released, as variables of a function are.
+/// Records one forward of a layer, for one micro-batch. [`crate::Layer::record`] writes on it.
+///
+/// A tensor counts as held until the layer is done or [`Tape::release`] is called, just as a
+/// variable of a function is.
 #[derive(Debug)]
 pub struct Tape {
     precision: Precision,
@@ -101,10 +106,10 @@ pub struct Tape {
     products: Products,
 }
 
-/// What matrix products and convolutions are of a layer's forward.
+/// The share of matrix products and convolutions in a layer's forward.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Products {
-    /// What they give.
+    /// Bytes of their outputs.
     pub bytes: f64,
     pub flops: f64,
     pub traffic: f64,
@@ -114,19 +119,19 @@ pub(crate) struct Products {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
     pub input_gradients: f64,
-    /// Batch norms' statistics.
+    /// Bytes of batch statistics.
     pub statistics: f64,
     pub kept: f64,
     pub forward_peak: f64,
     pub backward_peak: f64,
     pub first_backward_peak: f64,
-    /// What a backward of the inputs alone leaves to that of the parameters.
+    /// Bytes that the first half of a split backward leaves for the second half.
     pub split: f64,
-    /// Of that, the gradients.
+    /// The gradients' part of `split`.
     pub captured: f64,
-    /// Whether it has trained parameters.
+    /// Whether the layer has trained parameters.
     pub trained: bool,
-    /// Bytes that its operations read and write in a forward.
+    /// Bytes that the operations read and write in a forward.
     pub traffic: f64,
     pub products: Products,
 }
@@ -154,7 +159,7 @@ impl Tape {
         }
     }
 
-    /// A tensor that is there before the layer runs.
+    /// Adds an input of the layer.
     pub(super) fn input(&mut self, outside: &Outside, grad: bool) -> Var {
         let var = self.given(outside, grad);
         self.inputs.push(var);
@@ -169,7 +174,7 @@ impl Tape {
         Var(self.values.len() - 1)
     }
 
-    /// A skip that the layer may pop.
+    /// Adds a skip that the layer may pop.
     pub(super) fn offer(&mut self, name: &str, outside: &Outside, grad: bool) {
         let var = self.given(outside, grad);
         self.open.insert(name.to_owned(), var);
@@ -185,34 +190,33 @@ impl Tape {
         bytes(self.spec(x))
     }
 
-    /// Whether `x` is images in channels-last layout.
+    /// Whether `x` holds images in channels-last layout.
     pub fn is_channels_last(&self, x: Var) -> bool {
         self.values[x.0].channels_last
     }
 
-    /// As it leaves the layer.
+    /// `x` as it leaves the layer.
     pub(super) fn outside(&self, x: Var) -> Outside {
         let Value { spec, channels_last, .. } = self.values[x.0].clone();
         Outside { spec, channels_last }
     }
 
-    /// Whose products the affine maps and convolutions take.
+    /// Which kernels compute linear layers and convolutions.
     pub fn kernels(&self) -> Kernels {
         self.kernels
     }
 
-    /// Shape of the layer's parameter with this number; empty if there is none.
+    /// Shape of the layer's parameter number `parameter`; empty if there is none.
     pub fn shape(&self, parameter: usize) -> &[i64] {
         self.parameters.get(parameter).map_or(&[], |spec| &spec.shape)
     }
 
-    /// Bytes of the layer's parameter with this number in the dtype of the arithmetic: those of its
-    /// gradient.
+    /// Bytes of the gradient of parameter number `parameter`: its size in the compute dtype.
     pub fn parameter_bytes(&self, parameter: usize) -> f64 {
         bytes(&TensorSpec::new(self.shape(parameter), self.precision.compute))
     }
 
-    /// The dtype of the arithmetic.
+    /// The dtype of computation.
     pub fn compute_kind(&self) -> Kind {
         self.precision.compute
     }
@@ -222,12 +226,12 @@ impl Tape {
         self.parameters.len()
     }
 
-    /// Whether the layer's parameter with this number is trained.
+    /// Whether the layer's parameter number `parameter` is trained.
     fn is_trained(&self, parameter: usize) -> bool {
         self.parameters.get(parameter).is_some_and(|spec| spec.trainable)
     }
 
-    /// Runs an operation.
+    /// Records an operation and returns its output.
     pub fn push(&mut self, node: Node) -> Var {
         let size = bytes(&node.output);
         let any = node.inputs.iter().any(|&input| self.values[input.0].grad);
@@ -265,8 +269,8 @@ impl Tape {
         output
     }
 
-    /// As [`Tape::push`], of a matrix product or a convolution: what it gives may be kept for a
-    /// re-materialization.
+    /// Records a matrix product or a convolution, as [`Tape::push`] does. Selective
+    /// re-materialization may keep its output.
     pub(super) fn push_product(&mut self, node: Node, flops: f64) -> Var {
         let (before, made) = (self.traffic, bytes(&node.output));
         let output = self.push(node);
@@ -276,7 +280,7 @@ impl Tape {
         output
     }
 
-    /// The forward's variable for `x` goes out of scope.
+    /// Ends the life of the forward's variable for `x`.
     pub fn release(&mut self, x: Var) {
         if std::mem::take(&mut self.values[x.0].held) {
             self.memory.release(self.values[x.0].memory);
@@ -288,24 +292,24 @@ impl Tape {
         self.stashed.push((name.to_owned(), x));
     }
 
-    /// Takes what an earlier layer stashed; `None` if nothing is there under this name.
+    /// Takes a value that an earlier layer stashed under `name`; `None` if there is none.
     pub fn pop(&mut self, name: &str) -> Option<Var> {
         let (name, var) = self.open.remove_entry(name)?;
         self.popped.push((name, var));
         Some(var)
     }
 
-    /// The running statistics want what this operation saved: so many bytes until the norm.
+    /// Counts `bytes` of batch statistics. The running statistics need them until the step's norm.
     pub(super) fn counted(&mut self, bytes: f64) {
         self.statistics += bytes;
     }
 
-    /// What was stashed.
+    /// The values that the layer stashed.
     pub(super) fn stashed(&self) -> impl Iterator<Item = (&str, Outside)> {
         self.stashed.iter().map(|(name, var)| (name.as_str(), self.outside(*var)))
     }
 
-    /// The layer is done.
+    /// Ends the layer: returns its totals, and the bytes of the gradient of each popped skip.
     pub(super) fn finish(mut self, outputs: &[Var]) -> (Totals, Vec<(String, f64)>) {
         let stashed: Vec<Var> = self.stashed.iter().map(|(_, var)| *var).collect();
         let outputs: Vec<Var> = outputs.iter().copied().chain(stashed).collect();
@@ -333,13 +337,13 @@ impl Tape {
         (totals, self.popped.iter().map(|(name, var)| (name.clone(), of(var))).collect())
     }
 
-    /// The nodes that find gradients of parameters.
+    /// The nodes that compute gradients of parameters.
     fn starts(&self) -> impl Iterator<Item = &Ran> {
         let trained = |node: &Node| node.parameters.iter().any(|own| self.is_trained(own.0));
         self.nodes.iter().filter(move |ran| trained(&ran.node))
     }
 
-    /// The gradients from which those of the parameters are found later.
+    /// Bytes of the gradients that the second half of a split backward starts from.
     fn captured(&self, outputs: &[Var]) -> f64 {
         match self.inputs.iter().any(|input| self.values[input.0].grad) {
             true => self.starts().map(|ran| self.bytes(ran.output)).sum(),
@@ -347,15 +351,15 @@ impl Tape {
         }
     }
 
-    /// What is still saved when only the gradients of the parameters are left to find.
+    /// Bytes still saved when only the parameters' gradients remain to be computed.
     fn split(&self, outputs: &[Var]) -> f64 {
         let mut memory = self.memory.clone();
-        // What is stashed may be an output, too.
+        // A stashed value may also be an output.
         let held: HashSet<Var> = outputs.iter().copied().collect();
         for output in held {
             memory.release(self.values[output.0].memory);
         }
-        // Where no input's gradient is wanted nothing is done before the second half.
+        // If no input needs a gradient, the first half does nothing.
         let wanted = self.inputs.iter().any(|input| self.values[input.0].grad);
         for ran in self.nodes.iter().filter(|_| wanted) {
             if !ran.node.parameters.iter().any(|own| self.is_trained(own.0)) {
@@ -365,13 +369,13 @@ impl Tape {
         memory.live
     }
 
-    /// Most bytes above its start of a backward, and what the gradients hold that it leaves; the
-    /// `first` of a step makes the parameters' accumulators.
+    /// The peak bytes of a backward above its start, and the bytes that each remaining gradient
+    /// holds. The `first` backward of a step allocates the parameters' accumulators.
     fn backward(&self, outputs: &[Var], first: bool) -> (f64, HashMap<Var, f64>) {
         let mut memory = Memory { live: 0.0, peak: 0.0, ..self.memory.clone() };
         let mut grads: HashMap<Var, usize> = HashMap::new();
         let mut found: Vec<(usize, usize, bool)> = Vec::new();
-        // Whoever calls the backward holds the outputs' gradients until it is done.
+        // The caller of the backward holds the outputs' gradients until it ends.
         let mut given: HashMap<usize, f64> = HashMap::new();
         for &output in outputs.iter().filter(|output| self.values[output.0].grad) {
             let gradient = memory.allocate(0.0);
@@ -411,7 +415,7 @@ impl Tape {
         (memory.peak, left)
     }
 
-    /// Adds a gradient to what there is: in place where nobody else has that.
+    /// Adds a gradient to the one already there, in place if nothing else holds that one.
     fn meet(
         &self,
         memory: &mut Memory,
@@ -431,12 +435,12 @@ impl Tape {
         memory.release(gradient);
     }
 
-    /// All parameters' gradients are there; they are added to the accumulators one after the other.
+    /// Adds the parameters' gradients to the accumulators, one by one, when all are computed.
     fn accumulate(&self, memory: &mut Memory, found: &[(usize, usize, bool)], first: bool) {
         for &(number, gradient, copied) in found {
             let master = bytes(&TensorSpec::new(self.shape(number), self.precision.master));
             if self.precision.is_reduced() {
-                // Its sum, or what it is widened to for the addition.
+                // The new accumulator, or the wider copy that is added to it.
                 let wide = memory.allocate(master);
                 memory.release(gradient);
                 if !first {
@@ -451,7 +455,7 @@ impl Tape {
     }
 }
 
-/// A tensor between layers.
+/// A tensor between two layers.
 #[derive(Debug, Clone)]
 pub(super) struct Outside {
     pub spec: TensorSpec,

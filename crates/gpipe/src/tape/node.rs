@@ -1,4 +1,4 @@
-//! A differentiable operation, as a [`super::Tape`] takes it.
+//! A differentiable operation, as recorded on a [`super::Tape`].
 
 use crate::spec::TensorSpec;
 
@@ -6,8 +6,8 @@ use crate::spec::TensorSpec;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Var(pub(super) usize);
 
-/// One differentiable operation. Unless told otherwise it makes a new tensor, saves nothing, and
-/// makes a new gradient for each of its inputs. Sizes are in bytes.
+/// One differentiable operation. By default it allocates its output, saves nothing, and allocates a
+/// new gradient for each input. Sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub(super) inputs: Vec<Var>,
@@ -18,24 +18,25 @@ pub struct Node {
     pub(super) saved_bytes: f64,
     pub(super) forward_bytes: f64,
     pub(super) backward_bytes: f64,
-    /// Numbers, and whether the gradient is laid out so that the first accumulation copies it.
+    /// Parameter numbers, and whether the first accumulation must copy the gradient because of its
+    /// layout.
     pub(super) parameters: Vec<(usize, bool)>,
     pub(super) gradient: Gradient,
     pub(super) channels_last: Option<bool>,
 }
 
-/// Where an operation's backward gets the gradients of its inputs from.
+/// How an operation's backward obtains the gradients of its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gradient {
     New,
     /// The output's gradient itself, or parts of it.
     Passed,
-    /// It overwrites what the forward saved in `saved_bytes`.
+    /// The gradient overwrites what the forward saved in `saved_bytes`.
     Overwritten,
 }
 
 impl Node {
-    /// An operation on `inputs` that gives a new `output`.
+    /// An operation on `inputs` that allocates `output`.
     pub fn new(inputs: &[Var], output: TensorSpec) -> Self {
         Self {
             inputs: inputs.to_vec(),
@@ -52,76 +53,76 @@ impl Node {
         }
     }
 
-    /// The same memory in another shape.
+    /// A view: the memory of `input` in another shape.
     pub fn view(input: Var, output: TensorSpec) -> Self {
         Self { view: true, gradient: Gradient::Passed, ..Self::new(&[input], output) }
     }
 
-    /// The backward needs these tensors.
+    /// Saves these tensors for the backward.
     #[must_use]
     pub fn saving(mut self, tensors: &[Var]) -> Self {
         self.saved.extend(tensors);
         self
     }
 
-    /// The backward needs the output.
+    /// Saves the output for the backward.
     #[must_use]
     pub fn saving_output(mut self) -> Self {
         self.saves_output = true;
         self
     }
 
-    /// The backward needs so many bytes more, such as a mask's.
+    /// Saves this many more bytes for the backward, for example a mask.
     #[must_use]
     pub fn saving_bytes(mut self, bytes: f64) -> Self {
         self.saved_bytes += bytes;
         self
     }
 
-    /// The forward needs so many bytes while it runs.
+    /// Adds temporary bytes of the forward.
     #[must_use]
     pub fn forward_bytes(mut self, bytes: f64) -> Self {
         self.forward_bytes += bytes;
         self
     }
 
-    /// The backward needs so many bytes while it runs, besides gradients.
+    /// Adds temporary bytes of the backward, besides gradients.
     #[must_use]
     pub fn backward_bytes(mut self, bytes: f64) -> Self {
         self.backward_bytes += bytes;
         self
     }
 
-    /// It uses this parameter of the layer.
+    /// Uses the layer's parameter `number`.
     #[must_use]
     pub fn parameter(mut self, number: usize) -> Self {
         self.parameters.push((number, false));
         self
     }
 
-    /// The same; the gradient comes in a layout that the step's first accumulation has to copy (a
-    /// transposed product's).
+    /// Uses the layer's parameter `number`, with a gradient that the step's first accumulation must
+    /// copy. Its layout differs, for example because it is a transposed product.
     #[must_use]
     pub fn parameter_transposed(mut self, number: usize) -> Self {
         self.parameters.push((number, true));
         self
     }
 
-    /// The gradient of each input is the output's, or a part of it.
+    /// Makes each input's gradient the output's gradient, or a part of it.
     #[must_use]
     pub fn passing_gradient(mut self) -> Self {
         self.gradient = Gradient::Passed;
         self
     }
 
-    /// The gradient of the input takes the place of what was saved by [`Node::saving_bytes`].
+    /// Makes the input's gradient overwrite the bytes saved by [`Node::saving_bytes`].
     #[must_use]
     pub fn overwriting_saved(mut self) -> Self {
         self.gradient = Gradient::Overwritten;
         self
     }
 
-    /// The layout of its output, if it is images; else that of the first input.
+    /// Sets the layout of an output that holds images. The default is the first input's layout.
     #[must_use]
     pub fn channels_last(mut self, channels_last: bool) -> Self {
         self.channels_last = Some(channels_last);

@@ -1,33 +1,33 @@
-//! The operations that layers are made of, as libtorch and the bridge's own kernels compute and
-//! save them on a CPU.
+//! The operations that layers consist of, as libtorch and the bridge's kernels compute and save
+//! them on a CPU.
 //!
-//! What a kernel needs beside its tensors was measured with the allocator that stages use, once for
-//! each operation; the bytes that oneDNN's reorders and scratch take there are the numbers below.
+//! The memory of each kernel beyond its tensors was measured once, with the allocator that stages
+//! use. The constants below are the bytes of oneDNN's reorders and scratch space.
 
 use tch::Kind;
 
 use super::{Node, Tape, Var, bytes};
 use crate::spec::TensorSpec;
 
-/// From so many multiplications on the bridge takes oneDNN's product (`kMultiplicationsMin`).
+/// Fewest multiplications for which the bridge uses oneDNN's product (`kMultiplicationsMin`).
 const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
-/// What oneDNN's convolutions take beside two copies of the weight.
+/// Bytes of oneDNN's convolutions beyond two copies of the weight.
 const CONVOLUTION_SCRATCH: f64 = 8216.0;
 /// Bytes of a float32, in which ATen's kernels keep statistics, and of an int64 index.
 const FLOAT: f64 = 4.0;
 const INDEX: f64 = 8.0;
 
-/// How a convolution goes over images.
+/// The strides and groups of a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
-    /// Whether it leaves pixels out.
+    /// Whether any stride is above 1.
     pub strided: bool,
-    /// Groups of channels.
+    /// Number of channel groups.
     pub groups: i64,
 }
 
 impl Tape {
-    /// [`crate::Forward::linear`] with parameters of these numbers.
+    /// [`crate::Forward::linear`] with the parameters of these numbers.
     pub fn linear(&mut self, x: Var, weight: usize, bias: Option<usize>) -> Var {
         let outputs = self.shape(weight).first().copied().unwrap_or(0);
         let output = self.spec(x).with_last(outputs);
@@ -48,7 +48,7 @@ impl Tape {
         onednn && spec.kind == Kind::Float && multiplications >= MULTIPLICATIONS_MIN
     }
 
-    /// Layer norm of the last axis with parameters `first` and `first + 1`.
+    /// Layer norm over the last axis, with parameters `first` and `first + 1`.
     pub fn layer_norm(&mut self, x: Var, first: usize) -> Var {
         let spec = self.spec(x).clone();
         let rows = spec.elements() / spec.last().max(1) as f64;
@@ -57,19 +57,19 @@ impl Tape {
         self.push(node.backward_bytes(sums).parameter(first).parameter(first + 1))
     }
 
-    /// An elementwise function whose backward needs its input, such as gelu.
+    /// An elementwise function whose backward needs its input, for example gelu.
     pub fn elementwise(&mut self, x: Var) -> Var {
         let spec = self.spec(x).clone();
         self.push(Node::new(&[x], spec).saving(&[x]))
     }
 
-    /// An elementwise function whose backward needs its output, such as relu, tanh or softmax.
+    /// An elementwise function whose backward needs its output, for example relu, tanh or softmax.
     pub fn elementwise_by_output(&mut self, x: Var) -> Var {
         let spec = self.spec(x).clone();
         self.push(Node::new(&[x], spec).saving_output())
     }
 
-    /// `x` times a tensor that has no gradient, of so many bytes.
+    /// The product of `x` and a tensor of `factor_bytes` bytes that needs no gradient.
     pub fn scaled(&mut self, x: Var, factor_bytes: f64) -> Var {
         let spec = self.spec(x).clone();
         self.push(Node::new(&[x], spec).saving_bytes(factor_bytes))
@@ -82,22 +82,24 @@ impl Tape {
         }
         let spec = self.spec(x).clone();
         let mask = bytes(&spec);
-        // In a smaller dtype the mask is drawn in float32, and the scale is applied after it.
+        // In a smaller dtype, the mask is drawn in float32 and the scale is applied afterwards.
         let reduced = matches!(spec.kind, Kind::BFloat16 | Kind::Half);
         let drawn = if reduced { mask + FLOAT * spec.elements() } else { 0.0 };
         self.push(Node::new(&[x], spec).saving_bytes(mask).forward_bytes(drawn))
     }
 
-    /// The sum of two tensors of one shape; both are released as variables by whoever made them.
+    /// The sum of two tensors of one shape. The caller releases both.
     pub fn add(&mut self, a: Var, b: Var) -> Var {
         let spec = self.spec(a).clone();
         self.push(Node::new(&[a, b], spec).passing_gradient())
     }
 
-    /// Attention in ATen's fused kernel, causal where there is no `mask` of the keys: [samples,
-    /// queries, features]. Of self-attention `queries` and `keys` are the one tensor that has both,
-    /// and the values: [samples, positions, 3 features]; else `queries` are [samples, queries,
-    /// features], and `keys` with their values [samples, keys, 2 features].
+    /// Attention in ATen's fused kernel: [samples, queries, features]. Without a `mask` of the keys
+    /// it is causal.
+    ///
+    /// In self-attention, `queries` and `keys` are the same tensor, which also has the values:
+    /// [samples, positions, 3 features]. Otherwise `queries` are [samples, queries, features], and
+    /// `keys` has keys and values: [samples, keys, 2 features].
     pub fn fused_attention(
         &mut self,
         queries: Var,
@@ -106,7 +108,7 @@ impl Tape {
         mask: Option<Var>,
     ) -> Var {
         let Attended { inputs, samples, length, seen, output } = self.attended(queries, keys);
-        // Blocks of queries and keys, as the kernel cuts them.
+        // The kernel splits queries and keys into blocks of this size.
         let block = match length {
             768.. => 256,
             192.. => 64,
@@ -114,18 +116,18 @@ impl Tape {
         };
         let (block, size) = (block.min(length), output.last() / heads.max(1));
         let blocks = FLOAT * block as f64 * (seen.min(512) as f64 + 2.0 + size as f64);
-        // The mask as numbers to be added.
+        // The mask, converted to numbers that are added to the scores.
         let added = mask.map_or(0.0, |mask| bytes(&self.spec(mask).with_kind(output.kind)));
         let node = Node::new(&inputs, output).saving(&inputs).saving_output();
         let node = node
             .saving_bytes(FLOAT * samples as f64 * heads as f64 * length as f64 + added)
             .forward_bytes(blocks);
-        // Gradients apart, then stacked.
+        // The gradients are computed separately, then stacked.
         let apart = self.bytes(keys);
         self.push(node.backward_bytes(apart))
     }
 
-    /// The same with dropout of the weights, operation by operation.
+    /// Like [`Tape::fused_attention`], but as separate operations, with dropout of the weights.
     pub fn unfused_attention(
         &mut self,
         queries: Var,
@@ -139,7 +141,7 @@ impl Tape {
         let weights = TensorSpec::new([samples, heads, length, seen], output.kind);
         let square = bytes(&weights);
         let hidden = mask.map_or(length as f64 * length as f64, |mask| self.bytes(mask));
-        // q and k^T are copied for the product; scores, scaled and masked scores are variables.
+        // The product copies q and k^T. Scores, scaled scores and masked scores are variables.
         let scores = self.push(Node::new(&inputs, weights.clone()).saving_bytes(query + key));
         let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
         let masked = Node::new(&[scaled], weights).saving_bytes(hidden).forward_bytes(hidden);
@@ -167,7 +169,7 @@ impl Tape {
         }
     }
 
-    /// Rows of parameter `table` by the indices in `x`.
+    /// The rows of parameter `table` at the indices in `x`.
     pub fn embedding(&mut self, x: Var, table: usize) -> Var {
         let features = self.shape(table).last().copied().unwrap_or(0);
         let mut shape = self.spec(x).shape.clone();
@@ -176,7 +178,7 @@ impl Tape {
         self.push(Node::new(&[x], output).parameter(table))
     }
 
-    /// Parameter `table` [rows, features], its first rows, added to each sample of `x`.
+    /// Adds the first rows of parameter `table` [rows, features] to each sample of `x`.
     pub fn add_rows(&mut self, x: Var, table: usize) -> Var {
         let spec = self.spec(x).clone();
         let samples = spec.shape.first().copied().unwrap_or(1).max(1);
@@ -185,7 +187,7 @@ impl Tape {
         self.push(node.backward_bytes(sum))
     }
 
-    /// [`crate::Forward::convolution`] with the parameter of this number, giving `output`.
+    /// [`crate::Forward::convolution`] with parameter number `weight`, returning `output`.
     pub fn convolution(
         &mut self,
         x: Var,
@@ -198,7 +200,7 @@ impl Tape {
         let pointwise = kernel.iter().all(|&size| size == 1) && groups == 1;
         let (input, weights, made) = (self.bytes(x), self.parameter_bytes(weight), bytes(&output));
         let is_float = self.spec(x).kind == Kind::Float;
-        // Of each of its outputs, a product with every weight of its kernel.
+        // Each output element is a product with all weights of its kernel.
         let fan_in: i64 = self.shape(weight).iter().skip(1).product();
         let flops = 2.0 * output.elements() * fan_in as f64;
         if !self.kernels().are_channels_last() || !is_float {
@@ -219,7 +221,8 @@ impl Tape {
             let node = node.parameter(weight).forward_bytes(forward);
             return self.push_product(node.backward_bytes(backward), flops);
         }
-        // The pixels that are used: copied where they are some, or lie otherwise.
+        // The pixels that the kernel reads. They are copied if strides skip some or the layout
+        // differs.
         let channels = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0) as f64;
         let (inputs, outputs) = (channels(&self.spec(x).shape, 1), channels(self.shape(weight), 0));
         let used = made / outputs.max(1.0) * inputs;
@@ -234,7 +237,7 @@ impl Tape {
         self.push_product(node, flops)
     }
 
-    /// Whether images of this shape lie differently in the two layouts.
+    /// Whether the two layouts of images of this shape differ in memory.
     fn layouts_differ(&self, x: Var) -> bool {
         match self.spec(x).shape[..] {
             [_, channels, height, width] => channels > 1 && height * width > 1,
@@ -242,7 +245,7 @@ impl Tape {
         }
     }
 
-    /// [`crate::Forward::batch_norm`] with parameters from number `first` on.
+    /// [`crate::Forward::batch_norm`] with parameters `first` and `first + 1`.
     pub fn batch_norm(&mut self, x: Var, first: usize) -> Var {
         let spec = self.spec(x).clone();
         let channels = spec.shape.get(1).copied().unwrap_or(0);
@@ -253,7 +256,7 @@ impl Tape {
         self.push(node.backward_bytes(copy).parameter(first).parameter(first + 1))
     }
 
-    /// Instance norm without parameters: of images in channels-last layout it makes, and saves, a
+    /// Instance norm without parameters. It copies images in channels-last layout and saves the
     /// copy.
     pub fn instance_norm(&mut self, x: Var) -> Var {
         let spec = self.spec(x).clone();
@@ -270,19 +273,19 @@ impl Tape {
         self.push(Node::new(&[x], output).saving(&[x]))
     }
 
-    /// Max pooling to `output`: the backward needs where the largest were.
+    /// Max pooling to `output`. The backward needs the positions of the maxima.
     pub fn max_pool(&mut self, x: Var, output: TensorSpec) -> Var {
         let indices = INDEX * output.elements();
         self.push(Node::new(&[x], output).saving(&[x]).saving_bytes(indices))
     }
 
-    /// Something that needs neither input nor output for its backward: a mean, an enlargement, a
-    /// part with a border.
+    /// An operation whose backward needs neither input nor output: a mean, an upsampling, or a crop
+    /// with padding.
     pub fn resized(&mut self, x: Var, output: TensorSpec) -> Var {
         self.push(Node::new(&[x], output))
     }
 
-    /// Several tensors behind each other.
+    /// Concatenates several tensors.
     pub fn concatenate(&mut self, parts: &[Var], output: TensorSpec) -> Var {
         self.push(Node::new(parts, output).passing_gradient())
     }
@@ -297,13 +300,13 @@ impl Tape {
     }
 }
 
-/// What attention is of, and gives.
+/// Sizes of an attention, and the spec of its output.
 struct Attended {
     inputs: Vec<Var>,
     samples: i64,
-    /// Queries of a sample.
+    /// Queries per sample.
     length: i64,
-    /// Keys of a sample.
+    /// Keys per sample.
     seen: i64,
     output: TensorSpec,
 }

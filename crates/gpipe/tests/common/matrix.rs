@@ -1,27 +1,28 @@
-//! The shared matrix: a model trained in every way that `Run::all` lists, each also stopped after
-//! two of its steps and continued in another way, must give what one stage gives, to the last bit.
+//! The shared matrix: trains a model in every way that `Run::all` lists, and also stops each run
+//! after two steps and resumes it in another way. The results must equal those of one stage, to the
+//! bit.
 
 use gpipe::{CrossEntropy, Pipeline, PipelineBuilder, Sequence, TensorSpec};
 use tch::{Kind, Tensor};
 
 use super::{Named, Run, assert_same_bits, flat, restore};
 
-/// What is trained.
+/// The model to train.
 pub struct Subject<'a> {
     pub model: &'a dyn Fn() -> Sequence,
-    /// Its inputs, for a micro-batch.
+    /// Specs of its inputs, for one micro-batch.
     pub inputs: Vec<TensorSpec>,
-    /// Inputs and targets of so many samples: a function of the second number.
+    /// Inputs and targets, from a number of samples and a seed.
     pub batch: &'a dyn Fn(i64, u64) -> (Vec<Tensor>, Tensor),
-    /// What else the builder is told.
+    /// Further settings of the builder.
     pub build: &'a dyn Fn(PipelineBuilder) -> PipelineBuilder,
-    /// Whether a step of few samples may overflow, in the widened matrix.
+    /// Whether a step of few samples may overflow in the widened matrix.
     pub may_skip: bool,
     pub what: String,
 }
 
-/// What five steps give: losses, norms, rates and metrics; every step's gradients; parameters,
-/// averages and optimizer state afterwards.
+/// Results of five steps: losses, norms, rates and metrics; the gradients of every step; and
+/// parameters, averages and optimizer state at the end.
 #[derive(Default)]
 struct Computed {
     applied: usize,
@@ -30,7 +31,7 @@ struct Computed {
     state: Named,
 }
 
-/// Steps until the state is taken, if it is, and in all.
+/// Steps before the state is taken, and steps in all.
 const TAKEN_AFTER: usize = 2;
 const STEPS: usize = 5;
 
@@ -40,8 +41,7 @@ impl Subject<'_> {
         (self.build)(builder.loss(CrossEntropy::default())).build().unwrap()
     }
 
-    /// Trains; with `then`, the state is taken after two steps and put into a pipeline that is run
-    /// so.
+    /// Trains. With `then`, moves the state after two steps to a pipeline that is run that way.
     fn train(
         &self,
         run: &Run,
@@ -68,8 +68,8 @@ impl Subject<'_> {
                 report.step,
             ]);
             numbers.extend(report.metrics.iter().map(|metric| metric.sum.to_bits()));
-            // In float16 one of few samples may overflow: then that, too, must be the same, and the
-            // scale after it.
+            // In float16 a step of few samples may overflow. Then the skip and the next loss scale
+            // must be equal, too.
             numbers.push(u64::from(report.skipped));
             computed.applied += usize::from(!report.skipped);
             let named = pipeline.gradients().unwrap().into_iter();
@@ -79,8 +79,8 @@ impl Subject<'_> {
         computed
     }
 
-    /// Compares over all ways to run, for each (samples of the steps in turn, micro-batches); with
-    /// GPIPE_SOAK for many more.
+    /// Compares all ways to run, for each case (samples of the steps in turn, micro-batches).
+    /// GPIPE_SOAK adds many cases.
     pub fn matrix(&self, cases: &[(Vec<i64>, usize)]) {
         let mut cases = cases.to_vec();
         let widened = std::env::var_os("GPIPE_SOAK").is_some();
@@ -95,14 +95,14 @@ impl Subject<'_> {
             let all = STEPS * trained.count();
             assert!(all > 0, "nothing is trained");
             assert_eq!(expected.gradients.len(), all, "a gradient of each parameter in each step");
-            // One of the few samples that only the widened matrix has may overflow in float16;
-            // nothing else is skipped.
+            // In float16, one step of the few samples that only the widened matrix has may
+            // overflow. No other step is skipped.
             let skipped = STEPS - expected.applied;
             assert!(skipped <= usize::from(widened && self.may_skip), "{skipped} skipped");
             let runs = Run::all(layers);
             for (index, run) in runs.iter().enumerate() {
-                // Every way to run is also one to begin with, and one to go on with: 7 shares no
-                // factor with how many there are of each kind.
+                // Every way to run occurs both before and after a resume, because 7 is coprime to
+                // the number of ways.
                 let then = &runs[(7 * index + 3) % runs.len()];
                 for then in [None, Some(then)] {
                     let what = format!(

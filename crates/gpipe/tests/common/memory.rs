@@ -1,8 +1,8 @@
-//! The tensors of the whole process.
+//! Tensor memory of the whole process.
 
 use gpipe_bridge::memory::{ARENAS, stats};
 
-/// Bytes of tensors that live, in whatever arena.
+/// Bytes of live tensors, in all arenas.
 pub fn live() -> u64 {
     (0..ARENAS).map(|arena| stats(arena).unwrap().live).sum()
 }

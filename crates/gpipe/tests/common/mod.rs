@@ -1,5 +1,5 @@
-//! What the test families share: a small model with every feature, and comparison of every tensor.
-#![allow(dead_code)] // each test file uses its own part
+//! Shared by the test families: a small model with every feature, and comparisons of all tensors.
+#![allow(dead_code)] // each test file uses a part of it
 
 pub mod matrix;
 pub mod memory;
@@ -17,25 +17,25 @@ pub const VOCABULARY: i64 = 23;
 pub const LENGTH: i64 = 5;
 pub const FEATURES: i64 = 16;
 
-/// What a model is made of. Every value of every axis is compared bit for bit over all cuts.
+/// Features of the model. Every value of every axis is compared bit for bit over all cuts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Features {
     pub tied: bool,
     pub skip: bool,
     pub dropout: f64,
     pub batch_norm: bool,
-    /// The dtype of the arithmetic.
+    /// The dtype of computation.
     pub kind: Kind,
     pub recipe: Recipe,
 }
 
-/// How it is trained.
+/// The training recipe.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Recipe {
     /// Adam.
     Adam,
-    /// Adafactor, groups with settings of their own, one of them frozen, a learning rate that
-    /// changes, moving averages, label smoothing.
+    /// Adafactor, groups with different settings (one of them frozen), a changing learning rate,
+    /// moving averages, label smoothing.
     Everything,
     /// The paper's RMSProp.
     RmsProp,
@@ -47,7 +47,7 @@ impl Features {
         Self { tied: false, skip: false, dropout: 0.0, batch_norm: false, kind, recipe }
     }
 
-    /// Applies what the builder decides.
+    /// Applies the settings that belong to the builder.
     pub fn build(&self, builder: PipelineBuilder) -> PipelineBuilder {
         let builder = builder.kind(self.kind);
         match self.recipe {
@@ -114,7 +114,7 @@ pub fn model(features: Features) -> Sequence {
 }
 
 /// Tokens and targets of `samples` samples: a fixed function of `seed`. Some targets are ignored,
-/// so that tokens are counted unevenly over micro-batches.
+/// so that micro-batches count different numbers of tokens.
 pub fn batch(samples: i64, seed: u64) -> (Tensor, Tensor) {
     let mut random = gpipe_core::splitmix::Stream::new(seed);
     let count = (samples * (LENGTH + 1)) as usize;
@@ -128,7 +128,7 @@ pub fn batch(samples: i64, seed: u64) -> (Tensor, Tensor) {
     (inputs, targets)
 }
 
-/// How a model is run: none of it may change a bit.
+/// How a model is run. None of these choices may change a bit.
 #[derive(Debug, Clone)]
 pub struct Run {
     pub stages: usize,
@@ -245,7 +245,7 @@ pub fn assert_same_bits(a: &Named, b: &Named, what: &str) {
     }
 }
 
-/// The contract's tolerance: |a - b| <= relative max(|b|, 1e-3 global norm), for each element.
+/// Asserts the promised tolerance for each element: |a - b| <= relative max(|b|, 1e-3 global norm).
 pub fn assert_close(a: &Named, b: &Named, relative: f64, what: &str) {
     assert_eq!(a.len(), b.len(), "{what}");
     let square = |(_, t): &(String, Tensor)| t.to_kind(Kind::Double).square().sum(Kind::Double);

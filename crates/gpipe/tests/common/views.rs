@@ -1,6 +1,5 @@
-//! A model whose layers pass on what is awkward to pass on: overlapping, expanded, strided and
-//! offset views, a tensor without elements, booleans, and tensors of one element. Gradients come
-//! back as views, too.
+//! A model whose layers return awkward values: overlapping, expanded, strided and offset views, a
+//! tensor without elements, booleans, and tensors of one element. Gradients return as views, too.
 
 use gpipe::{
     CrossEntropy, Forward, Infer, Init, Layer, LayerError, ParameterSpec, PipelineBuilder,
@@ -10,14 +9,15 @@ use tch::{Kind, Tensor};
 
 use super::{Run, uniform};
 
-/// Rows and columns of a sample. Odd, so that samples are not aligned in memory.
+/// Rows and columns of a sample. They are odd, so that samples are not aligned in memory.
 const ROWS: i64 = 9;
 const COLUMNS: i64 = 21;
 const CLASSES: i64 = 7;
 
 type Result<T> = std::result::Result<T, LayerError>;
 
-/// A layer of functions: weights, output shapes (without samples) from input ones, outputs.
+/// A layer made of functions: its weights, output shapes (without samples) from input shapes, and
+/// outputs.
 struct Step {
     kind: &'static str,
     weights: &'static [&'static [i64]],
@@ -90,7 +90,7 @@ pub fn model() -> Sequence {
             let x = inputs[0].f_mul(ctx.parameter(0)?)?.f_sum_dim_intlist(1_i64, false, None)?;
             let gaps = x.f_narrow(2, 1, 2)?;
             let row = x.f_select(2, 0)?.f_contiguous()?;
-            // Dense, and begins 84 bytes into its memory.
+            // Dense, but starts 84 bytes into its memory.
             let first = row.f_narrow(0, 0, 1)?;
             let offset = Tensor::f_cat(&[&first, &row], 0)?.f_narrow(0, 1, row.size()[0])?;
             let mask = gaps.f_select(2, 1)?.f_gt(0.0)?;
@@ -141,7 +141,7 @@ pub fn model() -> Sequence {
         .push("sum", sum)
 }
 
-/// Inputs and targets: a fixed function of `seed`. The inputs are themselves a view with gaps.
+/// Inputs and targets: a fixed function of `seed`. The inputs are themselves a strided view.
 pub fn batch(samples: i64, seed: u64) -> (Vec<Tensor>, Tensor) {
     let whole = uniform(&[samples, ROWS, COLUMNS + 2], seed, Kind::Float);
     let targets = uniform(&[samples], seed + 1000, Kind::Float).abs() * CLASSES as f64;
@@ -161,7 +161,7 @@ pub fn build(builder: PipelineBuilder) -> PipelineBuilder {
     })
 }
 
-/// The model as `run` says.
+/// A builder of the model, to be run as `run` says.
 pub fn builder(run: &Run, micro_batches: usize) -> PipelineBuilder {
     build(run.builder_of(model(), inputs(), micro_batches))
 }

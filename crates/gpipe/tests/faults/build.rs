@@ -68,7 +68,8 @@ fn fault_build_settings() {
     assert_says(&refused(two_layers().optimizer(Sgd::new(-1.0)).build()), &["sgd", "lr is -1"]);
 }
 
-/// The error of building `model` for inputs [6, 4] at every K, and that it is the same at each.
+/// Expects that building `model` for inputs [6, 4] fails with the same error at every K. Returns
+/// the error.
 #[track_caller]
 fn unfit(model: &Sequence) -> String {
     let build = |stages| {

@@ -1,4 +1,4 @@
-//! `fault_input_*`: mini-batches that the pipeline cannot take, and values that layers cannot.
+//! `fault_input_*`: mini-batches that the pipeline rejects, and values that layers reject.
 
 use gpipe::{MeanSquaredError, Pipeline, Sequence, Sgd, TensorSpec, layers::Linear};
 use tch::{Kind, Tensor};

@@ -1,4 +1,4 @@
-//! `fault_layer_*`: layers that fail, panic or make NaN, and optimizers that fail in the update.
+//! `fault_layer_*`: layers that fail, panic or produce NaN, and optimizers that fail in the update.
 
 use std::sync::atomic::Ordering;
 
@@ -27,7 +27,8 @@ fn fault_layer_error_in_forward_and_rematerialization() {
             trap.set(-1);
             let stage = format!("stage {}, micro-batch", way.stage_of(1));
             assert_says(&text, &[&stage, "layer 'middle'", "injected error: do not inject it"]);
-            // Which calls are forwards and which recompute is the schedule's; GPipe has them apart.
+            // The schedule decides which calls are forwards and which recompute. GPipe separates
+            // them.
             if way.schedule == Schedule::GPipe {
                 let place = format!("micro-batch {}: ", call % M as i64);
                 let op = if call < M as i64 { 'F' } else { 'R' };
@@ -122,15 +123,15 @@ fn fault_layer_panic_in_the_run_that_names_a_nan() {
     let mut pair = Pair::new(&Way::plain(1), &trap);
     let (x, y) = data();
     let _ = x.narrow(0, 3, 1).fill_(f64::NAN);
-    // Calls 0 and 1 are the first run's, which ends at the loss of micro-batch 1; call 2 is the
-    // second's.
+    // Calls 0 and 1 belong to the first run, which ends at the loss of micro-batch 1. Call 2
+    // belongs to the second run.
     trap.set(2);
     let text = pair.harm(|p| p.train_step(&x, &y));
     assert!(text.contains("is not finite") || text.contains("injected panic"), "{text}");
     assert!(trap.at.load(Ordering::SeqCst) < 0, "there was a second run");
 }
 
-/// y = x + sqrt(0 x): x itself, with a gradient of 0 / 0.
+/// y = x + sqrt(0 x): equal to x, with a gradient of 0 / 0.
 struct NanBackward;
 
 impl Layer for NanBackward {
@@ -171,7 +172,7 @@ fn fault_layer_nan_in_a_backward_is_named() {
     }
 }
 
-/// An optimizer that fails in the middle of an update: the one thing that may leave a step half
+/// An optimizer that fails in the middle of an update: the only fault that may leave a step half
 /// done.
 #[derive(Clone)]
 struct BadOptimizer {
@@ -222,7 +223,7 @@ fn fault_layer_an_update_that_fails_half_way_says_what_to_do() {
     }
 }
 
-/// Says that it keeps the shape, and drops all but the first feature.
+/// A layer that claims to keep the shape, but drops all features except the first.
 struct Liar;
 
 impl Layer for Liar {
@@ -239,7 +240,7 @@ impl Layer for Liar {
     }
 }
 
-/// Stashes another tensor than its infer says.
+/// A layer that stashes a different tensor than its infer declares.
 struct Hoarder;
 
 impl Layer for Hoarder {
@@ -258,7 +259,7 @@ impl Layer for Hoarder {
     }
 }
 
-/// What a process receives for a skip is bounded by what the layer's infer says.
+/// The size of a skip that a process receives is bounded by what the layer's infer declares.
 #[test]
 fn fault_layer_whose_stash_contradicts_its_infer() {
     let model = Sequence::new()
@@ -279,7 +280,8 @@ fn fault_layer_whose_stash_contradicts_its_infer() {
     assert_says(&text, &["layer 'two'", says]);
 }
 
-/// As the last layer it would be broadcast by the loss, and training would go on with nonsense.
+/// If this were the last layer, the loss would broadcast its output, and training would continue
+/// with wrong values.
 #[test]
 fn fault_layer_whose_forward_contradicts_its_infer() {
     for stages in 1..=2 {

@@ -1,4 +1,4 @@
-//! `fault_memory_*`: caps, while building and in a step.
+//! `fault_memory_*`: memory caps, while building and in a step.
 
 use gpipe::{
     Adafactor, Adam, Balance, Bytes, Error, MeanSquaredError, Pipeline, PipelineBuilder, Remat,
@@ -12,7 +12,7 @@ use crate::{
     refused,
 };
 
-/// Two layers of 64 x 64, one on each stage.
+/// Two layers of 64 x 64 on two stages.
 fn capped(caps: Vec<Bytes>, micro_batches: usize) -> PipelineBuilder {
     let model = Sequence::new().push("one", Linear::new(64, 64)).push("two", Linear::new(64, 64));
     Pipeline::builder(model, TensorSpec::new([4, 64], Kind::Float))
@@ -30,7 +30,7 @@ const WEIGHT: u64 = 64 * 64 * 4;
 
 #[test]
 fn fault_memory_cap_while_building() {
-    // Stage 1's cap is one byte short of its weight: nothing else is there yet.
+    // Stage 1's cap is one byte short of its weight, which is allocated first.
     let error = capped(vec![Bytes(1 << 20), Bytes(WEIGHT - 1)], 1).build().err().unwrap();
     assert!(matches!(error, Error::Step { .. }));
     let (asked, cap) = (Bytes(WEIGHT).to_string(), format!("cap {}", Bytes(WEIGHT - 1)));
@@ -45,7 +45,7 @@ fn fault_memory_cap_while_building() {
         "raise the cap",
     ];
     assert_says(&error.to_string(), &says);
-    // With one byte more the bias is what does not fit.
+    // With one byte more, the bias does not fit.
     let text = refused(capped(vec![Bytes(WEIGHT)], 1).build());
     assert_says(&text, &["layer 'one'", "256 B asked for", &format!("{} held", Bytes(WEIGHT))]);
     capped(vec![Bytes(WEIGHT + 256)], 1).build().unwrap();
@@ -67,7 +67,8 @@ fn fault_memory_cap_in_a_step() {
     let (small, large) = (peaks(&batch(4)), peaks(&batch(4000)));
     for stage in 0..2 {
         assert!(large[stage].0 > 2 * small[stage].0, "{small:?} {large:?}");
-        // Only this stage is short: enough for the small batch, not for the large one.
+        // Only this stage is short of memory: its cap is enough for the small batch, not for the
+        // large one.
         let mut caps = vec![Bytes(1 << 30); 2];
         caps[stage] = Bytes((small[stage].0 + large[stage].0) / 2);
         let cap = format!("cap {}", caps[stage]);
@@ -93,14 +94,14 @@ fn fault_memory_copies_that_the_user_holds_are_not_the_stages() {
     let (x, y) = (of(1), of(2));
     let mut free = capped(vec![], 4).build().unwrap();
     let steps = [0, 1].map(|_| free.train_step(&x, &y).unwrap());
-    // When the other stage gives back what it was sent is a matter of time: a row of 64 numbers for
-    // each micro-batch.
+    // The time at which the other stage frees the messages it received varies: a row of 64 numbers
+    // per micro-batch.
     let messages = Bytes(4 * 64 * 4);
     let caps: Vec<Bytes> = (0..2)
         .map(|stage| steps[0].devices[stage].peak.max(steps[1].devices[stage].peak) + messages)
         .collect();
     assert!(messages.0 < WEIGHT / 4);
-    // A step fits exactly; copies that are held meanwhile do not make it fail.
+    // A step fits exactly. Copies that the user holds meanwhile do not make it fail.
     let mut pipeline = capped(caps, 4).build().unwrap();
     for _ in 0..2 {
         let held = [0, 1].map(|_| pipeline.parameters().unwrap());
@@ -109,15 +110,15 @@ fn fault_memory_copies_that_the_user_holds_are_not_the_stages() {
     }
 }
 
-/// Runs a step at every cap just below the least at which it succeeds. The update itself must never
-/// be what runs out of memory: by then other stages may have applied theirs.
+/// Runs a step at every cap just below the smallest with which it succeeds. The update must never
+/// run out of memory, because by then other stages may have applied theirs.
 fn near_the_cap(builder: impl Fn(u64) -> PipelineBuilder) {
     let step = |cap: u64| {
         let mut pipeline = builder(cap).build()?;
         let x = uniform(&[1, 64], 1, Kind::Float);
         pipeline.train_step(&x, &x)
     };
-    // Known to fail, known to succeed.
+    // `low` is known to fail, `high` to succeed.
     let (mut low, mut high) = (WEIGHT + 255, 64 * WEIGHT);
     while high - low > 1 {
         let middle = low.midpoint(high);
@@ -126,7 +127,7 @@ fn near_the_cap(builder: impl Fn(u64) -> PipelineBuilder) {
     for cap in high - 64..high + 64 {
         match step(cap) {
             Ok(report) => {
-                // The update's own temporaries are the stage's, too.
+                // The stage is charged for the update's temporaries, too.
                 assert!(report.devices[0].peak.0 <= cap, "{} over {cap}", report.devices[0].peak);
             }
             Err(error) => {
@@ -152,8 +153,8 @@ fn fault_memory_never_runs_out_in_the_update_of_adam() {
 
 #[test]
 fn regression_memory_of_temporaries_is_asked_for_before_the_update() {
-    // RMSProp and Adafactor make tensors of the parameter's size; they were nobody's, and could
-    // fail half-way.
+    // RMSProp and Adafactor allocate temporaries of the parameter's size. These were charged to no
+    // stage and could fail half-way.
     near_the_cap(|cap| {
         one_layer(cap).optimizer(RmsProp { weight_decay: 0.1, ..RmsProp::default() })
     });

@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 
 use crate::{Deed, SAMPLES, Trap, Way, assert_says, common::uniform, data, refused};
 
-/// Opens the trap however the test ends, so that the abandoned thread ends too.
+/// Opens the trap however the test ends, so that the abandoned thread ends, too.
 struct OpenAtEnd(Arc<Trap>);
 
 impl Drop for OpenAtEnd {
@@ -25,8 +25,8 @@ impl Drop for OpenAtEnd {
 #[test]
 fn fault_stall_ends_with_the_deadline_and_names_the_stage() {
     let deadline = Duration::from_millis(400);
-    // The driver waits for twice the deadline where no other stage waits for the one that stalls;
-    // the rest is for a busy machine.
+    // If no other stage waits for the stalled one, the driver waits for twice the deadline. The
+    // rest is slack for a busy machine.
     let bound = 2 * deadline + Duration::from_secs(4);
     for stages in [1, 2, 4] {
         for schedule in Schedule::TRAINING {

@@ -1,4 +1,4 @@
-//! From settings to a pipeline: all that can be checked is checked before anything is built.
+//! From settings to a pipeline. Everything that can be checked is checked before anything is built.
 
 use std::{
     collections::HashMap,
@@ -41,43 +41,43 @@ use crate::{
     stage::{Edges, Stage, StageConfig},
 };
 
-/// A setting that does not fit, as the user is told.
+/// An invalid setting, with its message for the user.
 fn setting(error: impl std::fmt::Display) -> Error {
     Error::Setting(error.to_string())
 }
 
-/// The model, cut into stages on devices: what all of their configurations are made from.
+/// The model cut into stages on devices. The stages' configurations are made from it.
 struct Cut {
     precision: Precision,
     balance: Vec<usize>,
-    /// By stage: its layers.
+    /// Layers of each stage.
     ranges: Vec<Range<usize>>,
-    /// By stage: its device.
+    /// Device of each stage.
     placement: Vec<usize>,
     topology: Topology,
-    /// By edge of the topology.
+    /// What each edge of the topology carries.
     carried: Vec<Carried>,
-    /// By stage.
+    /// Edges of each stage.
     edges: Vec<Edges>,
     skips: Arc<[Skip]>,
     ties: Arc<[TieGroup]>,
-    /// By layer: whether something before it is trained.
+    /// For each layer, whether anything before it is trained.
     trained_before: Vec<bool>,
-    /// By layer and parameter.
+    /// Settings by layer and parameter.
     settings: Vec<Vec<ParameterSettings>>,
 }
 
-/// Most micro-batches of a mini-batch.
+/// The most micro-batches of a mini-batch.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
 
 impl PipelineBuilder {
-    /// Checks everything that can be checked without running, and builds each stage in its own
-    /// thread.
+    /// Builds the pipeline: checks everything that can be checked without running, then builds each
+    /// stage in its device's thread.
     ///
     /// # Errors
-    /// [`Error::Model`] (shapes, names, ties), [`Error::Partition`], [`Error::Setting`];
-    /// [`Error::Step`] when a stage cannot be built, for example because its parameters exceed its
-    /// cap.
+    /// [`Error::Model`] (shapes, names, ties), [`Error::Partition`], [`Error::Setting`], or
+    /// [`Error::Step`] if a stage cannot be built, for example because its parameters exceed its
+    /// memory cap.
     pub fn build(mut self) -> Result<Pipeline> {
         let precision = self.check_settings()?;
         self.inputs = precision.fed(&self.inputs);
@@ -140,7 +140,7 @@ impl PipelineBuilder {
         let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
         let layers = self.sequence.len();
         if stages > layers {
-            // Before so many actions are made.
+            // Checked before the lists of actions are made, which may be very long.
             return Err(PartitionError::TooManyStages { stages, layers }.into());
         }
         let placement = self.schedule.placement(self.devices.len());
@@ -170,7 +170,7 @@ impl PipelineBuilder {
         })
     }
 
-    /// Lowers and validates the schedule. Returns how many values a link must hold, so that nobody
+    /// Lowers and validates the schedule. Returns the link capacity, in values, at which no stage
     /// waits for room.
     fn check_schedule(&self, topology: &Topology) -> Result<usize> {
         let program = lower(&self.compute_actions(), topology, self.micro_batches)?;
@@ -180,8 +180,8 @@ impl PipelineBuilder {
         Ok(link_capacity)
     }
 
-    /// Builds the stages that are in this process, each in its thread, once the other processes
-    /// have agreed.
+    /// Builds the stages of this process, each in its device's thread, after the processes have
+    /// agreed on all facts.
     fn spawn(
         &self,
         builds: Vec<BuildDevice<Stage>>,
@@ -260,14 +260,14 @@ impl PipelineBuilder {
         })
     }
 
-    /// What all processes of the pipeline must have alike, by name.
+    /// Named facts that must be equal in all processes of the pipeline.
     fn facts(&self, balance: &[usize]) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = [
             ("stages", self.devices.len().to_string()),
             ("layers per stage", format!("{balance:?}")),
             ("micro-batches", self.micro_batches.to_string()),
             ("schedule", self.schedule.to_string()),
-            // A file may be another one elsewhere.
+            // Processes may read different schedule files under one name.
             ("order of the schedule", self.order()),
             ("re-materialization", self.remat.to_string()),
             ("start of re-materialization", self.rematerializes_early.to_string()),
@@ -298,7 +298,7 @@ impl PipelineBuilder {
         facts
     }
 
-    /// A number for the order of a listed schedule.
+    /// A hash of the order of a custom schedule; empty for other schedules.
     fn order(&self) -> String {
         let Schedule::Custom(own) = &self.schedule else { return String::new() };
         let mut hasher = DefaultHasher::new();
@@ -306,10 +306,11 @@ impl PipelineBuilder {
         format!("{:016x}", hasher.finish())
     }
 
-    /// What the lists of actions re-materialize.
+    /// The re-materialization policies that the lists of actions follow.
     fn listed(&self) -> RematPolicies {
         match self.profile && self.remat == Remat::Selective.into() {
-            // So that every layer is seen at it, whether a backward follows its forward or not.
+            // Profiling re-materializes everywhere, so that every layer is measured at it even
+            // where a backward immediately follows its forward.
             true => Remat::Always.into(),
             false => self.remat.clone(),
         }
@@ -320,7 +321,7 @@ impl PipelineBuilder {
         self.listed().apply(&actions)
     }
 
-    /// Freezes what the groups freeze; the settings of every parameter, by layer.
+    /// Freezes the parameters of frozen groups. Returns the settings of every parameter, by layer.
     pub(in crate::pipeline) fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
         self.sequence.check_frozen()?;
         let mut owners: HashMap<String, String> = HashMap::new();
@@ -328,7 +329,7 @@ impl PipelineBuilder {
         for layer in &self.sequence.layers {
             for parameter in &layer.parameters {
                 let full = format!("{}.{}", layer.name, parameter.name);
-                // A tied weight goes by the name of its first use.
+                // A tied weight is matched by the name of its first use.
                 let owner = parameter.tie.as_ref().map(|tie| owners.entry(tie.clone()));
                 names.push(owner.map_or(full.clone(), |entry| entry.or_insert(full).clone()));
             }
@@ -348,7 +349,7 @@ impl PipelineBuilder {
         Ok(all)
     }
 
-    /// The process of a device.
+    /// The process that runs a device.
     fn process(&self, device: usize) -> usize {
         let processes = self.transport.as_ref().map_or(1, |transport| transport.size());
         process_of(device, self.devices.len(), processes)
@@ -366,7 +367,7 @@ impl PipelineBuilder {
             let (from, to) = (edge.from.index(), edge.to.index());
             let other = if from == stage { to } else { from };
             let own = from == stage || to == stage;
-            // Between processes values go through the CPU.
+            // Values between processes go through the CPU.
             let device = if self.process(placement[other]) == self.process(placement[stage]) {
                 self.devices[placement[other]]
             } else {
@@ -377,7 +378,7 @@ impl PipelineBuilder {
         edges.filter_map(peer).collect()
     }
 
-    /// All that one stage is told.
+    /// The configuration of one stage.
     fn stage_config(&self, stage: usize, edges: Edges, cut: &Cut) -> StageConfig {
         let (layers, placement) = (cut.ranges[stage].clone(), &cut.placement);
         let (last, device) = (stage + 1 == placement.len(), placement[stage]);

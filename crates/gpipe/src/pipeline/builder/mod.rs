@@ -1,6 +1,6 @@
 //! Settings of a pipeline.
 //!
-//! - [`build`]: their checks, and the stages
+//! - [`build`]: checks the settings and builds the stages
 
 mod build;
 
@@ -24,7 +24,7 @@ use crate::{
     stage::BeforeAction,
 };
 
-/// What a mini-batch's inputs look like.
+/// Shapes and dtypes of a mini-batch's inputs.
 pub struct Inputs(pub(crate) Vec<TensorSpec>);
 
 impl From<TensorSpec> for Inputs {
@@ -39,10 +39,15 @@ impl From<Vec<TensorSpec>> for Inputs {
     }
 }
 
-/// Builds a [`Pipeline`](crate::Pipeline). Unless told otherwise: one stage, one micro-batch, 1F1B,
-/// cuts by cost, re-materialization only where a backward does not directly follow its forward, one
-/// thread per stage, seed 0, float32, the fastest kernels, no cap, no clipping, a constant learning
-/// rate, no groups, no averages, a deadline of five minutes.
+/// Builds a [`Pipeline`](crate::Pipeline).
+///
+/// The defaults are:
+///
+/// - one stage on the CPU with one thread, one micro-batch, the 1F1B schedule, cuts by cost
+/// - re-materialization only where a backward does not immediately follow its forward
+/// - seed 0, float32, the fastest kernels, no memory cap
+/// - a constant learning rate, no clipping, no parameter groups, no averages
+/// - a deadline of five minutes
 pub struct PipelineBuilder {
     pub(super) sequence: Sequence,
     pub(super) inputs: Vec<TensorSpec>,
@@ -108,30 +113,32 @@ impl PipelineBuilder {
         }
     }
 
-    /// One stage (K) on each device, in order, or as many as the schedule puts there; CPU and GPU
-    /// may be mixed.
+    /// The devices, in order. Each holds one stage, or as many as the schedule puts on it. CPU and
+    /// GPU may be mixed.
     #[must_use]
     pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
         self.devices = devices.into();
         self
     }
 
-    /// So many stages (K), each on a CPU device of its own; where the schedule puts several on one,
-    /// so many devices.
+    /// Sets the number of stages (K), each on its own CPU device. If the schedule puts several
+    /// stages on each device, this is the number of devices.
     #[must_use]
     pub fn stages(self, stages: usize) -> Self {
         self.devices(vec![Device::Cpu; stages])
     }
 
-    /// Micro-batches (M) of a mini-batch. A mini-batch of fewer samples has fewer.
+    /// Sets the number of micro-batches (M) in a mini-batch. A mini-batch with fewer samples than
+    /// that has one micro-batch per sample.
     #[must_use]
     pub fn micro_batches(mut self, micro_batches: usize) -> Self {
         self.micro_batches = micro_batches;
         self
     }
 
-    /// Runs as planned: cuts, M, schedule and re-materialization, with a stage for each entry of
-    /// the plan's balance; on CPUs unless as many devices were named as that takes.
+    /// Applies a plan: cuts, M, schedule and re-materialization, with one stage for each entry of
+    /// the plan's balance. Keeps the configured devices if the plan needs as many; otherwise uses
+    /// CPUs.
     #[must_use]
     pub fn planned(mut self, plan: &gpipe_core::plan::Plan) -> Self {
         let devices = plan.devices();
@@ -144,55 +151,59 @@ impl PipelineBuilder {
             .remat(plan.remat.clone())
     }
 
-    /// The order of forwards and backwards. `interleaved:V` makes V stages on each device; a listed
-    /// one says how many.
+    /// The order of forwards and backwards. `interleaved:V` puts V stages on each device; a custom
+    /// schedule states its own number of stages.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// Cuts the padding off each micro-batch of tokens; unless it is told, mini-batches are used as
-    /// they are.
+    /// Cuts the padding off each micro-batch of tokens. By default mini-batches are used as they
+    /// are.
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = Some(padding);
         self
     }
 
-    /// Runs as one of several processes, which make the same calls in the same order: each builds
-    /// the stages that are its own, the first of K / P processes the first K / P stages and so on.
-    /// Results, losses and reports are the same in all of them; parameters, gradients and states
-    /// are those of a process's own stages.
+    /// Runs the pipeline as one of several processes.
+    ///
+    /// All processes make the same calls in the same order. Each builds its own block of stages:
+    /// with P processes, the first builds the first K / P stages, and so on. Losses, predictions
+    /// and reports are the same in all processes. Parameters, gradients and states cover only a
+    /// process's own stages.
     #[must_use]
     pub fn processes(mut self, transport: Arc<dyn Transport>) -> Self {
         self.transport = Some(transport);
         self
     }
 
-    /// Trains as one of several replicas, all of which are given the whole mini-batch: each trains
-    /// on its part of the samples, and all make the same update, of the sum of their gradients.
-    /// Losses and metrics are of the whole mini-batch; evaluations and predictions are made by
-    /// each. A mini-batch has at least as many samples as there are replicas.
+    /// Trains the pipeline as one of several replicas.
+    ///
+    /// All replicas are given the whole mini-batch, and each trains on its part of the samples. All
+    /// make the same update, from the sum of their gradients. Losses and metrics cover the whole
+    /// mini-batch. Each replica computes evaluations and predictions in full. A mini-batch needs at
+    /// least as many samples as there are replicas.
     #[must_use]
     pub fn replicas(mut self, replicas: Arc<dyn Replicas>) -> Self {
         self.replicas = Some(replicas);
         self
     }
 
-    /// The order that it has so far.
+    /// The schedule set so far.
     pub(crate) fn scheduled(&self) -> Schedule {
         self.schedule.clone()
     }
 
-    /// Where to cut.
+    /// How the sequence is cut into stages.
     #[must_use]
     pub fn balance(mut self, balance: Balance) -> Self {
         self.balance = balance;
         self
     }
 
-    /// What is discarded and recomputed: one policy for all stages, or one for each.
+    /// What to discard and recompute: one policy for all stages, or one per stage.
     #[must_use]
     pub fn remat(mut self, remat: impl Into<RematPolicies>) -> Self {
         self.remat = remat.into();
@@ -200,55 +211,58 @@ impl PipelineBuilder {
     }
 
     /// Whether re-materialization starts before the gradients that its backward needs arrive (the
-    /// default), or waits for them: for measurements of what that brings. Results are the same.
+    /// default) or waits for them. Waiting is for measuring the benefit; results are the same.
     #[must_use]
     pub fn early_rematerialization(mut self, early: bool) -> Self {
         self.rematerializes_early = early;
         self
     }
 
-    /// CPU threads of each stage. Another number changes results in the last bits.
+    /// Number of CPU threads per stage. Changing it changes results in the last bits.
     #[must_use]
     pub fn threads_per_stage(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// What initial values and dropout are drawn from.
+    /// The seed for initial values and dropout.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Dtype of the arithmetic: `Kind::Float`, `Double`, `BFloat16` or `Half`. In the last two
-    /// parameters are kept, gradients summed, and losses and updates computed in float32 (layers
-    /// see copies); with `Half` the loss is scaled dynamically, and a step whose gradients overflow
-    /// is skipped.
+    /// The dtype of the arithmetic: `Kind::Float`, `Double`, `BFloat16` or `Half`.
+    ///
+    /// With `BFloat16` and `Half`, layers see copies of the parameters. Parameters, gradient sums,
+    /// losses and updates stay in float32. With `Half` the loss is also scaled dynamically, and a
+    /// step whose gradients overflow is skipped.
     #[must_use]
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// Whose matrix products the float32 arithmetic on CPUs uses; another choice changes results in
-    /// the last bits.
+    /// The kernels for float32 matrix products on CPUs. Changing them changes results in the last
+    /// bits.
     #[must_use]
     pub fn kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// Most bytes of tensors that a stage (or all stages of a device) may hold: one cap for all, or
-    /// one per device. On a CPU enforced by the allocator; on a GPU an action after which the GPU
-    /// has held more fails.
+    /// The most bytes of tensors that a device may hold, all its stages together: one cap for all
+    /// devices, or one per device.
+    ///
+    /// On a CPU the allocator enforces the cap. On a GPU an action fails after it has exceeded the
+    /// cap.
     #[must_use]
     pub fn memory_cap(mut self, caps: impl Into<Vec<Bytes>>) -> Self {
         self.caps = caps.into();
         self
     }
 
-    /// Scales the gradients down where their global norm, over all stages, exceeds `max_norm`.
+    /// Clips gradients: scales them down if their global norm over all stages exceeds `max_norm`.
     #[must_use]
     pub fn clip_norm(mut self, max_norm: f64) -> Self {
         self.max_norm = Some(max_norm);
@@ -263,51 +277,51 @@ impl PipelineBuilder {
         self
     }
 
-    /// Longest silence of a stage before a step fails; longer than the longest forward or backward
-    /// of one micro-batch.
+    /// The longest silence of a stage before a step fails. Must exceed the longest forward or
+    /// backward of one micro-batch.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// The loss; needed to train and to evaluate.
+    /// The loss. Required for training and evaluation.
     #[must_use]
     pub fn loss(mut self, loss: impl Loss) -> Self {
         self.loss = Some(Arc::new(loss));
         self
     }
 
-    /// Another metric, for [`Pipeline::evaluate`](crate::Pipeline::evaluate).
+    /// Adds a metric for [`Pipeline::evaluate`](crate::Pipeline::evaluate).
     #[must_use]
     pub fn metric(mut self, metric: impl Metric) -> Self {
         self.metrics.push(Arc::new(metric));
         self
     }
 
-    /// Takes the metrics in training steps, too.
+    /// Computes the metrics in training steps, too.
     #[must_use]
     pub fn training_metrics(mut self) -> Self {
         self.training_metrics = true;
         self
     }
 
-    /// The optimizer; needed to train.
+    /// The optimizer. Required for training.
     #[must_use]
     pub fn optimizer(mut self, optimizer: impl Optimizer) -> Self {
         self.optimizer = Some(Arc::new(optimizer));
         self
     }
 
-    /// The learning rate over the steps, as a factor of the optimizer's own.
+    /// The learning rate schedule, as a factor of the optimizer's learning rate.
     #[must_use]
     pub fn learning_rate(mut self, rate: LearningRate) -> Self {
         self.rate = rate;
         self
     }
 
-    /// Another group of parameters with settings of their own; the first that matches a parameter
-    /// holds.
+    /// Adds a group of parameters with its own settings. The first group that matches a parameter
+    /// applies.
     #[must_use]
     pub fn group(mut self, group: Group) -> Self {
         self.groups.push(group);
@@ -322,8 +336,9 @@ impl PipelineBuilder {
         self
     }
 
-    /// Calls `call` before each action of this process's stages, on the stage's thread, whose
-    /// memory it is charged to. For tests of faults: its errors and panics are the action's.
+    /// For fault injection: calls `call` before each action of this process's stages. The call runs
+    /// on the stage's thread, and its memory is charged to the stage. Its errors and panics count
+    /// as the action's.
     #[doc(hidden)]
     #[must_use]
     pub fn before_action(
@@ -334,7 +349,7 @@ impl PipelineBuilder {
         self
     }
 
-    /// Measures each layer in each step: [`crate::profile`] does it.
+    /// Measures each layer in each step; used by [`crate::profile`].
     #[must_use]
     pub(crate) fn profiled(mut self) -> Self {
         self.profile = true;
