@@ -1,29 +1,29 @@
-//! Everything of gpipe that reads what others wrote, each as a target for fuzzing: bytes in, and no
-//! panic, no unbounded memory and no unbounded time out. What is accepted must be consistent:
-//! written again it reads as the same.
+//! Fuzz targets for every reader of untrusted input in gpipe. No input may cause a panic, unbounded
+//! memory or unbounded time. Accepted input must be consistent: when written and read again, it is
+//! the same.
 //!
-//! `cargo xtask fuzz` runs them under libFuzzer, guided by coverage. `tests/corpora.rs` runs them
-//! in every CI over the kept inputs (`corpus/TARGET/`) and seeded changes of these.
+//! `cargo xtask fuzz` runs the targets under libFuzzer, guided by coverage. `tests/corpora.rs` runs
+//! them in every CI over the kept inputs (`corpus/TARGET/`) and seeded mutations of them.
 
 mod targets;
 
-/// A reader of something.
+/// A reader as a fuzz target.
 #[derive(Debug)]
 pub struct Target {
-    /// Its name, also of its folder of kept inputs.
+    /// The name of the target and of its folder of kept inputs.
     pub name: &'static str,
     /// Reads the bytes. A panic is a finding.
     pub run: fn(&[u8]),
 }
 
 impl Target {
-    /// The one of that name.
+    /// The target with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         TARGETS.iter().find(|target| target.name == name)
     }
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "config", run: targets::config },
     Target { name: "override", run: targets::override_ },

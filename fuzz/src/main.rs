@@ -1,5 +1,5 @@
-//! The fuzzer of one target, which `GPIPE_FUZZ_TARGET` names. Built with coverage and run by `cargo
-//! xtask fuzz`.
+//! The fuzzer of one target, which `GPIPE_FUZZ_TARGET` names. `cargo xtask fuzz` builds it with
+//! coverage and runs it.
 #![no_main]
 #![allow(unsafe_code)] // in the macro
 
@@ -9,8 +9,8 @@ use cap::Cap;
 use gpipe_fuzz::Target;
 use libfuzzer_sys::fuzz_target;
 
-/// What asks for more is a finding, whether it touches it or not: an image of the largest size that
-/// is read takes a third.
+/// A request for more memory is a finding, whether or not the memory is touched. The largest image
+/// that is read takes a third.
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, 2 << 30);
 

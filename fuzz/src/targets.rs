@@ -1,4 +1,4 @@
-//! The readers, one after the other.
+//! The readers, as functions of bytes.
 
 use std::{borrow::Cow, fs, path::Path};
 
@@ -16,28 +16,28 @@ use gpipe_core::{
 use gpipe_data::{Tokenizer, parallel::ParallelError};
 use gpipe_observe::step_file::StepFile;
 
-/// What errors call the input.
+/// The name of the input in errors.
 const ORIGIN: &str = "fuzzed";
 
 fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// An error must say something, and not everything: it is shown to a user. (Where it is about bytes
-/// alone, who read them adds their file or their sender.)
+/// Checks that an error has a message, and one short enough to show to a user. Errors about bytes
+/// alone need not name a source, because the reader's caller adds the file or the sender.
 fn said(error: impl std::fmt::Display) -> String {
     let error = error.to_string();
     assert!(!error.is_empty() && error.len() < 1 << 20, "an error of {} bytes", error.len());
     error
 }
 
-/// An error must also name the file that it is about.
+/// Checks that an error also names the file that it is about.
 fn named(error: impl std::fmt::Display, file: &Path) {
     let error = said(error);
     assert!(error.contains(&*file.to_string_lossy()), "{file:?} is not in: {error}");
 }
 
-/// A file for readers that want one. Each process has its own.
+/// Writes a file for readers that need one. Each process uses a separate folder.
 fn with_file(bytes: &[u8], read: impl FnOnce(&Path)) {
     with_file_named("file", bytes, read);
 }
@@ -51,12 +51,12 @@ fn with_file_named(name: &str, bytes: &[u8], read: impl FnOnce(&Path)) {
     fs::remove_dir_all(&folder).expect("it is there");
 }
 
-/// What is written of a configuration that was read must read as the same.
+/// A configuration that was read must be the same when written and read again.
 pub(crate) fn config(bytes: &[u8]) {
     configured(&text(bytes), &[]);
 }
 
-/// The first line is a configuration's kind of model, the others are overrides.
+/// Each line is an override of a configuration.
 pub(crate) fn override_(bytes: &[u8]) {
     let overrides: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
     configured("", &overrides);
@@ -80,7 +80,8 @@ fn names_a_setting(error: &str) -> bool {
     is_key || error.starts_with(ORIGIN) || error.starts_with("--set")
 }
 
-/// A line that is an action prints as it was; a file that is a schedule does, too.
+/// A word that parses as an action must print as it was. A file that parses as a schedule must be
+/// the same when printed and parsed again.
 pub(crate) fn schedule(bytes: &[u8]) {
     let text = text(bytes);
     for word in text.split_whitespace().take(64) {
@@ -102,7 +103,7 @@ pub(crate) fn schedule(bytes: &[u8]) {
     }
 }
 
-/// A plan that is accepted can be predicted.
+/// An accepted plan must be predictable.
 pub(crate) fn plan(bytes: &[u8]) {
     with_file(bytes, |path| {
         if let Err(error) = gpipe_cli::fuzzing::plan(path) {
@@ -138,7 +139,7 @@ pub(crate) fn metrics(bytes: &[u8]) {
     });
 }
 
-/// With its checksum, and without: what no accident makes, someone may.
+/// Reads the bytes with and without a valid checksum, because a malicious author can compute one.
 pub(crate) fn manifest(bytes: &[u8]) {
     with_file_named(manifest::NAME, bytes, |path| {
         if let Err(error) = Checkpoint::open(path.parent().expect("it is in a folder")) {
@@ -161,7 +162,7 @@ pub(crate) fn manifest(bytes: &[u8]) {
     }
 }
 
-/// What opens covers the file, and each tensor reads or is refused.
+/// An opened file must cover its bytes, and each of its tensors must be read or rejected.
 pub(crate) fn safetensors(bytes: &[u8]) {
     let mut file = match TensorFile::from_bytes(bytes.to_vec(), Path::new(ORIGIN)) {
         Ok(file) => file,
@@ -189,7 +190,7 @@ pub(crate) fn names(bytes: &[u8]) {
     }
 }
 
-/// A tokenizer that is accepted is lossless.
+/// An accepted tokenizer must be lossless.
 pub(crate) fn tokenizer(bytes: &[u8]) {
     match Tokenizer::from_json(&text(bytes), Path::new(ORIGIN)) {
         Ok(tokenizer) => {
@@ -204,7 +205,7 @@ pub(crate) fn tokenizer(bytes: &[u8]) {
 pub(crate) fn pairs(bytes: &[u8]) {
     with_file(bytes, |path| {
         if let Err(error) = gpipe_data::fuzzing::pairs(path) {
-            // Too few pairs are the sources' matter, not a file's.
+            // Too few pairs are an error of the sources, not of one file.
             if !matches!(error, gpipe_data::Error::Parallel(ParallelError::NoPairs { .. })) {
                 named(error, path);
             }
@@ -215,7 +216,7 @@ pub(crate) fn pairs(bytes: &[u8]) {
 pub(crate) fn image(bytes: &[u8]) {
     match gpipe_data::fuzzing::image(bytes) {
         Ok(image) => assert_eq!(image.pixels.len(), 3 * image.height * image.width),
-        // A run survives it, and its library's authors want to know.
+        // A run survives a panic in the decoder, but the library's authors want to know.
         Err(error) => {
             assert!(!error.contains("panicked"), "{error}");
             said(error);
@@ -223,7 +224,7 @@ pub(crate) fn image(bytes: &[u8]) {
     }
 }
 
-/// The header of a message between processes.
+/// Reads the header of a message between processes.
 pub(crate) fn header(bytes: &[u8]) {
     let read = gpipe_distributed::fuzzing::header(bytes).expect("memory is counted");
     assert_eq!(read.beyond, None, "bytes that were asked for beyond what the message may have");
@@ -232,12 +233,12 @@ pub(crate) fn header(bytes: &[u8]) {
     }
 }
 
-/// What processes tell of themselves when they meet.
+/// Reads the facts that processes exchange when they meet.
 pub(crate) fn facts(bytes: &[u8]) {
     assert!(gpipe_distributed::fuzzing::facts(bytes), "facts read as others once they are written");
 }
 
-/// What a process tells the others of its part of a step.
+/// Reads a process's report on its part of a step.
 pub(crate) fn share(bytes: &[u8]) {
     if let Err(error) = gpipe::fuzzing::share(bytes) {
         said(error);

@@ -1,6 +1,6 @@
-//! The short version of `cargo xtask fuzz`: every kept input, among them all that was ever found,
-//! and seeded changes of them. No panic, and no more memory than a bound: all share an allocator
-//! that aborts beyond it.
+//! The short version of `cargo xtask fuzz`: runs every kept input, including all earlier findings,
+//! and seeded mutations of them. No input may panic or exceed a memory limit. All targets share an
+//! allocator that aborts beyond the limit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::{alloc::System, fs, path::PathBuf, sync::LazyLock};
@@ -12,12 +12,12 @@ use gpipe_fuzz::TARGETS;
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Beyond what is in use at first: twice the outputs of the largest image that a small file can ask
-/// for.
+/// Limit beyond the memory in use at the start: twice the output of the largest image that a small
+/// file can request.
 static LIMIT: LazyLock<()> =
     LazyLock::new(|| ALLOCATOR.set_limit(ALLOCATOR.allocated() + (1 << 30)).unwrap());
 
-/// Changed inputs of each target.
+/// Number of mutated inputs per target.
 const CHANGED: usize = 6000;
 
 /// The kept inputs of a target, by name.
@@ -34,7 +34,7 @@ fn kept(target: &str) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Numbers and marks on which readers turn.
+/// Numbers and delimiters that readers treat specially.
 const PIECES: [&[u8]; 14] = [
     b"-1",
     b"0",
@@ -52,7 +52,7 @@ const PIECES: [&[u8]; 14] = [
     b"\x7f\xff\xff\xff\xff\xff\xff\xff",
 ];
 
-/// `bytes` with one to four changes; `other` gives some of its own.
+/// Mutates `bytes` one to four times. Some mutations insert parts of `other`.
 fn changed(mut bytes: Vec<u8>, other: &[u8], random: &mut Stream) -> Vec<u8> {
     for _ in 0..1 + random.below(4) {
         if bytes.is_empty() {
@@ -97,7 +97,8 @@ fn property_no_input_panics_or_asks_for_much_memory() {
     }
 }
 
-/// Inputs that are binary, as they are made today: `INSTA_UPDATE=always` writes them anew.
+/// Checks that a kept binary input equals the one generated today. `INSTA_UPDATE=always` rewrites
+/// it.
 fn assert_kept(target: &str, name: &str, bytes: &[u8]) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     if std::env::var("INSTA_UPDATE").is_ok_and(|update| update == "always") {

@@ -1,9 +1,9 @@
-//! Circles of modules: two top-level modules of a crate that import each other, perhaps through
+//! Finds import cycles: top-level modules of a crate that import each other, perhaps through
 //! others.
 //!
-//! Who reads a crate can then go from the bottom up. What a file imports is taken from its text:
-//! `crate::NAME`, where NAME is a module or something that `lib.rs` gives on from one. Tests are
-//! left out.
+//! Without cycles, a crate can be read from the bottom up. Imports are taken from a file's text:
+//! `crate::NAME`, where NAME is a module or an item that `lib.rs` re-exports from one. Tests are
+//! excluded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +11,10 @@ use std::{
     path::Path,
 };
 
-/// By module, those that it imports.
+/// The modules that each module imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// What is wrong with the crate at `folder`, if there is a circle in it. `files` are its sources.
+/// Describes the import cycle in the crate at `folder`, if there is one. `files` are its sources.
 pub fn check(name: &str, folder: &Path, files: &[(std::path::PathBuf, String)]) -> Option<String> {
     let library = fs::read_to_string(folder.join("lib.rs")).unwrap_or_default();
     let mut modules = BTreeSet::new();
@@ -40,25 +40,25 @@ pub fn check(name: &str, folder: &Path, files: &[(std::path::PathBuf, String)]) 
     ))
 }
 
-/// The top-level module that a file belongs to; `lib.rs` and `main.rs` to none.
+/// The top-level module that a file belongs to. `lib.rs` and `main.rs` belong to none.
 fn module_of(folder: &Path, path: &Path) -> Option<String> {
     let first = path.strip_prefix(folder).ok()?.iter().next()?.to_str()?;
     let name = first.strip_suffix(".rs").unwrap_or(first);
     (!["lib", "main"].contains(&name)).then(|| name.to_owned())
 }
 
-/// A file without its comments and its tests.
+/// The text of a file without comments and tests.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let lines = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The names behind each `crate::`, of which a list in braces has several.
+/// The names after each `crate::`, of which a list in braces has several.
 fn names(code: &str) -> Vec<String> {
     let mut all = Vec::new();
     for (at, mark) in code.match_indices("crate::") {
-        // Not `gpipe_crate::`, and not of a macro of another crate.
+        // Excludes `gpipe_crate::` and the macros of other crates.
         if code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_') {
             continue;
         }
@@ -72,7 +72,7 @@ fn names(code: &str) -> Vec<String> {
     all
 }
 
-/// The parts of a list up to its closing brace, split at the commas outside of inner braces.
+/// The parts of a list up to its closing brace, split at the commas outside inner braces.
 fn parts(list: &str) -> Vec<&str> {
     let (mut all, mut depth, mut start) = (Vec::new(), 0, 0);
     for (at, character) in list.char_indices() {
@@ -97,8 +97,8 @@ fn word(text: &str) -> String {
     text.chars().take_while(|own| own.is_alphanumeric() || *own == '_').collect()
 }
 
-/// By name, the module that `lib.rs` gives it on from: of `pub use layer::{Forward, Infer}` both
-/// are `layer`'s.
+/// The module that `lib.rs` re-exports each name from. For `pub use layer::{Forward, Infer}`, both
+/// names map to `layer`.
 fn given_on(library: &str) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for item in code(library).split(';') {
@@ -112,12 +112,12 @@ fn given_on(library: &str) -> BTreeMap<String, String> {
     all
 }
 
-/// A shortest circle, its first module again at the end.
+/// A shortest cycle, with its first module repeated at the end.
 fn circle(imports: &Imports) -> Option<Vec<String>> {
     imports.keys().filter_map(|start| back_to(start, imports)).min_by_key(Vec::len)
 }
 
-/// The shortest way from a module back to itself.
+/// The shortest path from a module back to itself.
 fn back_to(start: &String, imports: &Imports) -> Option<Vec<String>> {
     let (mut ways, mut seen) = (vec![vec![start.clone()]], BTreeSet::new());
     while !ways.is_empty() {

@@ -1,10 +1,10 @@
-//! `cargo xtask fuzz [SECONDS] [TARGET...]`: every reader under libFuzzer, guided by coverage, each
-//! for so many seconds, as many at once as there are cores. What was found is in
-//! `target/fuzz/findings`, the counts in `target/fuzz/report.md`.
+//! `cargo xtask fuzz [SECONDS] [TARGET...]`: runs every reader under libFuzzer, guided by coverage,
+//! for SECONDS each, with as many in parallel as there are cores. Findings are in
+//! `target/fuzz/findings`, and counts in `target/fuzz/report.md`.
 //!
-//! cargo-fuzz wants a nightly toolchain for its sanitizers; coverage alone is a pass of stable
-//! LLVM. What sanitizers would find is memory unsafety, and the readers have no `unsafe` but that
-//! of their libraries.
+//! cargo-fuzz needs a nightly toolchain for its sanitizers, but coverage is a pass of stable LLVM.
+//! Sanitizers would find memory unsafety, and the readers have no `unsafe` except in their
+//! libraries.
 
 use std::{
     fmt::Write as _,
@@ -15,19 +15,19 @@ use std::{
     thread,
 };
 
-/// libFuzzer's coverage, and the checks that a release build leaves out.
+/// Flags for libFuzzer's coverage, and the checks that a release build leaves out.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions=yes -Coverflow-checks=yes";
 
-/// Most memory of a process, in MiB: an image of the largest size that is read takes a quarter.
+/// Memory limit of a process, in MiB. The largest image that is read takes a quarter.
 const MEMORY_MB: usize = 4096;
-/// Longest time of one input, in seconds.
+/// Timeout of one input, in seconds.
 const INPUT_SECONDS: usize = 20;
-/// Longest input that is made.
+/// Maximum length of a generated input, in bytes.
 const INPUT_BYTES: usize = 1 << 16;
 
-/// What came of a target.
+/// The outcome of a target.
 struct Outcome {
     target: String,
     executions: u64,
@@ -36,8 +36,8 @@ struct Outcome {
     findings: Vec<String>,
 }
 
-/// Builds the fuzzer and runs `targets` (all, if none are named) for so many seconds each; whether
-/// nothing was found.
+/// Builds the fuzzer and runs `targets`, or all if none are named, for `seconds` each. Returns
+/// whether all ran without findings.
 pub fn run(root: &Path, cargo: &str, seconds: u64, targets: &[&str]) -> Result<bool, String> {
     let folder = root.join("target").join("fuzz");
     let program = build(root, cargo, &folder)?;
@@ -79,7 +79,7 @@ pub fn run(root: &Path, cargo: &str, seconds: u64, targets: &[&str]) -> Result<b
     let path = folder.join("report.md");
     fs::write(&path, &report).map_err(|error| format!("{}: {error}", path.display()))?;
     println!("{report}in {}", path.display());
-    // A target that did not run at all has found nothing, either.
+    // A target that did not run also has no findings.
     Ok(outcomes.iter().all(|own| own.findings.is_empty() && own.executions > 0))
 }
 
@@ -93,7 +93,7 @@ fn build(root: &Path, cargo: &str, folder: &Path) -> Result<PathBuf, String> {
     let mut command = Command::new(cargo);
     command.args(["build", "--release", "--locked", "--package", "gpipe-fuzz"]);
     command.args(["--features", "libfuzzer", "--target", &target, "--target-dir"]);
-    // A target of its own keeps the flags from build scripts and macros.
+    // An explicit target keeps the flags away from build scripts and macros.
     command.arg(folder.join("build")).env("RUSTFLAGS", FLAGS).current_dir(root);
     match command.status() {
         Ok(status) if status.success() => {
@@ -104,7 +104,7 @@ fn build(root: &Path, cargo: &str, folder: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// What this machine is called as a target.
+/// The target triple of this machine.
 fn host(cargo: &str) -> Result<String, String> {
     let output = Command::new(cargo).args(["version", "--verbose"]).output();
     let output = output.map_err(|error| format!("cannot run {cargo}: {error}"))?;
@@ -135,13 +135,13 @@ fn fuzz(root: &Path, folder: &Path, program: &Path, target: &str, seconds: u64) 
         command.arg(format!("-rss_limit_mb={MEMORY_MB}")).arg("-print_final_stats=1");
         command.arg(format!("-timeout={INPUT_SECONDS}")).arg(format!("-max_len={INPUT_BYTES}"));
         command.arg(format!("-artifact_prefix={}", prefix.display()));
-        // New inputs go into the first folder; the second has those that are kept.
+        // New inputs go into the first folder. The second holds the kept inputs.
         command.arg(&own).arg(root.join("fuzz").join("corpus").join(target));
         command.output()
     });
     let kept = listed(&own).map_or(0, |names| names.len());
     let mut findings = listed(&folder.join("findings")).unwrap_or_default();
-    // A unit is only called slow where the machine was busy with other things: one that is too slow
+    // libFuzzer reports a slow unit only if the machine was busy. An input that is really too slow
     // is a timeout.
     let found = |rest: &str| rest.starts_with('-') && !rest.starts_with("-slow-unit");
     findings.retain(|name| !earlier.contains(name));

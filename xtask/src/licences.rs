@@ -1,11 +1,11 @@
-//! `cargo xtask licences`: the licence of every crate that this workspace is made of, also for
-//! tests and on other systems, and how many of them are there in several versions.
+//! `cargo xtask licences`: checks the licence of every crate in this workspace, including crates
+//! for tests and other systems, and how many of them occur in several versions.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
 use serde_json::Value;
 
-/// Licences that ask for no more than to be named.
+/// Licences that require only attribution.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -19,11 +19,11 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Crates that may be there in several versions: what others depend on is not ours to choose, but
-/// more of them are to be looked at.
+/// Maximum number of crates that may occur in several versions. The dependencies of others are not
+/// ours to choose, but more of them need a look.
 const SEVERAL_MAX: usize = 16;
 
-/// What is wrong.
+/// The problems found.
 pub fn check(root: &Path, cargo: &str) -> Result<Vec<String>, String> {
     let output = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--all-features", "--locked"])
@@ -54,8 +54,8 @@ pub fn check(root: &Path, cargo: &str) -> Result<Vec<String>, String> {
     Ok(problems)
 }
 
-/// Whether an SPDX expression leaves a choice that is allowed. Only as much of the grammar as
-/// crates use: parts that are joined by AND, each a choice.
+/// Whether an SPDX expression offers an allowed choice. Supports only the grammar that crates use:
+/// parts joined by AND, each a choice.
 fn is_allowed(expression: &str) -> bool {
     let expression = expression.replace(['(', ')'], "").replace('/', " OR ");
     !expression.is_empty()

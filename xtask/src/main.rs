@@ -1,5 +1,5 @@
-//! The project's own tasks: `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | licences | tidy |
-//! golden --bless`.
+//! The project's tasks:
+//! `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | licences | tidy | golden --bless`.
 
 mod circles;
 mod fuzz;
@@ -16,7 +16,7 @@ use std::{
 /// One command of CI.
 struct Step {
     name: &'static str,
-    /// `cargo`, or another program.
+    /// The program, `cargo` or another.
     program: &'static str,
     arguments: &'static [&'static str],
     environment: &'static [(&'static str, &'static str)],
@@ -118,16 +118,16 @@ fn main() -> ExitCode {
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// For how long each reader is fuzzed: an hour for all of them together.
+/// Time to fuzz each reader, in seconds. All together take an hour.
 const FUZZ_SECONDS: u64 = 190;
 
-/// The longest a soak takes, in seconds, and what of it the fuzzer is built in.
+/// Maximum time of a soak, in seconds, and the part reserved for building the fuzzer.
 const SOAK_SECONDS: u64 = 3600;
 const FUZZ_BUILD_SECONDS: u64 = 600;
-/// Within a soak a reader is fuzzed for no longer.
+/// Maximum time to fuzz each reader within a soak, in seconds.
 const SOAK_FUZZ_SECONDS: u64 = 60;
 
-/// All proofs, and fuzzing in the time that is left.
+/// Runs all soak tests, and fuzzes in the remaining time. Returns whether all passed.
 fn soaked() -> bool {
     let begun = Instant::now();
     let proven = said("soak", soak::run(&root(), &cargo()));
@@ -174,7 +174,7 @@ fn licences_step() -> bool {
     said("licences", checked)
 }
 
-/// Tests say here, one line each, that they could not run and why.
+/// The file in which tests state, one line each, that they did not run and why.
 fn skip_log() -> PathBuf {
     root().join("target").join("skipped-tests.txt")
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask soak`: the long proofs, an hour at most. Each step has its own bound; one that is
-//! beyond it is ended, which is a failure; so is one that does not tell what it did. Lines that
-//! tests print as `soak: ...` are counts of that: they and the outcomes are in
-//! `target/soak/report.md`. Everything is compiled before, which does not count.
+//! `cargo xtask soak`: the long tests, which take at most an hour. Each has a time limit. A test
+//! that exceeds its limit is killed and fails, as does a test that does not report its counts.
+//! Tests report counts as lines `soak: ...`. The counts and outcomes are in
+//! `target/soak/report.md`. Everything is compiled first, outside the limits.
 
 use std::{
     fmt::Write as _,
@@ -14,22 +14,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest time of all proofs together; what is left of an hour is for fuzzing.
+/// Time limit of all tests together. The rest of an hour is for fuzzing.
 const MOST: Duration = Duration::from_secs(2700);
 
-/// A long proof.
+/// A long test.
 struct Proof {
     name: &'static str,
-    /// Of `cargo`.
+    /// Arguments of `cargo`.
     arguments: &'static [&'static str],
     environment: &'static [(&'static str, &'static str)],
-    /// A program of the system that it cannot do without; where there is none it is skipped.
+    /// A system program that the test needs. Without the program, the test is skipped.
     needs: Option<&'static str>,
     limit_s: u64,
 }
 
-/// What runs a test's program under memcheck. Undefined values are not looked at: libtorch's vector
-/// kernels read beyond short rows, and drop what they read.
+/// Runs a test's program under memcheck. Checks of undefined values are off, because libtorch's
+/// vector kernels read beyond short rows and discard what they read.
 const MEMCHECK: &[(&str, &str)] = &[(
     "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER",
     "valgrind -q --undef-value-errors=no --error-exitcode=9",
@@ -102,7 +102,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "random schedules and faults of the runtime on mock stages",
-        // 3,000 stalls, each of a tenth of a second.
+        // 3,000 stalls of a tenth of a second each.
         arguments: &["test", "--locked", "-p", "gpipe-runtime", "--", "--nocapture"],
         environment: &[("GPIPE_SOAK", "1")],
         needs: None,
@@ -134,7 +134,7 @@ const PROOFS: &[Proof] = &[
     },
 ];
 
-/// The interleavings by loom, which CI tries, too.
+/// The interleavings under loom, which CI also runs.
 pub const INTERLEAVINGS: &[&str] = &[
     "test",
     "--locked",
@@ -148,10 +148,10 @@ pub const INTERLEAVINGS: &[&str] = &[
     "--",
     "--nocapture",
 ];
-/// What turns loom on.
+/// The environment that enables loom.
 pub const INTERLEAVINGS_ENVIRONMENT: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg loom")];
 
-/// Runs all of them, whatever comes of the others; whether all passed.
+/// Runs all tests, even after a failure. Returns whether all passed.
 pub fn run(root: &Path, cargo: &str) -> Result<bool, String> {
     for proof in PROOFS {
         build(root, cargo, proof)?;
@@ -205,13 +205,13 @@ fn build(root: &Path, cargo: &str, proof: &Proof) -> Result<(), String> {
     }
 }
 
-/// What is heard of a proof.
+/// An event of a running test.
 enum Heard {
     Count(String),
     Ended(std::io::Result<ExitStatus>),
 }
 
-/// The outcome in words, and the counts.
+/// Runs one test. Returns the outcome in words, and the counts.
 fn one(root: &Path, cargo: &str, proof: &Proof, limit: Duration) -> (String, Vec<String>) {
     let mut command = command(root, cargo, proof);
     command.args(proof.arguments).stdout(Stdio::piped()).process_group(0);
@@ -238,10 +238,10 @@ fn one(root: &Path, cargo: &str, proof: &Proof, limit: Duration) -> (String, Vec
         match heard.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(Heard::Count(count)) => counts.push(count),
             Ok(Heard::Ended(ended)) => outcome = Some(ended),
-            // It has ended and closed its output.
+            // The test has ended and closed its output.
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                // With all that it has started; processes of a launcher end with that.
+                // Kills the whole process group. Processes of a launcher end with the launcher.
                 let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
                 return (format!("ended after {} s", limit.as_secs()), counts);
             }

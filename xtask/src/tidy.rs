@@ -1,4 +1,4 @@
-//! What the compiler does not check: the rooms' borders, circles of modules, file lengths,
+//! Checks what the compiler does not: dependencies between crates, import cycles, file lengths and
 //! unfinished work.
 
 use std::{
@@ -8,15 +8,16 @@ use std::{
 
 use crate::circles;
 
-/// Longest source file, in lines; a longer one has a second subject.
+/// Maximum length of a source file, in lines. A longer file has a second subject.
 const LINES_MAX: usize = 500;
-/// Words that mark unfinished work. Written in two parts, so that this file does not hold them.
+/// Words that mark unfinished work, each written in two parts so that this file does not contain
+/// them.
 const UNFINISHED: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
-/// The rooms without threads, clocks and I/O.
+/// Folders that must not use threads, clocks or I/O.
 const PURE: &[&str] = &["crates/core/src", "crates/score/src"];
-/// What a pure room must not use.
+/// What those folders must not use.
 const IMPURE: &[&str] = &["std::thread", "std::time", "std::fs", "std::net", "std::env", " tch::"];
-/// Which of the project's crates each may depend on (DESIGN: a crate imports only those above it).
+/// The project crates that each crate may depend on, as in the table of ARCHITECTURE.md.
 const BORDERS: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("score", &[]),

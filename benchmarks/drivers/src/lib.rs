@@ -1,5 +1,5 @@
-//! What the programs share: arguments, a pipeline with the settings that they give, its run, and
-//! the line of JSON.
+//! Code that the benchmark programs share: arguments, a pipeline with the requested settings, its
+//! run, and the line of JSON.
 
 pub mod workload;
 
@@ -23,7 +23,7 @@ use tch::{Kind, Tensor};
 
 pub type Failure = Box<dyn std::error::Error>;
 
-/// The `key=value` of the command line.
+/// The `key=value` arguments of the command line.
 pub struct Arguments(HashMap<String, String>);
 
 impl Arguments {
@@ -36,7 +36,7 @@ impl Arguments {
         Ok(Self(given))
     }
 
-    /// The value of `key`, which is then done with.
+    /// Returns and removes the value of `key`, or the default.
     pub fn take<T: FromStr>(&mut self, key: &str, default: &str) -> Result<T, Failure>
     where
         T::Err: std::fmt::Display,
@@ -45,7 +45,7 @@ impl Arguments {
         text.parse().map_err(|error| format!("{key}={text}: {error}").into())
     }
 
-    /// The value of `key`, which stays.
+    /// Returns the value of `key`, or the default, without removing it.
     pub fn peek<T: FromStr>(&self, key: &str, default: &str) -> Result<T, Failure>
     where
         T::Err: std::fmt::Display,
@@ -54,7 +54,7 @@ impl Arguments {
         text.parse().map_err(|error| format!("{key}={text}: {error}").into())
     }
 
-    /// Has freed memory kept for the next step, unless `keep_freed=false`.
+    /// Keeps freed memory for the next step, unless `keep_freed=false`.
     pub fn keep_freed(&mut self) -> Result<(), Failure> {
         if self.take("keep_freed", "true")? {
             gpipe::keep_freed_memory();
@@ -62,7 +62,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// Refuses what nothing took.
+    /// Fails if an argument was not taken.
     pub fn done(&self) -> Result<(), Failure> {
         match self.0.keys().next() {
             Some(key) => Err(format!("there is no argument '{key}'").into()),
@@ -70,7 +70,7 @@ impl Arguments {
         }
     }
 
-    /// The value of `key` among those that `choices` name.
+    /// The value of `key`, which must be one of `choices`.
     fn choose<T: Clone>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<T, Failure> {
         let text: String = self.take(key, choices[0].0)?;
         let found = choices.iter().find(|(name, _)| *name == text);
@@ -80,11 +80,11 @@ impl Arguments {
     }
 }
 
-/// Tokens and positions of [`gpt`].
+/// Number of tokens and positions of [`gpt`].
 pub const VOCABULARY: i64 = 8192;
 pub const LENGTH: i64 = 128;
 
-/// The `gpt` workload's model in the sizes of the command line; each default is [`gpt`]'s.
+/// The `gpt` workload's model, with sizes from the command line. The defaults are those of [`gpt`].
 pub fn gpt_of(arguments: &mut Arguments) -> Result<Transformer, Failure> {
     let default = gpt();
     let mut size = |key: &str, default: i64| arguments.take::<i64>(key, &default.to_string());
@@ -115,18 +115,18 @@ pub fn gpt() -> Transformer {
     }
 }
 
-/// One of several processes, of which the first starts the others with its own arguments.
+/// A process of a multi-process run. Rank 0 starts the others with its arguments.
 pub struct Processes {
-    /// The number of this one.
+    /// The rank of this process.
     pub rank: usize,
-    /// All of them, joined; none where this is the only one.
+    /// The joined cluster, or `None` if this is the only process.
     pub cluster: Option<Arc<Cluster>>,
-    /// Those that it started.
+    /// The processes that this one started.
     others: Vec<Child>,
 }
 
 impl Processes {
-    /// Takes `processes`, and what the first one gives the others.
+    /// Takes `processes` and the arguments that rank 0 passes to the others, and joins the cluster.
     pub fn join(arguments: &mut Arguments, default: &str) -> Result<Self, Failure> {
         let size: usize = arguments.take("processes", default)?;
         let rank: usize = arguments.take("rank", "0")?;
@@ -155,7 +155,7 @@ impl Processes {
         Ok(Self { rank, cluster: Some(Cluster::join(meeting)?), others })
     }
 
-    /// `builder`, in these processes.
+    /// Configures `builder` for these processes.
     pub fn build(&self, builder: PipelineBuilder) -> PipelineBuilder {
         match &self.cluster {
             Some(cluster) => builder.processes(Arc::clone(cluster) as Arc<dyn Transport>),
@@ -183,7 +183,7 @@ pub struct Measurement {
     processes: Processes,
 }
 
-/// Longest wait of a process for another one.
+/// Timeout for waiting on another process.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 impl Measurement {
@@ -198,7 +198,7 @@ impl Measurement {
         })
     }
 
-    /// The pipeline that the arguments ask for, without loss and optimizer. A sample has the shape
+    /// The pipeline that the arguments request, without loss and optimizer. Each sample has shape
     /// `sample`.
     pub fn builder(
         &mut self,
@@ -234,7 +234,7 @@ impl Measurement {
         Ok(builder)
     }
 
-    /// Writes what the peers start from, if a folder was given; runs the steps, if any, and prints
+    /// Writes the peers' starting point if a folder was given, runs the steps, if any, and prints
     /// the line.
     pub fn run(
         &self,
@@ -262,7 +262,7 @@ impl Measurement {
     }
 }
 
-/// The same numbers in every run: a fixed function of nothing.
+/// A generator whose numbers are the same in every run, without a seed.
 pub struct Numbers(u64);
 
 impl Default for Numbers {
@@ -272,20 +272,20 @@ impl Default for Numbers {
 }
 
 impl Numbers {
-    /// From 0 to 2^31 - 1.
+    /// A number from 0 to 2^31 - 1.
     fn next(&mut self) -> i64 {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as i64
     }
 
-    /// Int64 from 0 to `end` - 1.
+    /// An int64 tensor with values from 0 to `end` - 1.
     pub fn below(&mut self, end: i64, shape: &[i64]) -> Result<Tensor, Failure> {
         let values: Vec<i64> = (0..shape.iter().product()).map(|_| self.next() % end).collect();
         Ok(Tensor::f_from_slice(&values)?.f_reshape(shape)?)
     }
 
-    /// Float32 from -1 to 1.
+    /// A float32 tensor with values from -1 to 1.
     pub fn uniform(&mut self, shape: &[i64]) -> Result<Tensor, Failure> {
         let one = |_| (self.next() as f64 / f64::from(1 << 30) - 1.0) as f32;
         let values: Vec<f32> = (0..shape.iter().product::<i64>()).map(one).collect();
@@ -294,8 +294,8 @@ impl Numbers {
 }
 
 fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failure> {
-    // The costs of one step predict the next: a prediction from its own measurement would count for
-    // nothing.
+    // The costs of one step predict the next step. A prediction from its own measurement would
+    // prove nothing.
     let simulated = match reports {
         [.., before, _] => Some(pipeline.simulate(&[&before.timeline])?),
         _ => None,
@@ -326,7 +326,7 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
         "simulated_bubble": simulated.as_ref().map(|timeline| timeline.bubble()),
         "balance": pipeline.balance(),
         "peak_bytes": last.devices.iter().map(|stage| stage.peak.0).collect::<Vec<_>>(),
-        // All of them, in float32; a step's peak has them, and what is live between steps does not.
+        // All gradients in float32. They are part of a step's peak, but not live between steps.
         "gradient_bytes": gradients,
         "live_bytes": last.devices.iter().map(|stage| stage.live.0).collect::<Vec<_>>(),
         "parts_ms": reports.iter().map(parts).collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-//! The workloads that are run within a program, without a peer: a model with its mini-batch.
+//! The workloads that a program runs without a peer: a model with its mini-batch.
 
 use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec};
 use gpipe_models::{AmoebaNet, Transformer, Variant};
@@ -6,12 +6,12 @@ use tch::Tensor;
 
 use super::{Failure, Numbers, gpt};
 
-/// Stages, or devices where a schedule puts several on each.
+/// Number of stages, or of devices where a schedule puts several stages on each.
 pub const STAGES: usize = 2;
-/// Samples of a mini-batch.
+/// Number of samples per mini-batch.
 pub const SAMPLES: usize = 32;
 
-/// As many layers as [`gpt`] in a thousandth of the work.
+/// A model with as many layers as [`gpt`] and a thousandth of the work.
 fn tiny() -> Transformer {
     Transformer { vocabulary: 256, positions: 16, features: 64, heads: 1, hidden: 256, ..gpt() }
 }
@@ -25,7 +25,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// `gpt`, `amoeba`, or `gpt-tiny`, which tries out a measurement in a moment.
+    /// The workload `gpt`, `amoeba`, or `gpt-tiny`, which is for a quick trial of a measurement.
     pub fn named(name: &str) -> Result<Self, Failure> {
         let mut numbers = Numbers::default();
         let samples = SAMPLES as i64;
@@ -59,7 +59,7 @@ impl Workload {
         Ok(Self { model: model.build()?, inputs, targets, adam: true })
     }
 
-    /// Its pipeline on [`STAGES`] devices.
+    /// A builder of the model's pipeline on [`STAGES`] devices.
     pub fn builder(&self, micro_batches: usize) -> PipelineBuilder {
         let mut shape = self.inputs.size();
         shape[0] = (SAMPLES / micro_batches) as i64;

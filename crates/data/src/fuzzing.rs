@@ -1,4 +1,4 @@
-//! Readers without their files, for fuzzing: nothing that users need.
+//! Readers exposed for fuzzing only. Users do not need them.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use crate::{
     parallel,
 };
 
-/// Reads lines of pairs; how many there are.
+/// Reads a TSV file of pairs and returns the number of pairs kept.
 ///
 /// # Errors
-/// As of a corpus.
+/// Fails as [`crate::parallel::ParallelCorpus::read`] does.
 pub fn pairs(path: &Path) -> Result<usize> {
     parallel::fuzzing::pairs(path)
 }
@@ -19,7 +19,7 @@ pub fn pairs(path: &Path) -> Result<usize> {
 /// Decodes an image.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns what is wrong with the image.
 pub fn image(bytes: &[u8]) -> std::result::Result<Image, String> {
     decode::guarded(bytes)
 }

@@ -1,14 +1,13 @@
 //! Hashing that stays the same across machines, compilers and releases.
 //!
-//! The standard library's hasher promises none of that, and both the split of a corpus and the
-//! order of batches hang on it. Nothing here resists an attacker: these are shuffles, not
-//! signatures.
+//! The standard library's hasher guarantees none of this, but the split of a corpus and the order
+//! of batches depend on it. These hashes shuffle data. They do not resist an attacker.
 
 /// Offset basis and prime of 64-bit FNV-1a (Fowler, Noll, Vo).
 const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// An FNV-1a hash being built, with a mixing step at its end.
+/// An incremental FNV-1a hash with a final mixing step.
 pub(crate) struct StableHasher(u64);
 
 impl StableHasher {
@@ -16,7 +15,7 @@ impl StableHasher {
         Self(FNV_BASIS)
     }
 
-    /// Adds a field. Its length goes first, so that ("ab", "c") and ("a", "bc") differ.
+    /// Adds a field, preceded by its length, so that ("ab", "c") and ("a", "bc") differ.
     pub(crate) fn field(&mut self, bytes: &[u8]) {
         self.bytes(&(bytes.len() as u64).to_le_bytes());
         self.bytes(bytes);
@@ -28,26 +27,27 @@ impl StableHasher {
         }
     }
 
-    /// FNV's low bits are weak for short names, and `% n` uses the low bits: hence the mixing.
+    /// Finishes the hash. The final mix strengthens FNV's low bits, which are weak for short names
+    /// and which `% n` uses.
     pub(crate) fn finish(&self) -> u64 {
         mix(self.0)
     }
 }
 
-/// Stable hash of one name.
+/// The stable hash of one name.
 pub(crate) fn stable(name: &str) -> u64 {
     let mut hasher = StableHasher::new();
     hasher.field(name.as_bytes());
     hasher.finish()
 }
 
-/// SplitMix64's first number under a key: a bijection on 64 bits under which neighbours become
+/// The first SplitMix64 output for a seed: a bijection on 64 bits that makes neighbouring values
 /// unrelated.
 pub(crate) fn mix(value: u64) -> u64 {
     gpipe_core::splitmix::at(value, 0)
 }
 
-/// Random bits as a number in 0 to 1, without 1.
+/// Converts random bits to a number in `[0, 1)`.
 pub(crate) fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn regression_names_hash_as_they_always_did() {
-        // A change here silently moves crates between training and validation: do not update this
-        // value lightly.
+        // A change here silently moves crates between training and validation, so do not update
+        // this value lightly.
         assert_eq!(stable("serde"), 4_940_762_347_046_483_146);
     }
 

@@ -1,31 +1,33 @@
 //! Data for training, from files to batches: text for language models, images for classifiers, and
 //! parallel text for translation.
 //!
-//! Images and parallel text have modules of their own, [`images`] and [`parallel`]. Text takes this
-//! way:
+//! Images and parallel text have separate modules, [`images`] and [`parallel`]. Text takes this
+//! path:
 //!
 //! ```text
 //!  files ──► Corpus ──► Tokenizer ──► TokenSet ──► TrainBatches / ValidationBatches ──► Loader
 //!       [1]        [2]           [3]          [4]                                     [5]
 //! ```
 //!
-//! 1. [`Corpus`]: documents read from disk, split into training and validation; and what was left
-//!    out.
+//! 1. [`Corpus`]: documents read from disk, split into training and validation, with a report of
+//!    what was left out.
 //! 2. [`Tokenizer`]: byte-level BPE learned from the training documents; lossless on any UTF-8.
-//! 3. [`TokenSet`]: all documents as one sequence of tokens, with the bytes they stand for; in
-//!    their order or shuffled.
+//! 3. [`TokenSet`]: all documents as one sequence of tokens, in their order or shuffled, with the
+//!    number of bytes they stand for.
 //! 4. [`TrainBatches`], [`ValidationBatches`]: windows of that sequence.
-//! 5. [`Loader`]: the same batches, made ahead on a thread.
+//! 5. [`Loader`]: the same batches, prefetched on a thread.
 //!
-//! Everything here is a pure function of (files, configuration, seed): no environment, no global
-//! random state, and no clock and no threads but the loader's and those that decode images, which
-//! change no value. The obvious design - a shuffling iterator - is deliberately absent: an iterator
-//! that remembers where it is cannot be resumed after a crash without saving its state, and two
-//! ranks cannot agree on a batch without talking. [`TrainBatches::batch`] and
-//! [`images::TrainImages::batch`] are random access instead.
+//! Everything here is a pure function of (files, configuration, seed). There is no environment, no
+//! clock outside the loader and no global random state. The only threads are those of the loader
+//! and the image decoders, and they do not change any value.
+//!
+//! The obvious design, a shuffling iterator, is deliberately absent. An iterator with a position
+//! cannot be resumed after a crash without saving its state, and two ranks cannot agree on a batch
+//! without communicating. [`TrainBatches::batch`] and [`images::TrainImages::batch`] therefore
+//! offer random access.
 //!
 //! Also absent: tensors (a [`Batch`] holds plain `Vec<i64>`), downloads and caches
-//! ([`Corpus::fingerprint`] is a key for a cache that others may keep).
+//! ([`Corpus::fingerprint`] is a key for callers that cache).
 //!
 //! ```
 //! use gpipe_data::{Document, TokenSet, Tokenizer, TrainBatches};

@@ -1,17 +1,17 @@
-//! Batches made ahead of the step that uses them.
+//! Prefetches batches before the step that uses them.
 //!
 //! ```text
 //!   thread     make 0 | make 1 | make 2 | (full: waits) | make 3 ...
-//!   queue                0        0 1      0 1             1 2          at most `depth` batches, in order
+//!   queue                0        0 1      0 1             1 2          at most `depth`, in order
 //!   caller                                  takes 0: step 0 ....  takes 1: step 1 ...
 //! ```
 //!
-//! A [`Loader`] changes when a batch is made, never which: it calls a function of the step, one
-//! step after another, so that a run that is resumed at step 1000 starts a loader there and gets
-//! what it would have got. The obvious design, several workers that race, would need a place to
-//! sort their results, and making a batch of tokens costs far less than a step.
+//! A [`Loader`] changes when a batch is made, never which batch. It calls a function of the step,
+//! one step after another. A run that resumes at step 1000 starts a loader there and gets the same
+//! batches. The obvious design, several racing workers, would need to reorder their results, and
+//! making a batch of tokens costs far less than a step.
 //!
-//! Absent: what a batch is, and any knowledge of steps beyond their number.
+//! The loader knows nothing about batches, and about steps only their number.
 
 pub use crate::bounds::LOADER_DEPTH_MAX;
 use std::{
@@ -26,17 +26,17 @@ use std::{
 
 use crate::{Error, Result};
 
-/// How far ahead, and how long to wait.
+/// How far to prefetch, and how long to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderSettings {
-    /// Batches in the queue at most, 1 to [`LOADER_DEPTH_MAX`]. One more is being made.
+    /// Maximum number of batches in the queue, 1 to [`LOADER_DEPTH_MAX`]. One more is being made.
     pub depth: usize,
-    /// Longest wait for one batch, and for the thread to end when the loader is dropped.
+    /// Timeout for one batch, and for the thread to end when the loader is dropped.
     pub deadline: Duration,
 }
 
 impl Default for LoaderSettings {
-    /// 2 batches, 5 minutes.
+    /// A depth of 2 batches and a timeout of 5 minutes.
     fn default() -> Self {
         Self { depth: 2, deadline: Duration::from_secs(300) }
     }
@@ -45,19 +45,19 @@ impl Default for LoaderSettings {
 /// A batch that a [`Loader`] made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded<T> {
-    /// The step that it is for.
+    /// The step of the batch.
     pub step: u64,
-    /// What the function gave for that step.
+    /// The function's result for that step.
     pub batch: T,
-    /// How long the caller waited for it: 0 where it was there already.
+    /// How long the caller waited for the batch. 0 if it was ready.
     pub waited: Duration,
 }
 
-/// Calls a function of the step on a thread of its own, ahead of who iterates.
+/// Calls a function of the step on a separate thread, ahead of the iterating caller.
 ///
-/// Gives one item per step, in order. The first error, which names its step, is the last item. The
-/// thread waits without a deadline for room in the queue, because a step may take as long as it
-/// likes; dropping the loader ends that wait and the thread.
+/// The loader yields one item per step, in order. The first error, which names its step, is the
+/// last item. The thread waits without a timeout for room in the queue, because a step may take
+/// arbitrarily long. Dropping the loader ends that wait and the thread.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -80,13 +80,13 @@ pub struct Loaded<T> {
 pub struct Loader<T> {
     steps: Range<u64>,
     settings: LoaderSettings,
-    /// None after the last item.
+    /// `None` after the last item.
     queue: Option<Receiver<Result<T>>>,
-    /// None once it is known to have ended, or to be stuck.
+    /// `None` once the thread is known to have ended, or to be stuck.
     thread: Option<Thread>,
 }
 
-/// The thread, and a channel that closes at its end: a join has no deadline.
+/// The thread, with a channel that closes when it ends, because a join cannot time out.
 struct Thread {
     handle: JoinHandle<()>,
     ended: Receiver<()>,
@@ -96,7 +96,7 @@ impl<T: Send + 'static> Loader<T> {
     /// Starts making the batches of `steps`.
     ///
     /// # Errors
-    /// A depth out of range; a system that gives no thread.
+    /// Fails if the depth is out of range, or if the system cannot start a thread.
     pub fn start<E>(
         steps: Range<u64>,
         settings: LoaderSettings,
@@ -120,7 +120,7 @@ impl<T: Send + 'static> Loader<T> {
         Ok(Self { steps, settings, queue: Some(queue), thread: Some(Thread { handle, ended }) })
     }
 
-    /// The next batch from the queue, and how long that took.
+    /// Takes the next batch from the queue, and returns how long that took.
     fn take(&mut self, step: u64) -> Result<(T, Duration)> {
         let gone = || Error::LoaderPanicked { step, reason: "its thread is gone".into() };
         let queue = self.queue.as_ref().ok_or_else(gone)?;
@@ -134,15 +134,14 @@ impl<T: Send + 'static> Loader<T> {
             Ok(batch) => Ok((batch?, start.elapsed())),
             Err(RecvTimeoutError::Disconnected) => Err(gone()),
             Err(RecvTimeoutError::Timeout) => {
-                self.thread = None; // It is left alone: waiting for it once more would not help.
+                self.thread = None; // The thread is abandoned: waiting once more would not help.
                 Err(Error::LoaderLate { step, waited: self.settings.deadline })
             }
         }
     }
 }
 
-/// The thread's work: makes and hands over, until the last step, an error, or a loader that is
-/// gone.
+/// The thread's body: makes and sends batches until the last step, an error, or a dropped loader.
 fn fill<T, E>(steps: Range<u64>, queue: &SyncSender<Result<T>>, make: impl Fn(u64) -> Result<T, E>)
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -183,14 +182,14 @@ impl<T: Send + 'static> Iterator for Loader<T> {
 }
 
 impl<T> Drop for Loader<T> {
-    /// Ends the thread, after the batch that it is making. One that is stuck for the deadline is
-    /// left alone.
+    /// Ends the thread after the batch that it is making. A thread that is stuck beyond the timeout
+    /// is abandoned.
     fn drop(&mut self) {
-        self.queue = None; // Without a receiver the thread's next hand-over fails, and it returns.
+        self.queue = None; // The thread's next send fails without a receiver, and it returns.
         if let Some(Thread { handle, ended }) = self.thread.take()
             && ended.recv_timeout(self.settings.deadline) == Err(RecvTimeoutError::Disconnected)
         {
-            let _ = handle.join(); // Its panics were caught and handed over.
+            let _ = handle.join(); // Its panics were caught and sent.
         }
     }
 }

@@ -1,20 +1,20 @@
-//! What a reader left out: why, how many, and the first few by name.
+//! What a reader left out: the reasons, the counts, and the first few names.
 //!
 //! Every reader of this crate that may skip something keeps such a tally, so that nothing is left
-//! out in silence.
+//! out silently.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Names that are kept for each reason.
+/// Number of names that are kept for each reason.
 const NAMES_MAX: usize = 3;
 
-/// What was left out, by reason. It displays as `3 binary files (a.png, b.zip, c.bin), 1 empty file
-/// (d.txt)`.
+/// What was left out, by reason. Displays as
+/// `3 binary files (a.png, b.zip, c.bin), 1 empty file (d.txt)`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Omissions(BTreeMap<Reason, Tally>);
 
-/// One thing of a kind, and several: `binary file`, `binary files`.
+/// The name of a kind in the singular and the plural: `binary file`, `binary files`.
 type Reason = (&'static str, &'static str);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ struct Tally {
 }
 
 impl Omissions {
-    /// Counts one thing. `reason` names it in the singular and in the plural.
+    /// Counts one thing. `reason` names its kind in the singular and the plural.
     pub(crate) fn add(&mut self, reason: Reason, name: impl Into<String>) {
         let tally = self.0.entry(reason).or_default();
         tally.count += 1;
@@ -38,7 +38,7 @@ impl Omissions {
         self.0.is_empty()
     }
 
-    /// How many things were left out, for all reasons.
+    /// Number of things that were left out, for all reasons.
     pub fn count(&self) -> usize {
         self.0.values().map(|tally| tally.count).sum()
     }

@@ -1,38 +1,39 @@
-//! Which samples a step has: shuffled anew in each epoch, and known without the steps before it.
+//! The order of samples: shuffled in each epoch, with random access by step.
 
 use crate::hash::mix;
 use crate::permutation::Permutation;
 
-/// What one use of (seed, epoch) is told apart by from others; [`Order::key`] takes further ones.
+/// Stream number of the order within (seed, epoch). [`Order::key`] takes the others.
 const ORDER_STREAM: u64 = 2;
 
-/// An order of samples through all epochs, a pure function of (samples, seed). Mini-batches cut it
-/// without a gap, so a batch may span two epochs.
+/// An order of samples across all epochs, a pure function of (samples, seed). Mini-batches cut it
+/// without gaps, so a batch may span two epochs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Order {
     samples_per_epoch: u64,
     mini_batch: usize,
     seed: u64,
-    /// A step, and the samples before it: 0 and 0, or where mini-batches began to have this size.
+    /// A step and the number of samples before it: (0, 0), or where the current mini-batch size
+    /// began.
     origin: (u64, u64),
 }
 
 /// A sample of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
-    /// From 0. An epoch beyond `u64::MAX` is cut to its low 64 bits.
+    /// Epoch from 0. An epoch beyond `u64::MAX` is truncated to its low 64 bits.
     pub(crate) epoch: u64,
-    /// Which of the epoch's samples, less than [`Order::samples_per_epoch`].
+    /// Index within the epoch, less than [`Order::samples_per_epoch`].
     pub(crate) index: u64,
 }
 
 impl Order {
-    /// `samples_per_epoch` must be 1 to 2^62.
+    /// Creates an order. `samples_per_epoch` must be 1 to 2^62.
     pub(crate) fn new(samples_per_epoch: u64, mini_batch: usize, seed: u64) -> Self {
         Self { samples_per_epoch, mini_batch, seed, origin: (0, 0) }
     }
 
-    /// The same order, where the steps before `step` took `samples` of them.
+    /// Continues the order at `step`, when the earlier steps took `samples` samples.
     pub(crate) fn starting_at(mut self, step: u64, samples: u64) -> Self {
         self.origin = (step, samples);
         self
@@ -46,7 +47,7 @@ impl Order {
         self.mini_batch
     }
 
-    /// How many samples the steps before `step` have, through all epochs; no more than `u64::MAX`.
+    /// Number of samples in all steps before `step`, across epochs. Saturates at `u64::MAX`.
     pub(crate) fn samples_seen(&self, step: u64) -> u64 {
         u64::try_from(self.first_place(step)).unwrap_or(u64::MAX)
     }
@@ -67,12 +68,12 @@ impl Order {
         })
     }
 
-    /// A number for one use (any stream but 2) in one epoch.
+    /// A number for one purpose (any stream but 2) in one epoch.
     pub(crate) fn key(&self, epoch: u64, stream: u64) -> u64 {
         mix(mix(mix(self.seed) ^ epoch) ^ stream)
     }
 
-    /// The place of a step's first sample. In 128 bits, because steps near the greatest would
+    /// The position of a step's first sample. It has 128 bits, because the largest steps would
     /// overflow 64.
     fn first_place(&self, step: u64) -> u128 {
         let (from, samples) = self.origin;

@@ -1,18 +1,18 @@
 //! A pseudo-random permutation of `0..len` that is computed, not stored.
 //!
-//! A Feistel network permutes `0..4^k`, the least such range that holds `len`. A value that lands
-//! outside of `0..len` is permuted again until it lands inside ("cycle walking": Black and Rogaway,
-//! "Ciphers with arbitrary finite domains", 2002, section 3). It must land, because its cycle leads
-//! back to where it began; it takes fewer than 4 steps on average, because the range is less than 4
-//! times `len` (save for a `len` of 1).
+//! A Feistel network permutes `0..4^k`, the smallest such range that contains `len`. A value
+//! outside `0..len` is permuted again until it lands inside ("cycle walking": Black and Rogaway,
+//! "Ciphers with arbitrary finite domains", 2002, section 3). The value must land, because its
+//! cycle returns to its start. Landing takes fewer than 4 steps on average, because the range is
+//! less than 4 times `len` (except for a `len` of 1).
 //!
-//! The obvious design, Fisher-Yates over a list, needs the list: 8 bytes for each window, again for
-//! each epoch, and state behind a function that should have none.
+//! The obvious design, Fisher-Yates over a list, needs 8 bytes for each window, a new list for each
+//! epoch, and state behind a function that should have none.
 
 use crate::hash::mix;
 
-/// Four rounds make a random-looking permutation of random-looking round functions (Luby and
-/// Rackoff, 1988); the halves are small here, so there are two more.
+/// Four rounds make a random-looking permutation from random-looking round functions (Luby and
+/// Rackoff, 1988). Here the halves are small, so there are two more rounds.
 const ROUNDS: u64 = 6;
 
 /// A permutation of `0..len`, chosen by a key.
@@ -24,13 +24,13 @@ pub(crate) struct Permutation {
 }
 
 impl Permutation {
-    /// `len` must be 1 to 2^62.
+    /// Creates a permutation. `len` must be 1 to 2^62.
     pub(crate) fn new(len: u64, key: u64) -> Self {
         let bits = len.max(2).next_power_of_two().trailing_zeros();
         Self { len, half_bits: bits.div_ceil(2), key }
     }
 
-    /// Where `index` (less than `len`) goes.
+    /// The image of `index`, which must be less than `len`.
     pub(crate) fn at(&self, index: u64) -> u64 {
         let mut value = self.feistel(index);
         while value >= self.len {
@@ -39,8 +39,8 @@ impl Permutation {
         value
     }
 
-    /// A bijection on `0..4^half_bits`: each round swaps the halves and adds to one what only
-    /// depends on the other, so each round can be undone.
+    /// A bijection on `0..4^half_bits`. Each round swaps the halves and adds to one half a value
+    /// that depends only on the other, so each round can be inverted.
     fn feistel(&self, value: u64) -> u64 {
         let mask = (1 << self.half_bits) - 1;
         let (mut left, mut right) = (value >> self.half_bits, value & mask);
@@ -83,7 +83,7 @@ mod tests {
         let (a, b) = (of(1), of(2));
         let same_place = a.iter().zip(&b).filter(|(a, b)| a == b).count();
         let still_neighbours = a.windows(2).filter(|w| w[0] + 1 == w[1]).count();
-        // Both are Poisson with mean 1 for random permutations.
+        // Both counts are Poisson with mean 1 for random permutations.
         assert!(same_place < 8, "{same_place}");
         assert!(still_neighbours < 8, "{still_neighbours}");
     }

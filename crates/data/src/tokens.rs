@@ -6,7 +6,7 @@ use gpipe_core::splitmix::{self, Stream};
 
 use crate::{Document, Result, Tokenizer};
 
-/// What the seed's use for the order of documents is told apart by.
+/// Stream number that separates the order of documents from other uses of the seed.
 const DOCUMENTS_STREAM: u64 = 3;
 
 /// Documents encoded and joined, each followed by the end-of-document token.
@@ -14,7 +14,7 @@ const DOCUMENTS_STREAM: u64 = 3;
 pub struct TokenSet {
     /// All tokens in the order of the documents.
     pub tokens: Vec<u32>,
-    /// Bytes of UTF-8 that the tokens stand for. Ends of documents stand for none.
+    /// Bytes of UTF-8 that the tokens stand for. Ends of documents count as 0 bytes.
     pub bytes: u64,
 }
 
@@ -22,19 +22,19 @@ impl TokenSet {
     /// Encodes documents in their order.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Fails as [`Tokenizer::encode`] does.
     pub fn encode(tokenizer: &Tokenizer, documents: &[Document]) -> Result<TokenSet> {
         Self::join(tokenizer, documents)
     }
 
-    /// Encodes documents in an order that is a function of the seed: documents of one folder, which
-    /// sorting by name puts side by side, then no longer share most of their windows.
+    /// Encodes documents in an order that depends on the seed. Sorting by name puts documents of
+    /// one folder side by side. Shuffling keeps them from sharing most of their windows.
     ///
-    /// The order is one for all epochs, and uniform: Fisher and Yates' shuffle. Each document is
-    /// there once.
+    /// The order is the same in all epochs, and uniform (a Fisher-Yates shuffle). Each document
+    /// occurs once.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Fails as [`Tokenizer::encode`] does.
     pub fn encode_shuffled(
         tokenizer: &Tokenizer,
         documents: &[Document],
@@ -61,14 +61,15 @@ impl TokenSet {
         Ok(set)
     }
 
-    /// A loss in nats per token as bits per byte of text, which compares models with different
-    /// tokenizers: `nats_per_token * tokens / (ln 2 * bytes)`.
+    /// Converts a loss in nats per token to bits per byte of text, which compares models with
+    /// different tokenizers: `nats_per_token * tokens / (ln 2 * bytes)`.
     ///
-    /// With the mean over all targets of [`ValidationBatches`](crate::ValidationBatches) this is
-    /// the loss of the whole set, up to its first token, which nothing predicts. With the mean over
-    /// a part it is an estimate: the part's tokens may be longer or shorter than the set's.
+    /// With the mean over all targets of [`ValidationBatches`](crate::ValidationBatches), the
+    /// result is the loss of the whole set, except for its first token, which nothing predicts.
+    /// With the mean over a part, it is an estimate, because the part's tokens may be longer or
+    /// shorter than the set's.
     ///
-    /// Not a number where the set has no bytes.
+    /// Returns NaN or infinity if the set has no bytes.
     pub fn bits_per_byte(&self, nats_per_token: f64) -> f64 {
         nats_per_token * self.tokens.len() as f64 / (LN_2 * self.bytes as f64)
     }

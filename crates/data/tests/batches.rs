@@ -1,5 +1,5 @@
-//! Batches: what is in them, and that asking changes nothing. Families: `property_`, `oracle_`,
-//! `regression_`, `fault_`.
+//! Tests of batches: their contents, and that requests have no side effects. Families: `property_`,
+//! `oracle_`, `regression_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeSet;
@@ -16,12 +16,12 @@ fn config() -> ProptestConfig {
     }
 }
 
-/// Tokens that are their own positions, so that a batch tells where it is from.
+/// Tokens equal to their positions, so that a batch shows where it came from.
 fn positions(count: usize) -> TokenSet {
     TokenSet { tokens: (0..count as u32).collect(), bytes: count as u64 }
 }
 
-/// Rows of (inputs, targets) of steps, as one list of samples.
+/// Rows of (inputs, targets) of several steps, as one list of samples.
 fn samples(
     batches: &TrainBatches<&TokenSet>,
     steps: std::ops::Range<u64>,
@@ -60,7 +60,7 @@ proptest! {
                     prop_assert!(targets.insert(target), "token {} is a target twice", target);
                 }
             }
-            // Starts are a stride apart round the ring: one common offset.
+            // Window starts are a stride apart around the ring, with one common offset.
             prop_assert_eq!(targets.len(), per_epoch * sequence);
             let offset = (0..sequence).find(|offset| {
                 (0..per_epoch).all(|w| starts.contains(&((offset + w * sequence) % count)))
@@ -108,7 +108,8 @@ proptest! {
 
     #[test]
     fn property_counters_are_sums_over_the_steps_before(
-        count in 2usize..100, sequence in 1usize..20, mini_batch in 1usize..6, step in 0u64..50, seed: u64,
+        count in 2usize..100, sequence in 1usize..20, mini_batch in 1usize..6, step in 0u64..50,
+        seed: u64,
     ) {
         prop_assume!(count > sequence);
         let tokens = positions(count);
@@ -117,12 +118,16 @@ proptest! {
         let sum = |of: fn(&gpipe_data::Batch) -> usize| before.iter().map(of).sum::<usize>() as u64;
         prop_assert_eq!(batches.samples_seen(step), sum(|batch| batch.samples));
         prop_assert_eq!(batches.tokens_seen(step), sum(|batch| batch.targets.len()));
-        prop_assert_eq!(batches.epoch_of(step), batches.samples_seen(step) / batches.samples_per_epoch());
+        prop_assert_eq!(
+            batches.epoch_of(step),
+            batches.samples_seen(step) / batches.samples_per_epoch()
+        );
     }
 
     #[test]
     fn property_validation_has_every_target_once(
-        count in 2usize..300, sequence in 1usize..20, mini_batch in 1usize..6, cap in prop::option::of(2usize..400),
+        count in 2usize..300, sequence in 1usize..20, mini_batch in 1usize..6,
+        cap in prop::option::of(2usize..400),
     ) {
         let tokens = positions(count);
         let batches = ValidationBatches::new(&tokens, sequence, mini_batch, cap).unwrap();
@@ -179,7 +184,7 @@ fn property_epochs_and_seeds_differ() {
 
 #[test]
 fn oracle_a_new_epoch_starts_where_the_counter_says() {
-    let tokens = positions(40); // 10 windows of 4; 5 steps of 2 samples.
+    let tokens = positions(40); // 10 windows of 4 tokens; 5 steps of 2 samples.
     let batches = TrainBatches::new(&tokens, 4, 2, 7).unwrap();
     assert_eq!([0, 4, 5, 9, 10].map(|step| batches.epoch_of(step)), [0, 0, 1, 1, 2]);
     for epoch in 0..4 {
@@ -192,7 +197,8 @@ fn oracle_a_new_epoch_starts_where_the_counter_says() {
 #[test]
 fn regression_the_least_and_the_greatest() {
     let tokens = positions(5);
-    let batches = TrainBatches::new(&tokens, 4, 3, 0).unwrap(); // One window: each batch spans three epochs.
+    // One window, so each batch spans three epochs.
+    let batches = TrainBatches::new(&tokens, 4, 3, 0).unwrap();
     assert_eq!(batches.samples_per_epoch(), 1);
     assert_eq!(batches.batch(u64::MAX).inputs.len(), 12);
     assert_eq!(
@@ -204,8 +210,8 @@ fn regression_the_least_and_the_greatest() {
 
 #[test]
 fn regression_batches_stay_as_they_are() {
-    // A run that is resumed with a newer release must get the batches that it would have got: do
-    // not update these values lightly.
+    // A run resumed with a newer release must get the same batches, so do not update these values
+    // lightly.
     let tokens = positions(40);
     let batches = TrainBatches::new(&tokens, 4, 4, 42).unwrap();
     let starts =

@@ -1,4 +1,4 @@
-//! Corpora from crates. Families: `property_`, `oracle_`, `fault_`.
+//! Tests of corpora from crates. Families: `property_`, `oracle_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ impl Registry {
         registry
     }
 
-    /// Locks a crate, and unpacks these files of it.
+    /// Locks a crate and unpacks these files for it.
     fn add(&mut self, name: &str, version: &str, files: &[(&str, &str)]) {
         let source = "registry+https://index.example";
         self.lock += &format!(
@@ -110,7 +110,7 @@ fn property_the_same_files_give_the_same_corpus() {
     assert_eq!(corpus, again);
     assert_eq!(corpus.fingerprint(), again.fingerprint());
     assert_eq!(corpus.fingerprint().len(), 16);
-    // PeerError on disk, too.
+    // Also at another place on disk.
     let elsewhere = Registry::with_crates(20, "fn a() {}\n").corpus(&LIMITS).unwrap();
     assert_eq!(corpus.fingerprint(), elsewhere.fingerprint());
     let other = Registry::with_crates(20, "fn b() {}\n").corpus(&LIMITS).unwrap();
@@ -127,8 +127,8 @@ fn property_limits_hold_and_do_not_favour_the_alphabet() {
         assert!((limit - 13..=limit).contains(&bytes(side)), "{} of {limit}", bytes(side));
         assert!(side.iter().all(|d| d.text.len() <= 1_000 && d.text.ends_with('\n')));
     }
-    // 21 of some 90 crates fit. The alphabet's first 21 would all begin with crate0, crate1 or
-    // crate2.
+    // About 21 of some 90 crates fit. The first 21 in alphabetical order would all begin with
+    // crate0, crate1 or crate2.
     let late = crates(&corpus.train).into_iter().filter(|name| *name >= "crate3");
     assert!(late.count() >= 8);
 }
@@ -191,9 +191,9 @@ fn oracle_generated_and_foreign_files_are_left_out() {
     }
 }
 
-/// The default text once changed with every dependency of the workspace, and the README's loss with
-/// it. A text is told by the fingerprint of all its documents, which no limit and no other crate in
-/// the registry changes.
+/// The default text must not silently change with the workspace's dependencies, or losses cannot be
+/// compared. A fingerprint of all its documents identifies a text. Limits and other crates in the
+/// registry do not change the fingerprint.
 #[test]
 fn regression_a_text_has_a_fingerprint_of_its_own() {
     let fingerprint = |registry: &Registry, limits: &Limits| {

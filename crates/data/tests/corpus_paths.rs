@@ -1,5 +1,5 @@
-//! Corpora from files and folders of the user. Families: `property_`, `oracle_`, `regression_`,
-//! `fault_`.
+//! Tests of corpora from the user's files and folders. Families: `property_`, `oracle_`,
+//! `regression_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeSet;
@@ -97,7 +97,7 @@ fn oracle_hidden_binary_and_empty_files_are_passed_over() {
     let texts = folder.path().join("texts");
     let corpus = read(&[&texts]).unwrap();
     assert_eq!(names(&corpus.train), BTreeSet::from(["texts/kept.txt"]));
-    // What is named directly is read, hidden or not.
+    // A file that is named directly is read, hidden or not.
     let corpus = read(&[&texts.join("kept.txt"), &texts.join(".hidden")]).unwrap();
     assert_eq!(names(&corpus.train), BTreeSet::from([".hidden", "kept.txt"]));
 }
@@ -111,7 +111,7 @@ fn oracle_links_in_folders_are_not_followed() {
     std::os::unix::fs::symlink(texts.join("a.txt"), texts.join("b.txt")).unwrap();
     std::os::unix::fs::symlink(&texts, texts.join("loop")).unwrap();
     assert_eq!(read(&[&texts]).unwrap().train.len(), 1);
-    // A link that is named directly is.
+    // A link that is named directly is read.
     let corpus = read(&[&texts.join("b.txt")]).unwrap();
     assert_eq!(names(&corpus.train), BTreeSet::from(["b.txt"]));
 }
@@ -183,7 +183,7 @@ fn oracle_documents_of_paths_are_whole() {
     assert!(matches!(read(&[a]), Err(Error::Empty { .. })));
 }
 
-/// A text of 38 MB was once cut to its first 16 MiB by a default, without a word.
+/// No default may silently cut a large text, such as one of 38 MB to its first 16 MiB.
 #[test]
 fn regression_all_of_a_text_is_taken_unless_a_limit_says_otherwise() {
     let text = "a line of sixteen\n".repeat(2 << 20); // 36 MiB
@@ -202,7 +202,7 @@ fn regression_all_of_a_text_is_taken_unless_a_limit_says_otherwise() {
     assert!(cut.ends_with(part), "{cut}");
 }
 
-/// Binaries, links and hidden files of a folder were once passed over without a word.
+/// Binary files, links and hidden files in a folder must not be skipped silently.
 #[cfg(unix)]
 #[test]
 fn regression_what_is_left_out_of_a_folder_is_counted_and_named() {
@@ -221,12 +221,12 @@ fn regression_what_is_left_out_of_a_folder_is_counted_and_named() {
         "read 2 files (1 .md, 1 .txt), 200 B; left out 1 binary file (texts/c/image.png), \
          1 empty file (texts/empty.txt), 1 hidden entry (.git), 1 symbolic link (link.txt)"
     );
-    // Where nothing is left, the error says what there was.
+    // If no text is left, the error names what was left out.
     let error = read(&[&texts.join("c")]).unwrap_err().to_string();
     assert!(error.contains("without 1 binary file (c/image.png): name"), "{error}");
 }
 
-/// A file of JSON lines was once learned as plain text, braces and keys and all, without a word.
+/// A file of JSON lines must not be silently learned as plain text, braces and keys included.
 #[test]
 fn regression_json_is_refused_unless_someone_insists() {
     let text = "line\n".repeat(20);
@@ -238,7 +238,7 @@ fn regression_json_is_refused_unless_someone_insists() {
     for (path, json) in [
         (&texts, JsonFiles::Refuse),
         (&file, JsonFiles::Refuse),
-        (&file, JsonFiles::LeaveOut), // what is named is asked for
+        (&file, JsonFiles::LeaveOut), // a file that is named is requested
     ] {
         let error = read(path, json).unwrap_err();
         assert!(matches!(error, Error::Json { .. }), "{error}");

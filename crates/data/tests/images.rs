@@ -1,4 +1,4 @@
-//! Images from files to batches. Families: `oracle_` (values by hand and plain formulas),
+//! Tests of images, from files to batches. Families: `oracle_` (values by hand and plain formulas),
 //! `property_` (order, threads, restarts), `fault_` (damaged files, wrong folders, wrong settings).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
@@ -20,7 +20,7 @@ use gpipe_data::Error;
 use gpipe_data::Result;
 use gpipe_data::images::{Image, ImageSet};
 
-/// An image of a function of (row, column, channel).
+/// An image whose values are a function of (row, column, channel).
 fn drawn(height: usize, width: usize, value: impl Fn(usize, usize, usize) -> u8) -> Image {
     let mut pixels = Vec::new();
     for row in 0..height {
@@ -31,7 +31,7 @@ fn drawn(height: usize, width: usize, value: impl Fn(usize, usize, usize) -> u8)
     Image { height, width, pixels }
 }
 
-/// An image without two pixels alike in a row or column.
+/// An image in which neighbouring pixels differ.
 fn varied(height: usize, width: usize) -> Image {
     drawn(height, width, |row, column, channel| (row * 7 + column * 3 + channel * 50) as u8)
 }
@@ -58,7 +58,8 @@ fn write_jpeg(path: &Path, image: &Image, quality: u8) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Images in memory: image `i` is all `i`, of class `i % 3`. Those of `bad` cannot be read.
+/// Images in memory. All values of image `i` are `i`, and its class is `i % 3`. Images in `bad`
+/// cannot be read.
 #[derive(Debug)]
 struct Numbered {
     classes: Vec<String>,

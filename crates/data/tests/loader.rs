@@ -1,5 +1,5 @@
-//! The loader: order, bounds, and every way in which its thread can end. Families: `property_`,
-//! `fault_`. Producers that must be slow or stuck wait on a channel that the test holds: nothing
+//! Tests of the loader: order, bounds, and every way in which its thread can end. Families:
+//! `property_`, `fault_`. Slow or stuck producers wait on a channel that the test holds, so nothing
 //! here sleeps.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
@@ -25,7 +25,7 @@ fn tiny_deadline() -> LoaderSettings {
     LoaderSettings { depth: 2, deadline: Duration::from_millis(1) }
 }
 
-/// A producer that waits for a permit before each step, and the permits.
+/// A producer that waits for a permit before each step, and the sender of the permits.
 fn gated() -> (Sender<()>, impl Fn(u64) -> Result<u64, String> + Send + 'static) {
     let (permit, permits): (_, Receiver<()>) = channel();
     let permits = Mutex::new(permits);
@@ -44,7 +44,8 @@ proptest! {
 
     #[test]
     fn property_the_loader_gives_what_direct_calls_give(
-        depth_asked in 1usize..=LOADER_DEPTH_MAX, first in 0u64..1000, count in 0u64..100, seed: u64,
+        depth_asked in 1usize..=LOADER_DEPTH_MAX, first in 0u64..1000, count in 0u64..100,
+        seed: u64,
     ) {
         let tokens = Arc::new(TokenSet { tokens: (0..101).collect(), bytes: 101 });
         let batches = TrainBatches::new(Arc::clone(&tokens), 7, 4, seed).unwrap();
@@ -74,7 +75,7 @@ proptest! {
             let _ = made.send(step);
             Ok::<_, Infallible>(step)
         }).unwrap();
-        // Without anyone taking, exactly depth + 1 are made: the last of them waits for room.
+        // If no batch is taken, exactly depth + 1 are made, and the last one waits for room.
         for step in 0..=depth_asked as u64 {
             prop_assert_eq!(started.recv().unwrap(), step);
         }
@@ -83,7 +84,7 @@ proptest! {
             prop_assert!(loaded.is_ok());
             taken.fetch_add(1, Ordering::SeqCst);
         }
-        // One more than that: `taken` is counted after the place in the queue is free.
+        // One more than depth + 1, because `taken` is counted after the slot in the queue is free.
         prop_assert!(most.load(Ordering::SeqCst) <= depth_asked as u64 + 1);
     }
 }
@@ -150,10 +151,10 @@ fn fault_a_slow_producer_is_waited_for_and_the_wait_counted() {
     let loaded = waiting.join().unwrap();
     assert_eq!(loaded.iter().map(|loaded| loaded.batch).collect::<Vec<_>>(), [0, 1, 2]);
 
-    // What is in the queue costs no wait. The thread has ended: everything is there.
+    // Batches in the queue cost no wait. The thread has ended, so all batches are there.
     let (made, all_made) = channel();
     let ready = Loader::start(0..2, depth(2), move |step| {
-        let _ = made.send(()); // Closed when the thread's closure is gone.
+        let _ = made.send(()); // Disconnected when the thread's closure is dropped.
         Ok::<_, Infallible>(step)
     })
     .unwrap();
@@ -173,7 +174,7 @@ fn fault_a_stuck_producer_is_named_at_the_deadline_and_left_alone() {
     assert!(loader.next().is_none());
     drop(loader); // Returns, though the thread still waits for a permit.
 
-    // Dropped before it was asked: the wait for the thread's end has the deadline, too.
+    // If the loader is dropped before use, the wait for the thread's end also has the timeout.
     let (never, stuck) = gated();
     drop(Loader::start(0..1, tiny_deadline(), stuck).unwrap());
     drop((never, permit));

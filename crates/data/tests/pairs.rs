@@ -1,5 +1,5 @@
-//! Mini-batches of pairs: what is in them, and that asking changes nothing. Families: `property_`,
-//! `oracle_`, `golden_`, `fault_`.
+//! Tests of mini-batches of pairs: their contents, and that requests have no side effects.
+//! Families: `property_`, `oracle_`, `golden_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ fn config(cases: u32) -> ProptestConfig {
     }
 }
 
-/// Bytes and special tokens alone: a text has as many tokens as bytes.
+/// A vocabulary of bytes and special tokens only, so that a text has as many tokens as bytes.
 fn vocabulary() -> &'static TranslationVocabulary {
     static VOCABULARY: LazyLock<TranslationVocabulary> = LazyLock::new(|| {
         let corpus = corpus(&[vec![(1, 1)], vec![], vec![], vec![]]);
@@ -33,8 +33,8 @@ fn vocabulary() -> &'static TranslationVocabulary {
     &VOCABULARY
 }
 
-/// Pairs of so many bytes in each language. A text begins with what tells it from the others of its
-/// language, where it is long enough.
+/// Pairs of the given lengths in bytes, per language. If long enough, a text begins with a number
+/// that is unique within its language.
 fn corpus(lengths: &[Vec<(usize, usize)>]) -> ParallelCorpus {
     let text = |number: usize, side: char, bytes: usize| {
         let name = format!("{number}{side}");
@@ -56,8 +56,7 @@ fn set(lengths: &[Vec<(usize, usize)>]) -> PairSet {
     PairSet::encode(vocabulary(), &corpus(lengths), Side::Train, 1000).unwrap()
 }
 
-/// Lengths as sentences have them: many short ones, few long ones, and sources about as long as
-/// targets.
+/// Sentence-like lengths: many short and few long ones, with sources about as long as targets.
 fn sentences(pairs: usize, seed: u64) -> Vec<(usize, usize)> {
     let mut stream = gpipe_core::splitmix::Stream::new(seed);
     let mut fraction = move || stream.below(1000) as f64 / 1000.0;
@@ -94,7 +93,7 @@ fn rows(set: &PairSet, batch: &PairBatch) -> Vec<(usize, usize)> {
         let pair: usize = text.split('t').next().unwrap().parse().unwrap();
         assert_eq!(target, set.target(language, pair));
         assert_eq!(source, set.source(language, pair));
-        // Nothing but padding behind, and the inputs are the targets one later.
+        // Only padding follows, and the inputs are the targets shifted by one.
         assert!(sources[source.len()..].iter().all(|token| *token == pad));
         assert!(targets[target.len()..].iter().all(|token| *token == IGNORE));
         assert!(inputs[target.len()..].iter().all(|token| *token == pad));
@@ -118,7 +117,7 @@ fn rows(set: &PairSet, batch: &PairBatch) -> Vec<(usize, usize)> {
     found.into_iter().map(|(_, _, language, pair)| (language, pair)).collect()
 }
 
-/// Each language's pairs as often as they come.
+/// How often each pair of each language occurs.
 type Counts = BTreeMap<(usize, usize), usize>;
 
 fn count(set: &PairSet, batches: impl Iterator<Item = PairBatch>) -> Counts {
@@ -139,7 +138,8 @@ proptest! {
 
     #[test]
     fn property_each_pair_once_per_epoch_of_its_language(
-        lengths in lengths(), mean_pairs in 2usize..9, temperature in 1.0f64..9.0, seed: u64, pools in 1u64..4,
+        lengths in lengths(), mean_pairs in 2usize..9, temperature in 1.0f64..9.0, seed: u64,
+        pools in 1u64..4,
     ) {
         let set = set(&lengths);
         let batches = TrainPairs::new(&set, &options(30 * mean_pairs, temperature, seed)).unwrap();
@@ -155,7 +155,7 @@ proptest! {
                 prop_assert_eq!((all, batches.epochs(pools * 32)[language]), (0, 0.0));
                 continue;
             }
-            // All of them as often, but those that the epoch under way has not come to.
+            // All pairs occur equally often, except for those still to come in the current epoch.
             let (epochs, begun) = (all / pairs, all % pairs);
             prop_assert!((0..pairs).all(|pair| [epochs, epochs + 1].contains(&of(pair))));
             prop_assert_eq!((0..pairs).filter(|pair| of(*pair) > epochs).count(), begun);
@@ -170,7 +170,8 @@ proptest! {
     ) {
         let set = set(&lengths);
         let batches = TrainPairs::new(&set, &options(200, 5.0, seed)).unwrap();
-        let forwards: Vec<_> = numbers.iter().map(|number| batches.batch(*number).unwrap()).collect();
+        let forwards: Vec<_> =
+            numbers.iter().map(|number| batches.batch(*number).unwrap()).collect();
         for (number, batch) in numbers.iter().zip(&forwards).rev() {
             let fresh = TrainPairs::new(Arc::new(set.clone()), &options(200, 5.0, seed)).unwrap();
             prop_assert_eq!(&fresh.batch(*number).unwrap(), batch);
@@ -195,7 +196,7 @@ proptest! {
             prop_assert_eq!(again.batch(number).unwrap(), changed.batch(number).unwrap());
             prop_assert_eq!(again.pairs_seen(number), changed.pairs_seen(number));
         }
-        // The whole pools that follow are those of a run that always had this size.
+        // The following whole pools equal those of a run that always had this size.
         let seen = changed.pairs_seen(then).div_ceil(large.pairs_per_batch());
         prop_assert_eq!(again.batch(then).unwrap(), large.batch(seen).unwrap());
     }
@@ -214,7 +215,9 @@ proptest! {
             for batch in &batches {
                 prop_assert!(batch.samples == 1 || batch.samples * batch.target_length <= budget);
             }
-            prop_assert!(batches.is_sorted_by_key(|batch| batch.target_length.max(batch.source_length)));
+            prop_assert!(
+                batches.is_sorted_by_key(|batch| batch.target_length.max(batch.source_length))
+            );
             let counts = count(&set, batches.into_iter());
             let pairs = set.pairs(language).min(most.unwrap_or(usize::MAX));
             prop_assert!(counts.into_iter().eq((0..pairs).map(|pair| ((language, pair), 1))));
@@ -235,7 +238,7 @@ proptest! {
             let (mut before, mut after) = (sources(&set), sources(&shuffled));
             for pair in 0..pairs {
                 prop_assert_eq!(shuffled.target(language, pair), set.target(language, pair));
-                // Sources begin with their number: no two are equal.
+                // Sources begin with their numbers, so no two are equal.
                 prop_assert_eq!(before[pair] == after[pair], pairs == 1);
             }
             before.sort_unstable();
@@ -263,7 +266,7 @@ fn property_mini_batches_have_the_target_tokens_asked_for() {
 
 #[test]
 fn property_there_is_little_padding() {
-    // Sources of one target's length differ by a half, as those of many languages do.
+    // Sources of targets of one length differ by a half, as in a corpus of many languages.
     let apart = |(at, (source, target)): (usize, (usize, usize))| match at % 3 {
         0 => (source * 2 / 3, target),
         1 => (source * 3 / 2, target),
@@ -336,8 +339,8 @@ const GOLDEN: &str = "\
 
 #[test]
 fn golden_a_batch_stays_as_it_is() {
-    // A run that is resumed with a newer release must get the batches that it would have got: do
-    // not update these lines lightly.
+    // A run resumed with a newer release must get the same batches, so do not update these lines
+    // lightly.
     let set = set(&[sentences(60, 1), sentences(20, 2), vec![], vec![(9, 8), (5, 6), (22, 25)]]);
     let batches = TrainPairs::new(&set, &options(90, 5.0, 42)).unwrap();
     let batch = batches.batch(53).unwrap();
@@ -400,7 +403,7 @@ fn oracle_a_unigram_model_by_hand() {
         ParallelCorpus { languages: ["cs", "de"].into_iter().zip(targets).map(language).collect() }
     };
     let set = |targets| PairSet::encode(vocabulary, &corpus(targets), Side::Train, 100).unwrap();
-    // a 3 times, b once, the end twice; and once more each of 264.
+    // Counts are 3 for a, 1 for b and 2 for the end, plus one for each of 264 tokens.
     let train = set([&["aab"], &["a"]]);
     let found = unigram(&train, &set([&["ab", "c"], &[]]), None).unwrap();
     let p = |count: f64| (count / (6.0 + 264.0)).ln();
@@ -410,7 +413,7 @@ fn oracle_a_unigram_model_by_hand() {
     assert!((found.languages[0].nats.unwrap() - nats).abs() < 1e-12);
     assert_eq!((found.languages[1].target_tokens, found.languages[1].perplexity()), (0, None));
     assert!((found.average_perplexity() - nats.exp()).abs() < 1e-9);
-    // Each language weighs the same, however many tokens it has.
+    // Each language has the same weight, however many tokens it has.
     let both = unigram(&train, &set([&["ab", "c"], &["a"]]), None).unwrap();
     let first = unigram(&train, &set([&["ab", "c"], &["a"]]), Some(1)).unwrap();
     let only = unigram(&train, &set([&["ab"], &["a"]]), None).unwrap();

@@ -1,4 +1,4 @@
-//! The tokenizer as its users see it. Families: `oracle_`, `regression_`, `fault_`.
+//! Tests of the tokenizer's public interface. Families: `oracle_`, `regression_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use gpipe_data::{Document, END_OF_DOCUMENT, Error, TokenSet, Tokenizer};
@@ -93,8 +93,8 @@ fn property_shuffling_keeps_every_document_and_is_a_function_of_the_seed() {
         expected.sort_unstable();
         assert_eq!(found, expected, "each document once and whole");
     }
-    // Uniform: each of the 6 orders of 3 documents, over 1200 seeds, 200 times give or take 4.5
-    // deviations.
+    // The shuffle is uniform. Over 1200 seeds, each of the 6 orders of 3 documents occurs 200
+    // times, within 4.5 standard deviations.
     let mut counts = std::collections::BTreeMap::new();
     for seed in 0..1200 {
         let set = TokenSet::encode_shuffled(&tokenizer, &documents[..3], seed).unwrap();
@@ -107,7 +107,7 @@ fn property_shuffling_keeps_every_document_and_is_a_function_of_the_seed() {
 
 #[test]
 fn regression_the_order_of_a_seed_stays_as_it_is() {
-    // A run that is resumed with a newer release must see its text in the same order.
+    // A run resumed with a newer release must see its text in the same order.
     let documents: Vec<_> =
         ["a", "b", "c", "d", "e"].map(|c| Document { name: c.into(), text: c.into() }).into();
     let tokenizer = Tokenizer::train(&documents, 257).unwrap();
@@ -218,15 +218,15 @@ fn fault_files_that_are_missing_or_not_ours() {
     assert!(matches!(nowhere, Err(Error::Io { action: "write", .. })));
 }
 
-/// GPT-2's weights could only be trained on with a new vocabulary, for which their embedding means
-/// nothing: GPT-2's own tokenizer file was refused for spelling the same settings in another way.
+/// GPT-2's tokenizer file must be accepted although it spells the same settings differently. With a
+/// new vocabulary, the embedding in GPT-2's weights would be meaningless.
 #[test]
 fn regression_gpt2_s_spelling_of_a_tokenizer_is_read() {
     let text = "the rain in Spain stays mainly in the plain\n".repeat(20);
     let documents = [Document { name: "rain".into(), text: text.clone() }];
     let ours = Tokenizer::train(&documents, 300).unwrap();
     let mut root: serde_json::Value = serde_json::from_str(&ours.to_json().unwrap()).unwrap();
-    // As in the file that is published with GPT-2: its end comes last, and has another name.
+    // As in the file published with GPT-2, the end of a document comes last and has another name.
     let last = ours.vocabulary() as u64 - 1;
     let vocabulary = root["model"]["vocab"].as_object_mut().unwrap();
     vocabulary.remove(END_OF_DOCUMENT);
@@ -256,7 +256,7 @@ fn regression_gpt2_s_spelling_of_a_tokenizer_is_read() {
     assert_eq!(u64::from(theirs.end_of_document()), last);
     let expected: Vec<u32> = ours.encode(&text).unwrap().iter().map(|token| token - 1).collect();
     assert_eq!(theirs.encode(&text).unwrap(), expected);
-    // What would encode otherwise is still refused.
+    // Settings that would change the encoding are still rejected.
     for (pointer, value) in [
         ("/normalizer", serde_json::json!({"type": "NFC"})),
         ("/post_processor", serde_json::json!({"type": "TemplateProcessing"})),

@@ -1,4 +1,5 @@
-//! One vocabulary of many languages. Families: `property_`, `oracle_`, `regression_`, `fault_`.
+//! Tests of one vocabulary for many languages. Families: `property_`, `oracle_`, `regression_`,
+//! `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use std::sync::LazyLock;
@@ -33,7 +34,7 @@ fn pair(source: &str, target: &str) -> Pair {
     Pair { source: source.into(), target: target.into() }
 }
 
-/// Languages with as many pairs as `sizes` says, made of their script's words.
+/// Languages with the number of pairs that `sizes` returns, made of words in their scripts.
 fn corpus(sizes: impl Fn(usize) -> usize) -> ParallelCorpus {
     let language = |(at, (code, text)): (usize, &(&str, &str))| {
         let words: Vec<&str> = text.split_inclusive(' ').collect();
@@ -49,7 +50,7 @@ fn options(tokens: usize) -> VocabularyOptions {
     VocabularyOptions { tokens, ..VocabularyOptions::default() }
 }
 
-/// Trained once: proptest asks for it hundreds of times.
+/// Trained only once, because proptest uses it hundreds of times.
 fn vocabulary() -> &'static TranslationVocabulary {
     static VOCABULARY: LazyLock<TranslationVocabulary> =
         LazyLock::new(|| TranslationVocabulary::train(&corpus(|_| 40), &options(700)).unwrap());
@@ -109,8 +110,8 @@ fn property_decoding_ends_at_the_end_and_leaves_special_tokens_out() {
     assert_eq!(shown, "<s><de>");
 }
 
-/// A corpus that is full of what special tokens look like, and a vocabulary large enough to learn
-/// it by heart.
+/// A corpus full of text that looks like special tokens, with a vocabulary large enough to memorize
+/// it.
 fn tricky() -> &'static TranslationVocabulary {
     static TRICKY: LazyLock<TranslationVocabulary> = LazyLock::new(|| {
         let line = "<pad><s></s><de> <|end|> <pad> x<s>y</s>z <de>";
@@ -133,7 +134,11 @@ proptest! {
     #[test]
     fn property_no_text_becomes_a_special_token(
         parts in prop::collection::vec(
-            prop::sample::select(vec!["<", ">", "/", "|", "pad", "s", "de", "end", " ", "<pad>", "</s>", "<s>", "<de>", "<|end|>", "<sr@latin>", "é", "\n"]), 0..24,
+            prop::sample::select(vec![
+                "<", ">", "/", "|", "pad", "s", "de", "end", " ", "<pad>", "</s>", "<s>", "<de>",
+                "<|end|>", "<sr@latin>", "é", "\n",
+            ]),
+            0..24,
         ),
     ) {
         let text = parts.concat();
@@ -141,7 +146,10 @@ proptest! {
         let specials = vocabulary.tokenizer().specials().len() as u32;
         let tokens = vocabulary.tokenizer().encode(&text).unwrap();
         prop_assert!(tokens.iter().all(|token| *token >= specials), "{} {:?}", text, tokens);
-        prop_assert_eq!(vocabulary.decode(&vocabulary.encode_source("de", &text).unwrap()).unwrap(), text);
+        prop_assert_eq!(
+            vocabulary.decode(&vocabulary.encode_source("de", &text).unwrap()).unwrap(),
+            text
+        );
     }
 
     #[test]
@@ -166,7 +174,7 @@ fn regression_a_saved_vocabulary_is_the_same() {
         assert_eq!(tokens, vocabulary().encode_source(code, &text).unwrap());
         assert_eq!(loaded.decode(&tokens).unwrap(), text);
     }
-    // The library reads the same from it.
+    // The `tokenizers` library reads the same tokens from the file.
     let theirs = tokenizers::Tokenizer::from_file(&first).unwrap();
     assert_eq!(theirs.token_to_id("<zh_CN>"), vocabulary().tag("zh_CN").ok());
     let text = SCRIPTS[10].1;
@@ -177,7 +185,7 @@ fn regression_a_saved_vocabulary_is_the_same() {
 #[test]
 fn property_a_vocabulary_is_a_function_of_corpus_and_options() {
     let corpus = corpus(|at| 20 + 60 * (at % 4));
-    // So little text that a part of the pairs is taken: which, the seed says.
+    // With so little text, only some of the pairs are used, and the seed selects them.
     let few = |seed| VocabularyOptions { text_bytes: 20_000, seed, ..options(500) };
     let json = |options| {
         let vocabulary = TranslationVocabulary::train(&corpus, &options).unwrap();
@@ -189,7 +197,7 @@ fn property_a_vocabulary_is_a_function_of_corpus_and_options() {
 
 #[test]
 fn property_temperature_helps_small_languages() {
-    // Thai is 500 times smaller than the others, which need all merges for themselves.
+    // Thai is 500 times smaller than the other languages, which need all merges for themselves.
     let corpus = corpus(|at| if SCRIPTS[at].0 == "th" { 4 } else { 2000 });
     let tokens = |temperature| {
         let options = VocabularyOptions { temperature, ..options(420) };
@@ -283,7 +291,7 @@ fn fault_what_cannot_be_a_vocabulary() {
     assert!(train(&empty, options(500)).contains("no pairs to learn a vocabulary from"));
     assert!(train(&ParallelCorpus { languages: vec![] }, options(500)).contains("no pairs"));
     let some = corpus(|_| 3);
-    // 257, 3 special tokens and 14 tags.
+    // 257 tokens, 3 special tokens and 14 tags.
     assert!(train(&some, options(273)).contains("ask for 274 "));
     assert!(TranslationVocabulary::train(&some, &options(274)).is_ok());
     let cold = VocabularyOptions { temperature: 0.5, ..options(500) };

@@ -1,4 +1,5 @@
-//! Networks as sequences of layers. Builders only: the layers themselves are in [`gpipe::layers`].
+//! Networks as sequences of layers. This crate only builds them; the layers are in
+//! [`gpipe::layers`].
 
 pub mod images;
 pub mod transformer;

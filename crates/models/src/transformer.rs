@@ -8,53 +8,53 @@ use gpipe::{
 
 /// Standard deviation of initial weights (Radford et al. 2019).
 const STD: f64 = 0.02;
-/// Most layers.
+/// Maximum number of layers.
 const LAYERS_MAX: usize = 4096;
-/// Largest size: products of two stay far from overflowing.
+/// Maximum size. Products of two sizes stay far from overflow.
 const SIZE_MAX: i64 = 1 << 24;
 
-/// The model's sizes. Inputs are int64 tokens [samples, positions], outputs logits [..,
+/// The model's sizes. Inputs are int64 tokens [samples, positions]. Outputs are logits [..,
 /// vocabulary].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transformer {
-    /// Tokens are 0 .. vocabulary.
+    /// Size of the vocabulary. Tokens are 0 .. vocabulary.
     pub vocabulary: i64,
-    /// Most positions of a sample.
+    /// Maximum number of positions per sample.
     pub positions: i64,
-    /// d_model.
+    /// Model width (d_model).
     pub features: i64,
-    /// Attention heads; they divide `features`.
+    /// Number of attention heads, a divisor of `features`.
     pub heads: i64,
-    /// Size of the feed-forward layer.
+    /// Width of the feed-forward layer.
     pub hidden: i64,
     /// Number of transformer blocks.
     pub blocks: usize,
-    /// Dropout of embeddings and of both halves' outputs.
+    /// Dropout of embeddings and of the outputs of attention and feed-forward.
     pub dropout: f64,
     /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// Whether the output projection is the token embedding (Press & Wolf 2017).
+    /// Whether the output projection shares the token embedding's weight (Press & Wolf 2017).
     pub tied: bool,
-    /// Whether attention and feed-forward are two layers for the partitioner, or one.
+    /// Whether attention and feed-forward are two layers for the partitioner instead of one.
     pub split_blocks: bool,
 }
 
-/// Sizes that make no transformer.
+/// A transformer's sizes are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("transformer: {0}")]
 pub struct TransformerError(String);
 
 impl Transformer {
-    /// The layers: `embedding`; `0.attention`, `0.mlp`, ... (or `0.block`, ...); `head`.
+    /// Builds the layers: `embedding`; `0.attention`, `0.mlp`, ... (or `0.block`, ...); `head`.
     ///
     /// # Errors
-    /// A size below 1, heads that do not divide the features, or dropouts that are no
-    /// probabilities.
+    /// Fails if a size is below 1, the heads do not divide the features, or a dropout is not a
+    /// probability.
     pub fn build(&self) -> Result<Sequence, TransformerError> {
         self.check()?;
         let tie = self.tied.then(|| "tokens".to_owned());
-        // Each block adds twice to the residual stream; this keeps its variance (Radford et al.
-        // 2019, 2.3).
+        // Each block adds twice to the residual stream. This scale keeps its variance (Radford et
+        // al. 2019, 2.3).
         let output_std = STD / (2.0 * self.blocks as f64).sqrt();
         let attention = Attention {
             features: self.features,

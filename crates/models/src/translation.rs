@@ -1,29 +1,33 @@
-//! The encoder-decoder transformer T(L, H, A) of GPipe's translation (Huang et al. 2019, section 5;
-//! Vaswani et al. 2017), pre-LN (Xiong et al. 2020), as one sequence. What is between its layers is
-//! a tuple of several dtypes, so that it may be cut anywhere:
+//! GPipe's encoder-decoder transformer for translation as one sequence.
+//!
+//! The model is T(L, H, A) (Huang et al. 2019, section 5; Vaswani et al. 2017) with pre-LN (Xiong
+//! et al. 2020). Layers pass tuples of several dtypes, so the sequence may be cut anywhere:
 //!
 //! ```text
 //! (source [N, S], target [N, T])                    int64
 //!   source_embedding
-//! (states [N, S, D], mask [N, S], target [N, T])    float, bool (true: no padding), int64
+//! (states [N, S, D], mask [N, S], target [N, T])    float, bool (true: not padding), int64
 //!   encoder.0.attention, encoder.0.mlp, ...         or encoder.0.block, ...
-//!   target_embedding                                normalises the encoder's states, which are the memory from here on
+//!   target_embedding                                normalises the encoder's states (now memory)
 //! (states [N, T, D], memory [N, S, D], mask [N, S])
-//!   decoder.0.self_attention, decoder.0.cross_attention, decoder.0.mlp, ...    or decoder.0.block, ...
+//!   decoder.0.self_attention, decoder.0.cross_attention, decoder.0.mlp, ...
+//!                                                   or decoder.0.block, ...
 //!   softmax
 //! logits [N, T, vocabulary]
 //! ```
 //!
-//! The first value is what a layer works on; the others it reads or passes on. The target that goes
-//! in is a token for the beginning and then the sentence; the loss's targets are the sentence and a
-//! token for the end, and are ignored where there is padding. Both sentences are filled up at their
-//! end.
+//! Each layer works on the first value, and reads or passes on the others. The decoder's input is a
+//! begin token followed by the sentence. The loss's targets are the sentence followed by an end
+//! token, and padding is ignored. Both sentences are padded at their end.
 //!
-//! Three things keep deep ones stable, as in the paper. The output projections of a stack with B
-//! residual branches (two in each layer of the encoder, three in the decoder's) start 1 / sqrt(B)
-//! times as large as others, so that the branches together add as much as one of them would (the
-//! paper scales the feed-forward layers' by the number of layers, after Zhang et al. 2019). Logits
-//! are clipped (`logit_clip`). And the loss may smooth labels ([`gpipe::CrossEntropy`]).
+//! Three measures keep deep models stable, as in the paper:
+//!
+//! - In a stack with B residual branches (two per encoder layer, three per decoder layer), the
+//!   output projections start 1 / sqrt(B) times as large as other weights. All branches together
+//!   thus add as much as one would. The paper scales only the feed-forward layers, by the number of
+//!   layers (after Zhang et al. 2019).
+//! - Logits are clipped (`logit_clip`).
+//! - The loss may smooth labels ([`gpipe::CrossEntropy`]).
 
 use gpipe::{
     Sequence,
@@ -33,61 +37,61 @@ use gpipe::{
     },
 };
 
-/// Most layers of a stack.
+/// Maximum number of layers in a stack.
 const LAYERS_MAX: usize = 4096;
-/// Largest size: products of two stay far from overflowing.
+/// Maximum size. Products of two sizes stay far from overflow.
 const SIZE_MAX: i64 = 1 << 24;
 
 /// The model's sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translation {
-    /// Source tokens are 0 .. source_vocabulary.
+    /// Size of the source vocabulary. Tokens are 0 .. source_vocabulary.
     pub source_vocabulary: i64,
-    /// Target tokens are 0 .. target_vocabulary.
+    /// Size of the target vocabulary. Tokens are 0 .. target_vocabulary.
     pub target_vocabulary: i64,
-    /// The token, of both vocabularies, that fills sentences up.
+    /// The padding token, in both vocabularies.
     pub pad: i64,
-    /// Size of the model (D): even. 1024 in the paper.
+    /// Model width (D), even. 1024 in the paper.
     pub features: i64,
-    /// Attention heads (A).
+    /// Number of attention heads (A).
     pub heads: i64,
-    /// Size of a head; the attention is `heads * head_size` wide, which need not be the model's
-    /// size. 64 in the paper.
+    /// Size of a head. The attention's width is `heads * head_size`, which may differ from the
+    /// model's. 64 in the paper.
     pub head_size: i64,
-    /// Size of the feed-forward layers (H).
+    /// Width of the feed-forward layers (H).
     pub hidden: i64,
-    /// Layers of the encoder (L).
+    /// Number of encoder layers (L).
     pub encoder_layers: usize,
-    /// Layers of the decoder; L, too, in the paper.
+    /// Number of decoder layers. Also L in the paper.
     pub decoder_layers: usize,
     /// Dropout of embeddings and of each branch's output.
     pub dropout: f64,
     /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// Logits end at this size, and beyond it they have no gradient; 0: nowhere.
+    /// Bound on the magnitude of logits, beyond which they have no gradient. 0 disables clipping.
     pub logit_clip: f64,
-    /// Whether the output projection is the target's embedding (Press & Wolf 2017), as in the
-    /// paper.
-    pub tied: bool,
-    /// Whether the source's embedding is the target's, too: then the vocabularies are one. Not so
+    /// Whether the output projection shares the target embedding's weight (Press & Wolf 2017), as
     /// in the paper.
+    pub tied: bool,
+    /// Whether the source embedding shares the target embedding's weight, which requires equal
+    /// vocabularies. Not so in the paper.
     pub shared: bool,
-    /// Whether attention and feed-forward are layers of their own for the partitioner, or one.
+    /// Whether attention and feed-forward are separate layers for the partitioner instead of one.
     pub split_blocks: bool,
 }
 
-/// Sizes that make no such model.
+/// A translation model's sizes are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("translation: {0}")]
 pub struct TranslationError(String);
 
 impl Translation {
-    /// The layers.
+    /// Builds the layers.
     ///
     /// # Errors
-    /// A size below 1 or far too large, an odd number of features, a padding that is no token,
-    /// vocabularies of two sizes that are to be shared, dropouts that are no probabilities, a clip
-    /// below 0.
+    /// Fails if a size is below 1 or far too large, if the number of features is odd, if `pad` is
+    /// not a token, if shared vocabularies differ in size, if a dropout is not a probability, or if
+    /// the clip is below 0.
     pub fn build(&self) -> Result<Sequence, TranslationError> {
         self.check()?;
         let table = (self.tied || self.shared).then(|| "target tokens".to_owned());
@@ -133,9 +137,9 @@ impl Translation {
         TokenEmbedding { vocabulary, features: self.features, dropout: self.dropout, tie }
     }
 
-    /// Self-attention and feed-forward of a stack of so many residual branches. A weight's initial
-    /// variance is one over the number of its inputs, which keeps the variance of what goes through
-    /// it.
+    /// Self-attention and feed-forward for a stack with `branches` residual branches. A weight's
+    /// initial variance is one over the number of its inputs, which preserves the variance of
+    /// activations.
     fn branches(&self, causal: bool, branches: usize) -> (Attention, Mlp) {
         let output_std = |inputs: i64| (size(inputs) * branches as f64).powf(-0.5);
         let (features, dropout) = (self.features, self.dropout);
@@ -204,7 +208,7 @@ impl Translation {
     }
 }
 
-/// Cross-attention of the sizes of `own`.
+/// Cross-attention with the sizes of `own`.
 fn attending_memory(own: Attention) -> CrossAttention {
     let Attention { features, heads, head_size, attention_dropout, dropout, .. } = own;
     let Attention { std, output_std, .. } = own;

@@ -1,8 +1,8 @@
-//! The next token's logits of a [`Translation`](crate::Translation), for
+//! Next-token logits of a [`Translation`](crate::Translation), for
 //! [`BeamSearch`](gpipe::decode::BeamSearch).
 //!
-//! Sources and outputs are cut into groups of sentences, which flow through the stages side by
-//! side.
+//! Sources and outputs are split into groups of sentences, which flow through the stages in
+//! parallel.
 
 use gpipe::{
     Error, Pipeline, Result,
@@ -10,14 +10,15 @@ use gpipe::{
 };
 use tch::{Kind, Tensor};
 
-/// Logits from cached keys and values: a step computes the new position alone.
+/// Logits from cached keys and values. A step computes only the new position.
 pub struct CachedLogits<'p> {
     decoding: Decoding<'p>,
     sources: Vec<Tensor>,
 }
 
 impl<'p> CachedLogits<'p> {
-    /// For `sources`: by group int64 [sentences, length], padded at the end.
+    /// Creates logits for `sources`: one int64 tensor [sentences, length] per group, padded at the
+    /// end.
     pub fn new(pipeline: &'p mut Pipeline, sources: Vec<Tensor>) -> Self {
         Self { decoding: pipeline.decoding(), sources }
     }
@@ -31,7 +32,7 @@ impl NextLogits for CachedLogits<'_> {
             let source = self.sources.get(group.group).ok_or_else(|| no_source(group.group))?;
             let (source, new) = match group.rows {
                 None => (source.shallow_clone(), 0),
-                // The encoder has done its work.
+                // The encoder has already run.
                 Some(rows) => {
                     let none =
                         Tensor::f_zeros([rows.len() as i64, 0], (Kind::Int64, tch::Device::Cpu))?;
@@ -49,8 +50,8 @@ impl NextLogits for CachedLogits<'_> {
     }
 }
 
-/// Logits from whole prefixes: every step computes all positions again. Slow, and what
-/// [`CachedLogits`] is held against.
+/// Logits from whole prefixes. Every step recomputes all positions, so this is slow. It is the
+/// reference for [`CachedLogits`].
 pub struct RecomputedLogits<'p> {
     pipeline: &'p mut Pipeline,
     sources: Vec<Tensor>,
@@ -79,7 +80,7 @@ impl NextLogits for RecomputedLogits<'_> {
     }
 }
 
-/// The tokens of all prefixes, which are of one length, from position `from` on: [rows, positions].
+/// The tokens from position `from` on, for prefixes of equal length: [rows, positions].
 fn rows_of(prefixes: &[Vec<i64>], from: usize) -> Result<Tensor> {
     let tokens: Vec<i64> = prefixes
         .iter()
@@ -89,7 +90,7 @@ fn rows_of(prefixes: &[Vec<i64>], from: usize) -> Result<Tensor> {
     Ok(Tensor::f_from_slice(&tokens)?.f_reshape([prefixes.len() as i64, -1])?)
 }
 
-/// Of logits [rows, positions, vocabulary] the last position's.
+/// The last position of logits [rows, positions, vocabulary].
 fn last(outputs: &[Tensor]) -> Result<Tensor> {
     match outputs {
         [logits] => Ok(logits.f_select(1, -1)?),

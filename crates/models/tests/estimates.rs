@@ -1,4 +1,4 @@
-//! Bytes that are estimated from shapes alone, held to what stages then allocate.
+//! Compares bytes estimated from shapes alone with what stages allocate.
 #![allow(clippy::unwrap_used)] // helpers of tests may panic
 
 use std::{fmt::Write, process::Command};
@@ -25,8 +25,8 @@ struct Network {
     model: Sequence,
     inputs: Vec<TensorSpec>,
     targets: Tensor,
-    /// Bytes of the tied weight's gradient: the owner's copy for another stage may be let go of by
-    /// that after the owner has looked at what it holds.
+    /// Bytes of the tied weight's gradient. Another stage may release the owner's copy after the
+    /// owner has measured its memory.
     tied: u64,
 }
 
@@ -116,11 +116,11 @@ struct Case {
     kind: Kind,
 }
 
-/// What a stage held, and what was predicted.
+/// The memory of a stage, measured and predicted.
 struct Held {
     peak: f64,
-    /// If no message outlives its sender's action, and if each lives until the sender hears of its
-    /// end.
+    /// Predicted peaks: `least` if no message outlives its sender's action, `most` if each message
+    /// lives until the sender learns of its release.
     least: f64,
     most: f64,
     live: u64,
@@ -178,7 +178,7 @@ fn held(
     predicted.stages.iter().enumerate().map(stage).collect()
 }
 
-/// Compares every case; `above` and `below` are how far a prediction may be from what was held.
+/// Compares every case. `above` and `below` bound the relative error of a prediction.
 fn compare(networks: &[Network], cases: &[Case], above: f64, below: f64) {
     let (mut table, mut wrong) = (String::new(), 0);
     for network in networks {
@@ -229,7 +229,7 @@ fn cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
     ];
     let mut all = Vec::new();
     for (stages, micro_batches) in [(1, 1), (1, 4), (2, 4), (3, 4)] {
-        for schedule in Schedule::TRAINING {
+        for schedule in Schedule::SEARCHED_EXACTLY {
             for remat in remats {
                 let schedule = schedule.clone();
                 all.push(Case { stages, micro_batches, schedule, remat, kernels, kind });
@@ -239,25 +239,25 @@ fn cases(kernels: Kernels, kind: Kind) -> Vec<Case> {
     all
 }
 
-/// What a stage holds of messages depends on when their receivers are done; between no message and
-/// every message that may still live (which is what a plan counts) a measured peak may be anywhere.
-/// Besides, up to 11% too much is predicted: a skip whose tensor is also where a segment starts
-/// counts twice. How much too little: see [`below`].
+/// A stage's memory for messages depends on when their receivers release them. A measured peak may
+/// lie anywhere between no message and every message that may still be alive, which is what a plan
+/// counts. In addition, a prediction may be up to 11% too high, because a skip whose tensor is also
+/// the start of a segment counts twice. For predictions that are too low, see [`below`].
 #[test]
 fn oracle_predicted_peaks_are_those_of_stages() {
     let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
     compare(&networks, &cases(Kernels::OneDnn, Kind::Float), 0.11, below());
 }
 
-/// How much less than stages hold is predicted at most in float32, because what convolutions take
-/// beside their tensors is not modelled. With AVX-512 oneDNN pads small channels: up to 3%. With
-/// AVX2 alone (measured on Zen 3) it takes up to 9.5% of these ResNet stages.
+/// Maximum relative underestimate in float32, because the scratch memory of convolutions is not
+/// modelled. With AVX-512, oneDNN pads small channels, which takes up to 3%. With AVX2 alone
+/// (measured on Zen 3), it takes up to 9.5% of these ResNet stages.
 fn below() -> f64 {
     if has("avx512f") { 0.03 } else { 0.10 }
 }
 
-/// Whether the processor has these instructions. PeerError than on x86 the narrower bounds are
-/// tried.
+/// Whether the processor has these instructions. Always true on processors other than x86, which
+/// selects the narrower bounds.
 fn has(instructions: &str) -> bool {
     #[cfg(target_arch = "x86_64")]
     return match instructions {
@@ -285,11 +285,11 @@ fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, below());
 }
 
-/// What oneDNN's convolutions take beside their tensors in bfloat16 is not modelled: up to 6% of
-/// these stages with AVX-512, and with AMX up to a megabyte each, of stages of two. So AMX is left
-/// out. oneDNN is told when it is first used: in a process of its own. Without instructions for
-/// bfloat16 it converts to float32 and back, and takes up to half of a stage for that: nothing is
-/// compared.
+/// The scratch memory of oneDNN's bfloat16 convolutions is not modelled. It takes up to 6% of these
+/// stages with AVX-512. With AMX it takes up to a megabyte each, in stages of two megabytes, so AMX
+/// is disabled. oneDNN reads this setting at its first use, so the test runs in a separate process.
+/// Without bfloat16 instructions, oneDNN converts to float32 and back, which takes up to half of a
+/// stage, so nothing is compared.
 #[test]
 fn oracle_bfloat16_holds_what_is_predicted() {
     if !has("avx512bf16") {
@@ -309,7 +309,7 @@ fn oracle_bfloat16_holds_what_is_predicted() {
     compare(&networks, &some_cases(Kernels::OneDnn, Kind::BFloat16), 0.11, 0.06);
 }
 
-/// Says that a test did not run, where CI prints it.
+/// Records a skipped test in the file from which CI prints it.
 fn skipped(name: &str, reason: &str) {
     if let Some(path) = std::env::var_os("GPIPE_SKIP_LOG") {
         let mut log = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
@@ -317,7 +317,7 @@ fn skipped(name: &str, reason: &str) {
     }
 }
 
-/// AmoebaNet-D(72, 512) would need a hundred gigabytes to run.
+/// Running AmoebaNet-D(72, 512) would need a hundred gigabytes.
 #[test]
 fn property_an_estimate_builds_nothing() {
     let (variant, drop_path) = (Variant::D, 0.0);

@@ -1,5 +1,5 @@
-//! The image networks: their sizes against the literature's, from shapes alone; and that they run,
-//! train and are the same to the bit at every K.
+//! Tests of the image networks: their sizes match the literature, computed from shapes alone, and
+//! they train with bit-identical results at every K.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 #[path = "../../gpipe/tests/common/mod.rs"]
@@ -39,7 +39,7 @@ fn oracle_parameter_counts_are_the_literatures() {
         close(millions(&amoebanet(Variant::D, cells, filters)), expected, 0.005);
     }
     close(millions(&amoebanet(Variant::B, 18, 512)), 557.0, 0.01);
-    // torchvision's.
+    // Sizes from torchvision.
     close(millions(&ResNet::resnet50(1000).build().unwrap()), 25.557, 1e-4);
     close(millions(&ResNet::resnet101(1000).build().unwrap()), 44.549, 1e-4);
     close(millions(&UNet::new(6, 72).build().unwrap()), 362.2, 0.001);
@@ -52,7 +52,7 @@ fn small(variant: Variant) -> AmoebaNet {
 
 #[test]
 fn oracle_shapes_fit_the_papers_images() {
-    // Only shapes: nothing is built. An error would name the layer.
+    // Only shapes are inferred. An error would name the layer.
     for (model, size) in
         [(amoebanet(Variant::D, 18, 208), 224), (amoebanet(Variant::B, 18, 512), 480)]
     {
@@ -85,7 +85,7 @@ fn classified(samples: i64, seed: u64) -> (Tensor, Tensor) {
     (images(samples, 3, 32, seed), Tensor::from_slice(&classes))
 }
 
-/// As in the literature's recipe: SGD with momentum, the auxiliary loss, label smoothing.
+/// The literature's recipe: SGD with momentum, the auxiliary loss and label smoothing.
 fn recipe(builder: PipelineBuilder) -> PipelineBuilder {
     let loss = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
     builder
@@ -122,7 +122,7 @@ fn transparency_of_a_small_resnet() {
     }
 }
 
-/// Whose long skips span every boundary between stages.
+/// A U-Net whose long skips span every boundary between stages.
 #[test]
 fn transparency_of_a_small_unet() {
     let inputs = vec![TensorSpec::new([2, 3, 16, 16], Kind::Float)];
@@ -188,7 +188,7 @@ fn fault_a_weight_that_is_none() {
     }
 }
 
-/// Gradients of one step: by float64, by ATen's and by oneDNN's float32.
+/// Gradients of one step with the given dtype and kernels.
 fn gradients(model: &Sequence, seed: u64, kind: Kind, kernels: Kernels) -> Vec<(String, Tensor)> {
     let (x, y) = classified(10, seed);
     let mut pipeline = Pipeline::builder(model.clone(), TensorSpec::new([10, 3, 32, 32], kind))
@@ -204,9 +204,9 @@ fn gradients(model: &Sequence, seed: u64, kind: Kind, kernels: Kernels) -> Vec<(
     pipeline.gradients().unwrap()
 }
 
-/// A value near 0 may pass a ReLU, and one of two equal ones a maximum, with one kernel and not
-/// with another; that moves some gradients by percents, in some of the draws. What a kernel does
-/// wrong is wrong in all of them.
+/// A value near 0 may pass a ReLU with one kernel and not with another, and one of two equal values
+/// may be the maximum. This changes some gradients by percents in some of the draws. An incorrect
+/// kernel differs in all of them.
 #[test]
 fn oracle_every_kernel_gives_the_gradients_of_float64() {
     let network = AmoebaNet { filters: 16, drop_path: 0.0, ..small(Variant::D) };

@@ -1,4 +1,4 @@
-//! Micro-batches of token batches without what is padding in all of their rows.
+//! Tests that columns that are padding in all rows of a micro-batch are removed.
 #![allow(clippy::unwrap_used)] // helpers of tests may panic
 
 use gpipe::{Balance, CrossEntropy, Padding, Pipeline, RematPolicies, Schedule, Sgd, TensorSpec};
@@ -43,8 +43,8 @@ fn pipeline(balance: &[usize], schedule: Schedule, remat: &str, trims: bool) -> 
     builder.build().unwrap()
 }
 
-/// Seven sentences that grow, so that the three micro-batches end at different columns; source,
-/// beginnings, targets.
+/// Seven sentences of increasing length, so that the three micro-batches end at different columns.
+/// Returns source, decoder input and targets.
 fn batch(columns: i64) -> (Vec<Tensor>, Tensor) {
     let row = |seed: i64, length: i64, fill: i64| {
         let tokens = (0..length).map(move |i| 2 + (seed * 5 + i * 3) % (VOCABULARY - 2));
@@ -101,7 +101,7 @@ fn oracle_trimming_changes_no_more_than_rounding() {
         assert!(apart < 1e-12, "{name} {apart}");
     }
     assert!(trimmed.sent < whole.sent, "shorter micro-batches are smaller messages");
-    // However much padding there is.
+    // The amount of padding does not matter.
     let longer = step(pipeline(&[3, 5], Schedule::OneFOneB, "never", true), 30);
     assert_eq!((longer.loss.to_bits(), longer.sent), (trimmed.loss.to_bits(), trimmed.sent));
 }

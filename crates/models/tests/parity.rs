@@ -1,9 +1,9 @@
-//! Family `oracle_`: losses and gradient norms of five steps against figures that PyTorch computed,
-//! recorded in `parity/recorded.json` by `scripts/parity.py --record`. Catches what that script
-//! catches, except a gradient that keeps its norm, where there is no PyTorch. The initial weights
-//! follow from the seed.
+//! Family `oracle_`: compares losses and gradient norms of five steps with values from PyTorch,
+//! recorded in `parity/recorded.json` by `scripts/parity.py --record`. These tests need no PyTorch.
+//! They catch what that script catches, except a wrong gradient with the right norm. The initial
+//! weights depend only on the seed.
 
-// clippy.toml allows these in test functions only, not in what the functions share.
+// clippy.toml allows these only in test functions, not in shared helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "parity/cases.rs"]
@@ -23,15 +23,15 @@ fn norm(tensor: &tch::Tensor) -> f64 {
     tensor.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]).sqrt()
 }
 
-/// The parts of what was recorded that `case` is compared with.
+/// The recorded values that a case is compared with.
 struct Recorded {
     losses: Vec<f64>,
-    /// By step: of a norm's difference, relative to max(norm, 1e-3 global norm). 1e-5 in float32
-    /// and 1e-10 in float64, more where PyTorch's own float32 trajectory is further from its
-    /// float64 one (Adam divides by sqrt(v), so where a gradient is as small as its rounding its
-    /// update is arbitrary).
+    /// Maximum difference of a norm per step, relative to max(norm, 1e-3 global norm). It is 1e-5
+    /// in float32 and 1e-10 in float64, or more if PyTorch's float32 trajectory is further from its
+    /// float64 one. Adam divides by sqrt(v), so the update is arbitrary where a gradient is as
+    /// small as its rounding error.
     tolerances: Vec<f64>,
-    /// By parameter, then by step.
+    /// Gradient norms by parameter, then by step.
     norms: Vec<(String, Vec<f64>)>,
 }
 

@@ -46,7 +46,7 @@ fn pipeline(split_blocks: bool, balance: &[usize], kind: Kind) -> Pipeline {
         .unwrap()
 }
 
-/// Sources of three groups, of several lengths, padded.
+/// Padded sources of several lengths, in three groups.
 fn sources() -> Vec<Tensor> {
     let row = |seed: i64, length: i64, padded: i64| {
         let tokens = (0..length - 1).map(move |i| 4 + (seed * 31 + i * 17) % (VOCABULARY - 4));
@@ -102,7 +102,7 @@ fn oracle_cached_equals_recomputed() {
             let (a, b) = (cached(beam, &mut pipeline), recomputed(beam, &mut pipeline));
             for (a, b) in a.iter().flatten().flatten().zip(b.iter().flatten().flatten()) {
                 assert_eq!(a.tokens, b.tokens);
-                // Products of one row and of several are rounded in other ways.
+                // Products of one row and of several rows round differently.
                 assert!((a.log_probability - b.log_probability).abs() < 1e-11);
             }
             assert_eq!(a.iter().flatten().flatten().count(), b.iter().flatten().flatten().count());
@@ -136,7 +136,7 @@ fn oracle_a_beam_of_one_is_greedy() {
     }
 }
 
-/// A decoder-only model decodes with its cache, too: a prefix, then token by token.
+/// A decoder-only model also decodes with its cache: a prefix, then one token at a time.
 #[test]
 fn oracle_a_language_model_decodes_as_it_predicts() {
     let model = Transformer {
@@ -178,7 +178,7 @@ fn oracle_a_language_model_decodes_as_it_predicts() {
             [(0, 5)].into_iter().chain((5..12).map(|i| (i, 1))).map(|(i, n)| step(i, n)).collect();
         let apart = (Tensor::cat(&parts, 1) - &whole).abs().max().double_value(&[]);
         assert!(apart < 1e-12, "{apart}");
-        // There are no more positions.
+        // No more positions are left.
         let one = || vec![GroupStep { group: 0, inputs: vec![all.narrow(1, 0, 1)], rows: None }];
         assert!(decoding.step(one()).unwrap_err().to_string().contains("12 positions"));
     }
@@ -207,7 +207,7 @@ fn fault_steps_that_do_not_fit_are_refused_and_the_decoding_goes_on() {
     refused(step(nothing(5), tokens(5), None), "say from which");
     refused(step(nothing(2), tokens(2), Some(vec![0])), "1 rows for 2");
     refused(step(nothing(2), tokens(2), Some(vec![0, 2])), "outside of the 2");
-    // From the second sample twice, and from the first once.
+    // Takes the second sample twice and the first once.
     let next = step(nothing(3), tokens(3), Some(vec![1, 1, 0])).unwrap();
     let rows: Vec<Tensor> = (0..3).map(|row| next[0][0].select(0, row)).collect();
     assert_eq!(rows[0], rows[1]);
@@ -215,8 +215,8 @@ fn fault_steps_that_do_not_fit_are_refused_and_the_decoding_goes_on() {
     assert!(decoding.step(Vec::new()).unwrap().is_empty());
 }
 
-/// Anything else that the pipeline does ends a decoding: its caches are gone, and a first step
-/// begins anew.
+/// Any other operation of the pipeline ends a decoding. Its caches are dropped, and the next
+/// decoding starts with a first step.
 #[test]
 fn property_a_decoding_leaves_nothing_behind() {
     let mut pipeline = pipeline(true, CUTS[1], Kind::Float);

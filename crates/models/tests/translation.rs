@@ -1,6 +1,6 @@
-//! The encoder-decoder transformer: that it is the same to the bit at every K, wherever it is cut;
-//! that padding changes nothing; that it learns from the source. `sizes`: its sizes against the
-//! paper's, from shapes alone.
+//! Tests of the encoder-decoder transformer: it is bit-identical at every K and every cut, padding
+//! changes nothing, and it learns from the source. `sizes` compares its sizes with the paper's,
+//! from shapes alone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 #[path = "../../gpipe/tests/common/mod.rs"]
@@ -21,13 +21,13 @@ use tch::{Kind, Tensor};
 const PAD: i64 = 0;
 const BEGIN: i64 = 1;
 const END: i64 = 2;
-/// The first token that is a word.
+/// The first token that stands for a word.
 const WORD: i64 = 3;
 const IGNORED: i64 = -100;
-/// Tokens of a source, and of a target.
+/// Lengths of a source and of a target, in tokens.
 const LENGTHS: [i64; 2] = [6, 5];
 
-/// Two layers each; attention that is narrower than the model.
+/// A model with two layers per stack, whose attention is narrower than the model.
 fn small() -> Translation {
     Translation {
         source_vocabulary: 29,
@@ -52,7 +52,7 @@ fn specs(lengths: [i64; 2]) -> Vec<TensorSpec> {
     lengths.map(|length| TensorSpec::new([4, length], Kind::Int64)).into()
 }
 
-/// Rows of tokens, each filled up to `length` with `fill`.
+/// Rows of tokens, each padded to `length` with `fill`.
 fn rows(rows: &[Vec<i64>], length: i64, fill: i64) -> Tensor {
     let filled = |row: &Vec<i64>| {
         let mut row = row.clone();
@@ -63,7 +63,7 @@ fn rows(rows: &[Vec<i64>], length: i64, fill: i64) -> Tensor {
     Tensor::from_slice(&all).reshape([rows.len() as i64, length])
 }
 
-/// Source, target, and the loss's targets of these pairs of sentences, at these lengths.
+/// Source, target and loss targets of these pairs of sentences, padded to these lengths.
 fn tensors(pairs: &[(Vec<i64>, Vec<i64>)], lengths: [i64; 2]) -> (Vec<Tensor>, Tensor) {
     let sources: Vec<Vec<i64>> = pairs.iter().map(|(source, _)| source.clone()).collect();
     let with = |first: &[i64], sentence: &[i64], last: &[i64]| [first, sentence, last].concat();
@@ -73,7 +73,7 @@ fn tensors(pairs: &[(Vec<i64>, Vec<i64>)], lengths: [i64; 2]) -> (Vec<Tensor>, T
     (given, rows(&outputs, lengths[1], IGNORED))
 }
 
-/// Pairs of sentences of all lengths: a function of `seed`.
+/// Pairs of sentences of all lengths, as a function of `seed`.
 fn pairs(samples: i64, seed: u64) -> Vec<(Vec<i64>, Vec<i64>)> {
     let mut random = Stream::new(seed);
     let mut sentence = |most: i64, vocabulary: i64, fewest: usize| -> Vec<i64> {
@@ -95,7 +95,7 @@ fn builder(model: &Translation) -> PipelineBuilder {
         .optimizer(Adam { lr: 1e-2, ..Adam::default() })
 }
 
-/// The loss and the gradients of one step of all samples at once, in float64.
+/// The loss and the gradients of one step on all samples at once, in float64.
 fn step(model: &Translation, (inputs, targets): &(Vec<Tensor>, Tensor)) -> (f64, Named) {
     let mut pipeline = builder(model).kind(Kind::Double).build().unwrap();
     let loss = pipeline.train_step(&inputs[..], targets).unwrap().loss;
@@ -139,8 +139,8 @@ fn transparency_of_whole_blocks_with_one_embedding_for_all() {
     matrix(Translation { dropout: 0.2, ..model }, false, &|builder| builder);
 }
 
-/// Cuts of the 13 layers that are not uniform: between an encoder layer's halves, before the target
-/// comes in, and on both sides of cross-attention.
+/// Non-uniform cuts of the 13 layers: between the halves of an encoder layer, before the target's
+/// embedding, and on both sides of cross-attention.
 #[test]
 fn transparency_up_to_five_stages_and_of_evaluation() {
     let cuts: [&[usize]; 5] = [&[13], &[7, 6], &[3, 5, 5], &[2, 3, 2, 3, 3], &[5, 1, 1, 1, 5]];
@@ -148,7 +148,7 @@ fn transparency_up_to_five_stages_and_of_evaluation() {
     for kind in [Kind::Float, Kind::BFloat16] {
         let mut expected: Option<(Vec<u64>, Named)> = None;
         for cut in cuts {
-            for schedule in Schedule::TRAINING {
+            for schedule in Schedule::SEARCHED_EXACTLY {
                 for remat in [Remat::Always, Remat::Never, Remat::Segments(2)] {
                     let builder = builder(&model).kind(kind).stages(cut.len()).micro_batches(3);
                     let builder = builder.balance(Balance::Layers(cut.into()));
@@ -184,7 +184,7 @@ fn property_more_padding_changes_nothing() {
     let pairs = pairs(9, 3);
     for (model, dropout) in [(small(), 0.0), (Translation { split_blocks: false, ..small() }, 1e-9)]
     {
-        // A probability that rounds to none takes the unfused path and drops nothing.
+        // A dropout probability that rounds to 0 takes the unfused path and drops nothing.
         let model = Translation { attention_dropout: dropout, ..model };
         let (loss, gradients) = step(&model, &tensors(&pairs, LENGTHS));
         for lengths in [[LENGTHS[0] + 1, LENGTHS[1]], [LENGTHS[0], LENGTHS[1] + 3], [40, 20]] {
@@ -243,7 +243,7 @@ fn property_each_sentence_is_for_itself_and_sees_its_source_and_what_was_said() 
         changed
     };
     let before = logits(&inputs[0], &inputs[1]);
-    // Of the fourth sentence alone, all of it.
+    // Only the fourth sentence changes, at all positions.
     let after = logits(&other(&inputs[0], [3, LENGTHS[0] - 1]), &inputs[1]);
     for sample in 0..6 {
         for position in 0..LENGTHS[1] {
@@ -251,7 +251,7 @@ fn property_each_sentence_is_for_itself_and_sees_its_source_and_what_was_said() 
             assert_eq!(at(&after) == at(&before), sample != 3, "{sample}, {position}");
         }
     }
-    // Of the second sentence alone, from there on.
+    // Only the second sentence changes, from that position on.
     let after = logits(&inputs[0], &other(&inputs[1], [1, 2]));
     for sample in 0..6 {
         for position in 0..LENGTHS[1] {
@@ -260,13 +260,13 @@ fn property_each_sentence_is_for_itself_and_sees_its_source_and_what_was_said() 
             assert_eq!(at(&after) == at(&before), same, "{sample}, {position}");
         }
     }
-    // The order of words counts.
+    // Word order matters.
     let flipped = logits(&inputs[0].flip([1]), &inputs[1]);
     assert!(largest(&(flipped - before)) > 1e-3);
 }
 
-/// The first output of an encoder layer: what of it changes with the fourth of six tokens, of which
-/// the last is padding.
+/// Changes of the first encoder layer's output when the fourth of six tokens changes. The last
+/// token is padding.
 #[test]
 fn property_the_encoder_sees_both_ways_and_no_padding() {
     let states = |causal: bool, changed: usize| -> Vec<Vec<u64>> {
@@ -322,7 +322,7 @@ fn oracle_clipped_logits() {
     assert_same_bits(&others, &gradients, "a clip that is never reached");
     let (logits, ..) = clipped(0.5);
     assert!(bits(&logits) == bits(&free.clamp(-0.5, 0.5)) && largest(&free) > 1.0);
-    // All are beyond: nothing is left to learn from.
+    // All logits are clipped, so no gradient is left.
     let (_, loss, gradients) = clipped(1e-9);
     assert!((loss - 23_f64.ln()).abs() < 1e-6, "{loss}");
     assert!(gradients.iter().all(|(_, gradient)| largest(gradient) == 0.0));
@@ -351,7 +351,7 @@ fn fault_a_source_of_padding_alone_and_tokens_of_no_vocabulary() {
     let foreign = inputs[1].copy();
     let _ = foreign.narrow(0, 2, 1).fill_(23);
     says(told(&inputs[0], &foreign), &["'target_embedding'", "token 23", "vocabulary 0..23"]);
-    // After all that it goes on.
+    // The pipeline still works after these errors.
     pipeline.train_step(&inputs[..], &targets).unwrap();
 }
 
@@ -371,7 +371,7 @@ fn fault_inputs_that_are_no_source_and_target() {
     says(built(vec![tokens(&[4, 6]), tokens(&[3, 5])]), "differ in samples");
 }
 
-/// Sentences of 10 words, and the target is the source backwards.
+/// Sentences of 10 words whose target is the reversed source.
 fn reversed(samples: i64, seed: u64) -> Vec<(Vec<i64>, Vec<i64>)> {
     let mut random = Stream::new(seed);
     let mut one = || {
@@ -396,7 +396,7 @@ fn oracle_it_learns_to_reverse_its_source() {
     let unseen = reversed(200, 1);
     let (inputs, targets) = tensors(&unseen, LENGTHS);
     let loss = pipeline.evaluate(&inputs[..], &targets).unwrap().loss;
-    // Each with the next one's source.
+    // Each target gets the next pair's source.
     let sources = unseen.iter().cycle().skip(1);
     let shuffled: Vec<_> = unseen
         .iter()
@@ -408,7 +408,7 @@ fn oracle_it_learns_to_reverse_its_source() {
     assert!(loss < 0.2 && blind > 2.0, "{loss} with its source, {blind} with another");
 }
 
-/// Wherever it is cut, floats, booleans and integers go over the edge.
+/// At every cut, floats, booleans and integers cross the edge.
 #[test]
 fn transparency_of_every_cut() {
     let model = Translation { dropout: 0.1, ..small() };

@@ -1,11 +1,14 @@
-//! One measurement of the `amoeba` workload: AmoebaNet-D(cells, filters) on small images, by SGD
-//! with momentum. Prints one line of JSON as `gpt_step` does.
+//! Runs one measurement of the `amoeba` workload: AmoebaNet-D(cells, filters) on small images,
+//! trained by SGD with momentum. Prints one line of JSON, as `gpt_step` does.
 //!
+//! ```text
 //! Usage: amoeba_step [cells=6] [filters=128] [size=64] [stages=2] [micro_batches=8]
-//! [schedule=1f1b] [remat=never] [steps=3]
-//!        [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1] [samples=32] [device=cpu] [keep_freed=true]
-//!        [folder=DIR]
-//! With `folder` the initial weights and the images are written there, for the peers to start from.
+//!        [schedule=1f1b] [remat=never] [steps=3] [kernels=fastest|aten]
+//!        [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1] [samples=32]
+//!        [device=cpu] [keep_freed=true] [folder=DIR]
+//! ```
+//!
+//! With `folder`, writes the initial weights and the images there, as the peers' starting point.
 
 use gpipe::{CrossEntropy, Sgd};
 use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};

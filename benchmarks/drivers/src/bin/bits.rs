@@ -1,17 +1,21 @@
-//! Whether the number of stages changes a bit: trains one network at K = 1 and at larger K, under
-//! several schedules and re-materialization policies, and compares every loss, gradient and
-//! parameter with K = 1's. For `scripts/gpu_first_hour.sh`. Prints a line of JSON for each
-//! configuration: `equal`, or the first tensor that differs.
+//! Tests whether the number of stages changes a bit, for `scripts/gpu_first_hour.sh`.
 //!
-//! The first line runs K = 1 a second time. Where that one differs, a kernel is not reproducible,
-//! and K is not the reason.
+//! Trains one network at K = 1 and at larger K, under several schedules and re-materialization
+//! policies. Compares every loss, gradient and parameter with those of K = 1. Prints a line of JSON
+//! for each configuration: `equal`, or the first tensor that differs.
 //!
+//! The first line runs K = 1 a second time. If it differs, a kernel is not reproducible, and K is
+//! not the cause.
+//!
+//! ```text
 //! Usage: bits [network=gpt|amoeba] [device=cpu] [dtype=float32|bfloat16] [samples=32]
 //!        [micro_batches=8] [stages=1,2,3,4] [steps=2] [deterministic=true]
 //!        network=gpt:    [vocabulary=8192] [length=128] [features=512] [heads=8] [hidden=2048]
 //!                        [blocks=8]
 //!        network=amoeba: [cells=6] [filters=128] [size=64]
-//! `deterministic=false` lets libtorch choose any kernel on a GPU.
+//! ```
+//!
+//! With `deterministic=false`, libtorch may choose any kernel on a GPU.
 
 use std::{io::Write, str::FromStr};
 
@@ -24,7 +28,7 @@ use tch::{Kind, Tensor};
 const CHANNELS: i64 = 3;
 const CLASSES: i64 = 10;
 
-/// A network with its mini-batch, and what all configurations share.
+/// A network with its mini-batch, and the settings that all configurations share.
 struct Work {
     model: Sequence,
     inputs: Tensor,
@@ -37,14 +41,14 @@ struct Work {
     deterministic: bool,
 }
 
-/// One way to run it.
+/// One configuration.
 struct Way {
     stages: usize,
     schedule: &'static str,
     remat: Remat,
 }
 
-/// What a run computed, by name and in order: losses, gradients of each step, parameters.
+/// The results of a run, by name and in order: losses, gradients of each step, parameters.
 type Computed = Vec<(String, Tensor)>;
 
 impl Work {
@@ -110,7 +114,7 @@ impl Work {
             true => builder.optimizer(Adam { lr: 1e-4, ..Adam::default() }).build()?,
             false => builder.optimizer(Sgd { momentum: 0.9, ..Sgd::new(0.01) }).build()?,
         };
-        // A stage on a GPU asks for deterministic kernels when it is built.
+        // A stage on a GPU requests deterministic kernels when it is built.
         if !self.deterministic {
             gpipe_bridge::device::prefer_deterministic_kernels(false)?;
         }
@@ -131,7 +135,7 @@ impl Work {
         Ok(all)
     }
 
-    /// The line of a configuration, compared with what K = 1 computed.
+    /// The output line of a configuration, compared with the results of K = 1.
     fn line(&self, what: &str, way: &Way, expected: &Computed) -> Result<Value, Failure> {
         let mut line = json!({
             "what": what,
@@ -146,14 +150,14 @@ impl Work {
                 line["different"] = different.len().into();
                 line["first"] = different.into_iter().next().unwrap_or_default();
             }
-            // One configuration that fails hides no other.
+            // A failing configuration does not hide the others.
             Err(error) => line["error"] = error.to_string().into(),
         }
         Ok(line)
     }
 }
 
-/// The tensors whose bits differ, each with the largest difference.
+/// The tensors whose bits differ, each with its largest difference.
 fn differing(found: &Computed, expected: &Computed) -> Result<Vec<Value>, Failure> {
     if found.len() != expected.len() {
         return Err(format!("{} tensors, not {}", found.len(), expected.len()).into());
@@ -173,7 +177,7 @@ fn differing(found: &Computed, expected: &Computed) -> Result<Vec<Value>, Failur
     Ok(different)
 }
 
-/// The same memory as integers: NaN equals itself, and 0 is not -0.
+/// The same memory as integers, so that NaN equals itself and 0 differs from -0.
 fn bits(tensor: &Tensor) -> Result<Tensor, Failure> {
     let kind = match tensor.kind() {
         Kind::Float => Kind::Int,

@@ -1,12 +1,16 @@
-//! One measurement of the `gpt` workload for `benchmarks/bench.py`: builds the pipeline, runs the
-//! steps, and prints one line of JSON: losses, the milliseconds of each step and of its parts, what
-//! the simulator makes of the step before the last, and bytes.
+//! Runs one measurement of the `gpt` workload, for `benchmarks/bench.py`.
 //!
+//! Builds the pipeline, runs the steps, and prints one line of JSON: losses, the milliseconds of
+//! each step and its parts, the last step simulated from the one before it, and bytes.
+//!
+//! ```text
 //! Usage: gpt_step [stages=2] [micro_batches=8] [schedule=1f1b] [remat=never] [steps=3]
-//! [kernels=fastest|aten]
-//!        [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1] [samples=32] [device=cpu] [keep_freed=true] [folder=DIR]
+//!        [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [early=true] [threads=1]
+//!        [samples=32] [device=cpu] [keep_freed=true] [folder=DIR]
 //!        [vocabulary=8192] [length=128] [features=512] [heads=8] [hidden=2048] [blocks=8]
-//! With `folder` the initial weights and the tokens are written there, for the peers to start from.
+//! ```
+//!
+//! With `folder`, writes the initial weights and the tokens there, as the peers' starting point.
 
 use gpipe::{Adam, CrossEntropy};
 use gpipe_drivers::{Arguments, Failure, Measurement, Numbers};

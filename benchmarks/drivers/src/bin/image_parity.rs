@@ -1,11 +1,17 @@
-//! What `scripts/image_parity.py` compares with PyTorch: trains an image network for some steps on
-//! two stages, and writes a safetensors file.
+//! Produces the results that `scripts/image_parity.py` compares with PyTorch. Trains an image
+//! network for several steps on two stages, and writes a safetensors file.
 //!
+//! ```text
 //! Usage: image_parity FOLDER resnet|amoebanet|unet float64|float32 MICRO_BATCHES
-//! FOLDER/NETWORK-DTYPE-MICRO_BATCHES.safetensors holds `inputs`, `targets`, `0/parameter/NAME`,
-//! `1/gradient/NAME`, `1/running/NAME` (what batch norms keep after the first step), `S/loss` of
-//! each step S, `3/parameter/NAME`, `output` (the evaluation's, after the last step), and of
-//! U-Net's dropouts `S/mask/LAYER`.
+//! ```
+//!
+//! FOLDER/NETWORK-DTYPE-MICRO_BATCHES.safetensors holds:
+//!
+//! - `inputs`, `targets`, `0/parameter/NAME`, `1/gradient/NAME` and `3/parameter/NAME`;
+//! - `1/running/NAME`, the running statistics of batch norms after the first step;
+//! - `S/loss` of each step S;
+//! - `output` of the evaluation after the last step;
+//! - `S/mask/LAYER` of U-Net's dropouts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +24,7 @@ use gpipe_models::{AmoebaNet, ResNet, UNet, Variant};
 use tch::{Kind, Tensor};
 
 const STEPS: usize = 3;
-/// Four micro-batches are of 3, 3, 2 and 2.
+/// Four micro-batches have 3, 3, 2 and 2 samples.
 const SAMPLES: i64 = 10;
 const SEED: u64 = 5;
 const CLASSES: i64 = 10;
@@ -34,7 +40,7 @@ fn main() -> Result<(), Failure> {
         "float32" => Kind::Float,
         other => return Err(format!("{other}: use float64 or float32").into()),
     };
-    // AmoebaNet's 72 become 9, 5 and 3: odd sizes, which reductions pad.
+    // AmoebaNet reduces 72 to 9, 5 and 3. Reductions pad these odd sizes.
     let (model, size) = match network.as_str() {
         "resnet" => (ResNet::resnet50(CLASSES).build()?, 64),
         "amoebanet" => (amoebanet().build()?, 72),
@@ -47,9 +53,9 @@ fn main() -> Result<(), Failure> {
     let sample = TensorSpec::new([3, 3, size, size], kind);
     let builder = Pipeline::builder(model, sample)
         .stages(2)
-        // PyTorch's own: with others a value near 0 passes a ReLU on one side alone, and these
-        // networks of ten small images amplify it. `tests/images.rs` holds oneDNN's to float64 over
-        // several draws.
+        // These are the kernels that PyTorch uses. With others, a value near 0 may pass a ReLU on
+        // one side only, which these networks of ten small images amplify. `tests/images.rs`
+        // compares oneDNN's kernels with float64 over several draws.
         .kernels(Kernels::Aten)
         .micro_batches(micro_batches)
         .seed(SEED)
@@ -111,14 +117,14 @@ fn named(prefix: &str, tensors: Named) -> Named {
     tensors.into_iter().map(|(name, tensor)| (format!("{prefix}/{name}"), tensor)).collect()
 }
 
-/// Draws what U-Net's dropouts draw: masks depend on seed, layer, step, sample and element alone,
-/// so a layer in another's place has the same ones.
+/// A layer that records the masks of U-Net's dropouts. Masks depend only on seed, layer, step,
+/// sample and element, so another layer in the same place draws the same masks.
 struct Draw {
     channels: i64,
     drawn: Arc<Mutex<Vec<Tensor>>>,
 }
 
-/// Of U-Net's: the share of channels that a convolution drops.
+/// The fraction of channels that a convolution of U-Net drops.
 const DROPOUT: f64 = 0.1;
 
 impl Layer for Draw {
@@ -145,7 +151,7 @@ impl Layer for Draw {
     }
 }
 
-/// `S/mask/LAYER` of each convolution: [samples, channels], 0 or what is kept is multiplied by.
+/// `S/mask/LAYER` of each convolution: [samples, channels], with 0 or the scale of kept channels.
 fn masks(unet: &Sequence, kind: Kind) -> Result<Named, Failure> {
     let channels = |name: &str| match name.split('.').collect::<Vec<_>>()[..] {
         ["down", level, number] if number.parse::<usize>().is_ok() => {

@@ -1,13 +1,16 @@
-//! One try of `benchmarks/memory.py`: whether two training steps of a network by RMSProp with
-//! momentum fit under a cap in bytes, which the allocator enforces. Prints one line of JSON: what
-//! the steps held, or `refused`.
+//! Runs one trial of `benchmarks/memory.py`: whether two training steps of a network, by RMSProp
+//! with momentum, fit under a cap in bytes that the allocator enforces. Prints one line of JSON
+//! with the memory of the steps, or `refused`.
 //!
+//! ```text
 //! Usage: memory network=amoeba [cells=18] [filters=64] [size=64], or
 //!        memory network=transformer [blocks=3] [features=256] [vocabulary=4000] [length=128]
-//!        each with [cap=BYTES, of each stage], and as `amoeba_step` [stages=2] [samples=32] [micro_batches=8] [schedule=1f1b]
-//!        [remat=never] [kernels=fastest|aten] [dtype=float32|bfloat16] [balance=cost] [device=cpu]
-//! Freed memory is not kept in the C library here, so that the resident bytes are what the steps
-//! need.
+//!        each with [cap=BYTES, of each stage], and as `amoeba_step` [stages=2] [samples=32]
+//!        [micro_batches=8] [schedule=1f1b] [remat=never] [kernels=fastest|aten]
+//!        [dtype=float32|bfloat16] [balance=cost] [device=cpu]
+//! ```
+//!
+//! Freed memory is not kept in the C library, so that the resident bytes are what the steps need.
 
 use std::error::Error;
 
@@ -19,23 +22,23 @@ use gpipe_models::{AmoebaNet, Transformer, Variant};
 use serde_json::{Value, json};
 use tch::Tensor;
 
-/// The first makes the optimizer's state, the second meets it.
+/// The first step creates the optimizer's state, and the second uses it.
 const STEPS: usize = 2;
 /// Bytes of a float32.
 const FLOAT: i64 = 4;
 
-/// Channels of images, and their classes.
+/// Channels and classes of images.
 const CHANNELS: i64 = 3;
 const CLASSES: i64 = 10;
-/// Features of a head, and inner features of a block over its features: the paper's (Huang et al.
-/// 2019, table 1).
+/// Features per head, and the ratio of a block's inner features to its features, as in the paper
+/// (Huang et al. 2019, table 1).
 const HEAD: i64 = 64;
 const INNER: i64 = 4;
 
 /// A network with a mini-batch.
 struct Work {
     model: Sequence,
-    /// What is varied: filters, or blocks.
+    /// The size that is varied: filters or blocks.
     size: i64,
     inputs: Tensor,
     targets: Tensor,
@@ -128,9 +131,8 @@ fn steps(builder: PipelineBuilder, inputs: &Tensor, targets: &Tensor) -> gpipe::
     Ok(held(&pipeline, &reports))
 }
 
-/// What the steps held: parameters are weights, buffers and optimizer state, which live on after a
-/// step, and the gradients' accumulators, which do not; all that the peak has beyond them counts as
-/// activations.
+/// The memory of the steps. Parameters comprise weights, buffers and optimizer state, which outlive
+/// a step, and gradient accumulators, which do not. The rest of the peak counts as activations.
 fn held(pipeline: &Pipeline, reports: &[StepReport]) -> Value {
     let layers = pipeline.outline();
     let trained = layers.iter().flat_map(|layer| &layer.parameters);
@@ -159,7 +161,7 @@ fn held(pipeline: &Pipeline, reports: &[StepReport]) -> Value {
     })
 }
 
-/// Whether `error` goes back to the cap, and not to the system's having no memory left.
+/// Whether the cap caused `error`, not a lack of system memory.
 fn over_the_cap(error: &(dyn Error + 'static)) -> bool {
     match error.downcast_ref() {
         Some(LayerError::OutOfMemory(refusal)) => refusal.cap.is_some(),
@@ -167,8 +169,8 @@ fn over_the_cap(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// Bytes of this process by the kernel's count: those resident now (`VmRSS`) or most at once
-/// (`VmHWM`).
+/// Memory of this process as counted by the kernel, in bytes: currently resident (`VmRSS`) or the
+/// peak (`VmHWM`).
 fn resident(field: &str) -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

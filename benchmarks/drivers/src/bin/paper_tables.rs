@@ -1,8 +1,8 @@
-//! The paper's tables 1, 2 and 3 (Huang et al. 2019) beside what is simulated from shapes and data
-//! sheets, and how long simulating takes. Nothing is measured but that, and no number is fitted to
-//! the paper. `docs/simulated-scale.md` explains the differences.
+//! Compares the paper's tables 1, 2 and 3 (Huang et al. 2019) with simulations from shapes and data
+//! sheets, and measures how long the simulations take. Nothing else is measured, and no number is
+//! fitted to the paper. `docs/simulated-scale.md` explains the differences.
 //!
-//! Usage: paper_tables [throughput|memory|scale]
+//! Usage: `paper_tables [throughput|memory|scale]`
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ use tch::Kind;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// One accelerator, from its maker's data sheet.
+/// An accelerator, as described by its maker's data sheet.
 #[derive(Clone, Copy)]
 struct Accelerator {
     name: &'static str,
@@ -37,7 +37,7 @@ struct Accelerator {
 
 const GIB: u64 = 1 << 30;
 
-/// Half of a chip: 45 TFLOP/s in bfloat16, 600 GB/s, 16 GiB; a link of the torus has 496 Gbit/s.
+/// Half of a chip: 45 TFLOP/s in bfloat16, 600 GB/s, 16 GiB. A link of the torus has 496 Gbit/s.
 const TPU_V2_CORE: Accelerator = Accelerator {
     name: "Cloud TPU v2 core",
     flops_per_s: 22.5e12,
@@ -46,7 +46,7 @@ const TPU_V2_CORE: Accelerator = Accelerator {
     memory: Bytes(8 * GIB),
     kind: Kind::BFloat16,
 };
-/// Half of a chip: 123 TFLOP/s in bfloat16, 900 GB/s, 32 GiB; a link has 656 Gbit/s.
+/// Half of a chip: 123 TFLOP/s in bfloat16, 900 GB/s, 32 GiB. A link has 656 Gbit/s.
 const TPU_V3_CORE: Accelerator = Accelerator {
     name: "Cloud TPU v3 core",
     flops_per_s: 61.5e12,
@@ -55,7 +55,7 @@ const TPU_V3_CORE: Accelerator = Accelerator {
     memory: Bytes(16 * GIB),
     kind: Kind::BFloat16,
 };
-/// 9.3 TFLOP/s in float32, 732 GB/s, 16 GiB; PCIe 3 x16 moves some 12 GB/s.
+/// 9.3 TFLOP/s in float32, 732 GB/s, 16 GiB. PCIe 3 x16 moves about 12 GB/s.
 const P100: Accelerator = Accelerator {
     name: "P100 over PCIe",
     flops_per_s: 9.3e12,
@@ -87,7 +87,7 @@ fn transformer(blocks: usize) -> Result<Sequence, Failure> {
     Ok(model.build()?)
 }
 
-/// A network and its mini-batch.
+/// A network and the size of its mini-batch.
 struct Workload {
     model: Sequence,
     input: TensorSpec,
@@ -105,8 +105,8 @@ fn text(blocks: usize) -> Result<Workload, Failure> {
     Ok(Workload { model, input, samples: 32 })
 }
 
-/// Costs on `device` for micro-batches of one size. RMSProp without momentum: with weight and
-/// gradient 12 bytes per parameter.
+/// Costs on `device` for equal micro-batches. The optimizer is RMSProp without momentum, which
+/// takes 12 bytes per parameter including weight and gradient.
 fn costs(
     work: &Workload,
     device: &Accelerator,
@@ -128,14 +128,14 @@ fn costs(
     Ok(costs)
 }
 
-/// Where the sequence is cut.
+/// How the sequence is cut.
 #[derive(Clone, Copy, PartialEq)]
 enum Cut {
-    /// So that the slowest stage takes least, by the times of layers.
+    /// Minimizes the time of the slowest stage, by the layers' times.
     Slowest,
-    /// As the paper has it: least variance of the stages' floating-point operations.
+    /// Minimizes the variance of the stages' floating-point operations, as in the paper.
     Variance,
-    /// So that the stage with most bytes has least.
+    /// Minimizes the bytes of the fullest stage.
     Bytes,
 }
 
@@ -158,14 +158,16 @@ fn cut(costs: &ModelCosts, samples: usize, stages: usize, cut: Cut) -> Result<Ve
     })
 }
 
-/// The cut into cells whose sum of squares is least: with a given sum that is the least variance.
+/// The cut into cells with the least sum of squares. As the total is fixed, this minimizes the
+/// variance.
 fn least_variance(costs: &[u64], stages: usize) -> Vec<usize> {
     let layers = costs.len();
     let mut sums = vec![0.0];
     for &cost in costs {
         sums.push(sums[sums.len() - 1] + cost as f64);
     }
-    // best[k][l]: the least of k cells over the first l layers, and where the last cell starts.
+    // best[k][l]: the least sum for k cells over the first l layers, and where the last cell
+    // starts.
     let mut best = vec![vec![(f64::INFINITY, 0); layers + 1]; stages + 1];
     best[0][0].0 = 0.0;
     for stage in 1..=stages {
@@ -202,7 +204,8 @@ fn run(
     Ok(predict(&costs, &vec![PlanDevice::default(); stages], work.samples, &plan)?)
 }
 
-/// The slowest stage's forward, re-materialization and backward over the mean of all.
+/// Time of the slowest stage's forward, re-materialization and backward, relative to the mean
+/// stage.
 fn imbalance(prediction: &Prediction) -> f64 {
     let time = |stage: &gpipe_core::plan::StagePrediction| {
         (stage.cost.forward + stage.cost.rematerialize + stage.cost.backward).0 as f64
@@ -213,7 +216,7 @@ fn imbalance(prediction: &Prediction) -> f64 {
 
 const STAGES: [usize; 3] = [2, 4, 8];
 
-/// One network of table 2 or 3: throughput over that of the first cell.
+/// Prints one network of table 2 or 3: throughput relative to that of the first cell.
 fn throughput(
     name: &str,
     work: &Workload,
@@ -277,7 +280,7 @@ fn table_2_and_3() -> Result<(), Failure> {
     throughput("Transformer-24", &text(24)?, &P100, &[32], &[[1.0, 1.8, 3.3]])
 }
 
-/// The largest number up to `most` that fits; 0 if none does.
+/// The largest number up to `most` that fits, or 0 if none does.
 fn largest(most: usize, fits: &dyn Fn(usize) -> Result<bool, Failure>) -> Result<usize, Failure> {
     let (mut low, mut high) = (0, most + 1);
     while high - low > 1 {
@@ -290,7 +293,7 @@ fn largest(most: usize, fits: &dyn Fn(usize) -> Result<bool, Failure>) -> Result
     Ok(low)
 }
 
-/// The least that the fullest stage holds at most, over micro-batches and cuts.
+/// The smallest peak of the fullest stage, over all micro-batches and cuts, with its micro-batches.
 fn least_peak(
     work: &Workload,
     device: &Accelerator,
@@ -311,10 +314,10 @@ fn least_peak(
 }
 
 /// A column of table 1: its name, K, whether it is the naive one, the paper's model and its
-/// millions of parameters.
+/// parameters in millions.
 type Column = (&'static str, usize, bool, &'static str, f64);
 
-/// `found` and `papers`: what the largest model holds, and what the paper's would.
+/// Prints a row. `found` and `papers` are the memory of the largest model and of the paper's model.
 fn row(
     column: &Column,
     ours: String,
@@ -332,7 +335,7 @@ fn row(
     );
 }
 
-/// A transformer of so many times the paper's layers is not looked for.
+/// Upper bound of the search for a transformer, as a multiple of the paper's number of layers.
 const MULTIPLE: usize = 4;
 
 fn table_1() -> Result<(), Failure> {
@@ -399,13 +402,13 @@ fn table_1() -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long a step of so many stages and micro-batches takes to simulate.
+/// Measures how long a step with given stages and micro-batches takes to simulate.
 fn scale() -> Result<(), Failure> {
     println!("## Time to simulate, in seconds");
     println!("| K | M | schedule | actions | lowering | simulating | with memory (predict) |");
     println!("|---|---|---|---|---|---|---|");
     for (stages, micro_batches) in [(8, 32), (64, 512), (128, 1024), (512, 1024), (512, 4096)] {
-        for schedule in Schedule::TRAINING {
+        for schedule in Schedule::SEARCHED_EXACTLY {
             let started = Instant::now();
             let compute = Remat::Always.apply(&schedule.actions(stages, micro_batches));
             let (topology, _): (Topology, _) = of_cut(&ranges(&vec![1; stages]), Across::default());
@@ -431,7 +434,7 @@ fn scale() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Seconds that `predict` takes, the bytes of every stage included.
+/// Seconds that `predict` takes, including the bytes of every stage.
 fn predicted(stages: usize, micro_batches: usize, schedule: Schedule) -> Result<f64, Failure> {
     let work = Workload { samples: micro_batches, ..text(stages)? };
     let costs = costs(&work, &TPU_V3_CORE, micro_batches)?;

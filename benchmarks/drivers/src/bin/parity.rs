@@ -1,8 +1,10 @@
-//! What `scripts/parity.py` compares with PyTorch: runs every case and writes a safetensors file of
-//! each.
+//! Produces the results that `scripts/parity.py` compares with PyTorch. Runs every case and writes
+//! a safetensors file for each.
 //!
-//! Usage: parity FOLDER FOLDER/CASE.safetensors holds `inputs`, `targets`, `0/parameter/NAME`, and
-//! after each step S from 1 `S/loss`, `S/gradient/NAME` and `S/parameter/NAME`.
+//! Usage: `parity FOLDER`
+//!
+//! FOLDER/CASE.safetensors holds `inputs`, `targets` and `0/parameter/NAME`, and after each step S
+//! from 1 `S/loss`, `S/gradient/NAME` and `S/parameter/NAME`.
 
 #[path = "../../../../crates/models/tests/parity/cases.rs"]
 mod cases;

@@ -1,4 +1,5 @@
-//! Times the search: a GPT for 8 devices, and 400 layers for 64 devices with 512 micro-batches.
+//! Times the planner's search: a GPT for 8 devices, and 400 layers for 64 devices with 512
+//! micro-batches.
 //!
 //! `cargo run --release -p gpipe-drivers --bin planning`
 
@@ -14,8 +15,8 @@ use gpipe_core::{
 
 const MIB: u64 = 1 << 20;
 
-/// An embedding, blocks that differ by a few percent, and a head that is tied to the embedding; for
-/// one sample.
+/// Costs of one sample: an embedding, blocks that differ by a few percent, and a head tied to the
+/// embedding.
 fn gpt(layers: usize) -> ModelCosts {
     let mut random = Stream::new(layers as u64);
     let (mut states, mut costs) = (Vec::new(), Vec::new());
@@ -113,7 +114,7 @@ fn main() {
                 samples: 32,
                 stages: vec![8],
                 micro_batches: vec![1, 2, 4, 8, 16, 32],
-                schedules: Schedule::TRAINING.to_vec(),
+                schedules: Schedule::SEARCHED_EXACTLY.to_vec(),
                 balance: None,
                 remat: None,
                 budget: Request::BUDGET,
@@ -134,7 +135,7 @@ fn main() {
             samples: 512,
             stages: vec![64],
             micro_batches: vec![512],
-            schedules: Schedule::TRAINING.to_vec(),
+            schedules: Schedule::SEARCHED_EXACTLY.to_vec(),
             balance: None,
             remat: None,
             budget: Request::BUDGET,

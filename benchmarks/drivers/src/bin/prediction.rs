@@ -1,13 +1,15 @@
-//! Predicted against measured, in turn: for each configuration a plan's prediction from a new
-//! profile of one step, and then, at once, a step that is run so, again and again. Prints a line of
-//! JSON for each pair. For `benchmarks/prediction.py --in-turn`.
+//! Compares predicted and measured steps in turn, for `benchmarks/prediction.py --in-turn`.
 //!
-//! A profile and the step after it are a second or two apart, so that what disturbs the machine for
-//! longer disturbs both; and each prediction is there before the step that it is about, and comes
-//! from another pipeline's steps.
+//! For each configuration, repeatedly predicts a step from a new profile of one step, and
+//! immediately runs that step. Prints a line of JSON for each pair.
 //!
+//! A profile and the step after it are a second or two apart, so a longer disturbance of the
+//! machine affects both. Each prediction precedes its step and comes from another pipeline's steps.
+//!
+//! ```text
 //! Usage: prediction [workload=gpt|amoeba|gpt-tiny] [pairs=9] [stages=2]
 //!        [micro_batches=2,4,8,16,32] [schedules=gpipe,1f1b]
+//! ```
 
 use std::{io::Write, str::FromStr};
 
@@ -22,10 +24,10 @@ use gpipe_drivers::{
 };
 use serde_json::json;
 
-/// Steps that still touch memory for the first time, as in a profile.
+/// Number of steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
 
-/// M with re-materialization; without it all are measured.
+/// Values of M that are measured with re-materialization. All values are measured without.
 fn again(workload: &str) -> &'static [usize] {
     match workload {
         "amoeba" => &[2, 4, 8, 16, 32],
@@ -35,7 +37,7 @@ fn again(workload: &str) -> &'static [usize] {
 
 type Parsed<T> = std::result::Result<T, Failure>;
 
-/// What is run.
+/// The configurations to run.
 struct Pairs {
     workload: Workload,
     again: &'static [usize],
@@ -44,7 +46,7 @@ struct Pairs {
     schedules: Vec<Schedule>,
 }
 
-/// The values of `key`, between commas.
+/// The comma-separated values of `key`.
 fn list<T: FromStr>(arguments: &mut Arguments, key: &str, default: &str) -> Parsed<Vec<T>>
 where
     T::Err: std::fmt::Display,
@@ -55,7 +57,7 @@ where
 }
 
 impl Pairs {
-    /// Each M and schedule, with what is re-materialized: one profile is of both.
+    /// Each M and schedule, with its re-materialization policies. One profile covers all policies.
     fn configurations(&self) -> Vec<(usize, Schedule, Vec<Remat>)> {
         let mut all = Vec::new();
         for schedule in &self.schedules {
@@ -71,7 +73,7 @@ impl Pairs {
         all
     }
 
-    /// A pipeline that has made its first steps, which are slower, and the plan that it runs by.
+    /// A pipeline past its first steps, which are slower, with its plan.
     fn running(
         &self,
         micro_batches: usize,
@@ -89,7 +91,7 @@ impl Pairs {
         Ok((Plan { balance, micro_batches, schedule, remat: remat.into() }, pipeline))
     }
 
-    /// Pairs of a prediction and a step, in turn.
+    /// Runs pairs of a prediction and a step in turn.
     fn pairs(
         &self,
         micro_batches: usize,

@@ -1,8 +1,8 @@
-//! Steps of the `gpt` workload on two threads and in two processes, in turn: what disturbs the
-//! machine for longer than some seconds disturbs both of a pair. Prints a line of JSON for each
-//! pair. For `benchmarks/processes.py --in-turn`.
+//! Runs steps of the `gpt` workload on two threads and in two processes in turn, for
+//! `benchmarks/processes.py --in-turn`. A disturbance of the machine that lasts longer than a few
+//! seconds affects both steps of a pair. Prints a line of JSON for each pair.
 //!
-//! Usage: processes [pairs=20] [micro_batches=8] [remat=never]
+//! Usage: `processes [pairs=20] [micro_batches=8] [remat=never]`
 
 use std::{io::Write, time::Instant};
 
@@ -12,7 +12,7 @@ use serde_json::json;
 use tch::Kind;
 
 const SAMPLES: i64 = 32;
-/// Steps of each that still touch memory for the first time.
+/// Number of steps of each that still touch memory for the first time.
 const WARM_UP: usize = 2;
 
 fn main() -> Result<(), Failure> {
@@ -46,11 +46,11 @@ fn main() -> Result<(), Failure> {
     }
     let mut threads = builder()?.build()?;
     for pair in 0..WARM_UP + pairs {
-        // Which of them is first changes from pair to pair.
+        // The order alternates from pair to pair.
         let (mut one, mut two) = (None, None);
         for turn in 0..2 {
-            // Not the report's time: the other process begins its step while this one makes the
-            // threads'.
+            // The report's time is not used, because the other process begins its step while this
+            // process runs the threads' step.
             let start = Instant::now();
             let (pipeline, made) = match (pair + turn) % 2 {
                 0 => (&mut threads, &mut one),

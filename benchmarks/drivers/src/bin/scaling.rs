@@ -1,13 +1,16 @@
-//! The paper's tables 2 and 3 (Huang et al. 2019) on this machine: one mini-batch on K stages in M
-//! micro-batches under GPipe's schedule with re-materialization. Two stages run, one step of each M
-//! in turn, again and again; so many, four and eight are simulated from profiles of them, over
-//! links between threads and over slower ones. Prints lines of JSON, for `benchmarks/bench.py`.
+//! Reproduces the paper's tables 2 and 3 (Huang et al. 2019) on this machine, for
+//! `benchmarks/bench.py`.
 //!
-//! Each profile is measured before the first step that is reported, in pipelines of its own. The
-//! cut of more stages is the one whose slowest stage takes least by the profile; of two it is that
-//! of the pipeline that runs.
+//! One mini-batch runs on K stages in M micro-batches, under GPipe's schedule with
+//! re-materialization. Two stages are measured, one step of each M in turn, repeatedly. Two, four
+//! and eight stages are simulated from profiles of two, over links between threads and over slower
+//! links. Prints lines of JSON.
 //!
-//! Usage: scaling [workload=gpt|amoeba] [rounds=5] [micro_batches=1,4,32]
+//! Each profile is measured before the first reported step, in separate pipelines. For two stages,
+//! the cut is that of the running pipeline. For more, it minimizes the time of the slowest stage by
+//! the profile.
+//!
+//! Usage: `scaling [workload=gpt|amoeba] [rounds=5] [micro_batches=1,4,32]`
 
 use std::io::Write;
 
@@ -26,11 +29,11 @@ use gpipe_drivers::{
 };
 use serde_json::json;
 
-/// Steps that still touch memory for the first time, as in a profile.
+/// Number of steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
-/// Steps of a profile.
+/// Number of steps of a profile.
 const PROFILED: usize = 3;
-/// Stages that are simulated.
+/// Numbers of stages that are simulated.
 const SIMULATED: [usize; 3] = [STAGES, 4, 8];
 
 /// A kind of link.
@@ -39,8 +42,8 @@ struct Link {
     transport: Transport,
 }
 
-/// Beside what the profile says of threads: nominal rates, and a latency that is usual for TCP
-/// within a rack.
+/// Links beside those between threads, which the profile measures. They have nominal rates, and a
+/// latency that is typical of TCP within a rack.
 const SLOW: [Link; 3] = [
     Link { name: "10 Gbit/s", transport: bits(10_000_000_000) },
     Link { name: "1 Gbit/s", transport: bits(1_000_000_000) },
@@ -56,7 +59,7 @@ fn print(line: &serde_json::Value) -> std::io::Result<()> {
     std::io::stdout().flush()
 }
 
-/// One M: its costs, and a pipeline past its first steps with the plan that it runs by.
+/// One M: its costs, and a pipeline past its first steps with its plan.
 struct Cell {
     micro_batches: usize,
     costs: ModelCosts,
@@ -88,7 +91,7 @@ impl Cell {
         Ok(Self { micro_batches, costs, plan, pipeline })
     }
 
-    /// What is simulated of it, over every kind of link.
+    /// Prints simulations over every kind of link.
     fn simulate(&self) -> std::result::Result<(), Failure> {
         let threads = Link { name: "threads", transport: self.costs.transport };
         for Link { name, transport } in [threads].iter().chain(&SLOW) {
@@ -125,7 +128,7 @@ fn plan(balance: Vec<usize>, micro_batches: usize) -> Plan {
     Plan { balance, micro_batches, schedule: Schedule::GPipe, remat: Remat::Always.into() }
 }
 
-/// The cut whose slowest stage takes least.
+/// The cut that minimizes the time of the slowest stage.
 fn fastest(
     costs: &ModelCosts,
     micro_batches: usize,
@@ -134,7 +137,7 @@ fn fastest(
     let layers = costs.at(SAMPLES.div_ceil(micro_batches), &Schedule::GPipe);
     let mut times: Vec<u64> =
         layers.iter().map(|own| (own.forward + own.rematerialize + own.backward).0).collect();
-    // The loss is with the last layer.
+    // The loss runs with the last layer.
     if times.len() > costs.layers.len() {
         let loss = times.pop().unwrap_or(0);
         if let Some(last) = times.last_mut() {
@@ -159,7 +162,7 @@ fn main() -> std::result::Result<(), Failure> {
     }
     for round in 0..rounds {
         for offset in 0..cells.len() {
-            // In another order each time.
+            // The order changes each round.
             let at = (round + offset) % cells.len();
             let Cell { micro_batches, pipeline, .. } = &mut cells[at];
             let step = pipeline.train_step(&workload.inputs, &workload.targets)?;

@@ -1,18 +1,19 @@
-//! One step under each schedule in turn, again and again, and what profiles predict of them; then
-//! more devices, simulated from the same costs. Prints lines of JSON, for
-//! `benchmarks/schedules.py`.
+//! Compares schedules, for `benchmarks/schedules.py`. Runs one step under each schedule in turn,
+//! repeatedly, with predictions from profiles. Then simulates more devices from the same costs.
+//! Prints lines of JSON.
 //!
-//! Every pipeline has the same weights and mini-batch, and must find the same losses to the bit.
-//! The profile is measured before the first of the steps that are reported. More devices than two
-//! are simulated with the costs measured on two; of `gpt` with its blocks three times over, so that
-//! there are layers enough for 16 devices.
+//! Every pipeline has the same weights and mini-batch, and must compute the same losses to the bit.
+//! The profile is measured before the first reported step. More than two devices are simulated with
+//! the costs measured on two. For `gpt`, the blocks are repeated three times, to have enough layers
+//! for 16 devices.
 //!
-//! What the halves of backwards cost is measured on one device, too, where there is no other that
-//! would be busier or less busy meanwhile: in the order in which the last device of two has them
-//! under ZB-H1, a micro-batch's weights after the next one's inputs.
+//! The cost of split backwards is also measured on one device, where no other device can be busy at
+//! the same time. The order is that of the last of two devices under ZB-H1: a micro-batch's weight
+//! gradients follow the next micro-batch's input gradients.
 //!
-//! Usage: schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [passes=8]
-//! `passes`: of the profile, of [`PROFILED`] steps each.
+//! Usage: `schedules [workload=gpt|amoeba] [rounds=9] [micro_batches=4,8] [passes=8]`
+//!
+//! `passes` is the number of passes of the profile, of [`PROFILED`] steps each.
 
 use std::{io::Write, sync::Arc};
 
@@ -32,9 +33,9 @@ use gpipe_drivers::{
 };
 use serde_json::json;
 
-/// Steps of each pass of the profile.
+/// Number of steps of each pass of the profile.
 const PROFILED: usize = 2;
-/// Steps that still touch memory for the first time, as in a profile.
+/// Number of steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
 
 fn schedules() -> [Schedule; 3] {
@@ -46,7 +47,7 @@ fn print(line: &serde_json::Value) -> std::io::Result<()> {
     std::io::stdout().flush()
 }
 
-/// Whether all losses of a round are the same, to the last bit.
+/// Checks that all losses of a round are bit-identical.
 fn same(round: usize, losses: &[f64]) -> std::result::Result<(), Failure> {
     match losses.iter().all(|loss| loss.to_bits() == losses[0].to_bits()) {
         true => Ok(()),
@@ -101,7 +102,7 @@ fn measure(
     for round in 0..rounds {
         let mut losses = Vec::new();
         for offset in 0..running.len() {
-            // In another order each time.
+            // The order changes each round.
             let at = (round + offset) % running.len();
             let (plan, pipeline) = &mut running[at];
             let step = pipeline.train_step(&workload.inputs, &workload.targets)?;
@@ -125,7 +126,7 @@ fn measure(
     Ok(costs)
 }
 
-/// Whole backwards and backwards in halves on one device, in turn.
+/// Measures whole and split backwards on one device, in turn.
 fn alone(
     workload: &Workload,
     micro_batches: usize,
@@ -166,7 +167,7 @@ fn alone(
     Ok(())
 }
 
-/// The same with its inner layers so many times over.
+/// The same model with its inner layers repeated `times` times.
 fn longer(costs: &ModelCosts, times: usize) -> ModelCosts {
     let inner = 1..costs.layers.len() - 1;
     let repeat = |all: &[gpipe_core::cost::LayerCost]| {
@@ -193,8 +194,8 @@ fn longer(costs: &ModelCosts, times: usize) -> ModelCosts {
     }
 }
 
-/// The best cut that is found of so many devices under each schedule, nothing recomputed: four
-/// micro-batches of `samples` samples for each device.
+/// Searches the best cut for several numbers of devices under each schedule, without
+/// re-materialization. There are four micro-batches of `samples` samples per device.
 fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failure> {
     for devices in [2, 4, 8, 16] {
         let micro_batches = 4 * devices;
@@ -217,9 +218,12 @@ fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failu
                 Err(error) => {
                     let why = error.to_string();
                     let schedule = schedule.to_string();
-                    print(
-                        &json!({"devices": devices, "schedule": schedule, "samples": samples, "why": why}),
-                    )?;
+                    print(&json!({
+                        "devices": devices,
+                        "schedule": schedule,
+                        "samples": samples,
+                        "why": why,
+                    }))?;
                     continue;
                 }
             };

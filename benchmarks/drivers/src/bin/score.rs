@@ -1,13 +1,16 @@
 //! Scores translations, and prints BLEU and chrF as JSON.
 //!
 //! ```text
-//! cargo run --package gpipe-drivers --bin score -- [OPTIONS] HYPOTHESES REFERENCES...    files, line by line
+//! cargo run --package gpipe-drivers --bin score -- [OPTIONS] HYPOTHESES REFERENCES...
+//!                                        (files, line by line)
 //! cargo run --package gpipe-drivers --bin score -- [OPTIONS] < LINES.jsonl
-//!                                        {"hypothesis": "a file", "references": ["a file", "one file"]}
+//!                                        ({"hypothesis": "a file",
+//!                                          "references": ["a file", "one file"]})
 //!
-//! --tokenizer 13a | none | char     --smooth exp | floor=0.1 | add-k=1 | none     --effective-order
+//! --tokenizer 13a | none | char     --smooth exp | floor=0.1 | add-k=1 | none
+//! --effective-order
 //! --char-order 6     --word-order 0     --beta 2     --lowercase
-//! --sentences        the scores and the words of each sentence, too
+//! --sentences        print the scores and the words of each sentence, too
 //! ```
 
 use std::{
@@ -20,7 +23,7 @@ use gpipe_score::{Bleu, BleuOptions, BleuScore, Chrf, ChrfOptions, Smoothing, To
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The longest line.
+/// Maximum length of a line, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -78,7 +81,7 @@ fn smoothing(text: &str) -> Result<Smoothing, Box<dyn Error>> {
     })
 }
 
-/// The next line without its end; `None` after the last.
+/// The next line without its line end, or `None` after the last.
 fn line(reader: &mut impl BufRead) -> Result<Option<String>, Box<dyn Error>> {
     let mut bytes = Vec::new();
     reader.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes)?;
@@ -93,7 +96,7 @@ fn line(reader: &mut impl BufRead) -> Result<Option<String>, Box<dyn Error>> {
     Ok(Some(text))
 }
 
-/// The sentence that comes next in the input, if there is one.
+/// Returns the next sentence of the input, if there is one.
 type Next = Box<dyn FnMut() -> Result<Option<Pair>, Box<dyn Error>>>;
 
 fn from_json() -> Next {
@@ -125,8 +128,8 @@ fn from_files(paths: &[String]) -> Result<Next, Box<dyn Error>> {
 
 fn json(bleu: &BleuScore) -> Value {
     let BleuScore { score, precisions, bp, sys_len, ref_len, matches, totals } = bleu;
-    json!({"score": score, "precisions": precisions, "bp": bp, "sys_len": sys_len, "ref_len": ref_len,
-           "matches": matches, "totals": totals})
+    json!({"score": score, "precisions": precisions, "bp": bp, "sys_len": sys_len,
+           "ref_len": ref_len, "matches": matches, "totals": totals})
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

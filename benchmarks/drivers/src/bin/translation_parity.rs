@@ -1,9 +1,11 @@
-//! What `scripts/translation_parity.py` compares with PyTorch: trains a small encoder-decoder for
-//! some steps on two stages, and writes a safetensors file of each case.
+//! Produces the results that `scripts/translation_parity.py` compares with PyTorch. Trains a small
+//! encoder-decoder for several steps on two stages, and writes a safetensors file for each case.
 //!
-//! Usage: translation_parity FOLDER FOLDER/DTYPE-TIES-LAYERS.safetensors holds `source`, `target`,
-//! `targets`, `0/parameter/NAME`, after each step S from 1 `S/loss`, `S/gradient/NAME` and
-//! `S/parameter/NAME`, and `logits` (the evaluation's, after the last step).
+//! Usage: `translation_parity FOLDER`
+//!
+//! FOLDER/DTYPE-TIES-LAYERS.safetensors holds `source`, `target`, `targets`, `0/parameter/NAME`,
+//! `S/loss`, `S/gradient/NAME` and `S/parameter/NAME` after each step S from 1, and the
+//! evaluation's `logits` after the last step.
 
 use gpipe::{Adam, Balance, CrossEntropy, Pipeline, TensorSpec};
 use gpipe_drivers::{Failure, Numbers};
@@ -15,11 +17,11 @@ const PAD: i64 = 0;
 const BEGIN: i64 = 1;
 const END: i64 = 2;
 const IGNORED: i64 = -100;
-/// Tokens of the sentences, source and target, without the target's first and last. Three
-/// micro-batches are of 3, 2 and 2.
+/// Tokens of each source and target sentence, without the target's begin and end. Three
+/// micro-batches have 3, 2 and 2 samples.
 const LENGTHS: [(i64, i64); 7] = [(9, 8), (1, 3), (4, 0), (13, 11), (2, 2), (7, 12), (11, 5)];
 
-/// Which weights are one: the paper's (the softmax is the target's embedding), all three, or none.
+/// Which weights are shared: as in the paper (softmax and target embedding), all three, or none.
 const TIES: [(&str, bool, bool); 3] =
     [("paper", true, false), ("shared", true, true), ("untied", false, false)];
 
@@ -38,7 +40,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Attention of 3 heads of 12 is 36 wide, the model 48.
+/// A model of width 48 whose attention has 3 heads of 12, so its width is 36.
 fn model(tied: bool, shared: bool, split_blocks: bool) -> Translation {
     Translation {
         source_vocabulary: if shared { 131 } else { 151 },
@@ -63,7 +65,7 @@ type Named = Vec<(String, Tensor)>;
 
 fn trained(model: &Translation, kind: Kind) -> Result<Named, Failure> {
     let (inputs, targets) = batch(model)?;
-    // The second stage starts inside a decoder layer, or with the last one.
+    // The second stage starts inside a decoder layer, or with the last decoder layer.
     let cut = if model.split_blocks { vec![8, 5] } else { vec![5, 2] };
     let specs: Vec<_> = inputs.iter().map(TensorSpec::of).collect();
     let mut pipeline = Pipeline::builder(model.build()?, specs)
@@ -94,7 +96,7 @@ fn trained(model: &Translation, kind: Kind) -> Result<Named, Failure> {
     Ok(tensors)
 }
 
-/// Sources, and targets that begin with [`BEGIN`], filled up with [`PAD`]; and the loss's targets,
+/// Sources, and targets that begin with [`BEGIN`], padded with [`PAD`], and the loss's targets,
 /// which end with [`END`].
 fn batch(model: &Translation) -> Result<(Vec<Tensor>, Tensor), Failure> {
     let mut numbers = Numbers::default();
@@ -112,7 +114,7 @@ fn batch(model: &Translation) -> Result<(Vec<Tensor>, Tensor), Failure> {
     Ok((inputs, filled(&wanted, IGNORED)?))
 }
 
-/// Rows of one length.
+/// Rows padded to the same length.
 fn filled(rows: &[Vec<i64>], fill: i64) -> Result<Tensor, Failure> {
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
     let row = |row: &Vec<i64>| {

@@ -12,25 +12,25 @@ use crate::{Error, Result};
 pub use train::TrainBatches;
 pub use validation::ValidationBatches;
 
-/// The target of a place that is not to be counted: padding. Cross entropies ignore this value by
-/// default.
+/// The target of a position that the loss does not count, such as padding. Cross-entropy losses
+/// ignore this value by default.
 pub const IGNORE: i64 = -100;
 
-/// Inputs and targets of some samples, in row-major order.
+/// Inputs and targets of several samples, in row-major order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// Tokens. `[samples, sequence]`
+    /// Input tokens. Shape: `[samples, sequence]`.
     pub inputs: Vec<i64>,
-    /// For each input the token that follows it, or [`IGNORE`]. `[samples, sequence]`
+    /// The token that follows each input, or [`IGNORE`]. Shape: `[samples, sequence]`.
     pub targets: Vec<i64>,
-    /// How many rows.
+    /// Number of rows.
     pub samples: usize,
-    /// How many tokens per row.
+    /// Number of tokens per row.
     pub sequence: usize,
 }
 
 impl Batch {
-    /// A batch without rows yet.
+    /// An empty batch with capacity for `samples` rows.
     fn with_capacity(samples: usize, sequence: usize) -> Self {
         Self {
             inputs: Vec::with_capacity(samples * sequence),
@@ -41,7 +41,7 @@ impl Batch {
     }
 }
 
-/// Checks the shape of a batch, so that nothing overflows or exhausts the memory later.
+/// Checks that a batch of this shape neither overflows nor exhausts memory.
 fn check_shape(mini_batch: usize, sequence: usize) -> Result<()> {
     match mini_batch.checked_mul(sequence) {
         Some(1..=BATCH_TOKENS_MAX) => Ok(()),

@@ -3,27 +3,27 @@
 use super::{Batch, IGNORE, check_shape};
 use crate::{Error, Result, TokenSet};
 
-/// Every token but the first exactly once as a target, in order: nothing is lost or counted twice.
+/// Batches in which every token but the first is a target exactly once, in order.
 ///
-/// Windows of `sequence` targets follow each other without a gap. The last one is padded with the
-/// target [`IGNORE`] and the input 0; the last batch may have fewer samples. A mean loss over a set
-/// must therefore weigh batches by their targets, not equally.
+/// Windows of `sequence` targets follow each other without gaps. The last window is padded with the
+/// target [`IGNORE`] and the input 0, and the last batch may have fewer samples. A mean loss over a
+/// set must therefore weight batches by their number of targets.
 #[derive(Debug, Clone)]
 pub struct ValidationBatches<'a> {
     tokens: &'a [u32],
     sequence: usize,
     mini_batch: usize,
-    /// How many tokens are targets already.
+    /// Number of tokens already used as targets.
     done: usize,
 }
 
 impl<'a> ValidationBatches<'a> {
-    /// Batches of up to `mini_batch` samples of `sequence` tokens, over the first `tokens_max`
-    /// tokens where given.
+    /// Creates batches of up to `mini_batch` samples of `sequence` tokens, over the first
+    /// `tokens_max` tokens if given.
     ///
     /// # Errors
-    /// There are (or `tokens_max` leaves) fewer than 2 tokens, or the shape is empty or larger than
-    /// [`BATCH_TOKENS_MAX`](crate::BATCH_TOKENS_MAX).
+    /// Fails if fewer than 2 tokens are available (after `tokens_max`), or if the shape is empty or
+    /// larger than [`BATCH_TOKENS_MAX`](crate::BATCH_TOKENS_MAX).
     pub fn new(
         tokens: &'a TokenSet,
         sequence: usize,
@@ -39,7 +39,7 @@ impl<'a> ValidationBatches<'a> {
         Ok(Self { tokens, sequence, mini_batch, done: 0 })
     }
 
-    /// How many targets the remaining batches have, without padding.
+    /// Number of targets in the remaining batches, without padding.
     pub fn targets(&self) -> usize {
         self.tokens.len() - 1 - self.done
     }
@@ -56,7 +56,7 @@ impl<'a> ValidationBatches<'a> {
         }
         self.done += batch.targets.len() - targets_before;
         batch.samples += 1;
-        // Any token would do as an input whose target is ignored; 0 is one in every vocabulary.
+        // Any input works where the target is ignored. Token 0 exists in every vocabulary.
         batch.inputs.resize(batch.samples * self.sequence, 0);
         batch.targets.resize(batch.samples * self.sequence, IGNORE);
     }

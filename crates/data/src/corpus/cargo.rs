@@ -1,7 +1,8 @@
 //! The Rust sources of a lock file's crates as documents.
 //!
-//! Only the crates that the lock file names are read, of a registry's gigabytes. They are read
-//! whole, also where a limit takes a part of them: the report says how much there is.
+//! Only the crates that the lock file names are read, not the whole registry of several gigabytes.
+//! Crates are read whole even where a limit keeps only a part, so that the report can state the
+//! total.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +14,10 @@ use super::{Corpus, Document, Limits, TextReport, read, split};
 use crate::hash::StableHasher;
 use crate::{Error, Omissions, Result};
 
-/// One crate in this many is validation text.
+/// One crate in this many becomes validation text.
 const VALIDATION_ONE_IN: u64 = 12;
 
-/// Why sources are left out.
+/// Reasons for leaving out sources.
 const BINDINGS: (&str, &str) = ("crate of bindings or tables", "crates of bindings and tables");
 const ABSENT: (&str, &str) = ("crate that is not on disk", "crates that are not on disk");
 const LARGE: (&str, &str) = ("Rust file over 200 KiB", "Rust files over 200 KiB");
@@ -24,7 +25,7 @@ const GENERATED: (&str, &str) = ("generated Rust file", "generated Rust files");
 const NOT_UTF8: (&str, &str) = ("Rust file that is not UTF-8", "Rust files that are not UTF-8");
 const EMPTY: (&str, &str) = ("empty Rust file", "empty Rust files");
 
-/// A crate with all its versions on disk: documents `<crate>-<version>/<path in it>`.
+/// All versions of one crate on disk, as documents named `<crate>-<version>/<path within it>`.
 struct Crate {
     name: String,
     documents: Vec<Document>,
@@ -46,7 +47,7 @@ pub(super) fn corpus(lock: &Path, registry: &Path, limits: &Limits) -> Result<Co
     let documents = || crates.iter().flat_map(|of| &of.documents);
     documents().for_each(|document| report.read(document));
     report.fingerprint = Some(fingerprint(documents()));
-    // By name, not by version: two versions of a crate are nearly the same text.
+    // Split by name, not by version, because two versions of a crate are nearly the same text.
     let (train, validation) = split::split(crates, VALIDATION_ONE_IN, |c| &c.name);
     let train = side(("training", train), ("train_bytes", limits.train_bytes), limits, &mut report);
     let most = ("validation_bytes", limits.validation_bytes);
@@ -64,7 +65,7 @@ fn fingerprint<'a>(documents: impl Iterator<Item = &'a Document>) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// The documents of one side: crates in the order of their hashes until the limit, then sorted.
+/// The documents of one side. Crates are taken in hash order up to the limit, then sorted.
 fn side(
     (side, mut crates): (&'static str, Vec<Crate>),
     most: (&'static str, Option<u64>),
@@ -85,14 +86,14 @@ fn side(
         if filled.is_full && share == left {
             break; // The side is full, not just the crate.
         }
-        left -= filled.bytes; // At most `share`.
+        left -= filled.bytes; // `filled.bytes` is at most `share`.
     }
     report.cut(side, (bytes, all), &[most, ("crate_bytes", limits.per_crate_bytes)]);
     taken.sort_by(|a, b| a.name.cmp(&b.name));
     taken
 }
 
-/// The crates, by name, that are on disk with at least one usable file.
+/// The crates on disk that have at least one usable file, by name.
 fn crates_on_disk(
     packages: impl IntoIterator<Item = Package>,
     registry: &Path,
@@ -106,7 +107,7 @@ fn crates_on_disk(
             report.left_out.add(BINDINGS, folder);
             continue;
         }
-        // The same crate from two indexes is the same crate: the first one counts.
+        // The same crate from two indexes counts once. The first index wins.
         let on_disk = indexes.iter().map(|index| index.join(&folder));
         match on_disk.into_iter().find(|path| path.is_dir()) {
             Some(path) => {
@@ -120,8 +121,7 @@ fn crates_on_disk(
     Ok(crates.map(|(name, documents)| Crate { name, documents }).collect())
 }
 
-/// The folders in the registry's folder, one per index, sorted. A registry that is not there holds
-/// no crates.
+/// The folders in the registry folder, one per index, sorted. A missing registry has no crates.
 fn index_folders(registry: &Path) -> Result<Vec<PathBuf>> {
     if !registry.is_dir() {
         return Ok(Vec::new());
@@ -137,10 +137,10 @@ fn index_folders(registry: &Path) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// The Rust files of a crate that someone wrote.
+/// The handwritten Rust files of a crate.
 fn sources(folder: &Path, name: &str, left_out: &mut Omissions) -> Result<Vec<Document>> {
     let mut sources = Vec::new();
-    // What is no Rust file was not asked for: nobody need be told of it.
+    // Files other than Rust sources were not requested, so they are not reported.
     for entry in read::walk(folder, &mut Omissions::default())? {
         if !entry.relative.ends_with(".rs") {
             continue;
@@ -154,8 +154,8 @@ fn sources(folder: &Path, name: &str, left_out: &mut Omissions) -> Result<Vec<Do
     Ok(sources)
 }
 
-/// The text of a Rust file, or why it is left out. That it is not UTF-8 is no error here: the file
-/// is a third party's (parsers keep such files as tests), and the user cannot repair it.
+/// The text of a Rust file, or why it is left out. A file that is not UTF-8 is not an error here:
+/// it belongs to a third party (parsers keep such files as tests), and the user cannot repair it.
 fn source(path: &Path) -> Result<Result<String, (&'static str, &'static str)>> {
     if read::size_bytes(path)? > SOURCE_BYTES_MAX {
         return Ok(Err(LARGE));

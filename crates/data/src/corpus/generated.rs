@@ -1,13 +1,13 @@
-//! Which Rust sources nobody wrote. Tables and bindings teach nothing about code: their names are
-//! cheap to predict, and their numbers cannot be predicted.
+//! Detects generated Rust sources. Tables and bindings teach nothing about code: their names are
+//! trivial to predict, and their numbers cannot be predicted.
 
-/// Files larger than this are nearly always tables or bindings.
+/// Maximum size of a source file. Larger files are nearly always tables or bindings.
 pub(super) const SOURCE_BYTES_MAX: u64 = 200 * 1024;
 
-/// How many lines of a file may carry the mark of a generator.
+/// Number of lines at the start of a file that are searched for a generator's mark.
 const HEADER_LINES: usize = 20;
 
-/// What generators write at the top, in lower case.
+/// Marks that generators write at the top of a file, in lower case.
 const MARKS: [&str; 5] = [
     "@generated",
     "automatically generated",
@@ -16,14 +16,14 @@ const MARKS: [&str; 5] = [
     "do not edit",
 ];
 
-/// A text of which more than one in so many characters is a digit is a table of numbers: in code
-/// one in thirty is.
+/// A text is a table of numbers if more than one in this many characters is a digit. In code, one
+/// in thirty is.
 const DIGITS_ONE_IN: usize = 12;
 
-/// Starts of the names of crates that are bindings or Unicode tables.
+/// Name prefixes of crates that are bindings or Unicode tables.
 const CRATE_PREFIXES: [&str; 4] = ["windows", "winapi", "unicode", "unic-"];
 
-/// Ends of the names of crates that are bindings or locale data.
+/// Name suffixes of crates that are bindings or locale data.
 const CRATE_SUFFIXES: [&str; 4] = ["-sys", "_sys", "_data", "-data"];
 
 /// Whether a crate of this name consists of generated code.
@@ -32,7 +32,8 @@ pub(super) fn is_generated_crate(name: &str) -> bool {
         || CRATE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// Whether the first lines of a file say that a program wrote it, or most of it are numbers.
+/// Whether the first lines of a file say that a program wrote it, or the file is a table of
+/// numbers.
 pub(super) fn is_generated_text(text: &str) -> bool {
     is_table(text) || has_mark(text)
 }

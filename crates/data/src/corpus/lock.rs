@@ -1,4 +1,4 @@
-//! Which crates a Cargo.lock names.
+//! Reads the crates that a Cargo.lock names.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,10 +8,10 @@ use toml::{Table, Value};
 use super::read;
 use crate::{Error, Result};
 
-/// Largest lock file: those of the largest workspaces have a megabyte.
+/// Maximum size of a lock file. Those of the largest workspaces take about a megabyte.
 const LOCK_BYTES_MAX: u64 = 64 << 20;
 
-/// A crate at a version, as a lock file pins it. Ordered by name, then version.
+/// A crate at a version, as pinned by a lock file. Ordered by name, then version.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Package {
     pub(super) name: String,
@@ -19,7 +19,7 @@ pub(super) struct Package {
 }
 
 impl Package {
-    /// The folder that Cargo unpacks it into.
+    /// The folder name that Cargo unpacks the crate into.
     pub(super) fn folder(&self) -> String {
         format!("{}-{}", self.name, self.version)
     }
@@ -38,7 +38,7 @@ fn parse(text: &str) -> Result<BTreeSet<Package>, String> {
     };
     let mut found = BTreeSet::new();
     for package in packages {
-        // Workspace members have no source; those from git or a path are not in the registry's
+        // Workspace members have no source. Crates from git or a path are not in the registry's
         // folder.
         let source = package.get("source").and_then(Value::as_str);
         if source.is_some_and(|source| source.starts_with("registry+")) {
@@ -51,8 +51,8 @@ fn parse(text: &str) -> Result<BTreeSet<Package>, String> {
     Ok(found)
 }
 
-/// A field of a package that becomes part of a path: it must not be able to lead out of the
-/// registry's folder.
+/// A package field that becomes part of a path. It must not be able to lead out of the registry's
+/// folder.
 fn folder_part(package: &Value, field: &str) -> Result<String, String> {
     let Some(value) = package.get(field).and_then(Value::as_str) else {
         return Err(format!("a [[package]] has no {field}"));

@@ -1,12 +1,12 @@
 //! Documents from disk, split into training and validation.
 //!
-//! - `lock`: which crates a Cargo.lock names;
+//! - `lock`: the crates that a Cargo.lock names;
 //! - `cargo`: their sources as documents ([`Corpus::from_cargo_sources`]);
-//! - `generated`: which of those sources nobody wrote;
-//! - `paths`: files and folders of the user as documents ([`Corpus::from_paths`]);
-//! - `read`: walking folders, reading text;
+//! - `generated`: detection of generated sources;
+//! - `paths`: the user's files and folders as documents ([`Corpus::from_paths`]);
+//! - `read`: walking folders and reading text;
 //! - `report`: what was read, and what was left out;
-//! - `split`: which side a name is on, and where a text is cut.
+//! - `split`: which side of the split a name is on, and where a text is cut.
 
 mod cargo;
 mod generated;
@@ -27,67 +27,67 @@ pub use report::{Cut, TextReport};
 /// A named text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// Where it is from, with `/` between folders on every system: `serde-1.0.0/src/lib.rs`,
-    /// `notes/monday.txt`.
+    /// Where the text came from, with `/` between folders on every system:
+    /// `serde-1.0.0/src/lib.rs`, `notes/monday.txt`.
     pub name: String,
-    /// The text, as it is in the file.
+    /// The text exactly as in the file.
     pub text: String,
 }
 
-/// Whole texts, unsplit.
+/// Whole texts that are not split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Texts {
-    /// The texts, by name.
+    /// The texts, sorted by name.
     pub documents: Vec<Document>,
     /// What was read and what was left out.
     pub report: TextReport,
 }
 
 impl Texts {
-    /// The texts of files and folders, whole and unsplit, by name: to measure on all of a text.
-    /// What is read and what is left out is as for [`Corpus::from_paths`].
+    /// Reads files and folders as whole texts, sorted by name, to evaluate on all of a text. The
+    /// rules for what is read and left out are those of [`Corpus::from_paths`].
     ///
     /// # Errors
-    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 or is larger than
-    /// [`FILE_BYTES_MAX`]; there is no text; a file cannot be read.
+    /// Fails if a path is missing or there is no text. Fails if a file is refused
+    /// ([`JsonFiles::Refuse`]), is not UTF-8, is larger than [`FILE_BYTES_MAX`] or cannot be read.
     pub fn from_paths(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
         paths::texts(paths, json)
     }
 }
 
-/// What is done with files of JSON (`.json`, `.jsonl`, `.ndjson`, `.geojson`, `.ipynb`). They hold
-/// records, of which only some fields are text.
+/// How to treat JSON files (`.json`, `.jsonl`, `.ndjson`, `.geojson`, `.ipynb`). They hold records,
+/// of which only some fields are text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JsonFiles {
-    /// They are an error.
+    /// JSON files are an error.
     #[default]
     Refuse,
-    /// They are read as plain text: braces, names of fields and all.
+    /// JSON files are read as plain text, including braces and field names.
     AsText,
-    /// Those in folders are left out. One that is named directly is an error.
+    /// JSON files in folders are left out. A JSON file that is named directly is an error.
     LeaveOut,
 }
 
-/// Texts to train on and texts to validate on. No document is on both sides.
+/// Text to train on and text to validate on. No document is on both sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {
-    /// Documents to learn from, by name.
+    /// Training documents, sorted by name.
     pub train: Vec<Document>,
-    /// Documents to measure on, by name.
+    /// Validation documents, sorted by name.
     pub validation: Vec<Document>,
-    /// What was read, what was left out, and what limits cut.
+    /// What was read, what was left out, and what the limits cut.
     pub report: TextReport,
 }
 
-/// How much text to take at most, in bytes of UTF-8; none: all of it, which is the default.
+/// Maximum amount of text to take, in bytes of UTF-8. `None`, the default, takes all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Of training text.
+    /// Limit on training text.
     pub train_bytes: Option<u64>,
-    /// Of validation text.
+    /// Limit on validation text.
     pub validation_bytes: Option<u64>,
-    /// Of one crate, all its versions together, so that giants do not dominate.
-    /// [`Corpus::from_paths`] has no crates and does not use it.
+    /// Limit on one crate, all its versions together, so that giants do not dominate.
+    /// [`Corpus::from_paths`] has no crates and ignores this limit.
     pub per_crate_bytes: Option<u64>,
 }
 
@@ -106,26 +106,26 @@ impl Limits {
 }
 
 impl Corpus {
-    /// Real text without a download: the Rust sources of the crates that a lock file takes from a
-    /// registry.
+    /// Builds a corpus without a download, from the Rust sources of the crates that a lock file
+    /// takes from a registry.
     ///
-    /// `registry_src` is the folder in which Cargo unpacks crates (`registry/src` in Cargo's home):
-    /// crates lie in `<registry_src>/<index>/<name>-<version>/`, with one folder per index.
+    /// `registry_src` is the folder in which Cargo unpacks crates (`registry/src` in Cargo's home).
+    /// Crates lie in `<registry_src>/<index>/<name>-<version>/`, with one folder per index.
     ///
     /// - Bindings, tables and other generated files are left out, as are files over 200 KiB and
-    ///   files that are not UTF-8: nobody here can repair a third party's file. Symbolic links are
-    ///   not followed.
-    /// - A crate that is not on disk (another platform's, say) is left out, too.
-    /// - [`TextReport`] counts all of these.
-    /// - The split is by a stable hash of the crate's name, about 1 in 12 to validation. Two
-    ///   versions of a crate are thus on the same side: their texts are nearly the same.
-    /// - Where `limits` cut, crates (and files within a crate) are taken in the order of their
-    ///   hashes: the order of the alphabet would favour its beginning. The result is ordered by
-    ///   crate and file all the same.
+    ///   files that are not UTF-8, because users cannot repair a third party's file. Symbolic links
+    ///   are not followed.
+    /// - A crate that is not on disk (another platform's, say) is also left out.
+    /// - [`TextReport`] counts everything that is left out.
+    /// - A stable hash of the crate's name sends about 1 crate in 12 to validation. Two versions of
+    ///   a crate are thus on the same side, because their texts are nearly the same.
+    /// - Where `limits` cut, crates (and files within a crate) are taken in hash order, because
+    ///   alphabetical order would favour the beginning of the alphabet. The result is still sorted
+    ///   by crate and file.
     ///
     /// # Errors
-    /// The lock file is missing or malformed; fewer than two crates have sources; a limit is 0, or
-    /// less than a line; a file cannot be read.
+    /// Fails if the lock file is missing or malformed, fewer than two crates have sources, a limit
+    /// is 0 or less than a line, or a file cannot be read.
     pub fn from_cargo_sources(
         cargo_lock: &Path,
         registry_src: &Path,
@@ -135,28 +135,28 @@ impl Corpus {
         cargo::corpus(cargo_lock, registry_src, limits)
     }
 
-    /// The text of files and folders.
+    /// Builds a corpus from the text of files and folders.
     ///
-    /// - Folders are read recursively. In them, hidden entries, symbolic links and binary files (a
-    ///   NUL byte in the first 8 KiB) are left out. A file that is named directly is always read. A
-    ///   file that is reached twice counts once. [`TextReport`] counts what was left out.
-    /// - Files of JSON are what `json` says.
-    /// - With 10 documents or more, the split is by a stable hash of the document's name, about 1
-    ///   in 10 to validation. With fewer, the last tenth of every document, cut at a line where
-    ///   there is one, is validation text.
+    /// - Folders are read recursively. Hidden entries, symbolic links and binary files (a NUL byte
+    ///   in the first 8 KiB) in folders are left out. A file that is named directly is always read.
+    ///   A file that is reached twice counts once. [`TextReport`] counts what was left out.
+    /// - `json` says how JSON files are treated.
+    /// - With 10 documents or more, a stable hash of the document's name sends about 1 in 10 to
+    ///   validation. With fewer, the last tenth of every document becomes validation text. The cut
+    ///   falls at a line end where there is one.
     /// - Where `limits` cut, documents are taken in the order of their names' hashes, and the last
-    ///   one is cut at a line.
+    ///   document taken is cut at a line end.
     ///
     /// # Errors
-    /// A path is missing; a file is refused ([`JsonFiles::Refuse`]), is not UTF-8 (with the offset)
-    /// or is larger than [`FILE_BYTES_MAX`]; one side has no text; a limit is 0; a file cannot be
-    /// read.
+    /// Fails if a path is missing, one side has no text or a limit is 0. Fails if a file is refused
+    /// ([`JsonFiles::Refuse`]), is not UTF-8 (the error names the offset), is larger than
+    /// [`FILE_BYTES_MAX`] or cannot be read.
     pub fn from_paths(paths: &[PathBuf], limits: &Limits, json: JsonFiles) -> Result<Corpus> {
         limits.check()?;
         paths::corpus(paths, limits, json)
     }
 
-    /// The corpus, if there is text on both sides.
+    /// Returns the corpus if both sides have text.
     fn checked(self) -> Result<Corpus> {
         let bytes = |side: &[Document]| side.iter().map(|d| d.text.len() as u64).sum();
         let (train_bytes, validation_bytes) = (bytes(&self.train), bytes(&self.validation));
@@ -166,8 +166,8 @@ impl Corpus {
         Ok(self)
     }
 
-    /// A stable hash of names, texts and split: 16 hexadecimal digits, the same on every machine. A
-    /// key for caches of what was derived from the corpus; not a defence against tampering.
+    /// A stable hash of names, texts and split: 16 hexadecimal digits, the same on every machine.
+    /// It is a cache key for data derived from the corpus, not a defence against tampering.
     pub fn fingerprint(&self) -> String {
         let mut hasher = StableHasher::new();
         for side in [&self.train, &self.validation] {

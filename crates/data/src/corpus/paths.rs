@@ -1,4 +1,4 @@
-//! Files and folders named by the user as documents.
+//! Files and folders that the user names, as documents.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use super::{Corpus, Document, JsonFiles, Limits, TextReport, Texts, read, split};
 use crate::{Error, Result};
 
-/// One part in this many is validation text.
+/// One part in this many becomes validation text.
 const VALIDATION_ONE_IN: usize = 10;
 
-/// With fewer documents than this, every document is cut: a split by document would be all or
-/// nothing.
+/// With fewer documents than this, every document is cut, because a split by document would be too
+/// uneven.
 const SPLIT_BY_DOCUMENT_MIN: usize = 10;
 
-/// A NUL byte among this many first bytes marks a binary file, as it does for git and grep.
+/// A NUL byte within this many leading bytes marks a binary file, as in git and grep.
 const BINARY_PROBE_BYTES: usize = 8 * 1024;
 
-/// How files of JSON end, in any case of letters. Notebooks are JSON, too.
+/// Extensions of JSON files, in any case. Notebooks are JSON, too.
 const JSON: [&str; 5] = ["json", "jsonl", "ndjson", "geojson", "ipynb"];
 
-/// Why files are left out.
+/// Reasons for leaving out files.
 const BINARY: (&str, &str) = ("binary file", "binary files");
 const EMPTY: (&str, &str) = ("empty file", "empty files");
 const AGAIN: (&str, &str) = ("file that was read before", "files that were read before");
@@ -44,7 +44,7 @@ fn split_documents(documents: Vec<Document>) -> (Vec<Document>, Vec<Document>) {
     }
 }
 
-/// The documents of one side: in the order of their hashes until the limit, then sorted.
+/// The documents of one side. They are taken in hash order up to the limit, then sorted.
 fn side(
     side: &'static str,
     mut documents: Vec<Document>,
@@ -60,7 +60,7 @@ fn side(
     taken
 }
 
-/// Every document that is not empty, sorted by name; at least one.
+/// All documents that are not empty, sorted by name. There is at least one.
 pub(super) fn texts(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
     let mut reading = Reading { json, ..Reading::default() };
     for path in paths {
@@ -89,19 +89,19 @@ pub(super) fn texts(paths: &[PathBuf], json: JsonFiles) -> Result<Texts> {
     Ok(Texts { documents, report })
 }
 
-/// Where a file was found.
+/// How a file was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FoundAs {
     Named,
     InFolder,
 }
 
-/// The documents so far.
+/// The documents read so far.
 #[derive(Default)]
 struct Reading {
     json: JsonFiles,
-    /// A text that counts twice may be split onto both sides, and validation would then measure
-    /// memory.
+    /// Files already read. A text that counted twice could be split onto both sides, and validation
+    /// would then measure memorization.
     seen: BTreeSet<PathBuf>,
     documents: Vec<Document>,
     report: TextReport,
@@ -144,8 +144,8 @@ fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|end| JSON.iter().any(|known| end.eq_ignore_ascii_case(known)))
 }
 
-/// The last part of the path as it was named, and the path from there. Not the absolute path: the
-/// split and the fingerprint must not depend on where the folder lies.
+/// The last component of the path as it was named, and the path below it. The absolute path is not
+/// used, because the split and the fingerprint must not depend on where the folder lies.
 fn document_name(named: &Path, relative: Option<&str>) -> String {
     let base = named.file_name().map(|name| name.to_string_lossy());
     match (base, relative) {

@@ -11,21 +11,21 @@ const HIDDEN: (&str, &str) = ("hidden entry", "hidden entries");
 const LINK: (&str, &str) = ("symbolic link", "symbolic links");
 const SPECIAL: (&str, &str) = ("socket, pipe or device", "sockets, pipes and devices");
 
-/// No file larger than this is read: 1 GiB. A corpus is held in memory, several times over while it
-/// is encoded.
+/// Maximum size of a file: 1 GiB. A corpus is held in memory, several times over while it is
+/// encoded.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// A file under a folder.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Where it is.
+    /// The path to open.
     pub(super) path: PathBuf,
-    /// Its path from the folder walked, with `/` on every system.
+    /// The path relative to the folder walked, with `/` on every system.
     pub(super) relative: String,
 }
 
 /// Every regular file under `folder`, sorted by relative path. Hidden entries and symbolic links
-/// are left out, so the walk ends; `left_out` counts them.
+/// are left out and counted in `left_out`, so the walk always ends.
 pub(super) fn walk(folder: &Path, left_out: &mut Omissions) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
     let mut folders = vec![(folder.to_path_buf(), String::new())];
@@ -57,18 +57,18 @@ pub(super) fn walk(folder: &Path, left_out: &mut Omissions) -> Result<Vec<Entry>
     Ok(found)
 }
 
-/// The size of a file; links are followed.
+/// The size of a file. Links are followed.
 pub(super) fn size_bytes(path: &Path) -> Result<u64> {
     let metadata = fs::metadata(path).map_err(Error::io("read", path))?;
     Ok(metadata.len())
 }
 
-/// The bytes of a file no larger than [`FILE_BYTES_MAX`].
+/// The bytes of a file of at most [`FILE_BYTES_MAX`] bytes.
 pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>> {
     at_most(path, FILE_BYTES_MAX)
 }
 
-/// The text of a regular file of at most so many bytes.
+/// The text of a regular file of at most `most` bytes.
 pub(crate) fn text_of_at_most(path: &Path, most: u64) -> Result<String> {
     text(path, at_most(path, most)?)
 }
@@ -83,7 +83,7 @@ fn at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     })
 }
 
-/// The bytes as text, or where they stop being text.
+/// The bytes as text, or an error with the offset of the first invalid byte.
 pub(super) fn text(path: &Path, bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
         path: path.to_path_buf(),

@@ -1,4 +1,4 @@
-//! What was read of a text, and what was not.
+//! What was read of a text, and what was left out.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,36 +9,36 @@ use gpipe_core::Bytes;
 use super::Document;
 use crate::Omissions;
 
-/// Ends of file names that are listed.
+/// Maximum number of file extensions that are listed.
 const KINDS_MAX: usize = 4;
 
-/// What was read of files and folders, what was left out and why, and what limits cut. It displays
+/// What was read from files and folders, what was left out and why, and what limits cut. Displays
 /// as one line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TextReport {
-    /// Files with text.
+    /// Number of files with text.
     pub files: usize,
-    /// Bytes of text in them, before any limit.
+    /// Bytes of text in those files, before any limit.
     pub bytes: u64,
-    /// Files by the end of their names, such as `.txt`; an empty end where a name has none.
+    /// Number of files per extension, such as `.txt`. The extension is empty if a name has none.
     pub kinds: BTreeMap<String, usize>,
     /// Files, folders and crates that were left out.
     pub left_out: Omissions,
-    /// Sides of the split that limits cut.
+    /// The sides of the split that limits cut.
     pub cut: Vec<Cut>,
-    /// The fingerprint of all documents before limits and split: 16 hexadecimal digits. Only of
-    /// crates' sources.
+    /// The fingerprint of all documents before limits and split: 16 hexadecimal digits. Present
+    /// only for sources of crates.
     pub fingerprint: Option<String>,
 }
 
-/// A side of the split of which limits took only a part.
+/// A side of the split that limits reduced to a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cut {
     /// `training` or `validation`.
     pub side: &'static str,
-    /// Bytes that were taken.
+    /// Bytes taken.
     pub taken: u64,
-    /// Bytes that there were.
+    /// Bytes available.
     pub of: u64,
     /// The limits that were set, by name.
     pub limits: Vec<&'static str>,
@@ -53,7 +53,7 @@ impl TextReport {
         *self.kinds.entry(end.unwrap_or_default()).or_default() += 1;
     }
 
-    /// Compares what was taken of a side with what there was.
+    /// Records a cut if less of a side was taken than was available.
     pub(super) fn cut(
         &mut self,
         side: &'static str,
@@ -67,7 +67,7 @@ impl TextReport {
         }
     }
 
-    /// The most frequent ends of names.
+    /// The most frequent extensions.
     fn kinds(&self) -> String {
         let mut kinds: Vec<(&String, &usize)> = self.kinds.iter().collect();
         kinds.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));

@@ -3,15 +3,15 @@
 use super::Document;
 use crate::hash;
 
-/// The side that a name is on, of `one_in` to 1 odds for training. Independent of what else there
-/// is, so that a corpus that grows does not move documents from one side to the other.
+/// Whether a name is on the validation side, which about one in `one_in` names is. The result does
+/// not depend on other names, so a growing corpus does not move documents between sides.
 pub(super) fn is_validation(name: &str, one_in: u64) -> bool {
     hash::stable(name).is_multiple_of(one_in)
 }
 
-/// Splits named things into (training, validation), about 1 in `one_in` to validation.
+/// Splits named things into (training, validation), with about 1 in `one_in` in validation.
 ///
-/// With two things or more neither side is empty: where the hashes leave a side empty, it gets the
+/// With two things or more, neither side is empty. If the hashes leave a side empty, it gets the
 /// thing with the least hash, which does not depend on the order either.
 pub(super) fn split<T>(things: Vec<T>, one_in: u64, name: impl Fn(&T) -> &str) -> (Vec<T>, Vec<T>) {
     let (mut validation, mut train): (Vec<T>, Vec<T>) =
@@ -33,24 +33,24 @@ fn move_one<T>(from: &mut Vec<T>, to: &mut Vec<T>, name: impl Fn(&T) -> &str) {
     }
 }
 
-/// Sorts by the stable hash of a name: the order in which a limit is filled.
+/// Sorts by the stable hash of the name, the order in which a limit is filled.
 pub(super) fn shuffle<T>(things: &mut [T], name: impl Fn(&T) -> &str) {
     things.sort_by_cached_key(|thing| (hash::stable(name(thing)), name(thing).to_owned()));
 }
 
-/// A line longer than this is no line that a reader would miss: data, or text without line breaks.
+/// A line longer than this may be cut within: it is data, or text without line breaks.
 const LINE_BYTES_MAX: u64 = 4096;
 
-/// What fitted within a limit.
+/// What fits within a limit.
 pub(super) struct Filled {
     pub(super) documents: Vec<Document>,
     pub(super) bytes: u64,
-    /// Whether the limit was reached. It is reached when a document is cut, even if the cut leaves
-    /// some bytes free: else the first lines of other documents would fill the gap.
+    /// Whether the limit was reached. It counts as reached when a document is cut, even if the cut
+    /// leaves some bytes free. Otherwise the first lines of other documents would fill the gap.
     pub(super) is_full: bool,
 }
 
-/// Takes whole documents, as they come, until `limit_bytes`; the one that crosses the limit is cut.
+/// Takes whole documents in order until `limit_bytes`. The document that crosses the limit is cut.
 pub(super) fn fill(documents: Vec<Document>, limit_bytes: u64) -> Filled {
     let mut filled = Filled { documents: Vec::new(), bytes: 0, is_full: limit_bytes == 0 };
     for mut document in documents {
@@ -67,9 +67,9 @@ pub(super) fn fill(documents: Vec<Document>, limit_bytes: u64) -> Filled {
     filled
 }
 
-/// Cuts a text to `limit_bytes` at most, and says whether it did: after a line where one ends in
-/// that range; between two characters in a line longer than [`LINE_BYTES_MAX`]; else nothing is
-/// left, for half a line is no text.
+/// Cuts a text to at most `limit_bytes` and returns whether it did. The cut falls after the last
+/// line end in that range, or between two characters of a line longer than [`LINE_BYTES_MAX`].
+/// Otherwise nothing is left, because half a line is not useful text.
 fn truncate(text: &mut String, limit_bytes: u64) -> bool {
     let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
     if text.len() <= limit {
@@ -84,14 +84,14 @@ fn truncate(text: &mut String, limit_bytes: u64) -> bool {
 
 /// Cuts a document into its head and about the last `1 / one_in` of its bytes.
 ///
-/// The cut is after the first line that ends in that tail; in a tail of a single line after the
-/// last line before it, unless that gives more than half of the text away; and else between two
-/// characters.
+/// The cut falls after the first line that ends in that tail. If the tail is a single line, the cut
+/// falls after the last line before it, unless that takes more than half of the text. Otherwise the
+/// cut falls between two characters.
 pub(super) fn tail(document: Document, one_in: usize) -> (Document, Document) {
     let Document { name, mut text } = document;
     let at = text.floor_char_boundary(text.len() - text.len() / one_in.max(1));
-    // From one byte before, because a line may end right at the cut. Bytes, as that may be within a
-    // character.
+    // Search from one byte earlier, because a line may end exactly at the cut. Search bytes,
+    // because the cut may fall within a character.
     let tail = text.as_bytes().iter().skip(at.saturating_sub(1));
     let newline_after = tail.copied().position(|byte| byte == b'\n');
     let line_after = newline_after.map(|i| at.saturating_sub(1) + i + 1);

@@ -1,4 +1,4 @@
-//! What can go wrong, where, and what to do about it.
+//! The errors of this crate: what went wrong, where, and what to do about it.
 
 mod pairs;
 mod parallel;
@@ -15,39 +15,39 @@ pub use self::{pairs::PairError, parallel::ParallelError};
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the dependency that encodes and decodes text.
+/// An error from the `tokenizers` crate or a caller's function.
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why text or images could not be turned into batches. Every message ends in a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file system refused.
+    /// A file system operation failed.
     #[error("cannot {action} `{}`: {source}; check the path and its permissions", path.display())]
     Io {
-        /// What was tried: "read", "list" or "write".
+        /// The operation: "read", "list" or "write".
         action: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A path named by the user is not there.
+    /// A path named by the user does not exist.
     #[error("`{}` does not exist; correct the path or leave it out", path.display())]
     MissingPath {
         /// The path as it was named.
         path: PathBuf,
     },
 
-    /// A path named by the user is a socket, a device or another thing without an end.
+    /// A path named by the user is a socket, a device or another unbounded file.
     #[error("`{}` is neither a regular file nor a folder; name files of text", path.display())]
     NotAFile {
         /// The path as it was named.
         path: PathBuf,
     },
 
-    /// The lock file is not one that Cargo wrote.
+    /// The lock file was not written by Cargo.
     #[error("`{}` is not a usable Cargo.lock: {reason}; run `cargo generate-lockfile` to write it \
         anew", path.display())]
     LockFile {
@@ -57,7 +57,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// Not enough crates of the lock file have sources on disk.
+    /// Too few crates of the lock file have sources on disk.
     #[error(
         "{usable} of the {locked} registry crates in `{}` have Rust sources under `{}`, and 2 are \
         needed (one to train \
@@ -67,15 +67,15 @@ pub enum Error {
     NoSources {
         /// The lock file.
         lock: PathBuf,
-        /// The folder searched.
+        /// The folder that was searched.
         registry: PathBuf,
-        /// How many crates the lock file takes from a registry.
+        /// Number of crates that the lock file takes from a registry.
         locked: usize,
-        /// How many of those have usable sources on disk.
+        /// Number of those crates with usable sources on disk.
         usable: usize,
     },
 
-    /// A file is not text.
+    /// A file is not UTF-8 text.
     #[error(
         "`{}` is not UTF-8: invalid byte at offset {offset}; convert it (for example with `iconv \
         -t UTF-8`) or leave \
@@ -84,11 +84,11 @@ pub enum Error {
     NotUtf8 {
         /// The file.
         path: PathBuf,
-        /// Where in the file the first invalid byte is, from 0.
+        /// Offset of the first invalid byte in the file, from 0.
         offset: usize,
     },
 
-    /// A file would not fit in memory beside everything else.
+    /// A file is larger than the limit that protects memory.
     #[error(
         "`{}` has {bytes} bytes and the limit for such a file is {most}; name another, or split it",
         path.display()
@@ -96,13 +96,13 @@ pub enum Error {
     FileTooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         bytes: u64,
         /// The limit.
         most: u64,
     },
 
-    /// A file of JSON records was to be learned as plain text.
+    /// A file of JSON records would be read as plain text.
     #[error(
         "`{}` is JSON: its records would be learned as plain text, braces and names of fields and \
         all; extract the text \
@@ -115,10 +115,14 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// Nothing but files that are left out.
-    #[error("there is no text in {}{}: name files or folders with UTF-8 text", list(.paths), without(.left_out))]
+    /// The named paths hold no usable text.
+    #[error(
+        "there is no text in {}{}: name files or folders with UTF-8 text",
+        list(.paths),
+        without(.left_out)
+    )]
     Empty {
-        /// What was named.
+        /// The paths named.
         paths: Vec<PathBuf>,
         /// What was left out.
         left_out: Omissions,
@@ -137,45 +141,45 @@ pub enum Error {
         validation_bytes: u64,
     },
 
-    /// A limit that lets nothing through.
+    /// A limit is 0, which leaves no text.
     #[error("the limit {limit} is 0, which leaves no text; raise it")]
     ZeroLimit {
         /// Name of the field of [`Limits`](crate::Limits).
         limit: &'static str,
     },
 
-    /// A vocabulary that cannot be.
+    /// The vocabulary size is out of range.
     #[error(
         "a vocabulary of {asked} tokens is out of range; ask for {least} (256 bytes and the \
         special tokens) to {}",
         bounds::VOCABULARY_MAX
     )]
     Vocabulary {
-        /// The size asked for.
+        /// The size requested.
         asked: usize,
-        /// The least size with the same special tokens.
+        /// The smallest size with the same special tokens.
         least: usize,
     },
 
-    /// A special token that could be mistaken for text or for another.
+    /// A special token could be mistaken for text or for another special token.
     #[error("the special token `{special}` {reason}; name it otherwise")]
     SpecialToken {
-        /// Its text.
+        /// The text of the token.
         special: String,
         /// What is wrong with it.
         reason: String,
     },
 
-    /// The dependency that encodes and decodes failed.
+    /// The `tokenizers` crate failed.
     #[error("cannot {action}: {source}; train the tokenizer again, and report this if it persists")]
     Tokenizer {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// What the dependency said.
+        /// The error of the `tokenizers` crate.
         source: BoxError,
     },
 
-    /// A tokenizer file that is damaged or of another kind.
+    /// A tokenizer file is damaged or of another kind.
     #[error(
         "`{}` is not a byte-level BPE tokenizer as gpipe and GPT-2 have it: {reason}; name such a \
         file, or train one",
@@ -188,7 +192,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A token that the vocabulary does not have.
+    /// A token is outside the vocabulary.
     #[error(
         "token {token} is outside of the vocabulary of {vocabulary} tokens; decode with the \
         tokenizer that encoded"
@@ -200,18 +204,18 @@ pub enum Error {
         vocabulary: usize,
     },
 
-    /// Too little text for one window.
+    /// There is too little text for one window.
     #[error(
         "there are {tokens} tokens and a window needs {needed}; add text, or use shorter sequences"
     )]
     TooFewTokens {
-        /// How many tokens there are.
+        /// Number of tokens available.
         tokens: usize,
-        /// How many a window needs.
+        /// Number of tokens that a window needs.
         needed: usize,
     },
 
-    /// A batch of no samples, of no tokens or of too many tokens.
+    /// A batch has no samples, no tokens or too many tokens.
     #[error(
         "a batch of {mini_batch} samples of {sequence} tokens is out of range; use 1 to {} tokens \
         in all",
@@ -228,26 +232,26 @@ pub enum Error {
     #[error(transparent)]
     Pairs(#[from] PairError),
 
-    /// A queue that holds nothing, or too much.
+    /// A loader's queue depth is out of range.
     #[error("a loader of depth {depth} is out of range; use 1 to {}", bounds::LOADER_DEPTH_MAX)]
     LoaderDepth {
-        /// Batches in the queue.
+        /// Requested number of batches in the queue.
         depth: usize,
     },
 
-    /// The system gave no thread.
+    /// The system could not start a loader's thread.
     #[error("cannot start a thread that makes batches: {source}; raise the limit on threads")]
     LoaderThread {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The function that a loader calls failed.
+    /// The function that a loader calls returned an error.
     #[error("cannot make the batch of step {step}: {source}")]
     Loader {
         /// The step, from 0.
         step: u64,
-        /// What the function said, which has the remedy.
+        /// The function's error, which has the remedy.
         source: BoxError,
     },
 
@@ -264,7 +268,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A batch did not come in time.
+    /// A batch was not ready before the timeout.
     #[error(
         "waited {waited:?} for the batch of step {step}, which is not made yet; see what holds up \
         the thread \
@@ -273,11 +277,11 @@ pub enum Error {
     LoaderLate {
         /// The step, from 0.
         step: u64,
-        /// The deadline.
+        /// The timeout.
         waited: Duration,
     },
 
-    /// An image file that cannot be used.
+    /// An image file cannot be used.
     #[error("cannot decode the image `{}`: {reason}; replace the file, remove it, or (in one \
         process) have unreadable images skipped", path.display())]
     Image {
@@ -287,7 +291,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A folder of images that is not laid out by class.
+    /// A folder of images is not laid out by class.
     #[error(
         "`{}` is not a folder of images by class (FOLDER/CLASS/IMAGE.jpg): {reason}", path.display()
     )]
@@ -298,7 +302,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A folder or file that is not CIFAR's.
+    /// A folder or file is not in CIFAR's binary format.
     #[error(
         "`{}` is not CIFAR in its binary version: {reason}; see \
         https://www.cs.toronto.edu/~kriz/cifar.html for the \
@@ -311,29 +315,29 @@ pub enum Error {
         reason: String,
     },
 
-    /// A number that no image has.
+    /// An image index is out of range.
     #[error("there is no image {index} in a set of {images} images; ask for one from 0")]
     NoSuchImage {
-        /// The number.
+        /// The index.
         index: usize,
-        /// How many images there are.
+        /// Number of images in the set.
         images: usize,
     },
 
-    /// A set of images without images.
+    /// A set of images is empty.
     #[error("there are no images to make batches of; name a set that has some")]
     NoImages,
 
-    /// A field of a [`Transform`](crate::images::Transform) that makes no sense.
+    /// A field of a [`Transform`](crate::images::Transform) is out of range.
     #[error("the transform's {field} is out of range: {reason}")]
     Transform {
         /// The field.
         field: &'static str,
-        /// Its value and what to use.
+        /// Its value, and what to use instead.
         reason: String,
     },
 
-    /// An image, or the place for its numbers, with a length that is not that of its sides.
+    /// The length of an image's pixels or of its output buffer does not match its sides.
     #[error(
         "an image of {height} x {width} pixels has {bytes} bytes and {out} numbers of output at \
         size {size}; give it \
@@ -344,15 +348,15 @@ pub enum Error {
         height: usize,
         /// Pixels of a row.
         width: usize,
-        /// Bytes of pixels.
+        /// Length of the pixels, in bytes.
         bytes: usize,
-        /// Room for the output.
+        /// Length of the output buffer, in values.
         out: usize,
         /// Rows and columns of the output.
         size: usize,
     },
 
-    /// A batch of no images, or of too many numbers.
+    /// A batch has no images or too many values.
     #[error(
         "a batch of {mini_batch} images of {size} x {size} pixels is out of range; use at least 1 \
         and at most {} \
@@ -366,23 +370,23 @@ pub enum Error {
         size: usize,
     },
 
-    /// No threads to decode images with, or too many.
+    /// The number of threads that decode images is out of range.
     #[error(
         "{threads} threads to decode images are out of range; use 1 to {}",
         bounds::IMAGE_THREADS_MAX
     )]
     ImageThreads {
-        /// Threads asked for.
+        /// The number requested.
         threads: usize,
     },
 
-    /// The system gave no thread to decode images with.
+    /// The system could not start a thread to decode images.
     #[error(
         "cannot start a thread that decodes images: {source}; ask for fewer, or raise the limit \
         on threads"
     )]
     ImageThread {
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
@@ -396,32 +400,32 @@ pub enum Error {
         reason: String,
     },
 
-    /// So many images in a row are unreadable that something else must be wrong.
+    /// Too many images in a row are unreadable, so the cause is probably elsewhere.
     #[error(
         "{tried} images in a row cannot be read, from `{name}` on; the last: {last}. Check that \
         the folder is complete"
     )]
     NothingReadable {
-        /// How many were tried.
+        /// Number of images tried.
         tried: usize,
-        /// The first of them.
+        /// The first image tried.
         name: String,
         /// Why the last one could not be read.
         last: String,
     },
 
-    /// Parallel text that cannot be used.
+    /// Parallel text cannot be used.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
 }
 
 impl Error {
-    /// For `map_err`: an [`Error::Io`] that names what was tried and where.
+    /// For `map_err`: builds an [`Error::Io`] with the operation and the path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// For `map_err`: an [`Error::Tokenizer`] that names what was tried.
+    /// For `map_err`: builds an [`Error::Tokenizer`] with the operation.
     pub(crate) fn tokenizer(action: &'static str) -> impl FnOnce(BoxError) -> Error {
         move |source| Error::Tokenizer { action, source }
     }

@@ -1,8 +1,8 @@
-//! What can go wrong between pairs of sentences and mini-batches, and what to do about it.
+//! Errors between pairs of sentences and mini-batches, with their remedies.
 
 use crate::bounds::{BATCH_TOKENS_MAX, PAIR_TOKENS_MAX};
 
-/// No error names more languages than this.
+/// Maximum number of languages that an error names.
 const NAMES_MAX: usize = 8;
 
 /// Why pairs of sentences could not be encoded or put into mini-batches. Every message ends in a
@@ -10,36 +10,39 @@ const NAMES_MAX: usize = 8;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PairError {
-    /// A tokenizer that was not made for translation.
+    /// A tokenizer was not made for translation.
     #[error(
         "this tokenizer has no {missing}: it is of another model; name the one of a translation \
         model"
     )]
     OfAnotherModel {
-        /// What it lacks.
+        /// What the tokenizer lacks.
         missing: String,
     },
 
-    /// A language that the vocabulary has no tag for.
-    #[error("`{asked}` is none of the model's languages; name one of them, such as {}", list(.known))]
+    /// The vocabulary has no tag for a language.
+    #[error(
+        "`{asked}` is none of the model's languages; name one of them, such as {}",
+        list(.known)
+    )]
     UnknownLanguage {
-        /// The language asked for.
+        /// The language requested.
         asked: String,
-        /// The vocabulary's languages, the most alike first.
+        /// The vocabulary's languages, most similar first.
         known: Vec<String>,
     },
 
-    /// A share that cannot be.
+    /// The sampling temperature is out of range.
     #[error(
         "a temperature of {temperature} is out of range; use 1 (as the data are) or more (more \
         alike)"
     )]
     Temperature {
-        /// The temperature asked for.
+        /// The temperature requested.
         temperature: f64,
     },
 
-    /// A limit that lets no pair through, or too much.
+    /// The limit on a sentence's tokens is out of range.
     #[error(
         "a limit of {tokens_max} tokens for a sentence is out of range; use 3 to {PAIR_TOKENS_MAX}"
     )]
@@ -48,35 +51,35 @@ pub enum PairError {
         tokens_max: usize,
     },
 
-    /// A set without pairs.
+    /// A set has no pairs.
     #[error(
         "there are no pairs to {purpose}, and {left_out} were left out as too long; name a corpus \
         that has some, or \
          raise the limit on tokens"
     )]
     NoPairs {
-        /// What they are for: "train on", "validate on".
+        /// The purpose of the set: "train on" or "validate on".
         purpose: &'static str,
-        /// Pairs that were too long.
+        /// Number of pairs that were too long.
         left_out: usize,
     },
 
-    /// Mini-batches of too few target tokens.
+    /// The mini-batches have too few target tokens.
     #[error(
         "mini-batches of {target_tokens} target tokens are too small: a target has {mean:.1} on \
         average, and a \
          mini-batch needs two; use at least {least}"
     )]
     FewTargetTokens {
-        /// Target tokens of a mini-batch.
+        /// Target tokens per mini-batch.
         target_tokens: usize,
-        /// Those of a mean target of the mixture.
+        /// Mean number of tokens per target of the mixture.
         mean: f64,
-        /// The fewest.
+        /// The smallest allowed number of target tokens.
         least: usize,
     },
 
-    /// Mini-batches that would not fit in memory beside everything else.
+    /// A mini-batch is too large for memory.
     #[error(
         "a mini-batch of {rows} pairs of {source_length} and {target_length} tokens is out of \
         range; use fewer target \
@@ -84,7 +87,7 @@ pub enum PairError {
          in all"
     )]
     BatchShape {
-        /// Pairs.
+        /// Number of pairs.
         rows: usize,
         /// Tokens of the longest source.
         source_length: usize,
@@ -92,26 +95,26 @@ pub enum PairError {
         target_length: usize,
     },
 
-    /// A language's number that the set does not have.
+    /// A language's index is out of range.
     #[error(
         "there is no language {language} in a set of {languages} languages; ask for one from 0"
     )]
     NoSuchLanguage {
-        /// The number.
+        /// The index.
         language: usize,
-        /// How many there are.
+        /// Number of languages in the set.
         languages: usize,
     },
 
-    /// Two sets of different vocabularies.
+    /// Two sets have different vocabularies.
     #[error(
         "one set has a vocabulary of {first} tokens and the other one of {second}; encode both \
         with the same"
     )]
     Vocabularies {
-        /// Tokens of the first set's.
+        /// Vocabulary size of the first set.
         first: usize,
-        /// Tokens of the second set's.
+        /// Vocabulary size of the second set.
         second: usize,
     },
 }

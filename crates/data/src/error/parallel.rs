@@ -1,4 +1,4 @@
-//! What can go wrong with parallel text, where, and what to do about it.
+//! Errors in parallel text: what went wrong, where, and what to do about it.
 
 use std::path::PathBuf;
 
@@ -6,29 +6,29 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {
-    /// An option that cannot be.
+    /// An option is out of range.
     #[error("parallel text cannot have {option} of {value}; use {allowed}")]
     Setting {
         /// The field of [`ParallelOptions`](crate::parallel::ParallelOptions).
         option: &'static str,
-        /// What it is.
+        /// Its value.
         value: String,
-        /// What it may be.
+        /// The values allowed.
         allowed: &'static str,
     },
 
-    /// A language's name that would not be one word in a file, a table or a vocabulary.
+    /// A language code would not be one word in a file, a table or a vocabulary.
     #[error(
         "`{}` is no code of a language; use letters, digits, `_`, `-` and `@`, at most {} of \
         them, such as pt_BR",
         .code.escape_debug(), crate::bounds::CODE_BYTES_MAX
     )]
     Code {
-        /// What was given.
+        /// The code given.
         code: String,
     },
 
-    /// A folder without files of pairs.
+    /// A folder has no files of pairs.
     #[error(
         "there are no files of pairs (LANGUAGE.tsv or LANGUAGE.tsv.gz) in `{}`; make some with \
         `make catalogues`, or name \
@@ -39,42 +39,42 @@ pub enum ParallelError {
         folder: PathBuf,
     },
 
-    /// A language was asked for that the sources do not have.
+    /// A requested language does not occur in the sources.
     #[error("there is no text in the language `{language}`; name some of: {}", known.join(", "))]
     UnknownLanguage {
-        /// What was asked for.
+        /// The language requested.
         language: String,
-        /// What there is, the nearest first.
+        /// The languages available, most similar first.
         known: Vec<String>,
     },
 
-    /// A language was asked for that has too little text.
+    /// A requested language has too little text.
     #[error(
         "the language `{language}` has {train} pairs to train on and {validation} to validate on \
         after all that was left out, and the \
          fewest allowed are {fewest} in all and 1 to train on; add text, or lower that limit"
     )]
     TooFewPairs {
-        /// What was asked for.
+        /// The language requested.
         language: String,
-        /// Pairs to train on.
+        /// Number of training pairs.
         train: usize,
-        /// Pairs to validate on.
+        /// Number of validation pairs.
         validation: usize,
-        /// How many there must be.
+        /// Minimum number of pairs.
         fewest: usize,
     },
 
-    /// Nothing is left of any language.
+    /// No language has enough pairs.
     #[error("no language has {fewest} pairs: {report}; name more sources, or lower the limit")]
     NoPairs {
-        /// How many there must be.
+        /// Minimum number of pairs.
         fewest: usize,
         /// What was read.
         report: String,
     },
 
-    /// More pairs than can be held.
+    /// There are more pairs than fit the limit.
     #[error(
         "there are more than {} pairs; name fewer sources or languages",
         crate::bounds::PAIRS_MAX
@@ -92,7 +92,7 @@ pub enum ParallelError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// The first invalid byte of that line, from 1.
+        /// The first invalid byte of that line, counted from 1.
         byte: usize,
     },
 
@@ -107,11 +107,11 @@ pub enum ParallelError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// Parts between tabs.
+        /// Number of tab-separated columns.
         columns: usize,
     },
 
-    /// Two files that should go line by line do not.
+    /// Two aligned files have different numbers of lines.
     #[error(
         "`{}` has {foreign_lines} lines and `{}` has {english_lines}, so that they are not \
         aligned; line N of one must be \
@@ -119,17 +119,17 @@ pub enum ParallelError {
         foreign.display(), english.display()
     )]
     Misaligned {
-        /// The file of sources.
+        /// The file of source sentences.
         foreign: PathBuf,
-        /// Its lines.
+        /// Number of lines in it.
         foreign_lines: usize,
-        /// The file of targets.
+        /// The file of target sentences.
         english: PathBuf,
-        /// Its lines.
+        /// Number of lines in it.
         english_lines: usize,
     },
 
-    /// A damaged archive.
+    /// A compressed file is damaged.
     #[error("`{}` cannot be unpacked ({reason}); check it with `gzip -t`, and fetch or write it \
         anew", path.display())]
     Gzip {
@@ -139,12 +139,12 @@ pub enum ParallelError {
         reason: String,
     },
 
-    /// An archive of too much text.
+    /// A compressed file unpacks to too much text.
     #[error("`{}` unpacks to more than {bytes_max} bytes; split it", path.display())]
     Unpacked {
         /// The file.
         path: PathBuf,
-        /// How many it may have.
+        /// The limit, in bytes.
         bytes_max: u64,
     },
 }

@@ -11,23 +11,23 @@ use crate::hash::mix;
 use crate::order::{Order, Sample};
 use crate::{Error, Result};
 
-/// What augmentation is told apart by from the order of samples.
+/// Stream number that separates augmentation from the order of samples.
 const AUGMENTATION_STREAM: u64 = 3;
 
-/// Images as numbers, and their classes.
+/// A mini-batch of images as normalised values, with their classes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageBatch {
-    /// Normalised pixels. `[samples, 3, size, size]`
+    /// Normalised pixels. Shape: `[samples, 3, size, size]`.
     pub pixels: Vec<f32>,
-    /// `[samples]`
+    /// Class indices. Shape: `[samples]`.
     pub classes: Vec<i64>,
-    /// How many images.
+    /// Number of images.
     pub samples: usize,
-    /// Rows and columns of each.
+    /// Rows and columns of each image.
     pub size: usize,
 }
 
-/// Where images come from and how they become a batch: what training and evaluation share.
+/// The images and settings that training and evaluation share.
 #[derive(Debug, Clone)]
 struct Source {
     set: Arc<dyn ImageSet>,
@@ -59,11 +59,11 @@ impl Source {
         Ok(Self { set, transform, threads, on_unreadable, unreadable: Unreadable::default() })
     }
 
-    /// A batch of what `read` finds for each of `wanted`: an image with its number and, in
-    /// training, its key.
+    /// Builds a batch from what `read` finds for each element of `wanted`: an image with its index
+    /// and, in training, its key.
     ///
-    /// Each thread has a run of neighbours, and the first error in their order is the one reported:
-    /// neither pixels nor errors depend on the number of threads.
+    /// Each thread takes a contiguous chunk, and the error reported is the first in sample order.
+    /// Neither pixels nor errors depend on the number of threads.
     fn batch<W: Sync>(
         &self,
         wanted: &[W],
@@ -103,10 +103,10 @@ impl Source {
     }
 }
 
-/// An image that was looked for.
+/// An image found for a sample.
 struct Found {
     index: usize,
-    /// None: only its class is wanted.
+    /// `None` if only the class is wanted.
     image: Option<Image>,
     key: Option<u64>,
 }
@@ -117,7 +117,7 @@ fn panicked<T>(payload: Box<dyn std::any::Any + Send>) -> Result<T> {
     Err(Error::ImageThreadPanicked { reason: text.unwrap_or("no message").to_owned() })
 }
 
-/// Closes the gaps of images that were left out.
+/// Moves pixels over the gaps of images that were left out.
 fn without_gaps(
     mut pixels: Vec<f32>,
     classes: &[Option<i64>],
@@ -139,8 +139,8 @@ fn without_gaps(
 /// Shuffled, augmented images. [`TrainImages::batch`] is a pure function of (images, settings,
 /// seed, step).
 ///
-/// In an epoch each image is a sample once, in another order and with another augmentation each
-/// time. A batch may span two epochs. Clones share the images and the list of unreadable ones.
+/// In an epoch each image is a sample once, and each epoch has a new order and new augmentations. A
+/// batch may span two epochs. Clones share the images and the list of unreadable ones.
 #[derive(Debug, Clone)]
 pub struct TrainImages {
     source: Source,
@@ -148,11 +148,11 @@ pub struct TrainImages {
 }
 
 impl TrainImages {
-    /// Batches of `mini_batch` images, each batch decoded on `threads` threads.
+    /// Creates batches of `mini_batch` images, each batch decoded on `threads` threads.
     ///
     /// # Errors
-    /// There are no images; [`Transform::check`] fails; a batch is empty or larger than
-    /// [`IMAGE_BATCH_VALUES_MAX`]; `threads` is not 1 to [`IMAGE_THREADS_MAX`].
+    /// Fails if there are no images, if [`Transform::check`] fails, if a batch is empty or larger
+    /// than [`IMAGE_BATCH_VALUES_MAX`], or if `threads` is not 1 to [`IMAGE_THREADS_MAX`].
     pub fn new(
         set: Arc<dyn ImageSet>,
         transform: Transform,
@@ -166,53 +166,55 @@ impl TrainImages {
         Ok(Self { source, order })
     }
 
-    /// The same order of samples, where the steps before `step` took `samples` of them in
-    /// mini-batches of another size: a run that goes on with larger ones neither repeats a sample
-    /// nor leaves one out.
+    /// Continues the order of samples at `step`, when the earlier steps took `samples` samples in
+    /// mini-batches of another size. A run that continues with larger mini-batches thus neither
+    /// repeats nor skips a sample.
     #[must_use]
     pub fn starting_at(mut self, step: u64, samples: u64) -> Self {
         self.order = self.order.starting_at(step, samples);
         self
     }
 
-    /// How many samples an epoch has: the images of the set.
+    /// Number of samples per epoch: the images of the set.
     pub fn samples_per_epoch(&self) -> u64 {
         self.order.samples_per_epoch()
     }
 
-    /// How many samples the steps before `step` have, from 0 and through all epochs; no more than
-    /// `u64::MAX`.
+    /// Number of samples in all steps before `step`, counted from step 0 across epochs. Saturates
+    /// at `u64::MAX`.
     pub fn samples_seen(&self, step: u64) -> u64 {
         self.order.samples_seen(step)
     }
 
-    /// The epoch, from 0, of the first sample of `step`.
+    /// The epoch of the first sample of `step`, counted from 0.
     pub fn epoch_of(&self, step: u64) -> u64 {
         self.order.epoch_of(step)
     }
 
-    /// The batch of a step, from 0 (or from that of [`TrainImages::starting_at`]). Steps may be
-    /// asked for in any order.
+    /// The batch of `step`. Steps count from 0, or from the step given to
+    /// [`TrainImages::starting_at`], and may be requested in any order.
     ///
     /// # Errors
-    /// With [`OnUnreadable::Stop`] an image cannot be read; with [`OnUnreadable::Skip`] neither it
-    /// nor the 99 after it can. The system gives no thread.
+    /// With [`OnUnreadable::Stop`], fails if an image cannot be read. With [`OnUnreadable::Skip`],
+    /// fails if neither an image nor the 99 after it can be read. Fails if the system cannot start
+    /// a thread.
     pub fn batch(&self, step: u64) -> Result<ImageBatch> {
         self.batch_with(step, 0..usize::MAX)
     }
 
-    /// As [`TrainImages::batch`], but of the samples outside of `pixels` only the classes are
-    /// found: their pixels are zeros, and with [`OnUnreadable::Stop`] their images are not read.
-    /// For one of several processes that share a batch out.
+    /// As [`TrainImages::batch`], but samples outside the range `pixels` get only their classes.
+    /// Their pixels are zeros, and with [`OnUnreadable::Stop`] their images are not read. For one
+    /// of several processes that share a batch.
     ///
     /// # Errors
-    /// As there, of the images that are read.
+    /// Fails as [`TrainImages::batch`] does, for the images that are read.
     pub fn batch_with(&self, step: u64, pixels: Range<usize>) -> Result<ImageBatch> {
         let samples: Vec<(usize, Sample)> = self.order.samples(step).enumerate().collect();
         let Source { set, on_unreadable, unreadable, .. } = &self.source;
         self.source.batch(&samples, |(place, sample)| {
             let wanted = sample.index as usize;
-            // Where others take the place of unreadable ones, a class is known when its image is.
+            // With `Skip`, another image may replace this one, so the class is known only after
+            // reading.
             if !pixels.contains(place) && *on_unreadable == OnUnreadable::Stop {
                 return Ok(Some(Found { index: wanted, image: None, key: None }));
             }
@@ -222,30 +224,30 @@ impl TrainImages {
         })
     }
 
-    /// Names of the images that could not be read so far, each once and sorted, and why; the first
-    /// [`UNREADABLE_MAX`](super::UNREADABLE_MAX).
+    /// Names of the images that could not be read so far, with the reasons. The list is sorted, has
+    /// no duplicates, and holds at most [`UNREADABLE_MAX`](super::UNREADABLE_MAX) entries.
     pub fn unreadable(&self) -> Vec<(String, String)> {
         self.source.unreadable.list()
     }
 }
 
-/// Every image once, in the order of the set and without augmentation; or so many of them, as far
-/// apart as they can be, because a set is often sorted by class.
+/// Every image once, in the order of the set and without augmentation. With a limit, the images are
+/// spaced evenly over the set, because a set is often sorted by class.
 #[derive(Debug, Clone)]
 pub struct EvaluationImages {
     source: Source,
     mini_batch: usize,
     images: usize,
-    /// Whether images are read, and not their classes alone.
+    /// Whether images are read. If false, only their classes are found.
     pixels: bool,
 }
 
 impl EvaluationImages {
-    /// Batches of `mini_batch` images, over `images_max` of the set where given. The last batch may
-    /// be smaller.
+    /// Creates batches of `mini_batch` images, over `images_max` images of the set if given. The
+    /// last batch may be smaller.
     ///
     /// # Errors
-    /// As for [`TrainImages::new`]; `images_max` is 0.
+    /// Fails as [`TrainImages::new`] does, or if `images_max` is 0.
     pub fn new(
         set: Arc<dyn ImageSet>,
         transform: Transform,
@@ -262,38 +264,39 @@ impl EvaluationImages {
         Ok(Self { source, mini_batch, images, pixels: true })
     }
 
-    /// The same, but only the classes are found: pixels are zeros, and with [`OnUnreadable::Stop`]
-    /// no image is read. For a process that leaves the pixels to another one.
+    /// Finds only the classes: pixels are zeros, and with [`OnUnreadable::Stop`] no image is read.
+    /// For a process that leaves the pixels to another process.
     #[must_use]
     pub fn classes_only(mut self) -> Self {
         self.pixels = false;
         self
     }
 
-    /// How many images the batches have, unreadable ones included.
+    /// Number of images in all batches, including unreadable ones.
     pub fn images(&self) -> usize {
         self.images
     }
 
-    /// How many batches there are.
+    /// Number of batches.
     pub fn batches(&self) -> usize {
         self.images.div_ceil(self.mini_batch)
     }
 
-    /// A batch by its number, or none behind the last one. With [`OnUnreadable::Skip`] images that
-    /// cannot be read are left out: the batch is smaller, and may be empty.
+    /// The batch of a given number, or `None` after the last. With [`OnUnreadable::Skip`], images
+    /// that cannot be read are left out, so the batch is smaller and may be empty.
     ///
     /// # Errors
-    /// With [`OnUnreadable::Stop`] an image cannot be read. The system gives no thread.
+    /// With [`OnUnreadable::Stop`], fails if an image cannot be read. Fails if the system cannot
+    /// start a thread.
     pub fn batch(&self, number: usize) -> Option<Result<ImageBatch>> {
         let first = number.checked_mul(self.mini_batch).filter(|first| *first < self.images)?;
         let last = self.images.min(first.saturating_add(self.mini_batch));
         let indices: Vec<usize> = (first..last).collect();
         let Source { set, on_unreadable, unreadable, .. } = &self.source;
         Some(self.source.batch(&indices, |&place| {
-            // In 128 bits: a place times the size of a set may be more than 64 hold.
+            // In 128 bits, because the product may overflow 64.
             let index = (place as u128 * set.len() as u128 / self.images as u128) as usize;
-            // Where unreadable ones are left out, how many there are is known when they are read.
+            // With `Skip`, the size of the batch is known only after its images are read.
             if !self.pixels && *on_unreadable == OnUnreadable::Stop {
                 return Ok(Some(Found { index, image: None, key: None }));
             }
@@ -307,8 +310,7 @@ impl EvaluationImages {
         (0..self.batches()).filter_map(|number| self.batch(number))
     }
 
-    /// Names of the images that could not be read so far, as [`TrainImages::unreadable`] gives
-    /// them.
+    /// Names of the images that could not be read so far, as in [`TrainImages::unreadable`].
     pub fn unreadable(&self) -> Vec<(String, String)> {
         self.source.unreadable.list()
     }

@@ -1,6 +1,6 @@
 //! CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) in their binary form.
 //!
-//! A record is its label, or in CIFAR-100 its coarse and its fine label, and the red, green and
+//! A record is its label (in CIFAR-100, a coarse and a fine label), followed by the red, green and
 //! blue planes of an image of 32 x 32 pixels.
 
 use std::fs;
@@ -15,14 +15,14 @@ use crate::{Error, Result};
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 
-/// No file of names is larger than this.
+/// Maximum size of a file of class names, in bytes.
 const NAMES_BYTES_MAX: u64 = 1 << 16;
 
 /// The classes of CIFAR-10, for a folder without `batches.meta.txt`.
 const CIFAR_10_CLASSES: [&str; 10] =
     ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 
-/// Which of the two collections.
+/// One of the two collections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CifarKind {
     /// 10 classes: `data_batch_1.bin` to `data_batch_5.bin`, `test_batch.bin` and
@@ -40,7 +40,7 @@ impl CifarKind {
         }
     }
 
-    /// Bytes before the pixels; the last of them is the label.
+    /// Number of bytes before the pixels. The last of them is the label.
     fn label_bytes(self) -> usize {
         match self {
             Self::Cifar10 => 1,
@@ -67,7 +67,7 @@ impl CifarKind {
         }
     }
 
-    /// The files of a part, and the records of each.
+    /// The files of a part, and the number of records in each.
     fn files(self, part: CifarPart) -> (&'static [&'static str], usize) {
         match (self, part) {
             (Self::Cifar10, CifarPart::Train) => (
@@ -87,7 +87,7 @@ impl CifarKind {
     }
 }
 
-/// Which images of a collection.
+/// A part of a collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CifarPart {
     /// 50,000 images.
@@ -101,12 +101,12 @@ pub enum CifarPart {
 pub struct Cifar {
     kind: CifarKind,
     classes: Vec<String>,
-    /// Where each file of records is, and its bytes.
+    /// The path and the bytes of each file of records.
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 impl std::fmt::Debug for Cifar {
-    /// Without the 150 MB of pixels.
+    /// Omits the 150 MB of pixels.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("Cifar")
@@ -117,12 +117,12 @@ impl std::fmt::Debug for Cifar {
 }
 
 impl Cifar {
-    /// Reads a part from `folder`, or from the folder in it that the archive unpacks to
+    /// Reads a part from `folder`, or from the subfolder that the archive unpacks to
     /// (`cifar-10-batches-bin` or `cifar-100-binary`).
     ///
     /// # Errors
-    /// A file is missing, cannot be read or does not have its size; a label is out of range; the
-    /// file of names (which may be missing) does not have one for each class.
+    /// Fails if a file is missing, cannot be read or has the wrong size, or if a label is out of
+    /// range. Fails if the file of names exists but does not have one name per class.
     pub fn open(folder: &Path, kind: CifarKind, part: CifarPart) -> Result<Self> {
         let unpacked = folder.join(kind.folder());
         let folder = if unpacked.is_dir() { &unpacked } else { folder };
@@ -143,7 +143,7 @@ impl Cifar {
         Ok(Self { kind, classes: class_names(folder, kind)?, files })
     }
 
-    /// The file, the number in there and the bytes of a record.
+    /// The file of an image, the record's index within that file, and the record's bytes.
     fn record(&self, index: usize) -> Option<(&Path, usize, &[u8])> {
         let per_file = self.files.first()?.1.len() / self.kind.record_bytes();
         let (path, bytes) = self.files.get(index / per_file)?;
@@ -187,7 +187,7 @@ impl ImageSet for Cifar {
         Ok(Image { height: SIDE, width: SIDE, pixels })
     }
 
-    /// Of classes and all bytes.
+    /// A hash of the classes and all bytes.
     fn fingerprint(&self) -> u64 {
         let mut hasher = StableHasher::new();
         self.classes.iter().for_each(|class| hasher.field(class.as_bytes()));
@@ -196,7 +196,7 @@ impl ImageSet for Cifar {
     }
 }
 
-/// The bytes of a file of records, with its size and its labels checked.
+/// The bytes of a file of records, after checking its size and labels.
 fn records_of(path: &Path, kind: CifarKind, records: usize) -> Result<Vec<u8>> {
     let expected = records * kind.record_bytes();
     let size = fs::metadata(path).map_err(Error::io("read", path))?.len();
@@ -217,7 +217,7 @@ fn records_of(path: &Path, kind: CifarKind, records: usize) -> Result<Vec<u8>> {
     }
 }
 
-/// The names of the classes: from their file, or the well-known ones, or numbers.
+/// The class names: from their file, else the well-known names, else numbers.
 fn class_names(folder: &Path, kind: CifarKind) -> Result<Vec<String>> {
     let path = folder.join(kind.names_file());
     let bytes = match read(&path, NAMES_BYTES_MAX) {

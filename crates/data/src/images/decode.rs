@@ -1,8 +1,8 @@
 //! Image files as pixels.
 //!
-//! What a file is its content says, not its name: collections have PNG files that are called
+//! The content of a file decides its format, not its name, because collections have PNG files named
 //! `.jpg`. Any file may be cut off, hostile or not an image at all, so sizes are checked before
-//! memory is asked for.
+//! memory is allocated.
 
 use std::io::Cursor;
 use std::panic::catch_unwind;
@@ -15,37 +15,36 @@ use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, ImageResult, L
 use super::Image;
 use crate::{Error, Result};
 
-/// No image file larger than this is read: 64 MiB.
+/// Maximum size of an image file: 64 MiB.
 pub const IMAGE_FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// No image with more pixels than this is decoded: 100 million.
+/// Maximum number of pixels of a decoded image: 100 million.
 pub const IMAGE_PIXELS_MAX: u64 = 100_000_000;
 
-/// What a decoder may take beside its output: 8 bytes for each pixel of the largest image, and
-/// some.
+/// Maximum memory of a decoder beside its output: 8 bytes for each pixel of the largest image,
+/// rounded up.
 const DECODER_BYTES_MAX: u64 = 1 << 30;
 
 /// Reads a JPEG or PNG file as 8-bit RGB.
 ///
-/// Grey becomes three equal channels, 16 bits become 8, CMYK becomes RGB by the plain formula (no
-/// colour profiles), and transparency is dropped. The orientation that EXIF data gives is applied,
-/// so that up is up.
+/// Grey becomes three equal channels and 16 bits become 8. CMYK becomes RGB by the plain formula,
+/// without colour profiles, and transparency is dropped. EXIF orientation is applied.
 ///
 /// # Errors
-/// The file cannot be read; is larger than [`IMAGE_FILE_BYTES_MAX`] or has more than
-/// [`IMAGE_PIXELS_MAX`] pixels; is neither JPEG nor PNG; is damaged or ends too early.
+/// Fails if the file cannot be read, is larger than [`IMAGE_FILE_BYTES_MAX`], has more than
+/// [`IMAGE_PIXELS_MAX`] pixels, is neither JPEG nor PNG, or is damaged or truncated.
 pub fn decode(path: &Path) -> Result<Image> {
     let bytes = read(path, IMAGE_FILE_BYTES_MAX)?;
     guarded(&bytes).map_err(|reason| Error::Image { path: path.to_path_buf(), reason })
 }
 
-/// The pixels of a file's bytes. Decoders are others' code on anybody's bytes: a bug in one is this
-/// file's error, not the end of a run.
+/// Decodes a file's bytes. Decoders are third-party code that reads untrusted bytes, so a panic in
+/// one becomes this file's error and does not end the run.
 pub(crate) fn guarded(bytes: &[u8]) -> Result<Image, String> {
     catch_unwind(|| pixels(bytes)).unwrap_or_else(|_| Err("the decoder panicked".to_owned()))
 }
 
-/// The bytes of a file of at most so many.
+/// Reads a file of at most `bytes_max` bytes.
 pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let refused = |reason: String| Error::Image { path: path.to_path_buf(), reason };
     gpipe_files::read(path, bytes_max).map_err(|error| match error {
@@ -74,7 +73,7 @@ fn pixels(bytes: &[u8]) -> Result<Image, String> {
             "it has {height} x {width} pixels, and 1 to {IMAGE_PIXELS_MAX} are allowed"
         ));
     }
-    // Damaged metadata is no reason to refuse good pixels.
+    // Damaged metadata is not a reason to refuse intact pixels.
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut image = DynamicImage::from_decoder(decoder).map_err(|error| error.to_string())?;
     image.apply_orientation(orientation);
@@ -91,20 +90,20 @@ fn decoder(bytes: &[u8], format: ImageFormat) -> ImageResult<impl ImageDecoder +
     reader.into_decoder()
 }
 
-/// Whether a JPEG has its end marker. The decoder takes a file without one and makes up the rest of
-/// the picture, in grey; its strict mode would refuse harmless oddities as well.
+/// Whether a JPEG has its end marker. The decoder accepts a file without one and fills the rest of
+/// the picture with grey. Its strict mode would also refuse harmless oddities.
 fn jpeg_reaches_its_end(bytes: &[u8]) -> bool {
     let mut at = 0;
     while let Some(next) = bytes.get(at..).and_then(|rest| rest.iter().position(|&b| b == 0xff)) {
         at += next + 1;
         match bytes.get(at..) {
             Some([0xd9, ..]) => return true,
-            // Padding before a marker: the next byte decides.
+            // Padding before a marker. The next byte decides.
             Some([0xff, ..]) => {}
             // A byte of a scan that happens to be 0xff, or a marker without content.
             Some([0x00 | 0x01 | 0xd0..=0xd8, ..]) => at += 1,
-            // A segment with its length. Passed over: metadata may hold a small JPEG with an end of
-            // its own.
+            // A segment with its length. It is skipped, because metadata may hold a small JPEG with
+            // its own end marker.
             Some([_, high, low, ..]) => at += 1 + usize::from(u16::from_be_bytes([*high, *low])),
             _ => return false,
         }

@@ -1,30 +1,29 @@
 //! Random affine maps and tones, for images whose content may be turned, slanted, moved or
-//! inverted: letters, digits, satellites' pictures.
+//! inverted, such as letters, digits and satellite images.
 //!
-//! As in torchvision's `RandomAffine`, `RandomInvert` and `ColorJitter`, but a function of a key.
+//! These are torchvision's `RandomAffine`, `RandomInvert` and `ColorJitter` as functions of a key.
 
 use super::Image;
 
-/// By how much training turns, scales, slants and moves an image, at most. The default changes
-/// nothing.
+/// Maximum rotation, scaling, shear and translation in training. The default changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Affine {
-    /// Degrees to turn, either way. At most 45.
+    /// Maximum rotation in degrees, in either direction. At most 45.
     pub degrees: f64,
-    /// Least and greatest scale; 1 is as it is.
+    /// Minimum and maximum scale. 1 leaves the size unchanged.
     pub scale: (f64, f64),
-    /// Least and greatest slant: how far the top is moved to the right, per height.
+    /// Minimum and maximum shear: the shift of the top to the right, relative to the height.
     pub shear: (f64, f64),
-    /// Share of the image's side to move, along each axis and either way.
+    /// Maximum translation along each axis, in either direction, as a fraction of the image's side.
     pub translate: f64,
 }
 
-/// How training changes the range of an image's values. The default changes nothing.
+/// Changes to the range of an image's values in training. The default changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tone {
-    /// Least width of the range that 0 to 1 is mapped to; 1 leaves values as they are.
+    /// Minimum width of the range that `[0, 1]` is mapped to. 1 leaves values unchanged.
     pub contrast: f64,
-    /// How likely dark and light are exchanged, in 0 to 1.
+    /// Probability of inverting dark and light.
     pub invert: f64,
 }
 
@@ -41,7 +40,7 @@ impl Default for Tone {
 }
 
 impl Affine {
-    /// The field that makes no sense and why, if there is one.
+    /// The first invalid field with the reason, if there is one.
     pub(super) fn wrong(&self) -> Option<(&'static str, String)> {
         let Self { degrees, scale, shear, translate } = *self;
         if !(0.0..=45.0).contains(&degrees) {
@@ -64,8 +63,8 @@ impl Affine {
         None
     }
 
-    /// An image that is mapped as five draws in 0 to 1 say; as it is, where this is the default.
-    /// What comes in from outside is the nearest pixel of the border.
+    /// Maps an image as the five draws in `[0, 1)` say. Returns `None` for the default, which
+    /// changes nothing. Pixels from outside the image repeat the nearest border pixel.
     pub(super) fn apply(&self, image: &Image, draws: [f64; 5]) -> Option<Image> {
         if *self == Self::default() {
             return None;
@@ -73,8 +72,9 @@ impl Affine {
         let [turn, scale, shear, right, down] = draws;
         let between = |(least, most): (f64, f64), draw: f64| least + (most - least) * draw;
         let either_way = |most: f64, draw: f64| most * (2.0 * draw - 1.0);
-        // The tangent of half the angle, so that sine and cosine are fractions of it: those of the
-        // system may differ in the last bit. For so small an angle it is the angle itself, nearly.
+        // Sine and cosine are rational functions of the half angle's tangent, because the system's
+        // own functions may differ in the last bit. For so small an angle, the tangent is nearly
+        // the angle itself.
         let half = either_way(self.degrees, turn).to_radians() / 2.0;
         let (cosine, sine) =
             ((1.0 - half * half) / (1.0 + half * half), 2.0 * half / (1.0 + half * half));
@@ -86,7 +86,7 @@ impl Affine {
         let mut pixels = Vec::with_capacity(image.pixels.len());
         for row in 0..image.height {
             for column in 0..image.width {
-                // Where this pixel comes from: the map backwards, about the centre.
+                // The source position of this pixel: the inverse map, about the centre.
                 let (x, y) = (
                     (column as f64 + 0.5 - middle_x - right) / scale,
                     (row as f64 + 0.5 - middle_y - down) / scale,
@@ -100,7 +100,7 @@ impl Affine {
     }
 }
 
-/// An image's value at a place between pixels, by the four around it.
+/// An image's value between pixels, interpolated from the four pixels around it.
 fn sample(image: &Image, x: f64, y: f64) -> [u8; 3] {
     let split = |at: f64, len: usize| {
         let at = at.clamp(0.0, (len - 1) as f64);
@@ -132,7 +132,7 @@ fn sample(image: &Image, x: f64, y: f64) -> [u8; 3] {
 }
 
 impl Tone {
-    /// The field that makes no sense and why, if there is one.
+    /// The first invalid field with the reason, if there is one.
     pub(super) fn wrong(&self) -> Option<(&'static str, String)> {
         let Self { contrast, invert } = *self;
         if !(contrast > 0.0 && contrast <= 1.0) {
@@ -145,7 +145,7 @@ impl Tone {
         None
     }
 
-    /// What a value in 0 to 1 becomes: a factor and a summand, by three draws in 0 to 1.
+    /// The factor and the summand that map a value in `[0, 1]`, from three draws in `[0, 1)`.
     pub(super) fn map(&self, draws: [f64; 3]) -> (f32, f32) {
         let [width, low, invert] = draws;
         let width = self.contrast + (1.0 - self.contrast) * width;
@@ -170,7 +170,7 @@ mod tests {
         Image { height, width, pixels }
     }
 
-    /// The centre of what is dark, in columns and rows from the image's centre.
+    /// The centre of the dark pixels, as columns and rows from the image's centre.
     fn centre(image: &Image) -> (f64, f64) {
         let (mut sum, mut x, mut y) = (0.0, 0.0, 0.0);
         for (place, pixel) in image.pixels.chunks_exact(3).enumerate() {
@@ -182,7 +182,7 @@ mod tests {
         (x / sum, y / sum)
     }
 
-    /// A dark square of 4 pixels whose centre is `right` of and `up` from the image's.
+    /// A dark square of 4 pixels, centred `right` and `up` of the image's centre.
     fn spot(right: isize, up: isize) -> Image {
         image(40, 40, |row, column| {
             let is_in = (20 - up - 2..20 - up + 2).contains(&(row as isize))
@@ -192,7 +192,7 @@ mod tests {
     }
 
     fn near(found: (f64, f64), expected: (f64, f64)) {
-        // Of a pixel: values are rounded to 8 bits.
+        // A twentieth of a pixel, because values are rounded to 8 bits.
         let distance = (found.0 - expected.0).abs().max((found.1 - expected.1).abs());
         assert!(distance < 0.05, "{found:?} is not {expected:?}");
     }
@@ -213,7 +213,7 @@ mod tests {
         let turned = only(|affine| affine.degrees = 30.0);
         let (cosine, sine) = (30_f64.to_radians().cos(), 30_f64.to_radians().sin());
         let found = centre(&turned.apply(&spot(10, 0), [1.0, 0.5, 0.5, 0.5, 0.5]).unwrap());
-        // The fraction for the half angle is 2% off at 30 degrees.
+        // The rational approximation from the half angle is 2% off at 30 degrees.
         assert!((found.0 - 10.0 * cosine).abs() < 0.2, "{found:?}");
         assert!((found.1.abs() - 10.0 * sine).abs() < 0.2, "{found:?}");
     }

@@ -9,31 +9,31 @@ use super::{Image, ImageSet, decode};
 use crate::hash::{self, StableHasher, mix};
 use crate::{Error, Omissions, Result};
 
-/// No more classes than this.
+/// Maximum number of classes.
 const CLASSES_MAX: usize = 1 << 16;
 
-/// No more files and folders than this in one set, images or not: ImageNet-21k has 14 million.
+/// Maximum number of files and folders in one set, images or not. ImageNet-21k has 14 million.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// No folder is deeper than this below its class.
+/// Maximum depth of a folder below its class.
 const DEPTH_MAX: usize = 16;
 
-/// How many names a message lists.
+/// Number of names that a message lists.
 const NAMES_MAX: usize = 5;
 
-/// How files of images end, in any case of letters.
+/// Extensions of image files, in any case.
 const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 
-/// What the split by a seed is told apart by from other uses of the seed.
+/// Stream number that separates the split from other uses of the seed.
 const SPLIT_STREAM: u64 = 0x7370_6c69_7400;
 
 /// The JPEG and PNG files of a folder with one folder per class.
 ///
 /// - Classes are the names of the folders in `root`, sorted. Images lie in them at any depth,
 ///   sorted by path.
-/// - Hidden entries and files that do not end in `jpg`, `jpeg` or `png` (in any case) are left out,
-///   as are files beside the classes; [`ImageFolder::left_out`] counts them.
-/// - Symbolic links are followed; within a class a folder that is reached twice counts once, so
+/// - Hidden entries, files that do not end in `jpg`, `jpeg` or `png` (in any case) and files beside
+///   the classes are left out. [`ImageFolder::left_out`] counts them.
+/// - Symbolic links are followed. Within a class, a folder that is reached twice counts once, so
 ///   loops end.
 #[derive(Debug, Clone)]
 pub struct ImageFolder {
@@ -45,27 +45,28 @@ pub struct ImageFolder {
 
 #[derive(Debug, Clone)]
 struct ImageFile {
-    /// From the root.
+    /// Path from the root.
     relative: PathBuf,
     class: usize,
     bytes: u64,
 }
 
-/// Why entries are left out.
+/// Reasons for leaving out entries.
 const HIDDEN: (&str, &str) = ("hidden entry", "hidden entries");
 const BESIDE: (&str, &str) = ("file beside the classes", "files beside the classes");
 const OTHER: (&str, &str) = ("file that is no JPEG or PNG", "files that are no JPEG or PNG");
 const AGAIN: (&str, &str) = ("folder that was read before", "folders that were read before");
 
-/// What folders are called that hold parts of a data set, not classes.
+/// Names of folders that hold parts of a data set, not classes.
 const PARTS: [&str; 6] = ["train", "training", "val", "valid", "validation", "test"];
 
 impl ImageFolder {
-    /// All images under `root`.
+    /// Opens all images under `root`.
     ///
     /// # Errors
-    /// `root` is missing, is no folder, or has no folders in it; a class has no image; there are
-    /// more than 65,536 classes or 16,777,216 entries; a folder cannot be listed.
+    /// Fails if `root` is missing, is not a folder or has no folders, or if a class has no image.
+    /// Fails if there are more than 65,536 classes or 16,777,216 entries, or if a folder cannot be
+    /// listed.
     pub fn open(root: &Path) -> Result<Self> {
         let mut left_out = Omissions::default();
         let folders = class_folders(root, &mut left_out)?;
@@ -100,12 +101,12 @@ impl ImageFolder {
         ))
     }
 
-    /// Images under `root` with the classes of another set, in its order: for the folder to
-    /// validate on. A class without a folder or without images is fine.
+    /// Opens the images under `root` with the classes of another set, in its order. Used for a
+    /// validation folder. A class may be missing or have no images.
     ///
     /// # Errors
-    /// As for [`ImageFolder::open`], but for classes without images; a folder is none of the
-    /// classes; there is no image.
+    /// Fails as [`ImageFolder::open`] does, except that a class may have no images. Also fails if a
+    /// folder is not one of the classes, or if there is no image at all.
     pub fn with_classes(root: &Path, classes: &[String]) -> Result<Self> {
         let mut left_out = Omissions::default();
         let folders = class_folders(root, &mut left_out)?;
@@ -147,23 +148,22 @@ impl ImageFolder {
         Ok(Self { root: root.to_path_buf(), files, classes, left_out })
     }
 
-    /// Entries of the folder that are none of its images. Both sides of a split have those of the
-    /// whole folder.
+    /// Entries of the folder that are not images of the set. Both sides of a split report those of
+    /// the whole folder.
     pub fn left_out(&self) -> &Omissions {
         &self.left_out
     }
 
-    /// Bytes of the images' files.
+    /// Total size of the image files, in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Cuts the set into (training, validation): each image is on a side by a hash of `seed` and
-    /// its path from the root, so images that are added move no others. Both sides have all the
-    /// classes.
+    /// Splits the set into (training, validation). A hash of `seed` and the path from the root
+    /// chooses each image's side, so added images do not move others. Both sides keep all classes.
     ///
     /// # Errors
-    /// `validation_share` is not between 0 and 1, or one side has no image.
+    /// Fails if `validation_share` is not between 0 and 1, or if one side has no image.
     pub fn split(self, validation_share: f64, seed: u64) -> Result<(Self, Self)> {
         let Self { root, classes, files, left_out } = self;
         let to_validation = |file: &ImageFile| {
@@ -219,7 +219,7 @@ impl ImageSet for ImageFolder {
         decode(&self.root.join(&self.file(index)?.relative))
     }
 
-    /// Of classes, paths from the root, and sizes. Contents are not read.
+    /// A hash of classes, paths from the root, and sizes. Contents are not read.
     fn fingerprint(&self) -> u64 {
         let mut hasher = StableHasher::new();
         hasher.field(&(self.classes.len() as u64).to_le_bytes());
@@ -232,7 +232,7 @@ impl ImageSet for ImageFolder {
     }
 }
 
-/// The folders in `root` by name.
+/// The folders in `root`, by name.
 fn class_folders(root: &Path, left_out: &mut Omissions) -> Result<BTreeMap<String, PathBuf>> {
     let metadata = fs::metadata(root).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::MissingPath { path: root.to_path_buf() },
@@ -249,7 +249,7 @@ fn class_folders(root: &Path, left_out: &mut Omissions) -> Result<BTreeMap<Strin
             left_out.add(HIDDEN, path.display().to_string());
             continue;
         }
-        // Follows links: collections are often put together from links to folders.
+        // Follows links, because collections are often put together from links to folders.
         if !fs::metadata(&path).map_err(Error::io("read", &path))?.is_dir() {
             loose_images += usize::from(is_named_as_image(&path));
             left_out.add(BESIDE, path.display().to_string());
@@ -278,7 +278,7 @@ fn class_folders(root: &Path, left_out: &mut Omissions) -> Result<BTreeMap<Strin
     }
 }
 
-/// Collects the images of one class after the other.
+/// Collects the images of one class at a time.
 struct Walk<'a> {
     root: &'a Path,
     files: Vec<ImageFile>,
@@ -292,7 +292,7 @@ impl Walk<'_> {
         let mut seen = BTreeSet::new();
         let mut folders = vec![(folder.to_path_buf(), 0)];
         while let Some((folder, depth)) = folders.pop() {
-            // One folder by two names would count its images twice, and a loop of links has no end.
+            // A folder with two names would count its images twice, and a loop of links never ends.
             let real = fs::canonicalize(&folder).map_err(Error::io("read", &folder))?;
             if !seen.insert(real) {
                 self.left_out.add(AGAIN, folder.display().to_string());
@@ -322,8 +322,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What is in a folder and might matter, from the last name to the first: the first is then
-    /// taken first, and a folder that has two names is always known by the same one.
+    /// The relevant entries of a folder, in descending order of name. The caller pops the first
+    /// name first, so a folder with two names is always known by the same one.
     fn list(&mut self, folder: &Path) -> Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
         for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
@@ -335,7 +335,8 @@ impl Walk<'_> {
                 return Err(malformed(self.root, reason));
             }
             let path = entry.path();
-            // Of other files not even the size is asked: annotations may be as many as images.
+            // Does not query the size of other files, because there may be as many annotations as
+            // images.
             let is_plain = entry.file_type().is_ok_and(|kind| kind.is_file());
             if is_hidden(&path) {
                 self.left_out.add(HIDDEN, path.display().to_string());
@@ -365,7 +366,7 @@ fn slashed(path: &Path) -> String {
     parts.join("/")
 }
 
-/// The classes most like a name.
+/// The classes most similar to a name.
 fn nearest<'a>(name: &str, classes: &'a [String]) -> Vec<&'a str> {
     let mut scored: Vec<(f64, &str)> =
         classes.iter().map(|class| (strsim::jaro_winkler(class, name), class.as_str())).collect();

@@ -5,15 +5,16 @@
 //!       [1]                        [2]          [3]            [4]
 //! ```
 //!
-//! 1. Sources: [`ImageFolder`] reads files when asked, through [`decode()`]; [`Cifar`] is in
+//! 1. Sources: [`ImageFolder`] reads files on request, through [`decode()`]; [`Cifar`] is held in
 //!    memory.
-//! 2. [`ImageSet`]: images by number, whatever the source. A user's own source implements this.
-//! 3. [`Transform`]: an image as normalised numbers of one size, in training augmented by a key.
+//! 2. [`ImageSet`]: images by index, from any source. Implement it to add a source.
+//! 3. [`Transform`]: turns an image into normalised values of one size. In training, a key selects
+//!    its augmentation.
 //! 4. [`TrainImages`], [`EvaluationImages`]: mini-batches by number, decoded on several threads.
 //!
-//! As for text, a batch is a pure function of (images, settings, seed, step): the number of
-//! threads, the order of calls and a restart change nothing. Absent: tensors (an [`ImageBatch`]
-//! holds plain vectors), downloads, and a cache of decoded images.
+//! As for text, a batch is a pure function of (images, settings, seed, step). The number of
+//! threads, the order of calls and restarts change nothing. This module has no tensors (an
+//! [`ImageBatch`] holds plain vectors), no downloads and no cache of decoded images.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -59,46 +60,45 @@ pub use folder::ImageFolder;
 pub use transform::{Crop, IMAGE_SIZE_MAX, Transform};
 pub use unreadable::{OnUnreadable, UNREADABLE_MAX};
 
-/// An 8-bit RGB image: rows from the top, red, green and blue of each pixel in turn.
+/// An 8-bit RGB image: rows from the top, with interleaved red, green and blue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
-    /// Pixels of a row.
+    /// Number of pixels per row.
     pub width: usize,
     /// `height * width * 3` bytes.
     pub pixels: Vec<u8>,
 }
 
-/// Images by number, each of one class.
+/// A set of images by index, each with one class.
 ///
-/// An image is a function of its number: whoever asks, in whatever order and on whatever thread,
-/// gets the same one.
+/// An image is a function of its index alone: every caller, in any order and on any thread, gets
+/// the same image.
 pub trait ImageSet: Debug + Send + Sync {
     /// Names of the classes.
     fn classes(&self) -> &[String];
 
-    /// How many images there are.
+    /// Number of images.
     fn len(&self) -> usize;
 
-    /// Whether there is none.
+    /// Whether there are no images.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The class of an image, as a place in [`ImageSet::classes`]; 0 for a number that is not
-    /// there.
+    /// The class of an image, as an index into [`ImageSet::classes`]. 0 if `index` is out of range.
     fn class(&self, index: usize) -> usize;
 
-    /// What messages call an image: a file's path, or where it came from.
+    /// The name of an image in messages: a file's path, or where the image came from.
     fn name(&self, index: usize) -> String;
 
-    /// Reads or makes an image.
+    /// Reads or generates an image.
     ///
     /// # Errors
-    /// A file that is gone, damaged or too large; a number that is not there.
+    /// Fails if the file is missing, damaged or too large, or if `index` is out of range.
     fn image(&self, index: usize) -> crate::Result<Image>;
 
-    /// What tells this set from others: names, classes, and contents where they are in memory.
+    /// A hash that identifies the set: names, classes, and the contents if they are in memory.
     fn fingerprint(&self) -> u64;
 }

@@ -1,18 +1,19 @@
 //! Scaling a part of an image, with antialiasing.
 //!
-//! A triangle as wide as two output pixels, and no narrower than two input pixels, is laid over the
-//! input: bilinear interpolation where an image grows, an average where it shrinks. This is what
-//! PIL and torchvision call bilinear with antialiasing, but for their rounding to 8 bits.
+//! Each output pixel weights the input with a triangle as wide as two output pixels, and at least
+//! two input pixels. The result is bilinear interpolation where an image grows, and an average
+//! where it shrinks. PIL and torchvision call this bilinear with antialiasing, but they also round
+//! to 8 bits.
 //!
-//! Why not a library: `image::imageops` makes the whole scaled image, and a strip of 1 x 1,000,000
-//! pixels scaled to a shorter side of 256 has no end. Here only the window that is asked for is
-//! made, with one row of memory. Sums are in a fixed order and without fused operations, so every
-//! machine gets the same bits.
+//! Why not a library: `image::imageops` builds the whole scaled image. A strip of 1 x 1,000,000
+//! pixels scaled to a shorter side of 256 is practically endless. This module computes only the
+//! requested window, with one row of memory. Sums use a fixed order and no fused operations, so
+//! every machine gets the same bits.
 
 use super::Image;
 
-/// Along one axis: `scaled` output pixels cover `len` input pixels from `start`, and `window` of
-/// them from `first` are wanted. A window may not reach outside of the output.
+/// One axis of a resampling: `scaled` output pixels cover `len` input pixels from `start`. The
+/// caller wants `window` output pixels from `first`. A window must not reach outside the output.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     pub(super) start: usize,
@@ -22,15 +23,15 @@ pub(super) struct Axis {
     pub(super) window: usize,
 }
 
-/// The input pixels of one output pixel: the first, and the weights of it and those behind it,
-/// which sum to 1.
+/// The input pixels of one output pixel: the index of the first, and the weights of it and its
+/// successors. The weights sum to 1.
 struct Taps {
     first: usize,
     weights: Vec<f32>,
 }
 
 impl Axis {
-    /// The taps of a pixel of the window.
+    /// The taps of a pixel in the window.
     fn taps(&self, pixel: usize) -> Taps {
         let scale = self.len as f64 / self.scaled as f64;
         let support = scale.max(1.0);
@@ -48,11 +49,11 @@ impl Axis {
     }
 }
 
-/// The windows of both axes as `[rows, columns, 3]`, in 0 to 255. The image and the axes must fit
-/// each other.
+/// Resamples the windows of both axes. The axes must fit the image. Returns values in 0 to 255 with
+/// shape `[rows, columns, 3]`.
 pub(super) fn resample(image: &Image, rows: Axis, columns: Axis) -> Vec<f32> {
     let columns: Vec<Taps> = (0..columns.window).map(|column| columns.taps(column)).collect();
-    // Only these columns are looked at.
+    // Only these columns are read.
     let left = columns.iter().map(|taps| taps.first).min().unwrap_or(0);
     let right = columns.iter().map(|taps| taps.first + taps.weights.len()).max().unwrap_or(left);
     let mut out = Vec::with_capacity(rows.window * columns.len() * 3);

@@ -1,4 +1,4 @@
-//! From an image to the numbers that a network sees.
+//! Converts an image to the values that a network sees.
 //!
 //! ```text
 //!            distort ──► crop ──► scale ──► (pad, shift) ──► flip ──► tone, normalise ──► cut out
@@ -6,9 +6,9 @@
 //! evaluation              centre    x                                     normalise
 //! ```
 //!
-//! Augmentation is a pure function of (image, key): a draw is a hash of the key and of what the
-//! draw is for, not the next number of a generator. The obvious design, a random generator per
-//! thread, gives an image another crop when another thread happens to read it.
+//! Augmentation is a pure function of (image, key): a draw is a hash of the key and the draw's
+//! purpose, not the next number of a generator. The obvious design, one random generator per
+//! thread, would make an image's crop depend on which thread reads it.
 
 use super::distort::{Affine, Tone};
 use super::resample::{Axis, resample};
@@ -16,62 +16,62 @@ use super::{Image, unit};
 use crate::hash::mix;
 use crate::{Error, Result};
 
-/// No output is larger than this on a side.
+/// Maximum side of the output, in pixels.
 pub const IMAGE_SIZE_MAX: usize = 4096;
 
-/// How often [`Crop::RandomResized`] draws before it settles for the centre.
+/// Number of crops that [`Crop::RandomResized`] tries before it falls back to the centre.
 const CROP_TRIES: u64 = 10;
 
-/// How training cuts an image.
+/// How training crops an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Crop {
-    /// As evaluation does.
+    /// The centre crop of evaluation.
     None,
-    /// As evaluation does, then shifted by up to `pixels` each way (He et al., "Deep residual
-    /// learning", 2016, section 4.2, for CIFAR). What comes in at the border is 0 after
-    /// normalisation, the mean colour.
+    /// The centre crop of evaluation, then a shift by up to `pixels` in each direction (He et al.,
+    /// "Deep residual learning", 2016, section 4.2, for CIFAR). Pixels from outside are 0 after
+    /// normalisation, which is the mean colour.
     Padded {
         /// Padding on each side.
         pixels: usize,
     },
     /// A random part, scaled to the output's size (Szegedy et al., "Going deeper with
-    /// convolutions", 2015, section 6, in torchvision's form: 10 tries, then the largest part in
-    /// the centre with an allowed ratio).
+    /// convolutions", 2015, section 6). As in torchvision, after 10 failed tries the crop is the
+    /// largest centred part with an allowed ratio.
     RandomResized {
-        /// Least and greatest share of the image's area, of 1.
+        /// Minimum and maximum fraction of the image's area.
         scale: (f64, f64),
-        /// Least and greatest width / height.
+        /// Minimum and maximum ratio of width to height.
         ratio: (f64, f64),
     },
 }
 
-/// How an image becomes `[3, size, size]` numbers.
+/// How an image becomes values of shape `[3, size, size]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transform {
     /// Rows and columns of the output.
     pub size: usize,
-    /// For evaluation: the shorter side is scaled to this, then the centre of `size` is cut out.
-    /// Not less than `size`.
+    /// Evaluation scales the shorter side to this, then crops the centre of `size`. Not less than
+    /// `size`.
     pub resize: usize,
-    /// Subtracted from each channel in 0 to 1: red, green, blue.
+    /// Subtracted from each channel, as red, green, blue in `[0, 1]`.
     pub mean: [f32; 3],
-    /// Divides each channel then.
+    /// Divides each channel after the subtraction.
     pub std: [f32; 3],
-    /// How training cuts.
+    /// How training crops.
     pub crop: Crop,
-    /// How likely training mirrors left and right, in 0 to 1.
+    /// Probability that training mirrors the image left to right.
     pub flip: f64,
-    /// Side of the square that training sets to 0, in pixels; 0 for none. Its centre is anywhere in
-    /// the image, so a part of it may lie outside (DeVries and Taylor, "Improved regularization of
-    /// convolutional neural networks with cutout", 2017).
+    /// Side of the square that training sets to 0, in pixels, or 0 for none. The centre lies
+    /// anywhere in the image, so part of the square may lie outside (DeVries and Taylor, "Improved
+    /// regularization of convolutional neural networks with cutout", 2017).
     pub cutout: usize,
-    /// How training turns, scales, slants and moves.
+    /// How training rotates, scales, shears and translates.
     pub affine: Affine,
-    /// How training changes dark and light.
+    /// How training changes contrast and inverts.
     pub tone: Tone,
 }
 
-/// What a draw is for. Those of the tries of a crop begin at [`Draw::Tries`], four each.
+/// The purpose of a draw. Each try of a crop uses four draws, starting at [`Draw::Tries`].
 #[derive(Clone, Copy)]
 enum Draw {
     Flip = 0,
@@ -79,14 +79,14 @@ enum Draw {
     ShiftColumns = 2,
     CutRow = 3,
     CutColumn = 4,
-    /// Five of them.
+    /// Uses five draws.
     Affine = 5,
-    /// Three of them.
+    /// Uses three draws.
     Tone = 10,
     Tries = 16,
 }
 
-/// All that chance decides, by a key.
+/// All random decisions for one key.
 #[derive(Clone, Copy)]
 struct Draws(u64);
 
@@ -95,24 +95,24 @@ impl Draws {
         mix(self.0 ^ mix(number))
     }
 
-    /// In 0 to 1, without 1.
+    /// A number in `[0, 1)`.
     fn unit(self, number: u64) -> f64 {
         unit(self.bits(number))
     }
 
-    /// So many numbers in 0 to 1, from that of `first` on.
+    /// `N` numbers in `[0, 1)`, starting with that of `first`.
     fn units<const N: usize>(self, first: Draw) -> [f64; N] {
         std::array::from_fn(|nth| self.unit(first as u64 + nth as u64))
     }
 
-    /// Less than `bound`, which is not 0.
+    /// An integer less than `bound`, which must not be 0.
     fn below(self, number: u64, bound: usize) -> usize {
         ((u128::from(self.bits(number)) * bound as u128) >> 64) as usize
     }
 }
 
 impl Transform {
-    /// No augmentation, and evaluation without a margin.
+    /// A transform without augmentation, which evaluates without a margin.
     pub fn plain(size: usize, mean: [f32; 3], std: [f32; 3]) -> Self {
         Self {
             size,
@@ -127,15 +127,15 @@ impl Transform {
         }
     }
 
-    /// How many numbers an image becomes: `3 * size * size`.
+    /// Number of values per image: `3 * size * size`.
     pub fn values(&self) -> usize {
         self.size.saturating_mul(self.size).saturating_mul(3)
     }
 
-    /// Whether the fields make sense.
+    /// Checks that all fields are in range.
     ///
     /// # Errors
-    /// One does not; the message names it.
+    /// Fails if a field is out of range. The message names it.
     pub fn check(&self) -> Result<()> {
         let wrong = |field, reason: String| Err(Error::Transform { field, reason });
         let Self { size, resize, mean, std, crop, flip, cutout, affine, tone } = self;
@@ -188,13 +188,13 @@ impl Transform {
         }
     }
 
-    /// Writes an image to `out` as `[3, size, size]`, each number (value / 255 - mean) / std. With
-    /// a key as training does, where the key alone decides what is drawn; without one as evaluation
-    /// does.
+    /// Writes an image to `out` as `[3, size, size]`, where each value is (value / 255 - mean) /
+    /// std. With a key, applies the training augmentation, which the key alone determines. Without
+    /// a key, applies the evaluation transform.
     ///
     /// # Errors
-    /// [`Transform::check`] fails; the image is empty or its pixels are not as many as its sides
-    /// say; `out` is not [`Transform::values`] long.
+    /// Fails if [`Transform::check`] fails, if the image is empty, if the number of its pixels does
+    /// not match its sides, or if the length of `out` is not [`Transform::values`].
     pub fn apply(&self, image: &Image, key: Option<u64>, out: &mut [f32]) -> Result<()> {
         self.check()?;
         let sides = image.height.checked_mul(image.width).and_then(|pixels| pixels.checked_mul(3));
@@ -262,16 +262,16 @@ impl Transform {
         Ok(())
     }
 
-    /// One axis of a part that is scaled to the output's size, whatever its ratio.
+    /// One axis of a part that is scaled to the output's size, regardless of its aspect ratio.
     fn squeezed(&self, start: usize, len: usize) -> Axis {
         Axis { start, len, scaled: self.size as u64, first: 0, window: self.size }
     }
 
-    /// Rows and columns of evaluation: the shorter side to `resize`, and of that the centre.
+    /// Rows and columns in evaluation: scales the shorter side to `resize`, then takes the centre.
     fn centred(&self, image: &Image) -> (Axis, Axis) {
         let shorter = image.height.min(image.width) as u128;
         let axis = |len: usize| {
-            // In 128 bits for the product; the quotient overflows 64 for no image that fits in
+            // The product needs 128 bits. The quotient fits 64 bits for every image that fits in
             // memory.
             let scaled = (self.resize as u128 * len as u128 / shorter) as u64;
             let margin = scaled.saturating_sub(self.size as u64);
@@ -295,7 +295,7 @@ impl Transform {
     }
 }
 
-/// Half of a margin, a half pixel to the even side: where torchvision's centre crop begins.
+/// Half of a margin, rounded half to even, which is where torchvision's centre crop begins.
 fn half_to_even(margin: u64) -> u64 {
     (margin / 2) + u64::from(margin % 4 == 3)
 }
@@ -316,8 +316,8 @@ fn random_part(image: &Image, scale: (f64, f64), ratio: (f64, f64), draws: Draws
         let share = scale.0 + (scale.1 - scale.0) * draws.unit(draw);
         let area = height as f64 * width as f64 * share;
         let ratio = (log_least + (log_most - log_least) * draws.unit(draw + 1)).exp();
-        // A cast of something too large stays at the greatest integer, and is then too large for
-        // the image, too.
+        // A cast that overflows saturates at the greatest integer, which is also too large for the
+        // image.
         let part_width = (area * ratio).sqrt().round_ties_even() as usize;
         let part_height = (area / ratio).sqrt().round_ties_even() as usize;
         if (1..=width).contains(&part_width) && (1..=height).contains(&part_height) {

@@ -1,4 +1,4 @@
-//! Images that cannot be read: what to do, and which they were.
+//! Handling of images that cannot be read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Image, ImageSet};
 use crate::{Error, Result};
 
-/// No more unreadable images than this are remembered.
+/// Maximum number of unreadable images that are remembered.
 pub const UNREADABLE_MAX: usize = 1000;
 
-/// How many images in a row are tried in place of one that cannot be read.
+/// Maximum number of images in a row to try in place of an unreadable one.
 const TRIES_MAX: usize = 100;
 
 /// What to do about an image that cannot be read.
@@ -17,7 +17,7 @@ const TRIES_MAX: usize = 100;
 pub enum OnUnreadable {
     /// Report its error.
     Stop,
-    /// In training take the next readable one of the set in its place; in evaluation leave it out.
+    /// Training takes the next readable image of the set instead. Evaluation leaves the image out.
     Skip,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Unreadable(Arc<Mutex<BTreeMap<String, String>>>);
 
 impl Unreadable {
     fn remember(&self, name: String, reason: &Error) {
-        // A list of names is whole whatever panicked beside it.
+        // A panic elsewhere cannot leave the list of names inconsistent.
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if list.len() < UNREADABLE_MAX {
             list.entry(name).or_insert_with(|| reason.to_string());
@@ -39,7 +39,7 @@ impl Unreadable {
         list.iter().map(|(name, reason)| (name.clone(), reason.clone())).collect()
     }
 
-    /// An image, or none where it is to be left out.
+    /// Reads an image. Returns `None` if it cannot be read and is to be left out.
     pub(super) fn read(
         &self,
         set: &dyn ImageSet,
@@ -56,8 +56,8 @@ impl Unreadable {
         }
     }
 
-    /// An image, or the next readable one, with its number. Which one is a function of the files
-    /// alone.
+    /// Reads an image, or the next readable one, and returns it with its index. The choice depends
+    /// only on the files.
     pub(super) fn read_or_next(
         &self,
         set: &dyn ImageSet,

@@ -1,4 +1,4 @@
-//! Mini-batches of pairs, and those of training by number.
+//! Mini-batches of pairs for training, by number.
 
 use std::ops::Deref;
 
@@ -10,39 +10,40 @@ use super::{PairError, PairSet};
 use crate::permutation::Permutation;
 use crate::{BATCH_TOKENS_MAX, IGNORE, Result};
 
-/// What the seed's use for the order of a pool's mini-batches is told apart by.
+/// Stream number that separates the order of a pool's mini-batches from other uses of the seed.
 const MINI_BATCHES_STREAM: u64 = 6;
 
-/// Mini-batches of a pool. With lengths like sentences' (log-normal) 16 of them have a quarter more
-/// tokens for padding, 32 a fifth, 64 a sixth; and the more, the longer a pool takes, which is made
-/// anew for each mini-batch: with 32 about 3 ms for 2,000 target tokens, less than a hundredth of a
-/// step that learns from them.
+/// Mini-batches per pool. With lengths like those of sentences (log-normal), padding adds a quarter
+/// more tokens with 16 mini-batches, a fifth with 32 and a sixth with 64. A larger pool takes
+/// longer, and the pool is rebuilt for each mini-batch. With 32 this takes about 3 ms for 2,000
+/// target tokens, less than a hundredth of the training step.
 const POOL_BATCHES: u64 = 32;
 
-/// Pairs in rows, filled up to the longest.
+/// A mini-batch of pairs in rows, padded to the longest row.
 ///
-/// Rows are in the order of their sources' lengths, so that the rows of a micro-batch differ less
-/// than those of the mini-batch: what all of them have of padding can be cut off.
+/// Rows are sorted by source length, so the rows of a micro-batch differ less in length than those
+/// of the mini-batch. Padding common to all rows of a micro-batch can then be cut off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairBatch {
-    /// What the encoder reads: tag, tokens, end, padding. `[samples, source_length]`
+    /// Input of the encoder: tag, tokens, end, padding. Shape: `[samples, source_length]`.
     pub sources: Vec<i64>,
-    /// Tokens of the longest source.
+    /// Length of the longest source, in tokens.
     pub source_length: usize,
-    /// What the decoder reads: begin, tokens, padding. `[samples, target_length]`
+    /// Input of the decoder: begin, tokens, padding. Shape: `[samples, target_length]`.
     pub inputs: Vec<i64>,
-    /// What the decoder is to write: tokens, end, then [`IGNORE`]. `[samples, target_length]`
+    /// Expected output of the decoder: tokens, end, then [`IGNORE`]. Shape:
+    /// `[samples, target_length]`.
     pub targets: Vec<i64>,
-    /// Tokens of the longest target.
+    /// Length of the longest target, in tokens.
     pub target_length: usize,
-    /// How many rows.
+    /// Number of rows.
     pub samples: usize,
-    /// The language of each row: its number in the set. `[samples]`
+    /// Index of each row's language in the set. Shape: `[samples]`.
     pub languages: Vec<usize>,
 }
 
 impl PairBatch {
-    /// The pairs in rows, shortest source first, and of these the shortest target.
+    /// Puts pairs into rows, shortest source first, then shortest target.
     pub(super) fn new(set: &PairSet, pairs: &[Drawn]) -> Self {
         let mut rows = pairs.to_vec();
         rows.sort_unstable_by_key(|row| (row.source, row.target, row.language, row.pair));
@@ -78,13 +79,13 @@ impl PairBatch {
         self.targets.resize(self.samples * self.target_length, IGNORE);
     }
 
-    /// How many targets count: those that are no padding.
+    /// Number of targets that count, which are those that are not padding.
     pub fn target_tokens(&self) -> usize {
         self.targets.iter().filter(|target| **target != IGNORE).count()
     }
 }
 
-/// Refuses a mini-batch that would not fit in memory.
+/// Rejects a mini-batch that would not fit in memory.
 pub(super) fn check_shape(rows: usize, source_length: usize, target_length: usize) -> Result<()> {
     let tokens = source_length.checked_add(target_length).and_then(|both| both.checked_mul(rows));
     match tokens {
@@ -93,26 +94,27 @@ pub(super) fn check_shape(rows: usize, source_length: usize, target_length: usiz
     }
 }
 
-/// How [`TrainPairs`] are made.
+/// Options of [`TrainPairs`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainPairsOptions {
-    /// Target tokens of a mini-batch, on average and without padding.
+    /// Mean number of target tokens per mini-batch, without padding.
     pub target_tokens: usize,
-    /// T of the mixture of languages: 1 takes them as they are, more helps the small ones.
+    /// Temperature T of the mixture of languages. 1 keeps the data's proportions; a higher value
+    /// favours small languages.
     pub temperature: f64,
-    /// Chooses the order.
+    /// Determines the order.
     pub seed: u64,
 }
 
 /// Shuffled mini-batches of pairs. [`TrainPairs::batch`] is a pure function of (set, options,
 /// number).
 ///
-/// Each language has a share of the pairs that is proportional to the power 1/T of their number, in
-/// every run of mini-batches that make a pool (32 or more) to within one pair; each of its pairs
-/// comes once before one comes again. Within a mini-batch lengths differ little.
+/// Each language's share of the pairs is proportional to the power 1/T of its number of pairs. The
+/// share holds to within one pair in every pool (32 mini-batches or more). Each pair of a language
+/// comes once before any comes again. Within a mini-batch, lengths differ little.
 ///
-/// The set is borrowed (`&PairSet`) or shared (`Arc<PairSet>`, for a thread as a
-/// [`Loader`](crate::Loader) has one).
+/// The set is borrowed (`&PairSet`) or shared (`Arc<PairSet>`, for the thread of a
+/// [`Loader`](crate::Loader)).
 ///
 /// ```
 /// use gpipe_data::parallel::*;
@@ -142,22 +144,22 @@ pub struct TrainPairsOptions {
 pub struct TrainPairs<S> {
     set: S,
     mixture: Mixture,
-    /// Of a mini-batch, on average.
+    /// Mean number of pairs per mini-batch.
     pairs: u64,
-    /// Mini-batches of a pool.
+    /// Mini-batches per pool.
     pool_batches: u64,
     seed: u64,
-    /// A mini-batch, and the pairs before it: 0 and 0, or where mini-batches began to have this
-    /// size.
+    /// A mini-batch and the number of pairs before it: (0, 0), or where the current mini-batch size
+    /// began.
     origin: (u64, u64),
 }
 
 impl<S: Deref<Target = PairSet>> TrainPairs<S> {
-    /// Mini-batches of a set.
+    /// Creates the mini-batches of a set.
     ///
     /// # Errors
-    /// There are no pairs; the temperature is less than 1; a mini-batch has fewer than two pairs,
-    /// or more than [`BATCH_TOKENS_MAX`] tokens.
+    /// Fails if there are no pairs, if the temperature is less than 1, or if a mini-batch has fewer
+    /// than two pairs or more than [`BATCH_TOKENS_MAX`] tokens.
     pub fn new(set: S, options: &TrainPairsOptions) -> Result<Self> {
         let &TrainPairsOptions { target_tokens, temperature, seed } = options;
         if set.is_empty() {
@@ -166,7 +168,7 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
         let languages: Vec<(&str, usize)> =
             set.languages().enumerate().map(|(at, code)| (code, set.pairs(at))).collect();
         let mixture = Mixture::new(&languages, temperature, seed)?;
-        // Tokens of a mean pair of the mixture.
+        // Mean tokens per pair of the mixture.
         let mean = |tokens: &dyn Fn(usize) -> usize| -> f64 {
             let of =
                 |(at, share): (usize, f64)| share * tokens(at) as f64 / set.pairs(at).max(1) as f64;
@@ -184,47 +186,48 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
         Ok(Self { set, mixture, pairs, pool_batches, seed, origin: (0, 0) })
     }
 
-    /// The same order, where the mini-batches before `batches` had `pairs` of its pairs, as
-    /// [`TrainPairs::pairs_seen`] counts them.
+    /// Continues the order at mini-batch `batches`, when the earlier ones took `pairs` pairs, as
+    /// counted by [`TrainPairs::pairs_seen`].
     ///
-    /// A run that is resumed with the same options goes on as if it had not stopped. One that goes
-    /// on with another number of target tokens does so in the midst of a pool of the new size: of
-    /// that pool's pairs some may come a second time in their epoch and others not at all.
+    /// A run that is resumed with the same options continues as if it had not stopped. A run that
+    /// continues with another number of target tokens starts in the middle of a pool of the new
+    /// size. Some of that pool's pairs may come a second time in their epoch, and others not at
+    /// all.
     #[must_use]
     pub fn starting_at(mut self, batches: u64, pairs: u64) -> Self {
         self.origin = (batches, pairs);
         self
     }
 
-    /// How many pairs the mini-batches before `number` count for, from 0 (or from that of
-    /// [`TrainPairs::starting_at`]): [`TrainPairs::pairs_per_batch`] for each, whatever their rows,
-    /// so that this number alone says where in the order a run is. No more than `u64::MAX`.
+    /// Number of pairs that all mini-batches before `number` count for. Numbers count from 0, or
+    /// from the number given to [`TrainPairs::starting_at`]. Each mini-batch counts as
+    /// [`TrainPairs::pairs_per_batch`], regardless of its rows, so the result alone identifies a
+    /// position in the order. Saturates at `u64::MAX`.
     pub fn pairs_seen(&self, number: u64) -> u64 {
         let (from, pairs) = self.origin;
         pairs.saturating_add(number.saturating_sub(from).saturating_mul(self.pairs))
     }
 
-    /// How many pairs a mini-batch has on average.
+    /// Mean number of pairs per mini-batch.
     pub fn pairs_per_batch(&self) -> u64 {
         self.pairs
     }
 
-    /// Each language's part of the pairs, by number: its sampling probability.
+    /// Sampling probability of each language, by index.
     pub fn shares(&self) -> Vec<f64> {
         self.mixture.shares().collect()
     }
 
-    /// How often each language has been gone through, by number, in the mini-batches before
-    /// `number`.
+    /// Number of passes over each language in the mini-batches before `number`, by index.
     pub fn epochs(&self, number: u64) -> Vec<f64> {
         self.mixture.epochs(self.place(number) * u128::from(self.pairs)).collect()
     }
 
-    /// The mini-batch of a number, from 0 (or from that of [`TrainPairs::starting_at`]). Numbers
-    /// may be asked for in any order.
+    /// The mini-batch of a given number. Numbers count from 0, or from the number given to
+    /// [`TrainPairs::starting_at`], and may be requested in any order.
     ///
     /// # Errors
-    /// It would have more than [`BATCH_TOKENS_MAX`] tokens, padding included.
+    /// Fails if the mini-batch would have more than [`BATCH_TOKENS_MAX`] tokens, padding included.
     pub fn batch(&self, number: u64) -> Result<PairBatch> {
         let place = self.place(number);
         let batches = u128::from(self.pool_batches);
@@ -232,7 +235,7 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
         let pairs = batches * u128::from(self.pairs);
         let drawn = sorted(&self.set, self.mixture.draw(pool * pairs..(pool + 1) * pairs));
         let runs = cut(&drawn, self.pool_batches as usize);
-        // The number of a pool beyond 2^64 is cut to its low bits.
+        // A pool's number beyond 2^64 is truncated to its low bits.
         let key = splitmix::key(&[self.seed, MINI_BATCHES_STREAM, pool as u64]);
         let run = Permutation::new(self.pool_batches, key).at(within) as usize;
         let run = runs.get(run).copied().unwrap_or_default();
@@ -241,16 +244,16 @@ impl<S: Deref<Target = PairSet>> TrainPairs<S> {
         Ok(PairBatch::new(&self.set, run))
     }
 
-    /// Where a mini-batch is in the whole order. In 128 bits, because numbers near the greatest
-    /// would overflow 64.
+    /// The position of a mini-batch in the whole order. It has 128 bits, because the largest
+    /// numbers would overflow 64.
     fn place(&self, number: u64) -> u128 {
         let (from, pairs) = self.origin;
         u128::from(pairs.div_ceil(self.pairs)) + u128::from(number.saturating_sub(from))
     }
 }
 
-/// How many mini-batches a pool has. It may have a pair less for each language than its
-/// mini-batches have on average, and none of them may be empty.
+/// Number of mini-batches per pool. A pool may have one pair per language fewer than its
+/// mini-batches have on average, but no mini-batch may be empty.
 fn pool_batches(languages: u64, pairs: u64) -> u64 {
     let spare = POOL_BATCHES * (pairs - 1);
     POOL_BATCHES * languages.div_ceil(spare).max(1)

@@ -1,4 +1,4 @@
-//! A corpus of parallel text: what is in it, and what it is made of.
+//! A corpus of parallel text, its sources and its options.
 
 pub use crate::bounds::{CODE_BYTES_MAX, PAIRS_MAX};
 use std::path::PathBuf;
@@ -17,29 +17,29 @@ pub struct Pair {
     pub target: String,
 }
 
-/// The pairs of one language with English.
+/// Pairs of sentences in one language and English.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Language {
-    /// As the file is called: `de`, `pt_BR`, `sr@latin`.
+    /// Language code, as in the file's name: `de`, `pt_BR`, `sr@latin`.
     pub code: String,
-    /// Pairs to learn from.
+    /// Training pairs.
     pub train: Vec<Pair>,
-    /// Pairs to measure on. Their English sentences are in no language's `train`.
+    /// Validation pairs. Their English sentences are in no language's `train`.
     pub validation: Vec<Pair>,
 }
 
-/// Text in several languages with its English.
+/// Text in several languages with English translations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelCorpus {
-    /// Sorted by code.
+    /// The languages, sorted by code.
     pub languages: Vec<Language>,
 }
 
-/// Where pairs are from.
+/// A source of pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A folder with a file of lines `source<TAB>target` for each language, plain or gzip, called
-    /// `LANGUAGE.tsv` or `LANGUAGE.tsv.gz`. Other files in it are passed over, and counted.
+    /// A folder with one file of lines `source<TAB>target` per language, plain or gzip, named
+    /// `LANGUAGE.tsv` or `LANGUAGE.tsv.gz`. Other files in the folder are skipped and counted.
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -62,27 +62,28 @@ pub enum Source {
     },
 }
 
-/// What of the sources becomes a corpus.
+/// Which pairs of the sources become a corpus, and how they are split.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParallelOptions {
-    /// Codes of the languages to keep; none for all.
+    /// Codes of the languages to keep. Empty to keep all.
     pub languages: Vec<String>,
-    /// About which share of the English sentences is to validate on.
+    /// Approximate fraction of English sentences used for validation.
     pub validation_share: f64,
-    /// Most pairs of one language, both sides of the split together; 0 for all.
+    /// Maximum number of pairs per language, both sides of the split together. 0 for no limit.
     pub most_pairs: usize,
-    /// Most bytes of one side of a pair.
+    /// Maximum number of bytes on one side of a pair.
     pub bytes_max: usize,
-    /// Most that one side of a pair may be longer than the other, after 10 characters are added to
-    /// both. Characters of Chinese, Japanese and Korean count twice.
+    /// Maximum ratio of the lengths of a pair's sides, after 10 characters are added to both.
+    /// Characters of Chinese, Japanese and Korean count twice.
     pub ratio_max: f64,
-    /// A language with fewer pairs is left out, and one without a pair to train on.
+    /// Minimum number of pairs. A language with fewer pairs, or without training pairs, is left
+    /// out.
     pub min_pairs: usize,
 }
 
 impl Default for ParallelOptions {
-    /// All languages with 500 pairs or more, sides of at most 400 bytes and a ratio of 2.5, 2% to
-    /// validate on.
+    /// All languages with at least 500 pairs, at most 400 bytes per side, a maximum ratio of 2.5,
+    /// and 2% validation.
     fn default() -> Self {
         Self {
             languages: Vec::new(),
@@ -121,22 +122,21 @@ pub(super) fn check_code(code: &str) -> Result<()> {
 }
 
 impl ParallelCorpus {
-    /// Reads the sources into one corpus, and says what was left out and why.
+    /// Reads the sources into one corpus, and reports what was left out and why.
     ///
-    /// - Two lines become a pair, their ends trimmed. A pair is left out for the
-    ///   [`Reason`](super::Reason)s.
-    /// - A pair that a language has twice counts once.
-    /// - The split is by a stable hash of the English sentence's letters and digits, in lower case
+    /// - Two lines become a pair after trimming. A pair is left out for any
+    ///   [`Reason`](super::Reason).
+    /// - A pair that occurs twice in a language counts once.
+    /// - The split uses a stable hash of the English sentence's letters and digits, in lower case
     ///   and without directives and tags. A sentence and its near-duplicates are thus on the same
     ///   side in all languages.
-    /// - Pairs are in the order of their hashes, which is also the order in which `most_pairs` is
-    ///   filled. What comes out depends on the pairs and the options, never on files' names or
-    ///   their order.
+    /// - Pairs are in hash order, which is also the order in which `most_pairs` is filled. The
+    ///   result depends on the pairs and the options, never on the names or order of files.
     ///
     /// # Errors
-    /// An option is out of range; a language was asked for that is unknown or has too few pairs; a
-    /// folder has no files of pairs; a TSV file or an aligned pair of files is malformed (with the
-    /// line); nothing is left; a file cannot be read.
+    /// Fails if an option is out of range, or if a requested language is unknown or has too few
+    /// pairs. Fails if a folder has no files of pairs, a TSV file or an aligned pair of files is
+    /// malformed (the error names the line), nothing is left, or a file cannot be read.
     pub fn read(sources: &[Source], options: &ParallelOptions) -> Result<(ParallelCorpus, Report)> {
         options.check()?;
         let mut gathering = Gathering::new(options);
@@ -147,7 +147,7 @@ impl ParallelCorpus {
     }
 
     /// A stable hash of languages, pairs and split: 16 hexadecimal digits, the same on every
-    /// machine. A key for caches of what was derived from the corpus; not a defence against
+    /// machine. It is a cache key for data derived from the corpus, not a defence against
     /// tampering.
     pub fn fingerprint(&self) -> String {
         let mut hasher = StableHasher::new();

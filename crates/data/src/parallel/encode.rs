@@ -6,18 +6,18 @@ pub use crate::bounds::PAIR_TOKENS_MAX;
 use crate::permutation::Permutation;
 use gpipe_core::splitmix;
 
-/// The fewest tokens of a source: tag, one token, end.
+/// Minimum number of tokens in a source: tag, one token, end.
 const PAIR_TOKENS_MIN: usize = 3;
 
-/// What the seed's use for shuffled sources is told apart by.
+/// Stream number that separates shuffled sources from other uses of the seed.
 const SOURCES_STREAM: u64 = 5;
 
 /// A side of a corpus's split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// To learn from.
+    /// Training pairs.
     Train,
-    /// Held out.
+    /// Validation pairs.
     Validation,
 }
 
@@ -30,8 +30,8 @@ impl Side {
     }
 }
 
-/// Pairs of all languages as tokens. Languages have numbers, in the order of the corpus; their
-/// pairs, too.
+/// Pairs of all languages as tokens. Languages are indexed in the order of the corpus, and so are
+/// the pairs of each language.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairSet {
     languages: Vec<Encoded>,
@@ -40,7 +40,7 @@ pub struct PairSet {
     begin: u32,
 }
 
-/// The pairs of a language.
+/// The encoded pairs of one language.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Encoded {
     code: String,
@@ -49,7 +49,7 @@ struct Encoded {
     left_out: usize,
 }
 
-/// Sentences behind each other.
+/// Concatenated sentences.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Sentences {
     tokens: Vec<u32>,
@@ -58,13 +58,13 @@ struct Sentences {
 }
 
 impl PairSet {
-    /// Encodes one side of a corpus. A source is its language's tag, its tokens and the end; a
-    /// target its tokens and the end. Pairs with more than `tokens_max` of these in a source or
-    /// target are left out and counted.
+    /// Encodes one side of a corpus. A source is its language's tag, its tokens and the end. A
+    /// target is its tokens and the end. Pairs whose source or target is longer than `tokens_max`
+    /// are left out and counted.
     ///
     /// # Errors
-    /// A language is none of the vocabulary's; `tokens_max` is not 3 to [`PAIR_TOKENS_MAX`]; as
-    /// [`Tokenizer::encode`](crate::Tokenizer::encode).
+    /// Fails if a language is not in the vocabulary, if `tokens_max` is not 3 to
+    /// [`PAIR_TOKENS_MAX`], or as [`Tokenizer::encode`](crate::Tokenizer::encode) does.
     pub fn encode(
         vocabulary: &TranslationVocabulary,
         corpus: &ParallelCorpus,
@@ -94,11 +94,12 @@ impl PairSet {
         Ok(Self { languages, vocabulary: vocabulary.tokenizer().vocabulary(), pad, begin })
     }
 
-    /// The same set, where each target has the source of another pair of its language: what a model
-    /// makes of it shows whether it reads the source. A language's only pair stays as it is.
+    /// Returns the same set with the sources shuffled: each target gets the source of another pair
+    /// of its language. A model's loss on this set shows whether the model reads the source. A
+    /// language's only pair stays as it is.
     ///
-    /// The pairs of a language are put in a circle, in an order of the seed, and each takes its
-    /// neighbour's source: so none keeps its own.
+    /// The pairs of a language form a circle in an order that depends on the seed. Each pair takes
+    /// its neighbour's source, so none keeps its original source.
     #[must_use]
     pub fn with_shuffled_sources(&self, seed: u64) -> PairSet {
         let mut shuffled = self.clone();
@@ -120,17 +121,17 @@ impl PairSet {
         shuffled
     }
 
-    /// The languages' codes, by number.
+    /// The language codes, by index.
     pub fn languages(&self) -> impl ExactSizeIterator<Item = &str> {
         self.languages.iter().map(|language| language.code.as_str())
     }
 
-    /// How many pairs a language has; 0 for a number without a language.
+    /// Number of pairs of a language. 0 if the language does not exist.
     pub fn pairs(&self, language: usize) -> usize {
         self.languages.get(language).map_or(0, |language| language.targets.len())
     }
 
-    /// How many pairs there are.
+    /// Number of pairs of all languages.
     pub fn len(&self) -> usize {
         self.languages.iter().map(|language| language.targets.len()).sum()
     }
@@ -140,53 +141,53 @@ impl PairSet {
         self.len() == 0
     }
 
-    /// How many pairs of a language were too long.
+    /// Number of pairs of a language that were too long.
     pub fn left_out(&self, language: usize) -> usize {
         self.languages.get(language).map_or(0, |language| language.left_out)
     }
 
-    /// How many tokens the sources of a language have.
+    /// Number of tokens in the sources of a language.
     pub fn source_tokens(&self, language: usize) -> usize {
         self.languages.get(language).map_or(0, |language| language.sources.tokens.len())
     }
 
-    /// How many tokens the targets of a language have: what its loss is a mean over.
+    /// Number of tokens in the targets of a language, over which its mean loss is taken.
     pub fn target_tokens(&self, language: usize) -> usize {
         self.languages.get(language).map_or(0, |language| language.targets.tokens.len())
     }
 
-    /// The source of a pair: tag, tokens, end. Nothing where there is no such pair.
+    /// The source of a pair: tag, tokens, end. Empty if the pair does not exist.
     pub fn source(&self, language: usize, pair: usize) -> &[u32] {
         self.languages.get(language).map_or(&[], |language| language.sources.get(pair))
     }
 
-    /// The target of a pair: tokens, end. Nothing where there is no such pair.
+    /// The target of a pair: tokens, end. Empty if the pair does not exist.
     pub fn target(&self, language: usize, pair: usize) -> &[u32] {
         self.languages.get(language).map_or(&[], |language| language.targets.get(pair))
     }
 
-    /// Size of the vocabulary: all tokens are less.
+    /// Size of the vocabulary. All tokens are smaller.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// The token that fills rows.
+    /// The padding token.
     pub fn pad(&self) -> u32 {
         self.pad
     }
 
-    /// The token that a decoder is given first.
+    /// The first input token of a decoder.
     pub fn begin(&self) -> u32 {
         self.begin
     }
 
-    /// The error of a set without pairs for a purpose.
+    /// The error for a set without pairs.
     pub(super) fn no_pairs(&self, purpose: &'static str) -> PairError {
         let left_out = self.languages.iter().map(|language| language.left_out).sum();
         PairError::NoPairs { purpose, left_out }
     }
 
-    /// All targets of a language, behind each other.
+    /// All targets of a language, concatenated.
     pub(super) fn targets(&self, language: usize) -> &[u32] {
         self.languages.get(language).map_or(&[], |language| &language.targets.tokens)
     }

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use super::ParallelError;
 use crate::{Error, Result};
 
-/// What files of pairs are called behind the language.
+/// Endings of the names of files of pairs, after the language code.
 const ENDINGS: [&str; 2] = [".tsv", ".tsv.gz"];
 
 /// The files in a folder: `LANGUAGE.tsv` and `LANGUAGE.tsv.gz`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The language and the path of each, by name.
+    /// The language and path of each file, sorted by name.
     pub files: Vec<(String, PathBuf)>,
-    /// How many entries have another name.
+    /// Number of entries with another name.
     pub others: usize,
 }
 
-/// Looks for files of pairs in `folder`, not below it.
+/// Finds files of pairs directly in `folder`.
 pub(super) fn find(folder: &Path) -> Result<Found> {
     let failed = || Error::io("list", folder);
     let mut found = Found { files: Vec::new(), others: 0 };

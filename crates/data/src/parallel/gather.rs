@@ -1,4 +1,4 @@
-//! Pairs of all sources, without duplicates, split and in an order of their own.
+//! Gathers the pairs of all sources: removes duplicates, orders and splits them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,10 +11,10 @@ use super::{
 use crate::hash::{StableHasher, unit};
 use crate::{Error, Result};
 
-/// Pairs of the languages so far.
+/// The pairs gathered so far, by language.
 pub(super) struct Gathering<'a> {
     options: &'a ParallelOptions,
-    /// Every language met, asked for or not.
+    /// Every language found, requested or not.
     known: BTreeSet<String>,
     pairs: BTreeMap<String, (Vec<Pair>, LanguageReport)>,
     count: usize,
@@ -64,7 +64,7 @@ impl<'a> Gathering<'a> {
         Ok(())
     }
 
-    /// Whether a language is asked for; it is known from now on.
+    /// Whether a language was requested. Records that the language exists.
     fn is_wanted(&mut self, code: &str) -> bool {
         if !self.known.contains(code) {
             self.known.insert(code.to_owned());
@@ -128,7 +128,7 @@ impl<'a> Gathering<'a> {
     }
 }
 
-/// The pairs in the order of their hashes, each once, and at most `most` unless that is 0.
+/// The pairs in hash order, without duplicates, and at most `most` of them unless `most` is 0.
 fn ordered(pairs: Vec<Pair>, most: usize, counts: &mut LanguageReport) -> Vec<Pair> {
     let hash = |pair: &Pair| {
         let mut hasher = StableHasher::new();
@@ -148,7 +148,7 @@ fn ordered(pairs: Vec<Pair>, most: usize, counts: &mut LanguageReport) -> Vec<Pa
     hashed.into_iter().map(|(_, pair)| pair).collect()
 }
 
-/// A folder that is not there, by its own error.
+/// Turns the error of a missing folder into its specific variant.
 fn missing(folder: &Path, error: Error) -> Error {
     match error {
         Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! Files of pairs: lines of text, plain or gzip.
+//! Reads files of pairs: lines of text, plain or gzip.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::ParallelError;
 use crate::corpus::read;
 use crate::{FILE_BYTES_MAX, Result};
 
-/// What a file begins with that is gzip, whatever its name is.
+/// The first bytes of a gzip file, whatever its name.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 
 /// A file's text in memory.
@@ -29,8 +29,8 @@ impl<'a> Lines<'a> {
         Ok(Self { path, bytes })
     }
 
-    /// The lines with their numbers from 1, without their ends. Only `\n` and `\r\n` end one: other
-    /// programs that write aligned files know no other end.
+    /// The lines, without line ends, numbered from 1. Only `\n` and `\r\n` end a line, because
+    /// other programs that write aligned files use no other line ends.
     pub(super) fn iter(&self) -> impl Iterator<Item = Result<(usize, &str)>> {
         let bytes = self.bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&self.bytes);
         let lines = bytes.split_inclusive(|byte| *byte == b'\n').enumerate();
@@ -51,7 +51,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// The content of a gzip file of one or several members, if it is no more than `bytes_max`.
+/// The content of a gzip file of one or more members, if it has at most `bytes_max` bytes.
 fn unpacked(path: &Path, bytes: &[u8], bytes_max: u64) -> Result<Vec<u8>> {
     let mut content = Vec::new();
     let mut decoder = MultiGzDecoder::new(bytes).take(bytes_max.saturating_add(1));
@@ -85,7 +85,7 @@ pub(super) fn read_tsv(path: &Path, mut pair: impl FnMut(&str, &str) -> Result<(
     Ok(())
 }
 
-/// Calls `pair` with the lines of two files, side by side.
+/// Calls `pair` with each pair of corresponding lines of two files.
 pub(super) fn read_aligned(
     source: &Path,
     target: &Path,

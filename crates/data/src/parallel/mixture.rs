@@ -1,22 +1,22 @@
-//! Which pairs come when: temperature-based sampling over languages, without a generator.
+//! The order of pairs: temperature-based sampling over languages, without a random generator.
 //!
-//! Language l with n_l pairs has the share q_l of all that is drawn, proportional to n_l^(1/T)
-//! (Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019): T =
-//! 1 leaves the languages as they are, a greater T helps the small ones.
+//! Language l with n_l pairs has the share q_l of all drawn pairs, proportional to n_l^(1/T)
+//! (Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019). T =
+//! 1 keeps the proportions of the data; a greater T favours small languages.
 //!
 //! The obvious design draws a language for each pair, and then one of its pairs. Its proportions
-//! only hold on average, it repeats pairs before it has been through a language, and it has a
-//! state. Here each language is a stream of its own, its pairs shuffled anew in each epoch, and of
-//! the first `drawn` pairs of the mixture it has
+//! hold only on average, it repeats pairs before it has visited all of a language, and it has
+//! state. Here each language is a separate stream whose pairs are shuffled in each epoch. Of the
+//! first `drawn` pairs of the mixture, language l has
 //!
 //! ```text
 //!   place(l, drawn) = floor(drawn q_l + phase_l)      phase_l = (l + 1/2) / languages
 //! ```
 //!
-//! So any run of the mixture is known without what came before, has each language's share to within
-//! one pair, and goes on in each language where the run before it ended. The phases keep languages
-//! of one size from stepping all at once; the places add up to `drawn` to within one pair per
-//! language, not exactly.
+//! So any range of the mixture can be computed without the preceding ones. It has each language's
+//! share to within one pair, and continues each language where the preceding range ended. The
+//! phases keep languages of equal size from advancing in step. The places add up to `drawn` only to
+//! within one pair per language.
 
 use std::ops::Range;
 
@@ -27,11 +27,11 @@ use crate::Result;
 use crate::hash::stable;
 use crate::permutation::Permutation;
 
-/// What the seed's use for the order of pairs is told apart by.
+/// Stream number that separates the order of pairs from other uses of the seed.
 const PAIRS_STREAM: u64 = 4;
 
-/// Shares are whole numbers of 2^-32: the same places on machines whose powers differ in the last
-/// bits.
+/// Shares are multiples of 2^-32, so places are the same on machines whose power functions differ
+/// in the last bits.
 const ONE: u64 = 1 << 32;
 
 /// The languages' streams.
@@ -42,20 +42,22 @@ pub(super) struct Mixture {
 
 #[derive(Debug, Clone, Copy)]
 struct Stream {
-    /// Pairs of the language.
+    /// Number of pairs of the language.
     pairs: u64,
-    /// In units of 1 / [`ONE`], as the phase.
+    /// Share of the language, in units of 1 / [`ONE`], like the phase.
     share: u64,
     phase: u64,
-    /// Of the seed and the language's code: other languages do not change this one's order.
+    /// Key from the seed and the language's code, so other languages do not change this one's
+    /// order.
     key: u64,
 }
 
 impl Mixture {
-    /// A mixture of languages, each a code and a number of pairs, of which one at least has pairs.
+    /// Creates a mixture of languages, each a code and a number of pairs. At least one language
+    /// must have pairs.
     ///
     /// # Errors
-    /// The temperature is less than 1.
+    /// Fails if the temperature is less than 1.
     pub(super) fn new(languages: &[(&str, usize)], temperature: f64, seed: u64) -> Result<Self> {
         if temperature.is_nan() || temperature < 1.0 {
             return Err(PairError::Temperature { temperature }.into());
@@ -66,7 +68,7 @@ impl Mixture {
         let phases = 2 * languages.len().max(1) as u64;
         let streams = languages.iter().zip(0..).map(|(&(code, pairs), place)| {
             let share = (weight(pairs) / sum * ONE as f64).round() as u64;
-            // However small, a language that has pairs comes in the end.
+            // Every language with pairs gets a nonzero share, however small.
             let share = if pairs == 0 { 0 } else { share.max(1) };
             let phase = (2 * place + 1) * ONE / phases;
             let key = splitmix::key(&[seed, PAIRS_STREAM, stable(code)]);
@@ -75,12 +77,12 @@ impl Mixture {
         Ok(Self { streams: streams.collect() })
     }
 
-    /// Each language's part of all that is drawn; the sum is 1, up to rounding.
+    /// Each language's share of all drawn pairs. The shares sum to 1, up to rounding.
     pub(super) fn shares(&self) -> impl ExactSizeIterator<Item = f64> {
         self.streams.iter().map(|stream| stream.share as f64 / ONE as f64)
     }
 
-    /// How often each language has been gone through when `drawn` pairs of the mixture are.
+    /// Number of passes over each language after `drawn` pairs of the mixture.
     pub(super) fn epochs(&self, drawn: u128) -> impl ExactSizeIterator<Item = f64> {
         self.streams.iter().map(move |stream| match stream.pairs {
             0 => 0.0,
@@ -88,8 +90,8 @@ impl Mixture {
         })
     }
 
-    /// The pairs of a run of the mixture: languages, and which of their pairs; language by
-    /// language.
+    /// The pairs in a range of the mixture, as (language, pair) indices, one language after
+    /// another.
     pub(super) fn draw(&self, drawn: Range<u128>) -> impl Iterator<Item = (usize, usize)> {
         self.streams.iter().enumerate().flat_map(move |(language, stream)| {
             let places = stream.place(drawn.start)..stream.place(drawn.end);
@@ -99,16 +101,16 @@ impl Mixture {
 }
 
 impl Stream {
-    /// How many of the first `drawn` pairs of the mixture are this language's. `drawn` is at most
-    /// 2^92, so that nothing overflows.
+    /// Number of this language's pairs among the first `drawn` pairs of the mixture. `drawn` must
+    /// be at most 2^92, so that nothing overflows.
     fn place(&self, drawn: u128) -> u128 {
         (drawn * u128::from(self.share) + u128::from(self.phase)) / u128::from(ONE)
     }
 
-    /// Which pair is at a place of the stream. There is no place without pairs.
+    /// The pair at a place of the stream. The stream must have pairs.
     fn pair(&self, place: u128) -> usize {
         let pairs = u128::from(self.pairs.max(1));
-        let epoch = (place / pairs) as u64; // An epoch beyond 2^64 is cut to its low bits.
+        let epoch = (place / pairs) as u64; // An epoch beyond 2^64 is truncated to its low bits.
         let order = Permutation::new(self.pairs, splitmix::at(self.key, epoch));
         order.at((place % pairs) as u64) as usize
     }

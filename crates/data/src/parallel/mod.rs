@@ -2,23 +2,23 @@
 //! mini-batches for one model of all languages.
 //!
 //! ```text
-//!  files ──► ParallelCorpus ──► TranslationVocabulary ──► PairSet ──► TrainPairs / ValidationPairs ──► PairBatch
+//!  files ──► ParallelCorpus ──► TranslationVocabulary ──► PairSet ──► TrainPairs / ValidationPairs
 //!        [1]                [2]                       [3]         [4]
 //! ```
 //!
 //! 1. [`ParallelCorpus`]: pairs of sentences from TSV files and aligned files. `lines` reads them,
-//!    `folder` finds one file for each language, `pairs` says which two lines are a pair, `gather`
-//!    takes duplicates out, splits and orders; `report` says what was left out, and why.
+//!    `folder` finds one file for each language, and `pairs` decides which two lines form a pair.
+//!    `gather` removes duplicates, splits and orders. `report` says what was left out, and why.
 //! 2. [`TranslationVocabulary`]: one byte-level vocabulary of all languages, with a tag for each.
-//! 3. [`PairSet`]: the pairs as tokens; those too long are left out.
-//! 4. [`TrainPairs`]: mini-batches by number, from a mixture of the languages; [`ValidationPairs`]:
-//!    each pair once.
+//! 3. [`PairSet`]: the pairs as tokens, without those that are too long.
+//! 4. [`TrainPairs`]: mini-batches ([`PairBatch`]) by number, from a mixture of the languages;
+//!    [`ValidationPairs`]: each pair once.
 //!
-//! [`unigram()`] is what a model of translations has to beat.
+//! [`unigram()`] is the baseline for a translation model.
 //!
-//! As everywhere in this crate, all is a pure function of (files, options, seed). Absent: a guess
-//! at the language of a text, which is what the file is called or named by; and what makes
-//! sentences out of something else (`scripts/prepare`).
+//! As everywhere in this crate, everything is a pure function of (files, options, seed). There is
+//! no language detection: the file's name or the caller says what the language is. Preparing
+//! sentences from other formats is the task of `scripts/prepare`.
 //!
 //! ```no_run
 //! use gpipe_data::parallel::{ParallelCorpus, ParallelOptions, Source};

@@ -1,16 +1,16 @@
-//! Which two lines are a pair to learn from, and what tells one sentence from another.
+//! Decides which two lines form a training pair, and which sentences are near-duplicates.
 
 use super::{Pair, ParallelOptions, Reason};
 use crate::hash;
 
-/// Characters by which both lengths grow before their ratio is taken: short words may differ by
+/// Characters added to both lengths before their ratio is taken, because short words may differ by
 /// more than sentences.
 const RATIO_CHARACTERS: usize = 10;
 
-/// No directive and no tag is longer than this, in characters.
+/// Maximum length of a directive or tag, in characters.
 const MARKUP_CHARACTERS_MAX: usize = 64;
 
-/// Two lines as a pair, their ends trimmed, or why they are none.
+/// Two lines as a pair after trimming, or the reason why they are not a pair.
 pub(super) fn pair(source: &str, target: &str, options: &ParallelOptions) -> Result<Pair, Reason> {
     let pair = Pair { source: source.trim().to_owned(), target: target.trim().to_owned() };
     if pair.source.is_empty() || pair.target.is_empty() {
@@ -25,18 +25,25 @@ pub(super) fn pair(source: &str, target: &str, options: &ParallelOptions) -> Res
     if longer > options.ratio_max * shorter { Err(Reason::Ratio) } else { Ok(pair) }
 }
 
-/// Characters; those of Chinese, Japanese and Korean count twice, as on a terminal and in what they
-/// say.
+/// Number of characters. Those of Chinese, Japanese and Korean count twice, as they do on a
+/// terminal and roughly in what they express.
 fn width(text: &str) -> usize {
     let is_wide = |character: char| {
-        matches!(u32::from(character), 0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff
-            | 0xff00..=0xff60 | 0x2_0000..=0x3_ffff)
+        matches!(
+            u32::from(character),
+            0x1100..=0x115f
+                | 0x2e80..=0xa4cf
+                | 0xac00..=0xd7a3
+                | 0xf900..=0xfaff
+                | 0xff00..=0xff60
+                | 0x2_0000..=0x3_ffff
+        )
     };
     text.chars().map(|character| 1 + usize::from(is_wide(character))).sum()
 }
 
 /// A stable hash of a sentence's letters and digits in lower case, without directives (`%s`, `{0}`)
-/// and tags (`<b>`). Sentences that differ in nothing else are near-duplicates, and have the same.
+/// and tags (`<b>`). Sentences that differ in nothing else are near-duplicates, and share a hash.
 pub(super) fn sentence_key(text: &str) -> u64 {
     let mut said = String::new();
     let mut rest = text;
@@ -50,7 +57,7 @@ pub(super) fn sentence_key(text: &str) -> u64 {
     hash::stable(if said.is_empty() { text } else { &said })
 }
 
-/// Length of the directive or tag that a text begins with, in bytes.
+/// Length in bytes of the directive or tag at the start of a text.
 fn markup(text: &str) -> Option<usize> {
     let until = |end: char| {
         let found = text.char_indices().take(MARKUP_CHARACTERS_MAX).find(|(_, own)| *own == end);

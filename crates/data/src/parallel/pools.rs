@@ -1,55 +1,56 @@
-//! Pairs of like lengths side by side, and cut into mini-batches.
+//! Groups pairs of similar lengths and cuts them into mini-batches.
 //!
-//! Padding is work for nothing, so the pairs of a mini-batch should have one length. Sorting a
-//! whole epoch would give them that, and give the model long sentences for an hour and short ones
-//! for the next; fixed buckets by length leave remainders behind, which are state. A pool is
-//! between: so many pairs as many mini-batches have, sorted, cut, and the mini-batches shuffled.
+//! Padding is wasted work, so the pairs of a mini-batch should have similar lengths. Sorting a
+//! whole epoch would achieve this, but the model would see long sentences for an hour and short
+//! ones for the next. Fixed buckets by length leave remainders, which are state. A pool is in
+//! between: the pairs of several mini-batches are sorted and cut, and the mini-batches are
+//! shuffled.
 //!
 //! ```text
 //!   drawn     de 7:5   is 3:4   de 9:8   zu 3:2   is 8:9   de 4:4 ...      source : target tokens
 //!   sorted    zu 3:2   is 3:4   de 4:4   de 7:5 | de 9:8   is 8:9 ...      by the longer side
-//!   cut                          4 rows x 5 = 20 | 2 rows x 9 = 18 ...     nearly equal target tokens, padding included
+//!   cut                          4 rows x 5 = 20 | 2 rows x 9 = 18 ...     similar padded targets
 //! ```
 //!
-//! By the longer side, and not by the target: sources of one target's length differ by a third, and
-//! the longest of some hundred by far more. With lengths like sentences', the pairs of a mini-batch
-//! are thus filled up by a fifth, not by a half.
+//! Pairs are sorted by the longer side, not by the target. Sources of targets of one length differ
+//! by a third, and the longest of several hundred by far more. With lengths like those of
+//! sentences, this order makes padding a fifth of a mini-batch's tokens instead of a half.
 
 use super::PairSet;
 
-/// A pair of a pool. The order of fields is the order in a pool.
+/// A pair of a pool. The derived order of the fields is the order in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Drawn {
-    /// Tokens of the longer side.
+    /// Length of the longer side, in tokens.
     longer: usize,
-    /// Tokens.
+    /// Length of the target, in tokens.
     pub(super) target: usize,
     pub(super) source: usize,
-    /// In the set.
+    /// Index of the language in the set.
     pub(super) language: usize,
     pub(super) pair: usize,
 }
 
-/// Pairs of a set by the lengths of their longer sides.
+/// Pairs of a set, sorted by the lengths of their longer sides.
 pub(super) fn sorted(set: &PairSet, pairs: impl Iterator<Item = (usize, usize)>) -> Vec<Drawn> {
     let drawn = |(language, pair)| {
         let (source, target) = (set.source(language, pair).len(), set.target(language, pair).len());
         Drawn { longer: source.max(target), target, source, language, pair }
     };
     let mut pool: Vec<Drawn> = pairs.map(drawn).collect();
-    pool.sort_unstable(); // Equal ones are the same pair.
+    pool.sort_unstable(); // Equal elements are the same pair.
     pool
 }
 
-/// Tokens of the longest source and of the longest target.
+/// Lengths of the longest source and of the longest target, in tokens.
 pub(super) fn longest(pairs: &[Drawn]) -> (usize, usize) {
     let source = pairs.iter().map(|pair| pair.source).max();
     let target = pairs.iter().map(|pair| pair.target).max();
     (source.unwrap_or(0), target.unwrap_or(0))
 }
 
-/// Cuts pairs into runs of at most `target_tokens`, padding included: each, from the first on, as
-/// long as it can be. A pair with more has a run of its own.
+/// Cuts pairs greedily into runs of at most `target_tokens`, padding included. A longer pair gets a
+/// separate run.
 pub(super) fn pack(pool: &[Drawn], target_tokens: usize) -> Vec<&[Drawn]> {
     let mut runs = Vec::new();
     let (mut run, mut longest, mut rest) = (0usize, 0, pool);
@@ -68,10 +69,11 @@ pub(super) fn pack(pool: &[Drawn], target_tokens: usize) -> Vec<&[Drawn]> {
     runs
 }
 
-/// Cuts pairs into `batches` runs such that the largest has as few target tokens, padding included,
-/// as can be. There must be `batches` pairs at least.
+/// Cuts pairs into `batches` runs and minimizes the padded target tokens of the largest run. There
+/// must be at least `batches` pairs.
 pub(super) fn cut(pool: &[Drawn], batches: usize) -> Vec<&[Drawn]> {
-    // The least limit that makes no more runs: found by halving, as a greater one never makes more.
+    // Finds the smallest sufficient limit by bisection, because a greater limit never makes more
+    // runs.
     let (mut least, mut enough) = (0, padded(pool));
     while least < enough {
         let middle = least + (enough - least) / 2;
@@ -88,12 +90,12 @@ pub(super) fn cut(pool: &[Drawn], batches: usize) -> Vec<&[Drawn]> {
     runs
 }
 
-/// Target tokens, padding included.
+/// Number of target tokens, padding included.
 fn padded(run: &[Drawn]) -> usize {
     run.len().saturating_mul(longest(run).1)
 }
 
-/// Halves the run that has most target tokens, padding included, of those of two pairs or more.
+/// Halves the run with the most padded target tokens among those of at least two pairs.
 fn halve_largest(runs: &mut Vec<&[Drawn]>) {
     let tokens = |at: &usize| runs.get(*at).filter(|run| run.len() > 1).map(|run| padded(run));
     let largest = (0..runs.len()).max_by_key(tokens).unwrap_or(0);
@@ -121,7 +123,7 @@ mod tests {
         pool
     }
 
-    /// The least that the largest of `batches` runs can have: all ways to cut are tried.
+    /// The smallest possible size of the largest of `batches` runs, by trying all cuts.
     fn best(pool: &[Drawn], batches: usize) -> usize {
         if batches == 1 {
             return padded(pool);
@@ -178,7 +180,7 @@ mod tests {
 
     #[test]
     fn oracle_a_pool_by_hand() {
-        // Three of 2, two of 3 and one of 6: 6 target tokens each.
+        // Three targets of 2, two of 3 and one of 6: each run has 6 target tokens.
         let pool = pool(vec![(3, 3), (1, 2), (2, 6), (2, 2), (3, 2), (1, 2)]);
         let order: Vec<usize> = pool.iter().map(|pair| pair.pair).collect();
         assert_eq!(order, [1, 5, 3, 4, 0, 2]);

@@ -7,22 +7,23 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// One side has nothing but white space.
+    /// One side is empty or only white space.
     Empty,
-    /// More bytes than [`ParallelOptions::bytes_max`](super::ParallelOptions::bytes_max).
+    /// One side has more bytes than
+    /// [`ParallelOptions::bytes_max`](super::ParallelOptions::bytes_max).
     TooLong,
     /// One side is longer than [`ParallelOptions::ratio_max`](super::ParallelOptions::ratio_max)
     /// times the other.
     Ratio,
-    /// The same pair was there before.
+    /// The same pair already occurred.
     Duplicate,
-    /// The language has [`ParallelOptions::most_pairs`](super::ParallelOptions::most_pairs) without
-    /// it.
+    /// The language already has [`ParallelOptions::most_pairs`](super::ParallelOptions::most_pairs)
+    /// pairs.
     OverMost,
 }
 
 impl Reason {
-    /// In words, for a table.
+    /// The reason in words, for a table.
     pub fn words(self) -> &'static str {
         match self {
             Self::Empty => "empty",
@@ -34,19 +35,19 @@ impl Reason {
     }
 }
 
-/// What became of a language's pairs.
+/// Counts of a language's pairs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LanguageReport {
-    /// Pairs to train on.
+    /// Number of training pairs.
     pub train: usize,
-    /// Pairs to validate on.
+    /// Number of validation pairs.
     pub validation: usize,
-    /// Pairs left out, by reason.
+    /// Number of pairs left out, by reason.
     pub left_out: BTreeMap<Reason, usize>,
 }
 
 impl LanguageReport {
-    /// Pairs that were kept.
+    /// Number of pairs kept.
     pub fn kept(&self) -> usize {
         self.train + self.validation
     }
@@ -61,25 +62,24 @@ impl LanguageReport {
 /// What was read and kept, and what was left out and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Of each language of the corpus.
+    /// Counts for each language of the corpus.
     pub languages: BTreeMap<String, LanguageReport>,
-    /// Of each language that was left out because it has too few pairs; `train` and `validation`
-    /// are what it has.
+    /// Counts for each language that was left out because it has too few pairs. `train` and
+    /// `validation` count the pairs it has.
     pub too_few: BTreeMap<String, LanguageReport>,
-    /// Files that pairs were taken from.
+    /// Number of files that pairs were taken from.
     pub files: usize,
-    /// Files in a language that was not asked for, or in a folder of pairs without one in their
-    /// name.
+    /// Number of files skipped: their language was not requested, or their names have no language.
     pub files_passed_over: usize,
 }
 
 impl Report {
-    /// Pairs kept, of all languages of the corpus.
+    /// Number of pairs kept, over all languages of the corpus.
     pub fn kept(&self) -> usize {
         self.languages.values().map(LanguageReport::kept).sum()
     }
 
-    /// Pairs left out by reason, of all languages of the corpus.
+    /// Number of pairs left out by reason, over all languages of the corpus.
     pub fn left_out(&self) -> BTreeMap<Reason, usize> {
         let mut all = BTreeMap::new();
         for (reason, pairs) in self.languages.values().flat_map(|language| &language.left_out) {
@@ -89,7 +89,7 @@ impl Report {
     }
 }
 
-/// One line.
+/// Displays as one line.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kept, languages, files) = (self.kept(), self.languages.len(), self.files);

@@ -1,4 +1,4 @@
-//! What a model has to beat: one that knows how common each token is, and nothing else.
+//! The unigram baseline: a model that knows only the frequency of each token.
 
 use super::{PairError, PairSet};
 use crate::Result;
@@ -6,7 +6,7 @@ use crate::Result;
 /// A unigram model's loss on the targets of held-out pairs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unigram {
-    /// By number of language.
+    /// The loss of each language, by index.
     pub languages: Vec<LanguageEntropy>,
 }
 
@@ -15,36 +15,37 @@ pub struct Unigram {
 pub struct LanguageEntropy {
     /// The language's code.
     pub code: String,
-    /// How many tokens its targets have, ends included.
+    /// Number of tokens in the language's targets, ends included.
     pub target_tokens: usize,
-    /// Mean loss in nats per target token; none where there are no targets.
+    /// Mean loss in nats per target token. `None` if there are no targets.
     pub nats: Option<f64>,
 }
 
 impl LanguageEntropy {
-    /// The perplexity: as many tokens to choose from, all alike, are as hard to guess.
+    /// The perplexity: the number of equally likely tokens that would be as hard to guess.
     pub fn perplexity(&self) -> Option<f64> {
         self.nats.map(f64::exp)
     }
 }
 
 impl Unigram {
-    /// The perplexity of the mean loss over the languages that have targets, each weighing the
-    /// same: the geometric mean of their perplexities.
+    /// The perplexity of the mean loss over the languages that have targets, with equal weights. It
+    /// is the geometric mean of their perplexities.
     pub fn average_perplexity(&self) -> f64 {
         let nats: Vec<f64> = self.languages.iter().filter_map(|language| language.nats).collect();
         (nats.iter().sum::<f64>() / nats.len() as f64).exp()
     }
 }
 
-/// Fits a unigram model to all training targets - one model, as all of them are English - and
-/// measures it on held-out ones. Ends of sentences are tokens like others, as they are for a
-/// decoder. Every token of the vocabulary is counted once more than it occurs, so that none is
-/// impossible. With `pairs_max` it is measured on the first so many pairs of each language, as
-/// [`ValidationPairs`](super::ValidationPairs) are.
+/// Fits a unigram model to all training targets and measures it on validation targets.
+///
+/// One model serves all languages, because all targets are English. Ends of sentences count as
+/// tokens, as they do for a decoder. Each token's count is increased by one, so that no token is
+/// impossible. With `pairs_max`, the model is measured on the first `pairs_max` pairs of each
+/// language, as in [`ValidationPairs`](super::ValidationPairs).
 ///
 /// # Errors
-/// A set has no pairs; the two have vocabularies of different sizes.
+/// Fails if a set has no pairs, or if the vocabularies have different sizes.
 pub fn unigram(train: &PairSet, validation: &PairSet, pairs_max: Option<usize>) -> Result<Unigram> {
     let (first, second) = (train.vocabulary(), validation.vocabulary());
     if first != second {

@@ -1,4 +1,4 @@
-//! Mini-batches that measure a language.
+//! Mini-batches that measure one language.
 
 use std::collections::VecDeque;
 
@@ -7,23 +7,23 @@ use super::pools::{Drawn, longest, pack, sorted};
 use super::{PairBatch, PairError, PairSet};
 use crate::Result;
 
-/// Every pair of one language exactly once, in the order of lengths.
+/// Every pair of one language exactly once, sorted by length.
 ///
-/// A mini-batch has as many pairs as fit: a mean loss over a language must weigh mini-batches by
-/// their targets, not equally.
+/// A mini-batch has as many pairs as fit, so a mean loss over a language must weight mini-batches
+/// by their number of targets.
 #[derive(Debug, Clone)]
 pub struct ValidationPairs<'a> {
     set: &'a PairSet,
-    /// What is left, sorted and cut.
+    /// The remaining mini-batches, sorted and cut.
     runs: VecDeque<Vec<Drawn>>,
 }
 
 impl<'a> ValidationPairs<'a> {
-    /// Mini-batches of at most `target_tokens`, padding included (a longer target has one of its
-    /// own), over the first `pairs_max` pairs of a language where given.
+    /// Creates mini-batches of at most `target_tokens` target tokens, padding included, over the
+    /// first `pairs_max` pairs of a language if given. A longer target gets a separate mini-batch.
     ///
     /// # Errors
-    /// The set has no such language, or no pairs of it; a mini-batch has more than
+    /// Fails if the set has no such language or no pairs of it, or if a mini-batch has more than
     /// [`BATCH_TOKENS_MAX`](crate::BATCH_TOKENS_MAX) tokens.
     pub fn new(
         set: &'a PairSet,
@@ -48,7 +48,7 @@ impl<'a> ValidationPairs<'a> {
         Ok(Self { set, runs: runs.into_iter().map(<[Drawn]>::to_vec).collect() })
     }
 
-    /// How many targets the remaining mini-batches have, without padding.
+    /// Number of targets in the remaining mini-batches, without padding.
     pub fn targets(&self) -> usize {
         self.runs.iter().flatten().map(|pair| pair.target).sum()
     }

@@ -1,8 +1,8 @@
 //! One vocabulary for all languages.
 //!
-//! Byte-level, so that no script is left out; learned from a mixture in which the small languages
-//! count for more than their size (see `mixture`). The mixture is of pairs: half of it is English,
-//! as half of what a model of translations reads and writes is.
+//! The vocabulary is byte-level, so it covers every script. It is learned from a mixture in which
+//! small languages have more weight than their size (see `mixture`). The mixture consists of pairs,
+//! so half of it is English, as is half of what a translation model reads and writes.
 //!
 //! ```text
 //!   id 0 <|end|>   of language models, unused here
@@ -18,30 +18,31 @@ use super::mixture::Mixture;
 use super::{Language, PairError, ParallelCorpus};
 use crate::{Document, END_OF_DOCUMENT, Error, Result, TRAINING_BYTES_MAX, Tokenizer};
 
-/// The special token that fills rows.
+/// The special token for padding.
 pub const PAD: &str = "<pad>";
 
-/// The special token that a decoder is given before a sentence.
+/// The special token at the start of a decoder's input.
 pub const BEGIN: &str = "<s>";
 
-/// The special token behind a sentence.
+/// The special token at the end of a sentence.
 pub const END: &str = "</s>";
 
-/// How [`TranslationVocabulary::train`] learns.
+/// Options of [`TranslationVocabulary::train`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VocabularyOptions {
-    /// Tokens at most, special ones included.
+    /// Maximum number of tokens, including special tokens.
     pub tokens: usize,
-    /// T of the mixture of languages: 1 takes them as they are, more helps the small ones.
+    /// Temperature T of the mixture of languages. 1 keeps the data's proportions; a higher value
+    /// favours small languages.
     pub temperature: f64,
-    /// About how many bytes of text to learn from, at most [`TRAINING_BYTES_MAX`].
+    /// Approximate number of bytes of text to learn from, at most [`TRAINING_BYTES_MAX`].
     pub text_bytes: u64,
-    /// Chooses the pairs, where not all are taken.
+    /// Determines which pairs are sampled, if not all are.
     pub seed: u64,
 }
 
 impl Default for VocabularyOptions {
-    /// 16,000 tokens, temperature 5, as much text as a tokenizer learns from, seed 0.
+    /// 16,000 tokens, temperature 5, [`TRAINING_BYTES_MAX`] bytes of text, seed 0.
     fn default() -> Self {
         Self { tokens: 16_000, temperature: 5.0, text_bytes: TRAINING_BYTES_MAX, seed: 0 }
     }
@@ -59,12 +60,12 @@ pub struct TranslationVocabulary {
 }
 
 impl TranslationVocabulary {
-    /// Learns a vocabulary from a corpus's training pairs: a function of the corpus and the
-    /// options.
+    /// Learns a vocabulary from a corpus's training pairs. The result depends only on the corpus
+    /// and the options.
     ///
     /// # Errors
-    /// There are no pairs; an option is out of range; two languages, or one and another special
-    /// token, have one name.
+    /// Fails if there are no pairs, if an option is out of range, or if two special tokens,
+    /// language tags included, have the same name.
     pub fn train(corpus: &ParallelCorpus, options: &VocabularyOptions) -> Result<Self> {
         let tags = corpus.languages.iter().map(|language| tag(&language.code));
         let specials: Vec<String> =
@@ -76,7 +77,8 @@ impl TranslationVocabulary {
     /// The vocabulary of a tokenizer that [`TranslationVocabulary::train`] made.
     ///
     /// # Errors
-    /// It lacks a special token, or has no tag of a language: it is a language model's, say.
+    /// Fails if the tokenizer lacks a special token or has no language tag, as a language model's
+    /// tokenizer does.
     pub fn from_tokenizer(tokenizer: Tokenizer) -> Result<Self> {
         let special = |text: &str| {
             let missing = || PairError::OfAnotherModel { missing: format!("`{text}`") };
@@ -103,22 +105,22 @@ impl TranslationVocabulary {
         &self.tokenizer
     }
 
-    /// The token that fills rows.
+    /// The padding token.
     pub fn pad(&self) -> u32 {
         self.pad
     }
 
-    /// The token that a decoder is given before a sentence.
+    /// The token at the start of a decoder's input.
     pub fn begin(&self) -> u32 {
         self.begin
     }
 
-    /// The token behind a sentence.
+    /// The token at the end of a sentence.
     pub fn end(&self) -> u32 {
         self.end
     }
 
-    /// The languages that sources may be in, sorted by code.
+    /// The languages of sources, sorted by code.
     pub fn languages(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tags.keys().map(String::as_str)
     }
@@ -126,7 +128,8 @@ impl TranslationVocabulary {
     /// The tag of a language.
     ///
     /// # Errors
-    /// The language is none of the vocabulary's; the error names those, the most alike first.
+    /// Fails if the language is not in the vocabulary. The error names the known languages, most
+    /// similar first.
     pub fn tag(&self, language: &str) -> Result<u32> {
         self.tags.get(language).copied().ok_or_else(|| {
             let mut known: Vec<String> = self.tags.keys().cloned().collect();
@@ -136,50 +139,51 @@ impl TranslationVocabulary {
         })
     }
 
-    /// What an encoder reads of a sentence: the language's tag, its tokens, the end.
+    /// The encoder's input for a sentence: the language's tag, its tokens, the end.
     ///
     /// # Errors
-    /// The language is none of the vocabulary's, or as [`Tokenizer::encode`].
+    /// Fails if the language is not in the vocabulary, or as [`Tokenizer::encode`] does.
     pub fn encode_source(&self, language: &str, text: &str) -> Result<Vec<u32>> {
         let mut tokens = vec![self.tag(language)?];
         tokens.extend(self.encode_target(text)?);
         Ok(tokens)
     }
 
-    /// What a decoder is to write of a sentence: its tokens, the end. It reads the same one token
-    /// later, behind [`TranslationVocabulary::begin`].
+    /// The decoder's expected output for a sentence: its tokens, the end. The decoder's input is
+    /// the same sequence shifted by one, after [`TranslationVocabulary::begin`].
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Fails as [`Tokenizer::encode`] does.
     pub fn encode_target(&self, text: &str) -> Result<Vec<u32>> {
         let mut tokens = self.tokenizer.encode(text)?;
         tokens.push(self.end);
         Ok(tokens)
     }
 
-    /// The text of tokens up to the first end, without special tokens: of a source, a target or
-    /// what a decoder wrote.
+    /// The text of tokens up to the first end, without special tokens. The tokens may be a source,
+    /// a target or a decoder's output.
     ///
     /// # Errors
-    /// A token is outside of the vocabulary.
+    /// Fails if a token is outside the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let sentence = tokens.split(|token| *token == self.end).next();
         self.tokenizer.decode_text(sentence.unwrap_or_default())
     }
 }
 
-/// The special token of a language.
+/// The tag of a language, as text.
 fn tag(language: &str) -> String {
     format!("<{language}>")
 }
 
-/// The language of a special token.
+/// The language of a tag, as text.
 fn language(tag: &str) -> Option<&str> {
     tag.strip_prefix('<')?.strip_suffix('>')
 }
 
-/// Pairs of the temperature's mixture, about `text_bytes` of them, and no more than it takes to
-/// read each once: two documents for each language, its sentences and their translations.
+/// Samples about `text_bytes` bytes of pairs from the temperature's mixture, but no more pairs than
+/// it takes to visit each once. Each language becomes two documents: its sentences and their
+/// translations.
 fn sample(corpus: &ParallelCorpus, options: &VocabularyOptions) -> Result<Vec<Document>> {
     let languages: Vec<(&str, usize)> = corpus
         .languages
@@ -200,7 +204,7 @@ fn sample(corpus: &ParallelCorpus, options: &VocabularyOptions) -> Result<Vec<Do
             share * bytes as f64 / language.train.len().max(1) as f64
         })
         .sum();
-    // A little less than the limit, for a tokenizer halves what is above it.
+    // Stay slightly below the limit, because a tokenizer halves a text that exceeds it.
     let bytes = options.text_bytes.min(TRAINING_BYTES_MAX - TRAINING_BYTES_MAX / 32);
     let once = mixture
         .shares()

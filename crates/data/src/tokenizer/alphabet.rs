@@ -1,10 +1,10 @@
 //! The 256 characters that stand for the 256 bytes in a byte-level vocabulary.
 //!
-//! GPT-2's mapping: a byte that prints in Latin-1 stands for itself; the others, in order, take the
-//! characters from U+0100. A vocabulary is thus plain text, and the dependency's tokenizer reads
-//! and writes the same.
+//! The mapping is GPT-2's. A byte that is printable in Latin-1 stands for itself. The other bytes,
+//! in order, take the characters from U+0100. A vocabulary is thus plain text, and the `tokenizers`
+//! crate reads and writes the same.
 
-/// The character of each byte, by byte.
+/// The character of each byte, indexed by byte.
 pub(super) fn byte_chars() -> [char; 256] {
     let mut chars = ['\0'; 256];
     let mut unprintable = 0x100;
@@ -20,7 +20,7 @@ pub(super) fn byte_chars() -> [char; 256] {
     chars
 }
 
-/// The bytes that characters of the alphabet stand for. Others stand for none.
+/// The bytes that characters of the alphabet stand for. Other characters are skipped.
 pub(super) fn bytes(text: &str) -> Vec<u8> {
     let alphabet = byte_chars();
     let byte = |char| (0..=255u8).zip(alphabet).find_map(|(byte, c)| (c == char).then_some(byte));

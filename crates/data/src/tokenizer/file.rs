@@ -1,9 +1,9 @@
-//! Reading a saved tokenizer.
+//! Reads a saved tokenizer.
 //!
-//! The format is the dependency's JSON, so other tools can read it. Reading does not go through the
-//! dependency: its reader accepts tokenizers that are not lossless, and panics on some damaged
-//! files. Instead the vocabulary and the merges are taken out and checked, and the tokenizer is
-//! assembled as it is after training.
+//! The format is the JSON of the `tokenizers` crate, so other tools can read it. The crate's reader
+//! is not used, because it accepts tokenizers that are not lossless and panics on some damaged
+//! files. Instead, the vocabulary and the merges are extracted and checked, and the tokenizer is
+//! assembled as after training.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,20 +13,20 @@ use super::{
     END_OF_DOCUMENT, GPT2_END, VOCABULARY_MAX, VOCABULARY_MIN, alphabet, end_of_document, specials,
 };
 
-/// Two token ids side by side.
+/// Two adjacent token ids.
 type Pair = (u32, u32);
 
-/// What a file says.
+/// The content of a tokenizer file.
 pub(super) struct Saved {
     /// Every token's text in the byte alphabet, by id.
     pub(super) tokens: Vec<String>,
     /// Pairs in the order in which an encoder merges them.
     pub(super) merges: Vec<Pair>,
-    /// Those of the tokens that stand for no text.
+    /// The special tokens, which stand for no text.
     pub(super) specials: Vec<String>,
 }
 
-/// The vocabulary and merges of a tokenizer's JSON, or what is wrong with it.
+/// Extracts the vocabulary and merges from a tokenizer's JSON, or returns what is wrong with it.
 pub(super) fn parse(json: &str) -> Result<Saved, String> {
     let root: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
     check_kind(&root)?;
@@ -37,22 +37,21 @@ pub(super) fn parse(json: &str) -> Result<Saved, String> {
     Ok(Saved { tokens, merges, specials })
 }
 
-/// A setting, what it must be, and what else means the same.
+/// A setting: its path, its required value, and equivalent values.
 type Setting = (&'static str, Value, &'static [&'static str]);
 
-/// Everything that [`super::Tokenizer::around`] sets must be set so in the file, or in a way that
-/// means the same, as in GPT-2's own file: else it would read as one tokenizer and encode as
-/// another.
+/// Checks that the file sets everything as [`super::Tokenizer::around`] does, or equivalently, as
+/// GPT-2's file does. Otherwise the tokenizer would encode differently from the one that was saved.
 fn check_kind(root: &Value) -> Result<(), String> {
     let expected: [Setting; 14] = [
         ("/model/type", Value::from("BPE"), &[]),
         ("/pre_tokenizer/type", Value::from("ByteLevel"), &[]),
         ("/pre_tokenizer/add_prefix_space", Value::from(false), &[]),
-        ("/pre_tokenizer/use_regex", Value::from(true), &["null"]), // older files lack it
+        ("/pre_tokenizer/use_regex", Value::from(true), &["null"]), // absent in older files
         ("/decoder/type", Value::from("ByteLevel"), &[]),
         ("/normalizer", Value::Null, &[]),
         ("/model/dropout", Value::Null, &[]),
-        ("/model/unk_token", Value::Null, &[r#""""#]), // all bytes are tokens: it is never used
+        ("/model/unk_token", Value::Null, &[r#""""#]), // never used: all bytes are tokens
         ("/model/continuing_subword_prefix", Value::Null, &[r#""""#]),
         ("/model/end_of_word_suffix", Value::Null, &[r#""""#]),
         ("/model/byte_fallback", Value::from(false), &["null"]),
@@ -66,7 +65,7 @@ fn check_kind(root: &Value) -> Result<(), String> {
             return Err(format!("{pointer} is {found} and must be {value}"));
         }
     }
-    // One of bytes only says where tokens begin; any other adds tokens.
+    // A byte-level post-processor only computes offsets. Any other type adds tokens.
     match root.pointer("/post_processor/type") {
         None => Ok(()),
         Some(kind) if kind == "ByteLevel" => Ok(()),
@@ -90,12 +89,13 @@ fn specials(root: &Value, tokens: &[String]) -> Result<Vec<String>, String> {
     Ok(specials)
 }
 
-/// The text of an added token, which must be set as [`super::Tokenizer::around`] sets it.
+/// The text of an added token, whose settings must be those of [`super::Tokenizer::around`].
 fn special(token: &Value, tokens: &[String]) -> Result<String, String> {
     let content = token.get("content").and_then(Value::as_str);
     let content = content.ok_or("one of its added tokens has no text")?;
+    // `normalized` has no meaning without a normalizer.
     let expected =
-        [("special", true), ("single_word", false), ("lstrip", false), ("rstrip", false)]; // and `normalized` means nothing without a normalizer
+        [("special", true), ("single_word", false), ("lstrip", false), ("rstrip", false)];
     for (key, value) in expected {
         if token.get(key) != Some(&Value::from(value)) {
             return Err(format!("{key} of its added token {content} must be {value}"));
@@ -108,7 +108,8 @@ fn special(token: &Value, tokens: &[String]) -> Result<String, String> {
     Ok(content.to_owned())
 }
 
-/// The tokens by id. The ids are a model's rows: they must run from 0 without a gap.
+/// The tokens by id. The ids are row indices of a model's embedding, so they must run from 0
+/// without gaps.
 fn tokens(root: &Value) -> Result<Vec<String>, String> {
     let vocabulary = root.pointer("/model/vocab").and_then(Value::as_object);
     let vocabulary = vocabulary.ok_or("it has no vocabulary")?;
@@ -154,7 +155,7 @@ fn merges(root: &Value, tokens: &[String], specials: &[String]) -> Result<Vec<Pa
     Ok(pairs)
 }
 
-/// A merge is `["a", "b"]`, or `"a b"` in older files.
+/// The halves of a merge, which is `["a", "b"]`, or `"a b"` in older files.
 fn halves(merge: &Value) -> Option<(&str, &str)> {
     match merge {
         Value::String(text) => text.split_once(' '),

@@ -1,14 +1,14 @@
-//! Text to tokens and back: byte-level BPE.
+//! Byte-level BPE: text to tokens and back.
 //!
 //! - `alphabet`: the characters that stand for bytes;
-//! - `words`: what merges never cross, counted;
+//! - `words`: the pieces that merges never cross, with their counts;
 //! - `specials`: tokens that stand for no text;
 //! - `pieces`: long texts cut for encoding;
 //! - `file`: reading a saved tokenizer.
 //!
-//! Learning, encoding and decoding are the `tokenizers` crate's. What it learns is a function of
-//! the words: 100 runs with one to eight threads gave the same bytes, also of words in which most
-//! pairs are as common as others. Here it starts no threads, which a system may refuse.
+//! The `tokenizers` crate does the learning, encoding and decoding. What it learns depends only on
+//! the words: 100 runs with one to eight threads produced the same bytes, even for words in which
+//! most pairs are equally frequent. Here it starts no threads, because a system may refuse them.
 
 mod alphabet;
 mod file;
@@ -30,63 +30,64 @@ use crate::corpus::read;
 use crate::{Document, Error, Result};
 pub use words::TRAINING_BYTES_MAX;
 
-/// The text of the token that follows each document. It is a name only: the same characters in a
+/// The text of the token that follows each document. It is only a name: the same characters in a
 /// document are encoded as ordinary text.
 pub const END_OF_DOCUMENT: &str = "<|end|>";
 
-/// What GPT-2 calls it: a tokenizer that lacks [`END_OF_DOCUMENT`] may have this one instead.
+/// GPT-2's end-of-document token. A tokenizer without [`END_OF_DOCUMENT`] may have this one
+/// instead.
 const GPT2_END: &str = "<|endoftext|>";
 
-/// Which of the special tokens follows each document.
+/// The special token that follows each document.
 fn end_of_document(specials: &[String]) -> Option<&str> {
     let has = |name: &&str| specials.iter().any(|special| special == name);
     [END_OF_DOCUMENT, GPT2_END].into_iter().find(has)
 }
 
-/// A pair seen only once teaches nothing: merging it would memorize one place.
+/// Minimum count of a pair to merge. A merge of a pair seen once would only memorize one place.
 const PAIR_COUNT_MIN: u64 = 2;
 
-/// The least vocabulary: 256 bytes and the end of a document. Each further special token is one
-/// more.
+/// Minimum vocabulary size: 256 bytes and the end of a document. Each further special token adds
+/// one.
 pub const VOCABULARY_MIN: usize = 257;
 
-/// Largest file of a tokenizer: that of the greatest vocabulary has some hundred bytes for a token.
+/// Maximum size of a tokenizer file. The largest vocabulary takes about a hundred bytes per token.
 const JSON_BYTES_MAX: u64 = 256 << 20;
 
 type Inner = TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLevel>;
 
-/// A byte-level BPE tokenizer. Any UTF-8 text is encoded and decoded without loss, seen in training
-/// or not.
+/// A byte-level BPE tokenizer. It encodes and decodes any UTF-8 text without loss, whether or not
+/// the text occurred in training.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: Inner,
     vocabulary: usize,
     end_of_document: u32,
-    /// Special tokens with their ids, by id.
+    /// Special tokens with their ids, sorted by id.
     specials: Vec<(String, u32)>,
 }
 
 impl Tokenizer {
-    /// Learns a tokenizer of up to `vocabulary` tokens from documents. The same documents, in any
-    /// order of calls and on any machine, give the same tokenizer, byte for byte.
+    /// Learns a tokenizer of up to `vocabulary` tokens from documents. The same documents give the
+    /// same tokenizer, byte for byte, on any machine.
     ///
-    /// A corpus in which too few pairs repeat gives fewer tokens: see [`Tokenizer::vocabulary`]. Of
-    /// a corpus larger than [`TRAINING_BYTES_MAX`] an even sample of its lines is used.
+    /// A corpus with few repeated pairs gives fewer tokens: see [`Tokenizer::vocabulary`]. From a
+    /// corpus larger than [`TRAINING_BYTES_MAX`], an even sample of lines is used.
     ///
     /// # Errors
-    /// `vocabulary` is not in [`VOCABULARY_MIN`]`..=`[`VOCABULARY_MAX`].
+    /// Fails if `vocabulary` is not in [`VOCABULARY_MIN`]`..=`[`VOCABULARY_MAX`].
     pub fn train(documents: &[Document], vocabulary: usize) -> Result<Tokenizer> {
         Self::train_with(documents, vocabulary, &[])
     }
 
-    /// As [`Tokenizer::train`], with further special tokens, which stand for no text: `<pad>`, say.
-    /// They count among the `vocabulary` and have the ids from 1, behind the end of a document. No
-    /// text is ever encoded as one of them.
+    /// As [`Tokenizer::train`], with further special tokens, which stand for no text, such as
+    /// `<pad>`. They count towards `vocabulary` and take the ids from 1, after the end of a
+    /// document. No text is ever encoded as one of them.
     ///
     /// # Errors
-    /// A special token is not ASCII between `<` and `>` with a letter or digit, at most 64 bytes,
-    /// or occurs twice. `vocabulary` is less than [`VOCABULARY_MIN`] and the special tokens, or
-    /// more than [`VOCABULARY_MAX`].
+    /// Fails if a special token is not ASCII between `<` and `>` with a letter or digit, has more
+    /// than 64 bytes, or occurs twice. Fails if `vocabulary` is too small for [`VOCABULARY_MIN`]
+    /// and the special tokens, or more than [`VOCABULARY_MAX`].
     pub fn train_with(
         documents: &[Document],
         vocabulary: usize,
@@ -104,14 +105,14 @@ impl Tokenizer {
         Self::around(learned(&words, vocabulary, &specials)?, specials)
     }
 
-    /// Of how many parts of the documents' text [`Tokenizer::train`] learns from one: 1 is all of
-    /// it.
+    /// The sampling interval: [`Tokenizer::train`] learns from one in this many parts of the text.
+    /// 1 means all of it.
     pub fn sampled_one_in(documents: &[Document]) -> usize {
         words::one_in(documents, TRAINING_BYTES_MAX)
     }
 
-    /// Builds the dependency's tokenizer around a model whose vocabulary contains the special
-    /// tokens.
+    /// Builds the `tokenizers` crate's tokenizer around a model whose vocabulary contains the
+    /// special tokens.
     fn around(model: BPE, specials: Vec<String>) -> Result<Tokenizer> {
         let vocabulary = model.get_vocab_size();
         let end = end_of_document(&specials).unwrap_or(END_OF_DOCUMENT);
@@ -120,15 +121,15 @@ impl Tokenizer {
         let mut specials: Vec<(String, u32)> = specials.into_iter().filter_map(id).collect();
         specials.sort_unstable_by_key(|(_, id)| *id);
 
-        let bytes = ByteLevel::new(false, false, true); // No prefix space, no trimming, cut into words.
+        let bytes = ByteLevel::new(false, false, true); // No prefix space, no trimming, regex.
         let mut inner = Inner::new(model);
         inner.with_pre_tokenizer(Some(bytes));
         inner.with_decoder(Some(bytes));
         inner
             .add_special_tokens(specials.iter().map(|(text, _)| AddedToken::from(text, true)))
             .map_err(Error::tokenizer("add the special tokens"))?;
-        // A document about tokenizers may contain "<|end|>": that is text, not the end of the
-        // document.
+        // A document about tokenizers may contain "<|end|>", which is text there, not the end of
+        // the document.
         inner.set_encode_special_tokens(true);
         Ok(Tokenizer { inner, vocabulary, end_of_document, specials })
     }
@@ -137,18 +138,19 @@ impl Tokenizer {
     /// same kind, such as GPT-2's `tokenizer.json`, whose documents end with `<|endoftext|>`.
     ///
     /// # Errors
-    /// The file is missing, damaged, or of a tokenizer that is not lossless or has no token for the
-    /// end of a document.
+    /// Fails if the file is missing or damaged, or if its tokenizer is not lossless or has no token
+    /// for the end of a document.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let json = read::text_of_at_most(path, JSON_BYTES_MAX)?;
         Self::from_json(&json, path)
     }
 
-    /// As [`Tokenizer::load`], from what is in the file: [`Tokenizer::to_json`]'s text. `origin` is
-    /// for errors.
+    /// As [`Tokenizer::load`], from the JSON text that [`Tokenizer::to_json`] returns. `origin`
+    /// names the source in errors.
     ///
     /// # Errors
-    /// It is damaged, or of a tokenizer that is not lossless or has other special tokens.
+    /// Fails if the text is damaged, or if its tokenizer is not lossless or has no token for the
+    /// end of a document.
     pub fn from_json(json: &str, origin: &Path) -> Result<Tokenizer> {
         let file::Saved { tokens, merges, specials } = file::parse(json)
             .map_err(|reason| Error::TokenizerFile { path: origin.to_path_buf(), reason })?;
@@ -162,28 +164,28 @@ impl Tokenizer {
         Self::around(model, specials)
     }
 
-    /// Writes the tokenizer as JSON of the `tokenizers` library. The file appears whole or not at
-    /// all: it is written beside its place and renamed.
+    /// Writes the tokenizer as JSON in the format of the `tokenizers` library. The write is atomic:
+    /// a temporary file is written next to the target and renamed.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         let json = self.to_json()?;
         gpipe_files::write(path, json.as_bytes()).map_err(Error::io("write", path))
     }
 
-    /// The tokenizer as JSON of the `tokenizers` library.
+    /// The tokenizer as JSON in the format of the `tokenizers` library.
     ///
     /// # Errors
-    /// The dependency fails; no tokenizer is known for which it does.
+    /// Fails if the `tokenizers` library fails. No tokenizer is known to cause this.
     pub fn to_json(&self) -> Result<String> {
         self.inner.to_string(false).map_err(Error::tokenizer("write the tokenizer as JSON"))
     }
 
-    /// The tokens of a text. The end of a document is not among them.
+    /// Encodes a text as tokens, without an end-of-document token.
     ///
     /// # Errors
-    /// The dependency fails; no text is known for which it does.
+    /// Fails if the `tokenizers` library fails. No text is known to cause this.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_pieces(text, pieces::PIECE_BYTES)
     }
@@ -198,26 +200,26 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The text of tokens. Special tokens read as they are written: [`END_OF_DOCUMENT`]. Tokens
-    /// that were cut within a character read U+FFFD there; what [`Tokenizer::encode`] gave reads as
-    /// it was.
+    /// Decodes tokens as text. Special tokens decode to their text, such as [`END_OF_DOCUMENT`].
+    /// The output of [`Tokenizer::encode`] decodes to the original text. Tokens cut within a
+    /// character decode to U+FFFD there.
     ///
     /// # Errors
-    /// A token is outside of the vocabulary.
+    /// Fails if a token is outside the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         self.decode_with(tokens, false)
     }
 
-    /// As [`Tokenizer::decode`], where special tokens read as nothing.
+    /// As [`Tokenizer::decode`], but special tokens decode to nothing.
     ///
     /// # Errors
-    /// A token is outside of the vocabulary.
+    /// Fails if a token is outside the vocabulary.
     pub fn decode_text(&self, tokens: &[u32]) -> Result<String> {
         self.decode_with(tokens, true)
     }
 
     fn decode_with(&self, tokens: &[u32], leave_out_specials: bool) -> Result<String> {
-        // The dependency passes unknown tokens over in silence.
+        // The `tokenizers` crate silently skips unknown tokens.
         let unknown = |token: &&u32| **token as usize >= self.vocabulary;
         if let Some(&token) = tokens.iter().find(unknown) {
             return Err(Error::UnknownToken { token, vocabulary: self.vocabulary });
@@ -225,12 +227,12 @@ impl Tokenizer {
         self.inner.decode(tokens, leave_out_specials).map_err(Error::tokenizer("decode tokens"))
     }
 
-    /// The bytes that a token stands for: part of a character, maybe. For who shows tokens as they
-    /// come, and holds back what is no whole character yet; the bytes of a special token are its
-    /// name's.
+    /// The bytes that a token stands for, which may be part of a character. For callers that show
+    /// tokens as they arrive and hold back incomplete characters. The bytes of a special token are
+    /// those of its name.
     ///
     /// # Errors
-    /// The token is outside of the vocabulary.
+    /// Fails if the token is outside the vocabulary.
     pub fn token_bytes(&self, token: u32) -> Result<Vec<u8>> {
         let unknown = Error::UnknownToken { token, vocabulary: self.vocabulary };
         let text = self.inner.id_to_token(token).ok_or(unknown)?;
@@ -242,25 +244,24 @@ impl Tokenizer {
         self.end_of_document
     }
 
-    /// The id of a special token, or none where this tokenizer has no such special token.
+    /// The id of a special token, or `None` if this tokenizer has no such special token.
     pub fn special(&self, text: &str) -> Option<u32> {
         self.specials.iter().find_map(|(special, id)| (special == text).then_some(*id))
     }
 
-    /// The special tokens by id: [`END_OF_DOCUMENT`] and those that [`Tokenizer::train_with`] was
-    /// given.
+    /// The special tokens by id: [`END_OF_DOCUMENT`] and those given to [`Tokenizer::train_with`].
     pub fn specials(&self) -> impl ExactSizeIterator<Item = &str> {
         self.specials.iter().map(|(special, _)| special.as_str())
     }
 
-    /// How many tokens there are; all ids are less. At most what was asked for in training.
+    /// Number of tokens, which is at most the number requested in training. All ids are smaller.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 }
 
-/// Learns up to `vocabulary` tokens from counted words; fewer where the words run out of repeated
-/// pairs. The first tokens are `specials`, which no word contains; then the bytes, by character;
+/// Learns up to `vocabulary` tokens from counted words, or fewer if the words run out of repeated
+/// pairs. The first tokens are `specials`, which no word contains. The bytes follow, by character,
 /// then the merges, by rank (Sennrich, Haddow, Birch: "Neural machine translation of rare words
 /// with subword units", 2016, algorithm 1).
 fn learned(words: &[(&str, u64)], vocabulary: usize, specials: &[String]) -> Result<BPE> {

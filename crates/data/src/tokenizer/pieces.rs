@@ -1,14 +1,14 @@
 //! Long texts cut for encoding.
 //!
-//! The dependency keeps about a hundred bytes per byte of the text that it encodes. A text is
-//! therefore encoded in pieces, cut where the tokens come out the same: before white space that
-//! follows something else. A word may begin with white space, but goes on with it only if it is
-//! nothing else, so each such place is where a word begins.
+//! The `tokenizers` crate keeps about a hundred bytes per byte of the text that it encodes. A text
+//! is therefore encoded in pieces, cut where the tokens do not change: before white space that
+//! follows another character. White space after another character always starts a new word, because
+//! a word that continues with white space consists of white space only.
 
-/// Length of a piece.
+/// Length of a piece, in bytes.
 pub(super) const PIECE_BYTES: usize = 64 * 1024;
 
-/// The pieces of a text, in order. Together they are the text.
+/// The pieces of a text, in order. They concatenate to the text.
 pub(super) fn pieces(text: &str, piece_bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -18,9 +18,9 @@ pub(super) fn pieces(text: &str, piece_bytes: usize) -> impl Iterator<Item = &st
     })
 }
 
-/// Where the first piece ends: at the last seam in reach. Where there is none (64 KiB without white
-/// space, or of nothing else) between two characters: that may cut a word in two, which costs a
-/// token and loses nothing.
+/// Where the first piece ends: at the last seam within reach, or between two characters if there is
+/// none (64 KiB without white space, or of white space only). A cut between characters may cut a
+/// word in two, which costs a token and loses nothing.
 fn cut(text: &str, piece_bytes: usize) -> usize {
     if text.len() <= piece_bytes {
         return text.len();

@@ -1,16 +1,17 @@
-//! Special tokens: what stands for no text, and what no text can become.
+//! Special tokens, which stand for no text and which no text can become.
 //!
-//! A special token's text is one of the vocabulary's, so it must be none that merges could make. A
-//! word - what merges never cross - holds letters, or digits, or others, never two of these kinds.
-//! A text with `<` and a letter or digit is thus never within a word, and that is all that a
-//! special token needs.
+//! A special token's text is part of the vocabulary, so merges must not be able to produce it.
+//! Merges never cross words, and a word holds letters, or digits, or other characters, never two of
+//! these kinds. A text with `<` and a letter or digit thus never lies within a word, which is all
+//! that a special token needs.
 
 use std::collections::HashSet;
 
-/// A name, not a sentence.
+/// Maximum length of a special token. It is a name, not a sentence.
 const BYTES_MAX: usize = 64;
 
-/// Whether these can be the special tokens of one vocabulary; else the first that cannot, and why.
+/// Checks that these can be the special tokens of one vocabulary. Returns the first that cannot,
+/// and why.
 pub(super) fn check(specials: &[String]) -> Result<(), (String, String)> {
     let mut seen = HashSet::new();
     for special in specials {
@@ -28,7 +29,7 @@ pub(super) fn check(specials: &[String]) -> Result<(), (String, String)> {
     Ok(())
 }
 
-/// Whether no word can contain it. Of ASCII that prints each character also stands for itself in
+/// Whether no word can contain the token. Each printable ASCII character also stands for itself in
 /// the byte alphabet.
 fn is_apart(special: &str) -> bool {
     let inner = special.strip_prefix('<').and_then(|rest| rest.strip_suffix('>'));

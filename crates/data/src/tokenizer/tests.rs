@@ -1,5 +1,5 @@
-//! Families: `oracle_` the dependency's own trainer and whole-text encoding agree; `property_` lossless;
-//! `fault_` damaged files are refused, not believed.
+//! Families: `oracle_` compares with the `tokenizers` crate's trainer and whole-text encoding;
+//! `property_` checks that encoding is lossless; `fault_` checks that damaged files are rejected.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ const PROSE: &str = "fn main() {\n    let value = compute(value);\n    println!(
     // It's the value that we'd computed: naïve, 漢字 and 3.14159.\nfn compute(value: u32) -> u32 { \
     value * 2 }\n";
 
-/// Varied enough text that hundreds of merges are learned.
+/// Text that is varied enough for hundreds of merges.
 fn documents() -> Vec<Document> {
     let sources =
         [include_str!("mod.rs"), include_str!("mod.rs"), include_str!("../corpus/split.rs"), PROSE];
@@ -22,7 +22,7 @@ fn documents() -> Vec<Document> {
     sources.iter().map(document).collect()
 }
 
-/// What the dependency's trainer learns from the same text.
+/// What the `tokenizers` crate's trainer learns from the same text.
 fn theirs(documents: &[Document], vocabulary: usize) -> String {
     let mut alphabet = HashSet::new();
     alphabet.extend(ByteLevel::alphabet());
@@ -55,7 +55,7 @@ fn oracle_training_equals_the_dependencys() {
 
 #[test]
 fn property_training_again_gives_the_same_bytes() {
-    // The trainer's hash maps are seeded anew each time.
+    // The trainer's hash maps get new seeds each time.
     let documents = documents();
     let json = || Tokenizer::train(&documents, 600).unwrap().to_json().unwrap();
     let first = json();
@@ -99,7 +99,10 @@ proptest! {
     }
 
     #[test]
-    fn property_any_text_round_trips(text in any::<String>(), code in "[a-zA-Z_(){};'\"<|>\\s]{0,200}") {
+    fn property_any_text_round_trips(
+        text in any::<String>(),
+        code in "[a-zA-Z_(){};'\"<|>\\s]{0,200}",
+    ) {
         for text in [text, code] {
             let tokens = small().encode(&text).unwrap();
             prop_assert!(tokens.iter().all(|&token| (token as usize) < small().vocabulary()));
@@ -108,7 +111,7 @@ proptest! {
     }
 }
 
-/// Trained once: proptest asks for it hundreds of times.
+/// Trained only once, because proptest uses it hundreds of times.
 fn small() -> &'static Tokenizer {
     static SMALL: std::sync::LazyLock<Tokenizer> =
         std::sync::LazyLock::new(|| Tokenizer::train(&documents(), 400).unwrap());
@@ -130,7 +133,7 @@ fn fault_files_of_another_kind_are_refused() {
     assert!(refused("\"content\":\"<|end|>\"", "\"content\":\"<eos>\"").contains("added token"));
     assert!(refused("\"!\":1,", "\"!\":100000,").contains("gaps"));
     assert!(refused("\"!\":1,", "\"no\":1,").contains("256 bytes"));
-    // The dependency's own reader panics on this one: the joined text is longer than any token.
+    // The crate's reader panics on this file, because the joined text is longer than any token.
     let long = "x".repeat(200);
     assert!(refused("\"merges\":[", &format!("\"merges\":[[\"{long}\",\"y\"],")).contains("merge"));
     assert!(refused("\"merges\":[", "\"merges\":[7,").contains("7 is not a merge"));
@@ -140,7 +143,7 @@ fn fault_files_of_another_kind_are_refused() {
 
 #[test]
 fn oracle_special_tokens_change_nothing_but_ids() {
-    // Merges are chosen by counts, then by ids, and special tokens move all of these alike.
+    // Merges are chosen by counts, then by ids, and special tokens shift all ids equally.
     let documents = documents();
     let specials = ["<pad>", "</s>"].map(String::from);
     let without = Tokenizer::train(&documents, 500).unwrap();
@@ -164,7 +167,8 @@ fn fault_files_with_other_special_tokens_are_refused() {
     };
     let added = |id: u32, content: &str, special: bool| {
         format!(
-            "{{\"id\":{id},\"content\":\"{content}\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":{special}}}"
+            "{{\"id\":{id},\"content\":\"{content}\",\"single_word\":false,\"lstrip\":false,\
+             \"rstrip\":false,\"normalized\":false,\"special\":{special}}}"
         )
     };
     let tag = added(2, "<de>", true);
@@ -177,7 +181,7 @@ fn fault_files_with_other_special_tokens_are_refused() {
     assert!(refused(&tag, &strips).contains("lstrip of its added token <de> must be false"));
     let end = format!("{},", added(0, "<|end|>", true));
     assert!(refused(&end, "").contains("added tokens lack <|end|>"));
-    // A merge that would make a special token of text.
+    // A merge that would produce a special token from text.
     let forged = "\"merges\":[[\"<d\",\"e>\"],";
     assert!(refused("\"merges\":[", forged).contains("does not fit its vocabulary"));
     let mut forged: serde_json::Value = serde_json::from_str(&good).unwrap();

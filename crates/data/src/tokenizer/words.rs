@@ -6,24 +6,24 @@ use tokenizers::utils::SysRegex;
 
 use crate::{Document, Error, Result};
 
-/// No more text than this is counted for training a tokenizer: 32 MiB. The frequencies of the
-/// commonest pairs change little beyond; a larger corpus is sampled evenly.
+/// Maximum amount of text that is counted for training a tokenizer: 32 MiB. The frequencies of the
+/// most common pairs change little beyond this. A larger corpus is sampled evenly.
 pub const TRAINING_BYTES_MAX: u64 = 32 << 20;
 
-/// The unit of sampling. Whole runs of lines, because a line's indentation belongs to the word at
-/// the end of the line before it.
+/// Number of lines in a sample. Samples are runs of whole lines, because a line's indentation
+/// belongs to the word at the end of the preceding line.
 const SAMPLE_LINES: usize = 64;
 
-/// Longer words are not learned from (they are encoded all the same): base64 and rulers of dashes,
-/// each of which costs the square of its length.
+/// Maximum length of a word to learn from. Longer words, such as base64 and rulers of dashes, cost
+/// the square of their length. They are still encoded.
 const WORD_BYTES_MAX: usize = 128;
 
-/// GPT-2's words, character for character the pattern of the dependency's `ByteLevel`, which does
-/// not export it; a test compares the two.
+/// GPT-2's word pattern, character for character that of `ByteLevel` in the `tokenizers` crate,
+/// which does not export it. A test compares the two.
 const WORD: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// The words of the documents with their counts, sorted by word: hashing is random, the result must
-/// not be.
+/// The words of the documents with their counts, sorted by word, because hash maps have random
+/// order and the result must not.
 pub(super) fn count(documents: &[Document]) -> Result<Vec<(&str, u64)>> {
     count_within(documents, TRAINING_BYTES_MAX)
 }
@@ -48,14 +48,14 @@ fn count_within(documents: &[Document], limit_bytes: u64) -> Result<Vec<(&str, u
     Ok(sorted)
 }
 
-/// One in how many runs of lines is looked at, so that about `limit_bytes` are; at least 1.
+/// The sampling interval in runs of lines that yields about `limit_bytes`. At least 1.
 pub(super) fn one_in(documents: &[Document], limit_bytes: u64) -> usize {
     let bytes: usize = documents.iter().map(|document| document.text.len()).sum();
     let every = (bytes as u64).div_ceil(limit_bytes.max(1));
     usize::try_from(every).unwrap_or(usize::MAX).max(1)
 }
 
-/// One in `every` runs of [`SAMPLE_LINES`] lines; the whole text where `every` is 1.
+/// Every `every`-th run of [`SAMPLE_LINES`] lines, or the whole text if `every` is 1.
 fn samples(text: &str, every: usize) -> impl Iterator<Item = &str> {
     let whole = (every == 1).then_some(text);
     let sampled = (every > 1).then(|| runs_of_lines(text).step_by(every));

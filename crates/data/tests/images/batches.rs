@@ -1,4 +1,4 @@
-//! Order, threads, restarts and unreadable images.
+//! Tests of order, threads, restarts and unreadable images.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn config(cases: u32) -> ProptestConfig {
     }
 }
 
-/// Numbers that are the pixels themselves.
+/// A transform whose output values are the pixel values.
 fn plain() -> Transform {
     Transform::plain(2, [0.0; 3], [1.0 / 255.0; 3])
 }
@@ -29,7 +29,7 @@ fn train(set: Numbered, mini_batch: usize, seed: u64, threads: usize) -> TrainIm
     TrainImages::new(Arc::new(set), plain(), mini_batch, seed, threads, OnUnreadable::Skip).unwrap()
 }
 
-/// The numbers of the images of a batch, as their pixels tell; classes and pixels must agree.
+/// The indices of a batch's images, read from their pixels. Checks that classes and pixels agree.
 fn numbers(batch: &ImageBatch) -> Vec<usize> {
     assert_eq!(batch.classes.len(), batch.samples);
     assert_eq!(batch.pixels.len(), batch.samples * 3 * batch.size * batch.size);
@@ -122,7 +122,7 @@ fn property_threads_and_the_order_of_calls_change_nothing() {
     }
     let resumed = with(2).starting_at(6, one.samples_seen(6));
     assert_eq!(resumed.batch(7).unwrap(), forward[7]);
-    // The same image is another one in the next epoch.
+    // The same image is augmented differently in the next epoch.
     let pixels = |batches: &[ImageBatch]| -> std::collections::BTreeSet<Vec<u32>> {
         let images = batches.iter().flat_map(|batch| batch.pixels.chunks(3 * 256));
         images.map(|image| image.iter().map(|value| value.to_bits()).collect()).collect()
@@ -130,8 +130,8 @@ fn property_threads_and_the_order_of_calls_change_nothing() {
     assert_eq!(pixels(&forward).len(), 40);
 }
 
-/// One of several processes that share a batch out: what it is not fed it does not read, but for
-/// the classes.
+/// One of several processes that share a batch reads only the images that it feeds. Of the others
+/// it finds only the classes.
 #[test]
 fn property_what_is_not_fed_is_not_read() {
     let of = |bad: &[usize], unreadable| {
@@ -147,7 +147,7 @@ fn property_what_is_not_fed_is_not_read() {
             let numbers = numbers(&all);
             let others = numbers.iter().enumerate().filter(|(place, _)| !is_fed(*place));
             let mut others: Vec<usize> = others.map(|(_, number)| *number).collect();
-            // A step may have an image twice, at the end of an epoch.
+            // A step may contain an image twice, at the end of an epoch.
             others.retain(|other| {
                 !numbers.iter().enumerate().any(|(at, number)| is_fed(at) && number == other)
             });
@@ -163,7 +163,7 @@ fn property_what_is_not_fed_is_not_read() {
             if !others.is_empty() {
                 assert!(images.batch(step).is_err(), "they are not readable");
             }
-            // Where others take their place, all are read: a class is that of the image which does.
+            // With replacements all images are read, because the class is that of the replacement.
             let skipping = of(&others, OnUnreadable::Skip);
             assert_eq!(skipping.batch_with(step, fed).unwrap(), skipping.batch(step).unwrap());
         }
@@ -184,7 +184,7 @@ fn property_classes_are_found_without_reading_images() {
         assert!(own.pixels.iter().all(|pixel| *pixel == 0.0));
     }
     assert!(nothing.batch(0).unwrap().is_err(), "they are not readable");
-    // Where unreadable ones are left out, all are read: how many there are depends on it.
+    // With `Skip` all images are read, because their number depends on which are readable.
     let skipping = of(&[0, 4, 9], OnUnreadable::Skip);
     let batches = |images: &EvaluationImages| images.iter().map(Result::unwrap).collect::<Vec<_>>();
     assert_eq!(batches(&skipping.clone().classes_only()), batches(&skipping));
@@ -201,7 +201,7 @@ fn property_epochs_and_seeds_shuffle_differently() {
 
 #[test]
 fn fault_unreadable_images_are_replaced_in_training() {
-    // 4 and 5 become 6, and 9, the last, becomes 0.
+    // Image 6 replaces 4 and 5, and image 0 replaces 9, the last.
     let batches = train(Numbered::new(10, 2, &[4, 5, 9]), 5, 3, 2);
     let mut seen = all(&batches, 0..2);
     seen.sort_unstable();
@@ -277,7 +277,7 @@ fn fault_settings_out_of_range() {
     assert!(matches!(none, Err(Error::NoImages)));
 }
 
-/// A set with a bug.
+/// A set whose `image` panics.
 #[derive(Debug)]
 struct Panicking(Numbered);
 
@@ -314,7 +314,7 @@ fn fault_a_set_that_panics_is_an_error() {
 
 #[test]
 fn oracle_a_part_of_a_set_is_spread_over_it() {
-    // Sorted by class, so that its beginning would be of one class alone.
+    // The set is sorted by class, so its beginning has only one class.
     let folder = tempdir().unwrap();
     for class in ["a", "b", "c", "d"] {
         std::fs::create_dir(folder.path().join(class)).unwrap();

@@ -1,4 +1,4 @@
-//! CIFAR's binary files.
+//! Tests of CIFAR's binary files.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use gpipe_data::images::{Cifar, CifarKind, CifarPart, ImageSet};
 use tempfile::tempdir;
 
-/// Writes a file of black images of class 0, but for the given bytes at given places.
+/// Writes a file of black images of class 0, with the given bytes at the given offsets.
 fn write(path: &Path, size: usize, bytes: &[(usize, u8)]) {
     let mut content = vec![0; size];
     bytes.iter().for_each(|(at, byte)| content[*at] = *byte);
@@ -19,7 +19,8 @@ const FILE_100: usize = 10_000 * 3074;
 #[test]
 fn oracle_cifar_10_by_hand() {
     let folder = tempdir().unwrap();
-    // Record 1 is of class 7: red of the first pixel, green of the second, blue of the last.
+    // Record 1 has class 7. It sets red of the first pixel, green of the second and blue of the
+    // last.
     let record = 3073;
     let bytes = [(record, 7), (record + 1, 11), (record + 1 + 1024 + 1, 22), (record + 3072, 33)];
     write(&folder.path().join("test_batch.bin"), FILE_10, &bytes);

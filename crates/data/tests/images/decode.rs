@@ -1,4 +1,4 @@
-//! Files as pixels.
+//! Tests of decoding files to pixels.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn error(path: &Path) -> String {
 fn oracle_png_is_lossless_and_jpeg_nearly() {
     let folder = tempdir().unwrap();
     let image = varied(13, 9);
-    // The content says what a file is: these names are swapped.
+    // The content decides the format of a file. These names are swapped.
     let (png, jpeg) = (folder.path().join("a.jpg"), folder.path().join("b.png"));
     write_png(&png, &image);
     assert_eq!(decode(&png).unwrap(), image);
@@ -55,7 +55,7 @@ fn oracle_other_colours_become_rgb() {
     assert_eq!(pixels(&sixteen, ExtendedColorType::Rgb16), [1, 2, 255, 0, 128, 77]);
 }
 
-/// A PNG with a palette, two pixels: the encoder above writes none.
+/// A PNG of two pixels with a palette, which the encoder above does not write.
 #[test]
 fn oracle_a_palette_becomes_rgb() {
     let folder = tempdir().unwrap();
@@ -71,7 +71,7 @@ fn oracle_a_palette_becomes_rgb() {
     assert_eq!(decode(&path).unwrap().pixels, [30, 20, 10, 9, 8, 7]);
 }
 
-/// A JPEG of 8 x 8 pixels in which all four of cyan, magenta, yellow and black are 128, by hand:
+/// A handwritten JPEG of 8 x 8 pixels in which cyan, magenta, yellow and black are all 128, because
 /// every coefficient is 0.
 #[test]
 fn oracle_cmyk_becomes_rgb() {
@@ -84,7 +84,7 @@ fn oracle_cmyk_becomes_rgb() {
     segment(0xdb, &[&[0][..], &[1; 64]].concat());
     segment(0xc0, &[8, 0, 8, 0, 8, 4, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0, 4, 0x11, 0]);
     for table in [0x00, 0x10] {
-        // One code, of one bit, for "no difference" and for "end of block".
+        // One code of one bit, for "no difference" and for "end of block".
         segment(0xc4, &[&[table, 1][..], &[0; 15], &[0]].concat());
     }
     segment(0xda, &[4, 1, 0, 2, 0, 3, 0, 4, 0, 0, 63, 0]);
@@ -94,14 +94,14 @@ fn oracle_cmyk_becomes_rgb() {
     fs::write(&path, bytes).unwrap();
     let image = decode(&path).unwrap();
     assert_eq!((image.height, image.width), (8, 8));
-    // 128 of 255 of ink, as far from black as the plain formula says, inverted (as Adobe writes it)
-    // or not.
+    // By the plain formula, 128 of 255 of ink is as far from black, whether inverted (as Adobe
+    // writes it) or not.
     assert!(image.pixels.iter().all(|value| (62..=66).contains(value)), "{:?}", image.pixels);
 }
 
 #[test]
 fn oracle_up_is_where_exif_says() {
-    // Orientation 6: turn clockwise, so the left half comes to the top.
+    // Orientation 6 means to turn clockwise, so the left half comes to the top.
     let mut exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0".to_vec();
     exif.extend([0; 4]);
     let wide = drawn(8, 16, |_, column, _| if column < 8 { 255 } else { 0 });
@@ -139,7 +139,7 @@ fn fault_truncated_files_are_refused_wherever_they_are_cut() {
     for part in 1..20 {
         fs::write(&jpeg, &whole_jpeg[..whole_jpeg.len() * part / 20]).unwrap();
         assert!(error(&jpeg).contains("replace the file"));
-        // The last chunk of a PNG is empty, and the one before it ends in a checksum.
+        // The last chunk of a PNG is empty, and the preceding chunk ends in a checksum.
         fs::write(&png, &whole_png[..(whole_png.len() - 20) * part / 20]).unwrap();
         error(&png);
     }
@@ -188,7 +188,7 @@ fn fault_a_file_that_claims_to_be_huge_takes_no_memory() {
     drop(writer);
     fs::write(&path, bytes).unwrap();
     assert!(error(&path).contains("100000 x 100000 pixels"));
-    // A JPEG's sides are 16 bits each: patch the frame header.
+    // A JPEG's sides are 16 bits each, so patch the frame header.
     let path = folder.path().join("huge.jpg");
     write_jpeg(&path, &varied(16, 16), 90);
     let mut bytes = fs::read(&path).unwrap();
@@ -225,7 +225,7 @@ fn property_damaged_bytes_never_panic() {
 #[cfg(unix)]
 #[test]
 fn fault_what_has_no_end_is_not_waited_for() {
-    // A device, as a named pipe cannot be made without a command of the system.
+    // Uses a device, because a named pipe cannot be created without a system command.
     let error = decode(Path::new("/dev/null")).unwrap_err().to_string();
     assert!(error.contains("not a regular file"), "{error}");
 }

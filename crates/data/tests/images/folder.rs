@@ -1,4 +1,4 @@
-//! One folder per class.
+//! Tests of folders with one subfolder per class.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -107,10 +107,10 @@ fn property_a_split_parts_the_files_and_keeps_its_word() {
     assert!((20..=60).contains(&b.len()), "{}", b.len());
     assert_eq!(train.classes(), validation.classes());
     assert!(b.iter().all(|(name, class)| name.starts_with(class.as_str())));
-    // The same again, and another one by another seed.
+    // The same seed gives the same split, and another seed gives another split.
     assert_eq!(names(&open().split(0.2, 7).unwrap().1, folder.path()), b);
     assert_ne!(names(&open().split(0.2, 8).unwrap().1, folder.path()), b);
-    // A file that is removed moves no other.
+    // Removing a file does not move others.
     fs::remove_file(folder.path().join(&a[0].0)).unwrap();
     assert_eq!(names(&open().split(0.2, 7).unwrap().1, folder.path()), b);
     for share in [0.0, 1.0, -1.0, f64::NAN] {

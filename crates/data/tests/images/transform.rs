@@ -1,11 +1,11 @@
-//! From pixels to numbers.
+//! Tests of transforms from pixels to values.
 
 use gpipe_data::Error;
 use gpipe_data::images::{Crop, IMAGE_SIZE_MAX, Image, Transform};
 
 use super::{drawn, varied};
 
-/// Numbers that are the pixels themselves.
+/// A transform whose output values are the pixel values.
 fn identity(size: usize) -> Transform {
     Transform::plain(size, [0.0; 3], [1.0 / 255.0; 3])
 }
@@ -16,7 +16,7 @@ fn apply(transform: &Transform, image: &Image, key: Option<u64>) -> Vec<f32> {
     out
 }
 
-/// A number of the output of a transform of `size`.
+/// One value of the output of a transform of `size`.
 fn at(out: &[f32], size: usize, channel: usize, row: usize, column: usize) -> f32 {
     out[(channel * size + row) * size + column]
 }
@@ -50,23 +50,23 @@ fn oracle_a_constant_image_stays_constant_at_every_size() {
 
 #[test]
 fn oracle_scaling_by_hand() {
-    // Twice as large: three quarters of the near pixel and one of the next, and at the border the
-    // pixel itself.
+    // At twice the size, an output pixel is three quarters of the near pixel and one quarter of the
+    // next. At the border it is the pixel itself.
     let ramp = drawn(2, 2, |_, column, _| if column == 0 { 0 } else { 100 });
     let out = apply(&identity(4), &ramp, None);
     for row in 0..4 {
         let expected = [0.0, 25.0, 75.0, 100.0];
         (0..4).for_each(|column| assert_near(at(&out, 4, 0, row, column), expected[column]));
     }
-    // Half as large: the triangle is 4 pixels wide, with 1/8, 3/8, 3/8, 1/8; at the border 3/7, 3/7
-    // and 1/7.
+    // At half the size, the triangle is 4 pixels wide, with weights 1/8, 3/8, 3/8, 1/8. At the
+    // border they are 3/7, 3/7 and 1/7.
     let line = drawn(4, 4, |_, column, _| [0, 70, 140, 210][column]);
     let out = apply(&identity(2), &line, None);
     assert_near(at(&out, 2, 0, 0, 0), (3.0 * 70.0 + 140.0) / 7.0);
     assert_near(at(&out, 2, 0, 1, 1), (70.0 + 3.0 * 140.0 + 3.0 * 210.0) / 7.0);
 }
 
-/// Against `image::imageops`, which rounds to 8 bits.
+/// Compares with `image::imageops`, which rounds to 8 bits.
 #[test]
 fn oracle_scaling_is_what_another_library_does() {
     for (height, width, size) in [(31, 31, 8), (50, 50, 49), (20, 20, 33), (100, 100, 7)] {
@@ -86,7 +86,7 @@ fn oracle_scaling_is_what_another_library_does() {
 
 #[test]
 fn oracle_evaluation_cuts_the_centre() {
-    // The shorter side is 8 already: 4 x 4 of the centre are a slice.
+    // The shorter side is already 8, so the 4 x 4 centre is a slice.
     let image = varied(8, 12);
     let out = apply(&Transform { resize: 8, ..identity(4) }, &image, None);
     for (row, column) in [(0, 0), (0, 3), (3, 1), (2, 2)] {
@@ -116,7 +116,7 @@ fn oracle_padding_shifts_and_fills_with_the_mean() {
         shifts.extend(found);
     }
     assert_eq!(shifts.len(), 25, "every shift happens");
-    // Border pixels are 0 after normalisation, whatever the mean.
+    // Padding is 0 after normalisation, whatever the mean.
     let white = drawn(6, 6, |_, _, _| 255);
     let out = apply(&Transform { mean: [0.5; 3], ..transform }, &white, Some(0));
     assert!(out.contains(&0.0) && !out.iter().any(|value| *value < 0.0));
@@ -134,7 +134,7 @@ fn oracle_flips_mirror_half_of_the_time() {
     assert_eq!(apply(&always, &twice, Some(3)), plain, "flipped twice");
     let half = Transform { flip: 0.5, ..identity(5) };
     let flips = (0..1000).filter(|key| apply(&half, &image, Some(*key)) == mirrored).count();
-    assert!((430..570).contains(&flips), "{flips}"); // More than four standard deviations each way.
+    assert!((430..570).contains(&flips), "{flips}"); // More than 4 standard deviations each way.
     assert_eq!(apply(&always, &image, None), plain, "evaluation does not flip");
 }
 
@@ -158,22 +158,22 @@ fn oracle_cutout_is_a_square_clipped_at_the_border() {
             (least, most) = (least.min(cut.len()), most.max(cut.len()));
         }
         assert_eq!(most, side * side);
-        // The centre in a corner leaves half of each side, and of an odd one the larger half or the
-        // smaller.
+        // With its centre in a corner, the square keeps at least half of each side, rounded up.
         assert_eq!(least, side.div_ceil(2) * side.div_ceil(2));
     }
 }
 
 #[test]
 fn oracle_random_parts_have_the_asked_share_and_ratio() {
-    // Red is the column and green the row, so the output tells where it is from.
+    // Red encodes the column and green the row, so the output shows where it came from.
     let image = drawn(200, 240, |row, column, channel| [column, row, 0][channel] as u8);
     let crop = Crop::RandomResized { scale: (0.1, 0.5), ratio: (0.75, 4.0 / 3.0) };
     let transform = Transform { crop, ..identity(8) };
     let (mut least, mut most) = (f32::MAX, f32::MIN);
     for key in 0..500 {
         let out = apply(&transform, &image, Some(key));
-        // Inner pixels of a ramp are exact, so the distance of two of them is a part of the side.
+        // Inner pixels of a ramp are exact, so the difference of two of them measures a fraction of
+        // the side.
         let width = (at(&out, 8, 0, 3, 6) - at(&out, 8, 0, 3, 1)) * 8.0 / 5.0;
         let height = (at(&out, 8, 1, 6, 3) - at(&out, 8, 1, 1, 3)) * 8.0 / 5.0;
         let share = width * height / (200.0 * 240.0);
@@ -190,7 +190,7 @@ fn oracle_the_whole_image_where_scale_and_ratio_leave_no_choice() {
     let crop = Crop::RandomResized { scale: (1.0, 1.0), ratio: (1.0, 1.0) };
     let transform = Transform { crop, ..identity(12) };
     assert_eq!(apply(&transform, &image, Some(5)), apply(&identity(12), &image, None));
-    // No part of this strip has that ratio and that share: the fallback is the centre, 10 x 10 of
+    // No part of this strip has an allowed ratio and share. The fallback is the centre, 10 x 10 of
     // 10 x 1000.
     let strip = drawn(10, 1000, |_, column, _| if (495..505).contains(&column) { 200 } else { 0 });
     let out = apply(&Transform { size: 10, resize: 10, ..transform }, &strip, Some(5));
@@ -211,7 +211,7 @@ fn property_the_key_alone_decides() {
 
 #[test]
 fn regression_a_strip_takes_no_memory_for_what_is_cut_off() {
-    // To scale it whole to a shorter side of 256 would take 200 GB.
+    // Scaling the whole strip to a shorter side of 256 would take 200 GB.
     for (height, width) in [(1, 1_000_000), (1_000_000, 1)] {
         let strip = drawn(height, width, |_, _, _| 50);
         let out = apply(&identity(256), &strip, None);

@@ -1,4 +1,4 @@
-//! From a folder of files of pairs to a corpus.
+//! Tests from a folder of files of pairs to a corpus.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ fn pair(source: &str, target: &str) -> Pair {
     Pair { source: source.into(), target: target.into() }
 }
 
-/// Words in an order of their own for each number, so that no two sentences are near-duplicates.
+/// Words in a different order for each number, so that no two sentences are near-duplicates.
 fn sentence(number: usize) -> String {
     let words = ["open", "the", "file", "and", "save", "every", "page", "again", "or", "print"];
     let mut rest = number;
@@ -104,7 +104,7 @@ fn property_no_language_trains_on_a_sentence_of_validation() {
             .flat_map(char::to_lowercase)
             .collect()
     };
-    // The same sentences with another ending, other capitals, a directive.
+    // The same sentences with another ending, other capitals or a directive.
     type Vary = fn(&str) -> String;
     let varied: [(&str, Vary); 4] = [
         ("de", |text| text.to_owned()),
@@ -154,7 +154,8 @@ fn property_pairs_more_move_no_other_to_another_side() {
 
 #[test]
 fn regression_the_order_and_the_split_stay_what_they_are() {
-    // A change here gives other runs of the same configuration: do not update this value lightly.
+    // A change here changes the runs of existing configurations, so do not update this value
+    // lightly.
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "de.tsv", &many(100, |text| text.replace('e', "ë")));
     write(folder.path(), "fr.tsv", &many(100, |text| text.replace('e', "é")));

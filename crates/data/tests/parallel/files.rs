@@ -1,4 +1,4 @@
-//! TSV files and aligned files, plain and gzip.
+//! Tests of TSV files and aligned files, plain and gzip.
 
 use std::fs;
 use std::io::Write;

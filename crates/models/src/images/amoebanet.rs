@@ -1,8 +1,8 @@
 //! AmoebaNet-B and AmoebaNet-D (Real et al. 2019), at the sizes of GPipe's paper.
 //!
-//! A cell takes the outputs of the two cells before it. It combines them, and what it has so far,
-//! five times: each time two of these go through an operation each, and are added. Those that no
-//! combination used are its output.
+//! A cell takes the outputs of the two preceding cells. Five times, it picks two of the values it
+//! has so far, applies an operation to each and adds the results as a new value. Values that no
+//! combination used form the output.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
@@ -17,54 +17,55 @@ use super::{
     check_sizes,
 };
 
-/// Which cells.
+/// The cell architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// AmoebaNet-B, whose (18, 512) the paper trained on ImageNet.
+    /// AmoebaNet-B. The paper trained its (18, 512) on ImageNet.
     B,
-    /// AmoebaNet-D, of the paper's table 1.
+    /// AmoebaNet-D, used in the paper's table 1.
     D,
 }
 
-/// AmoebaNet(L, D): `cells` normal cells with `filters` filters, twice as many after each of two
-/// reduction cells, behind a stem that reduces the input eight times.
+/// AmoebaNet(L, D): `cells` normal cells behind a stem that reduces the input eight times. The
+/// first cells have `filters` filters, and each of two reduction cells doubles the number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AmoebaNet {
-    /// Which cells.
+    /// The cell architecture.
     pub variant: Variant,
-    /// Normal cells (L): a multiple of 3.
+    /// Number of normal cells (L), a multiple of 3.
     pub cells: usize,
-    /// Filters of the first normal cells (D): a multiple of 4.
+    /// Number of filters of the first normal cells (D), a multiple of 4.
     pub filters: i64,
-    /// Channels of the images.
+    /// Number of channels of the images.
     pub channels: i64,
     /// Number of classes.
     pub classes: i64,
-    /// Probability that a whole path of the last cell is left out for a sample in training, less in
-    /// those before it (Larsson et al. 2017; Zoph et al. 2018, section 3): at least 0 and below 1.
+    /// Probability of dropping a whole path of the last cell for a sample in training, at least 0
+    /// and below 1. Earlier cells use smaller probabilities (Larsson et al. 2017; Zoph et al. 2018,
+    /// section 3).
     pub drop_path: f64,
-    /// Whether there is a second classifier behind the second third of the normal cells: the
+    /// Whether a second classifier follows the second third of the normal cells. It is the
     /// network's second output, for [`gpipe::WithAuxiliary`].
     pub auxiliary: bool,
 }
 
-/// Cells of the stem.
+/// Number of cells in the stem.
 const STEM_CELLS: usize = 2;
 
-/// What a cell does with one of its values.
+/// An operation that a cell applies to one of its values.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     Identity,
     Conv1x1,
-    /// Through a quarter of the channels, as the two after it.
+    /// Uses a quarter of the channels internally, as does `Conv1x7And7x1`.
     Conv3x3,
     Conv1x7And7x1,
     AveragePool3,
     MaxPool2,
     MaxPool3,
-    /// Depthwise and pointwise, twice.
+    /// Depthwise and pointwise convolutions, twice.
     Separable(i64),
-    /// The same with a dilation of 2.
+    /// As `Separable`, with a dilation of 2.
     DilatedSeparable(i64),
 }
 
@@ -73,15 +74,16 @@ use Operation::{
     Separable,
 };
 
-/// Five pairs of (which value, operation), and which values are joined as the output.
+/// A cell architecture: five pairs of (value index, operation), and the values joined as the
+/// output.
 struct Genotype {
     pairs: [[(usize, Operation); 2]; 5],
     joined: &'static [usize],
 }
 
-/// The normal cell of AmoebaNet-D. The output joins values 0, 3, 4 and 6 as in the authors'
-/// program, not 4, 5 and 6 as in their paper's figure: only so do the parameters of GPipe's table 1
-/// come out.
+/// The normal cell of AmoebaNet-D. The output joins values 0, 3, 4 and 6, as in the authors'
+/// program, not 4, 5 and 6, as in their paper's figure. Only the former reproduces the parameter
+/// counts of GPipe's table 1.
 const NORMAL_D: Genotype = Genotype {
     pairs: [
         [(1, Conv1x1), (1, MaxPool3)],
@@ -127,12 +129,12 @@ const REDUCTION_B: Genotype = Genotype {
 };
 
 impl AmoebaNet {
-    /// The layers: `stem`, `stem.0`, `stem.1`; the cells by number, reduction cells among them, and
-    /// `auxiliary` before the second of these; `classifier`.
+    /// Builds the layers: `stem`, `stem.0`, `stem.1`, the numbered cells, and `classifier`. The
+    /// numbering includes reduction cells. `auxiliary` comes before the second reduction cell.
     ///
     /// # Errors
-    /// Cells that are no multiple of 3, filters that are no multiple of 4, a size below 1 or far
-    /// too large.
+    /// Fails if `cells` is not a multiple of 3, if `filters` is not a multiple of 4, or if a size
+    /// is below 1 or far too large.
     pub fn build(&self) -> Result<Sequence, ImageError> {
         let refuse = |reason: String| Err(ImageError { network: "amoebanet", reason });
         let Self { variant, cells, filters, channels, classes, drop_path, auxiliary } = *self;
@@ -160,7 +162,7 @@ impl AmoebaNet {
         let third = cells / 3;
         let reductions = [third, 2 * third + 1];
         let mut scale = filters / 2;
-        // The deeper a cell, the more is left out.
+        // Deeper cells drop more.
         let all = STEM_CELLS + cells + reductions.len();
         let dropped = |number: usize| drop_path * (number + 1) as f64 / all as f64;
         for number in 0..STEM_CELLS {
@@ -186,19 +188,19 @@ impl AmoebaNet {
     }
 }
 
-/// What comes before a cell.
+/// What the next cell needs to know about the preceding cells.
 struct Before {
-    /// Channels of the cell before, and of the one before that.
+    /// Channels of the preceding cell, and of the one before it.
     channels: i64,
     earlier: i64,
-    /// Whether the cell before halved height and width.
+    /// Whether the preceding cell halved height and width.
     reduced: bool,
-    /// Whether there is one output so far, of the stem: the first cell takes it twice.
+    /// Whether the only output so far is the stem's, which the first cell takes twice.
     single: bool,
 }
 
 impl Before {
-    /// The next cell, of `filters` filters.
+    /// The next cell, with `filters` filters.
     fn cell(&mut self, variant: Variant, filters: i64, reduction: bool) -> Cell {
         let genotype = match (variant, reduction) {
             (Variant::B, false) => &NORMAL_B,
@@ -218,7 +220,7 @@ impl Before {
             (false, false) => one(self.earlier),
         };
         let operations = genotype.pairs.iter().flatten().map(|&(value, operation)| {
-            // Only what comes from outside of the cell is reduced.
+            // Only values from outside the cell are reduced.
             let stride = if reduction && value < 2 { 2 } else { 1 };
             (value, operation.chain(filters, stride))
         });
@@ -282,22 +284,22 @@ impl Operation {
     }
 }
 
-/// A cell: takes (output of the cell before, of the one before that), gives (its own, that of the
-/// cell before).
+/// A cell layer. Inputs: (output of the preceding cell, output of the one before it). Outputs:
+/// (output of this cell, output of the preceding cell).
 struct Cell {
     previous: Chain,
     earlier: Chain,
-    /// In pairs; each with the value that it is of.
+    /// The operations in pairs, each with the index of the value it applies to.
     operations: Vec<(usize, Chain)>,
     joined: &'static [usize],
-    /// Whether it takes one tensor, as both.
+    /// Whether the cell takes one tensor as both inputs.
     single: bool,
-    /// Probability that an operation is left out for a sample.
+    /// Probability that an operation is dropped for a sample.
     drop_path: f64,
 }
 
 impl Cell {
-    /// Its parts with the prefixes of their parameters.
+    /// The chains of the cell, with the prefixes of their parameters.
     fn parts(&self) -> impl Iterator<Item = (String, &Chain)> {
         let inputs =
             [("previous.".to_owned(), &self.previous), ("earlier.".to_owned(), &self.earlier)];
@@ -422,7 +424,7 @@ impl Layer for Cell {
     }
 }
 
-/// As [`drop_path`]; `x` is a variable no longer.
+/// Records [`drop_path`] on the tape and releases `x`.
 fn record_drop_path(tape: &mut Tape, x: Var) -> Var {
     let spec = tape.spec(x);
     let samples = spec.shape.first().copied().unwrap_or(0) as f64;
@@ -432,8 +434,8 @@ fn record_drop_path(tape: &mut Tape, x: Var) -> Var {
     kept
 }
 
-/// `x` [samples, ...] with whole samples zeroed with probability `p`, the others scaled up; only in
-/// training. Which ones depends on seed, layer, step and global sample alone.
+/// Drop path: in training, zeroes whole samples of `x` [samples, ...] with probability `p` and
+/// scales up the others. The choice depends only on seed, layer, step and global sample.
 fn drop_path(ctx: &mut Forward, x: &Tensor, p: f64) -> Result<Tensor, LayerError> {
     if !ctx.training() || p <= 0.0 {
         return Ok(x.shallow_clone());

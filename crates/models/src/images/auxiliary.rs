@@ -1,6 +1,6 @@
-//! A second classifier in the middle of a network, for training only: its loss reaches the lower
-//! layers on a shorter way (Szegedy et al. 2015, section 5; in AmoebaNet's published program at two
-//! thirds of its depth).
+//! An auxiliary classifier in the middle of a network, used only in training. Its loss reaches the
+//! lower layers by a shorter path (Szegedy et al. 2015, section 5). In AmoebaNet's published
+//! program it is at two thirds of the depth.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, TensorSpec,
@@ -14,18 +14,18 @@ use super::{
     mean_of_places,
 };
 
-/// The skip by which its logits reach the classifier.
+/// The skip that carries the logits to the classifier.
 pub(super) const AUXILIARY: &str = "auxiliary";
-/// The window of the average at its beginning, and its stride.
+/// Window and stride of the initial average pooling.
 const WINDOW: i64 = 5;
 const STRIDE: i64 = 3;
-/// Channels of its two convolutions.
+/// Channels of the two convolutions.
 const NARROW: i64 = 128;
 const WIDE: i64 = 768;
 
-/// Passes its inputs on, and stashes the logits that it makes of the first. The mean over all
-/// places takes the place of the original's convolution over the whole map, so that one network
-/// takes images of any size.
+/// Passes its inputs on, and stashes the logits computed from the first input. The mean over all
+/// positions replaces the original's convolution over the whole map, so that one network takes
+/// images of any size.
 pub(super) struct AuxiliaryHead {
     convolutions: Chain,
     channels: i64,
@@ -42,7 +42,7 @@ impl AuxiliaryHead {
         Self { convolutions, channels, classes }
     }
 
-    /// What is left of a map: [samples, channels, height, width].
+    /// The shape after pooling: [samples, channels, height, width].
     fn pooled(input: &TensorSpec) -> Result<TensorSpec, LayerError> {
         let mut output = input.clone();
         for size in output.shape.iter_mut().skip(2) {

@@ -1,4 +1,4 @@
-//! Convolution, batch norm and pooling one after the other: a part of a layer.
+//! Chains of convolution, batch norm and pooling, from which layers are built.
 
 use gpipe::{
     Forward, Geometry, Init, LayerError, ParameterSpec, TensorSpec,
@@ -7,7 +7,7 @@ use gpipe::{
 };
 use tch::Tensor;
 
-/// Steps in order, with their parameters in order.
+/// A sequence of steps. Parameters are in the order of the steps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Chain(pub Vec<Step>);
 
@@ -15,19 +15,19 @@ pub(super) struct Chain(pub Vec<Step>);
 pub(super) enum Step {
     Relu,
     Convolve(Convolution),
-    /// With the padding that keeps the size at stride 1; the padding is not averaged.
+    /// Pads to keep the size at stride 1. The padding is excluded from the average.
     AveragePool(Window),
     MaxPool(Window),
-    /// Half of the channels from every second pixel, half from those between them (Zoph et al.
-    /// 2018, NASNet): nothing is left out as by a stride.
+    /// Half of the channels come from every second pixel and half from the pixels between them
+    /// (Zoph et al. 2018, NASNet), so no pixel is left out as with a stride.
     FactorizedReduce(FactorizedReduce),
     LeakyRelu,
-    /// Each channel of each sample by its own mean and variance (Ulyanov et al. 2016), without
-    /// parameters.
+    /// Normalises each channel of each sample by its mean and variance, without parameters (Ulyanov
+    /// et al. 2016).
     InstanceNorm,
-    /// Whole channels at once (Tompson et al. 2015), with this probability.
+    /// Drops whole channels with this probability (Tompson et al. 2015).
     ChannelDropout(f64),
-    /// Twice the height and width: each pixel four times.
+    /// Doubles height and width by repeating each pixel four times.
     Upsample,
 }
 
@@ -38,14 +38,14 @@ pub(super) enum After {
     Nothing,
 }
 
-/// Square windows.
+/// A square pooling window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     pub size: i64,
     pub stride: i64,
 }
 
-/// A convolution without bias, and the batch norm after it if there is one.
+/// A convolution without bias, optionally followed by batch norm.
 #[derive(Debug, Clone)]
 pub(super) struct Convolution {
     pub name: &'static str,
@@ -65,7 +65,7 @@ pub(super) struct FactorizedReduce {
 }
 
 impl Convolution {
-    /// A square one that keeps the size but for its stride.
+    /// A square convolution that keeps the size, apart from its stride.
     pub(super) fn new(name: &'static str, channels: i64, outputs: i64, size: i64) -> Self {
         let (kernel, stride) = ([size; 2], [1; 2]);
         let (dilation, groups, after) = (1, 1, After::BatchNorm);
@@ -84,7 +84,7 @@ impl Convolution {
     fn parameters(&self, prefix: &str) -> Vec<ParameterSpec> {
         let name = format!("{prefix}{}.", self.name);
         let inputs = self.channels / self.groups;
-        // He et al. 2015: the variance of what goes forward stays.
+        // Preserves the variance in the forward pass (He et al. 2015).
         let fan_in = (inputs * self.kernel[0] * self.kernel[1]) as f64;
         let init = Init::Normal { std: (2.0 / fan_in).sqrt() };
         let shape = [self.outputs, inputs, self.kernel[0], self.kernel[1]];
@@ -111,7 +111,7 @@ impl Convolution {
 }
 
 impl Step {
-    /// How many parameters it has.
+    /// Number of parameters.
     fn count(&self) -> usize {
         match self {
             Self::Convolve(convolution) if convolution.after == After::BatchNorm => 6,
@@ -192,7 +192,7 @@ impl Step {
             Self::Convolve(convolution) => convolution.forward(ctx, first, x),
             Self::AveragePool(Window { size, stride }) => {
                 let padding = (size - 1) / 2;
-                let even = size % 2 == 0; // then the last window may reach over the border
+                let even = size % 2 == 0; // the last window may then reach over the border
                 Ok(x.f_avg_pool2d([*size; 2], [*stride; 2], [padding; 2], even, false, None)?)
             }
             Self::MaxPool(Window { size, stride }) => {
@@ -204,7 +204,7 @@ impl Step {
                 let geometry = Geometry { stride: [2; 2], ..Geometry::default() };
                 let even = ctx.convolution(x, ctx.parameter(first)?, &geometry)?;
                 let (height, width) = (x.size()[2], x.size()[3]);
-                // Shifted by one pixel; a row and a column of zeros come after the last.
+                // Shifted by one pixel, with a row and a column of zeros after the last.
                 let between = x.f_slice(2, 1, height, 1)?.f_slice(3, 1, width, 1)?;
                 let between = between.f_constant_pad_nd([0, 1, 0, 1])?;
                 let odd = ctx.convolution(&between, ctx.parameter(first + 1)?, &geometry)?;
@@ -229,7 +229,7 @@ impl Step {
         }
     }
 
-    /// As [`Step::forward`]; `x` stays as it is.
+    /// Records [`Step::forward`] on the tape. `x` is not released.
     pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> Option<Var> {
         let output = self.infer(tape.spec(x)).ok()?;
         Some(match self {
@@ -272,8 +272,8 @@ impl Step {
         })
     }
 
-    /// Floating-point operations of a forward: multiplications and additions of convolutions, some
-    /// per element else.
+    /// Floating-point operations of a forward: the multiplications and additions of convolutions,
+    /// and a few operations per element for other steps.
     fn flops(&self, input: &TensorSpec, output: &TensorSpec) -> f64 {
         match self {
             Self::Convolve(c) => {
@@ -290,26 +290,26 @@ impl Step {
     }
 }
 
-/// Batch norm of `x`, which is a variable no longer.
+/// Records batch norm of `x` and releases `x`.
 fn normalised(tape: &mut Tape, x: Var, first: usize) -> Var {
     let y = tape.batch_norm(x, first);
     tape.release(x);
     y
 }
 
-/// Added to the variance of instance norm.
+/// Added to the variance in instance norm.
 const EPS: f64 = 1e-5;
-/// Operations of a norm for each element.
+/// Operations per element of a norm.
 const NORM: f64 = 8.0;
 
 impl Chain {
-    /// Another step behind these.
+    /// Appends a step.
     pub(super) fn then(mut self, step: Step) -> Self {
         self.0.push(step);
         self
     }
 
-    /// Another convolution behind these.
+    /// Appends a convolution.
     pub(super) fn convolve(self, convolution: Convolution) -> Self {
         self.then(Step::Convolve(convolution))
     }
@@ -318,12 +318,12 @@ impl Chain {
         self.then(Step::Relu)
     }
 
-    /// Whether it does nothing.
+    /// Whether the chain has no steps.
     pub(super) fn is_identity(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many parameters it has.
+    /// Number of parameters.
     pub(super) fn count(&self) -> usize {
         self.0.iter().map(Step::count).sum()
     }
@@ -336,7 +336,7 @@ impl Chain {
         self.0.iter().try_fold(input.clone(), |value, step| step.infer(&value))
     }
 
-    /// Runs it, with parameters from number `first` on.
+    /// Runs the steps, with parameters from index `first` on.
     pub(super) fn forward(
         &self,
         ctx: &mut Forward,
@@ -351,7 +351,7 @@ impl Chain {
         Ok(value)
     }
 
-    /// As [`Chain::forward`].
+    /// Records [`Chain::forward`] on the tape.
     pub(super) fn record(&self, tape: &mut Tape, mut first: usize, x: Var) -> Option<Var> {
         let mut value = x;
         for step in &self.0 {

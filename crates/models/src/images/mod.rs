@@ -1,9 +1,9 @@
-//! Image networks as sequences of layers: inputs are [samples, channels, height, width], outputs
-//! logits [samples, classes] (U-Net: [samples, channels, height, width]).
+//! Image networks as sequences of layers. Inputs are [samples, channels, height, width]. Outputs
+//! are logits [samples, classes] (U-Net: [samples, channels, height, width]).
 //!
-//! - [`amoebanet`]: AmoebaNet-B and -D (`auxiliary`: their second head); [`resnet`]: ResNet-50 and
-//!   -101; [`unet`]: U-Net
-//! - `chain`: convolution, batch norm and pooling, of which their layers are made
+//! - [`amoebanet`]: AmoebaNet-B and -D (`auxiliary`: their auxiliary head); [`resnet`]: ResNet-50
+//!   and -101; [`unet`]: U-Net
+//! - `chain`: convolution, batch norm and pooling, from which their layers are built
 
 pub mod amoebanet;
 mod auxiliary;
@@ -18,7 +18,7 @@ use gpipe::{
 };
 use tch::Tensor;
 
-/// Sizes that make no network.
+/// A network's sizes are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{network}: {reason}")]
 pub struct ImageError {
@@ -26,9 +26,9 @@ pub struct ImageError {
     reason: String,
 }
 
-/// Largest number of channels: products of two, and of a kernel, stay far from overflowing.
+/// Maximum number of channels. Products of two channel counts and a kernel stay far from overflow.
 const CHANNELS_MAX: i64 = 1 << 20;
-/// Most layers.
+/// Maximum number of layers.
 const LAYERS_MAX: usize = 4096;
 
 fn check_sizes(network: &'static str, sizes: &[(&str, i64)]) -> Result<(), ImageError> {
@@ -41,7 +41,7 @@ fn check_sizes(network: &'static str, sizes: &[(&str, i64)]) -> Result<(), Image
     }
 }
 
-/// A [`Chain`] as a layer of its own: the first of its inputs goes through it.
+/// A layer that applies a [`Chain`] to the first of its inputs.
 struct ChainLayer {
     kind: &'static str,
     chain: Chain,
@@ -73,17 +73,17 @@ impl Layer for ChainLayer {
     }
 }
 
-/// The mean over height and width, then an affine map to the classes: the softmax of the
-/// literature, without the normalisation, which is the loss's. Of several inputs it takes the
-/// first.
+/// The mean over height and width, followed by an affine map to the classes. The literature calls
+/// this the softmax layer, but here the loss does the normalisation. Of several inputs, only the
+/// first is used.
 struct Classifier {
     channels: i64,
     classes: i64,
-    /// Logits of an auxiliary head, which are its second output: the skip that they come by.
+    /// The skip that carries an auxiliary head's logits, which become the second output.
     auxiliary: Option<&'static str>,
 }
 
-/// An affine map's weight and bias, as PyTorch starts them.
+/// Weight and bias of an affine map, with PyTorch's initialization.
 fn affine(prefix: &str, inputs: i64, outputs: i64) -> [ParameterSpec; 2] {
     let uniform = Init::Uniform { bound: 1.0 / (inputs as f64).sqrt() };
     [
@@ -92,7 +92,7 @@ fn affine(prefix: &str, inputs: i64, outputs: i64) -> [ParameterSpec; 2] {
     ]
 }
 
-/// The mean over height and width.
+/// Records the mean over height and width on the tape.
 fn mean_of_places(tape: &mut Tape, x: Var) -> Option<Var> {
     let spec = tape.spec(x);
     let means = TensorSpec::new(spec.shape.get(..2)?, spec.kind);

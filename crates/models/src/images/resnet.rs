@@ -1,6 +1,6 @@
-//! ResNet-50 and -101 (He et al. 2016), each bottleneck as three layers: the first stashes the
-//! block's input as a long skip, the last pops it. So cuts may be within a block, and the input
-//! goes straight to the stage that adds it.
+//! ResNet-50 and -101 (He et al. 2016), with each bottleneck as three layers. The first layer
+//! stashes the block's input as a long skip, and the last pops it. A cut may thus fall within a
+//! block, and the input goes directly to the stage that adds it.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
@@ -15,20 +15,20 @@ use super::{
     check_sizes,
 };
 
-/// Blocks in each of the four groups.
+/// Number of blocks in each of the four groups.
 const BLOCKS_50: [usize; 4] = [3, 4, 6, 3];
 const BLOCKS_101: [usize; 4] = [3, 4, 23, 3];
-/// A bottleneck has so many times more channels outside than inside.
+/// Ratio of a bottleneck's outer to its inner channels.
 const EXPANSION: i64 = 4;
 
-/// A residual network of bottlenecks; the 3x3 convolution has the stride.
+/// A residual network of bottlenecks. The 3x3 convolution has the stride.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResNet {
-    /// Bottlenecks in each of the four groups.
+    /// Number of bottlenecks in each of the four groups.
     pub blocks: [usize; 4],
-    /// Channels after the stem, and inside of the first bottlenecks: 64.
+    /// Number of channels after the stem and inside the first bottlenecks: 64.
     pub width: i64,
-    /// Channels of the images.
+    /// Number of channels of the images.
     pub channels: i64,
     /// Number of classes.
     pub classes: i64,
@@ -45,10 +45,11 @@ impl ResNet {
         Self { blocks: BLOCKS_101, ..Self::resnet50(classes) }
     }
 
-    /// The layers: `stem`; `1.0.in`, `1.0.middle`, `1.0.out`, ... (group, block); `classifier`.
+    /// Builds the layers: `stem`; `1.0.in`, `1.0.middle`, `1.0.out`, ... (group, block);
+    /// `classifier`.
     ///
     /// # Errors
-    /// A size below 1 or far too large.
+    /// Fails if a size is below 1 or far too large.
     pub fn build(&self) -> Result<Sequence, ImageError> {
         let Self { blocks, width, channels, classes } = *self;
         check_sizes("resnet", &[("width", width), ("channels", channels), ("classes", classes)])?;
@@ -93,7 +94,7 @@ impl ResNet {
     }
 }
 
-/// Stashes its input, and goes on with it.
+/// Stashes its input and passes it through a chain.
 struct ResidualIn {
     skip: String,
     chain: Chain,
@@ -131,7 +132,7 @@ impl Layer for ResidualIn {
     }
 }
 
-/// Adds what was stashed, through a projection where the shapes differ.
+/// Adds the stashed value, through a projection if the shapes differ.
 struct ResidualOut {
     skip: String,
     chain: Chain,
@@ -165,8 +166,8 @@ impl Layer for ResidualOut {
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let input = inputs.first()?;
-        // The projection has the input's size or four times as many pixels: as if it were the chain
-        // again.
+        // The projection has the input's size or four times as many pixels, so it counts like the
+        // chain.
         let shortcut = if self.shortcut.is_identity() { 0.0 } else { self.chain.flops(input) };
         Some(self.chain.flops(input) + shortcut)
     }

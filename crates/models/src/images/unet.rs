@@ -1,5 +1,5 @@
-//! U-Net (Ronneberger et al. 2015) as torchgpipe simplifies and measures it (Kim et al. 2020,
-//! section 4): five levels of stacked convolutions down and up, with a long skip at each.
+//! U-Net (Ronneberger et al. 2015), as simplified and benchmarked by torchgpipe (Kim et al. 2020,
+//! section 4): five levels of stacked convolutions down and up, with a long skip at each level.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
@@ -15,23 +15,24 @@ use super::{
     check_sizes,
 };
 
-/// Most levels: each halves height and width, and doubles channels.
+/// Maximum number of levels. Each level halves height and width, and doubles the channels.
 const DEPTH_MAX: usize = 12;
-/// Of whole channels, in training.
+/// Probability of dropping a whole channel in training.
 const DROPOUT: f64 = 0.1;
 
-/// U-Net(B, C). Inputs and outputs have the same height and width, which divide by 2^depth.
+/// U-Net(B, C). Inputs and outputs have the same height and width, which must be divisible by
+/// 2^depth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UNet {
-    /// Levels: 5.
+    /// Number of levels: 5.
     pub depth: usize,
-    /// Convolutions of each level and side (B).
+    /// Number of convolutions per level and side (B).
     pub convolutions: usize,
-    /// Channels of the first level (C), even.
+    /// Number of channels of the first level (C), even.
     pub base: i64,
-    /// Channels of the images.
+    /// Number of channels of the images.
     pub channels: i64,
-    /// Channels of the output.
+    /// Number of channels of the output.
     pub outputs: i64,
 }
 
@@ -41,11 +42,11 @@ impl UNet {
         Self { depth: 5, convolutions, base, channels: 3, outputs: 1 }
     }
 
-    /// The layers: `down.0.0`, ... (level, convolution), with `down.0.stash` and `down.0.pool`
-    /// after each level's; `bottom.0`, ...; `up.4.join`, `up.4.0`, ...; `segment`.
+    /// Builds the layers: `down.0.0`, ... (level, convolution), with `down.0.stash` and
+    /// `down.0.pool` after each level; `bottom.0`, ...; `up.4.join`, `up.4.0`, ...; `segment`.
     ///
     /// # Errors
-    /// A size below 1 or far too large, an odd base.
+    /// Fails if a size is below 1 or far too large, or if the base is odd.
     pub fn build(&self) -> Result<Sequence, ImageError> {
         let Self { depth, convolutions, base, channels, outputs } = *self;
         check_sizes("unet", &[("base", base), ("channels", channels), ("outputs", outputs)])?;
@@ -82,7 +83,7 @@ impl UNet {
     }
 }
 
-/// Convolutions one after the other, each a layer.
+/// Appends several convolutions, each as a layer.
 fn stack(
     mut model: Sequence,
     name: &str,
@@ -105,7 +106,7 @@ fn stack(
     model
 }
 
-/// Doubles height and width, and puts what was stashed at that size behind it.
+/// Doubles height and width, and concatenates the value that was stashed at that size.
 struct Join {
     skip: String,
 }

@@ -1,6 +1,6 @@
-//! The runs whose results are compared with PyTorch's: a small transformer, a ragged mini-batch
-//! with ignored targets, two stages, three micro-batches. `scripts/parity.py` states the same sizes
-//! and rules of its own.
+//! The runs whose results are compared with PyTorch's: a small transformer and a ragged mini-batch
+//! with ignored targets, on two stages with three micro-batches. `scripts/parity.py` states the
+//! same sizes and rules independently.
 
 use gpipe::{Adam, CrossEntropy, Pipeline, PipelineBuilder, Sgd, TensorSpec};
 use gpipe_models::Transformer;
@@ -8,13 +8,13 @@ use tch::{Kind, Tensor};
 
 pub type Failure = Box<dyn std::error::Error>;
 
-/// Steps of each case.
+/// Number of steps per case.
 pub const STEPS: usize = 5;
 const VOCABULARY: i64 = 211;
 const LENGTH: i64 = 24;
 const SAMPLES: i64 = 7;
 
-/// An update rule with its numbers.
+/// An update rule with its hyperparameters.
 #[derive(Debug, Clone, Copy)]
 pub enum Rule {
     Sgd,
@@ -44,7 +44,7 @@ impl Case {
         cases
     }
 
-    /// Such as `float32-tied-adam`.
+    /// The name of the case, such as `float32-tied-adam`.
     pub fn name(&self) -> String {
         let kind = if self.kind == Kind::Double { "float64" } else { "float32" };
         let tied = if self.tied { "tied" } else { "untied" };
@@ -92,8 +92,8 @@ impl Rule {
     }
 }
 
-/// Inputs and targets [samples, positions]: a fixed function of nothing. Of the first micro-batch's
-/// targets most are ignored, so that a mean of micro-batches' means is wrong.
+/// A constant mini-batch: inputs and targets [samples, positions]. Most targets of the first
+/// micro-batch are ignored, so that a mean of micro-batch means would be wrong.
 pub fn batch() -> Result<(Tensor, Tensor), Failure> {
     let mut state = 1_u64;
     let mut tensor = || {

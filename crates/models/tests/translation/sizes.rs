@@ -1,4 +1,5 @@
-//! Sizes, operations and initial values: the paper's, and by hand; and what makes no model.
+//! Tests of sizes, operation counts and initial values against the paper and hand calculations, and
+//! of invalid sizes.
 
 use gpipe::Sequence;
 use gpipe_models::Translation;
@@ -86,8 +87,8 @@ fn oracle_parameters_and_operations_by_hand() {
     let expected: Vec<String> = expected.concat().into_iter().map(unsplit).collect();
     assert_eq!(names(&blocks), expected);
 
-    // Two operations for each multiplication: N = 4, S = 6, T = 5, D = 16, attention 12,
-    // feed-forward 24.
+    // Two operations per multiplication: N = 4, S = 6, T = 5, D = 16, attention 12, feed-forward
+    // 24.
     let (n, s, t, d, w, h) = (4, 6, 5, 16, 12, 24);
     let own = |length: u64| 2 * n * (4 * length * d * w + 2 * length * length * w);
     let cross = 2 * n * (2 * t * d * w + 2 * s * d * w + 2 * t * s * w);
@@ -136,8 +137,8 @@ fn fault_sizes_that_make_no_model() {
     says(Translation { logit_clip: -1.0, ..small() }, "logit_clip is -1");
 }
 
-/// One over the root of a weight's inputs; of output projections, and of the branches of their
-/// stack.
+/// The standard deviation is one over the square root of a weight's inputs. Output projections also
+/// divide by the square root of the stack's branches.
 #[test]
 fn oracle_initial_values_and_what_they_give() {
     for layers in [1, 6] {
@@ -165,7 +166,7 @@ fn oracle_initial_values_and_what_they_give() {
             let error = 5.0 * expected / (2.0 * value.numel() as f64).sqrt();
             assert!((found - expected).abs() <= error, "{name}: {found} instead of {expected}");
         }
-        // Normalised states times a weight of the variance 1 / features.
+        // Normalised states times a weight with variance 1 / features.
         let logits = pipeline.predict(&batch(20, 6).0[..]).unwrap().remove(0);
         let deviation = logits.std(false).double_value(&[]);
         assert!((0.8..1.25).contains(&deviation), "{layers} layers: logits deviate by {deviation}");
