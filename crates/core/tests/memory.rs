@@ -276,7 +276,7 @@ fn property_no_timing_holds_more_than_the_peak_and_most_reach_it() {
             false => random_topology(&mut random, stages),
         };
         let policies: Vec<Remat> = (0..stages).map(|_| random_policy(&mut random)).collect();
-        let schedule = Schedule::TRAINING[random.below(2)].clone();
+        let schedule = Schedule::SEARCHED_EXACTLY[random.below(2)].clone();
         let compute =
             RematPolicies::by_stage(policies).apply(&schedule.actions(stages, micro_batches));
         let program = lower(&compute, &topology, micro_batches).unwrap();

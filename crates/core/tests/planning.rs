@@ -74,7 +74,7 @@ impl Case {
             samples: self.samples,
             stages: self.stages.clone(),
             micro_batches: self.micro_batches.clone(),
-            schedules: Schedule::TRAINING.to_vec(),
+            schedules: Schedule::SEARCHED_EXACTLY.to_vec(),
             balance: None,
             remat: None,
             budget,
@@ -88,7 +88,7 @@ impl Case {
         let layers = self.model.layers.len();
         for &stages in &self.stages {
             for &m in &self.micro_batches {
-                for schedule in Schedule::TRAINING {
+                for schedule in Schedule::SEARCHED_EXACTLY {
                     let larger = self.samples.div_ceil(m.min(self.samples));
                     let selective = self.model.has_selective(larger, &schedule);
                     for balance in balances(layers, stages) {
@@ -296,7 +296,7 @@ fn request<'a>(model: &'a ModelCosts, devices: &'a [PlanDevice]) -> Request<'a> 
         samples: 8,
         stages: vec![devices.len()],
         micro_batches: vec![2, 8],
-        schedules: Schedule::TRAINING.to_vec(),
+        schedules: Schedule::SEARCHED_EXACTLY.to_vec(),
         balance: None,
         remat: None,
         budget: Request::BUDGET,
@@ -313,7 +313,7 @@ fn property_the_bound_is_the_step_where_all_layers_are_alike() {
     for layers in [4, 8, 16] {
         let model = regular(&vec![1; layers]);
         let devices = devices::<4>(None);
-        for schedule in Schedule::TRAINING {
+        for schedule in Schedule::SEARCHED_EXACTLY {
             let request = Request {
                 schedules: vec![schedule.clone()],
                 budget: 0,

@@ -135,7 +135,7 @@ fn oracle_one_slow_action_is_a_stall_and_no_property_of_its_stage() {
 
 #[test]
 fn oracle_fill_and_drain_at_unit_costs_is_the_papers() {
-    for schedule in Schedule::TRAINING {
+    for schedule in Schedule::SEARCHED_EXACTLY {
         for k in 1..=8 {
             for m in 1..=32 {
                 let program = program(schedule.clone(), Remat::Never, k, m);
@@ -236,7 +236,7 @@ fn property_equal_devices_have_no_imbalance_and_jittered_ones_stalls() {
     for seed in 0..300 {
         let mut random = Stream::new(seed);
         let (k, m) = (2 + random.below(7), 1 + random.below(16));
-        let schedule = Schedule::TRAINING[random.below(2)].clone();
+        let schedule = Schedule::SEARCHED_EXACTLY[random.below(2)].clone();
         let remat = [Remat::Always, Remat::Never][random.below(2)];
         let program = program(schedule, remat, k, m);
         let costs = Costs::of_stages(vec![random_cost(&mut random); k]);

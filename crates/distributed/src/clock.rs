@@ -6,10 +6,8 @@ use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, Inbox, Outbox};
 use gpipe_core::Nanos;
 
-use crate::shared::Shared;
+use crate::{shared::Shared, tags};
 
-/// Tag of the clock messages.
-const CLOCK_TAG: usize = 1;
 /// Number of round trips per comparison; the one with the shortest round trip counts.
 const CLOCK_ROUNDS: usize = 8;
 
@@ -70,8 +68,8 @@ struct Line {
 impl Line {
     fn open(shared: &Shared, rank: usize) -> Result<Self, PeerError> {
         let open = || -> c10d::Result<Self> {
-            let outbox = shared.group.outbox(rank, CLOCK_TAG)?;
-            Ok(Self { rank, outbox, inbox: shared.group.inbox(rank, CLOCK_TAG)? })
+            let outbox = shared.group.outbox(rank, tags::CLOCK)?;
+            Ok(Self { rank, outbox, inbox: shared.group.inbox(rank, tags::CLOCK)? })
         };
         open().map_err(|error| shared.lost(rank, &error))
     }

@@ -15,6 +15,7 @@ use crate::{
     joining::{GOODBYE, JoinError, Joining, Meeting, Met, Store, connect, meet, wait_for},
     link::{Receiver, Sender, tag},
     shared::Shared,
+    tags,
     watch::{GOODBYE_KEY, Watcher},
 };
 use gpipe::{
@@ -26,9 +27,6 @@ use gpipe_core::{Bytes, DeviceId, Nanos};
 
 /// Maximum number of processes.
 pub const PROCESSES_MAX: usize = 4096;
-/// Tags of the cluster's own messages; tags of links follow.
-const GATHER_TAG: usize = 2;
-const BESIDE_TAG: usize = 4;
 
 type Ends<T> = Mutex<HashMap<RemoteEdge, Arc<Mutex<T>>>>;
 
@@ -124,8 +122,8 @@ impl Cluster {
             shared,
             inboxes: Mutex::default(),
             outboxes: Mutex::default(),
-            gathers: Gathers::new(GATHER_TAG, 0..size),
-            beside: Gathers::new(BESIDE_TAG, 0..size),
+            gathers: Gathers::new(tags::GATHER, 0..size),
+            beside: Gathers::new(tags::GATHER_BESIDE, 0..size),
             clock,
             watcher: Some(watcher),
             store: meeting,

@@ -4,9 +4,10 @@
 //! - [`cluster`]: [`Cluster`], the joined processes; `PipelineBuilder::processes` takes it
 //! - `shared`: what all parts of a cluster share
 //! - [`member`]: [`Member`], a process in one of several replicas of a pipeline
-//! - `gathers`: all-gather of bytes
+//! - `gathers`: all-gather of bytes, for whatever is not a value on a link
 //! - `link`: the two ends of a link between processes
-//! - `wire`: messages as headers and contiguous tensors
+//! - `tags`: the tags of all messages
+//! - `wire`: messages of links as headers and contiguous tensors
 //! - `watch`: signs of life, and the first failure, which all processes agree on
 //! - [`joining`]: how processes meet, and what can go wrong; `clock`: their shared clock
 //! - `bounded`: a deadline for c10d calls that may block forever
@@ -29,6 +30,7 @@ pub mod joining;
 mod link;
 pub mod member;
 mod shared;
+mod tags;
 mod watch;
 mod wire;
 

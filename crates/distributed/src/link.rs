@@ -20,17 +20,16 @@ use tch::Tensor;
 
 use crate::{
     shared::Shared,
+    tags,
     wire::{Header, Layout, Part, encode},
 };
 
-/// First tag of links; lower tags belong to the cluster.
-const FIRST_TAG: usize = 16;
 /// Maximum number of messages in flight. While one is sent, the next one is computed and its header
 /// is sent ahead.
 const UNDER_WAY_MAX: usize = 2;
 
 pub(crate) fn tag(crossing: RemoteEdge) -> usize {
-    FIRST_TAG + 2 * crossing.edge.index() + usize::from(crossing.direction == Direction::Backward)
+    tags::LINKS + 2 * crossing.edge.index() + usize::from(crossing.direction == Direction::Backward)
 }
 
 fn lock<T>(end: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -17,13 +17,8 @@ use gpipe_bridge::c10d::{Group, Sums, TcpStore, Work};
 use gpipe_core::{Bytes, DeviceId, Nanos, StageId};
 use tch::Tensor;
 
-use crate::{cluster::Cluster, gathers::Gathers, joining::JoinError, shared::Shared};
+use crate::{cluster::Cluster, gathers::Gathers, joining::JoinError, shared::Shared, tags};
 
-/// Tags of a member's messages; tags of links follow.
-const PIPELINE_TAG: usize = 6;
-const BESIDE_TAG: usize = 8;
-const ACROSS_TAG: usize = 10;
-const PROBE_TAG: usize = 12;
 /// How long a member probes for an unreachable process.
 const PROBE: Duration = Duration::from_millis(500);
 
@@ -68,9 +63,9 @@ impl Member {
             replica,
             replicas,
             processes,
-            pipeline: Gathers::new(PIPELINE_TAG, own.clone()),
-            beside: Gathers::new(BESIDE_TAG, own),
-            across: Gathers::new(ACROSS_TAG, (0..replicas).map(|r| r * processes + place)),
+            pipeline: Gathers::new(tags::REPLICA, own.clone()),
+            beside: Gathers::new(tags::REPLICA_BESIDE, own),
+            across: Gathers::new(tags::ACROSS, (0..replicas).map(|r| r * processes + place)),
             built: Mutex::default(),
         }))
     }
@@ -214,7 +209,7 @@ impl StageSums {
         }
         let mut sent = Vec::new();
         for &rank in &self.others {
-            let outbox = self.shared.group.outbox(rank, PROBE_TAG);
+            let outbox = self.shared.group.outbox(rank, tags::PROBE);
             match outbox.and_then(|mut outbox| outbox.send(&[], &[])) {
                 Ok(works) => sent.extend(works.into_iter().map(|work| (rank, work))),
                 Err(_) => return Some(rank),

@@ -37,6 +37,12 @@ enum Content {
     Verdict = 2,
 }
 
+impl Content {
+    fn of(byte: u8) -> Option<Self> {
+        [Self::Value, Self::Vote, Self::Verdict].into_iter().find(|content| *content as u8 == byte)
+    }
+}
+
 /// A header and the contiguous tensors that follow it.
 pub(crate) struct Part {
     pub header: Vec<u8>,
@@ -54,7 +60,7 @@ pub(crate) struct Layout {
 /// A decoded header.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    content: u8,
+    content: Content,
     pub micro_batch: Option<MicroBatch>,
     /// The message's total number of tensors (`total`), and how many came with earlier headers
     /// (`before`).
@@ -164,10 +170,11 @@ impl Header {
         if bytes.len() != HEADER_BYTES || word(0)? != MAGIC {
             return Err(bad("it does not begin as one"));
         }
-        let content = bytes.get(4).copied().unwrap_or(u8::MAX);
+        let content = bytes.get(4).copied().and_then(Content::of);
+        let content = content.ok_or_else(|| bad("its content"))?;
         let micro_batch = Some(word(8)?).filter(|m| *m != NO_MICRO_BATCH).map(MicroBatch);
         let (total, before) = (word(12)? as usize, word(16)? as usize);
-        if content > Content::Verdict as u8 || total > MESSAGE_TENSORS_MAX || before > total {
+        if total > MESSAGE_TENSORS_MAX || before > total {
             return Err(bad("its counts"));
         }
         let here = (total - before).min(TENSORS_MAX);
@@ -194,15 +201,14 @@ impl Header {
 
     /// Assembles the message from the tensors of all its headers.
     pub(crate) fn message(&self, tensors: Vec<Option<Tensor>>) -> Result<Message<Value>> {
-        if self.content == Content::Value as u8 {
-            return Ok(Message::Value(Value::new(tensors)));
-        }
-        let bytes = tensors.into_iter().flatten().next().map(|tensor| tensor_bytes(&tensor));
-        let bytes = bytes.transpose()?.unwrap_or_default();
-        let message = if self.content == Content::Vote as u8 {
-            read_vote(&bytes).map(Message::Vote)
-        } else {
-            read_verdict(&bytes).map(Message::Verdict)
+        let bytes = |tensors: Vec<Option<Tensor>>| -> Result<Vec<u8>> {
+            let first = tensors.into_iter().flatten().next();
+            Ok(first.map(|tensor| tensor_bytes(&tensor)).transpose()?.unwrap_or_default())
+        };
+        let message = match self.content {
+            Content::Value => Some(Message::Value(Value::new(tensors))),
+            Content::Vote => read_vote(&bytes(tensors)?).map(Message::Vote),
+            Content::Verdict => read_verdict(&bytes(tensors)?).map(Message::Verdict),
         };
         message.ok_or_else(|| "a damaged part of the norm, or verdict".to_owned())
     }

@@ -193,6 +193,7 @@ fn regression_a_freeze_that_matches_nothing_names_its_pattern() {
 /// `Adam::apply` with a state of another shape wrote out of bounds, and the process crashed.
 #[test]
 fn regression_an_optimizer_state_of_another_shape_is_an_error() {
+    #[derive(Debug)]
     struct Short;
     impl Optimizer for Short {
         fn name(&self) -> &'static str {
@@ -200,6 +201,9 @@ fn regression_an_optimizer_state_of_another_shape_is_an_error() {
         }
         fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
             ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::zeros(name, &shape[..1])).into()
+        }
+        fn temporaries(&self) -> usize {
+            0
         }
         fn lr(&self) -> f64 {
             0.1
@@ -225,6 +229,7 @@ fn regression_an_optimizer_state_of_another_shape_is_an_error() {
 /// and the pipeline could not be read any more.
 #[test]
 fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
+    #[derive(Debug)]
     struct Refuses;
     impl Optimizer for Refuses {
         fn name(&self) -> &'static str {
@@ -232,6 +237,9 @@ fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
         }
         fn state(&self, _: &[i64]) -> Vec<StateSpec> {
             vec![]
+        }
+        fn temporaries(&self) -> usize {
+            0
         }
         fn lr(&self) -> f64 {
             0.1

@@ -143,7 +143,7 @@ fn matrix(kind: Kind, tolerance: f64, compare: Compare) {
             let data = batch(samples, samples as u64);
             let mut expected = None;
             for (stages, remat) in [(1, Remat::Never), (3, Remat::Always)] {
-                for schedule in Schedule::TRAINING {
+                for schedule in Schedule::SEARCHED_EXACTLY {
                     let run = Run { stages, schedule, remat, balance: Balance::Uniform };
                     let what = format!("{run:?} {features:?} N={samples} M={micro_batches}");
                     let builder = run.builder(model(features), micro_batches).kind(kind);
@@ -181,7 +181,7 @@ fn oracle_loss_is_the_sum_over_the_count_of_the_whole_batch() {
     let _ = targets.narrow(0, 0, 2).fill_(-100);
     let _ = targets.narrow(0, 2, 1).narrow(1, 0, 3).fill_(-100);
     let _ = targets.narrow(0, 6, 1).narrow(1, 2, 2).fill_(-100);
-    for schedule in Schedule::TRAINING {
+    for schedule in Schedule::SEARCHED_EXACTLY {
         let run = Run { stages: 3, schedule, ..Run::plain() };
         let builder = run.builder(model(features), 3).kind(Kind::Double);
         let mut pipeline = builder.build().unwrap();
@@ -437,7 +437,7 @@ fn oracle_memory_a_step_leaves_parameters_and_state_alone() {
     // 9 Linear layers of 16 x 16 + 16 float32; SGD without momentum has no state.
     let parameters = 9 * (16 * 16 + 16) * 4;
     for remat in common::REMATS {
-        for schedule in Schedule::TRAINING {
+        for schedule in Schedule::SEARCHED_EXACTLY {
             let mut pipeline = deep(&[6, 6, 6], schedule.clone(), remat).build().unwrap();
             for _ in 0..3 {
                 let live = step(&mut pipeline).devices.iter().map(|stage| stage.live).sum();
@@ -454,7 +454,7 @@ fn oracle_recompute_happens_where_the_policy_says() {
         let mut pipeline = deep(&[3, 3, 3], schedule, remat).build().unwrap();
         step(&mut pipeline).devices.iter().map(|stage| stage.recompute).collect()
     };
-    for schedule in Schedule::TRAINING {
+    for schedule in Schedule::SEARCHED_EXACTLY {
         assert_eq!(recomputes(Remat::Never, schedule.clone()), [Nanos(0); 3]);
         let always = recomputes(Remat::Always, schedule.clone());
         assert!(always.iter().all(|time| *time > Nanos(0)), "{schedule}: {always:?}");

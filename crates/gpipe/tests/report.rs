@@ -55,7 +55,7 @@ fn sum(report: &StepReport, part: fn(&DeviceReport) -> Nanos) -> Nanos {
 
 #[test]
 fn property_every_stages_parts_sum_to_the_step() {
-    for schedule in Schedule::TRAINING {
+    for schedule in Schedule::SEARCHED_EXACTLY {
         for remat in common::REMATS {
             for balance in [&[8][..], &[4, 4], &[2, 6], &[3, 3, 2]] {
                 let mut pipeline = pipeline(balance, schedule.clone(), remat, 67);

@@ -145,6 +145,7 @@ fn fault_a_state_cannot_be_taken_while_the_averages_are_in_use() {
 }
 
 /// Adam, but the update of one weight fails after others were updated.
+#[derive(Debug)]
 struct Failing(Adam);
 
 impl Optimizer for Failing {
@@ -156,6 +157,9 @@ impl Optimizer for Failing {
         self.0.state(shape)
     }
 
+    fn temporaries(&self) -> usize {
+        0
+    }
     fn lr(&self) -> f64 {
         self.0.lr()
     }

@@ -87,7 +87,7 @@ pub fn advice(
     plan: &Plan,
 ) -> Result<Option<Advice>, PlanError> {
     let now = predict(model, devices, samples, plan)?;
-    if !plan.schedule.is_plain() {
+    if !plan.schedule.is_searched_exactly() {
         return Ok(None);
     }
     let (schedule, micro_batches) = (&plan.schedule, plan.micro_batches.min(samples));

@@ -225,7 +225,7 @@ impl Trial<'_, '_> {
 
 /// A lower bound on the step of plans that are searched heuristically; `None` if there are none.
 pub(super) fn bound(request: &Request<'_>) -> Option<Nanos> {
-    let others = request.schedules.iter().filter(|schedule| !schedule.is_plain());
+    let others = request.schedules.iter().filter(|schedule| !schedule.is_searched_exactly());
     let bounds = others.flat_map(|schedule| {
         request.stages.iter().flat_map(move |&count| {
             let devices = &request.devices[..count.min(request.devices.len())];

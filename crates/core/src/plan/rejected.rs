@@ -33,7 +33,7 @@ impl Rejected {
         let (plan, step, why) = match own {
             Some((own, plan)) => (Some(plan), Some(Nanos(own)), Percent::slower(own, step)),
             None => {
-                let why = match frame.schedule.is_plain() {
+                let why = match frame.schedule.is_searched_exactly() {
                     true => shortage::reason(frame)?,
                     false => misfit,
                 };

@@ -65,7 +65,7 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
         return setting("there is nothing to choose from: give at least one M and one schedule");
     }
     let mut stages = request.stages.clone();
-    let plain = request.schedules.iter().any(Schedule::is_plain);
+    let plain = request.schedules.iter().any(Schedule::is_searched_exactly);
     if let Some(balance) = request.balance.as_ref().filter(|_| plain) {
         if !stages.contains(&balance.len()) {
             return Err(PartitionError::WrongLength {
@@ -125,7 +125,8 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
                 too_long = Some((stages, micro_batches));
                 continue;
             }
-            let plain = request.schedules.iter().enumerate().filter(|(_, own)| own.is_plain());
+            let plain =
+                request.schedules.iter().enumerate().filter(|(_, own)| own.is_searched_exactly());
             keys.extend(plain.map(|(s, _)| (stages, micro_batches, s)));
         }
     }

@@ -182,7 +182,9 @@ impl<'r> Search<'r, '_> {
     fn others(&mut self) -> Result<Vec<(u64, Key)>, PlanError> {
         let request = self.request;
         let mut keys = Vec::new();
-        for (index, _) in request.schedules.iter().enumerate().filter(|(_, own)| !own.is_plain()) {
+        for (index, _) in
+            request.schedules.iter().enumerate().filter(|(_, own)| !own.is_searched_exactly())
+        {
             for &count in request.stages.iter().filter(|&&count| count <= request.devices.len()) {
                 let sizes = request.micro_batches.iter().map(|&m| m.min(request.samples));
                 keys.extend(sizes.map(|micro_batches| (count, micro_batches, index)));
@@ -258,7 +260,7 @@ impl<'r> Search<'r, '_> {
     /// Improves the best plan by single moves, while they help and the budget lasts.
     fn improve(&mut self) -> Result<(), PlanError> {
         while let Some(best) = &self.best
-            && self.request.schedules[best.key.2].is_plain()
+            && self.request.schedules[best.key.2].is_searched_exactly()
             && self.open < best.step
             && self.spent < self.request.budget
         {
@@ -353,7 +355,7 @@ impl<'r> Search<'r, '_> {
         }
         let frame = self.frame(key);
         let layers = self.request.model.layers.len();
-        if !frame.schedule.is_plain() || key.0 > layers {
+        if !frame.schedule.is_searched_exactly() || key.0 > layers {
             return Ok(None);
         }
         let mut space = Space::new(frame);

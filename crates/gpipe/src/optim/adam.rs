@@ -39,6 +39,10 @@ impl Optimizer for Adam {
         ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::zeros(name, shape)).into()
     }
 
+    fn temporaries(&self) -> usize {
+        0 // ATen's fused kernel works in place
+    }
+
     fn lr(&self) -> f64 {
         self.lr
     }

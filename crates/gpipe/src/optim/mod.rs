@@ -18,6 +18,8 @@ pub(crate) use group::{ParameterSettings, settings};
 pub use rate::{Decay, LearningRate};
 pub use rmsprop::{RmsForm, RmsProp};
 pub use sgd::Sgd;
+use std::fmt;
+
 use tch::Tensor;
 
 use crate::error::LayerError;
@@ -69,7 +71,9 @@ impl StateSpec {
 }
 
 /// An update rule. The stage holds its state: named tensors in the dtype of the parameters.
-pub trait Optimizer: Send + Sync + 'static {
+///
+/// `Debug` prints every setting of the rule. Processes of a run compare that text before they train.
+pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The rule's name.
     fn name(&self) -> &'static str;
 
@@ -78,10 +82,8 @@ pub trait Optimizer: Send + Sync + 'static {
 
     /// How many temporaries of a parameter's size an update holds at once. Parameters are updated
     /// one after the other. The stage checks that the temporaries fit before any stage begins to
-    /// update.
-    fn temporaries(&self) -> usize {
-        0
-    }
+    /// update. A number that is too small can let a memory cap end an update half-way.
+    fn temporaries(&self) -> usize;
 
     /// The learning rate before any schedule.
     fn lr(&self) -> f64;

@@ -35,6 +35,10 @@ impl Optimizer for Sgd {
         if self.momentum == 0.0 { vec![] } else { vec![StateSpec::zeros("momentum", shape)] }
     }
 
+    fn temporaries(&self) -> usize {
+        0 // ATen's fused kernel works in place
+    }
+
     fn lr(&self) -> f64 {
         self.lr
     }

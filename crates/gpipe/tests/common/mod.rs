@@ -176,7 +176,7 @@ impl Run {
             let mut balances = vec![Balance::Uniform, Balance::Cost, Balance::Layers(lopsided)];
             balances.truncate(if stages == 1 { 1 } else { 3 });
             for balance in balances {
-                for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1] {
+                for schedule in one_stage_per_device() {
                     for remat in REMATS {
                         let (schedule, balance) = (schedule.clone(), balance.clone());
                         runs.push(Run { stages, schedule, remat, balance });
@@ -199,6 +199,12 @@ impl Run {
         }
         runs
     }
+}
+
+/// Every schedule with one stage on each device.
+fn one_stage_per_device() -> impl Iterator<Item = Schedule> {
+    let named = Schedule::NAMED.into_iter();
+    named.filter(|schedule| schedule.stages(1).is_ok_and(|stages| stages == 1))
 }
 
 pub type Named = Vec<(String, Tensor)>;

@@ -174,7 +174,7 @@ fn fault_layer_nan_in_a_backward_is_named() {
 
 /// An optimizer that fails in the middle of an update: the only fault that may leave a step half
 /// done.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct BadOptimizer {
     panics: bool,
 }
@@ -188,6 +188,9 @@ impl Optimizer for BadOptimizer {
         Vec::new()
     }
 
+    fn temporaries(&self) -> usize {
+        0
+    }
     fn lr(&self) -> f64 {
         0.1
     }

@@ -29,7 +29,7 @@ fn fault_stall_ends_with_the_deadline_and_names_the_stage() {
     // rest is slack for a busy machine.
     let bound = 2 * deadline + Duration::from_secs(4);
     for stages in [1, 2, 4] {
-        for schedule in Schedule::TRAINING {
+        for schedule in Schedule::SEARCHED_EXACTLY {
             let trap = Trap::new(Deed::Stall);
             let opens = OpenAtEnd(Arc::clone(&trap));
             let way = Way { schedule, ..Way::plain(stages) };

@@ -276,10 +276,7 @@ impl PipelineBuilder {
             ("dtype", format!("{:?}", self.kind)),
             ("kernels", format!("{:?}", self.kernels)),
             ("largest gradient norm", format!("{:?}", self.max_norm)),
-            (
-                "optimizer",
-                format!("{:?}", self.optimizer.as_ref().map(|own| (own.name(), own.lr()))),
-            ),
+            ("optimizer", format!("{:?}", self.optimizer)),
             ("learning rate", format!("{:?}", self.rate)),
             ("averages", format!("{:?}", self.average)),
             ("inputs", format!("{:?}", self.inputs)),
