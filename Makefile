@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-bilingual parity fonts catalogues
+.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-bilingual parity book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -61,6 +61,9 @@ parity: setup ## Compare losses, gradients, parameters and exchanged weights wit
 		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && \
 		python3 scripts/translation_parity.py && python3 scripts/interchange.py
 	python3 scripts/score_parity.py
+
+book: ## Build the book in docs/ into target/book, and refuse dead links (builds mdBook once)
+	python3 scripts/book.py
 
 fonts: ## Make images of letters and digits, data/letters and data/digits, from free fonts (Debian and Ubuntu; no root)
 	@python3 scripts/prepare/fonts.py $(ARGS)

@@ -84,7 +84,9 @@ def disk(folder):
 def train(arm, steps, data):
     out = data / "run"
     shutil.rmtree(out, ignore_errors=True)
-    command = [GPIPE, "train", "configs/gpt.toml", "--steps", str(steps), "--checkpoint-every", ARMS[arm]]
+    command = [
+        GPIPE, "train", "configs/gpt.toml", "--steps", str(steps), "--checkpoint-every", ARMS[arm]
+    ]
     # The evaluation after the loop is not what is measured.
     command += ["--out", out, "--set", "train.validation_tokens=129"]
     before = canary()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What to run first when there is a GPU. (scripts/gpu_first_hour.sh; docs/gpu.md)
+"""What to run first when there is a GPU. (scripts/gpu_first_hour.sh; docs/guides/gpus.md)
 
 Usage: gpu.py run [PART..] [--seconds 570] [--limit PART=SECONDS] [--kit FOLDER] [--out FOLDER]
            [--after FOLDER] [--rehearse]

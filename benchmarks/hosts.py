@@ -7,7 +7,7 @@ Usage: hosts.py [--out FOLDER]
 Links between threads and between processes are what `gpipe profile configs/small.toml` found on
 loopback, alone and under `gpipe launch --processes 2`. The layers' costs are analytic. Nothing of
 it is run: there are no 64 hosts. It is a calculation, the same on every machine.
-docs/simulated-scale.md explains it.
+docs/design/simulated-scale.md explains it.
 """
 
 import argparse

@@ -138,7 +138,10 @@ def train(program, common, key, plan, folder):
     m, schedule, remat = key
     out = folder / f"run-{m}-{schedule}-{remat}"
     before = canary()
-    flags = ["--plan", plan, "--checkpoint-every", "none", "--out", out, "--set=train.validation_tokens=128"]
+    flags = [
+        "--plan", plan, "--checkpoint-every", "none", "--out", out,
+        "--set=train.validation_tokens=128",
+    ]
     gpipe(program, "train", *common, *flags)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["kind"] == "step"]

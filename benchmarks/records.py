@@ -1,6 +1,7 @@
 """Reports of parts that have no runner here: their raw data are what other programs printed.
 
-- `translation`: `gpipe train` and `gpipe eval` of configs/translation.toml (docs/translation.md)
+- `translation`: `gpipe train` and `gpipe eval` of configs/translation.toml
+  (docs/guides/translation.md)
 - `planner`: how long `gpipe plan` and the driver `planning` take
 - `simulator`: how long simulating takes, by the driver `paper_tables scale`
 """

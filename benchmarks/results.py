@@ -28,7 +28,7 @@ import scaling
 import schedules
 import simulated
 import steps
-from figures import ROOT, between, bounds, of_table, paragraph
+from figures import ROOT, bounds, of_table, paragraph
 from targets import AHEAD, BEHIND
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -236,10 +236,11 @@ def readme_table(found):
         one = best(module, parts[module.WORKLOAD.name], ours, against)
         verdict = BEHIND if one.speed < 1 else AHEAD
         row = [NETWORKS[module.WORKLOAD.name], words, in_words(one.other)]
-        rows.append([*row, f"{one.speed:.2f}", between(*bounds(one.speeds), 2), verdict])
+        low, high = bounds(one.speeds)
+        rows.append([*row, f"{one.speed:.2f}", f"{low:.2f}", f"{high:.2f}", verdict])
     rounds = len(steps.read(parts["gpt"])["canary_ms"])
-    spread = "least .. most" if rounds < 6 else "interval"
-    header = ["network", "gpipe", "fastest peer", "speed-up", spread, ""]
+    spread = ["least", "most"] if rounds < 6 else ["from", "to"]
+    header = ["network", "gpipe", "fastest peer", "speed-up", *spread, ""]
     text = (
         f"A training step in float32 on an {told.machine.title()}: two stages, a core each."
         " Speed-up is the step of the fastest peer that recomputes alike over gpipe's, the median"

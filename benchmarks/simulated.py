@@ -17,7 +17,8 @@ def report(folder):
         *folders.heading("The paper's own networks, simulated", folder),
         *paragraph(
             "From shapes and data sheets alone: nothing was measured, and no number is fitted to"
-            " the paper. docs/simulated-scale.md explains the columns and where the two differ."
+            " the paper. docs/design/simulated-scale.md explains the columns and where the two"
+            " differ."
         ),
         "",
     ]

@@ -8,7 +8,7 @@ from folders import heading
 from rounds import drift
 from targets import AS_ASKED, BELOW, is_simulated, simulated
 
-# Of a device's step, in the order in which they are shown (docs/bubble.md).
+# Of a device's step, in the order in which they are shown (docs/concepts/bubble.md).
 PARTS = [
     "forward",
     "recompute",
@@ -233,8 +233,8 @@ def report(module, folder):
         ),
         *section(
             "Where the time goes",
-            "Shares of devices x step in percent, of the last step. docs/bubble.md explains"
-            " the parts.",
+            "Shares of devices x step in percent, of the last step. docs/concepts/bubble.md"
+            " explains the parts.",
             breakdown(results),
             "parts.svg",
         ),

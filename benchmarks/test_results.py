@@ -295,7 +295,7 @@ class Generated(unittest.TestCase):
         self.assertGreater(links, 40)
 
     def test_documents_link_to_what_is_there(self):
-        for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
             for target in re.findall(r"\]\(([^)#]*benchmarks/[^)#]*)", page.read_text()):
                 self.assertTrue((page.parent / target).exists(), f"{page}: {target}")
 

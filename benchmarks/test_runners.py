@@ -60,7 +60,8 @@ lines = [{"kind": "step", "step_ms": 1000.0 + n, "loss": 1.0} for n in range(ste
 print(f"trained {steps} steps, 100 tokens in 52.5 s")
 print("waiting for checkpoints 0.1%")
 if flags["--checkpoint-every"] != "none":
-    for step in range(int(flags["--checkpoint-every"]), steps + 1, int(flags["--checkpoint-every"])):
+    every = int(flags["--checkpoint-every"])
+    for step in range(every, steps + 1, every):
         print(f"step {step}: saved x (1.0 MiB; copied in 20 ms, written in 1.5 s)")
 """
 PLAN = 'print("step 12.5 s, bubble 40.5%, peak 5.3 GiB")'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What to run first when there is a GPU, for an hour or less. See docs/gpu.md.
+# What to run first when there is a GPU, for an hour or less. See docs/guides/gpus.md.
 #
 #   prepare              with a network, no GPU: builds the kit in out/gpu-kit
 #   run [PART..]         on the GPU machine: runs parts, most valuable first, into ${OUT:-out/gpu}

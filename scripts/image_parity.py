@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Compares gpipe's image networks with PyTorch: torchvision's ResNet-50, the peers' AmoebaNet-D and U-Net.
+"""Compares gpipe's image networks with PyTorch: torchvision's ResNet-50, the peers' AmoebaNet-D and
+U-Net.
 
-Usage: image_parity.py [--folder DIR] [--only TEXT] [--prove]      (make parity; needs torchvision, see pytorch.py)
+Usage: image_parity.py [--folder DIR] [--only TEXT] [--prove]
+       (make parity; needs torchvision, see pytorch.py)
 
-The driver `image_parity` trains on two stages for three steps, with one micro-batch and with four of 10 samples; here
-PyTorch does the same from gpipe's initial weights, each micro-batch for itself with batch statistics of its own, losses
-summed and divided by the mini-batch's count. Dropout is left out but U-Net's, whose masks gpipe wrote. Prints a table; exit
-code 1 and the tensor's name where one differs. What is compared:
+The driver `image_parity` trains on two stages for three steps, with one micro-batch and with four
+of 10 samples. Here PyTorch does the same from gpipe's initial weights. Each micro-batch is computed
+for itself, with batch statistics of its own; losses are summed and divided by the mini-batch's
+count. Dropout is left out, except U-Net's, whose masks gpipe wrote. The program prints a table.
+Where a tensor differs, it prints the name and ends with exit code 1. What is compared:
 
   loss        of each step
   gradient    of the first step
-  running     mean and variance after the first step, with those that numpy computes in float64 from what all micro-batches
-              of the mini-batch had given to each batch norm
+  running     mean and variance after the first step, with those that numpy computes in float64 from
+              what all micro-batches of the mini-batch had given to each batch norm
   parameters  after three steps of PyTorch's own
   output      in evaluation mode, from gpipe's parameters and running statistics
 
@@ -44,8 +47,8 @@ from model import loss_sum  # noqa: E402
 
 STEPS = 3
 LEARNING_RATE = 1e-3
-CASES = [f"{network}-{kind}-{m}" for network in ("resnet", "amoebanet", "unet") for kind in ("float64", "float32")
-         for m in (1, 4)]
+CASES = [f"{network}-{kind}-{m}" for network in ("resnet", "amoebanet", "unet")
+         for kind in ("float64", "float32") for m in (1, 4)]
 COLUMNS = ["loss", "gradient", "running", "parameters", "output"]
 
 # Norms of differences relative to max(norm, 1e-3 global norm): a gradient that is a small
@@ -71,7 +74,8 @@ class NameMap:
     def __init__(self, path):
         self.rules = []
         for rule in tomllib.loads(path.read_text())["names"]:
-            pattern = "".join("(.*?)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", rule["from"]))
+            pattern = "".join("(.*?)" if part == "*" else re.escape(part)
+                              for part in re.split(r"(\*)", rule["from"]))
             self.rules.append((re.compile(pattern), rule.get("to")))
 
     def map(self, name):
@@ -88,7 +92,8 @@ class Run:
 
     def __init__(self, case, file, kind=None):
         self.network_name, precision, micro_batches = case.split("-")
-        self.file, self.kind, self.micro_batches = file, getattr(torch, kind or precision), int(micro_batches)
+        self.file, self.kind, self.micro_batches = (
+            file, getattr(torch, kind or precision), int(micro_batches))
         if self.network_name == "resnet":
             self.network = torchvision.models.resnet50(num_classes=10)
             names = NameMap(ROOT / "configs" / "names" / "torchvision-resnet.toml")
@@ -96,13 +101,18 @@ class Run:
             self.named.pop(None)
             norms = nn.BatchNorm2d
         else:
-            layers = images.unet(3, 2, 8) if self.network_name == "unet" else images.amoebanet(3, 16, 3, 10)
+            layers = (images.unet(3, 2, 8) if self.network_name == "unet"
+                      else images.amoebanet(3, 16, 3, 10))
             self.network = Network(layers)
-            own = {id(tensor): name for name, tensor in self.network.state_dict(keep_vars=True).items()}
-            self.named = {name: own[id(tensor)] for name, tensor in self.network.named(buffers=True).items()}
+            own = {id(tensor): name
+                   for name, tensor in self.network.state_dict(keep_vars=True).items()}
+            self.named = {name: own[id(tensor)]
+                          for name, tensor in self.network.named(buffers=True).items()}
             norms = images.Norm
-        expected = {name.removeprefix("0/parameter/") for name in file if name.startswith("0/parameter/")}
-        different = {name for name in expected ^ self.named.keys() if not name.endswith(".running_batches")}
+        expected = {name.removeprefix("0/parameter/") for name in file
+                    if name.startswith("0/parameter/")}
+        different = {name for name in expected ^ self.named.keys()
+                     if not name.endswith(".running_batches")}
         if different:
             sys.exit(f"image_parity: {case}: names on one side only: {sorted(different)}")
         self.network.to(self.kind)
@@ -151,7 +161,8 @@ class Run:
 
     def masked(self, step, rows):
         """Dropout by gpipe's masks, in the order of the layers."""
-        masks = iter([self.file[f"{step}/mask/{name}"] for name in getattr(self.network, "names", [])
+        masks = iter([self.file[f"{step}/mask/{name}"]
+                      for name in getattr(self.network, "names", [])
                       if f"{step}/mask/{name}" in self.file])
         return lambda x, p, training: x * next(masks)[rows, :, None, None].to(x.dtype)
 
@@ -167,7 +178,8 @@ class Run:
         """From 0 and 1, a tenth of the whole mini-batch's mean and unbiased variance."""
         found = {}
         for name, values in self.seen.items():
-            whole = numpy.concatenate([v.swapaxes(0, 1).reshape(v.shape[1], -1) for v in values], axis=1)
+            whole = numpy.concatenate([v.swapaxes(0, 1).reshape(v.shape[1], -1) for v in values],
+                                      axis=1)
             found[name] = 0.1 * whole.mean(1), 0.9 + 0.1 * whole.var(1, ddof=1)
         return found
 
@@ -182,7 +194,8 @@ def running_errors(ours, theirs):
     for name, (mean, variance) in theirs.items():
         own_mean, own_variance = ours[name]
         batch = (variance - 0.9) / 0.1
-        errors = abs(own_mean - mean) / (0.1 * numpy.sqrt(batch + 1e-5)), abs(own_variance - variance) / variance
+        errors = (abs(own_mean - mean) / (0.1 * numpy.sqrt(batch + 1e-5)),
+                  abs(own_variance - variance) / variance)
         yield name, max(float(error.max()) for error in errors)
 
 
@@ -196,7 +209,8 @@ def compare(case, file):
         own = {name: norm for name, _, norm in distances(theirs, exactly)}
         if column == "gradient":
             found.worst["PyTorch"] = (max(own.values()),)
-        allowed = max(FREE_RUN[kind], FREE * max(own.values())) if column == "parameters" else TOLERANCE[kind]
+        allowed = (max(FREE_RUN[kind], FREE * max(own.values())) if column == "parameters"
+                   else TOLERANCE[kind])
         for name, _, norm in distances(ours, theirs):
             found.add(column, name, STEPS if column == "parameters" else 1, norm, allowed)
 
@@ -208,14 +222,17 @@ def compare(case, file):
         found.add("loss", "loss", step, abs(ours - own) / own, allowed)
         if step == 1:
             gradients = {name: file[f"1/gradient/{name}"] for name in run.gradients()}
-            extra = {key.removeprefix("1/gradient/") for key in file if key.startswith("1/gradient/")} - gradients.keys()
+            extra = {key.removeprefix("1/gradient/") for key in file
+                     if key.startswith("1/gradient/")} - gradients.keys()
             if extra:
                 sys.exit(f"image_parity: {case}: PyTorch has no {sorted(extra)}")
             add("gradient", gradients, run.gradients(), exact.gradients())
             theirs = run.running()
-            ours = {name: tuple(file[f"1/running/{name}running_{of}"].double().numpy() for of in ("mean", "variance"))
+            ours = {name: tuple(file[f"1/running/{name}running_{of}"].double().numpy()
+                                for of in ("mean", "variance"))
                     for name in theirs}
-            drift = max((error for _, error in running_errors(theirs, exact.running())), default=0.0)
+            drift = max((error for _, error in running_errors(theirs, exact.running())),
+                        default=0.0)
             for name, error in running_errors(ours, theirs):
                 found.add("running", name, step, error, max(RUNNING[kind], FREE * drift))
         run.optimizer.step()
@@ -230,12 +247,14 @@ def compare(case, file):
 
 def table(findings):
     print("ratio to the tolerance; 1 is the most that is allowed\n")
-    print(f"| case | {' | '.join(COLUMNS)} | worst: step/tensor | PyTorch's float32 gradients from float64, norm |")
+    print(f"| case | {' | '.join(COLUMNS)} | worst: step/tensor |"
+          " PyTorch's float32 gradients from float64, norm |")
     print("|---|" + "---|" * (len(COLUMNS) + 2))
     for found in findings:
         there = [column for column in COLUMNS if column in found.worst]
         worst = max((found.worst[column] for column in there), key=lambda pair: pair[0])
-        ratios = " | ".join(f"{found.worst[column][0]:.1e}" if column in there else "-" for column in COLUMNS)
+        ratios = " | ".join(f"{found.worst[column][0]:.1e}" if column in there else "-"
+                            for column in COLUMNS)
         print(f"| {found.case} | {ratios} | {worst[1]} | {found.worst['PyTorch'][0]:.1e} |")
 
 
@@ -244,7 +263,8 @@ def prove(files):
     norm, pool, pad = F.batch_norm, F.avg_pool2d, F.pad
 
     def biased(self):
-        return {name: (mean, 0.9 + (variance - 0.9) * 0.99) for name, (mean, variance) in running(self).items()}
+        return {name: (mean, 0.9 + (variance - 0.9) * 0.99)
+                for name, (mean, variance) in running(self).items()}
 
     def last_only(self):
         self.seen = {name: values[-1:] for name, values in self.seen.items()}
@@ -254,11 +274,14 @@ def prove(files):
     faults = [
         ("epsilon 1.1e-5", "amoebanet-float32-4", patch.object(images, "EPSILON", 1.1e-5)),
         ("the padding averaged", "amoebanet-float32-4", patch.object(
-            images.F, "avg_pool2d", lambda x, size, stride, padding, count_include_pad: pool(x, size, stride, padding))),
-        ("running statistics of the last micro-batch", "amoebanet-float32-4", patch.object(Run, "running", last_only)),
+            images.F, "avg_pool2d",
+            lambda x, size, stride, padding, count_include_pad: pool(x, size, stride, padding))),
+        ("running statistics of the last micro-batch", "amoebanet-float32-4",
+         patch.object(Run, "running", last_only)),
         ("a variance 1% too small", "amoebanet-float32-4", patch.object(Run, "running", biased)),
         ("evaluation by the batch's statistics", "amoebanet-float32-1", patch.object(
-            images.F, "batch_norm", lambda x, m, v, w, b, training, *rest: norm(x, m, v, w, b, True, *rest))),
+            images.F, "batch_norm",
+            lambda x, m, v, w, b, training, *rest: norm(x, m, v, w, b, True, *rest))),
         ("pixels of a reduction not shifted", "amoebanet-float32-1", patch.object(
             images.F, "pad", lambda x, sizes: pad(x, (1, 0, 1, 0)))),
         ("one statistic for all micro-batches", "resnet-float32-4",
@@ -268,7 +291,8 @@ def prove(files):
         ("leaky ReLU of 0.011", "unet-float32-4",
          patch.object(images.F, "leaky_relu_", lambda x: F.leaky_relu(x, 0.011))),
         ("masks of the step after", "unet-float32-4", patch.object(
-            Run, "masked", lambda self, step, rows, masked=Run.masked: masked(self, step % STEPS + 1, rows))),
+            Run, "masked",
+            lambda self, step, rows, masked=Run.masked: masked(self, step % STEPS + 1, rows))),
     ]
     all_found = True
     for what, case, fault in faults:
@@ -292,8 +316,8 @@ def strided_first(self, *given, **named):
 
 
 def build():
-    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers", "--bin", "image_parity"],
-                   cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers",
+                    "--bin", "image_parity"], cwd=ROOT, check=True)
     return ROOT / "target" / "debug" / "image_parity"
 
 
@@ -325,8 +349,10 @@ def main():
     table(findings)
     wrong = sorted((wrong for found in findings for wrong in found.wrong), reverse=True)
     if wrong:
-        sys.exit(f"\nimage_parity: {len(wrong)} comparisons beyond their tolerance; the worst is {wrong[0][1]}")
-    print(f"\nparity with PyTorch {torch.__version__}, torchvision {torchvision.__version__}: {len(cases)} cases")
+        sys.exit(f"\nimage_parity: {len(wrong)} comparisons beyond their tolerance;"
+                 f" the worst is {wrong[0][1]}")
+    print(f"\nparity with PyTorch {torch.__version__}, torchvision {torchvision.__version__}:"
+          f" {len(cases)} cases")
 
 
 if __name__ == "__main__":

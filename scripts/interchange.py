@@ -3,12 +3,14 @@
 
 Usage: interchange.py      (part of .ci/run; needs PyTorch, see pytorch.py)
 
-  import   a GPT-2-shaped nn.Module (its names, transposed Conv1D weights, mask buffers, a tied head) is saved as a
-           safetensors state dict; `gpipe import --names configs/names/gpt2.toml` makes weights of it
+  import   a GPT-2-shaped nn.Module (its names, transposed Conv1D weights, mask buffers, a tied
+           head) is saved as a safetensors state dict; `gpipe import --names
+           configs/names/gpt2.toml` makes weights of it
   export   `gpipe export` of a trained run is loaded into the peers' decoder by its names
 
-Each time `gpipe eval` and PyTorch measure the same text, in float64 on PyTorch's side. Exit code 1 where the mean losses
-differ by more than 2e-6: that of float32 sums over a few hundred tokens.
+Each time `gpipe eval` and PyTorch measure the same text, in float64 on PyTorch's side. The exit
+code is 1 where the mean losses differ by more than 2e-6: that of float32 sums over a few hundred
+tokens.
 """
 
 import json
@@ -41,12 +43,14 @@ sequence = 16
 steps = 20
 mini_batch = 8
 """
-TEXT = "".join(f"the {i * i % 97} micro-batches of stage {i % 7} wait for {i % 5} others; " for i in range(300))
+TEXT = "".join(f"the {i * i % 97} micro-batches of stage {i % 7} wait for {i % 5} others; "
+               for i in range(300))
 LARGEST = 2e-6
 
 
 def gpipe(*arguments):
-    command = ["cargo", "run", "--quiet", "--locked", "--package", "gpipe-cli", "--", *map(str, arguments)]
+    command = ["cargo", "run", "--quiet", "--locked", "--package", "gpipe-cli", "--",
+               *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
     if done.returncode:
         sys.exit(f"interchange: {' '.join(command)}\n{done.stdout}{done.stderr}")
@@ -58,7 +62,8 @@ def write_safetensors(path, tensors):
     for name, tensor in tensors.items():
         kind = {torch.float32: "F32", torch.bfloat16: "BF16", torch.bool: "BOOL"}[tensor.dtype]
         part = bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + len(part)]}
+        header[name] = {"dtype": kind, "shape": list(tensor.shape),
+                        "data_offsets": [offset, offset + len(part)]}
         parts.append(part)
         offset += len(part)
     text = json.dumps(header).encode()
@@ -90,7 +95,8 @@ class Block(nn.Module):
         mask = torch.ones(positions, positions, dtype=torch.bool).tril()
         self.attn.register_buffer("bias", mask.view(1, 1, positions, positions))
         self.mlp = nn.Module()
-        self.mlp.c_fc, self.mlp.c_proj = Conv1D(width, SIZES["hidden"]), Conv1D(SIZES["hidden"], width)
+        self.mlp.c_fc, self.mlp.c_proj = (Conv1D(width, SIZES["hidden"]),
+                                          Conv1D(SIZES["hidden"], width))
 
     def forward(self, x):
         n, t, d = x.shape
@@ -124,7 +130,8 @@ def tokens_of(tokenizer):
     ids = json.loads(tokenizer.read_text())["model"]["vocab"]
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves
     hidden = [byte for byte in range(256) if byte not in shown]
-    letter = {**{byte: chr(byte) for byte in shown}, **{byte: chr(256 + i) for i, byte in enumerate(hidden)}}
+    letter = {**{byte: chr(byte) for byte in shown},
+              **{byte: chr(256 + i) for i, byte in enumerate(hidden)}}
     end = next(iter(json.loads(tokenizer.read_text())["added_tokens"]))["id"]
     return [ids[letter[byte]] for byte in TEXT.encode()] + [end]
 
@@ -156,10 +163,12 @@ def main():
         text.write_text(TEXT)
         gpipe("train", config, "--text", text, "--out", run)
         tokens = tokens_of(run / "tokenizer.json")
-        evaluate = lambda *from_: json.loads(gpipe("eval", *from_, "--text", text, "--json"))["loss"]  # noqa: E731
+        evaluate = lambda *from_: json.loads(  # noqa: E731
+            gpipe("eval", *from_, "--text", text, "--json"))["loss"]
 
         foreign = Gpt2()
-        prefixed = lambda name: name if name.startswith("lm_head") else f"transformer.{name}"  # noqa: E731
+        prefixed = lambda name: (  # noqa: E731
+            name if name.startswith("lm_head") else f"transformer.{name}")
         state = {prefixed(name): tensor for name, tensor in foreign.state_dict().items()}
         write_safetensors(folder / "foreign.safetensors", state)
         weights = run / "imported.safetensors"

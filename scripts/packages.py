@@ -26,8 +26,10 @@ def home():
 
 
 def version_in(path, module="torch"):
-    """The version that this Python imports from the path, without its local part; None if it cannot."""
-    found = subprocess.run([sys.executable, "-c", f"import numpy, {module}; print({module}.__version__)"],
+    """The version that this Python imports from the path, without its local part. None if it cannot
+    import it."""
+    found = subprocess.run([sys.executable, "-c",
+                            f"import numpy, {module}; print({module}.__version__)"],
                            text=True, capture_output=True, env=dict(os.environ, PYTHONPATH=path))
     return None if found.returncode else found.stdout.strip().split("+")[0]
 
@@ -35,7 +37,8 @@ def version_in(path, module="torch"):
 def install(destination, *packages):
     aside = Path(tempfile.mkdtemp(prefix=destination.name + ".", dir=destination.parent))
     try:
-        print(f"{PROGRAM}: installing {packages[-1]} into {destination}", file=sys.stderr, flush=True)
+        print(f"{PROGRAM}: installing {packages[-1]} into {destination}", file=sys.stderr,
+              flush=True)
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(aside), *packages]
         environment = dict(os.environ, PIP_ROOT_USER_ACTION="ignore")
         if subprocess.run(pip, stdout=sys.stderr, env=environment).returncode:
@@ -48,7 +51,8 @@ def install(destination, *packages):
 
 
 def once(name, *packages):
-    """The folder of that name, with the packages installed into it if there was none; and its remedy."""
+    """The folder of that name, with the packages installed into it if there was none. Also the
+    folder's remedy."""
     home().mkdir(parents=True, exist_ok=True)
     folder = home() / name
     with open(home() / "pytorch.lock", "w") as lock:

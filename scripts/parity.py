@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Compares gpipe with PyTorch: loss, every gradient and every parameter of five steps, in sixteen cases.
+"""Compares gpipe with PyTorch: loss, every gradient and every parameter of five steps, in sixteen
+cases.
 
 Usage: parity.py [--folder DIR] [--record FILE] [--prove]      (make parity)
 
-The driver `parity` runs gpipe (two stages, three micro-batches, some targets ignored) and writes what it got;
-here the same transformer of nn.Modules, from gpipe's initial weights, makes the same steps unpipelined on the
-whole mini-batch. Prints a table; exit code 1 and the tensor's name where one differs.
+The driver `parity` runs gpipe (two stages, three micro-batches, some targets ignored) and writes
+what it got. Here the same transformer of nn.Modules, from gpipe's initial weights, makes the same
+steps unpipelined on the whole mini-batch. The program prints a table. Where a tensor differs, it
+prints the name and ends with exit code 1.
 
 In each step three things are compared, so that no amplification hides or fakes an error:
   gradient   loss and gradients of PyTorch from *gpipe's* parameters of that step
-  update     parameters after PyTorch's optimizer had *gpipe's* parameters and gradients (its state is its own)
+  update     parameters after PyTorch's optimizer had *gpipe's* parameters and gradients (its state
+             is its own)
   free       PyTorch's own trajectory
 
 --folder DIR   take or leave the driver's files there; without it they are made and removed
@@ -41,7 +44,8 @@ RULES = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
 }
-CASES = [f"{kind}-{tie}-{rule}" for kind in ("float64", "float32") for tie in ("untied", "tied") for rule in RULES]
+CASES = [f"{kind}-{tie}-{rule}" for kind in ("float64", "float32") for tie in ("untied", "tied")
+         for rule in RULES]
 
 # Relative to max(|b|, 1e-3 global norm), where |b| is an element or the norm of a parameter; losses
 # to |b|.
@@ -67,18 +71,21 @@ class Run:
     def __init__(self, case, file, kind=None):
         precision, tie, rule = case.split("-")
         self.file = file
-        self.model = Network(layers(**SIZES, tied=tie == "tied")).to(getattr(torch, kind or precision))
+        self.model = Network(layers(**SIZES, tied=tie == "tied")).to(
+            getattr(torch, kind or precision))
         self.set(0)
         self.optimizer = RULES[rule](list(self.model.parameters()))
 
     def set(self, step):
         """Takes gpipe's parameters after `step`."""
-        self.model.load({name: self.file[f"{step}/parameter/{name}"] for name in self.model.named()})
+        self.model.load({name: self.file[f"{step}/parameter/{name}"]
+                         for name in self.model.named()})
 
     def backward(self):
         """The loss of the mini-batch; gradients are left in the parameters."""
         self.optimizer.zero_grad()
-        loss = loss_sum(self.model(self.file["inputs"]), self.file["targets"]) / count(self.file["targets"])
+        loss = (loss_sum(self.model(self.file["inputs"]), self.file["targets"])
+                / count(self.file["targets"]))
         loss.backward()
         return loss.item()
 
@@ -109,9 +116,11 @@ class Findings:
 
 
 def distances(ours, theirs):
-    """Of each tensor, relative to the contract's scales: name, worst element, norm of the difference."""
+    """Of each tensor, relative to the contract's scales: name, worst element, norm of the
+    difference."""
     if ours.keys() != theirs.keys():
-        raise SystemExit(f"parity: the tensors' names differ: {sorted(ours.keys() ^ theirs.keys())}")
+        raise SystemExit("parity: the tensors' names differ:"
+                         f" {sorted(ours.keys() ^ theirs.keys())}")
     floor = 1e-3 * sum(b.square().sum() for b in theirs.values()).sqrt()
     for name, b in theirs.items():
         difference = ours[name].double() - b
@@ -131,8 +140,10 @@ def compare(case, file):
     exact, exact_free = Run(case, file, "float64"), Run(case, file, "float64")
     for step in range(1, STEPS + 1):
         before, after, ours = ({name: file[f"{at}/{what}/{name}"] for name in free.model.named()}
-                               for at, what in ((step - 1, "parameter"), (step, "parameter"), (step, "gradient")))
-        missing = {key.split("/")[-1] for key in file if key.startswith(f"{step}/gradient/")} - ours.keys()
+                               for at, what in ((step - 1, "parameter"), (step, "parameter"),
+                                                (step, "gradient")))
+        missing = {key.split("/")[-1] for key in file
+                   if key.startswith(f"{step}/gradient/")} - ours.keys()
         if missing:
             raise SystemExit(f"parity: {case}: PyTorch's model has no {sorted(missing)}")
         loss = file[f"{step}/loss"].item()
@@ -154,7 +165,8 @@ def compare(case, file):
         for name, b in updated.parameters().items():
             scale = b.abs() + (b - before[name]).abs().max()
             error = ((after[name] - b).abs() / scale).max().item()
-            found.add("update", name, step, error, UPDATE_EPSILONS * torch.finfo(after[name].dtype).eps)
+            found.add("update", name, step, error,
+                      UPDATE_EPSILONS * torch.finfo(after[name].dtype).eps)
 
         own, _ = free.backward(), exact_free.backward()
         allowed = max(NORM[kind], FREE * drift(free.gradients(), exact_free.gradients()))
@@ -179,7 +191,8 @@ COLUMNS = ["gradient", "element", "update", "free"]
 def table(findings):
     """One line per case."""
     print("ratio to the tolerance; 1 is the most that is allowed\n")
-    print(f"| case | {' | '.join(COLUMNS)} | worst: step/tensor | PyTorch float32 from float64, element |")
+    print(f"| case | {' | '.join(COLUMNS)} | worst: step/tensor |"
+          " PyTorch float32 from float64, element |")
     print("|---|" + "---|" * (len(COLUMNS) + 2))
     for found in findings:
         worst = max((found.worst[column] for column in COLUMNS), key=lambda pair: pair[0])
@@ -192,18 +205,24 @@ def prove(files):
     norm, attend, gelu, summed = F.layer_norm, F.scaled_dot_product_attention, F.gelu, loss_sum
 
     def masked(q, k, v, is_causal):
-        return attend(q, k, v, attn_mask=torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1))
+        return attend(q, k, v,
+                      attn_mask=torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1))
 
     faults = [
         ("layer norm with epsilon 1.1e-5", "float32-untied-sgd",
-         patch.object(F, "layer_norm", lambda x, shape, weight, bias, eps: norm(x, shape, weight, bias, 1.1 * eps))),
-        ("a causal mask off by one", "float32-untied-sgd", patch.object(F, "scaled_dot_product_attention", masked)),
-        ("GELU by tanh", "float32-untied-adam", patch.object(F, "gelu", lambda x: gelu(x, approximate="tanh"))),
-        ("ignored targets counted", "float32-tied-sgd", patch.dict(globals(), count=lambda targets: targets.numel())),
+         patch.object(F, "layer_norm", lambda x, shape, weight, bias, eps: norm(
+             x, shape, weight, bias, 1.1 * eps))),
+        ("a causal mask off by one", "float32-untied-sgd",
+         patch.object(F, "scaled_dot_product_attention", masked)),
+        ("GELU by tanh", "float32-untied-adam",
+         patch.object(F, "gelu", lambda x: gelu(x, approximate="tanh"))),
+        ("ignored targets counted", "float32-tied-sgd",
+         patch.dict(globals(), count=lambda targets: targets.numel())),
         ("the last sample lost", "float32-tied-adam",
          patch.dict(globals(), loss_sum=lambda logits, targets: summed(logits[:-1], targets[:-1]))),
         ("the head's use of a tied weight lost", "float32-tied-momentum",
-         patch.object(Head, "forward", lambda self, x: F.linear(self.norm(x), self.weight.detach()))),
+         patch.object(Head, "forward",
+                      lambda self, x: F.linear(self.norm(x), self.weight.detach()))),
         ("beta2 0.9991", "float32-untied-adam",
          patch.dict(RULES, adam=lambda p: torch.optim.Adam(p, lr=1e-2, betas=(0.9, 0.9991)))),
         ("Adam's epsilon 2e-8", "float32-tied-adam",
@@ -211,14 +230,15 @@ def prove(files):
         ("AdamW's decay through the gradient", "float32-tied-adamw",
          patch.dict(RULES, adamw=lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1))),
         ("Nesterov's momentum", "float32-untied-momentum",
-         patch.dict(RULES, momentum=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01,
-                                                              nesterov=True))),
+         patch.dict(RULES, momentum=lambda p: torch.optim.SGD(
+             p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True))),
     ]
     all_found = True
     for what, case, fault in faults:
         with fault:
             found, _ = compare(case, files(case))
-        caught = {column: found.worst[column][0] for column in COLUMNS if not found.worst[column][0] <= 1.0}
+        caught = {column: found.worst[column][0] for column in COLUMNS
+                  if not found.worst[column][0] <= 1.0}
         all_found &= bool(caught)
         ratios = ", ".join(f"{column} {ratio:.1e}" for column, ratio in caught.items())
         print(f"{'found' if caught else 'NOT FOUND'}: {what} ({case}): {ratios}")
@@ -226,8 +246,8 @@ def prove(files):
 
 
 def run_driver(folder):
-    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers", "--bin", "parity"],
-                   cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers",
+                    "--bin", "parity"], cwd=ROOT, check=True)
     subprocess.run([ROOT / "target" / "debug" / "parity", folder], check=True)
 
 
@@ -254,10 +274,12 @@ def main():
     table(findings)
     wrong = sorted((wrong for found in findings for wrong in found.wrong), reverse=True)
     if wrong:
-        sys.exit(f"\nparity: {len(wrong)} comparisons beyond their tolerance; the worst is {wrong[0][1]}")
+        sys.exit(f"\nparity: {len(wrong)} comparisons beyond their tolerance;"
+                 f" the worst is {wrong[0][1]}")
     print(f"\nparity with PyTorch {torch.__version__}: {len(CASES)} cases, {STEPS} steps each")
     if options.record:
-        record = {"torch": torch.__version__, "cases": {case: figures for case, (_, figures) in compared.items()}}
+        record = {"torch": torch.__version__,
+                  "cases": {case: figures for case, (_, figures) in compared.items()}}
         options.record.write_text(compact(record))
 
 
@@ -266,7 +288,8 @@ def compact(record):
     lines = [f' "torch": "{record["torch"]}",\n "cases": {{']
     cases = []
     for case, figures in record["cases"].items():
-        norms = ",\n".join(f"    {json.dumps(name)}: {json.dumps(v)}" for name, v in figures["gradient_norm"].items())
+        norms = ",\n".join(f"    {json.dumps(name)}: {json.dumps(v)}"
+                           for name, v in figures["gradient_norm"].items())
         cases.append(f'  "{case}": {{\n   "loss": {json.dumps(figures["loss"])},\n'
                      f'   "gradient_tolerance": {json.dumps(figures["gradient_tolerance"])},\n'
                      f'   "gradient_norm": {{\n{norms}\n   }}\n  }}')

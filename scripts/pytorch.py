@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Puts the full PyTorch (its Python part, too) where the comparisons with it look, and prints the folder.
+"""Puts the full PyTorch (its Python part, too) where the comparisons with it look, and prints the
+folder.
 
 Usage: PYTHONPATH=$(pytorch.py [--torchvision]) python3 ...      (make parity)
 
@@ -11,8 +12,8 @@ and, if asked, torchvision 0.26.0 and pillow, which fit it, into
 
     $GPIPE_HOME/torchvision-0.26.0    (printed behind the other folder, with a colon between)
 
-aside and renamed, so that a half-made folder is never taken for a whole one. About 3 GB are fetched. Nothing
-but the comparisons needs it: gpipe itself is built on what setup.py fetches.
+aside and renamed, so that a half-made folder is never taken for a whole one. About 3 GB are
+fetched. Nothing but the comparisons needs it: gpipe itself is built on what setup.py fetches.
 """
 
 import os
@@ -34,12 +35,14 @@ def main():
         folder, remedy = packages.once(f"pytorch-{VERSION}", "numpy", f"torch=={VERSION}")
     found = packages.version_in(str(folder))
     if found != VERSION:
-        has = f"torch {found}, the comparisons need {VERSION}" if found else "no torch and numpy for this Python"
+        has = (f"torch {found}, the comparisons need {VERSION}" if found
+               else "no torch and numpy for this Python")
         packages.fail(f"{folder} has {has}: {remedy}")
     path = str(folder)
     if sys.argv[1:]:
         # Its dependencies are there or not needed: torch would be fetched again.
-        folder, remedy = packages.once(f"torchvision-{TORCHVISION}", "--no-deps", "pillow", f"torchvision=={TORCHVISION}")
+        folder, remedy = packages.once(f"torchvision-{TORCHVISION}", "--no-deps", "pillow",
+                                       f"torchvision=={TORCHVISION}")
         path += f":{folder}"
         if packages.version_in(path, "torchvision") != TORCHVISION:
             packages.fail(f"{folder} has no torchvision {TORCHVISION} for this Python: {remedy}")

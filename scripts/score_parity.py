@@ -3,14 +3,18 @@
 
 Usage: score_parity.py [--write] [--prove] [--install]      (make parity)
 
-pip installs sacreBLEU 2.6.0 once into $GPIPE_HOME/sacrebleu-2.6.0 (90 MB with what it needs; see packages.py). The sentences are generated
-here from a seed, a kind after the other: plain words, numbers, punctuation, entities of XML, letters from everywhere, odd
-white space, empty lines, repetition, single words, soups of characters; with one to three references. Corpora are all of
-them, each kind, those with as many references, and a few of one to three sentences. Each is scored by the driver `score`
-and by sacreBLEU, with many settings, and every sentence for itself; no two numbers may differ by more than 1e-9 (of 100),
-and words and signatures not at all. Exit code 1 and the places where they do.
+pip installs sacreBLEU 2.6.0 once into $GPIPE_HOME/sacrebleu-2.6.0 (90 MB with what it needs; see
+packages.py). This script generates the sentences from a seed, one kind after the other: plain
+words, numbers, punctuation, entities of XML, letters from everywhere, odd white space, empty lines,
+repetition, single words, soups of characters. A sentence has one to three references. The corpora
+are all sentences, each kind, those with as many references, and a few of one to three sentences.
 
-Without an option it also checks that crates/score/tests/sacrebleu.json is what sacreBLEU says today.
+The driver `score` and sacreBLEU score each corpus, with many settings, and every sentence for
+itself. No two numbers may differ by more than 1e-9 (of 100), and words and signatures not at all.
+Where they differ, the script prints the places and ends with exit code 1.
+
+Without an option it also checks that crates/score/tests/sacrebleu.json is what sacreBLEU says
+today.
 
 --write    write that file, which the tests compare with where there is no sacreBLEU
 --prove    show that each of some deliberate faults is found
@@ -63,19 +67,27 @@ CHRF = [
 # -- Sentences
 
 SYLLABLES = "ba ce di fo gu har kel min nor pas quo ril sta tun ves wy xi zo".split()
-NUMBERS = ["7", "3.14", "1,234.5", "1,2,3", ".5", "5.", "1-2", "-3", "2024-05-06", "10%", "$4.50", "1/2", "12:30", "v1.2.3-4",
-           "1.,2", "9..9", "1,-2", "7-", "--8", "0x1F", "3.x", "x.3", "1.000,50", "٣٫١٤", "²", "５.５"]
-MARKS = ["...", "..", ".,", ",.", "?!", "--", "-", "'", "''", "``", '"', "(", ")", "[a]", "{b}", "a.b,c", "don't", "'tis", "(so)",
-         "\"so\"", "e.g.,", "and/or", "x_y", "re-do", "a-1", "1-a", "@me", "#1", "~/", "\\n", "a|b", "^", "<b>", "C++", "…", "«so»",
-         "„so“", "–", "—", "¿so?", "。", "、", *string.punctuation]
-ENTITIES = ["&quot;", "&amp;", "&lt;", "&gt;", "&amp;lt;", "&amp;quot;", "&amp;amp;", "&lt", "&nbsp;", "&#39;", "<skipped>",
-            "<skip<skipped>ped>", "-\n", "a-\nb", "a\nb", "--\n-\n", "&quot;so&quot;", "x&gt;=y", "&&amp;;"]
-LETTERS = ["café", "cafe\u0301", "naïve", "Zürich", "straße", "ẞ", "İstanbul", "ΟΔΟΣ", "Σ", "ΑΣ.Β", "σς", "ČEŠTINA", "日本語", "漢字かな", "한국어",
-           "中文。", "שלום", "مرحبا", "السلام عليكم،", "हिन्दी", "ไทย", "\u2126", "\u212a", "\u212b", "ﬁ", "Ǆ", "🙂", "👩‍👩‍👧", "👍🏽", "🇪🇺", "e\u0301\u0323",
-           "\u200d", "\u200b", "\ufeff", "\u00ad", "𝔘𝔫𝔦", "𐐀", "Ⅷ", "\u0130i", "\u202eabc\u202c", "\u0000", "\u007f", "\ufffd"]
-SPACES = [" ", "  ", "\t", "\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\xa0", "\u1680", "\u2000",
-          "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029",
-          "\u202f", "\u205f", "\u3000", "\u180e", "\u200b", "-\n", " .", ", "]
+NUMBERS = ["7", "3.14", "1,234.5", "1,2,3", ".5", "5.", "1-2", "-3", "2024-05-06", "10%", "$4.50",
+           "1/2", "12:30", "v1.2.3-4", "1.,2", "9..9", "1,-2", "7-", "--8", "0x1F", "3.x", "x.3",
+           "1.000,50", "٣٫١٤", "²", "５.５"]
+MARKS = ["...", "..", ".,", ",.", "?!", "--", "-", "'", "''", "``", '"', "(", ")", "[a]", "{b}",
+         "a.b,c", "don't", "'tis", "(so)", "\"so\"", "e.g.,", "and/or", "x_y", "re-do", "a-1",
+         "1-a", "@me", "#1", "~/", "\\n", "a|b", "^", "<b>", "C++", "…", "«so»", "„so“",
+         "–", "—", "¿so?", "。", "、", *string.punctuation]
+ENTITIES = ["&quot;", "&amp;", "&lt;", "&gt;", "&amp;lt;", "&amp;quot;", "&amp;amp;", "&lt",
+            "&nbsp;", "&#39;", "<skipped>", "<skip<skipped>ped>", "-\n", "a-\nb", "a\nb",
+            "--\n-\n", "&quot;so&quot;", "x&gt;=y", "&&amp;;"]
+LETTERS = ["café", "cafe\u0301", "naïve", "Zürich", "straße", "ẞ", "İstanbul", "ΟΔΟΣ",
+           "Σ", "ΑΣ.Β", "σς", "ČEŠTINA", "日本語", "漢字かな", "한국어",
+           "中文。", "שלום", "مرحبا", "السلام عليكم،", "हिन्दी",
+           "ไทย", "\u2126", "\u212a", "\u212b", "ﬁ", "Ǆ", "🙂", "👩‍👩‍👧",
+           "👍🏽", "🇪🇺", "e\u0301\u0323", "\u200d", "\u200b", "\ufeff", "\u00ad",
+           "𝔘𝔫𝔦", "𐐀", "Ⅷ", "\u0130i", "\u202eabc\u202c", "\u0000", "\u007f",
+           "\ufffd"]
+SPACES = [" ", "  ", "\t", "\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x1f",
+          "\x85", "\xa0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005",
+          "\u2006", "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f",
+          "\u3000", "\u180e", "\u200b", "-\n", " .", ", "]
 
 
 class Sentences:
@@ -93,7 +105,8 @@ class Sentences:
         if isinstance(made, list):  # pieces with what is between them
             count = self.random.choices([1, 2, 3], [4, 2, 1])[0]
             return {"kind": kind, "hypothesis": "".join(self.noisy(made)),
-                    "references": ["".join(self.noisy(made) if self.random.random() < 0.5 else made) for _ in range(count)]}
+                    "references": ["".join(self.noisy(made) if self.random.random() < 0.5 else made)
+                                   for _ in range(count)]}
         return {"kind": kind, **made}
 
     def word(self):
@@ -125,7 +138,8 @@ class Sentences:
 
     def mixed(self, odd, spaces=(" ", " ", " ", "")):
         """Words and odd pieces, with a space between most."""
-        pieces = [self.random.choice(odd) if self.random.random() < 0.5 else self.word() for _ in range(self.random.randint(1, 16))]
+        pieces = [self.random.choice(odd) if self.random.random() < 0.5 else self.word()
+                  for _ in range(self.random.randint(1, 16))]
         return [piece + self.random.choice(spaces) for piece in pieces]
 
     def of_words(self):
@@ -147,11 +161,14 @@ class Sentences:
         return self.mixed(SPACES, spaces=SPACES)
 
     def of_repetition(self):
-        return self.random.choices([self.word() + " ", self.word() + self.random.choice([" ", ". ", "-"])], k=self.random.randint(2, 14))
+        return self.random.choices(
+            [self.word() + " ", self.word() + self.random.choice([" ", ". ", "-"])],
+            k=self.random.randint(2, 14))
 
     def of_single(self):
         """One word of one to many characters, the right one or not."""
-        words = [self.word(), self.random.choice(MARKS + NUMBERS + LETTERS), self.random.choice(string.ascii_letters)]
+        words = [self.word(), self.random.choice(MARKS + NUMBERS + LETTERS),
+                 self.random.choice(string.ascii_letters)]
         return {"hypothesis": self.random.choice(words),
                 "references": self.random.choices(words, k=self.random.randint(1, 3))}
 
@@ -162,7 +179,8 @@ class Sentences:
                 "references": self.random.choices(lines, k=self.random.randint(1, 3))}
 
     def of_soup(self):
-        return self.random.choices(string.printable + "0123456789.,-&;", k=self.random.randint(1, 40))
+        return self.random.choices(string.printable + "0123456789.,-&;",
+                                   k=self.random.randint(1, 40))
 
 
 def corpora(cases):
@@ -171,8 +189,10 @@ def corpora(cases):
         return [at for at, case in enumerate(cases) if condition(case)]
 
     found = [("all", those(lambda case: True))]
-    found += [(f"{count} references", those(lambda case: len(case["references"]) == count)) for count in (1, 2, 3)]
-    found += [(kind, those(lambda case: case["kind"] == kind)) for kind in sorted({case["kind"] for case in cases})]
+    found += [(f"{count} references", those(lambda case: len(case["references"]) == count))
+              for count in (1, 2, 3)]
+    found += [(kind, those(lambda case: case["kind"] == kind))
+              for kind in sorted({case["kind"] for case in cases})]
     for kind in ("single", "words", "empty"):
         places = dict(found)[kind]
         found += [(f"{size} of {kind}", places[size:2 * size]) for size in (1, 2, 3)]
@@ -180,7 +200,8 @@ def corpora(cases):
 
 
 def document(cases, words, bleu, chrf):
-    """What is compared and recorded: `bleu` and `chrf` score, given settings, a list of corpora and the sentences."""
+    """What is compared and recorded. `bleu` and `chrf` score, given settings, a list of corpora and
+    the sentences."""
     parts = corpora(cases)
     lists = [[cases[at] for at in part["cases"]] for part in parts]
     return {
@@ -207,7 +228,8 @@ def theirs(cases):
 
     def of_corpus(metric, cases):
         references = [case["references"] for case in cases]
-        streams = [[each[at] if at < len(each) else None for each in references] for at in range(max(map(len, references)))]
+        streams = [[each[at] if at < len(each) else None for each in references]
+                   for at in range(max(map(len, references)))]
         return metric.corpus_score([case["hypothesis"] for case in cases], streams)
 
     def signature(metric):
@@ -215,16 +237,19 @@ def theirs(cases):
 
     def bleu(options, lists, cases):
         smooth, _, value = options.get("smooth", "exp").partition("=")
-        settings = {"tokenize": options.get("tokenizer", "13a"), "smooth_method": smooth, "force": True,
-                    "smooth_value": float(value) if value else None, "lowercase": options.get("lowercase", False)}
+        settings = {"tokenize": options.get("tokenizer", "13a"), "smooth_method": smooth,
+                    "force": True, "smooth_value": float(value) if value else None,
+                    "lowercase": options.get("lowercase", False)}
         scores = []
         for part in lists:
             metric = TheirBleu(**settings, effective_order=options.get("effective_order", False))
             score = of_corpus(metric, part)
-            scores.append({"score": score.score, "precisions": score.precisions, "bp": score.bp, "sys_len": score.sys_len,
-                           "ref_len": score.ref_len, "signature": signature(metric)})
+            scores.append({"score": score.score, "precisions": score.precisions, "bp": score.bp,
+                           "sys_len": score.sys_len, "ref_len": score.ref_len,
+                           "signature": signature(metric)})
         metric = TheirBleu(**settings, effective_order=True)
-        sentences = [metric.sentence_score(case["hypothesis"], case["references"]).score for case in cases]
+        sentences = [metric.sentence_score(case["hypothesis"], case["references"]).score
+                     for case in cases]
         return {"corpora": scores, "sentences": sentences}
 
     def chrf(options, lists, cases):
@@ -232,8 +257,10 @@ def theirs(cases):
         for part in lists:
             metric = TheirChrf(**options)
             score = of_corpus(metric, part)
-            scores.append({"score": score.score, "name": score.name, "signature": signature(metric)})
-        sentences = [metric.sentence_score(case["hypothesis"], case["references"]).score for case in cases]
+            scores.append({"score": score.score, "name": score.name,
+                           "signature": signature(metric)})
+        sentences = [metric.sentence_score(case["hypothesis"], case["references"]).score
+                     for case in cases]
         return {"corpora": scores, "sentences": sentences}
 
     def words(cases):
@@ -245,8 +272,8 @@ def theirs(cases):
 # -- gpipe's scores
 
 def build():
-    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers", "--bin", "score"], cwd=ROOT,
-                   check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--locked", "--package", "gpipe-drivers",
+                    "--bin", "score"], cwd=ROOT, check=True)
     return ROOT / "target" / "debug" / "score"
 
 
@@ -256,8 +283,10 @@ def ours(driver, cases, fault=()):
         arguments = []
         for name, value in options.items():
             arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-        lines = "".join(json.dumps({key: case[key] for key in ("hypothesis", "references")}) + "\n" for case in cases)
-        done = subprocess.run([driver, *arguments, *more, *fault], input=lines, text=True, stdout=subprocess.PIPE, check=True)
+        lines = "".join(json.dumps({key: case[key] for key in ("hypothesis", "references")}) + "\n"
+                        for case in cases)
+        done = subprocess.run([driver, *arguments, *more, *fault], input=lines, text=True,
+                              stdout=subprocess.PIPE, check=True)
         return json.loads(done.stdout)
 
     def bleu(options, lists, cases):
@@ -265,15 +294,19 @@ def ours(driver, cases, fault=()):
         for part in lists:
             found = score(options, part)
             keys = "score", "precisions", "bp", "sys_len", "ref_len"
-            scores.append({key: found["bleu"][key] for key in keys} | {"signature": found["bleu_signature"]})
+            scores.append({key: found["bleu"][key] for key in keys}
+                          | {"signature": found["bleu_signature"]})
         found = score(options, cases, "--sentences")
-        return {"corpora": scores, "sentences": [sentence["bleu"] for sentence in found["sentences"]]}
+        return {"corpora": scores,
+                "sentences": [sentence["bleu"] for sentence in found["sentences"]]}
 
     def chrf(options, lists, cases):
         found = [score(options, part) for part in lists]
-        scores = [{"score": one["chrf"], "name": one["chrf_name"], "signature": one["chrf_signature"]} for one in found]
+        scores = [{"score": one["chrf"], "name": one["chrf_name"],
+                   "signature": one["chrf_signature"]} for one in found]
         found = score(options, cases, "--sentences")
-        return {"corpora": scores, "sentences": [sentence["chrf"] for sentence in found["sentences"]]}
+        return {"corpora": scores,
+                "sentences": [sentence["chrf"] for sentence in found["sentences"]]}
 
     def words(cases):
         return [sentence["words"] for sentence in score({}, cases, "--sentences")["sentences"]]
@@ -300,7 +333,8 @@ def differences(ours, theirs, place=""):
 
 def count(value):
     """How many values there are in a document."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    inner = (value.values() if isinstance(value, dict)
+             else value if isinstance(value, list) else None)
     return 1 if inner is None else sum(map(count, inner))
 
 
@@ -320,8 +354,9 @@ def prove(driver):
     """Each fault must be found. True if all are."""
     cases = Sentences(SEED).make()
     right = theirs(cases)
-    faults = ["--lowercase", "--effective-order", "--tokenizer none", "--tokenizer char", "--smooth floor=0.5", "--smooth none",
-              "--smooth add-k=1", "--char-order 5", "--word-order 1", "--beta 1"]
+    faults = ["--lowercase", "--effective-order", "--tokenizer none", "--tokenizer char",
+              "--smooth floor=0.5", "--smooth none", "--smooth add-k=1", "--char-order 5",
+              "--word-order 1", "--beta 1"]
     all_found = True
     for fault in faults:
         found = len(list(differences(ours(driver, cases, fault.split()), right)))
@@ -350,14 +385,17 @@ def main():
         cases = Sentences(seed).make()
         right = theirs(cases)
         if seed == SEED:
-            wrong += [(f"{GOLDEN.name}{place}", *pair) for place, *pair in differences(json.loads(GOLDEN.read_text()), right)]
-        wrong += [(f"seed {seed}{place}", *pair) for place, *pair in differences(ours(driver, cases), right)]
+            wrong += [(f"{GOLDEN.name}{place}", *pair) for place, *pair
+                      in differences(json.loads(GOLDEN.read_text()), right)]
+        wrong += [(f"seed {seed}{place}", *pair) for place, *pair
+                  in differences(ours(driver, cases), right)]
         compared += count(right)
     for place, own, right in wrong[:20]:
         print(f"{place}: {own!r}, sacreBLEU has {right!r}", file=sys.stderr)
     if wrong:
         sys.exit(f"score_parity: {len(wrong)} of {compared} values differ")
-    print(f"parity with sacreBLEU {VERSION}: {compared} values of {1 + MORE_SEEDS} x {len(cases)} sentences")
+    print(f"parity with sacreBLEU {VERSION}:"
+          f" {compared} values of {1 + MORE_SEEDS} x {len(cases)} sentences")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
 Only the standard library and pip are needed. What it does, in order:
 
 1. LIBTORCH or LIBTORCH_USE_PYTORCH set: check that version and use it; nothing is downloaded.
-2. Otherwise the PyTorch wheels below, whose C++ part *is* libtorch, are downloaded through pip's own
-   index (a mirror in pip's configuration is honoured), resumed where an earlier run stopped, checked
-   against the SHA-256 pinned here, and unpacked into
+2. Otherwise the PyTorch wheels below, whose C++ part *is* libtorch, are downloaded through pip's
+   own index (a mirror in pip's configuration is honoured), resumed where an earlier run stopped,
+   checked against the SHA-256 pinned here, and unpacked into
 
        $GPIPE_HOME/libtorch-2.11.0-cpu        (GPIPE_HOME defaults to ~/.cache/gpipe)
 
@@ -42,8 +42,10 @@ TARGET = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"
           "--only-binary=:all:", *(part for name in PLATFORMS for part in ("--platform", name))]
 WHEELS = {
     "torch==2.11.0": "7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a",
-    "nvidia-cuda-runtime==13.0.96": "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
-    "nvidia-cuda-cupti==13.0.85": "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
+    "nvidia-cuda-runtime==13.0.96":
+        "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
+    "nvidia-cuda-cupti==13.0.85":
+        "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
 }
 # Headers that only the compilation of CUDA statistics and streams wants.
 CUDA_HEADERS = ["nvidia-cuda-crt==13.0.88", "nvidia-cuda-cccl==13.0.85"]
@@ -77,7 +79,8 @@ def existing():
                                 capture_output=True, text=True)
         if answer.returncode:
             fail(f"LIBTORCH_USE_PYTORCH is set, but '{python} -c \"import torch\"' fails: install "
-                 f"torch=={VERSION} there, or unset LIBTORCH_USE_PYTORCH to let this script fetch it")
+                 f"torch=={VERSION} there, or unset LIBTORCH_USE_PYTORCH to let this script fetch "
+                 "it")
         found, where = answer.stdout.strip().split("+")[0], f"the PyTorch of {python}"
     elif os.environ.get("LIBTORCH"):
         folder = Path(os.environ["LIBTORCH"])
@@ -108,8 +111,9 @@ def resolver(home):
         try:
             wanted = aside.with_suffix(".txt")
             wanted.write_text(f"{PIP} --hash=sha256:{PIP_HASH}\n")
-            run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:",
-                 "--require-hashes", "--target", str(aside), "--requirement", str(wanted)])
+            run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
+                 "--only-binary=:all:", "--require-hashes", "--target", str(aside),
+                 "--requirement", str(wanted)])
             aside.chmod(0o755)
             aside.rename(folder)
         finally:
@@ -124,16 +128,18 @@ def run(command, **extra):
     try:
         return subprocess.run(command, check=True, text=True, env=environment, **extra)
     except FileNotFoundError:
-        fail(f"cannot run {command[0]}: install Python 3 with pip (Debian: apt install python3-pip)")
+        fail(f"cannot run {command[0]}: install Python 3 with pip "
+             "(Debian: apt install python3-pip)")
     except subprocess.CalledProcessError as error:
-        fail(f"'{' '.join(map(str, command[:6]))} ...' failed ({error.returncode}): see its message above; "
-             "it needs pip and a reachable package index")
+        fail(f"'{' '.join(map(str, command[:6]))} ...' failed ({error.returncode}): see its "
+             "message above; it needs pip and a reachable package index")
 
 
 def resolve(pip, requirements):
     """(file name, address) of each requirement, from pip's index."""
-    report = run([sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
-                  "--no-deps", "--target", str(pip / "never"), *TARGET, "--report", "-", *requirements],
+    report = run([sys.executable, "-m", "pip", "install", "--quiet", "--dry-run",
+                  "--ignore-installed", "--no-deps", "--target", str(pip / "never"), *TARGET,
+                  "--report", "-", *requirements],
                  stdout=subprocess.PIPE, env={"PYTHONPATH": str(pip)}).stdout
     urls = [item["download_info"]["url"] for item in json.loads(report)["install"]]
     return [(url.split("#")[0].rsplit("/", 1)[1], url) for url in urls]
@@ -158,13 +164,16 @@ def download(url, path, wanted):
             break
         except (urllib.error.URLError, OSError, ConnectionError) as error:
             if attempt == ATTEMPTS:
-                fail(f"{path.name}: {error}; what has arrived is kept, run the command again to resume")
-            print(f"\nsetup: {path.name}: {error}; attempt {attempt} of {ATTEMPTS}, resuming", flush=True)
+                fail(f"{path.name}: {error}; what has arrived is kept, run the command again to "
+                     "resume")
+            print(f"\nsetup: {path.name}: {error}; attempt {attempt} of {ATTEMPTS}, resuming",
+                  flush=True)
             time.sleep(attempt)
     if sha256(part) != wanted:
         part.unlink()
-        fail(f"{path.name} does not have the pinned SHA-256 {wanted}: it was removed, run the command "
-             "again; if it fails again, the index serves another file than the one gpipe was tested with")
+        fail(f"{path.name} does not have the pinned SHA-256 {wanted}: it was removed, run the "
+             "command again; if it fails again, the index serves another file than the one gpipe "
+             "was tested with")
     part.rename(path)
 
 
@@ -234,8 +243,8 @@ def wanted_on_cpu(name):
 def stored(variant):
     """The folder of the pinned set "cpu" or "cuda", fetched if need be. No clone's link changes."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        fail(f"no libtorch is pinned for {platform.system()} {platform.machine()}: install libtorch "
-             f"{VERSION} yourself and set LIBTORCH to its folder")
+        fail(f"no libtorch is pinned for {platform.system()} {platform.machine()}: install "
+             f"libtorch {VERSION} yourself and set LIBTORCH to its folder")
     home = Path(os.environ.get("GPIPE_HOME") or Path.home() / ".cache" / "gpipe")
     home.mkdir(parents=True, exist_ok=True)
     destination = home / f"libtorch-{VERSION}-{variant}"
@@ -267,7 +276,8 @@ def main():
         link.symlink_to(torch)
         if replaced:  # cargo does not see that the same name now means another folder
             for profile in ([], ["--release"]):
-                subprocess.run(["cargo", "clean", *profile, "-p", "torch-sys", "-p", "gpipe-bridge"], cwd=ROOT)
+                subprocess.run(["cargo", "clean", *profile, "-p", "torch-sys",
+                                "-p", "gpipe-bridge"], cwd=ROOT)
         print(f"setup: .libtorch -> {torch}")
 
 

@@ -13,7 +13,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-SPEC = importlib.util.spec_from_file_location("setup_libtorch", Path(__file__).with_name("setup.py"))
+SPEC = importlib.util.spec_from_file_location("setup_libtorch",
+                                              Path(__file__).with_name("setup.py"))
 setup = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(setup)
 
@@ -21,7 +22,8 @@ CONTENT = bytes(range(256)) * 20_000  # 5 MB
 
 
 class Flaky(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT with ranges, and breaks the connection after `limit` bytes while `failures` lasts."""
+    """Serves CONTENT with ranges, and breaks the connection after `limit` bytes while `failures`
+    lasts."""
 
     failures, limit, ranges = 0, 1_500_000, []
 
@@ -144,7 +146,8 @@ class Existing(unittest.TestCase):
         self.assertTrue(self.check(setup.VERSION + "+cpu\n"))
 
     def test_another_version_is_refused_with_the_remedy(self):
-        with self.assertRaisesRegex(SystemExit, "version 2.4.0, gpipe is built on 2.11.0: install torch==2.11.0"):
+        with self.assertRaisesRegex(
+                SystemExit, "version 2.4.0, gpipe is built on 2.11.0: install torch==2.11.0"):
             self.check("2.4.0+cu121")
 
     def test_an_unknown_version_is_refused_with_the_remedy(self):
@@ -164,9 +167,11 @@ class Existing(unittest.TestCase):
 
 class Chosen(unittest.TestCase):
     def run_main(self, root, **environment):
-        with mock.patch.object(setup, "ROOT", root), mock.patch.dict(os.environ, environment, clear=True), \
+        with mock.patch.object(setup, "ROOT", root), \
+                mock.patch.dict(os.environ, environment, clear=True), \
                 mock.patch.object(setup, "install") as install, mock.patch("subprocess.run"):
-            install.side_effect = lambda variant, home, destination: (destination / "torch").mkdir(parents=True)
+            install.side_effect = lambda variant, home, destination: (
+                destination / "torch").mkdir(parents=True)
             setup.main()
         return install.call_count
 
@@ -207,8 +212,9 @@ class Selection(unittest.TestCase):
     def test_the_cpu_set_has_what_is_needed_and_no_more(self):
         wanted = ["torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/lib/libgomp.so.1",
                   "torch/include/ATen/ATen.h", "nvidia/cu13/lib/libcudart.so.13"]
-        unwanted = ["torch/lib/libtorch_cuda.so", "torch/lib/libc10_cuda.so", "torch/lib/libtorch_python.so",
-                    "torch/nn/functional.py", "nvidia/cu13/include/cuda.h", "torch/lib/libtorch_nvshmem.so"]
+        unwanted = ["torch/lib/libtorch_cuda.so", "torch/lib/libc10_cuda.so",
+                    "torch/lib/libtorch_python.so", "torch/nn/functional.py",
+                    "nvidia/cu13/include/cuda.h", "torch/lib/libtorch_nvshmem.so"]
         self.assertEqual([n for n in wanted + unwanted if setup.wanted_on_cpu(n)], wanted)
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A training that torchrun starts in two processes ends with the weights of one process, byte for byte.
+"""A training that torchrun starts in two processes ends with the weights of one process, byte for
+byte.
 
 Needs PyTorch (PYTHONPATH) and target/debug/gpipe; `.ci/run` calls it.
 """
@@ -35,9 +36,11 @@ validation_tokens = 100
 
 def run(folder, out, *launcher):
     arguments = [*launcher, str(GPIPE), "train", "tiny.toml", "--text", "text.txt", "--out", out]
-    result = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S)
+    result = subprocess.run(arguments, cwd=folder, capture_output=True, text=True,
+                            timeout=DEADLINE_S)
     if result.returncode:
-        sys.exit(f"{' '.join(map(str, arguments))} failed:\n{result.stdout[-2000:]}{result.stderr[-4000:]}")
+        sys.exit(f"{' '.join(map(str, arguments))} failed:\n"
+                 f"{result.stdout[-2000:]}{result.stderr[-4000:]}")
     return (folder / out / "weights.safetensors").read_bytes()
 
 
@@ -47,8 +50,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         (folder / "tiny.toml").write_text(CONFIG)
-        (folder / "text.txt").write_text("".join(f"stage {n * n % 89} sends to stage {n}.\n" for n in range(3000)))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2"]
+        (folder / "text.txt").write_text("".join(f"stage {n * n % 89} sends to stage {n}.\n"
+                                                 for n in range(3000)))
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone",
+                    "--nproc-per-node", "2"]
         one, two = run(folder, "one"), run(folder, "two", *torchrun)
         if one != two:
             sys.exit("torchrun: the weights of two processes are not those of one")

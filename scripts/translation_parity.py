@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Compares gpipe's translation model with PyTorch: loss, every gradient and every logit, in twelve cases.
+"""Compares gpipe's translation model with PyTorch: loss, every gradient and every logit, in twelve
+cases.
 
 Usage: translation_parity.py [--folder DIR] [--only TEXT] [--prove]      (make parity)
 
-The driver `translation_parity` runs gpipe (two stages, cut inside the decoder; three micro-batches of sentences of different
-lengths, filled up; label smoothing; clipped logits) and writes what it got. Here the same network, written from the papers' formulas, gets
-gpipe's parameters of each step, and each pair of sentences for itself, as long as it is: there is no padding, and so no mask.
-Prints a table; exit code 1 and the tensor's name where one differs.
+The driver `translation_parity` runs gpipe (two stages, cut inside the decoder; three micro-batches
+of sentences of different lengths, filled up; label smoothing; clipped logits) and writes what it
+got. Here the same network, written from the papers' formulas, gets gpipe's parameters of each step.
+It gets each pair of sentences for itself, as long as the pair is. So there is no padding and no
+mask. The program prints a table. Where a tensor differs, it prints the name and ends with exit
+code 1.
 
   gradient   loss and gradients of each step, in norm
   element    gradients of each step, each element
@@ -34,8 +37,8 @@ from parity import ELEMENT, LOSS, NORM, ROOT, Findings, distances, read_safetens
 STEPS = 3
 PAD, IGNORED = 0, -100
 SMOOTHING, CLIP = 0.1, 2.0
-CASES = [f"{kind}-{ties}-{layers}" for kind in ("float64", "float32") for ties in ("paper", "shared", "untied")
-         for layers in ("split", "blocks")]
+CASES = [f"{kind}-{ties}-{layers}" for kind in ("float64", "float32")
+         for ties in ("paper", "shared", "untied") for layers in ("split", "blocks")]
 COLUMNS = ["gradient", "element", "logits"]
 # Of logits, relative to the largest, which is the clip's.
 LOGITS = {"float64": 1e-12, "float32": 1e-5}
@@ -60,7 +63,8 @@ def attend(q, k, v, size, causal):
         part = slice(first, first + size)
         scores = q[:, part] @ k[:, part].T / math.sqrt(size)
         if causal:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1),
+                                        -math.inf)
         heads.append(scores.softmax(-1) @ v[:, part])
     return torch.cat(heads, dim=1)
 
@@ -73,7 +77,8 @@ class SelfAttention(nn.Module):
         self.qkv, self.output = nn.Linear(features, 3 * width), nn.Linear(width, features)
 
     def forward(self, x):
-        return x + self.output(attend(*self.qkv(self.norm(x)).chunk(3, dim=-1), self.size, self.causal))
+        return x + self.output(attend(*self.qkv(self.norm(x)).chunk(3, dim=-1),
+                                      self.size, self.causal))
 
 
 class CrossAttention(nn.Module):
@@ -85,7 +90,8 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(width, features)
 
     def forward(self, x, memory):
-        return x + self.output(attend(self.q(self.norm(x)), *self.kv(memory).chunk(2, dim=-1), self.size, False))
+        return x + self.output(attend(self.q(self.norm(x)), *self.kv(memory).chunk(2, dim=-1),
+                                      self.size, False))
 
 
 class FeedForward(nn.Module):
@@ -107,7 +113,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens):
         features = self.tokens.shape[1]
-        return self.tokens[tokens] * scale(features) + positions(len(tokens), features).to(self.tokens.dtype)
+        return (self.tokens[tokens] * scale(features)
+                + positions(len(tokens), features).to(self.tokens.dtype))
 
 
 class Softmax(nn.Module):
@@ -131,14 +138,16 @@ class Translation(nn.Module):
         if ties == "shared":
             self.target_embedding.tokens = self.source_embedding.tokens
         untied = nn.Parameter(torch.empty(target, features))
-        self.softmax = Softmax(features, untied if ties == "untied" else self.target_embedding.tokens)
+        self.softmax = Softmax(features,
+                               untied if ties == "untied" else self.target_embedding.tokens)
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
         for _ in range(layers):
             own, mlp = SelfAttention(features, width, size, False), FeedForward(features, hidden)
             self.encoder.append(nn.ModuleDict({"attention": own, "mlp": mlp}))
             own, mlp = SelfAttention(features, width, size, True), FeedForward(features, hidden)
             cross = CrossAttention(features, width, size)
-            self.decoder.append(nn.ModuleDict({"self_attention": own, "cross_attention": cross, "mlp": mlp}))
+            self.decoder.append(nn.ModuleDict({"self_attention": own, "cross_attention": cross,
+                                               "mlp": mlp}))
 
     def forward(self, source, target):
         x = self.source_embedding(source)
@@ -171,7 +180,8 @@ class Run:
             if parts[0] in ("encoder", "decoder"):
                 name = ".".join(parts[:2]) + "." + block + ".".join(parts[2:])
             self.named[name] = parameter
-        expected = {name.removeprefix("0/parameter/") for name in file if name.startswith("0/parameter/")}
+        expected = {name.removeprefix("0/parameter/") for name in file
+                    if name.startswith("0/parameter/")}
         if different := expected ^ self.named.keys():
             sys.exit(f"translation_parity: {case}: names on one side only: {sorted(different)}")
 
@@ -183,7 +193,8 @@ class Run:
 
     def pairs(self):
         """Source, target and the loss's targets of each sample, without padding."""
-        for source, target, wanted in zip(*(self.file[name] for name in ("source", "target", "targets"))):
+        for source, target, wanted in zip(*(self.file[name]
+                                            for name in ("source", "target", "targets"))):
             length = (wanted != IGNORED).sum()
             yield source[source != PAD], target[:length], wanted[:length]
 
@@ -191,7 +202,8 @@ class Run:
         """The loss of the mini-batch; gradients are left in the parameters."""
         self.network.zero_grad()
         count = (self.file["targets"] != IGNORED).sum()
-        loss = sum(loss_sum(self.network(source, target), wanted) for source, target, wanted in self.pairs()) / count
+        loss = sum(loss_sum(self.network(source, target), wanted)
+                   for source, target, wanted in self.pairs()) / count
         loss.backward()
         return loss.item()
 
@@ -214,7 +226,8 @@ def compare(case, file):
         exact.backward()
         found.add("gradient", "loss", step, abs(own - loss) / abs(own), LOSS[kind])
         prefix = f"{step}/gradient/"
-        ours = {name.removeprefix(prefix): tensor for name, tensor in file.items() if name.startswith(prefix)}
+        ours = {name.removeprefix(prefix): tensor for name, tensor in file.items()
+                if name.startswith(prefix)}
         for name, element, norm in distances(ours, run.gradients()):
             found.add("gradient", name, step, norm, NORM[kind])
             found.add("element", name, step, element, ELEMENT[kind])
@@ -231,7 +244,8 @@ def compare(case, file):
 def table(findings):
     """One line per case."""
     print("ratio to the tolerance; 1 is the most that is allowed\n")
-    print(f"| case | {' | '.join(COLUMNS)} | worst: step/tensor | PyTorch's float32 from float64, element |")
+    print(f"| case | {' | '.join(COLUMNS)} | worst: step/tensor |"
+          " PyTorch's float32 from float64, element |")
     print("|---|" + "---|" * (len(COLUMNS) + 2))
     for found in findings:
         worst = max((found.worst[column] for column in COLUMNS), key=lambda pair: pair[0])
@@ -245,7 +259,8 @@ def prove(files):
     gelu, forward = F.gelu, Translation.forward
 
     def seeing_padding(self):
-        for source, target, wanted in zip(*(self.file[name] for name in ("source", "target", "targets"))):
+        for source, target, wanted in zip(*(self.file[name]
+                                            for name in ("source", "target", "targets"))):
             length = (wanted != IGNORED).sum()
             yield source, target[:length], wanted[:length]
 
@@ -263,25 +278,30 @@ def prove(files):
 
     faults = [
         ("sources with their padding", patch.object(Run, "pairs", seeing_padding)),
-        ("a decoder that sees what comes", named({"attend": lambda *given: plain(*given[:-1], False)})),
-        ("a causal encoder", named({"attend": lambda q, k, v, size, causal: plain(q, k, v, size, len(q) == len(k))})),
+        ("a decoder that sees what comes", named(
+            {"attend": lambda *given: plain(*given[:-1], False)})),
+        ("a causal encoder", named(
+            {"attend": lambda q, k, v, size, causal: plain(q, k, v, size, len(q) == len(k))})),
         ("scores by the attention's width", named(
             {"attend": lambda q, *given: plain(q * math.sqrt(12 / 36), *given)})),
         ("a memory that is not normalised", patch.object(Translation, "forward", without_norm)),
         ("embeddings that are not scaled", named({"scale": lambda features: 1.0})),
         ("sines, then cosines", named({"positions": as_one_block})),
-        ("positions from 1", named({"positions": lambda length, features: place(length + 1, features)[1:]})),
+        ("positions from 1", named(
+            {"positions": lambda length, features: place(length + 1, features)[1:]})),
         ("no label smoothing", named({"SMOOTHING": 0.0})),
         ("a clip of 2.01", named({"CLIP": 2.01})),
         ("GELU by tanh", patch.object(F, "gelu", lambda x: gelu(x, approximate="tanh"))),
         ("the softmax's use of a tied weight lost", patch.object(
-            Softmax, "forward", lambda self, x: (self.norm(x) @ self.weight.detach().T).clamp(-CLIP, CLIP))),
+            Softmax, "forward",
+            lambda self, x: (self.norm(x) @ self.weight.detach().T).clamp(-CLIP, CLIP))),
     ]
     all_found = True
     for what, fault in faults:
         with fault:
             found = compare("float32-paper-split", files("float32-paper-split"))
-        caught = {column: found.worst[column][0] for column in COLUMNS if not found.worst[column][0] <= 1.0}
+        caught = {column: found.worst[column][0] for column in COLUMNS
+                  if not found.worst[column][0] <= 1.0}
         all_found &= bool(caught)
         ratios = ", ".join(f"{column} {ratio:.1e}" for column, ratio in caught.items())
         print(f"{'found' if caught else 'NOT FOUND'}: {what}: {ratios}")
@@ -317,7 +337,8 @@ def main():
     table(findings)
     wrong = sorted((wrong for found in findings for wrong in found.wrong), reverse=True)
     if wrong:
-        sys.exit(f"\ntranslation_parity: {len(wrong)} comparisons beyond their tolerance; the worst is {wrong[0][1]}")
+        sys.exit(f"\ntranslation_parity: {len(wrong)} comparisons beyond their tolerance;"
+                 f" the worst is {wrong[0][1]}")
     print(f"\nparity with PyTorch {torch.__version__}: {len(cases)} cases, {STEPS} steps each")
 
 

@@ -1,7 +1,9 @@
-"""What the peers share, whatever the network: a sequence of named layers, files of tensors, threads, memory.
+"""What the peers share, whatever the network: a sequence of named layers, files of tensors,
+threads, memory.
 
-A layer takes the values that the layer before gave, and gives a tensor or a tuple of tensors. Layers and parameters have
-gpipe's names, so that a safetensors file which gpipe wrote loads by name.
+A layer takes the values that the layer before gave, and gives a tensor or a tuple of tensors.
+Layers and parameters have gpipe's names, so that a safetensors file which gpipe wrote loads by
+name.
 """
 
 import ctypes
@@ -17,7 +19,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 # What is recomputed in the backward: each part for itself; all at once; each part but what
 # products, convolutions and attention gave.
 CHECKPOINTS = ["parts", "stage", "selective"]
-COSTLY = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
+COSTLY = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default,
+          torch.ops.aten.convolution.default,
           torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
           torch.ops.aten._scaled_dot_product_flash_attention.default,
           torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -48,8 +51,9 @@ class Part(nn.Module):
 class Network(nn.Module):
     """Consecutive layers of a network, given as (name, layer): all of them, or a stage's.
 
-    `checkpoint` is one of CHECKPOINTS or None. A part is a numbered layer, or the layers of one number (`0.attention` and
-    `0.mlp`); layers without a number (`embedding`, `stem`, `classifier`) are not recomputed.
+    `checkpoint` is one of CHECKPOINTS or None. A part is a numbered layer, or the layers of one
+    number (`0.attention` and `0.mlp`). Layers without a number (`embedding`, `stem`, `classifier`)
+    are not recomputed.
     """
 
     def __init__(self, layers, checkpoint=None):
@@ -64,7 +68,8 @@ class Network(nn.Module):
             else:
                 groups.append((together, [layer]))
                 numbered = any(letter.isdigit() for letter in number)
-                self.recomputed.append(checkpoint == "stage" or (checkpoint is not None and numbered))
+                self.recomputed.append(checkpoint == "stage"
+                                       or (checkpoint is not None and numbered))
         # There is no dropout, so the generator's state does not matter.
         self.how = {"use_reentrant": False, "preserve_rng_state": False}
         if checkpoint == "selective":
@@ -84,7 +89,8 @@ class Network(nn.Module):
         found = {}
         layers = [layer for part in self.parts for layer in part.layers]
         for name, layer in zip(self.names, layers, strict=True):
-            for own, tensor in [*layer.named_parameters(), *(layer.named_buffers() if buffers else [])]:
+            for own, tensor in [*layer.named_parameters(),
+                                *(layer.named_buffers() if buffers else [])]:
                 if all(tensor is not other for other in found.values()):
                     found[f"{name}.{own}"] = tensor
         return found
@@ -96,13 +102,14 @@ class Network(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """A network of images whose values lie as [samples, height, width, channels]. Between stages they have that shape, too,
-    because what is sent must be contiguous.
+    """A network of images whose values lie as [samples, height, width, channels]. Between stages
+    they have that shape, too, because what is sent must be contiguous.
     """
 
     def __init__(self, network, first=True, last=True):
         super().__init__()
-        self.network, self.first, self.last = network.to(memory_format=torch.channels_last), first, last
+        self.network, self.first, self.last = (
+            network.to(memory_format=torch.channels_last), first, last)
 
     def forward(self, *values):
         if self.first:
@@ -111,7 +118,8 @@ class ChannelsLast(nn.Module):
             values = [value.permute(0, 3, 1, 2) for value in values]
         values = as_tuple(self.network(*values))
         # A copy, not a view: a split backward detaches in place what a stage gave.
-        return one_or_all(values if self.last else tuple(value.permute(0, 2, 3, 1).clone() for value in values))
+        return one_or_all(values if self.last else
+                          tuple(value.permute(0, 2, 3, 1).clone() for value in values))
 
 
 def read_safetensors(path):
@@ -151,13 +159,15 @@ def set_up(threads):
 
 
 class PeakMemory:
-    """Within `with`, if asked: the most bytes of tensors that this thread had allocated there at once.
+    """Within `with`, if asked: the most bytes of tensors that this thread had allocated there at
+    once.
 
     A profiler sees every allocation, so the steps' times are then not to be used.
     """
 
     def __init__(self, asked):
-        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True) if asked else None
+        self.profile = (profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+                        if asked else None)
         self.bytes = None
 
     def __enter__(self):
@@ -169,7 +179,8 @@ class PeakMemory:
         if not self.profile:
             return
         self.profile.__exit__(*failure)
-        events = [event for event in self.profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        events = [event for event in self.profile.profiler.kineto_results.events()
+                  if event.name() == "[memory]"]
         live = self.bytes = 0
         for event in sorted(events, key=lambda event: event.start_ns()):
             live += event.nbytes()  # below 0 where memory is given back

@@ -1,9 +1,10 @@
-"""AmoebaNet-D (Real et al. 2019, at the sizes of Huang et al. 2019) and U-Net (Ronneberger et al. 2015, as Kim et al. 2020
-simplify it) in plain PyTorch.
+"""AmoebaNet-D (Real et al. 2019, at the sizes of Huang et al. 2019) and U-Net (Ronneberger et al.
+2015, as Kim et al. 2020 simplify it) in plain PyTorch.
 
-Written for speed on a CPU: what several operations of a cell take is rectified once, and in place where it is nobody
-else's. Running statistics are updated with each micro-batch, as PyTorch does it (gpipe: once with each mini-batch), and twice
-where a layer is recomputed: training does not read them.
+The code is written for speed on a CPU. What several operations of a cell take is rectified once,
+and in place where nothing else needs it. Running statistics are updated with each micro-batch, as
+PyTorch does it (gpipe: once with each mini-batch), and twice where a layer is recomputed. Training
+does not read them.
 """
 
 import torch
@@ -15,8 +16,9 @@ EPSILON = 1e-5
 
 
 def pointwise(x, weight):
-    """A 1x1 convolution. Of fewer than 16 samples, on one thread, ATen gives it a slow kernel of its own, not oneDNN's: then
-    it is a matrix product where the layout allows it, else dilated, which changes nothing but the kernel."""
+    """A 1x1 convolution. With fewer than 16 samples, on one thread, ATen gives it a slow kernel of
+    its own, not oneDNN's. Then it is a matrix product where the layout allows it. Elsewhere it is
+    dilated, which changes nothing but the kernel."""
     few = x.shape[0] < 16 and x.device.type == "cpu"
     if few and x.is_contiguous(memory_format=torch.channels_last):
         return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1)).permute(0, 3, 1, 2)
@@ -28,13 +30,14 @@ class Norm(nn.Module):
 
     def __init__(self, channels):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.weight, self.bias = (
+            nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels)))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_variance", torch.ones(channels))
 
     def forward(self, x):
-        return F.batch_norm(x, self.running_mean, self.running_variance, self.weight, self.bias, self.training,
-                            MOMENTUM, EPSILON)
+        return F.batch_norm(x, self.running_mean, self.running_variance, self.weight, self.bias,
+                            self.training, MOMENTUM, EPSILON)
 
 
 class Convolution(nn.Module):
@@ -48,12 +51,14 @@ class Convolution(nn.Module):
         self.norm = Norm(outputs) if norm else None
 
     def forward(self, x):
-        y = pointwise(x, self.weight) if self.pointwise else F.conv2d(x, self.weight, None, self.stride, self.padding)
+        y = (pointwise(x, self.weight) if self.pointwise
+             else F.conv2d(x, self.weight, None, self.stride, self.padding))
         return self.norm(y) if self.norm else y
 
 
 class Convolutions(nn.Module):
-    """By name, one after the other, each of rectified values: the first one's are given rectified."""
+    """Convolutions by name, one after the other. Each takes rectified values; those of the first
+    are given rectified."""
 
     rectified = True
 
@@ -70,7 +75,8 @@ class Convolutions(nn.Module):
 
 
 class FactorizedReduce(nn.Module):
-    """Half of the channels from every second pixel, half from those between them; zeros lie beyond the border."""
+    """Half of the channels come from every second pixel, half from the pixels between them. Zeros
+    lie beyond the border."""
 
     rectified = True
 
@@ -82,8 +88,10 @@ class FactorizedReduce(nn.Module):
         self.norm = Norm(outputs)
 
     def forward(self, x):
-        x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2)) if x.shape[2] % 2 or x.shape[3] % 2 else x
-        layout = torch.channels_last if x.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+        x = (F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+             if x.shape[2] % 2 or x.shape[3] % 2 else x)
+        layout = (torch.channels_last if x.is_contiguous(memory_format=torch.channels_last)
+                  else torch.contiguous_format)
         even, odd = (x[:, :, at::2, at::2].contiguous(memory_format=layout) for at in (0, 1))
         halves = pointwise(even, self.even.weight), pointwise(odd, self.odd.weight)
         return self.norm(torch.cat(halves, 1))
@@ -97,7 +105,8 @@ class MaxPool(nn.Module):
         self.size, self.stride = size, stride
 
     def forward(self, x):
-        return F.max_pool2d(x, self.size, self.stride, (self.size - 1) // 2, ceil_mode=self.size % 2 == 0)
+        return F.max_pool2d(x, self.size, self.stride, (self.size - 1) // 2,
+                            ceil_mode=self.size % 2 == 0)
 
 
 class AveragePool(nn.Module):
@@ -124,14 +133,17 @@ def conv1x1(channels, stride):
 
 def conv3x3(channels, stride):
     few = max(channels // 4, 1)
-    return Convolutions(**{"in": Convolution(channels, few), "conv": Convolution(few, few, (3, 3), (stride, stride)),
+    return Convolutions(**{"in": Convolution(channels, few),
+                           "conv": Convolution(few, few, (3, 3), (stride, stride)),
                            "out": Convolution(few, channels)})
 
 
 def conv1x7_7x1(channels, stride):
     few = max(channels // 4, 1)
-    return Convolutions(**{"in": Convolution(channels, few), "wide": Convolution(few, few, (1, 7), (1, stride)),
-                           "high": Convolution(few, few, (7, 1), (stride, 1)), "out": Convolution(few, channels)})
+    return Convolutions(**{"in": Convolution(channels, few),
+                           "wide": Convolution(few, few, (1, 7), (1, stride)),
+                           "high": Convolution(few, few, (7, 1), (stride, 1)),
+                           "out": Convolution(few, channels)})
 
 
 def identity(_, stride):
@@ -152,8 +164,9 @@ def max3(_, stride):
 
 # Five sums of two operations, each of (value, operation): values 0 and 1 are made of the outputs of
 # the cell before and of the one before that, 2 to 6 are the sums. Then the values that are joined.
-NORMAL = ([((1, conv1x1), (1, max3)), ((1, identity), (0, conv1x7_7x1)), ((0, conv1x1), (0, conv1x7_7x1)),
-           ((2, max3), (2, identity)), ((1, average3), (5, conv1x1))], (0, 3, 4, 6))
+NORMAL = ([((1, conv1x1), (1, max3)), ((1, identity), (0, conv1x7_7x1)),
+           ((0, conv1x1), (0, conv1x7_7x1)), ((2, max3), (2, identity)),
+           ((1, average3), (5, conv1x1))], (0, 3, 4, 6))
 REDUCTION = ([((0, max2), (0, max3)), ((2, identity), (1, conv3x3)), ((2, conv1x7_7x1), (2, max3)),
               ((3, identity), (1, max2)), ((2, average3), (3, conv1x1))], (4, 5, 6))
 
@@ -170,7 +183,8 @@ class Stem(nn.Module):
 
 
 class Cell(nn.Module):
-    """(output of the cell before, of the one before that) -> (its own, that of the cell before). The first gets one only."""
+    """(output of the cell before, of the one before that) -> (its own, that of the cell before).
+    The first cell gets one only."""
 
     def __init__(self, previous, earlier, filters, reduction, after_reduction):
         super().__init__()
@@ -212,14 +226,16 @@ class Cell(nn.Module):
 class Classifier(nn.Module):
     def __init__(self, channels, classes):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(classes, channels)), nn.Parameter(torch.empty(classes))
+        self.weight, self.bias = (
+            nn.Parameter(torch.empty(classes, channels)), nn.Parameter(torch.empty(classes)))
 
     def forward(self, x, *_):
         return F.linear(x.mean((2, 3)), self.weight, self.bias)
 
 
 def amoebanet(cells, filters, channels, classes):
-    """AmoebaNet-D(cells, filters): (name, layer) in order: `stem`, `stem.0`, `stem.1`, `0`, .., `classifier`."""
+    """AmoebaNet-D(cells, filters): (name, layer) in order: `stem`, `stem.0`, `stem.1`, `0`, ..,
+    `classifier`."""
     stem = filters // 4
     named, previous, earlier, reduced = [("stem", Stem(channels, stem))], stem, stem, False
     third = cells // 3
@@ -242,7 +258,8 @@ def amoebanet_of(tensors):
 
 
 class Dropped(nn.Module):
-    """Convolution, dropout of whole channels, instance norm, leaky ReLU; values behind the first pass."""
+    """Convolution, dropout of whole channels, instance norm, leaky ReLU. Values behind the first
+    one pass through."""
 
     def __init__(self, inputs, outputs, dropout):
         super().__init__()
@@ -282,8 +299,8 @@ class Segment(nn.Module):
 
 
 def unet(depth, convolutions, base, channels=3, outputs=1, dropout=0.1):
-    """U-Net(convolutions, base): (name, layer) in order: `down.0.0`, .., `down.0.stash`, `down.0.pool`, .., `bottom.0`, ..,
-    `up.4.join`, `up.4.0`, .., `segment`."""
+    """U-Net(convolutions, base): (name, layer) in order: `down.0.0`, .., `down.0.stash`,
+    `down.0.pool`, .., `bottom.0`, .., `up.4.join`, `up.4.0`, .., `segment`."""
     named = []
 
     def stack(name, inputs, middle, last):

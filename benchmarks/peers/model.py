@@ -1,15 +1,16 @@
 """The decoder of the `gpt` workload in plain PyTorch.
 
-Its layers are `embedding`, `0.attention`, `0.mlp`, .., `head`. Written for speed on a CPU: fused QKV, fused causal
-attention, few kernels.
-The decoder is that of Radford et al. 2019: pre-LN, learned positions, GELU; `head` has no bias.
+Its layers are `embedding`, `0.attention`, `0.mlp`, .., `head`. It is written for speed on a CPU:
+fused QKV, fused causal attention, few kernels. The decoder is that of Radford et al. 2019: pre-LN,
+learned positions, GELU; `head` has no bias.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-GPT = {"vocabulary": 8192, "positions": 128, "features": 512, "heads": 8, "hidden": 2048, "blocks": 8}
+GPT = {"vocabulary": 8192, "positions": 128, "features": 512, "heads": 8, "hidden": 2048,
+       "blocks": 8}
 IGNORED = -100  # a target that is neither summed nor counted
 
 
@@ -32,7 +33,8 @@ class Attention(nn.Module):
 
     def forward(self, x):
         n, t, d = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norm(x)).view(
+            n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.output(y.transpose(1, 2).reshape(n, t, d))
 
@@ -71,7 +73,8 @@ def layers(vocabulary, positions, features, heads, hidden, blocks, tied=False):
     """(name, layer) in order."""
     named = [("embedding", Embedding(vocabulary, positions, features))]
     for block in range(blocks):
-        named += [(f"{block}.attention", Attention(features, heads)), (f"{block}.mlp", Mlp(features, hidden))]
+        named += [(f"{block}.attention", Attention(features, heads)),
+                  (f"{block}.mlp", Mlp(features, hidden))]
     named.append(("head", Head(features, vocabulary)))
     if tied:
         named[-1][1].weight = named[0][1].tokens
@@ -80,4 +83,5 @@ def layers(vocabulary, positions, features, heads, hidden, blocks, tied=False):
 
 def loss_sum(logits, targets):
     """Summed over the targets that count. logits: [.., vocabulary], targets: [..]"""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum", ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum",
+                           ignore_index=IGNORED)

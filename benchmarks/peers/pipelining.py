@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
 """torch.distributed.pipelining: a step on K processes of one thread each, Gloo over loopback.
 
-Usage: pipelining.py FOLDER [--workload gpt|amoeba] [--stages K] [--micro-batches M] [--schedule NAME] [--steps N]
-                     [--cut I[,J..]] [--checkpoint [parts|stage|selective]] [--channels-last] [--memory]
+Usage: pipelining.py FOLDER [--workload gpt|amoeba] [--stages K] [--micro-batches M]
+                     [--schedule NAME] [--steps N] [--cut I[,J..]]
+                     [--checkpoint [parts|stage|selective]] [--channels-last] [--memory]
 
-FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes. Prints one line of JSON.
-`--cut` gives the first layer of each later stage, counted from 0 (gpt: [embedding, 0.attention, 0.mlp, .., head]; amoeba:
-[stem, stem.0, stem.1, 0, .., classifier]). `--schedule`: `gpipe`, `1f1b`, or a zero-bubble one (its backward is split) of two stages in each
-process: `interleaved-zb`, `zbv`. `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or (`selective`) all but
-what products, convolutions and attention gave. A step
-lasts from a barrier to the end of the last stage's optimizer. The processes are started here, and ended by their own id when
-one fails or the time is over. `--memory` counts each stage's bytes of tensors, and then times mean nothing.
+FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes.
+The program prints one line of JSON.
+
+`--cut` gives the first layer of each later stage, counted from 0 (gpt: [embedding, 0.attention,
+0.mlp, .., head]; amoeba: [stem, stem.0, stem.1, 0, .., classifier]). `--schedule` is `gpipe`,
+`1f1b`, or a zero-bubble one (its backward is split) of two stages in each process:
+`interleaved-zb`, `zbv`. `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or
+(`selective`) all but what products, convolutions and attention gave. `--memory` counts each stage's
+bytes of tensors, and then times mean nothing.
+
+A step lasts from a barrier to the end of the last stage's optimizer. This program starts the
+processes. It ends them by their own id when one fails or the time is over.
 """
 
 import argparse
@@ -23,15 +29,16 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble,
-                                          ScheduleZBVZeroBubble)
+from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe,
+                                          ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)
 
 from common import PeakMemory, as_tuple, set_up
 from model import loss_sum
-from workloads import WORKLOADS, add_network_arguments, add_stage_arguments, arguments, build, cut_or_best, ends_of, file_of
+from workloads import (WORKLOADS, add_network_arguments, add_stage_arguments, arguments, build,
+                       cut_or_best, ends_of, file_of)
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved-zb": ScheduleInterleavedZeroBubble,
-             "zbv": ScheduleZBVZeroBubble}
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B,
+             "interleaved-zb": ScheduleInterleavedZeroBubble, "zbv": ScheduleZBVZeroBubble}
 WAIT = timedelta(seconds=300)  # longest silence of a peer
 TOTAL_S = 1800  # longest run
 
@@ -51,26 +58,31 @@ def stages_of(options, rank):
     count = options.stages
     if options.schedule == "interleaved-zb":
         return [rank, rank + count], 2 * count
-    if options.schedule == "zbv":  # down and up again, so that the last process has the two in the middle
+    if options.schedule == "zbv":
+        # Down and up again, so that the last process has the two in the middle.
         return [rank, 2 * count - 1 - rank], 2 * count
     return [rank], count
 
 
 def boundaries(options, layers, file, samples):
-    """Of each layer, what goes into it for one micro-batch, and what comes out of the last: shapes without values."""
+    """What goes into each layer for one micro-batch, and what comes out of the last: shapes without
+    values."""
     inputs = file["inputs"]
     values = (torch.empty(samples, *inputs.shape[1:], dtype=inputs.dtype, device="meta"),)
     found = [values]
     with torch.no_grad():
         for _, layer in layers:
             values = as_tuple(layer.to("meta")(*values))
-            sent = [value.permute(0, 2, 3, 1) if options.channels_last and value.dim() == 4 else value for value in values]
-            found.append(tuple(torch.empty(value.shape, dtype=value.dtype, device="meta") for value in sent))
+            sent = [value.permute(0, 2, 3, 1) if options.channels_last and value.dim() == 4
+                    else value for value in values]
+            found.append(tuple(torch.empty(value.shape, dtype=value.dtype, device="meta")
+                               for value in sent))
     return found
 
 
 def train(options, file):
-    """All steps of this process's stages: losses (of the last stage); when each began and ended, and its CPU seconds."""
+    """All steps of this process's stages: losses (of the last stage); when each began and ended,
+    and its CPU seconds."""
     micro_batches = options.micro_batches
     own, count = stages_of(options, options.rank)
     first, last = 0 in own, count - 1 in own
@@ -80,14 +92,16 @@ def train(options, file):
     ends = ends_of(options, count, len(layers))
     samples, left = divmod(inputs.shape[0], micro_batches)
     if left:
-        raise SystemExit(f"pipelining: {micro_batches} micro-batches do not divide {inputs.shape[0]} samples")
+        raise SystemExit(f"pipelining: {micro_batches} micro-batches do not divide"
+                         f" {inputs.shape[0]} samples")
     shapes = boundaries(options, workload.layers(file), file, samples)
     placed, parameters = [], []
     for number in own:
         start, end = ends[number], ends[number + 1]
         network = build(options, layers[start:end], file, number == 0, number == count - 1)
         parameters += network.parameters()
-        placed.append(PipelineStage(network, number, count, torch.device("cpu"), input_args=shapes[start], output_args=shapes[end]))
+        placed.append(PipelineStage(network, number, count, torch.device("cpu"),
+                                    input_args=shapes[start], output_args=shapes[end]))
         if options.schedule == "zbv":
             # The hello to neighbours by which connections are made: ZBV's middle stages are
             # neighbours in one process, to which Gloo has none. They are made at the first message
@@ -96,12 +110,14 @@ def train(options, file):
     optimizer = workload.optimizer(parameters)
     # The loss has the count of the whole mini-batch in it, so micro-batches' gradients are summed
     # as they are.
-    schedule = SCHEDULES[options.schedule](placed if count > options.stages else placed[0], micro_batches, scale_grads=False,
-                                           loss_fn=lambda output, target: loss_sum(output, target) / targets.numel())
+    schedule = SCHEDULES[options.schedule](
+        placed if count > options.stages else placed[0], micro_batches, scale_grads=False,
+        loss_fn=lambda output, target: loss_sum(output, target) / targets.numel())
     spans, totals = [], []
     for _ in range(options.steps):
         dist.barrier()
-        start, used = time.perf_counter(), time.process_time()  # one clock for all processes of a machine
+        # One clock for all processes of a machine.
+        start, used = time.perf_counter(), time.process_time()
         optimizer.zero_grad(set_to_none=True)
         losses = []
         schedule.step(*[inputs] * first, **({"target": targets, "losses": losses} if last else {}),
@@ -116,7 +132,8 @@ def stage(options):
     """One process."""
     set_up(1)
     store = dist.TCPStore("127.0.0.1", options.port, options.stages, is_master=False, timeout=WAIT)
-    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.stages, timeout=WAIT)
+    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.stages,
+                            timeout=WAIT)
     file = file_of(options)
     with PeakMemory(options.memory) as peak:
         totals, spans = train(options, file)
@@ -124,11 +141,13 @@ def stage(options):
     dist.all_gather_object(gathered, (totals, spans, peak.bytes))
     if options.rank == 0:
         steps = list(zip(*[spans for _, spans, _ in gathered]))
-        times = [1e3 * (max(end for _, end, _ in step) - min(start for start, *_ in step)) for step in steps]
+        times = [1e3 * (max(end for _, end, _ in step) - min(start for start, *_ in step))
+                 for step in steps]
         cpu = [[1e3 * used for *_, used in step] for step in steps]
         losses = next(totals for totals, *_ in gathered if any(totals))
-        print(json.dumps({"loss": losses, "step_ms": times, "cpu_ms": cpu, "threads": options.stages,
-                          "dtype": "float32", "cut": options.cut, "channels_last": options.channels_last,
+        print(json.dumps({"loss": losses, "step_ms": times, "cpu_ms": cpu,
+                          "threads": options.stages, "dtype": "float32", "cut": options.cut,
+                          "channels_last": options.channels_last,
                           "peak_tensor_bytes": [peak for *_, peak in gathered]}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
@@ -136,17 +155,22 @@ def stage(options):
 
 def start(options):
     """Starts the processes and waits for all, or for the first that fails."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # takes a free port
+    # With port 0, the store takes a free one.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     cut = ",".join(map(str, options.cut))
-    command = [sys.executable, *sys.argv, *(["--cut", cut] if cut else []), "--port", str(store.port), "--rank"]
-    environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    children = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(options.stages)]
+    command = [sys.executable, *sys.argv, *(["--cut", cut] if cut else []),
+               "--port", str(store.port), "--rank"]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
+                       GLOO_SOCKET_IFNAME="lo")
+    children = [subprocess.Popen([*command, str(rank)], env=environment)
+                for rank in range(options.stages)]
     deadline = time.monotonic() + TOTAL_S
     try:
         while any(child.poll() is None for child in children):
             failed = [rank for rank, child in enumerate(children) if child.poll()]
             if failed:
-                sys.exit(f"pipelining: the process of stage {failed[0]} failed: see its message above")
+                sys.exit(f"pipelining: the process of stage {failed[0]} failed:"
+                         " see its message above")
             if time.monotonic() > deadline:
                 sys.exit(f"pipelining: not done after {TOTAL_S} s: use fewer --steps")
             time.sleep(0.1)

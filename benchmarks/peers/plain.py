@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
-"""Plain PyTorch, unpipelined: a step in a loop over the micro-batches, as one would write it for speed.
+"""Plain PyTorch, unpipelined: a step in a loop over the micro-batches, as one would write it for
+speed.
 
 Usage: plain.py FOLDER [--workload gpt|amoeba] [--micro-batches M] [--threads T] [--steps N]
-                [--checkpoint [parts|stage|selective]] [--channels-last] [--dtype float32|bfloat16] [--memory]
-                [--device cpu|cuda:0] [--compile] [--warm-up N]
+                [--checkpoint [parts|stage|selective]] [--channels-last]
+                [--dtype float32|bfloat16] [--memory] [--device cpu|cuda:0] [--compile]
+                [--warm-up N]
 
-FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes. Prints one line of JSON.
-The loss is the sum over targets divided by the targets of the mini-batch, as in gpipe. `--checkpoint` recomputes each block
-or cell, (`stage`) all layers at once, or (`selective`) all but what products, convolutions and attention gave; `bfloat16` is autocast over float32 weights. `--memory` counts bytes of tensors,
-and then times mean nothing.
+FOLDER holds the safetensors file that the workload's example (`gpt_step`, `amoeba_step`) writes.
+The program prints one line of JSON. The loss is the sum over targets divided by the targets of the
+mini-batch, as in gpipe.
+
+`--checkpoint` recomputes each block or cell, (`stage`) all layers at once, or (`selective`) all but
+what products, convolutions and attention gave. `bfloat16` is autocast over float32 weights.
+`--memory` counts bytes of tensors, and then times mean nothing.
 
 On a GPU the mini-batch starts on the CPU, as gpipe's does, and a step's time ends when its kernels
 have. The peak bytes are those of PyTorch's allocator from the step after `--warm-up` steps on. TF32
 is off. `--compile` compiles forward and backward.
 
-Tried for `gpt` on a CPU and left out: torch.compile and one autocast around the whole step, since CPU time was the same within
-noise; huge pages, which brought nothing clear in noisy step times.
+Tried for `gpt` on a CPU and left out: torch.compile and one autocast around the whole step, since
+CPU time was the same within noise; huge pages, which brought nothing clear in noisy step times.
 """
 
 import json
@@ -74,8 +79,8 @@ def main():
         losses, times = train(options, file)
     on_gpu = options.device.startswith("cuda")
     held = torch.cuda.max_memory_allocated(options.device) if on_gpu else peak.bytes
-    print(json.dumps({"loss": losses, "step_ms": times, "threads": options.threads, "dtype": options.dtype,
-                      "peak_tensor_bytes": held}))
+    print(json.dumps({"loss": losses, "step_ms": times, "threads": options.threads,
+                      "dtype": options.dtype, "peak_tensor_bytes": held}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the peers train: layers, update rule and a good cut for each workload, and the arguments that they share."""
+"""What the peers train: layers, update rule and a good cut for each workload. Also the arguments
+that they share."""
 
 import argparse
 import os
@@ -16,7 +17,9 @@ from common import CHECKPOINTS, ChannelsLast, Network, read_safetensors
 class Workload:
     layers: Callable  # from a file's tensors: (name, layer) in order
     optimizer: Callable  # of parameters
-    cuts: dict  # stages, or a schedule with its own -> the fastest cut of those that were measured, or the likely one
+    # The key is a number of stages, or a schedule that has a cut of its own. The value is the
+    # fastest cut of those that were measured, or the likely one.
+    cuts: dict
 
 
 WORKLOADS = {

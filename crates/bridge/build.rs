@@ -6,6 +6,12 @@ use std::path::{Path, PathBuf};
 const LIBTORCH: &str = "2.11.0";
 
 fn main() {
+    if std::env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
+        // Documentation needs neither libtorch nor the C++.
+        println!("cargo:rustc-env=GPIPE_LIBTORCH_VERSION={LIBTORCH}");
+        println!("cargo:rustc-env=GPIPE_LIBTORCH_LIB=");
+        return;
+    }
     let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_else(|_| {
         fail("torch-sys did not say where libtorch is: run `make setup` (or set LIBTORCH)")
     });

@@ -1,7 +1,9 @@
-"""Files out of Debian packages, fetched by the system's own apt and unpacked without root: nothing is installed.
+"""Files out of Debian packages. The system's own apt fetches them, and they are unpacked without
+root. Nothing is installed.
 
-Used by fonts.py and catalogues.py. Works on Debian and what descends from it (Ubuntu, Mint), with apt's mirrors and settings; apt checks
-every package against the signed lists that `apt-get update` leaves. Only the standard library is needed.
+fonts.py and catalogues.py use this module. It works on Debian and what descends from it (Ubuntu,
+Mint), with apt's mirrors and settings. apt checks every package against the signed lists that
+`apt-get update` leaves. Only the standard library is needed.
 """
 
 import fcntl
@@ -22,12 +24,13 @@ class Failed(Exception):
 
 
 def fetch(packages, folder, keep, fewest=1):
-    """Makes `folder` hold, for each package, PACKAGE/PATH of the regular files whose path `keep` says True to, and of its
-    copyright file. `keep` is called with a PurePosixPath such as usr/share/fonts/truetype/lato/Lato-Bold.ttf.
+    """Makes `folder` hold, for each package, PACKAGE/PATH of the regular files whose path `keep`
+    says True to, and of its copyright file. `keep` is called with a PurePosixPath such as
+    usr/share/fonts/truetype/lato/Lato-Bold.ttf.
 
-    The folder is written aside and renamed, so that a half-made one is never taken for a whole one; a whole one of the
-    same packages is left as it is. A package that this release does not have is skipped and named, unless fewer than
-    `fewest` remain. Raises Failed.
+    The folder is written aside and renamed, so that a half-made one is never taken for a whole one.
+    A whole one of the same packages is left as it is. A package that this release does not have is
+    skipped and named, unless fewer than `fewest` remain. Raises Failed.
     """
     packages, folder = sorted(set(packages)), Path(folder)
     wanted = "".join(package + "\n" for package in packages)
@@ -55,15 +58,18 @@ def fetch(packages, folder, keep, fewest=1):
 def make(packages, downloads, folder, keep, fewest):
     for command in ("apt-get", "apt-cache", "dpkg-deb"):
         if not shutil.which(command):
-            raise Failed(f"there is no {command} here: this needs Debian, Ubuntu or the like; elsewhere install what these "
-                         f"packages have by the system's own means: {', '.join(packages)}")
+            raise Failed(f"there is no {command} here: this needs Debian, Ubuntu or the like; "
+                         "elsewhere install what these packages have by the system's own means: "
+                         f"{', '.join(packages)}")
     found = available(packages)
     missing = [package for package in packages if package not in found]
     if not found:
-        raise Failed("apt knows none of the packages: fetch its lists with `sudo apt-get update`, then run this again")
+        raise Failed("apt knows none of the packages: fetch its lists with `sudo apt-get update`, "
+                     "then run this again")
     if len(found) < fewest:
-        raise Failed(f"this release has {len(found)} of {len(packages)} packages and {fewest} are needed; fetch newer "
-                     f"lists with `sudo apt-get update`. Not there: {', '.join(missing)}")
+        raise Failed(f"this release has {len(found)} of {len(packages)} packages and {fewest} are "
+                     "needed; fetch newer lists with `sudo apt-get update`. Not there: "
+                     f"{', '.join(missing)}")
     if missing:
         print(f"not in this release, skipped: {', '.join(missing)}", file=sys.stderr)
     print(f"fetching {len(found)} packages", file=sys.stderr, flush=True)
@@ -76,7 +82,8 @@ def make(packages, downloads, folder, keep, fewest):
         left -= unpack(archive, package, folder / package, keep, left)
         archive.unlink()
     if empty := [package for package in found if not (folder / package).is_dir()]:
-        raise Failed(f"apt brought no files of {', '.join(empty)}: run this again, and report it if it persists")
+        raise Failed(f"apt brought no files of {', '.join(empty)}: run this again, and report it "
+                     "if it persists")
 
 
 def available(packages):
@@ -91,21 +98,25 @@ def available(packages):
 
 
 def unpack(archive, package, folder, keep, bytes_max):
-    """Writes the regular files that are kept, and returns their bytes. Links are never made, so none is followed."""
+    """Writes the regular files that are kept, and returns their bytes. Links are never made, so
+    none is followed."""
     copyright = PurePosixPath(f"usr/share/doc/{package}/copyright")
     written = 0
-    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)],
+                          stdout=subprocess.PIPE) as process:
         try:
             with tarfile.open(fileobj=process.stdout, mode="r|") as files:
                 for file in files:
                     path = PurePosixPath(file.name)
                     if path.is_absolute() or ".." in path.parts:
-                        raise Failed(f"{archive.name} has a file outside of its folder, {file.name}: do not use it")
+                        raise Failed(f"{archive.name} has a file outside of its folder, "
+                                     f"{file.name}: do not use it")
                     if not file.isreg() or not (path == copyright or keep(path)):
                         continue
                     written += file.size
                     if written > bytes_max:
-                        raise Failed(f"the packages have more than {BYTES_MAX >> 20} MiB of files: name fewer")
+                        raise Failed(f"the packages have more than {BYTES_MAX >> 20} MiB of files: "
+                                     "name fewer")
                     target = folder / path
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with files.extractfile(file) as source, open(target, "wb") as out:
@@ -115,13 +126,15 @@ def unpack(archive, package, folder, keep, bytes_max):
         finally:
             process.stdout.close()
     if process.returncode:
-        raise Failed(f"dpkg-deb cannot read {archive.name}: see its message above, and run this again")
+        raise Failed(f"dpkg-deb cannot read {archive.name}: see its message above, and run this "
+                     "again")
     return written
 
 
 def run(command, **extra):
     try:
-        return subprocess.run(command, check=True, text=True, env=dict(os.environ, LC_ALL="C"), **extra)
+        return subprocess.run(command, check=True, text=True, env=dict(os.environ, LC_ALL="C"),
+                              **extra)
     except subprocess.CalledProcessError as error:
-        raise Failed(f"`{' '.join(command[:6])} ...` failed ({error.returncode}): see its message above; try "
-                     "`sudo apt-get update`, and check the network") from None
+        raise Failed(f"`{' '.join(command[:6])} ...` failed ({error.returncode}): see its message "
+                     "above; try `sudo apt-get update`, and check the network") from None

@@ -16,7 +16,8 @@ try:
     for library, version in catalogues.LIBRARIES.items():
         packages.use(library, version)
 except SystemExit as error:
-    print(f"skipped: the tests of catalogues.py, without {library} {version} ({error})", file=sys.stderr)
+    print(f"skipped: the tests of catalogues.py, without {library} {version} ({error})",
+          file=sys.stderr)
     raise unittest.SkipTest(f"{library} {version} cannot be fetched: {error}") from None
 
 import polib  # noqa: E402
@@ -28,12 +29,14 @@ def catalogue(messages, language="de", charset="UTF-8", plural_forms=GERMAN):
     """A polib.POFile. A message is (English, translation), or (English, plural, [translations])."""
     made = polib.POFile()
     made.encoding = charset
-    made.metadata = {"Content-Type": f"text/plain; charset={charset}", "Language": language, "Plural-Forms": plural_forms}
+    made.metadata = {"Content-Type": f"text/plain; charset={charset}", "Language": language,
+                     "Plural-Forms": plural_forms}
     for message in messages:
         if len(message) == 2:
             made.append(polib.POEntry(msgid=message[0], msgstr=message[1]))
         else:
-            made.append(polib.POEntry(msgid=message[0], msgid_plural=message[1], msgstr_plural=dict(enumerate(message[2]))))
+            made.append(polib.POEntry(msgid=message[0], msgid_plural=message[1],
+                                      msgstr_plural=dict(enumerate(message[2]))))
     return made
 
 
@@ -51,5 +54,6 @@ def big_endian(content):
     swapped = bytearray(content)
     struct.pack_into(">7I", swapped, 0, *words)
     for table in ends:
-        struct.pack_into(f">{2 * count}I", swapped, table, *struct.unpack_from(f"<{2 * count}I", content, table))
+        struct.pack_into(f">{2 * count}I", swapped, table,
+                         *struct.unpack_from(f"<{2 * count}I", content, table))
     return bytes(swapped)

@@ -39,7 +39,8 @@ class Case(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def read(self, content, name="x.po"):
-        (self.folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (self.folder / name).write_bytes(
+            content if isinstance(content, bytes) else content.encode())
         return catalogue_files.read(self.folder / name)
 
     def refused(self, content, name="x.po"):
@@ -57,19 +58,23 @@ class Reading(Case):
         for name in ("x.mo", "x.po", "big.mo"):
             found = catalogue_files.read(self.folder / name)
             self.assertEqual(sorted(found.messages, key=str), sorted(READ, key=str), name)
-            self.assertEqual((found.language, found.plural_forms, found.fuzzy), ("de", made_catalogues.GERMAN, 0))
+            self.assertEqual((found.language, found.plural_forms, found.fuzzy),
+                             ("de", made_catalogues.GERMAN, 0))
 
     def test_charsets_are_read(self):
-        for charset, word in (("ISO-8859-1", "Größe"), ("KOI8-R", "размер"), ("ISO-8859-9", "boyutları ğ")):
+        for charset, word in (("ISO-8859-1", "Größe"), ("KOI8-R", "размер"),
+                              ("ISO-8859-9", "boyutları ğ")):
             for name in ("x.mo", "x.po"):
                 made_catalogues.write(self.folder / name, [("size", word)], charset=charset)
-                self.assertEqual(catalogue_files.read(self.folder / name).messages, [Message(None, "size", None, [word])])
+                self.assertEqual(catalogue_files.read(self.folder / name).messages,
+                                 [Message(None, "size", None, [word])])
 
     def test_what_declares_ascii_or_nothing_is_utf8(self):
         message = [Message(None, "size", None, ["Größe"])]
         self.assertEqual(self.read('msgid "size"\nmsgstr "Größe"\n').messages, message)
         for charset in ("ASCII", "CHARSET"):
-            text = f'msgid ""\nmsgstr "Content-Type: text/plain; charset={charset}\\n"\n\nmsgid "size"\nmsgstr "Größe"\n'
+            text = (f'msgid ""\nmsgstr "Content-Type: text/plain; charset={charset}\\n"\n\n'
+                    'msgid "size"\nmsgstr "Größe"\n')
             self.assertEqual(self.read(text).messages, message, charset)
 
     def test_fuzzy_and_obsolete_messages_are_left_out(self):
@@ -104,22 +109,27 @@ msgstr "behalten"
 
 class Faults(Case):
     def test_a_broken_text_catalogue_is_told_with_its_line(self):
-        for text, detail in (('msgid "a"\nmsgstr "b" c\n', "line 2"), ("\n<<<<<<< HEAD\n", "line 2")):
+        for text, detail in (('msgid "a"\nmsgstr "b" c\n', "line 2"),
+                             ("\n<<<<<<< HEAD\n", "line 2")):
             reason, said = self.refused(text)
             self.assertEqual(reason, "not a catalogue")
             self.assertIn(detail, said)
 
     def test_bytes_of_another_charset_are_told(self):
-        text = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "size"\nmsgstr "Größe"\n'
+        text = ('msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+                'msgid "size"\nmsgstr "Größe"\n')
         self.assertEqual(self.refused(text.encode("latin-1"))[0], "not in its charset")
         made_catalogues.write(self.folder / "x.mo", [("size", "Größe")])
         content = (self.folder / "x.mo").read_bytes()
-        self.assertEqual(self.refused(content.replace("öß".encode(), b"\xf6\xdf\xdf\xdf"), "x.mo")[0], "not in its charset")
+        self.assertEqual(
+            self.refused(content.replace("öß".encode(), b"\xf6\xdf\xdf\xdf"), "x.mo")[0],
+            "not in its charset")
 
     def test_a_broken_compiled_catalogue_is_told(self):
         made_catalogues.write(self.folder / "x.mo", MESSAGES)
         content = (self.folder / "x.mo").read_bytes()
-        for at, word in ((0, 0x1234), (4, 2 << 16), (8, 2**32 - 1), (8, len(content)), (12, 2**32 - 1), (28, 2**32 - 1)):
+        for at, word in ((0, 0x1234), (4, 2 << 16), (8, 2**32 - 1), (8, len(content)),
+                         (12, 2**32 - 1), (28, 2**32 - 1)):
             damaged = bytearray(content)
             struct.pack_into("<I", damaged, at, word)
             self.assertEqual(self.refused(bytes(damaged), "x.mo")[0], "not a catalogue", at)
@@ -152,7 +162,8 @@ class Faults(Case):
                     del damaged[chance.randrange(len(damaged)):]
                 try:
                     found = self.read(bytes(damaged), name)
-                    read += sum(len(text) for message in found.messages for text in message.translations) <= 2 * len(content)
+                    read += sum(len(text) for message in found.messages
+                                for text in message.translations) <= 2 * len(content)
                 except Unusable:
                     pass
             self.assertGreater(read, 50, name)

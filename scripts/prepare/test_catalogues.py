@@ -25,13 +25,15 @@ import made_catalogues  # noqa: E402  (first: it fetches the library)
 import catalogues  # noqa: E402
 import test_debian  # noqa: E402
 
-GERMAN = [("_File", "_Datei"), ("%d file", "%d files", ["%d Datei", "%d Dateien"]), ("Linux", "Linux"), ("%s!", "%s!")]
+GERMAN = [("_File", "_Datei"), ("%d file", "%d files", ["%d Datei", "%d Dateien"]),
+          ("Linux", "Linux"), ("%s!", "%s!")]
 FRENCH = [("_File", "_Fichier"), ("Open", "Ouvrir")]
 
 
 def run_it(*arguments):
     """(what is said on stdout, on stderr)"""
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()) as errors:
+    with contextlib.redirect_stdout(io.StringIO()) as said, \
+            contextlib.redirect_stderr(io.StringIO()) as errors:
         catalogues.main([str(argument) for argument in arguments])
     return said.getvalue(), errors.getvalue()
 
@@ -62,18 +64,22 @@ class Case(unittest.TestCase):
         with self.assertRaisesRegex(catalogues.Failed, message):
             self.make(*arguments)
         self.assertEqual(self.files(), before)
-        self.assertEqual([path.name for path in self.root.iterdir() if path.name not in ("locale", "data")], [])
+        self.assertEqual([path.name for path in self.root.iterdir()
+                          if path.name not in ("locale", "data")], [])
 
 
 class Made(Case):
     def test_pairs_are_sorted_and_each_there_once(self):
         self.add("de_AT/LC_MESSAGES/b.mo", [("File", "Datei"), ("Bye", "Servus")])
         said = self.make()
-        self.assertEqual(self.pairs("de"), ["%d Datei\t%d file", "%d Dateien\t%d files", "Datei\tFile", "Servus\tBye"])
+        self.assertEqual(self.pairs("de"), ["%d Datei\t%d file", "%d Dateien\t%d files",
+                                            "Datei\tFile", "Servus\tBye"])
         self.assertEqual(self.pairs("fr"), ["Fichier\tFile", "Ouvrir\tOpen"])
         self.assertEqual(sorted(self.files()), ["de.tsv.gz", "fr.tsv.gz", "made_by.json"])
-        for line in ("6 pairs in 2 languages, of 3 catalogues\n", "  de 4, fr 2\n", "  messages left out: 3\n", "    there already: 1\n",
-                     "    the same on both sides: 1\n", "    without words: 1\n", "  catalogues left out: 0\n"):
+        for line in ("6 pairs in 2 languages, of 3 catalogues\n", "  de 4, fr 2\n",
+                     "  messages left out: 3\n", "    there already: 1\n",
+                     "    the same on both sides: 1\n", "    without words: 1\n",
+                     "  catalogues left out: 0\n"):
             self.assertIn(line, said)
 
     def test_the_bytes_are_the_same_each_time(self):
@@ -100,17 +106,23 @@ class Made(Case):
         self.add("en_GB/LC_MESSAGES/a.mo", [("Color", "Colour")], language="en_GB")
         said = self.make("--list")
         self.assertEqual((self.pairs("pt_BR"), self.pairs("nl")), (["Sim\tYes"], ["Ja\tYes"]))
-        self.assertEqual(sorted(json.loads((self.out / "made_by.json").read_text())["languages"]), ["de", "fr", "nl", "pt_BR"])
+        self.assertEqual(sorted(json.loads((self.out / "made_by.json").read_text())["languages"]),
+                         ["de", "fr", "nl", "pt_BR"])
         self.assertIn("in English, or in a language that nothing says: 2", said)
         self.assertRegex(said, "en_GB/LC_MESSAGES/a.mo: /")
         self.assertIn("po/unknown.po", said)
 
     def test_plural_forms_go_with_the_english_ones(self):
-        arabic = "nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5;"
-        self.add("ar/LC_MESSAGES/a.mo", [("file", "files", ["none", "one", "two", "few", "many", "rest"])], plural_forms=arabic)
-        self.add("xh/LC_MESSAGES/a.mo", [("file", "files", ["ifayile", "iifayile"])], plural_forms="nplurals=1; plural=n")
+        arabic = ("nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3"
+                  " : n%100>=11 ? 4 : 5;")
+        self.add("ar/LC_MESSAGES/a.mo",
+                 [("file", "files", ["none", "one", "two", "few", "many", "rest"])],
+                 plural_forms=arabic)
+        self.add("xh/LC_MESSAGES/a.mo", [("file", "files", ["ifayile", "iifayile"])],
+                 plural_forms="nplurals=1; plural=n")
         said = self.make()
-        self.assertEqual(self.pairs("ar"), ["few\tfiles", "many\tfiles", "one\tfile", "rest\tfiles"])
+        self.assertEqual(self.pairs("ar"),
+                         ["few\tfiles", "many\tfiles", "one\tfile", "rest\tfiles"])
         self.assertFalse((self.out / "xh.tsv.gz").exists())
         self.assertIn("plural form without an English one: 2", said)
 
@@ -124,10 +136,13 @@ class Made(Case):
     def test_it_runs_as_a_program(self):
         command = [sys.executable, SCRIPTS / "catalogues.py", self.folder, "--out", self.out]
         done = subprocess.run(command, text=True, capture_output=True, env=os.environ)
-        self.assertEqual((done.returncode, done.stdout.splitlines()[0].split(": ")[1]), (0, "5 pairs in 2 languages, of 2 catalogues"))
-        done = subprocess.run([*command[:2], self.root / "none", "--out", self.out], text=True, capture_output=True)
-        self.assertEqual((done.returncode, done.stderr), (1, f"catalogues: {self.root / 'none'} does not exist: name a folder of "
-                                                             "catalogues, or none to fetch free ones\n"))
+        self.assertEqual((done.returncode, done.stdout.splitlines()[0].split(": ")[1]),
+                         (0, "5 pairs in 2 languages, of 2 catalogues"))
+        done = subprocess.run([*command[:2], self.root / "none", "--out", self.out], text=True,
+                              capture_output=True)
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, f"catalogues: {self.root / 'none'} does not exist: name a folder of "
+                             "catalogues, or none to fetch free ones\n"))
 
 
 class Faults(Case):
@@ -146,18 +161,22 @@ class Faults(Case):
         self.make()
         before = self.files()
         self.add("de/LC_MESSAGES/a.mo", FRENCH)
-        with mock.patch.object(catalogues, "write", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+        with mock.patch.object(catalogues, "write", side_effect=KeyboardInterrupt), \
+                self.assertRaises(KeyboardInterrupt):
             self.make()
         self.assertEqual(self.files(), before)
         self.assertEqual([path.name for path in self.out.parent.iterdir()], ["set"])
 
     def test_arguments_that_make_no_sense(self):
-        for argument, message in (("--languages=german", "no code"), ("--languages=en", "no code"), ("--languages=pt-br", "did you mean pt_BR"),
+        for argument, message in (("--languages=german", "no code"), ("--languages=en", "no code"),
+                                  ("--languages=pt-br", "did you mean pt_BR"),
                                   ("--lang=de", "unrecognized")):
-            with self.assertRaises(SystemExit) as raised, contextlib.redirect_stderr(io.StringIO()) as said:
+            with self.assertRaises(SystemExit) as raised, \
+                    contextlib.redirect_stderr(io.StringIO()) as said:
                 catalogues.main([str(self.folder), argument])
             self.assertEqual(raised.exception.code, 2)
-            self.assertRegex(said.getvalue(), f"^catalogues: .*{message}.*see catalogues.py --help\n$")
+            self.assertRegex(said.getvalue(),
+                             f"^catalogues: .*{message}.*see catalogues.py --help\n$")
 
     def test_too_many_pairs(self):
         with mock.patch.object(catalogues, "PAIRS_MAX", 1):
@@ -168,7 +187,8 @@ class Fetch(unittest.TestCase):
     package = test_debian.Fetch.package
 
     def setUp(self):
-        test_debian.Fetch.setUp(self)  # It makes a new $GPIPE_HOME. The library is imported already.
+        # This makes a new $GPIPE_HOME. The library is imported already.
+        test_debian.Fetch.setUp(self)
         patch = mock.patch.object(catalogues.packages, "use")
         patch.start()
         self.addCleanup(patch.stop)
@@ -176,8 +196,9 @@ class Fetch(unittest.TestCase):
     def test_packages_are_fetched_once_and_their_catalogues_kept(self):
         compiled = made_catalogues.catalogue(GERMAN).to_binary()
         for package in catalogues.listed():
-            self.package(package, ("./usr/share/locale/de/LC_MESSAGES/a.mo", compiled), ("./usr/bin/a", b"2"),
-                         ("./usr/share/a.mo", b"4"), ("./usr/share/locale/fr/LC_MESSAGES/a.mo", "/x"))
+            self.package(package, ("./usr/share/locale/de/LC_MESSAGES/a.mo", compiled),
+                         ("./usr/bin/a", b"2"), ("./usr/share/a.mo", b"4"),
+                         ("./usr/share/locale/fr/LC_MESSAGES/a.mo", "/x"))
         out, count = self.root / "set", len(catalogues.listed())
         printed, said = run_it("--out", out)
         folder = self.folder.with_name("catalogues")
@@ -186,14 +207,16 @@ class Fetch(unittest.TestCase):
         self.assertIn(f"fetching {count} packages", said)
         first = sorted(catalogues.listed())[0]
         kept = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        self.assertEqual(kept[:2], [f"{first}/usr/share/doc/{first}/copyright", f"{first}/usr/share/locale/de/LC_MESSAGES/a.mo"])
+        self.assertEqual(kept[:2], [f"{first}/usr/share/doc/{first}/copyright",
+                                    f"{first}/usr/share/locale/de/LC_MESSAGES/a.mo"])
         self.assertEqual(len(kept), 2 * count + 1)
         self.assertIn("Nothing has changed", run_it("--out", out)[0])
         self.assertEqual(len((self.mirror / ".log").read_text().splitlines()), 1)
 
     def test_too_few_packages_are_refused(self):
         self.package(catalogues.listed()[0], ("./usr/share/locale/de/LC_MESSAGES/a.mo", b"1"))
-        with self.assertRaisesRegex(catalogues.Failed, f"{catalogues.FEWEST} are needed.*apt-get update"):
+        with self.assertRaisesRegex(catalogues.Failed,
+                                    f"{catalogues.FEWEST} are needed.*apt-get update"):
             run_it("--out", self.root / "set")
         self.assertFalse(self.folder.with_name("catalogues").exists())
 

@@ -21,10 +21,12 @@ import debian  # noqa: E402
 import fonts  # noqa: E402
 
 # A "package" is a plain tar; the mirror is a folder of them.
-APT_CACHE = '#!/bin/sh\nshift\nfor p; do [ -e "$MIRROR/$p" ] && printf "%s:\\n  Candidate: 1-1\\n" $p || ' \
+APT_CACHE = '#!/bin/sh\nshift\nfor p; do [ -e "$MIRROR/$p" ] ' \
+            '&& printf "%s:\\n  Candidate: 1-1\\n" $p || ' \
             'printf "%s:\\n  Candidate: (none)\\n" $p; done\n'
 APT_GET = '#!/bin/sh\necho "$@" >> "$MIRROR/.log"\n[ -e "$MIRROR/.broken" ] && exit 100\n' \
-          'while [ "$1" != download ]; do shift; done; shift\nfor p; do cp "$MIRROR/$p" "${p}_1-1_all.deb"; done\n'
+          'while [ "$1" != download ]; do shift; done; shift\n' \
+          'for p; do cp "$MIRROR/$p" "${p}_1-1_all.deb"; done\n'
 DPKG_DEB = '#!/bin/sh\nexec cat "$2"\n'
 
 
@@ -33,7 +35,8 @@ class Fetch(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
-        self.mirror, self.folder, bin = self.root / "mirror", self.root / "home" / "fonts", self.root / "bin"
+        self.mirror, self.folder, bin = (self.root / "mirror", self.root / "home" / "fonts",
+                                         self.root / "bin")
         self.mirror.mkdir()
         bin.mkdir()
         for name, text in (("apt-cache", APT_CACHE), ("apt-get", APT_GET), ("dpkg-deb", DPKG_DEB)):
@@ -63,7 +66,8 @@ class Fetch(unittest.TestCase):
         return said.getvalue()
 
     def files(self):
-        return sorted(str(p.relative_to(self.folder)) for p in self.folder.rglob("*") if p.is_file() or p.is_symlink())
+        return sorted(str(p.relative_to(self.folder)) for p in self.folder.rglob("*")
+                      if p.is_file() or p.is_symlink())
 
     def refused(self, pattern, *packages, **extra):
         with self.assertRaisesRegex(debian.Failed, pattern):
@@ -72,9 +76,11 @@ class Fetch(unittest.TestCase):
         self.assertEqual([p.name for p in self.folder.parent.iterdir()], ["fonts.lock"])
 
     def test_what_is_kept_and_the_copyright_are_there_and_no_more(self):
-        self.package("a", ("./usr/share/fonts/a.ttf", b"A"), ("./usr/bin/a", b"x"), ("./usr/b.ttf", "/etc/passwd"))
+        self.package("a", ("./usr/share/fonts/a.ttf", b"A"), ("./usr/bin/a", b"x"),
+                     ("./usr/b.ttf", "/etc/passwd"))
         self.fetch("a")
-        self.assertEqual(self.files(), ["a/usr/share/doc/a/copyright", "a/usr/share/fonts/a.ttf", "packages.txt"])
+        self.assertEqual(self.files(), ["a/usr/share/doc/a/copyright", "a/usr/share/fonts/a.ttf",
+                                        "packages.txt"])
 
     def test_a_second_run_does_nothing_and_another_list_makes_it_anew(self):
         for name in "ab":
@@ -93,7 +99,8 @@ class Fetch(unittest.TestCase):
 
     def test_too_few_packages_are_refused(self):
         self.package("a", ("./a.ttf", b"A"))
-        self.refused("has 1 of 2 packages and 2 are needed.*apt-get update.*gone", "a", "gone", fewest=2)
+        self.refused("has 1 of 2 packages and 2 are needed.*apt-get update.*gone", "a", "gone",
+                     fewest=2)
 
     def test_without_lists_the_remedy_is_to_fetch_them(self):
         self.refused("sudo apt-get update", "a")
@@ -133,7 +140,8 @@ class Fetch(unittest.TestCase):
     def test_fonts_are_fetched_and_counted(self):
         for package in fonts.listed():
             self.package(package, ("./one.ttf", b"1"), ("./two.OTF", b"2"), ("./three.pfb", b"3"))
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stderr(io.StringIO()), \
+                contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(fonts.fetched(), self.folder)
         count = len(fonts.listed())
         self.assertEqual(said.getvalue(), f"{self.folder}: {2 * count} fonts of {count} packages\n")

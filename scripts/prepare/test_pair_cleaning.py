@@ -16,7 +16,8 @@ from plural_forms import PLURAL, SINGULAR  # noqa: E402
 
 
 def directives(text):
-    return [found[0] for found in pair_cleaning.MARKUP.finditer(text) if found.lastgroup == "directive"]
+    return [found[0] for found in pair_cleaning.MARKUP.finditer(text)
+            if found.lastgroup == "directive"]
 
 
 class Pairs(unittest.TestCase):
@@ -67,7 +68,8 @@ class Markup(unittest.TestCase):
         for text, expected in (
             ("%s of %d", ["%s", "%d"]),
             ("%1$s and %2$-5.2f", ["%1$s", "%2$-5.2f"]),
-            ("%-5.2f|%05d|%.*s|%*d|%+d|%#x|%'d", ["%-5.2f", "%05d", "%.*s", "%*d", "%+d", "%#x", "%'d"]),
+            ("%-5.2f|%05d|%.*s|%*d|%+d|%#x|%'d",
+             ["%-5.2f", "%05d", "%.*s", "%*d", "%+d", "%#x", "%'d"]),
             ("%ld %llu %zu %hhd %Lf", ["%ld", "%llu", "%zu", "%hhd", "%Lf"]),
             ("%(name)s %(n)3d", ["%(name)s", "%(n)3d"]),
             ("{0} {} {name} {0:.2f}", ["{0}", "{}", "{name}", "{0:.2f}"]),
@@ -107,7 +109,8 @@ class Accelerators(unittest.TestCase):
             ("_Stop", "_Stop", ("Stop", "Stop")),
             ("Audio stumm", "Silence Audi&o", ("Audio stumm", "Silence Audio")),
             ("/_Datei/_Neu", "/_File/_New", ("/Datei/Neu", "/File/New")),
-            ("/文件(_F)/导入(_I)...", "/_File/_Import...", ("/文件/导入...", "/File/Import...")),
+            ("/文件(_F)/导入(_I)...", "/_File/_Import...",
+             ("/文件/导入...", "/File/Import...")),
         ):
             self.assertEqual(pair_cleaning.without_accelerators(source, target), expected)
 
@@ -133,41 +136,49 @@ class PluralForms(unittest.TestCase):
             ("nplurals=2; plural=(n > 1)", [SINGULAR, PLURAL]),
             (None, [SINGULAR, PLURAL]),
             ("nplurals=1; plural=0;", [PLURAL]),
-            ("nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);",
+            ("nplurals=3; plural=(n%10==1 && n%100!=11 ? 0"
+             " : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);",
              [SINGULAR, PLURAL, PLURAL]),
             ("nplurals=3; plural=(n==1) ? 0 : (n>=2 && n<=4) ? 1 : 2;", [SINGULAR, PLURAL, PLURAL]),
             # Slovenian, where older catalogues begin with the form of five.
             ("nplurals=4; plural=(n%100==1 ? 1 : n%100==2 ? 2 : n%100==3 || n%100==4 ? 3 : 0);",
              [PLURAL, SINGULAR, PLURAL, PLURAL]),
             # Arabic: nothing, one, two, few, many, and the rest.
-            ("nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5;",
+            ("nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3"
+             " : n%100>=11 ? 4 : 5;",
              [None, SINGULAR, None, PLURAL, PLURAL, PLURAL]),
             ("nplurals=2; plural=0;", [PLURAL, None]),  # It says 2 and means 1.
         ):
             self.assertEqual(plural_forms.of(rule), expected, rule)
 
     def test_rules_that_make_no_sense(self):
-        for rule in ("nplurals=2", "plural=0", "nplurals=0; plural=0", "nplurals=99999999999; plural=0", "nplurals=2; plural=2",
-                     "nplurals=2; plural=n/0", "nplurals=2; plural=(n", "nplurals=2; plural=n n", "nplurals=2; plural=m",
-                     "nplurals=2; plural=n ? 1", "nplurals=2; plural=99999999999999999999", "nplurals=2; plural=n**n**n",
+        for rule in ("nplurals=2", "plural=0", "nplurals=0; plural=0",
+                     "nplurals=99999999999; plural=0", "nplurals=2; plural=2",
+                     "nplurals=2; plural=n/0", "nplurals=2; plural=(n", "nplurals=2; plural=n n",
+                     "nplurals=2; plural=m", "nplurals=2; plural=n ? 1",
+                     "nplurals=2; plural=99999999999999999999", "nplurals=2; plural=n**n**n",
                      "nplurals=2; plural=__import__('os')", "nplurals=2; plural=0-1",
-                     "nplurals=INTEGER; plural=EXPRESSION;", f"nplurals=2; plural={'(' * 1000}n", f"nplurals=2; plural={'!' * 1_000_000}n"):
+                     "nplurals=INTEGER; plural=EXPRESSION;", f"nplurals=2; plural={'(' * 1000}n",
+                     f"nplurals=2; plural={'!' * 1_000_000}n"):
             self.assertEqual(plural_forms.of(rule), [], rule[:60])
 
 
 class LanguageCodes(unittest.TestCase):
     def test_codes(self):
         for name, expected in (
-            ("de", "de"), ("de_DE", "de"), ("de_AT.UTF-8", "de"), ("de_DE@euro", "de"), ("pt_PT", "pt"), ("pt_BR", "pt_BR"),
-            ("pt-br", "pt_BR"), ("zh_CN", "zh_CN"), ("zh_CN.GB2312", "zh_CN"), ("zh_TW", "zh_TW"), ("zh_HK", "zh_HK"),
-            ("zh-Hant", "zh_TW"), ("zh", "zh_CN"), ("sr", "sr"), ("sr_RS", "sr"), ("sr@latin", "sr@latin"), ("sr@Latn", "sr@latin"),
-            ("sr_RS@latin", "sr@latin"), ("ca@valencia", "ca@valencia"), ("es_419", "es"), ("no", "nb"), ("hsb", "hsb"),
+            ("de", "de"), ("de_DE", "de"), ("de_AT.UTF-8", "de"), ("de_DE@euro", "de"),
+            ("pt_PT", "pt"), ("pt_BR", "pt_BR"), ("pt-br", "pt_BR"),
+            ("zh_CN", "zh_CN"), ("zh_CN.GB2312", "zh_CN"), ("zh_TW", "zh_TW"), ("zh_HK", "zh_HK"),
+            ("zh-Hant", "zh_TW"), ("zh", "zh_CN"),
+            ("sr", "sr"), ("sr_RS", "sr"), ("sr@latin", "sr@latin"), ("sr@Latn", "sr@latin"),
+            ("sr_RS@latin", "sr@latin"), ("ca@valencia", "ca@valencia"), ("es_419", "es"),
+            ("no", "nb"), ("hsb", "hsb"),
         ):
             self.assertEqual(language_codes.code(name), expected, name)
 
     def test_what_is_no_language_but_english(self):
-        for name in ("en", "en_GB", "en@quot", "en_US.UTF-8", "C", "POSIX", "x-test", "l10n", "locale", "", "@", "de_", "d", "de_DE_x", "DE",
-                     "../de", "de@", "dé"):
+        for name in ("en", "en_GB", "en@quot", "en_US.UTF-8", "C", "POSIX", "x-test", "l10n",
+                     "locale", "", "@", "de_", "d", "de_DE_x", "DE", "../de", "de@", "dé"):
             self.assertIsNone(language_codes.code(name), name)
 
 

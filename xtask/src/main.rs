@@ -4,6 +4,7 @@
 mod circles;
 mod fuzz;
 mod licences;
+mod prose;
 mod soak;
 mod tidy;
 
@@ -60,6 +61,12 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
+        name: "the book",
+        program: "python3",
+        arguments: &["scripts/book.py"],
+        environment: &[],
+    },
+    Step {
         name: "text to learn from",
         program: "cargo",
         arguments: &["fetch", "--locked", "--manifest-path", "configs/text/Cargo.toml"],
@@ -78,6 +85,21 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
+        name: "packages",
+        program: "cargo",
+        arguments: &[
+            "package",
+            "--workspace",
+            "--exclude=gpipe-drivers",
+            "--exclude=gpipe-fuzz",
+            "--exclude=xtask",
+            "--no-verify",
+            "--allow-dirty",
+            "--quiet",
+        ],
+        environment: &[],
+    },
+    Step {
         name: "interleavings",
         program: "cargo",
         arguments: soak::INTERLEAVINGS,
@@ -85,12 +107,26 @@ const CI: &[Step] = &[
     },
 ];
 
-const GOLDEN: &[Step] = &[Step {
-    name: "golden files",
-    program: "cargo",
-    arguments: &["test", "--package", "gpipe-core", "--package", "gpipe-observe"],
-    environment: &[("INSTA_UPDATE", "always")],
-}];
+const GOLDEN: &[Step] = &[
+    Step {
+        name: "golden files",
+        program: "cargo",
+        arguments: &["test", "--package", "gpipe-core", "--package", "gpipe-observe"],
+        environment: &[("INSTA_UPDATE", "always")],
+    },
+    Step {
+        name: "reference pages",
+        program: "cargo",
+        arguments: &["test", "--package", "gpipe-cli", "--lib", "reference"],
+        environment: &[("GPIPE_BLESS", "1")],
+    },
+    Step {
+        name: "pictures",
+        program: "cargo",
+        arguments: &["test", "--package", "gpipe-cli", "--test", "schedules", "pictures"],
+        environment: &[("GPIPE_BLESS", "1")],
+    },
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

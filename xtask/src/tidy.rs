@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::circles;
+use crate::{circles, prose};
 
 /// Maximum length of a source file, in lines. A longer file has a second subject.
 const LINES_MAX: usize = 500;
@@ -53,6 +53,7 @@ pub fn check(root: &Path) -> Vec<String> {
         let files: Vec<_> = sources(&source).into_iter().map(read).collect();
         problems.extend(circles::check(&name.to_string_lossy(), &source, &files));
     }
+    problems.extend(prose::check(root));
     problems
 }
 

@@ -118,8 +118,8 @@ void *take(std::size_t size) {
     const uint64_t held = arena.live + arena.pending;
     if (size > arena.cap || held > arena.cap - size) {
       last_refusal = Refusal{true, size, arena.live, arena.cap};
-      C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: ", size, " bytes asked, ", arena.live,
-                                                 " live, cap ", arena.cap));
+      C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: ", size, " bytes asked, ",
+                                                 arena.live, " live, cap ", arena.cap));
     }
     block = take_kept(arena, size);
     if (block != nullptr)
@@ -134,7 +134,8 @@ void *take(std::size_t size) {
     arena.pending -= size; // a refused block raises neither peak nor high
     if (refused) {
       last_refusal = Refusal{true, size, arena.live, kNoCap};
-      C10_THROW_ERROR(OutOfMemoryError, c10::str("out of memory: the system has no ", size, " bytes"));
+      C10_THROW_ERROR(OutOfMemoryError,
+                      c10::str("out of memory: the system has no ", size, " bytes"));
     }
     hold(arena, size);
   }

@@ -60,9 +60,12 @@ public:
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
-std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
-                                  rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
-                                  rust::Slice<const Address> accumulators, rust::Slice<const bool> in_turn);
+std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs,
+                                  rust::Slice<const Address> output_grads,
+                                  rust::Slice<const Address> inputs,
+                                  rust::Slice<const Address> parameters,
+                                  rust::Slice<const Address> accumulators,
+                                  rust::Slice<const bool> in_turn);
 
 // op_cache.cc
 class OpCache {
@@ -87,9 +90,9 @@ Address linear(Address x, Address w, Address bias, bool use_onednn);
 bool onednn_is_faster();
 
 // convolution.cc
-Address convolution(Address x, Address w, rust::Slice<const int64_t> stride, rust::Slice<const int64_t> padding,
-                    rust::Slice<const int64_t> dilation, int64_t groups, bool channels_last,
-                    bool onednn);
+Address convolution(Address x, Address w, rust::Slice<const int64_t> stride,
+                    rust::Slice<const int64_t> padding, rust::Slice<const int64_t> dilation,
+                    int64_t groups, bool channels_last, bool onednn);
 
 // loss.cc
 Address cross_entropy_sum(Address logits, Address target, int64_t ignore);

@@ -18,7 +18,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-std::vector<uint8_t> bytes(rust::Slice<const uint8_t> slice) { return {slice.begin(), slice.end()}; }
+std::vector<uint8_t> bytes(rust::Slice<const uint8_t> slice) {
+  return {slice.begin(), slice.end()};
+}
 
 rust::Vec<uint8_t> bytes(const std::vector<uint8_t> &vector) {
   rust::Vec<uint8_t> copy;
@@ -70,7 +72,8 @@ void hush() {
 
 // Creates a client, and also the server if `listener` is a bound and listening socket (else -1).
 // Without that socket, c10d would listen on all interfaces. The store owns the socket from here on.
-std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
+std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t listener,
+                                    int64_t timeout_ms) {
   hush();
   c10d::TCPStoreOptions options;
   options.port = port;
@@ -85,7 +88,9 @@ std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t liste
 }
 
 // A separate connection, because a wait blocks its connection until it ends.
-std::unique_ptr<TcpStore> TcpStore::another() const { return own(impl->store->clone(), impl->port); }
+std::unique_ptr<TcpStore> TcpStore::another() const {
+  return own(impl->store->clone(), impl->port);
+}
 
 std::unique_ptr<TcpStore> TcpStore::prefixed(rust::Str prefix) const {
   return own(c10::make_intrusive<c10d::PrefixStore>(text(prefix), impl->store), impl->port);
@@ -104,7 +109,9 @@ rust::Vec<uint8_t> TcpStore::get(rust::Str key, int64_t timeout_ms) const {
 
 bool TcpStore::check(rust::Str key) const { return impl->store->check({text(key)}); }
 
-int64_t TcpStore::add(rust::Str key, int64_t amount) const { return impl->store->add(text(key), amount); }
+int64_t TcpStore::add(rust::Str key, int64_t amount) const {
+  return impl->store->add(text(key), amount);
+}
 
 rust::Vec<uint8_t> TcpStore::compare_set(rust::Str key, rust::Slice<const uint8_t> expected,
                                          rust::Slice<const uint8_t> desired) const {
@@ -122,7 +129,9 @@ GroupWork::GroupWork() : impl(std::make_unique<Impl>()) {}
 GroupWork::~GroupWork() = default;
 
 // False if the operation was aborted.
-bool GroupWork::wait(int64_t timeout_ms) const { return impl->work->wait(milliseconds(timeout_ms)); }
+bool GroupWork::wait(int64_t timeout_ms) const {
+  return impl->work->wait(milliseconds(timeout_ms));
+}
 
 void GroupWork::abort() const { impl->work->abort(); }
 
@@ -156,12 +165,13 @@ std::unique_ptr<GroupWork> ProcessGroup::all_reduce(Address tensor, bool largest
 }
 
 // `address` is where this process listens for its peers.
-std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size, rust::Str address,
-                                         int64_t timeout_ms) {
+std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size,
+                                         rust::Str address, int64_t timeout_ms) {
   auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(text(address)));
   auto group = std::make_unique<ProcessGroup>();
-  group->impl->backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store.impl->store, rank, size, options);
+  group->impl->backend =
+      c10::make_intrusive<c10d::ProcessGroupGloo>(store.impl->store, rank, size, options);
   return group;
 }
 

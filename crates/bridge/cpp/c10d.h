@@ -21,7 +21,8 @@ struct TcpStore {
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
-std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms);
+std::unique_ptr<TcpStore> tcp_store(rust::Str host, uint16_t port, int32_t listener,
+                                    int64_t timeout_ms);
 
 struct GroupWork {
   GroupWork();
@@ -41,7 +42,7 @@ struct ProcessGroup {
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
-std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size, rust::Str address,
-                                         int64_t timeout_ms);
+std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size,
+                                         rust::Str address, int64_t timeout_ms);
 
 } // namespace gpipe

@@ -22,7 +22,8 @@ using torch::autograd::variable_list;
 constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
 at::Tensor product(const at::Tensor &x, const at::Tensor &w, bool onednn) {
-  return onednn && x.numel() * w.size(0) >= kMultiplicationsMin ? onednn_product(x, w, {}) : at::linear(x, w);
+  return onednn && x.numel() * w.size(0) >= kMultiplicationsMin ? onednn_product(x, w, {})
+                                                                : at::linear(x, w);
 }
 
 // Every stride-th pixel in both directions.
@@ -77,8 +78,9 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
 
 // Any other convolution: ATen's forward and backward, to the bit.
 struct Spatial : torch::autograd::Function<Spatial> {
-  static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stride,
-                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
+                            at::IntArrayRef stride, at::IntArrayRef padding,
+                            at::IntArrayRef dilation, int64_t groups) {
     at::AutoDispatchBelowADInplaceOrView below;
     context->save_for_backward({x, w});
     context->saved_data["stride"] = stride;
@@ -87,8 +89,10 @@ struct Spatial : torch::autograd::Function<Spatial> {
     context->saved_data["groups"] = groups;
     std::vector<int64_t> sizes{x.size(0), w.size(0)};
     for (std::size_t i = 0; i < 2; i++)
-      sizes.push_back((x.size(2 + i) + 2 * padding[i] - dilation[i] * (w.size(2 + i) - 1) - 1) / stride[i] + 1);
-    return remembered(sizes, [&] { return at::conv2d(x, w, {}, stride, padding, dilation, groups); });
+      sizes.push_back(
+          (x.size(2 + i) + 2 * padding[i] - dilation[i] * (w.size(2 + i) - 1) - 1) / stride[i] + 1);
+    return remembered(sizes,
+                      [&] { return at::conv2d(x, w, {}, stride, padding, dilation, groups); });
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
@@ -97,7 +101,8 @@ struct Spatial : torch::autograd::Function<Spatial> {
     const auto saved = context->get_saved_variables();
     const auto list = [&](const char *name) { return context->saved_data[name].toIntVector(); };
     const auto [dx, dw, db] = at::convolution_backward(
-        grads[0], saved[0], saved[1], std::nullopt, list("stride"), list("padding"), list("dilation"), /*transposed=*/false,
+        grads[0], saved[0], saved[1], std::nullopt, list("stride"), list("padding"),
+        list("dilation"), /*transposed=*/false,
         /*output_padding=*/{0, 0}, context->saved_data["groups"].toInt(),
         {context->needs_input_grad(0), context->needs_input_grad(1), false});
     const at::Tensor none;
@@ -108,29 +113,33 @@ struct Spatial : torch::autograd::Function<Spatial> {
 } // namespace
 
 Address convolution(Address x_address, Address w_address, rust::Slice<const int64_t> stride,
-                    rust::Slice<const int64_t> padding, rust::Slice<const int64_t> dilation, int64_t groups,
-                    bool channels_last, bool onednn) {
-  const auto list = [](rust::Slice<const int64_t> slice) { return at::IntArrayRef(slice.data(), slice.size()); };
+                    rust::Slice<const int64_t> padding, rust::Slice<const int64_t> dilation,
+                    int64_t groups, bool channels_last, bool onednn) {
+  const auto list = [](rust::Slice<const int64_t> slice) {
+    return at::IntArrayRef(slice.data(), slice.size());
+  };
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
   // With a single output position, the stride has no effect. But with a stride over a map one pixel
   // wide, oneDNN leaves parts of a bfloat16 weight gradient uninitialized. So the stride becomes 1.
   std::vector<int64_t> steps(stride.begin(), stride.end());
-  const bool fits = x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && steps[0] > 0 && steps[1] > 0 && padding.size() == 2 &&
-                    dilation.size() == 2;
+  const bool fits = x.dim() == 4 && w.dim() == 4 && steps.size() == 2 && steps[0] > 0 &&
+                    steps[1] > 0 && padding.size() == 2 && dilation.size() == 2;
   if (fits)
     for (std::size_t i = 0; i < 2; i++)
       if (x.size(2 + i) + 2 * padding[i] == dilation[i] * (w.size(2 + i) - 1) + 1)
         steps[i] = 1;
   const auto spatial = [&](const at::Tensor &from) {
     // Arguments that do not fit go to conv2d, which reports what is wrong.
-    return give(fits ? Spatial::apply(from, w, at::IntArrayRef(steps), list(padding), list(dilation), groups)
+    return give(fits ? Spatial::apply(from, w, at::IntArrayRef(steps), list(padding),
+                                      list(dilation), groups)
                      : at::conv2d(from, w, {}, steps, list(padding), list(dilation), groups));
   };
   if (!channels_last || !x.device().is_cpu() || x.scalar_type() != at::kFloat || x.dim() != 4)
     return spatial(x);
-  TORCH_CHECK(w.dim() == 4 && w.size(1) * groups == x.size(1), "a convolution with a weight ", w.sizes(), " in ", groups,
-              " group(s) does not take ", x.sizes());
-  const bool pointwise = w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
+  TORCH_CHECK(w.dim() == 4 && w.size(1) * groups == x.size(1), "a convolution with a weight ",
+              w.sizes(), " in ", groups, " group(s) does not take ", x.sizes());
+  const bool pointwise =
+      w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
   if (pointwise && w.device().is_cpu() && w.scalar_type() == at::kFloat)
     return give(Pointwise::apply(x, w, at::IntArrayRef(steps), onednn));
   return spatial(x.contiguous(kChannelsLast));

@@ -43,7 +43,8 @@ void DeviceEvent::synchronize() const { impl->event.synchronize(); }
 bool has_cuda() { return cuda_part != nullptr; }
 
 int32_t gpu_count() {
-  return c10::impl::hasDeviceGuardImpl(kGpu) ? c10::impl::getDeviceGuardImpl(kGpu)->deviceCount() : 0;
+  return c10::impl::hasDeviceGuardImpl(kGpu) ? c10::impl::getDeviceGuardImpl(kGpu)->deviceCount()
+                                             : 0;
 }
 
 DeviceStream new_stream(int32_t device) {
@@ -83,7 +84,9 @@ Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
   return give(std::move(copy));
 }
 
-void record_use(Address tensor, DeviceStream stream) { borrow(tensor).record_stream(unpack(stream)); }
+void record_use(Address tensor, DeviceStream stream) {
+  borrow(tensor).record_stream(unpack(stream));
+}
 
 // In this mode libtorch also fills every new tensor with NaN. That costs an extra kernel and
 // changes no result here, so it is turned off.

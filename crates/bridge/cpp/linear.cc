@@ -34,7 +34,8 @@ struct Linear : torch::autograd::Function<Linear> {
     auto shape = x.sizes().vec();
     shape.back() = w.size(0);
     return remembered(shape, [&] {
-      return (onednn ? onednn_product(rows(x), w, bias) : at::linear(rows(x), w, bias)).reshape(shape);
+      return (onednn ? onednn_product(rows(x), w, bias) : at::linear(rows(x), w, bias))
+          .reshape(shape);
     });
   }
 
@@ -48,7 +49,8 @@ struct Linear : torch::autograd::Function<Linear> {
     if (onednn)
       g = g.contiguous();
     if (context->needs_input_grad(0))
-      dx = (onednn ? onednn_product(g, w.t(), {}) : at::mm(g, w)).reshape(context->saved_data["sizes"].toIntVector());
+      dx = (onednn ? onednn_product(g, w.t(), {}) : at::mm(g, w))
+               .reshape(context->saved_data["sizes"].toIntVector());
     if (context->needs_input_grad(1))
       dw = onednn ? onednn_product(g.t(), rows(x).t(), {}) : at::mm(g.t(), rows(x));
     // An absent bias is not an input, so needs_input_grad must not be asked about it.
@@ -59,12 +61,16 @@ struct Linear : torch::autograd::Function<Linear> {
 };
 
 bool fits(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
-  return w.dim() == 2 && x.dim() >= 1 && x.size(-1) == w.size(1) && (!b || (b->dim() == 1 && b->size(0) == w.size(0)));
+  return w.dim() == 2 && x.dim() >= 1 && x.size(-1) == w.size(1) &&
+         (!b || (b->dim() == 1 && b->size(0) == w.size(0)));
 }
 
 bool fits_onednn_product(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
-  const auto is_own = [](const at::Tensor &one) { return one.device().is_cpu() && one.scalar_type() == at::kFloat; };
-  return is_own(x) && is_own(w) && (!b || is_own(*b)) && x.numel() * w.size(0) >= kMultiplicationsMin;
+  const auto is_own = [](const at::Tensor &one) {
+    return one.device().is_cpu() && one.scalar_type() == at::kFloat;
+  };
+  return is_own(x) && is_own(w) && (!b || is_own(*b)) &&
+         x.numel() * w.size(0) >= kMultiplicationsMin;
 }
 
 } // namespace
@@ -82,7 +88,8 @@ Address linear(Address x, Address w, Address bias, bool use_onednn) {
   const Optional b = bias == 0 ? Optional() : Optional(borrow(bias));
   if (!fits(borrow(x), borrow(w), b))
     return give(at::linear(borrow(x), borrow(w), b)); // reports what is wrong
-  return give(Linear::apply(borrow(x), borrow(w), b, use_onednn && fits_onednn_product(borrow(x), borrow(w), b)));
+  return give(Linear::apply(borrow(x), borrow(w), b,
+                            use_onednn && fits_onednn_product(borrow(x), borrow(w), b)));
 }
 
 } // namespace gpipe

@@ -17,8 +17,8 @@ using torch::autograd::variable_list;
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   // logits [rows, classes], target [rows].
-  static at::Tensor forward(AutogradContext *context, const at::Tensor &logits, const at::Tensor &target,
-                            int64_t ignore) {
+  static at::Tensor forward(AutogradContext *context, const at::Tensor &logits,
+                            const at::Tensor &target, int64_t ignore) {
     at::AutoDispatchBelowADInplaceOrView below;
     at::Tensor ignored = target.eq(ignore);
     at::Tensor index = target.masked_fill(ignored, 0).unsqueeze(1);
@@ -35,7 +35,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     auto saved = context->get_saved_variables();
     const at::Tensor &index = saved[0], &ignored = saved[1];
     at::Tensor grad = context->saved_data["logs"].toTensor();
-    TORCH_CHECK(grad.defined(), "a second backward through one cross entropy: its values are overwritten");
+    TORCH_CHECK(grad.defined(),
+                "a second backward through one cross entropy: its values are overwritten");
     context->saved_data["logs"] = at::Tensor();
     grad.exp_();
     grad.scatter_add_(1, index, at::full({}, -1, grad.options()).expand_as(index));
@@ -48,8 +49,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
 
 Address cross_entropy_sum(Address logits, Address target, int64_t ignore) {
   const at::Tensor &x = borrow(logits), &y = borrow(target);
-  TORCH_CHECK(x.dim() == 2 && y.dim() == 1 && x.size(0) == y.size(0), "cross entropy of ", x.sizes(), " and ",
-              y.sizes());
+  TORCH_CHECK(x.dim() == 2 && y.dim() == 1 && x.size(0) == y.size(0), "cross entropy of ",
+              x.sizes(), " and ", y.sizes());
   return give(CrossEntropy::apply(x, y, ignore));
 }
 

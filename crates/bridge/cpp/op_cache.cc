@@ -43,15 +43,20 @@ uint64_t OpCache::bytes() const {
 at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &compute) {
   if (replayed) {
     OpCache::Impl &memo = *replayed->impl;
-    TORCH_CHECK(memo.next < memo.values.size(), "a forward that is computed again has more products than the first time (",
-                memo.values.size(), "): it must not depend on anything but its inputs, its parameters and its random numbers");
+    TORCH_CHECK(
+        memo.next < memo.values.size(),
+        "a forward that is computed again has more products than the first time (",
+        memo.values.size(),
+        "): it must not depend on anything but its inputs, its parameters and its random numbers");
     OpCache::Impl::Value &value = memo.values[memo.next++];
     const bool changed = value.is_changed();
     const at::Tensor found = std::move(value.tensor);
     if (changed)
       return compute();
-    TORCH_CHECK(found.sizes() == sizes, "a forward that is computed again has a product ", sizes, " where it had ", found.sizes(),
-                " the first time: it must not depend on anything but its inputs, its parameters and its random numbers");
+    TORCH_CHECK(found.sizes() == sizes, "a forward that is computed again has a product ", sizes,
+                " where it had ", found.sizes(),
+                " the first time: it must not depend on anything but its inputs, its parameters "
+                "and its random numbers");
     return found;
   }
   at::Tensor made = compute();
@@ -85,8 +90,9 @@ void begin_replay(std::unique_ptr<OpCache> memo) {
 void end_replay() {
   TORCH_CHECK(replayed, "this thread does not replay");
   const auto memo = std::move(replayed);
-  TORCH_CHECK(memo->impl->next == memo->impl->values.size(), "a forward that is computed again has ", memo->impl->next,
-              " products where it had ", memo->impl->values.size(), " the first time");
+  TORCH_CHECK(memo->impl->next == memo->impl->values.size(),
+              "a forward that is computed again has ", memo->impl->next, " products where it had ",
+              memo->impl->values.size(), " the first time");
 }
 
 void forget_memos() noexcept {

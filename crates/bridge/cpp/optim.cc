@@ -23,34 +23,42 @@ Tensors list(rust::Slice<const Address> addresses) {
 void check_parameters(const char *rule, const Tensors &parameters) {
   for (std::size_t i = 0; i < parameters.size(); i++) {
     const at::Tensor &parameter = parameters[i];
-    TORCH_CHECK(parameter.defined() && parameter.layout() == at::kStrided && parameter.is_floating_point() &&
-                    parameter.is_non_overlapping_and_dense(),
+    TORCH_CHECK(parameter.defined() && parameter.layout() == at::kStrided &&
+                    parameter.is_floating_point() && parameter.is_non_overlapping_and_dense(),
                 rule, ": parameter ", i, " is not a dense tensor of floating-point numbers");
   }
 }
 
 // Checks the tensors beside the parameters. ATen's kernels treat a parameter and these tensors as
 // arrays of one length, without a check.
-void check_beside(const char *rule, const Tensors &parameters, const char *name, const Tensors &beside) {
-  TORCH_CHECK(beside.size() == parameters.size(), rule, ": ", parameters.size(), " parameters and ", beside.size(), " of ", name);
+void check_beside(const char *rule, const Tensors &parameters, const char *name,
+                  const Tensors &beside) {
+  TORCH_CHECK(beside.size() == parameters.size(), rule, ": ", parameters.size(), " parameters and ",
+              beside.size(), " of ", name);
   for (std::size_t i = 0; i < parameters.size(); i++) {
     const at::Tensor &parameter = parameters[i], &other = beside[i];
-    TORCH_CHECK(other.defined(), rule, ": the ", name, " of parameter ", i, " is an undefined tensor");
+    TORCH_CHECK(other.defined(), rule, ": the ", name, " of parameter ", i,
+                " is an undefined tensor");
     TORCH_CHECK(other.layout() == at::kStrided && other.sizes() == parameter.sizes() &&
-                    other.scalar_type() == parameter.scalar_type() && other.device() == parameter.device() &&
-                    (other.strides() == parameter.strides() || (other.is_contiguous() && parameter.is_contiguous())),
-                rule, ": the ", name, " of parameter ", i, " is ", other.scalar_type(), " ", other.sizes(), " on ", other.device(),
-                ", the parameter ", parameter.scalar_type(), " ", parameter.sizes(), " on ", parameter.device(),
+                    other.scalar_type() == parameter.scalar_type() &&
+                    other.device() == parameter.device() &&
+                    (other.strides() == parameter.strides() ||
+                     (other.is_contiguous() && parameter.is_contiguous())),
+                rule, ": the ", name, " of parameter ", i, " is ", other.scalar_type(), " ",
+                other.sizes(), " on ", other.device(), ", the parameter ", parameter.scalar_type(),
+                " ", parameter.sizes(), " on ", parameter.device(),
                 ": shape, dtype, device and strides must be the parameter's");
   }
 }
 
 void check_steps(const Tensors &parameters, const Tensors &steps) {
-  TORCH_CHECK(steps.size() == parameters.size(), "adam: ", parameters.size(), " parameters and ", steps.size(), " step numbers");
+  TORCH_CHECK(steps.size() == parameters.size(), "adam: ", parameters.size(), " parameters and ",
+              steps.size(), " step numbers");
   for (std::size_t i = 0; i < steps.size(); i++)
-    TORCH_CHECK(steps[i].defined() && steps[i].layout() == at::kStrided && steps[i].numel() == 1 &&
-                    steps[i].scalar_type() == at::kFloat && steps[i].device() == parameters[i].device(),
-                "adam: the step number of parameter ", i, " is not one float32 on the parameter's device");
+    TORCH_CHECK(
+        steps[i].defined() && steps[i].layout() == at::kStrided && steps[i].numel() == 1 &&
+            steps[i].scalar_type() == at::kFloat && steps[i].device() == parameters[i].device(),
+        "adam: the step number of parameter ", i, " is not one float32 on the parameter's device");
 }
 
 } // namespace

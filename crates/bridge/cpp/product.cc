@@ -3,7 +3,8 @@
 
 namespace gpipe {
 
-at::Tensor onednn_product(const at::Tensor &x, const at::Tensor &w, const std::optional<at::Tensor> &bias) {
+at::Tensor onednn_product(const at::Tensor &x, const at::Tensor &w,
+                          const std::optional<at::Tensor> &bias) {
   using Scalars = c10::List<std::optional<at::Scalar>>;
   using Call = at::Tensor(const at::Tensor &, const at::Tensor &, const std::optional<at::Tensor> &,
                           std::string_view, Scalars, std::optional<std::string_view>);

@@ -10,13 +10,16 @@ namespace gpipe {
 constexpr int64_t kMultiplicationsMin = int64_t{1} << 20;
 
 // x [rows, in], w [out, in], bias [out] -> [rows, out]. x and w may be transposed views.
-at::Tensor onednn_product(const at::Tensor &x, const at::Tensor &w, const std::optional<at::Tensor> &bias);
+at::Tensor onednn_product(const at::Tensor &x, const at::Tensor &w,
+                          const std::optional<at::Tensor> &bias);
 
 // Call this at the start of a backward whose operations record no graph. Gradients of gradients
 // would otherwise silently lack a part.
 inline void differentiable_once() {
-  TORCH_CHECK(!at::GradMode::is_enabled(), "a product or convolution of a layer's context is differentiable once: for gradients of "
-                                           "gradients use the tensors' own operations");
+  TORCH_CHECK(
+      !at::GradMode::is_enabled(),
+      "a product or convolution of a layer's context is differentiable once: for gradients of "
+      "gradients use the tensors' own operations");
 }
 
 } // namespace gpipe

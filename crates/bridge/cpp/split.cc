@@ -42,7 +42,9 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 // The node that receives a leaf's gradient; null if there is none.
-std::shared_ptr<Node> end_of(const at::Tensor &leaf) { return torch::autograd::impl::try_get_grad_accumulator(leaf); }
+std::shared_ptr<Node> end_of(const at::Tensor &leaf) {
+  return torch::autograd::impl::try_get_grad_accumulator(leaf);
+}
 
 // Threshold in inputs per output. Below it, a kernel's gradient runs at the speed of memory and is
 // computed in I. Measured with AmoebaNet on two cores, where B is the time of a whole backward:
@@ -60,11 +62,14 @@ constexpr int64_t FAN_IN_MIN = 512;
 
 // Whether a parameter's gradient is not worth a second run of its node.
 bool is_small(const at::Tensor &parameter) {
-  return parameter.dim() <= 1 || (parameter.dim() == 4 && parameter.numel() < FAN_IN_MIN * parameter.size(0));
+  return parameter.dim() <= 1 ||
+         (parameter.dim() == 4 && parameter.numel() < FAN_IN_MIN * parameter.size(0));
 }
 
-variable_list run(const edge_list &from, const variable_list &grads, const edge_list &to, bool keep) {
-  return Engine::get_default_engine().execute(from, grads, keep, /*create_graph=*/false, /*accumulate_grad=*/false, to);
+variable_list run(const edge_list &from, const variable_list &grads, const edge_list &to,
+                  bool keep) {
+  return Engine::get_default_engine().execute(from, grads, keep, /*create_graph=*/false,
+                                              /*accumulate_grad=*/false, to);
 }
 
 // Releases a node's saved values once it has run.
@@ -135,7 +140,8 @@ struct Halves::Impl {
   // Finds the nodes where the second half starts: they lead to an input and, another way, to a
   // parameter that is worth a second run. Also decides whether a split is possible. `small` marks
   // the parameters that are not worth a second run.
-  void find(const Graph &graph, std::vector<Known> &known, const edge_list &roots, const std::vector<bool> &small);
+  void find(const Graph &graph, std::vector<Known> &known, const edge_list &roots,
+            const std::vector<bool> &small);
 };
 
 void Halves::Impl::find(const Graph &graph, std::vector<Known> &known, const edge_list &roots,
@@ -165,7 +171,8 @@ void Halves::Impl::find(const Graph &graph, std::vector<Known> &known, const edg
     if (!own.leads || own.parameters.empty())
       continue;
     count(own.parameters);
-    own.starts = std::any_of(own.parameters.begin(), own.parameters.end(), [&](uint32_t one) { return !small[one]; });
+    own.starts = std::any_of(own.parameters.begin(), own.parameters.end(),
+                             [&](uint32_t one) { return !small[one]; });
     if (!own.starts)
       for (uint32_t parameter : own.parameters)
         early[parameter] = true;
@@ -187,13 +194,17 @@ bool Halves::is_summed(uint32_t parameter) const { return impl->summed.at(parame
 
 // `in_turn` marks the parameters whose gradients, if the first half computes them, are added to
 // their accumulators at once.
-std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slice<const Address> output_grads,
-                                  rust::Slice<const Address> inputs, rust::Slice<const Address> parameters,
-                                  rust::Slice<const Address> accumulators, rust::Slice<const bool> in_turn) {
-  TORCH_CHECK(accumulators.size() == parameters.size() && in_turn.size() == parameters.size(), "split: ",
-              parameters.size(), " parameters, ", accumulators.size(), " accumulators, ", in_turn.size(), " turns");
-  TORCH_CHECK(outputs.size() == output_grads.size(), "split: ", outputs.size(), " outputs, ", output_grads.size(),
-              " gradients");
+std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs,
+                                  rust::Slice<const Address> output_grads,
+                                  rust::Slice<const Address> inputs,
+                                  rust::Slice<const Address> parameters,
+                                  rust::Slice<const Address> accumulators,
+                                  rust::Slice<const bool> in_turn) {
+  TORCH_CHECK(accumulators.size() == parameters.size() && in_turn.size() == parameters.size(),
+              "split: ", parameters.size(), " parameters, ", accumulators.size(), " accumulators, ",
+              in_turn.size(), " turns");
+  TORCH_CHECK(outputs.size() == output_grads.size(), "split: ", outputs.size(), " outputs, ",
+              output_grads.size(), " gradients");
   auto halves = std::make_unique<Halves>();
   Halves::Impl &impl = *halves->impl;
   edge_list roots;
@@ -248,7 +259,8 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
     (leads_to_input ? given : impl.grads).push_back(grads[i]);
   }
   for (std::size_t number = 0; number < known.size(); number++)
-    if (Node &node = *graph.nodes[number]; known[number].leads && !known[number].starts && node.num_outputs() > 0)
+    if (Node &node = *graph.nodes[number];
+        known[number].leads && !known[number].starts && node.num_outputs() > 0)
       node.add_post_hook(std::make_unique<Release>(node));
   if (!from.empty()) {
     variable_list found = run(from, given, ways, /*keep=*/true);
@@ -273,7 +285,8 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
   impl.sums = borrow_all(accumulators);
   for (std::size_t i : of_parameter)
     if (in_turn[i]) {
-      impl.sums[i] = accumulate(std::move(impl.sums[i]), std::exchange(impl.found_early[i], at::Tensor()));
+      impl.sums[i] =
+          accumulate(std::move(impl.sums[i]), std::exchange(impl.found_early[i], at::Tensor()));
       impl.summed[i] = true;
     }
   return halves;
@@ -281,8 +294,8 @@ std::unique_ptr<Halves> split_vjp(rust::Slice<const Address> outputs, rust::Slic
 
 // Returns the parameters' accumulators; 0 where there is none.
 rust::Vec<Address> Halves::finish(rust::Slice<const Address> accumulators) {
-  TORCH_CHECK(accumulators.size() == impl->ends.size(), "split: ", impl->ends.size(), " parameters, ", accumulators.size(),
-              " accumulators");
+  TORCH_CHECK(accumulators.size() == impl->ends.size(), "split: ", impl->ends.size(),
+              " parameters, ", accumulators.size(), " accumulators");
   std::vector<at::Tensor> sums = borrow_all(accumulators);
   edge_list ways;
   std::vector<std::size_t> numbers;

@@ -23,13 +23,14 @@ at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
     return accumulator;
   const bool reduced = at::isReducedFloatingType(grad.scalar_type());
   if (!accumulator.defined() && reduced)
-    return grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/false, at::MemoryFormat::Contiguous);
+    return grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/false,
+                   at::MemoryFormat::Contiguous);
   if (!accumulator.defined()) {
     bool ours = grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_contiguous();
     return ours ? grad : grad.clone(at::MemoryFormat::Contiguous);
   }
-  TORCH_CHECK(accumulator.sizes() == grad.sizes(), "the gradient of a parameter ", grad.sizes(), " is added to a sum ",
-              accumulator.sizes(), ": both need one shape");
+  TORCH_CHECK(accumulator.sizes() == grad.sizes(), "the gradient of a parameter ", grad.sizes(),
+              " is added to a sum ", accumulator.sizes(), ": both need one shape");
   accumulator.add_(grad);
   return accumulator;
 }

@@ -46,6 +46,9 @@ use crate::{
 /// failed.
 const PATIENCE: u32 = 10;
 
+/// What the writer reports, or whether its report may still arrive.
+type Received = std::result::Result<Result<Saved>, bool>;
+
 /// What a checkpoint records about its run, besides the pipeline's state.
 #[derive(Debug, Clone, Default)]
 pub struct RunInfo {
@@ -227,7 +230,7 @@ impl Checkpoints {
     /// still arrive.
     fn take(
         &mut self,
-        receive: impl FnOnce(&mpsc::Receiver<Result<Saved>>) -> std::result::Result<Result<Saved>, bool>,
+        receive: impl FnOnce(&mpsc::Receiver<Result<Saved>>) -> Received,
     ) -> Result<Option<Saved>> {
         let Some(writing) = &self.writing else { return Ok(None) };
         let outcome = match receive(&writing.done) {

@@ -1,8 +1,8 @@
-//! What a run asks of this machine, held against what it has, before the first step: threads, and
-//! the bytes of a step.
+//! Checks a run's threads and the memory of a step against what this machine has, before the first
+//! step.
 //!
-//! Without this a run whose mini-batch does not fit is killed by the system, without a word and
-//! without a checkpoint.
+//! Without this check, the system kills a run whose mini-batch does not fit, without a message or a
+//! checkpoint.
 
 use gpipe::{Bytes, Device, Sequence, estimate::Rate};
 use gpipe_core::{
@@ -20,15 +20,16 @@ use crate::{
     setup, task,
 };
 
-/// More threads than this for each core are no choice that anyone makes on purpose.
+/// Maximum number of threads of a stage per core. Nobody asks for more on purpose.
 const THREADS_PER_CORE_MAX: usize = 4;
-/// Steps of more actions are not simulated for their bytes: it would take longer than it is worth.
+/// Maximum number of actions of a step whose memory is simulated; a longer simulation takes too
+/// much time.
 const ACTIONS_MAX: usize = 1 << 21;
-/// How to run all the same.
+/// How to run anyway.
 const INSIST: &str = "or insist with --set pipeline.oversubscribe=true";
 
-/// Says what of the configuration cannot be as it says, and refuses what would end the run in the
-/// middle: see `pipeline.oversubscribe`.
+/// Reports settings that cannot take effect as given, and refuses those that would end the run
+/// midway: see `pipeline.oversubscribe`.
 pub(crate) fn check(
     config: &Config,
     model: &Sequence,
@@ -39,7 +40,7 @@ pub(crate) fn check(
     refuse(config, model, processes)
 }
 
-/// The latter alone.
+/// Only refuses, as [`check`] does, and reports nothing.
 pub(crate) fn refuse(
     config: &Config,
     model: &Sequence,
@@ -49,8 +50,9 @@ pub(crate) fn refuse(
     check_memory(config, model, processes)
 }
 
-/// A mini-batch is cut into as many micro-batches as it has samples at most. How many sentences a
-/// mini-batch of translations has is not known before it is made.
+/// Reports if a mini-batch has fewer samples than micro-batches, since it is then cut into one
+/// micro-batch per sample. The number of sentences in a translation mini-batch is not known in
+/// advance.
 fn tell_micro_batches(config: &Config) {
     let (asked, samples) = (config.pipeline.micro_batches, config.samples_of_a_pipeline());
     if asked > samples && !matches!(config.data, Data::Parallel(_)) {
@@ -61,7 +63,7 @@ fn tell_micro_batches(config: &Config) {
     }
 }
 
-/// Stages on CPUs that are in one process: the most that any has.
+/// The largest number of CPU stages in one process.
 fn stages_here(config: &Config, processes: &Processes) -> usize {
     let devices = &config.pipeline.devices.0;
     let stages = config.pipeline.stages;
@@ -74,7 +76,7 @@ fn stages_here(config: &Config, processes: &Processes) -> usize {
     cpus.min(stages.div_ceil(in_a_pipeline))
 }
 
-/// Says where threads are more than cores.
+/// Reports if there are more threads than cores.
 fn tell_turns(config: &Config, processes: &Processes) {
     let (each, cores) = (config.pipeline.threads_per_stage, machine::cores());
     let stages = stages_here(config, processes);
@@ -127,14 +129,14 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
     )))
 }
 
-/// Bytes that a process needs for a step, as estimated from shapes.
+/// Estimated memory that a process needs for a step, from shapes.
 struct Needs {
     stages: Bytes,
     batches: Bytes,
     samples: usize,
 }
 
-/// The needs of the process that has most stages on CPUs; nothing where there are none, or the step
+/// The needs of the process with the most CPU stages. `None` if there are no CPU stages or the step
 /// is too long to simulate.
 fn needs(
     config: &Config,
@@ -152,20 +154,20 @@ fn needs(
     let caps = &config.pipeline.memory.0;
     let capped = peaks.iter().enumerate().map(|(device, &peak)| {
         let cap = caps.get(device).or(caps.first().filter(|_| caps.len() == 1));
-        cap.map_or(peak, |&cap| peak.min(cap)) // The allocator holds it to that.
+        cap.map_or(peak, |&cap| peak.min(cap)) // the allocator enforces the cap
     });
     let mut capped: Vec<Bytes> = capped.collect();
     capped.sort_unstable_by(|a, b| b.cmp(a));
     let stages = capped.into_iter().take(here).sum();
     let batch = task::inputs(config, samples);
     let batch: u64 = batch.iter().map(gpipe::TensorSpec::bytes).sum();
-    // One is made, one is in the step, and the queue holds the others.
+    // One batch is being prepared, one is in the step, and the queue holds the others.
     let batches = Bytes(batch.saturating_mul(config.train.prefetch as u64 + 2));
     Ok(Some(Needs { stages, batches, samples }))
 }
 
-/// Samples of a step; of sentences about as many of the greatest length as have the tokens of a
-/// mini-batch.
+/// The number of samples of a step. For sentences, it is the number of sentences of maximum length
+/// that fit the tokens of a mini-batch.
 fn samples(config: &Config) -> usize {
     match &config.data {
         Data::Parallel(data) => (data.batch_tokens / data.length.max(1)).max(1),
@@ -173,7 +175,7 @@ fn samples(config: &Config) -> usize {
     }
 }
 
-/// Most that each device will hold, by a simulation of the step with costs from shapes.
+/// The peak memory of each device, from a simulation of the step with costs from shapes.
 fn peaks(
     config: &Config,
     model: &Sequence,
@@ -203,7 +205,7 @@ fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, PlanError> {
     Ok(partition::uniform(layers, stages)?)
 }
 
-/// About where the pipeline will be cut.
+/// An approximation of the cut that the pipeline will choose.
 fn by_cost(costs: &ModelCosts, samples: usize, stages: usize) -> Result<Vec<usize>, PlanError> {
     let layers = costs.at(samples, &gpipe::Schedule::OneFOneB);
     let times: Vec<u64> = layers.iter().map(|cost| cost.forward.0.max(1)).collect();

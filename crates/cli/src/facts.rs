@@ -1,6 +1,8 @@
-//! What no shape shows of a model, such as the number of attention heads: weights with another one
-//! fit, and make another network. Weights of ours carry it in their metadata; beside those from
-//! elsewhere a `config.json` may say it.
+//! Properties of a model that no shape shows, such as the number of attention heads.
+//!
+//! Weights with another value would fit the shapes but make another network. Weights that gpipe
+//! wrote have these facts in their metadata. For weights from elsewhere, a `config.json` beside
+//! them may have them.
 
 use std::path::Path;
 
@@ -14,15 +16,15 @@ use crate::{
     files::read_bounded,
 };
 
-/// Largest `config.json`.
+/// Maximum size of a `config.json`.
 const BYTES_MAX: u64 = 1 << 20;
-/// The file beside foreign weights.
+/// The file beside weights from elsewhere.
 const SOURCE: &str = "config.json";
-/// What all layer norms here add to the variance.
+/// Constant that all layer norms add to the variance.
 const EPSILON: f64 = 1e-5;
-/// What a fact's key begins with: it is that of the configuration.
+/// Prefix of a fact's key, which is a configuration key.
 const PREFIX: &str = "model.";
-/// Names of the exact GELU, and of forms that differ from it by up to 5e-4.
+/// Names of the exact GELU, and of approximations that differ from it by up to 5e-4.
 const EXACT: [&str; 1] = ["gelu"];
 const APPROXIMATE: [&str; 4] = ["gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_approx"];
 
@@ -38,7 +40,7 @@ pub(crate) fn of(config: &Config) -> Facts {
     all.into_iter().map(|(key, value)| (format!("{PREFIX}{key}"), value)).collect()
 }
 
-/// Those of the run that a checkpoint is of; none where it has no configuration.
+/// The facts of a checkpoint's run. Empty if the checkpoint has no valid configuration.
 pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Facts {
     let origin = checkpoint.folder().join(manifest::NAME);
     let text = &checkpoint.manifest().config;
@@ -46,14 +48,13 @@ pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Facts {
     config.map_or_else(|_| Facts::new(), |config| of(&config))
 }
 
-/// Those in a file's metadata.
+/// The facts in a file's metadata.
 pub(crate) fn in_metadata(metadata: &Facts) -> Facts {
     let own = metadata.iter().filter(|(key, _)| key.starts_with(PREFIX));
     own.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// Refuses weights of `from`, whose facts are `said`, that another model than the configured one
-/// was trained to have.
+/// Refuses weights of `from` whose facts `said` differ from those of the configured model.
 pub(crate) fn check(from: &Path, said: &Facts, config: &Config) -> Result<(), CliError> {
     for (key, own) in of(config) {
         if let Some(said) = said.get(&key).filter(|said| **said != own) {
@@ -68,8 +69,10 @@ pub(crate) fn check(from: &Path, said: &Facts, config: &Config) -> Result<(), Cl
     Ok(())
 }
 
-/// Compares the `config.json` beside foreign weights with the configured model. What could not be
-/// compared, in a line for the user; nothing where all of it was, or no fact is needed.
+/// Compares the `config.json` beside foreign weights with the configured model.
+///
+/// Returns a line for the user about what could not be compared. Returns `None` if everything was
+/// compared or the model has no such facts.
 pub(crate) fn check_source(from: &Path, config: &Config) -> Result<Option<String>, CliError> {
     let Model::Transformer(model) = &config.model else { return Ok(None) };
     let path = from.with_file_name(SOURCE);
@@ -93,7 +96,7 @@ fn refusal(path: &Path, reason: &str) -> CliError {
     CliError::Usage(format!("{}: {reason}", path.display()))
 }
 
-/// A `config.json`.
+/// The contents of a `config.json`.
 struct Source(serde_json::Map<String, Value>);
 
 impl Source {
@@ -107,14 +110,16 @@ impl Source {
         }
     }
 
-    /// The first of `keys` that there is.
+    /// The first of `keys` that is present.
     fn get<'k>(&self, keys: &[&'k str]) -> Option<(&'k str, &Value)> {
         let found = |key: &&'k str| Some((*key, self.0.get(*key).filter(|v| !v.is_null())?));
         keys.iter().find_map(found)
     }
 
-    /// What it says of none of the facts that shapes do not show; an error for what contradicts
-    /// `model`.
+    /// Compares the file with `model`. Returns the facts that the file does not state.
+    ///
+    /// # Errors
+    /// Fails at the first contradiction.
     fn compare(&self, model: &TransformerConfig) -> Result<Vec<&'static str>, String> {
         let mut unsaid = Vec::new();
         let numbers: [(&[&str], f64, &str, Option<&'static str>); 4] = [
@@ -126,7 +131,7 @@ impl Source {
         for (keys, own, setting, hidden) in numbers {
             match self.get(keys) {
                 None => unsaid.extend(hidden),
-                // Some programs write numbers that were rounded to float32.
+                // Some programs write numbers rounded to float32.
                 Some((_, value)) if value.as_f64().is_some_and(|v| v as f32 == own as f32) => {}
                 Some((key, value)) => return Err(contradiction(key, value, own, setting)),
             }
@@ -156,7 +161,7 @@ impl Source {
         Ok(unsaid)
     }
 
-    /// What to tell of facts that it leaves open.
+    /// The message about facts that the file leaves open.
     fn note(&self, path: &Path, unsaid: Vec<&'static str>) -> Option<String> {
         let mut notes = Vec::new();
         if !unsaid.is_empty() {

@@ -1,6 +1,7 @@
-//! Fault injection for the tests of this command, by the environment: file operations that are
-//! slow, and a process that is killed or stopped at a chosen moment. Only a build with the feature
-//! `fault-injection` has it.
+//! Fault injection for the tests of this command, controlled by the environment.
+//!
+//! It delays file operations, and kills or stops the process at a chosen moment. Only builds with
+//! the feature `fault-injection` have it.
 
 use std::{
     sync::{
@@ -18,17 +19,18 @@ use signal_hook::{
     low_level::raise,
 };
 
-/// Milliseconds that every file operation of a checkpoint waits.
+/// Delay of every file operation of a checkpoint, in milliseconds.
 const DELAY: &str = "GPIPE_TEST_FILE_DELAY_MS";
-/// The file operation, from 1, before which the process kills itself; `7@1`: only where `RANK` is
-/// 1.
+/// The number, from 1, of the file operation before which the process kills itself. `7@1` applies
+/// only if `RANK` is 1.
 const KILL: &str = "GPIPE_TEST_KILL_AT_FILE_OPERATION";
-/// Such as `KILL 1B2 5`: what the process does to itself (or `STOP`), before which action, and at
-/// which time it comes to that one, from 1. Several processes may have the variable: the one with
-/// the stage does it.
+/// A signal (`KILL` or `STOP`), an action and a count, such as `KILL 1B2 5`. The process sends
+/// itself the signal before it runs that action for the fifth time.
+///
+/// Several processes may have the variable. It takes effect in the one with the action's stage.
 const AT_ACTION: &str = "GPIPE_TEST_AT_ACTION";
 
-/// The file system of checkpoints.
+/// The file system for checkpoints, with faults.
 pub(crate) fn files() -> Files {
     let text = |name: &str| std::env::var(name).ok();
     let number = |text: String| text.parse::<u64>().ok();
@@ -52,7 +54,7 @@ pub(crate) fn files() -> Files {
     }))
 }
 
-/// The pipeline's actions.
+/// Adds the faults before actions to a pipeline.
 pub(crate) fn actions(builder: PipelineBuilder) -> PipelineBuilder {
     let Some((signal, at, time)) = std::env::var(AT_ACTION).ok().and_then(|text| parse(&text))
     else {

@@ -1,4 +1,4 @@
-//! Small text files, read with a bound and written whole or not at all.
+//! Small text files: read with a size limit, and written whole or not at all.
 
 use std::{path::Path, sync::Arc};
 
@@ -14,7 +14,7 @@ pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CliError + use<>
     move |source| CliError::Io { what, source }
 }
 
-/// A text file of at most so many bytes.
+/// Reads a text file of at most `bytes_max` bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliError> {
     let refused = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));
     let bytes = gpipe_files::read(path, bytes_max).map_err(|error| match error {
@@ -30,19 +30,19 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliErr
     })
 }
 
-/// Sees that a file can be written later, and leaves what is there as it is.
+/// Checks that a file can be written later, and leaves the existing one unchanged.
 pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
     Aside::new(path, folder_of(path)?).map(drop).map_err(io(path))
 }
 
-/// Writes a file that is there whole or not at all, and the folder that it is in. It is on disk
-/// when this returns.
+/// Writes a file whole or not at all, and creates its folder if needed. The file is on disk when
+/// this returns.
 pub(crate) fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
     folder_of(path)?;
     gpipe_files::write(path, text.as_bytes()).map_err(io(path))
 }
 
-/// The folder that a file is in, which is made if need be.
+/// The folder of a file, which is created if needed.
 fn folder_of(path: &Path) -> Result<&Path, CliError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
@@ -50,10 +50,10 @@ fn folder_of(path: &Path) -> Result<&Path, CliError> {
     Ok(folder)
 }
 
-/// Lets a file that grows beyond the limit of the process (`ulimit -f`) be an error of writing, as
-/// a full disk is: SIGXFSZ would end the process.
+/// Turns exceeding the process's file size limit (`ulimit -f`) into a write error, like a full
+/// disk. Without this, SIGXFSZ ends the process.
 pub(crate) fn limits_are_errors() {
-    // With a handler the signal ends nothing, and the write fails. Where there is no such signal
-    // there is no such end.
+    // With a handler, the signal has no effect and the write fails. A system without the signal has
+    // no such limit.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }

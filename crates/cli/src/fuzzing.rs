@@ -1,14 +1,14 @@
-//! Readers for fuzzing: nothing that users need.
+//! Readers for fuzzing, which users do not need.
 
 use std::path::Path;
 
 use crate::{args::ConfigArguments, config::Config, plan_file::PlanFile};
 
-/// Reads and checks a configuration with overrides; what is written of it, and what of that once it
-/// was read again.
+/// Reads and checks a configuration with overrides. Returns it as TOML, and again after another
+/// round trip.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Fails if the configuration is invalid.
 pub fn config(text: &str, overrides: &[String]) -> Result<[String; 2], String> {
     let read = |text: &str, overrides: &[String]| {
         let arguments = ConfigArguments { set: overrides.to_vec(), ..ConfigArguments::default() };
@@ -24,7 +24,7 @@ pub fn config(text: &str, overrides: &[String]) -> Result<[String; 2], String> {
 /// Reads and checks a plan, and predicts its step.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Fails if the plan is invalid.
 pub fn plan(path: &Path) -> Result<(), String> {
     PlanFile::read(path).map(drop).map_err(|error| error.to_string())
 }

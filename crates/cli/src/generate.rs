@@ -1,4 +1,4 @@
-//! `gpipe generate`: a text continued, token by token, and printed while it is made.
+//! `gpipe generate`: continues a text token by token, and prints it as it is generated.
 //!
 //! ```text
 //! prompt  a b c              (the model has 5 positions)
@@ -9,9 +9,9 @@
 //! see     b c d e f  ->  g   the window slides
 //! ```
 //!
-//! The window is always of the full length, so the pipeline sees one shape, and K changes no bit.
-//! Keys and values are not kept between tokens, as in a translation: positions are learned, so all
-//! of them change when the window slides.
+//! The window always has the full length, so the pipeline sees one shape, and K does not change a
+//! bit. Unlike in translation, keys and values are not cached: positions are learned, so all keys
+//! and values change when the window slides.
 
 use std::{
     io::{ErrorKind, IsTerminal, Read, Write},
@@ -34,12 +34,12 @@ use crate::{
     utf8_stream::Utf8Stream,
 };
 
-/// Most tokens of one call.
+/// Maximum number of tokens of one call.
 const TOKENS_MAX: usize = 1 << 20;
-/// Longest prompt: 1 MiB. Only its last tokens are seen.
+/// Maximum size of a prompt: 1 MiB. The model sees only its last tokens.
 const PROMPT_BYTES_MAX: u64 = 1 << 20;
 
-/// Continues the prompt and prints what comes.
+/// Continues the prompt and prints the new text.
 pub(crate) fn run(
     arguments: &GenerateArguments,
     here: Option<&Environment>,
@@ -62,13 +62,13 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
             "the model translates, and does not continue a text: use gpipe translate".into(),
         ));
     }
-    run.config.train.mini_batch = 1; // Cuts by cost are for the one sample that there is.
+    run.config.train.mini_batch = 1; // cuts by cost are for one sample
     let mut pipeline = run.pipeline(processes)?;
     let tokenizer = run.vocabulary.tokenizer()?;
     let end = tokenizer.end_of_document();
     let mut context = tokenizer.encode(&processes.decided(|| prompt(arguments))?)?;
     if context.is_empty() {
-        context.push(end); // A new document begins after the end of another.
+        context.push(end); // a new document begins after the end of another
     }
     let mut printer = Printer::default();
     for _ in 0..arguments.tokens {
@@ -87,7 +87,7 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
     processes.decided(|| printer.finish())
 }
 
-/// The logits after the last token of `context`, of which the model sees the last `positions`.
+/// The logits after the last token of `context`. The model sees its last `positions` tokens.
 fn next_logits(
     pipeline: &mut Pipeline,
     context: &[u32],
@@ -96,14 +96,14 @@ fn next_logits(
     let seen = context.len().min(positions);
     let mut window: Vec<i64> =
         context.iter().skip(context.len() - seen).map(|&token| i64::from(token)).collect();
-    window.resize(positions, 0); // Any token would do: attention is causal.
+    window.resize(positions, 0); // any token would do, because attention is causal
     let tokens = Tensor::f_from_slice(&window)?.f_reshape([1, positions as i64])?;
     let last = logits(pipeline, tokens)?.f_select(1, seen as i64 - 1)?;
     let last = last.f_to_kind(Kind::Float)?.f_reshape([-1])?;
     Ok(Vec::try_from(&last)?)
 }
 
-/// The text to continue, exactly as it was given.
+/// The text to continue, exactly as given.
 fn prompt(arguments: &GenerateArguments) -> Result<String, CliError> {
     if let Some(prompt) = &arguments.prompt {
         return Ok(prompt.clone());
@@ -137,21 +137,21 @@ fn read(from: impl Read, name: &Path) -> Result<String, CliError> {
     })
 }
 
-/// Prints text as it becomes complete.
+/// Prints text as its characters become complete.
 #[derive(Default)]
 struct Printer {
     utf8: Utf8Stream,
 }
 
 impl Printer {
-    /// Prints what `bytes` complete; false where nobody reads any more.
+    /// Prints the characters that `bytes` complete. Returns false if the reader is gone.
     fn print(&mut self, bytes: &[u8]) -> Result<bool, CliError> {
         let text = self.utf8.push(bytes);
         show(&text)
     }
 
-    /// Prints what is left, and ends the line in a terminal; elsewhere the text is exactly what was
-    /// made.
+    /// Prints the rest. In a terminal it also ends the line; elsewhere the output is exactly the
+    /// text.
     fn finish(self) -> Result<(), CliError> {
         let mut text = self.utf8.finish();
         if std::io::stdout().is_terminal() {
@@ -166,7 +166,7 @@ fn show(text: &str) -> Result<bool, CliError> {
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     match written {
         Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false), // `| head` has enough.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false), // the reader has enough
         Err(error) => Err(io(Path::new("the standard output"))(error)),
     }
 }

@@ -1,4 +1,4 @@
-//! Starting from weights that are there: `train --init`, and the part of it that `import` shares.
+//! Starting from existing weights: `train --init`, and the part that `import` shares with it.
 
 use std::path::{Path, PathBuf};
 
@@ -20,20 +20,20 @@ use crate::{
     task::Vocabulary,
 };
 
-/// Largest file of names.
+/// Maximum size of a file of names.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
 
-/// What `--init` names.
+/// The weights that `--init` names.
 pub(crate) struct Init {
     pub file: TensorFile,
-    /// Where they are.
+    /// Path of the weights.
     pub from: PathBuf,
-    /// What their numbers mean, where that is known.
+    /// The tokens or classes of the weights, if known.
     pub vocabulary: Option<Vocabulary>,
 }
 
-/// Loads weights into a new pipeline, as `--init`, `--names`, `--partial` and `--reinit` say, and
-/// tells what it did. What matches `reinit` stays as it is.
+/// Loads weights into a new pipeline as `--init`, `--names`, `--partial` and `--reinit` ask, and
+/// reports what it did. Parameters that match `reinit` keep their initial values.
 pub(crate) fn load(
     pipeline: &mut Pipeline,
     mut file: TensorFile,
@@ -63,8 +63,8 @@ pub(crate) fn load(
     Ok(())
 }
 
-/// A safetensors file and the vocabulary beside it; of a run its weights, or those of its newest
-/// checkpoint.
+/// Opens a safetensors file and the vocabulary beside it. For a run, these are its weights or those
+/// of its newest checkpoint.
 pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     let weights = if from.is_dir() { from.join(WEIGHTS) } else { from.to_owned() };
     if !from.is_dir() || weights.is_file() {
@@ -85,8 +85,8 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     Ok(Init { file, from: checkpoint.folder().to_owned(), vocabulary })
 }
 
-/// Refuses weights of another model than the configured one where no shape shows it; tells what
-/// could not be compared.
+/// Refuses weights that belong to another model although all shapes fit, and reports what could not
+/// be compared.
 pub(crate) fn check_facts(file: &TensorFile, config: &Config) -> Result<(), CliError> {
     let said = facts::in_metadata(file.metadata());
     facts::check(file.path(), &said, config)?;
@@ -97,8 +97,8 @@ pub(crate) fn check_facts(file: &TensorFile, config: &Config) -> Result<(), CliE
     Ok(())
 }
 
-/// How the file fits the pipeline's model; an error if some parameter would stay as it was, unless
-/// that is meant.
+/// Matches the file's tensors with the pipeline's parameters. Fails if some parameter would keep
+/// its initial value without being asked to.
 pub(crate) fn fit(
     pipeline: &Pipeline,
     file: &TensorFile,

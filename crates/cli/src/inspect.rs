@@ -1,4 +1,4 @@
-//! `gpipe inspect`: what is on disk, and whether it is as it was written.
+//! `gpipe inspect`: shows files of a run and verifies their checksums.
 
 use std::{
     fmt::Display,
@@ -20,15 +20,15 @@ use crate::{
     run_folder::{AVERAGES, CHECKPOINTS, EARLIER, WEIGHTS},
 };
 
-/// What is said of a file from elsewhere.
+/// The message for a file from elsewhere.
 const NO_DIGESTS: &str = "it has no digests: whether it is as it was written cannot be seen";
-/// Longest list of layers or tensors that is printed without --json.
+/// Maximum number of layers or tensors that are listed without --json.
 const ROWS_MAX: usize = 1000;
 
-/// Files of weights in a run's folder.
+/// Weights files in a run's folder.
 const FILES: [&str; 2] = [WEIGHTS, AVERAGES];
 
-/// Prints what `arguments.path` is.
+/// Prints the contents of `arguments.path`.
 pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
     let (path, json) = (&arguments.path, arguments.json);
     if path.is_file() {
@@ -57,10 +57,10 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
     }
 }
 
-/// One line for each checkpoint of a run, and one for each of its files of weights. All of them are
-/// read.
+/// Verifies all checkpoints and weights files of a run, and prints one line for each.
 fn folder_of(all: &[(u64, PathBuf)], files: &[PathBuf], json: bool) -> Result<(), CliError> {
-    // The newest one knows; an older one may have been the best once.
+    // The newest checkpoint names the best one. An older checkpoint may have been the best at its
+    // time.
     let newest = all.iter().find_map(|(_, path)| Checkpoint::open(path).ok());
     let best = newest.and_then(|newest| newest.manifest().best).map(|best| best.batches);
     let damaged = all.iter().rev().filter(|(_, path)| !checkpoint_line(path, best, json)).count();
@@ -76,7 +76,7 @@ fn folder_of(all: &[(u64, PathBuf)], files: &[PathBuf], json: bool) -> Result<()
     if told.is_empty() { Ok(()) } else { Err(CliError::Usage(told.join(", "))) }
 }
 
-/// The line of a checkpoint; whether it is complete.
+/// Prints the line of a checkpoint. Returns whether it is complete.
 fn checkpoint_line(path: &Path, best: Option<u64>, json: bool) -> bool {
     match Checkpoint::open(path).and_then(|found| found.verify().map(|()| found)) {
         Ok(found) => {
@@ -87,7 +87,10 @@ fn checkpoint_line(path: &Path, best: Option<u64>, json: bool) -> bool {
             if json {
                 say!(
                     "{}",
-                    json!({ "path": path, "batches": batches, "tokens": tokens, "bytes": bytes, "complete": true, "best": best })
+                    json!({
+                        "path": path, "batches": batches, "tokens": tokens, "bytes": bytes,
+                        "complete": true, "best": best
+                    })
                 );
             } else {
                 let best = if best { ", the best so far" } else { "" };
@@ -100,7 +103,7 @@ fn checkpoint_line(path: &Path, best: Option<u64>, json: bool) -> bool {
     }
 }
 
-/// The line of a file of weights; false if it is damaged.
+/// Prints the line of a weights file. Returns whether it is undamaged.
 fn weights_line(path: &Path, json: bool) -> bool {
     match TensorFile::open(path).and_then(|mut file| file.verify().map(|()| file)) {
         Ok(file) => {
@@ -109,7 +112,10 @@ fn weights_line(path: &Path, json: bool) -> bool {
                 let complete = file.has_digests().then_some(true);
                 say!(
                     "{}",
-                    json!({ "path": path, "tensors": count, "bytes": bytes, "digests": file.has_digests(), "complete": complete })
+                    json!({
+                        "path": path, "tensors": count, "bytes": bytes,
+                        "digests": file.has_digests(), "complete": complete
+                    })
                 );
             } else {
                 let state = if file.has_digests() { "complete" } else { NO_DIGESTS };
@@ -121,7 +127,7 @@ fn weights_line(path: &Path, json: bool) -> bool {
     }
 }
 
-/// The line of what is damaged.
+/// Prints the line of a damaged file or checkpoint. Returns false.
 fn damage(path: &Path, reason: &dyn Display, json: bool) -> bool {
     let reason = reason.to_string();
     match json {
@@ -209,17 +215,17 @@ fn describe(folder: &Path, manifest: &Manifest) {
     }
 }
 
-/// Sizes come from files, and may be anything.
+/// The number of elements of a shape, which comes from a file and may be arbitrary.
 fn elements(shape: &[i64]) -> i64 {
     shape.iter().fold(1, |all, &size| all.saturating_mul(size))
 }
 
-/// Bytes of a file's tensors.
+/// The bytes of a file's tensors.
 fn size(file: &TensorFile) -> u64 {
     file.entries().iter().map(|entry| entry.bytes).sum()
 }
 
-/// What a file of tensors holds, and whether it is as it was written: all of it is read for that.
+/// Prints the contents of a file of tensors and verifies it, which reads all of it.
 fn tensors(mut file: TensorFile, json: bool) -> Result<(), CliError> {
     if file.entries().is_empty() {
         let path = file.path().display();
@@ -230,11 +236,19 @@ fn tensors(mut file: TensorFile, json: bool) -> Result<(), CliError> {
         let complete = file.has_digests().then_some(verified.is_ok());
         let entries = file.entries().iter();
         let entries: Vec<_> = entries
-            .map(|entry| json!({ "name": entry.name, "dtype": entry.dtype, "shape": entry.shape, "sha256": entry.sha256 }))
+            .map(|entry| {
+                json!({
+                    "name": entry.name, "dtype": entry.dtype, "shape": entry.shape,
+                    "sha256": entry.sha256
+                })
+            })
             .collect();
         say!(
             "{}",
-            json!({ "metadata": file.metadata(), "tensors": entries, "digests": file.has_digests(), "complete": complete })
+            json!({
+                "metadata": file.metadata(), "tensors": entries, "digests": file.has_digests(),
+                "complete": complete
+            })
         );
         return Ok(verified?);
     }

@@ -1,4 +1,4 @@
-//! `gpipe export` and `gpipe import`: parameters as one safetensors file, for and from other
+//! `gpipe export` and `gpipe import`: parameters as one safetensors file, to and from other
 //! programs.
 
 use gpipe::Bytes;
@@ -36,12 +36,12 @@ pub(crate) fn export(arguments: &ExportArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What is exported.
+/// The parameters to export.
 struct Source {
     tensors: Vec<(String, Tensor)>,
-    /// What no shape shows of their model.
+    /// Properties of the model that no shape shows.
     facts: Facts,
-    /// Where they are from.
+    /// Where the parameters come from, for the user.
     from: String,
 }
 
@@ -53,7 +53,7 @@ fn read(arguments: &ExportArguments) -> Result<Source, CliError> {
             folder.display()
         )));
     }
-    // As `eval` has it: what a run ended with, or else what it has so far.
+    // The order of preference is that of `eval`: final weights, then the newest checkpoint.
     let path = folder.join(if arguments.averages { AVERAGES } else { WEIGHTS });
     if path.is_file() {
         let facts = facts::in_metadata(TensorFile::open(&path)?.metadata());
@@ -75,7 +75,7 @@ fn read(arguments: &ExportArguments) -> Result<Source, CliError> {
     }
 }
 
-/// Makes weights of a foreign file.
+/// Writes weights for a model of ours from the file of another program.
 pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
     let config = Config::load(&ConfigArguments {
         config: Some(arguments.config.clone()),
@@ -93,7 +93,7 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
     };
     let mut tensors = fit.read(&mut file, kind)?.collect::<Result<Vec<_>, _>>()?;
     if !fit.reinit.is_empty() {
-        // With the values that they start from, so that the weights are whole.
+        // Initial values complete the weights.
         let own = pipeline.parameters()?.into_iter();
         tensors.extend(own.filter(|(name, _)| fit.reinit.contains(name)));
     }
@@ -110,17 +110,18 @@ pub(crate) fn import(arguments: &ImportArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// How many tokens or classes the network is for: as told by `--set`, else as many as the run has
-/// whose configuration it is, which may have learnt fewer than it was asked for; else as
-/// configured.
+/// The number of tokens or classes of the network.
+///
+/// That is the number given by `--set`, or that of the run whose configuration is used, since a run
+/// may have learned fewer tokens than configured. Otherwise it is the configured number.
 fn size(arguments: &ImportArguments, config: &Config) -> Result<usize, CliError> {
     let key = |set: &String| set.split_once('=').map(|(key, _)| key.trim().to_owned());
     let keys = ["model.vocabulary", "model.classes"];
     let mut told = arguments.set.iter().filter_map(key);
     let told = told.any(|key| keys.contains(&key.as_str()));
     let of_run = arguments.config.with_file_name(Vocabulary::file_of(config));
-    // Beside what only runs write: a tokenizer beside a configuration of one's own may be for
-    // something else.
+    // Only runs write metrics. A tokenizer beside any other configuration may belong to something
+    // else.
     let is_run = arguments.config.with_file_name(METRICS).is_file();
     match !told && is_run && of_run.is_file() {
         true => Ok(Vocabulary::load(&of_run)?.size()),

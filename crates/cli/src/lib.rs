@@ -1,24 +1,24 @@
-//! The `gpipe` command: the only room that reads the environment and prints. A library, so that
-//! what it reads can be fuzzed.
+//! The `gpipe` command: the only crate that reads the environment and prints. It is a library, so
+//! that its readers can be fuzzed.
 //!
 //! - [`args`]: the command line
-//! - [`config`]: the configuration file and its overrides, one validated struct
-//! - [`task`]: what is learned: data, network, measures; [`setup`]: from a configuration to a
+//! - [`config`]: the configuration file and its overrides, as one validated struct
+//! - [`task`]: what is learned: data, network, metrics; [`setup`]: from a configuration to a
 //!   pipeline
-//! - [`demand`]: what a run asks of the machine, held against what the [`machine`] has
+//! - [`demand`]: checks a run's threads and memory against what the [`machine`] has
 //! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`],
 //!   [`plot`]: the commands
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
-//! - [`schedule`]: schedules by name or from a file, and printed
-//! - [`processes`]: a command in several of them, and [`processes::launch`], which starts them
-//! - [`inspect`], [`interchange`] (export and import), [`init`] (from weights): what is on disk
-//! - [`facts`]: what shapes do not show of a model, and who says it
+//! - [`schedule`]: prints schedules, built-in or from a file
+//! - [`processes`]: a command in several processes; [`processes::launch`] starts them
+//! - [`inspect`], [`interchange`] (export and import), [`init`] (start from weights): files on disk
+//! - [`facts`]: properties of a model that shapes do not show
 //! - [`run_folder`]: a trained model, as `train` wrote it
-//! - [`sampling`]: which token comes next; [`utf8_stream`]: text from tokens that end within
+//! - [`sampling`]: chooses the next token; [`utf8_stream`]: text from tokens that end inside
 //!   characters
-//! - [`progress`], [`metrics`], [`summary`]: what a run shows and writes; [`output`]: lines;
-//!   [`files`]: whole or not at all
-//! - [`faults`]: what tests ask for by the environment
+//! - [`progress`], [`metrics`], [`summary`]: what a run shows and records
+//! - [`output`]: lines for the user; [`files`]: small files, written whole or not at all
+//! - [`faults`]: faults that tests inject through the environment
 
 mod args;
 mod config;
@@ -45,6 +45,8 @@ mod predict;
 mod processes;
 mod profile;
 mod progress;
+#[cfg(test)]
+mod reference;
 mod run_folder;
 mod sampling;
 mod schedule;
@@ -64,7 +66,7 @@ use clap::Parser;
 
 use crate::{output::complain, processes::environment::Environment};
 
-/// What ends a command: its message is for the user.
+/// An error that ends a command. Its message is for the user.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
     #[error(transparent)]
@@ -97,10 +99,10 @@ enum CliError {
     Sampling(#[from] sampling::SamplingError),
     #[error(transparent)]
     Join(#[from] gpipe_distributed::JoinError),
-    /// Another process's error, or one of what is between them.
+    /// An error of another process, or of the connection to it.
     #[error(transparent)]
     Peer(#[from] gpipe::processes::PeerError),
-    /// Of those that were launched.
+    /// An error of the launcher or of the processes that it started.
     #[error(transparent)]
     Launch(#[from] processes::launch::LaunchError),
     #[error(transparent)]
@@ -113,10 +115,10 @@ enum CliError {
     StepFile(#[from] gpipe_observe::step_file::StepFileError),
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
-    /// A mini-batch that is no number, where that is to stop the run.
+    /// A mini-batch is not finite, and the run is configured to stop.
     #[error("step {step}: {source}. To leave such mini-batches out: --on-nan skip")]
     Nan { step: u64, source: gpipe::Error },
-    /// That is no accident.
+    /// Too many mini-batches in a row are not finite to be an accident.
     #[error(
         "{count} mini-batches in a row are not finite, which is no accident; the last: {source}"
     )]
@@ -124,14 +126,14 @@ enum CliError {
     /// The user or the system asked the run to stop.
     #[error("stopped by {signal_name} after step {step}")]
     Interrupted { signal: i32, signal_name: String, step: u64 },
-    /// The folder of the run is not there any more, or another one is.
+    /// The run's folder has disappeared or was replaced.
     #[error(
         "{}: the run's folder {became} while the run was training: what was not saved before is \
         lost{rest}",
         folder.display()
     )]
     FolderGone { folder: std::path::PathBuf, became: String, rest: String },
-    /// Every image is left out.
+    /// Every held-out image was left out.
     #[error("there is nothing to measure on: nothing that is held out can be read; check the data")]
     NothingMeasured,
     /// `verify` found a difference; it has already been printed.
@@ -146,8 +148,8 @@ impl From<tch::TchError> for CliError {
 }
 
 impl CliError {
-    /// Whether every process of a command has come to it, at the same place: they can still do
-    /// something together.
+    /// Whether all processes of a command reach this error at the same point, so that they can
+    /// still communicate.
     fn is_of_all(&self) -> bool {
         matches!(
             self,
@@ -155,8 +157,8 @@ impl CliError {
         )
     }
 
-    /// 128 and the signal's number after a signal, as shells have it; of what was launched, its
-    /// own; 1 after an error.
+    /// The exit code: after a signal 128 plus its number, as in shells; after `launch` that of the
+    /// launched processes; otherwise 1.
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Launch(error) => error.exit_code().into(),
@@ -168,7 +170,7 @@ impl CliError {
     }
 }
 
-/// The command, with the arguments and the environment of this process.
+/// Runs the command with the arguments and the environment of this process.
 pub fn main() -> ExitCode {
     gpipe::keep_freed_memory();
     files::limits_are_errors();
@@ -189,7 +191,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs a command in the process that `here` says; in the only one where it says nothing.
+/// Runs a command as the process that `here` describes, or in a single process if it is `None`.
 fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliError> {
     use args::Command;
     match command {
@@ -202,7 +204,7 @@ fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliErro
         Command::Translate(arguments) => translate::run(&arguments, here),
         Command::Trace(arguments) => trace::run(&arguments, here),
         Command::Profile(arguments) => profile::run(&arguments, here),
-        // One process is enough for what follows.
+        // The following commands run on rank 0 only.
         _ if here.is_some_and(|here| here.rank > 0) => Ok(()),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),

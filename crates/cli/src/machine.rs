@@ -1,32 +1,32 @@
-//! What this machine has: cores, and memory that nobody uses.
+//! What this machine has: cores and available memory.
 
 use std::path::{Path, PathBuf};
 
 use gpipe::Bytes;
 
-/// Where Linux says how much memory there is.
+/// Where Linux reports memory.
 const MEMINFO: &str = "/proc/meminfo";
-/// Which control groups this process is in, and where their files are.
+/// The control groups of this process, and the folder of their files.
 const OWN_CGROUPS: &str = "/proc/self/cgroup";
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// No control group is deeper: a bound on the walk up.
+/// Maximum depth of control groups, which bounds the walk up.
 const CGROUP_DEPTH_MAX: usize = 64;
 
-/// How much more memory this process may take.
+/// How much more memory this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Available {
     pub bytes: Bytes,
-    /// What says so.
+    /// The file that sets this limit.
     pub by: String,
 }
 
-/// Cores that this process may run on.
+/// The number of cores that this process may run on.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The least of what the machine has left and what the control groups of this process leave it;
-/// nothing where the system does not say.
+/// The minimum of the machine's available memory and what the control groups of this process leave.
+/// `None` if the system does not report either.
 pub(crate) fn available() -> Option<Available> {
     let machine = std::fs::read_to_string(MEMINFO).ok().and_then(|text| mem_available(&text));
     let machine = machine.map(|bytes| Available { bytes, by: format!("{MEMINFO}, MemAvailable") });
@@ -35,7 +35,7 @@ pub(crate) fn available() -> Option<Available> {
     machine.into_iter().chain(groups).min_by_key(|available| available.bytes)
 }
 
-/// `MemAvailable` of /proc/meminfo: what can be had without swapping.
+/// `MemAvailable` of /proc/meminfo: the memory available without swapping.
 fn mem_available(text: &str) -> Option<Bytes> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -46,12 +46,12 @@ fn mem_available(text: &str) -> Option<Bytes> {
 #[derive(Debug, PartialEq, Eq)]
 struct Group {
     folder: PathBuf,
-    /// Of the first version of the interface, whose files have other names.
+    /// Whether it belongs to version 1 of cgroups, whose files have other names.
     is_old: bool,
 }
 
-/// The folders of the control groups that limit a process's memory, each with those above it: a
-/// limit holds for all below.
+/// The folders of the control groups that limit a process's memory, with all their ancestors, whose
+/// limits apply too.
 fn folders(own: &str, root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     for line in own.lines() {
@@ -69,8 +69,8 @@ fn folders(own: &str, root: &Path) -> Vec<Group> {
     found
 }
 
-/// What a control group's limit leaves. Cached files that were not used lately are given back when
-/// memory is short.
+/// The memory that a control group's limit leaves. Inactive cached files count as free, because the
+/// system reclaims them when memory is short.
 fn left_in(group: &Group) -> Option<Available> {
     let [limit, used, cached] = match group.is_old {
         false => ["memory.max", "memory.current", "inactive_file"],
@@ -106,7 +106,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        // The newer interface: the limit is that of the group above.
+        // Version 2: the limit is that of the parent group.
         write("a/b/memory.max", "max\n");
         write("a/memory.max", "1000\n");
         write("a/memory.current", "700\n");
@@ -115,7 +115,7 @@ mod tests {
         let left: Vec<_> = groups.iter().filter_map(left_in).collect();
         assert_eq!((left.len(), left[0].bytes), (1, Bytes(400)));
         assert!(left[0].by.ends_with("a/memory.max"), "{left:?}");
-        // The older one, and controllers that are of no matter.
+        // Version 1, and controllers that do not limit memory.
         write("memory/x/memory.limit_in_bytes", "500\n");
         write("memory/x/memory.usage_in_bytes", "600\n");
         let groups = folders("3:cpu,cpuacct:/y\n2:memory:/x\n", root.path());

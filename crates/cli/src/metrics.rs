@@ -1,5 +1,4 @@
-//! What a run writes as it goes: from a step's report to `metrics.jsonl` and to TensorBoard's event
-//! file.
+//! Metrics that a run writes as it trains: `metrics.jsonl` and TensorBoard's event file.
 
 use std::{
     path::Path,
@@ -14,10 +13,10 @@ use gpipe_observe::{
 
 use crate::{CliError, output::complain};
 
-/// The file of a run's losses and times.
+/// File of a run's losses and times.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 
-/// The folder of TensorBoard's files, in a run's.
+/// Folder of TensorBoard's files, inside a run's folder.
 const TENSORBOARD: &str = "tensorboard";
 
 /// What a run has trained on so far.
@@ -27,14 +26,16 @@ pub(crate) struct Totals {
     pub samples: u64,
 }
 
-/// The files, open for the length of a run. One that cannot be written (a full disk) ends no run:
-/// it is told once, and the next line may be written again.
+/// The open metrics files of a run.
+///
+/// A failed write, for example on a full disk, does not end the run. It is reported once, and later
+/// records may succeed.
 pub(crate) struct Metrics {
     lines: metrics::Writer,
     events: tensorboard::Writer,
-    /// Records of steps that are in the file of lines.
+    /// Number of step records in `metrics.jsonl`.
     records: u64,
-    /// Records that are not in a file, and why not.
+    /// Number of records that could not be written, and the reason.
     lost: u64,
     reason: String,
 }
@@ -45,15 +46,15 @@ impl Metrics {
         let lines = metrics::Writer::create(&folder.join(METRICS))?;
         let (events, now) = (folder.join(TENSORBOARD), SystemTime::now());
         let events = match events.is_dir() {
-            // A run that begins again: what it drew before is no part of the curve.
+            // The run starts over, so its earlier events are not part of the curve.
             true => tensorboard::Writer::resume(&events, now, 1)?,
             false => tensorboard::Writer::create(&events, now)?,
         };
         Ok(Self { lines, events, records: 0, lost: 0, reason: String::new() })
     }
 
-    /// Goes on with those in `folder`, of which the records stay that are to `keep`; `step` is
-    /// written next.
+    /// Reopens the files in `folder` and keeps the records that `keep` selects. `step` is written
+    /// next.
     pub(crate) fn resume(
         folder: &Path,
         step: u64,
@@ -70,14 +71,16 @@ impl Metrics {
         Ok(Self { lines, events, records, lost: 0, reason: String::new() })
     }
 
-    /// How many records of steps the file of lines has, once they are on disk: a checkpoint that
-    /// counts them must not outlast them. Nothing where that is not known.
+    /// Syncs `metrics.jsonl` and returns its number of step records, which a checkpoint stores.
+    /// `None` if the sync fails.
+    ///
+    /// The sync comes first because a checkpoint must not survive records that it counts.
     pub(crate) fn records(&mut self) -> Option<u64> {
         self.lines.sync().is_ok().then_some(self.records)
     }
 
-    /// After a step of `samples` samples, for whose batch the loop waited; `totals` counts them,
-    /// too.
+    /// Records a step of `samples` samples. The loop waited `data_wait` for its batch, and `totals`
+    /// include it.
     pub(crate) fn step(
         &mut self,
         report: &StepReport,
@@ -88,8 +91,8 @@ impl Metrics {
         self.write(&Record::Step(step(report, samples, totals, data_wait)));
     }
 
-    /// After a mini-batch of `samples` samples that was left out, for it is not a number; `step`
-    /// was applied last.
+    /// Records a skipped mini-batch of `samples` samples that was not finite. `step` is the last
+    /// applied step.
     pub(crate) fn not_finite(&mut self, step: u64, samples: u64, totals: Totals) {
         self.write(&Record::Step(Step {
             step,
@@ -103,7 +106,7 @@ impl Metrics {
         }));
     }
 
-    /// After an evaluation.
+    /// Records an evaluation.
     pub(crate) fn evaluation(&mut self, evaluation: Evaluation) {
         self.write(&Record::Evaluation(evaluation));
     }
@@ -111,8 +114,7 @@ impl Metrics {
     fn write(&mut self, record: &Record) {
         let lines = self.lines.write(record).map_err(|error| error.to_string());
         self.records += u64::from(lines.is_ok() && matches!(record, Record::Step(_)));
-        // A skipped step has the number of the one before it, whose point it would take the place
-        // of.
+        // A skipped step has the number of the one before it, and would replace its point.
         let skipped = matches!(record, Record::Step(step) if step.skipped);
         let events = match skipped {
             true => Ok(()),
@@ -128,7 +130,7 @@ impl Metrics {
         }
     }
 
-    /// At the end: what is missing.
+    /// Warns at the end about records that are missing.
     pub(crate) fn tell_lost(&self) {
         if self.lost > 0 {
             complain!("gpipe: warning: {} records were not written: {}", self.lost, self.reason);

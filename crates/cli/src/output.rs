@@ -1,6 +1,7 @@
-//! Lines for the user: [`say!`] and [`complain!`] in place of `println!` and `eprintln!`, which
-//! panic where nobody reads (`gpipe train | head`) or the disk under a log is full. A run is worth
-//! more than its lines.
+//! Prints lines for the user.
+//!
+//! [`say!`] and [`complain!`] replace `println!` and `eprintln!`, which panic when the reader is
+//! gone (`gpipe train | head`) or the disk under a log is full. A lost line must not end a run.
 
 use std::{
     fmt,
@@ -11,29 +12,30 @@ use std::{
     },
 };
 
-/// A line on the standard output.
+/// Prints a line to standard output.
 macro_rules! say {
     ($($text:tt)*) => { $crate::output::line(format_args!($($text)*)) };
 }
 
-/// A line on the standard error.
+/// Prints a line to standard error.
 macro_rules! complain {
     ($($text:tt)*) => { $crate::output::error_line(format_args!($($text)*)) };
 }
 
 pub(crate) use {complain, say};
 
-/// Whether another process prints.
+/// Whether this process prints nothing, because another process does.
 static QUIET: AtomicBool = AtomicBool::new(false);
-/// Why the first line was lost.
+/// The error that lost the first line.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
-/// From here on prints nothing but the error that ends the command: another process does.
+/// Silences this process, because another process prints. Only the error that ends the command is
+/// still printed.
 pub(crate) fn quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Whether another process prints.
+/// Whether this process is silenced.
 pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
@@ -55,12 +57,12 @@ pub(crate) fn error_line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// What ends the command, which every process says.
+/// Prints the error that ends the command, even in a silenced process.
 pub(crate) fn last_words(text: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{text}"); // there is nowhere to say that it failed
+    let _ = writeln!(io::stderr().lock(), "{text}"); // there is nowhere to report a failure
 }
 
-/// Why lines are missing on the standard output, other than that its reader had enough.
+/// The error that lost lines of standard output, except when the reader closed it.
 pub(crate) fn lost() -> Option<&'static io::Error> {
     LOST.get()
 }

@@ -1,4 +1,4 @@
-//! `gpipe plan`, and the plan of `gpipe train --plan`: how to run a model, decided before it runs.
+//! `gpipe plan`, and the plans of `gpipe train --plan`: how to run a model, decided before it runs.
 
 use std::path::{Path, PathBuf};
 
@@ -22,15 +22,15 @@ use crate::{
     values::ScheduleChoice,
 };
 
-/// Floating-point operations and bytes per second of a device, where nobody says more.
+/// Default floating-point operations and bytes per second of a device.
 const RATE: f64 = 1e11;
 const BANDWIDTH: f64 = 2e10;
-/// Most devices of a plan.
+/// Maximum number of devices of a plan.
 const DEVICES_MAX: usize = 4096;
-/// The profile that `--plan auto` measures.
+/// The extent of the profile that `--plan auto` measures.
 const EXTENT: Extent = Extent { micro_batches: &[], steps: 4, passes: 1 };
 
-/// Plans, explains, and writes what was asked for.
+/// Plans, prints explanations, and writes the requested files.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?;
     let devices = arguments.devices.unwrap_or(config.pipeline.stages);
@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     }
     say!("{}", explain(&found).trim_end());
     if found.advice.is_empty() {
-        // Where a choice was taken away, the best plan may not be a good one.
+        // If choices were taken away, the best plan may still not be a good one.
         let samples = config.samples_of_a_pipeline();
         if let Some(advice) = advice(&source.costs, &found.devices, samples, &found.plan)? {
             say!("{advice}");
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Why there is no interval around a predicted step.
+/// Why a predicted step has no interval.
 fn uncertain(analytic: bool) -> &'static str {
     match analytic {
         true => {
@@ -97,14 +97,14 @@ fn uncertain(analytic: bool) -> &'static str {
     }
 }
 
-/// The plan that a training was asked for.
+/// The plan that was requested for a training.
 pub(crate) enum Wanted {
     Automatic,
-    /// From a file of this name.
+    /// A plan from the file with this name.
     Given(String, Box<PlanFile>),
 }
 
-/// What `--plan` says; a file is read now, before any work.
+/// Parses `--plan`. A file is read now, before any work.
 pub(crate) fn wanted(argument: Option<&str>) -> Result<Option<Wanted>, CliError> {
     Ok(match argument {
         None => None,
@@ -115,8 +115,8 @@ pub(crate) fn wanted(argument: Option<&str>) -> Result<Option<Wanted>, CliError>
     })
 }
 
-/// The plan that a training runs, if it was asked for one: from a file, or made here. `config` is
-/// then what it says.
+/// The plan that a training follows, if one was requested: read from a file, or made here. Changes
+/// `config` to follow it.
 pub(crate) fn for_training(
     wanted: Option<Wanted>,
     arguments: &ConfigArguments,
@@ -159,7 +159,7 @@ pub(crate) fn for_training(
     Ok(Some(plan))
 }
 
-/// For the configured stages and memory, with the profile that is there, or one that is measured
+/// Plans for the configured stages and memory, with an existing profile or one that is measured
 /// now.
 fn automatic(
     arguments: &ConfigArguments,
@@ -169,7 +169,7 @@ fn automatic(
 ) -> Result<PlanFile, CliError> {
     let path = profile::default_path(arguments);
     let subject = profile::subject(config, model)?;
-    // Of several processes one looks, and all plan with what it found.
+    // Of several processes, rank 0 looks for a profile, and all of them plan with it.
     let there = processes.decided(|| {
         let found = match path.exists() {
             true => match profile::read(&path) {
@@ -195,7 +195,7 @@ fn automatic(
     let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
     let mut choices = Choices::default();
     if source.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
-        // Batch norms would see micro-batches of another size.
+        // Batch norms depend on the size of micro-batches, so M must not change.
         choices.micro_batches = vec![pipeline.micro_batches];
     }
     let found = find(&mut source, &devices, config, choices)?;
@@ -205,7 +205,7 @@ fn automatic(
     Ok(file(&source, &devices, config, &found))
 }
 
-/// A schedule to choose from.
+/// A schedule to choose from. Files are refused.
 fn planned(choice: &ScheduleChoice) -> Result<Schedule, CliError> {
     match choice {
         ScheduleChoice::Named(schedule) => Ok(schedule.clone()),
@@ -216,7 +216,7 @@ fn planned(choice: &ScheduleChoice) -> Result<Schedule, CliError> {
     }
 }
 
-/// The picture of a plan that was found.
+/// The drawing of a plan.
 struct Drawn {
     bytes: Vec<Vec<(Nanos, Bytes)>>,
     peaks: Vec<Bytes>,
@@ -254,7 +254,7 @@ impl Drawn {
     }
 }
 
-/// What the planner may choose from; nothing: everything.
+/// The choices of the planner. Empty lists and `None` leave everything open.
 #[derive(Default)]
 struct Choices {
     stages: Vec<usize>,
@@ -270,13 +270,13 @@ fn find(
     config: &Config,
     choices: Choices,
 ) -> Result<Found, CliError> {
-    // Here, where every plan is made: the advice is of the same costs.
+    // Set here, where all plans are made, so that advice uses the same costs.
     source.costs.replicated = config.pipeline.replicas > 1;
     let samples = config.samples_of_a_pipeline();
     let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
     let mut powers: Vec<usize> = powers_of_two(samples).collect();
     powers.push(config.pipeline.micro_batches.min(samples));
-    // Of its own accord it plans with sizes of micro-batches that were measured.
+    // Unless told otherwise, the planner uses only micro-batch sizes that were measured.
     powers.sort_unstable();
     powers.dedup();
     let is_measured = |m: usize| source.analytic || source.costs.has_size(samples.div_ceil(m));
@@ -321,7 +321,7 @@ fn find(
     })?)
 }
 
-/// Names the M that are not planned with because nothing of their size was measured.
+/// Names the values of M that are left out because no micro-batches of their size were measured.
 fn tell_unmeasured(all: &[usize], samples: usize, is_measured: impl Fn(usize) -> bool) {
     let without = all.iter().filter(|&&m| !is_measured(m));
     let without: Vec<String> =
@@ -336,7 +336,7 @@ fn tell_unmeasured(all: &[usize], samples: usize, is_measured: impl Fn(usize) ->
 }
 
 fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
-    if schedules.is_empty() { Schedule::TRAINING.to_vec() } else { schedules }
+    if schedules.is_empty() { Schedule::SEARCHED_EXACTLY.to_vec() } else { schedules }
 }
 
 fn file(source: &Source, devices: &[PlanDevice], config: &Config, found: &Found) -> PlanFile {
@@ -344,7 +344,7 @@ fn file(source: &Source, devices: &[PlanDevice], config: &Config, found: &Found)
     PlanFile::new(source, config.samples_of_a_pipeline(), devices, &found.plan, predicted)
 }
 
-/// Devices with caps and speeds, of which there is one for all or one for each.
+/// Devices with memory caps and speeds. There may be one value for all devices, or one per device.
 fn placed(count: usize, caps: &[Bytes], speeds: &[f64]) -> Result<Vec<PlanDevice>, CliError> {
     let fits = |given: usize, what: &str| match given {
         0 | 1 => Ok(()),
@@ -365,7 +365,7 @@ fn placed(count: usize, caps: &[Bytes], speeds: &[f64]) -> Result<Vec<PlanDevice
     Ok((0..count).map(device).collect())
 }
 
-/// The cut, if the command line says which.
+/// The cut, if the command line fixes it.
 fn fixed_balance(config: &Config, given: bool) -> Option<Vec<usize>> {
     match &config.pipeline.balance {
         Balance::Layers(layers) if given => Some(layers.clone()),
@@ -383,7 +383,7 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
     let mut source = match path {
         Some(path) => {
             let found = profile::read(&path)?;
-            // The sizes of tokens and classes are those of the data that were profiled: none are
+            // The numbers of tokens and classes are those of the profiled data, since no data are
             // read here.
             let size = usize::try_from(found.subject.classes).unwrap_or(0);
             let model = task::model(config, size)?;
@@ -414,19 +414,19 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
     Ok(source)
 }
 
-/// From shapes alone.
+/// Costs estimated from shapes.
 fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
     let rate = Rate {
         flops_per_s: positive("--flops", arguments.flops.unwrap_or(RATE))?,
         bytes_per_s: positive("--bandwidth", arguments.bandwidth.unwrap_or(BANDWIDTH))?,
         latency: Nanos(0),
     };
-    // Nothing of it need be here: the bytes are those of a CPU's kernels.
+    // The devices need not exist here. Bytes are those of CPU kernels.
     let mut config = config.clone();
     config.pipeline.devices.0 = vec![gpipe::Device::Cpu];
     let model = task::model(&config, task::configured_size(&config)?)?;
     let subject = profile::subject(&config, &model)?.of_shapes();
-    // Between the powers of two costs are on the line through their neighbours.
+    // Costs between powers of two are interpolated linearly.
     let samples = config.samples_of_a_pipeline();
     let sizes: Vec<usize> = powers_of_two(samples).chain([samples]).collect();
     config.pipeline.memory.0.clear();

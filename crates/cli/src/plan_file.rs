@@ -1,5 +1,4 @@
-//! A plan on disk: what was decided, from which costs, and what was predicted, before anything
-//! runs.
+//! A plan on disk: the decisions, the costs behind them, and the prediction made before the run.
 
 use std::path::Path;
 
@@ -17,43 +16,43 @@ use crate::{
     values::ScheduleChoice,
 };
 
-/// The format that is written.
+/// The format version that is written.
 const FORMAT: u32 = 1;
-/// Largest file.
+/// Maximum size of a plan file.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Where costs come from.
+/// The source of the costs.
 pub(crate) struct Source {
     pub costs: ModelCosts,
-    /// In words.
+    /// A description of the source.
     pub text: String,
-    /// What they are of.
+    /// What was profiled.
     pub subject: Subject,
-    /// From shapes alone: the subject says nothing of devices.
+    /// Whether costs were estimated from shapes. The subject then says nothing about devices.
     pub analytic: bool,
 }
 
-/// The file.
+/// The contents of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanFile {
     format: u32,
-    /// Where the costs come from, in words.
+    /// A description of the source of the costs.
     pub source: String,
-    /// What they are of; analytic ones are of shapes alone.
+    /// What was profiled. Analytic costs depend on shapes only.
     pub subject: Subject,
     pub analytic: bool,
-    /// Samples of a mini-batch; of a replica's part of it, where there are several.
+    /// Number of samples of a mini-batch, or of one replica's part.
     pub samples: usize,
     pub plan: Plan,
-    /// By stage.
+    /// Devices by stage.
     pub devices: Vec<Placed>,
     pub predicted: Predicted,
-    /// All that the prediction was made of.
+    /// All costs that the prediction used.
     pub costs: ModelCosts,
 }
 
-/// A device and its cap.
+/// A device's speed and memory cap.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Placed {
@@ -62,28 +61,28 @@ pub(crate) struct Placed {
     pub memory: Option<Bytes>,
 }
 
-/// The prediction in short.
+/// A summary of the prediction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Predicted {
     pub step: Nanos,
-    /// The quartiles of the step, as far as the costs say how certain they are.
+    /// The quartiles of the step's time, if the costs have a spread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<[Nanos; 2]>,
     pub bubble: f64,
-    /// By stage.
+    /// Peak memory by stage.
     pub peaks: Vec<Bytes>,
 }
 
 impl Predicted {
-    /// ` [low .. high]`, or nothing.
+    /// The quartiles as ` [low .. high]`, or nothing.
     pub(crate) fn quartiles(&self) -> String {
         self.interval.map_or(String::new(), |[low, high]| format!(" [{low} .. {high}]"))
     }
 }
 
 impl PlanFile {
-    /// Of a plan for `devices`.
+    /// A plan file for `devices`.
     pub(crate) fn new(
         source: &Source,
         samples: usize,
@@ -127,26 +126,26 @@ impl PlanFile {
         Ok(file)
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes the file, whole or not at all.
     pub(crate) fn write(&self, path: &Path) -> Result<(), CliError> {
         let text = serde_json::to_string(self).map_err(|error| io(path)(error.into()))?;
         write_aside(path, &text)
     }
 
-    /// The prediction in full, made again from the costs.
+    /// The full prediction, recomputed from the costs.
     pub(crate) fn prediction(&self) -> Result<Prediction, gpipe_core::plan::PlanError> {
         let device = |own: &Placed| PlanDevice { speed: own.speed, memory: own.memory };
         let devices: Vec<PlanDevice> = self.devices.iter().map(device).collect();
         predict(&self.costs, &devices, self.samples, &self.plan)
     }
 
-    /// Whether `config` runs as planned.
+    /// Whether `config` follows the plan.
     pub(crate) fn is_followed(&self, config: &Config) -> bool {
         let mut planned = config.clone();
         self.apply(&mut planned, "").is_ok() && planned.pipeline == config.pipeline
     }
 
-    /// Runs `config` as planned.
+    /// Changes `config` to follow the plan.
     pub(crate) fn apply(&self, config: &mut Config, origin: &str) -> Result<(), CliError> {
         let (wanted, samples) = (config.samples_of_a_pipeline(), self.samples);
         if wanted != samples {

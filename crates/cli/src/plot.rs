@@ -1,4 +1,4 @@
-//! `gpipe plot`.
+//! `gpipe plot`: draws the metrics of runs.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &PlotArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The records in a run's folder.
+/// Reads the records in a run's folder.
 fn read(folder: &Path) -> Result<Run, CliError> {
     let path = folder.join("metrics.jsonl");
     if !path.exists() {

@@ -1,4 +1,4 @@
-//! `gpipe predict`: what is on images.
+//! `gpipe predict`: classifies images.
 
 use gpipe_data::images::{ImageBatch, decode};
 use tch::Kind;
@@ -12,11 +12,11 @@ use crate::{
     task::{Batch, classification, kind},
 };
 
-/// Most images that go through the network at once.
+/// Maximum number of images that go through the network at once.
 const BATCH_MAX: usize = 32;
 
-/// Names the likeliest classes of each image. One that cannot be read is told, and the others go
-/// on.
+/// Prints the most likely classes of each image. An image that cannot be read is reported, and the
+/// others continue.
 pub(crate) fn run(
     arguments: &PredictArguments,
     here: Option<&Environment>,

@@ -1,4 +1,4 @@
-//! `gpipe profile`: what each layer takes and holds where it really runs.
+//! `gpipe profile`: the time and memory of each layer under real conditions.
 
 use std::path::{Path, PathBuf};
 
@@ -27,18 +27,18 @@ use crate::{
     values::ScheduleChoice,
 };
 
-/// Steps that are measured of each size and policy unless --steps says otherwise.
+/// Default number of steps measured for each size and policy.
 const STEPS: u64 = 4;
-/// M for which is measured unless --micro-batches says otherwise.
+/// Default numbers of micro-batches to measure.
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// Mini-batches that are made for it, and used in turn.
+/// Maximum number of different mini-batches; they are used in turn.
 const BATCHES_MAX: u64 = 8;
-/// Most passes.
+/// Maximum number of passes.
 const PASSES_MAX: usize = 100;
-/// Largest profile.
+/// Maximum size of a profile.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Measures, shows, and writes the file.
+/// Measures, prints the profile and writes the file.
 pub(crate) fn run(
     arguments: &ProfileArguments,
     here: Option<&Environment>,
@@ -60,7 +60,7 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     setup::check_images(&config, processes)?;
     processes.agree_on(&config)?;
     if processes.are_several() {
-        // Each replica measures itself, with the others at work.
+        // Each replica measures itself while the others are at work.
         processes.replicate(config.pipeline.replicas)?;
     }
     let steps = arguments.config.steps.unwrap_or(STEPS);
@@ -81,17 +81,17 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     Ok(())
 }
 
-/// How much is measured.
+/// How much to measure.
 pub(crate) struct Extent<'a> {
-    /// For each of these M, or the usual ones, if there is none.
+    /// The numbers of micro-batches M, or the default ones if empty.
     pub micro_batches: &'a [usize],
-    /// Of each, in each pass.
+    /// Steps per size and policy in each pass.
     pub steps: u64,
-    /// How often everything is measured.
+    /// How often all measurements are repeated.
     pub passes: usize,
 }
 
-/// Measures what `config` describes.
+/// Measures the layers of the network that `config` describes.
 pub(crate) fn measure(
     config: &Config,
     (task, model): (&dyn Task, &Sequence),
@@ -105,7 +105,7 @@ pub(crate) fn measure(
         return Err(CliError::Usage("--micro-batches 0: use 1 or more".into()));
     }
     all.push(config.pipeline.micro_batches);
-    // More than there are samples are as many as there are.
+    // M is at most the number of samples.
     let samples = config.samples_of_a_pipeline();
     for asked in micro_batches.iter().filter(|&&asked| asked > samples) {
         say!("--micro-batches {asked}: a mini-batch has {samples} samples: {samples} are measured");
@@ -120,12 +120,13 @@ pub(crate) fn measure(
     }
     same_samples(&mut batches, samples)?;
     let machine = machine();
-    // The configured one first, if it has whole backwards: quartiles are of the first.
+    // The configured schedule comes first, if its backwards are not split, because quartiles are
+    // taken from the first schedule.
     let own = &config.pipeline.schedule.schedule()?;
-    let mut schedules = Schedule::TRAINING.to_vec();
+    let mut schedules = Schedule::SEARCHED_EXACTLY.to_vec();
     schedules.sort_by_key(|schedule| schedule != own);
-    schedules.extend((!own.is_plain()).then(|| own.clone()));
-    // What does not fit a cap as configured may fit it as planned.
+    schedules.extend((!own.is_searched_exactly()).then(|| own.clone()));
+    // What exceeds a cap as configured may fit it as planned.
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
     let config = &uncapped;
@@ -158,8 +159,8 @@ pub(crate) fn measure(
     )?)
 }
 
-/// The M whose steps fit in this machine's memory where everything is kept, which is measured, too.
-/// The others are told.
+/// The M whose steps fit this machine's memory even when all activations are kept, which is
+/// measured too. The other M are reported.
 fn that_fit(
     config: &Config,
     model: &Sequence,
@@ -187,8 +188,8 @@ fn that_fit(
     }
 }
 
-/// Mini-batches of sentences have as many as their tokens allow. Of each so many are taken as plans
-/// count with, evenly; where there are fewer, some twice.
+/// Brings mini-batches of sentences to `samples` rows, the number that plans assume: their number
+/// of sentences varies with their tokens. Rows are taken evenly, some twice if there are fewer.
 fn same_samples(
     batches: &mut [(Vec<Tensor>, Vec<Tensor>)],
     samples: usize,
@@ -208,14 +209,14 @@ fn same_samples(
     Ok(())
 }
 
-/// What a profile of `config` would be of.
+/// The subject of a profile of `config`: what a profile must match.
 pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliError> {
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
     Ok(setup::pipeline(&uncapped, model.clone())?.subject(&machine())?)
 }
 
-/// Where the profile of a configuration's file is kept.
+/// The default path of the profile of a configuration file.
 pub(crate) fn default_path(arguments: &ConfigArguments) -> PathBuf {
     let name = arguments.config.as_deref().and_then(Path::file_stem).unwrap_or_default();
     PathBuf::from("out").join(format!("{}.profile.json", name.to_string_lossy()))
@@ -232,7 +233,7 @@ pub(crate) fn read(path: &Path) -> Result<Profile, CliError> {
     Ok(Profile::from_json(&text, &path.display().to_string())?)
 }
 
-/// The processor and its cores, in words.
+/// A description of the processor and its number of cores.
 pub(crate) fn machine() -> String {
     let cores = machine::cores();
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -242,9 +243,9 @@ pub(crate) fn machine() -> String {
     format!("{model}, {cores} cores")
 }
 
-/// Forward, re-materialization and backward.
+/// The time of forward, re-materialization and backward.
 fn time_of(cost: &LayerCost) -> Nanos {
-    // Under a schedule that splits them there are halves only.
+    // A schedule that splits backwards has only the halves.
     cost.forward
         + cost.rematerialize
         + cost.backward.max(cost.backward_input + cost.backward_weight)
@@ -254,7 +255,7 @@ fn ms(time: Nanos) -> String {
     format!("{:.2}", time.as_ms())
 }
 
-/// What backwards in halves take beside whole ones, under each schedule that splits them.
+/// Prints the time of split backwards, relative to whole ones, for each schedule that splits them.
 fn show_halves(costs: &ModelCosts, samples: usize) {
     let whole: Nanos = costs.at(samples, &Schedule::OneFOneB).iter().map(|c| c.backward_kept).sum();
     for (name, sizes) in &costs.under {
@@ -279,7 +280,7 @@ fn show_halves(costs: &ModelCosts, samples: usize) {
     }
 }
 
-/// What a re-materialization takes and holds that keeps what products gave, beside a whole one.
+/// Prints the time and memory of selective re-materialization, relative to full re-materialization.
 fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
     if !costs.has_selective(samples, schedule) {
         return;
@@ -297,8 +298,8 @@ fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
     );
 }
 
-/// A table of the layers at the configured M, measured beside estimated, one of the sizes, and what
-/// else was measured.
+/// Prints a table of the layers at the configured M, measured and estimated, then a table of the
+/// sizes, and the other measurements.
 fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &Schedule) {
     let costs = &profile.costs;
     let samples = config.samples_of_a_pipeline().div_ceil(config.pipeline.micro_batches.max(1));
@@ -316,7 +317,7 @@ fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &S
     say!("{}", host_memory(costs));
 }
 
-/// How far the steps are spread, and what was done about it.
+/// Prints the spread of the steps, and what was done about it.
 fn show_spread(profile: &Profile) {
     let costs = &profile.costs;
     let own = costs.spread.iter().map(|(samples, spread)| (*samples, *spread));
@@ -334,7 +335,7 @@ fn show_spread(profile: &Profile) {
     );
 }
 
-/// The layers in micro-batches of `samples` samples.
+/// Prints the layers in micro-batches of `samples` samples.
 fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedule: &Schedule) {
     let costs = &profile.costs;
     let (layers, spreads) = (costs.at(samples, schedule), profile.spread.get(&samples));
@@ -385,7 +386,7 @@ fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedu
     }
 }
 
-/// All layers, by size of micro-batches.
+/// Prints the sums over all layers, by micro-batch size.
 fn show_sizes(costs: &ModelCosts) {
     let flops: u64 = costs.layers.iter().map(|layer| layer.flops).sum();
     say!("all layers, by size of micro-batches:");
@@ -414,7 +415,7 @@ fn show_sizes(costs: &ModelCosts) {
     }
 }
 
-/// What is held besides the stages' tensors.
+/// Describes the host memory used besides the stages' tensors.
 pub(crate) fn host_memory(costs: &ModelCosts) -> String {
     let state: Bytes = costs.layers.iter().map(|layer| layer.parameters + layer.optimizer).sum();
     let ties: Bytes = costs.ties.iter().map(|tie| tie.parameters + tie.optimizer).sum();

@@ -1,4 +1,4 @@
-//! What a run shows while it goes on: a bar in a terminal, plain lines elsewhere.
+//! What a run shows while it is training: a progress bar in a terminal, plain lines elsewhere.
 
 use std::{
     io::IsTerminal,
@@ -13,19 +13,19 @@ use crate::output::{complain, is_quiet, say};
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// A bar or lines.
+/// A progress bar or plain lines.
 pub(crate) struct Progress {
     shown: Shown,
-    /// What a target is called.
+    /// The unit of targets, such as `token`.
     unit: &'static str,
 }
 
 enum Shown {
-    /// In a terminal.
+    /// A bar, in a terminal.
     Bar(ProgressBar),
-    /// PeerError.
+    /// Plain lines, elsewhere.
     Lines {
-        /// Steps of the run.
+        /// Number of steps of the run.
         steps: u64,
         /// When the last line was printed.
         last: Option<Instant>,
@@ -33,7 +33,7 @@ enum Shown {
 }
 
 impl Progress {
-    /// For a run of `steps`; its targets are called `unit`.
+    /// Progress of a run of `steps` steps, whose targets are counted in `unit`s.
     pub(crate) fn new(steps: u64, unit: &'static str) -> Self {
         if is_quiet() || !std::io::stderr().is_terminal() {
             return Self { shown: Shown::Lines { steps, last: None }, unit };
@@ -46,7 +46,7 @@ impl Progress {
         Self { shown: Shown::Bar(bar), unit }
     }
 
-    /// After step number `step` of the run.
+    /// Reports step number `step` of the run.
     pub(crate) fn step(&mut self, step: u64, report: &StepReport) {
         let (per_s, unit) = (report.count / (report.time.as_ms() / 1e3), self.unit);
         let skipped = if report.skipped { "  skipped: float16 overflow" } else { "" };
@@ -70,7 +70,7 @@ impl Progress {
         }
     }
 
-    /// A line between two steps.
+    /// Prints a line between two steps.
     pub(crate) fn say(&self, line: &str) {
         match &self.shown {
             Shown::Bar(bar) if !bar.is_finished() => bar.suspend(|| say!("{line}")),
@@ -78,7 +78,7 @@ impl Progress {
         }
     }
 
-    /// A line that is not for the results.
+    /// Prints a warning to standard error.
     pub(crate) fn warn(&self, line: &str) {
         match &self.shown {
             Shown::Bar(bar) if !bar.is_finished() => {
@@ -88,7 +88,7 @@ impl Progress {
         }
     }
 
-    /// The run is over; the table that follows says more than the bar.
+    /// Ends the bar at the end of the run. The table that follows says more.
     pub(crate) fn finish(&self) {
         if let Shown::Bar(bar) = &self.shown {
             bar.finish_and_clear();

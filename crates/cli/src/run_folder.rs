@@ -1,8 +1,8 @@
 //! A trained model: the files that `gpipe train` wrote, read and checked against each other.
 //!
-//! `config.toml` says what the model is, `tokenizer.json` or `classes.json` what its numbers mean,
-//! `weights.safetensors` its parameters. The number of stages may be another one than in training:
-//! weights are kept by parameter, not by stage.
+//! `config.toml` describes the model, `tokenizer.json` or `classes.json` names its tokens or
+//! classes, and `weights.safetensors` holds its parameters. The number of stages may differ from
+//! training, because weights are stored by parameter, not by stage.
 
 use std::path::{Path, PathBuf};
 
@@ -23,18 +23,18 @@ use crate::{
     values::ScheduleChoice,
 };
 
-/// The file of the parameters after the last step, in a run's folder.
+/// File of the final parameters in a run's folder.
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
-/// The file of their moving averages, if the run kept them.
+/// File of the moving averages of the parameters, if the run keeps them.
 pub(crate) const AVERAGES: &str = "averages.safetensors";
-/// Before the names of those two, after a run that had ended went on.
+/// Prefix that those two files get when a finished run is resumed.
 pub(crate) const EARLIER: &str = "earlier-";
-/// The plan that it follows, if it follows one.
+/// File of the plan that the run follows, if any.
 pub(crate) const PLAN: &str = "plan.json";
-/// The folder of its checkpoints.
+/// Folder of the run's checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
-/// What is wrong with a trained model's files.
+/// Errors of a trained model's files.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunFolderError {
     #[error("{0}: there is no such folder: give the one that `gpipe train` named after 'files:'")]
@@ -64,15 +64,15 @@ pub(crate) struct RunFolder {
     averages: bool,
 }
 
-/// Where they come from.
+/// The source of a trained model.
 enum Source {
-    /// The files of a run that has ended, or those named.
+    /// The files of a finished run, or the files named by flags.
     Files { config: PathBuf, weights: PathBuf },
     /// A checkpoint.
     Checkpoint(Box<Checkpoint>),
 }
 
-/// The configuration file of the run that `folder` is, or is a checkpoint of, if it has one.
+/// The configuration file of a run, where `folder` is the run's folder or one of its checkpoints.
 pub(crate) fn config_of(folder: &Path) -> Option<PathBuf> {
     let run = folder.parent().and_then(Path::parent);
     let folders = [Some(folder), run].into_iter().flatten();
@@ -80,7 +80,7 @@ pub(crate) fn config_of(folder: &Path) -> Option<PathBuf> {
 }
 
 impl RunArguments {
-    /// The longest silence of a process, as far as the command line says.
+    /// The process timeout, in seconds, as far as the command line determines it.
     pub(crate) fn timeout_s(&self) -> u64 {
         let of_run = self.folder.as_ref().and_then(|folder| config_of(folder));
         let config = of_run.or_else(|| self.config.clone());
@@ -89,7 +89,7 @@ impl RunArguments {
 }
 
 impl RunArguments {
-    /// What every process must have been told alike.
+    /// The arguments that must be the same in every process.
     fn told(&self) -> Vec<(String, String)> {
         let path = |path: &Option<PathBuf>| {
             path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
@@ -105,12 +105,12 @@ impl RunArguments {
 }
 
 impl RunFolder {
-    /// Reads the configuration and the vocabulary, and sees that there are weights.
+    /// Reads the configuration and the vocabulary, and checks that there are weights.
     ///
-    /// Of several processes one looks for them, so that all have the same, whatever is saved
-    /// meanwhile.
+    /// Of several processes, one looks for them. So all use the same ones, even if something is
+    /// saved meanwhile.
     pub(crate) fn open(arguments: &RunArguments, processes: &Processes) -> Result<Self, CliError> {
-        processes.agree_on_facts(&arguments.told())?; // the first process's are followed
+        processes.agree_on_facts(&arguments.told())?; // the first process's arguments are followed
         let mut own = None;
         let place = processes.decided(|| {
             let found = Source::find(arguments)?;
@@ -129,7 +129,7 @@ impl RunFolder {
             ..ConfigArguments::default()
         };
         let (mut config, vocabulary) = source.read(&overrides)?;
-        // What is evaluated does not depend on it, and a file may be gone.
+        // Evaluation does not depend on the schedule, and its file may be gone.
         if matches!(config.pipeline.schedule, ScheduleChoice::File(_)) {
             config.pipeline.schedule = ScheduleChoice::Named(Schedule::OneFOneB);
             config.set_stages(config.pipeline.stages, arguments.device.is_some());
@@ -141,8 +141,8 @@ impl RunFolder {
         Ok(Self { config, vocabulary, source, averages: arguments.averages })
     }
 
-    /// The pipeline with the trained weights: all of them (in one of several processes those of its
-    /// stages), and nothing else.
+    /// The pipeline with the trained weights. In one of several processes, these are the weights of
+    /// its stages.
     pub(crate) fn pipeline(&self, processes: &Processes) -> Result<Pipeline, CliError> {
         processes.agree_on(&self.config)?;
         let (weights, from, config) = match &self.source {
@@ -185,8 +185,8 @@ pub(crate) fn checkpoint_weights(
     Ok(if averages { checkpoint.averages()? } else { checkpoint.parameters()? })
 }
 
-/// The newest complete checkpoint of the run in `folder`, or the one that `folder` is; none where
-/// it holds none.
+/// The checkpoint in `folder`, or the newest complete one of the run in `folder`. `None` if there
+/// is none.
 pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliError> {
     if folder.join(manifest::NAME).exists() {
         return Ok(Some(Checkpoint::open(folder)?));
@@ -199,7 +199,7 @@ pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliErro
     Ok(newest.found)
 }
 
-/// Where a model's files are.
+/// The location of a model's files, as processes send it to each other.
 #[derive(Serialize, Deserialize)]
 enum ModelFiles {
     Files { config: PathBuf, weights: PathBuf },

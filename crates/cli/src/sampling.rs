@@ -1,19 +1,21 @@
-//! Which token comes next, from a model's logits: temperature, top-k, nucleus. A pure function; the
-//! randomness is a number that the caller gives, so that the same seed gives the same text however
-//! the model is cut.
+//! Chooses the next token from a model's logits: temperature, top-k and nucleus sampling.
+//!
+//! It is a pure function: the caller gives the random number. So the same seed gives the same text
+//! however the model is cut.
 //!
 //! ```text
-//! logits --finite?--> sorted, ties by index --top-k--> exp((l - max) / T) --top-p--> the token at `uniform`
+//! logits --finite?--> sorted, ties by index --top-k--> exp((l - max) / T)
+//!        --top-p--> the token at `uniform`
 //! ```
 //!
 //! Absent: tensors, tokens' meaning, any generator with state.
 
 use gpipe_core::splitmix;
 
-/// What the seed's use for sampling is told apart by.
+/// Distinguishes sampling from other uses of the seed.
 const SAMPLING_STREAM: u64 = 0x0073_616d_706c_6500;
 
-/// How to choose, checked.
+/// Validated sampling settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sampling {
     temperature: f64,
@@ -21,7 +23,7 @@ pub(crate) struct Sampling {
     top_p: f64,
 }
 
-/// What cannot be sampled with, or from.
+/// Invalid settings, or invalid logits.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub(crate) enum SamplingError {
     #[error("the temperature is {0}: use 0 (always the likeliest token) or a positive number")]
@@ -40,10 +42,12 @@ pub(crate) enum SamplingError {
 }
 
 impl Sampling {
-    /// Temperature 0 is greedy: the likeliest token, whatever the rest says.
+    /// Validates settings. Temperature 0 is greedy: it takes the most likely token, whatever the
+    /// other settings are.
     ///
     /// # Errors
-    /// A temperature below 0, infinite or not a number; a `top_k` of 0; a `top_p` outside (0, 1].
+    /// Fails if `temperature` is negative, infinite or NaN, if `top_k` is 0, or if `top_p` is
+    /// outside (0, 1].
     pub(crate) fn new(
         temperature: f64,
         top_k: Option<usize>,
@@ -61,18 +65,21 @@ impl Sampling {
         Ok(Self { temperature, top_k, top_p })
     }
 
-    /// The index of one of `logits`: the `top_k` greatest of them (of equals the first), of those
-    /// the fewest whose probability reaches `top_p` (nucleus: Holtzman et al. 2020, section 3.1),
-    /// and of those the one that `uniform`, from [0, 1), points at.
+    /// Samples an index of `logits`.
+    ///
+    /// Keeps the `top_k` greatest logits (of equal ones the first), and of those the smallest set
+    /// whose probability reaches `top_p` (nucleus sampling: Holtzman et al. 2020, section 3.1).
+    /// `uniform`, from [0, 1), selects one of them.
     ///
     /// # Errors
-    /// No logits; one that is not finite.
+    /// Fails if there are no logits or one is not finite.
     pub(crate) fn sample(&self, logits: &[f32], uniform: f64) -> Result<usize, SamplingError> {
         if let Some((token, value)) = logits.iter().enumerate().find(|(_, l)| !l.is_finite()) {
             return Err(SamplingError::NotFinite { token, value: *value });
         }
         let mut ranked: Vec<(usize, f32)> = logits.iter().copied().enumerate().collect();
-        // Stable, so equals stay in the order of their indices; 0 and -0 are equal.
+        // The sort is stable, so equal logits stay in the order of their indices. 0 and -0 are
+        // equal.
         ranked.sort_by(|(_, a), (_, b)| b.partial_cmp(a).unwrap_or(std::cmp::Ordering::Equal));
         let &(likeliest, max) = ranked.first().ok_or(SamplingError::Empty)?;
         if self.temperature == 0.0 {
@@ -88,13 +95,13 @@ impl Sampling {
             weights.truncate(kept.map_or(usize::MAX, |last| last + 1));
         }
         let at = uniform * running(&weights).last().unwrap_or(0.0);
-        // The sum grows only by a positive weight: what has probability 0 is never chosen.
+        // Only a positive weight increases the sum, so a token with probability 0 is never chosen.
         let chosen = running(&weights).position(|sum| sum > at);
         Ok(chosen.and_then(|rank| ranked.get(rank)).map_or(likeliest, |&(token, _)| token))
     }
 }
 
-/// The sums of the first 1, 2, ... weights.
+/// The cumulative sums of the weights.
 fn running(weights: &[f64]) -> impl Iterator<Item = f64> {
     weights.iter().scan(0.0, |sum, weight| {
         *sum += weight;
@@ -102,7 +109,7 @@ fn running(weights: &[f64]) -> impl Iterator<Item = f64> {
     })
 }
 
-/// The number in [0, 1) that chooses the token at `position` of a text.
+/// The number in [0, 1) that selects the token at `position` of a text.
 pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
     let bits = splitmix::at(splitmix::key(&[seed, SAMPLING_STREAM]), position);
     (bits >> 11) as f64 / (1_u64 << 53) as f64

@@ -1,32 +1,28 @@
-//! `gpipe schedule`: prints a schedule in the form that is read.
+//! `gpipe schedule`: prints a schedule in the format that `--schedule file:PATH` reads.
 
 use gpipe::{Nanos, Schedule};
 use gpipe_core::{
     draw::grid,
     lower::{Topology, lower},
-    schedule::{DoesNotFit, custom::print},
+    schedule::{ActionLists, DoesNotFit, custom::print},
     simulate::{Costs, Timeline, simulate_with_room},
-    validate::validate,
+    validate::{HeldMicroBatches, validate},
 };
 use gpipe_observe::picture::{self, Panel, Scene};
 
 use crate::{CliError, args::ScheduleArguments, files::write_aside, output::say};
 
-/// Most actions that are printed.
+/// Maximum number of actions that are printed.
 const ACTIONS_MAX: usize = 1 << 22;
 
-/// Prints a schedule, with its bubble and what it holds.
+/// Prints a schedule, its bubble, and what each stage holds.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
-    let (schedule, remat) = (arguments.name.schedule()?, &arguments.remat);
-    let (devices, micro_batches) = size(arguments, &schedule)?;
-    let stages = schedule.stages(devices).map_err(misfit)?;
-    remat.check(stages).map_err(CliError::Usage)?;
-    let lists = remat.apply(&schedule.actions(devices, micro_batches));
-    let program = lower(&lists, &Topology::chain(stages), micro_batches);
-    let program = program.map_err(|error| CliError::Usage(error.to_string()))?;
-    let (capacity, timeline) = simulate_with_room(&program, &Costs::unit_halves(stages))
-        .map_err(|error| CliError::Usage(error.to_string()))?;
-    let held = validate(&program, capacity).map_err(|error| CliError::Usage(error.to_string()))?;
+    let remat = &arguments.remat;
+    let names = std::iter::once(&arguments.name).chain(&arguments.beside);
+    let all = names.map(|name| Simulated::new(&name.schedule()?, arguments));
+    let all = all.collect::<Result<Vec<_>, CliError>>()?;
+    let Some(shown) = all.first() else { return Ok(()) };
+    let Simulated { schedule, devices, stages, micro_batches, lists, timeline, held } = shown;
     let list = |numbers: &[usize]| {
         let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
         numbers.join(" ")
@@ -44,25 +40,64 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
     say!("# inputs held at most, by stage: {}", list(&held.inputs));
     say!("# activations held at most, by stage: {}", list(&held.activations));
     if arguments.draw {
-        for line in grid(&timeline, Nanos(1)).lines() {
+        for line in grid(timeline, Nanos(1)).lines() {
             say!("# {line}");
         }
     }
-    say!("{}", print(&lists).trim_end());
+    say!("{}", print(lists).trim_end());
     if let Some(path) = &arguments.svg {
-        let timeline = in_milliseconds(timeline);
-        let note = "simulated: forwards and halves of backwards take 1 ms each";
-        let scene = Scene {
-            title: format!("{schedule}: {devices} devices, {micro_batches} micro-batches"),
-            subtitle: Vec::new(),
-            panels: vec![Panel::new("schedule", note, &timeline)],
-        };
-        write_aside(path, &picture::svg(&scene))?;
+        write_aside(path, &drawing(&all))?;
     }
     Ok(())
 }
 
-/// How many devices and micro-batches it is for: as the arguments say, or the file.
+/// A schedule, and a simulation of its step in units of time.
+struct Simulated {
+    schedule: Schedule,
+    devices: usize,
+    stages: usize,
+    micro_batches: usize,
+    lists: ActionLists,
+    timeline: Timeline,
+    held: HeldMicroBatches,
+}
+
+impl Simulated {
+    fn new(schedule: &Schedule, arguments: &ScheduleArguments) -> Result<Self, CliError> {
+        let (devices, micro_batches) = size(arguments, schedule)?;
+        let stages = schedule.stages(devices).map_err(misfit)?;
+        arguments.remat.check(stages).map_err(CliError::Usage)?;
+        let usage = |error: &dyn std::fmt::Display| CliError::Usage(error.to_string());
+        let lists = arguments.remat.apply(&schedule.actions(devices, micro_batches));
+        let program = lower(&lists, &Topology::chain(stages), micro_batches);
+        let program = program.map_err(|error| usage(&error))?;
+        let (capacity, timeline) = simulate_with_room(&program, &Costs::unit_halves(stages))
+            .map_err(|error| usage(&error))?;
+        let held = validate(&program, capacity).map_err(|error| usage(&error))?;
+        let schedule = schedule.clone();
+        Ok(Self { schedule, devices, stages, micro_batches, lists, timeline, held })
+    }
+}
+
+/// The schedules as SVG, one below the other on the same time axis.
+fn drawing(all: &[Simulated]) -> String {
+    let names: Vec<String> = all.iter().map(|own| own.schedule.to_string()).collect();
+    let timelines: Vec<Timeline> =
+        all.iter().map(|own| in_milliseconds(own.timeline.clone())).collect();
+    let note = "simulated: forwards and halves of backwards take 1 ms each";
+    let panels = names.iter().zip(&timelines);
+    let title = all.first().map_or_else(String::new, |first| {
+        let Simulated { devices, micro_batches, .. } = first;
+        format!("{}: {devices} devices, {micro_batches} micro-batches", names.join(" and "))
+    });
+    picture::svg(&Scene {
+        title,
+        subtitle: Vec::new(),
+        panels: panels.map(|(name, timeline)| Panel::new(name, note, timeline)).collect(),
+    })
+}
+
+/// The number of devices and micro-batches, from the arguments or from the schedule's file.
 fn size(arguments: &ScheduleArguments, schedule: &Schedule) -> Result<(usize, usize), CliError> {
     let (own_devices, own_micro_batches) = match schedule {
         Schedule::Custom(own) => (Some(own.lists().len()), Some(own.micro_batches())),
@@ -81,7 +116,7 @@ fn size(arguments: &ScheduleArguments, schedule: &Schedule) -> Result<(usize, us
     }
     let stages = schedule.stages(devices).map_err(misfit)?;
     schedule.check_micro_batches(micro_batches).map_err(misfit)?;
-    // An interleaved one is made for a multiple of its devices.
+    // An interleaved schedule is made for a multiple of its devices.
     let whole = micro_batches.div_ceil(devices).saturating_mul(devices);
     if stages.saturating_mul(whole).saturating_mul(4) > ACTIONS_MAX {
         return Err(CliError::Usage(format!(
@@ -96,7 +131,7 @@ fn misfit(error: DoesNotFit) -> CliError {
     CliError::Usage(error.to_string())
 }
 
-/// A timeline in units of time, of which one becomes a millisecond.
+/// Converts a timeline in units of time so that one unit is a millisecond.
 fn in_milliseconds(mut timeline: Timeline) -> Timeline {
     let longer = |time: &mut Nanos| *time = Nanos(time.0 * 1_000_000);
     timeline.devices.iter_mut().flatten().for_each(|timed| {

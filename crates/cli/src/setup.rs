@@ -1,4 +1,4 @@
-//! From a configuration to a pipeline.
+//! Builds a pipeline from a configuration.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     task,
 };
 
-/// Refuses images that one process may leave out and another not.
+/// Refuses to skip unreadable images in several processes, since they might skip different ones.
 pub(crate) fn check_images(config: &Config, processes: &Processes) -> Result<(), CliError> {
     if processes.are_several() && config.images.on_unreadable == OnUnreadableChoice::Skip {
         return Err(CliError::Usage(
@@ -30,8 +30,7 @@ pub(crate) fn check_images(config: &Config, processes: &Processes) -> Result<(),
     Ok(())
 }
 
-/// A pipeline with everything that the configuration says, in the processes that there are: one of
-/// the replicas, where there are several.
+/// The configured pipeline among the given processes. With several replicas, it is one of them.
 pub(crate) fn pipeline_among(
     config: &Config,
     model: Sequence,
@@ -44,7 +43,8 @@ pub(crate) fn pipeline_among(
     }
 }
 
-/// The same without the other replicas: all samples that it is given are its own.
+/// Like [`pipeline_among`], but without the other replicas: all samples that it receives are its
+/// own.
 pub(crate) fn replica(
     config: &Config,
     model: Sequence,
@@ -57,10 +57,10 @@ pub(crate) fn replica(
     }
 }
 
-/// A pipeline with everything that the configuration says.
+/// The configured pipeline in a single process.
 pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuilder, CliError> {
     let (pipeline, optimizer) = (&config.pipeline, &config.optimizer);
-    // Cuts by cost are for the micro-batches that the stages will see.
+    // Cuts by cost are made for the micro-batch size that the stages will see.
     let parts = pipeline.micro_batches.saturating_mul(pipeline.replicas).max(1);
     let samples = config.train.mini_batch.div_ceil(parts).max(1);
     let builder = Pipeline::builder(model, task::inputs(config, samples));
@@ -145,7 +145,7 @@ fn learning_rate(config: &Config) -> LearningRate {
     let (optimizer, steps) = (&config.optimizer, config.train.steps);
     let decay = match optimizer.decay {
         Decays::Constant => Decay::Constant,
-        // The last step's rate is one before the floor: the floor is that of the step after it.
+        // The last step's rate is just above the floor, which the step after it would have.
         Decays::Cosine => Decay::Cosine { steps, floor: optimizer.decay_floor },
         Decays::InverseSqrt => Decay::InverseSquareRoot,
         Decays::Exponential => {

@@ -1,5 +1,5 @@
-//! The tables at the end of a run: where the time went, what the bubble is made of, and what to do
-//! about it.
+//! The tables at the end of a run: where the time went, what the bubble consists of, and how to
+//! reduce it.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,7 +7,7 @@ use gpipe::{Bytes, StepReport};
 
 use crate::{output::say, plan_file::Predicted};
 
-/// Steps of whose times the median is taken.
+/// Number of latest steps whose median time is taken.
 const LATEST: usize = 1024;
 
 /// Sums over a run.
@@ -15,17 +15,17 @@ const LATEST: usize = 1024;
 pub(crate) struct Summary {
     steps: u64,
     skipped: u64,
-    /// What a target is called, and how many there were.
+    /// The unit of targets, such as `token`, and the number of targets.
     unit: &'static str,
     targets: f64,
     step_ms: f64,
-    /// The latest steps' times.
+    /// Times of the latest steps.
     latest_ms: VecDeque<f64>,
-    /// Waiting for batches, between the steps.
+    /// Time waiting for batches, between steps.
     data_wait_ms: f64,
-    /// Asking the other processes whether to stop or to save, between the steps.
+    /// Time asking the other processes whether to stop or to save, between steps.
     exchange_ms: f64,
-    /// Validating on the way, between the steps.
+    /// Time of validations during the run, between steps.
     validation_ms: f64,
     devices: Vec<DeviceSums>,
     /// Whether a device has several stages.
@@ -35,13 +35,13 @@ pub(crate) struct Summary {
 /// Sums of one device.
 #[derive(Default, Clone)]
 struct DeviceSums {
-    /// As [`PARTS`] names them.
+    /// Times in the order of [`PARTS`].
     parts_ms: [f64; 8],
     peak: u64,
     sent: u64,
 }
 
-/// The parts of a step; [`BUBBLE`] are those in which a device is not busy.
+/// The parts of a step. A device is idle in those of [`BUBBLE`].
 const PARTS: [&str; 8] = [
     "forward",
     "recompute",
@@ -53,11 +53,11 @@ const PARTS: [&str; 8] = [
     "stalls",
 ];
 const BUBBLE: std::ops::Range<usize> = 4..8;
-/// Parts of the bubble below this share of the step are not worth advice.
+/// Minimum share of the step for which a part of the bubble gets advice.
 const WORTH_ADVICE: f64 = 0.02;
 
 impl Summary {
-    /// Nothing yet; targets are called `unit`.
+    /// An empty summary, whose targets are counted in `unit`s.
     pub(crate) fn new(unit: &'static str) -> Self {
         Self { unit, ..Self::default() }
     }
@@ -95,7 +95,7 @@ impl Summary {
         }
     }
 
-    /// What the plan said beside what was measured.
+    /// Prints the plan's prediction and the measured values.
     pub(crate) fn compare(&self, predicted: &Predicted) {
         // The first step also warms up caches and the allocator.
         let warm = self
@@ -117,7 +117,7 @@ impl Summary {
         );
     }
 
-    /// After the exchange with the other processes that follows a step.
+    /// Adds the time of the exchange with the other processes after a step.
     pub(crate) fn exchanged(&mut self, time: Duration) {
         self.exchange_ms += time.as_secs_f64() * 1e3;
     }
@@ -126,25 +126,25 @@ impl Summary {
         self.validation_ms += time.as_secs_f64() * 1e3;
     }
 
-    /// The share of devices x steps that one of the [`PARTS`] took.
+    /// The share of one of the [`PARTS`] in devices x steps.
     fn share(&self, part: usize) -> f64 {
         let spent: f64 = self.devices.iter().map(|stage| stage.parts_ms[part]).sum();
         spent / (self.step_ms * self.devices.len().max(1) as f64)
     }
 
-    /// The share of devices x steps in which a device was not busy.
+    /// The share of idle time in devices x steps.
     fn bubble(&self) -> f64 {
         BUBBLE.map(|part| self.share(part)).sum()
     }
 
-    /// The device that computed longest.
+    /// The device with the most busy time.
     fn slowest(&self) -> usize {
         let busy = |stage: &DeviceSums| stage.parts_ms[..BUBBLE.start].iter().sum::<f64>();
         let busy = self.devices.iter().map(busy).enumerate();
         busy.max_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(stage, _)| stage)
     }
 
-    /// What the bubble is made of, and a line for each part that is worth one, the largest first.
+    /// The composition of the bubble, and a line of advice for each large part, the largest first.
     fn advice(&self) -> Vec<String> {
         let shares = BUBBLE.map(|part| format!("{} {:.1}%", PARTS[part], 100.0 * self.share(part)));
         let shares: Vec<String> = shares.collect();
@@ -169,12 +169,12 @@ impl Summary {
         lines
     }
 
-    /// What a row of the tables is.
+    /// What a row of the tables is called.
     fn row(&self) -> &'static str {
         if self.is_shared { "device" } else { "stage" }
     }
 
-    /// Where the steps' time went, by device; then the devices' memory and messages.
+    /// The tables of time per step, and of memory and messages, by device.
     fn tables(&self) -> Vec<String> {
         let steps = self.steps as f64;
         let heads: Vec<String> = PARTS.iter().map(|part| format!("{part:>14}")).collect();
@@ -197,7 +197,8 @@ impl Summary {
         lines
     }
 
-    /// The table; `elapsed_ms` is the whole run's, in which training stood still for checkpoints.
+    /// Prints the tables. `elapsed_ms` is the time of the whole run, and `saving` the time that
+    /// training waited for checkpoints.
     pub(crate) fn print(&self, elapsed_ms: f64, saving: Duration) {
         if self.steps == 0 {
             return;
@@ -234,7 +235,7 @@ impl Summary {
             100.0 * rest.max(0.0) / elapsed_ms
         );
         if self.exchange_ms > 0.0 {
-            // It is part of the rest. It includes waiting for the slowest process of the step.
+            // This time is part of the rest. It includes waiting for the slowest process.
             say!(
                 "asking the other processes whether to stop or to save: {:.3} ms/step",
                 self.exchange_ms / steps
@@ -247,7 +248,7 @@ impl Summary {
 mod tests {
     use super::*;
 
-    /// Of 10 steps of 100 ms.
+    /// A summary of 10 steps of 100 ms.
     fn summary(parts_ms: &[[f64; 8]]) -> Summary {
         let stage =
             |parts_ms: &[f64; 8]| DeviceSums { parts_ms: *parts_ms, peak: 1 << 30, sent: 70 };
@@ -281,7 +282,7 @@ stage   peak memory   sent per step
 
     #[test]
     fn oracle_the_tables_fit_120_columns() {
-        // Steps of three hours, all of them in one part.
+        // Steps of three hours, entirely in one part.
         for part in 0..8 {
             let mut parts = [0.0; 8];
             parts[part] = 1e8;

@@ -1,7 +1,7 @@
-//! `gpipe trace`: one measured step below what was predicted of it: in the terminal, as pictures,
-//! as Chrome trace JSON.
+//! `gpipe trace`: one step, measured and predicted, drawn in the terminal, as pictures and as
+//! Chrome trace JSON.
 //!
-//! The step is what a run left in its folder, or is measured here and now in a few steps of a
+//! The step is the one that a run recorded in its folder, or it is measured in a few steps of a
 //! configuration.
 
 use std::{
@@ -34,14 +34,14 @@ use crate::{
     train::step_trace,
 };
 
-/// Steps that are trained unless --steps says otherwise: the first ones are warm-up.
+/// Default number of steps to train. The first ones are warm-up.
 const STEPS: u64 = 5;
-/// Lines shorter or longer than this show nothing.
+/// Valid widths of the drawing, in characters.
 const WIDTHS: std::ops::RangeInclusive<usize> = 40..=1000;
-/// Where there is no terminal to ask.
+/// Width if there is no terminal.
 const WIDTH: usize = 120;
 
-/// A step, and where files without a name go.
+/// A step to draw, and the folder for files without a given name.
 struct Traced {
     title: String,
     step: StepFile,
@@ -71,8 +71,8 @@ pub(crate) fn run(arguments: &TraceArguments, here: Option<&Environment>) -> Res
     })
 }
 
-/// Refuses what is no file for a picture, but the run or configuration after a flag that has no
-/// file.
+/// Refuses a run's folder or a configuration after a flag whose file name was omitted, because clap
+/// takes it for the file name.
 fn check_names(arguments: &TraceArguments) -> Result<(), CliError> {
     let TraceArguments { svg, html, chrome, .. } = arguments;
     for (flag, file) in [("--svg", svg), ("--html", html), ("--chrome", chrome)] {
@@ -87,7 +87,8 @@ fn check_names(arguments: &TraceArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// As wide as the terminal, in colours if it is one and nobody said that there be none.
+/// The width of the terminal, with colors if standard output is a terminal and colors are not
+/// disabled.
 fn look(width: Option<usize>) -> Result<Look, CliError> {
     let is_terminal = std::io::stdout().is_terminal();
     if let Some(width) = width.filter(|width| !WIDTHS.contains(width)) {
@@ -104,7 +105,7 @@ fn look(width: Option<usize>) -> Result<Look, CliError> {
     Ok(Look { width: width.or_else(own).unwrap_or(WIDTH), color })
 }
 
-/// What the run in `folder` left.
+/// Reads the step that the run in `folder` recorded.
 fn stored(folder: &Path, given: &PipelineArguments) -> Result<Traced, CliError> {
     let config = ConfigArguments { config: given.config.config.clone(), ..Default::default() };
     let shown = folder.display();
@@ -127,7 +128,7 @@ fn stored(folder: &Path, given: &PipelineArguments) -> Result<Traced, CliError> 
     Ok(Traced { title, step, folder: folder.to_owned() })
 }
 
-/// Trains, and takes the step of median length.
+/// Trains a few steps and returns the one of median duration.
 fn trained(
     arguments: &TraceArguments,
     named: Option<&Path>,
@@ -172,7 +173,7 @@ fn trained(
     Ok(Traced { title, step, folder: PathBuf::new() })
 }
 
-/// The timelines by name, in the order in which they are drawn.
+/// The timelines by name, in drawing order.
 fn timelines(step: &StepFile) -> Vec<(&'static str, &Timeline)> {
     let predicted = step.predicted.as_ref().map(|predicted| ("predicted", &predicted.timeline));
     predicted.into_iter().chain([("measured", &step.measured)]).collect()
@@ -189,7 +190,7 @@ fn draw_in_terminal(step: &StepFile, look: Look) {
     }
 }
 
-/// Writes what was asked for, and Chrome's to `chrome_default` if nobody named it.
+/// Writes the requested files. The Chrome trace goes to `chrome_default` if no name was given.
 fn write_files(
     traced: &Traced,
     arguments: &TraceArguments,

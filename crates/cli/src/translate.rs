@@ -1,4 +1,4 @@
-//! `gpipe translate`: sentences into English, a line for each line.
+//! `gpipe translate`: translates sentences into English, line by line.
 
 use std::{
     io::{BufRead, ErrorKind, Write},
@@ -28,40 +28,40 @@ use crate::{
     task::translation::{PAD, check_pad},
 };
 
-/// Longest line that is read whole; the rest of a longer one is passed over.
+/// Maximum length of a line. The rest of a longer line is discarded.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// Most lines that are translated together.
+/// Maximum number of lines that are translated together.
 const BATCH_MAX: usize = 4096;
-/// Of a sentence so many bytes are encoded for each token that the model takes: no token of text is
-/// that long.
+/// Number of bytes of a sentence that are encoded per token of the model's length. No token of text
+/// is that long.
 const BYTES_PER_TOKEN: usize = 64;
-/// Most logits of a step: beyond it they take gigabytes.
+/// Maximum number of logits of a step. More would take gigabytes.
 const LOGITS_MAX: usize = 1 << 25;
-/// An output may have so many tokens more than its source, which may be three times as long.
+/// An output may have three times the tokens of its source, plus this many.
 const TOKENS_MORE: usize = 20;
 
-/// How often a process that waits for lines tells the others so, at least.
+/// Maximum interval at which a process that waits for lines tells the others that it is alive.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(30);
 
 /// How lines are translated.
 pub(crate) struct Translator<'a> {
     pub vocabulary: &'a TranslationVocabulary,
     pub search: BeamSearch,
-    /// Groups of sentences that go through the stages side by side.
+    /// Number of groups of sentences that go through the stages at the same time.
     pub groups: usize,
-    /// Most tokens of a source, tag and end included.
+    /// Maximum number of tokens of a source, including tag and end.
     pub length: usize,
 }
 
-/// A line as it was read.
+/// A line of input.
 struct Line {
     text: Vec<u8>,
-    /// Whether its end was passed over.
+    /// Whether its end was discarded.
     cut: bool,
 }
 
 impl<'a> Translator<'a> {
-    /// As the configuration has it, for at most `batch` sentences at once.
+    /// The configured translator, for at most `batch` sentences at once.
     pub(crate) fn new(
         config: &Config,
         vocabulary: &'a TranslationVocabulary,
@@ -84,7 +84,7 @@ impl<'a> Translator<'a> {
                 first two"
             )));
         }
-        // A tag is no part of a sentence.
+        // A translation never contains a tag.
         let tags = vocabulary.languages().map(|language| vocabulary.tag(language));
         let tags = tags.collect::<Result<Vec<u32>, _>>()?;
         let specials =
@@ -96,13 +96,13 @@ impl<'a> Translator<'a> {
         Ok(Self { vocabulary, search, groups, length: data.length })
     }
 
-    /// The best translation of each source, given as tokens: tag, sentence, end.
+    /// The best translation of each source. A source consists of tokens: tag, sentence, end.
     pub(crate) fn best(
         &self,
         pipeline: &mut Pipeline,
         sources: &[Vec<u32>],
     ) -> Result<Vec<Option<Hypothesis>>, CliError> {
-        // Sentences of like length side by side: less padding.
+        // Group sentences of similar length, to reduce padding.
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&index| sources[index].len());
         let size = order.len().div_ceil(self.groups).max(1);
@@ -124,15 +124,15 @@ impl<'a> Translator<'a> {
         Ok(best)
     }
 
-    /// What was found, as text in one line.
+    /// A translation as one line of text.
     pub(crate) fn text(&self, found: Option<Hypothesis>) -> Result<String, CliError> {
         let tokens = found.iter().flat_map(|found| &found.tokens);
         let tokens: Vec<u32> = tokens.map(|&token| token as u32).collect();
         Ok(self.vocabulary.decode(&tokens)?.replace(['\n', '\r'], " "))
     }
 
-    /// Translations of lines of one language, in their order, of which the first has this number.
-    /// An empty one has none.
+    /// Translates lines of one language, in order. An empty line stays empty. `number` is that of
+    /// the first line, for warnings.
     fn translate(
         &self,
         pipeline: &mut Pipeline,
@@ -154,7 +154,7 @@ impl<'a> Translator<'a> {
                     "gpipe: warning: line {} is longer than the {} tokens that the model takes, \
                     and translated up to there: cut it into shorter ones",
                     number + place as u64,
-                    self.length - 2 // tag and end
+                    self.length - 2 // without tag and end
                 );
                 tokens.truncate(self.length - 1);
                 tokens.push(self.vocabulary.end());
@@ -181,7 +181,7 @@ fn padded(group: &[usize], sources: &[Vec<u32>]) -> Result<Tensor, tch::TchError
     Tensor::f_from_slice(&tokens)?.f_reshape([group.len() as i64, longest as i64])
 }
 
-/// Translates the standard input, line by line, as lines come.
+/// Translates standard input line by line, as lines arrive.
 pub(crate) fn run(
     arguments: &TranslateArguments,
     here: Option<&Environment>,
@@ -200,7 +200,7 @@ fn translate(arguments: &TranslateArguments, processes: &Processes) -> Result<()
     vocabulary.tag(&arguments.from)?; // before the weights are read
     let translator = Translator::new(&run.config, &vocabulary, &arguments.search, arguments.batch)?;
     let mut pipeline = run.pipeline(processes)?;
-    // Of several processes one reads and prints.
+    // Of several processes, rank 0 reads and prints.
     let deadline = Duration::from_secs(run.config.pipeline.timeout_s);
     let patience = SIGN_OF_LIFE.min(deadline / 2);
     let mut source = processes.is_first().then(|| Source::new(arguments.batch, patience));
@@ -222,13 +222,14 @@ fn translate(arguments: &TranslateArguments, processes: &Processes) -> Result<()
     }
 }
 
-/// What is to be translated next.
+/// What to translate next.
 #[derive(Serialize, Deserialize)]
 enum Next {
-    /// Nothing has come for a while.
+    /// No line has arrived for a while.
     Waiting,
     End,
-    /// Lines that were there, the number of the first of them, and why the one after them is none.
+    /// Lines that have arrived, the number of the first, and why the line after them failed, if it
+    /// did.
     Lines {
         texts: Vec<String>,
         first: u64,
@@ -236,13 +237,13 @@ enum Next {
     },
 }
 
-/// The standard input.
+/// Standard input.
 struct Source {
     lines: Receiver<Result<Line, std::io::Error>>,
     batch: usize,
-    /// Longest silence.
+    /// How long to wait for a line.
     patience: Duration,
-    /// Lines so far.
+    /// Number of lines so far.
     number: u64,
 }
 
@@ -251,9 +252,9 @@ impl Source {
         Self { lines: lines(batch), batch, patience, number: 0 }
     }
 
-    /// Lines that are there; what is yet to come does not hold them up.
+    /// The lines that have arrived, without waiting for more.
     fn next(&mut self) -> Next {
-        // Other processes wait for this one: it says that it is there.
+        // A timeout makes this process tell the others, which wait for it, that it is alive.
         let next = match self.lines.recv_timeout(self.patience) {
             Ok(next) => next,
             Err(RecvTimeoutError::Timeout) => return Next::Waiting,
@@ -276,7 +277,7 @@ impl Source {
     }
 }
 
-/// A line as text.
+/// Converts a line to text.
 fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliError> {
     let Line { mut text, cut } = line.map_err(io(Path::new("the standard input")))?;
     if cut {
@@ -284,7 +285,7 @@ fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliEr
             "gpipe: warning: line {number} has more than {LINE_BYTES_MAX} bytes; the rest of it \
             is passed over"
         );
-        // It may end within a character.
+        // The cut may be inside a character.
         while text.last().is_some_and(|byte| byte & 0xC0 == 0x80) {
             text.pop();
         }
@@ -301,8 +302,7 @@ fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliEr
     })
 }
 
-/// The lines of the standard input, read on a thread of their own and at most `ahead` of them in
-/// advance.
+/// Reads the lines of standard input on a separate thread, at most `ahead` of them in advance.
 fn lines(ahead: usize) -> Receiver<Result<Line, std::io::Error>> {
     let (sender, receiver) = sync_channel(ahead.max(1));
     let reading = sender.clone();
@@ -318,13 +318,13 @@ fn lines(ahead: usize) -> Receiver<Result<Line, std::io::Error>> {
         }
     };
     if let Err(error) = thread::Builder::new().spawn(read) {
-        // Nobody else sends: there is room.
+        // There is room, because nobody else sends.
         let _ = sender.try_send(Err(error));
     }
     receiver
 }
 
-/// The next line without its end; none at the end of the input.
+/// The next line without its end. `None` at the end of the input.
 fn read_line(input: &mut impl BufRead) -> std::io::Result<Option<Line>> {
     let (mut text, mut cut, mut any) = (Vec::new(), false, false);
     loop {
@@ -350,7 +350,7 @@ fn read_line(input: &mut impl BufRead) -> std::io::Result<Option<Line>> {
     }
 }
 
-/// Prints lines; false where nobody reads any more.
+/// Prints lines. Returns false if the reader is gone.
 fn show(lines: &[String]) -> Result<bool, CliError> {
     let mut stdout = std::io::stdout().lock();
     let written =
@@ -389,7 +389,7 @@ mod tests {
         let error = text(line(b"caf\xe9", false), 7).unwrap_err().to_string();
         assert!(error.contains("line 7") && error.contains("byte 4"), "{error}");
         assert_eq!(text(line("caf\u{e9}".as_bytes(), false), 1).unwrap(), "caf\u{e9}");
-        // Cut within a character: that is left out, and nothing else.
+        // A cut inside a character loses that character and nothing else.
         assert_eq!(text(line(b"caf\xc3", true), 1).unwrap(), "caf");
     }
 }

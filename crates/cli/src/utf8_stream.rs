@@ -1,18 +1,18 @@
-//! Bytes as text while they come: what is no whole character yet is held back.
+//! Decodes UTF-8 incrementally, and holds back incomplete characters.
 //!
-//! Byte-level tokens may end within a character. The `tokenizers` library's stream holds back until
-//! all that it holds is valid, which for a model that makes an invalid byte is never; this one
-//! shows U+FFFD for such a byte and goes on.
+//! Byte-level tokens may end inside a character. The stream of the `tokenizers` library holds back
+//! its text until all of it is valid. After an invalid byte from a model, that never happens. This
+//! one prints U+FFFD for such a byte and continues.
 
-/// What is held back: at most 3 bytes, the beginning of one character.
+/// A decoder that holds back at most 3 bytes, the beginning of one character.
 #[derive(Debug, Default)]
 pub(crate) struct Utf8Stream {
     held: Vec<u8>,
 }
 
 impl Utf8Stream {
-    /// The text that is complete with `bytes`; the same in all, however the bytes are cut, as
-    /// `String::from_utf8_lossy` gives for them at once.
+    /// Adds `bytes` and returns the text that is complete now. However the bytes are split, the
+    /// concatenated results equal those of `String::from_utf8_lossy` on all of them.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
         self.held.extend_from_slice(bytes);
         let mut text = String::new();
@@ -22,7 +22,7 @@ impl Utf8Stream {
             text.push_str(chunk.valid());
             let is_last = chunks.peek().is_none();
             match std::str::from_utf8(chunk.invalid()) {
-                Ok(_) => {} // Nothing invalid.
+                Ok(_) => {} // nothing is invalid
                 Err(error) if is_last && error.error_len().is_none() => {
                     incomplete = chunk.invalid().to_vec();
                 }
@@ -33,8 +33,7 @@ impl Utf8Stream {
         text
     }
 
-    /// What is still held back, at the end: nothing, or U+FFFD for a character that was never
-    /// completed.
+    /// The rest at the end of the stream: empty, or U+FFFD for an incomplete character.
     pub(crate) fn finish(self) -> String {
         String::from_utf8_lossy(&self.held).into_owned()
     }
@@ -46,7 +45,7 @@ mod tests {
 
     use super::*;
 
-    /// `bytes` pushed in random parts.
+    /// Pushes `bytes` in random parts.
     fn in_parts(bytes: &[u8], stream: &mut Stream) -> String {
         let (mut rest, mut utf8, mut text) = (bytes, Utf8Stream::default(), String::new());
         while !rest.is_empty() {
@@ -66,7 +65,7 @@ mod tests {
             let text: String =
                 (0..20).map(|_| characters[stream.below(characters.len())]).collect();
             assert_eq!(in_parts(text.as_bytes(), &mut stream), text);
-            // Damaged: random bytes, mostly of those that lead and follow.
+            // Damage the text with random bytes, mostly leading and continuation bytes.
             let mut bytes = text.into_bytes();
             for _ in 0..6 {
                 let at = stream.below(bytes.len());

@@ -1,4 +1,4 @@
-//! Values that configurations and flags write as text, and their forms.
+//! Values that configurations and flags write as text, with their parsers and printers.
 
 use std::{
     fmt::{self, Display},
@@ -14,8 +14,8 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::{CliError, files::read_bounded};
 
-/// A schedule as it is named in a configuration. A file is read when it is needed, so that a run
-/// can be gone on with under another schedule without it.
+/// A schedule as a configuration names it. A file is read only when the schedule is needed, so that
+/// a run can resume under another schedule after the file is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ScheduleChoice {
     Named(Schedule),
@@ -23,7 +23,7 @@ pub(crate) enum ScheduleChoice {
 }
 
 impl ScheduleChoice {
-    /// The schedule: a file's is read, and checked.
+    /// The schedule. A file is read and validated.
     pub(crate) fn schedule(&self) -> Result<Schedule, CliError> {
         let path = match self {
             Self::Named(schedule) => return Ok(schedule.clone()),
@@ -35,8 +35,8 @@ impl ScheduleChoice {
         Ok(Schedule::Custom(Arc::new(listed)))
     }
 
-    /// How many stages it makes of so many devices, as far as that can be said now; what does not
-    /// fit is refused later.
+    /// The number of stages that the schedule creates on this many devices, or `devices` if that is
+    /// not known yet. A schedule that does not fit is refused later.
     pub(crate) fn stages(&self, devices: usize) -> usize {
         let stages = self.schedule().ok().and_then(|schedule| schedule.stages(devices).ok());
         stages.unwrap_or(devices)
@@ -63,7 +63,7 @@ impl FromStr for ScheduleChoice {
     }
 }
 
-/// Memory caps: one for all stages, or one per stage; or `none`.
+/// Memory caps: one for all stages, one per stage, or `none`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Caps(pub Vec<Bytes>);
 
@@ -88,7 +88,7 @@ impl FromStr for Caps {
     }
 }
 
-/// Most bytes to take of something: `all`, or a number.
+/// A maximum number of bytes, or `all`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum MostBytes {
     #[default]
@@ -97,7 +97,7 @@ pub(crate) enum MostBytes {
 }
 
 impl MostBytes {
-    /// The number, if there is one.
+    /// The limit, if there is one.
     pub(crate) fn limit(self) -> Option<u64> {
         match self {
             Self::All => None,
@@ -129,15 +129,15 @@ impl FromStr for MostBytes {
     }
 }
 
-/// Which tokens a model of text learns.
+/// Which tokenizer a text model uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum TokenizerChoice {
-    /// Those of the weights that it starts from; without such weights new ones.
+    /// The tokenizer of the initial weights, or a new one without initial weights.
     #[default]
     Auto,
-    /// New ones, learned from the training text.
+    /// A new tokenizer, trained on the training text.
     New,
-    /// Those of a file.
+    /// The tokenizer of a file.
     File(PathBuf),
 }
 
@@ -164,7 +164,7 @@ impl FromStr for TokenizerChoice {
     }
 }
 
-/// Devices of the stages: one for all, or one per stage, such as `cpu` or `cuda:0,cuda:1`.
+/// Devices of the stages: one for all stages, or one per stage, such as `cpu` or `cuda:0,cuda:1`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Devices(pub Vec<Device>);
 
@@ -187,16 +187,16 @@ impl FromStr for Devices {
 /// How often a checkpoint is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Every {
-    /// Neither on the way nor at the end; only where a run is left early.
+    /// Only when a run is ended early, neither during the run nor at its end.
     Never,
-    /// After so many steps.
+    /// After this many steps.
     Steps(u64),
-    /// When so much time has passed.
+    /// After this much time.
     Time(Duration),
 }
 
 impl Default for Every {
-    /// Ten minutes.
+    /// Every ten minutes.
     fn default() -> Self {
         Self::Time(Duration::from_secs(600))
     }
@@ -250,9 +250,11 @@ impl FromStr for Every {
     }
 }
 
-/// A choice among named values: the names are what the file says.
+/// Defines an enum whose variants are written as the given names.
 macro_rules! choice {
-    ($(#[$doc:meta])* $name:ident, $what:literal, { $($variant:ident = $text:literal),* $(,)? }) => {
+    (
+        $(#[$doc:meta])* $name:ident, $what:literal, { $($variant:ident = $text:literal),* $(,)? }
+    ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum $name { $($variant),* }
@@ -278,16 +280,23 @@ macro_rules! choice {
 
 choice!(
     /// The dtype of the arithmetic.
-    Dtype, "dtype", { Float32 = "float32", Float64 = "float64", BFloat16 = "bfloat16", Float16 = "float16" }
+    Dtype, "dtype",
+    { Float32 = "float32", Float64 = "float64", BFloat16 = "bfloat16", Float16 = "float16" }
 );
 choice!(
-    /// Whose matrix products.
-    KernelChoice, "kernels", { Fastest = "fastest", Aten = "aten", ChannelsLast = "channels-last", OneDnn = "onednn" }
+    /// Which kernels compute matrix products in float32 on CPUs.
+    KernelChoice, "kernels",
+    {
+        Fastest = "fastest", Aten = "aten", ChannelsLast = "channels-last", OneDnn = "onednn"
+    }
 );
 choice!(
-    /// How the learning rate falls.
+    /// How the learning rate decays.
     Decays, "decay",
-    { Constant = "constant", Cosine = "cosine", InverseSqrt = "inverse-sqrt", Exponential = "exponential" }
+    {
+        Constant = "constant", Cosine = "cosine", InverseSqrt = "inverse-sqrt",
+        Exponential = "exponential"
+    }
 );
 choice!(
     /// An update rule.
@@ -296,32 +305,31 @@ choice!(
 );
 
 choice!(
-    /// What a NaN does.
+    /// What to do when a loss or gradient is not finite.
     OnNan, "choice", { Stop = "stop", Skip = "skip" }
 );
 
 choice!(
-    /// Which of the AmoebaNets.
+    /// Which AmoebaNet to build.
     VariantName, "AmoebaNet", { B = "B", D = "D" }
 );
 choice!(
-    /// What is done with files of JSON among text.
+    /// How to treat JSON files among text.
     JsonChoice, "choice", { Refuse = "refuse", Text = "text", Skip = "skip" }
 );
 choice!(
-    /// What an unreadable image does.
+    /// What to do with an image that cannot be read.
     OnUnreadableChoice, "choice", { Stop = "stop", Skip = "skip" }
 );
 
-/// What training cuts out of an image.
+/// What training crops from an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum CropChoice {
-    /// The whole image, brought to size.
+    /// The same crop as in evaluation.
     None,
-    /// A window moved by up to so many pixels, zeros around the image.
+    /// The same crop, moved by up to this many pixels, with zeros around the image.
     Padded(usize),
-    /// A window of at least this share of the area, and at most all of it, of a ratio between 3/4
-    /// and 4/3.
+    /// A crop of at least this fraction of the area, with an aspect ratio between 3/4 and 4/3.
     Resized(f64),
 }
 
@@ -355,7 +363,7 @@ impl FromStr for CropChoice {
     }
 }
 
-/// Values that are written as text in TOML.
+/// Serializes values as text in TOML.
 pub(super) mod as_text {
     use super::*;
 
@@ -372,7 +380,7 @@ pub(super) mod as_text {
         T::Err: Display,
         D: Deserializer<'de>,
     {
-        /// Numbers are welcome where text is meant: `memory = 1000`.
+        /// Plain TOML values that are accepted where text is expected, such as `memory = 1000`.
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Plain {
@@ -387,7 +395,7 @@ pub(super) mod as_text {
     }
 }
 
-/// A form that parses back to the same value.
+/// Writes a value in a form that parses back to the same value.
 pub(super) trait AsPlainText {
     fn plain(&self) -> String;
 }

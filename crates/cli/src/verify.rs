@@ -1,8 +1,8 @@
-//! `gpipe verify`: every loss, gradient and parameter, bit by bit, under every combination asked
-//! for.
+//! `gpipe verify`: compares every loss, gradient and parameter bit by bit under all requested
+//! combinations.
 //!
-//! In several processes the reference is one process's, which each of them runs for itself; each
-//! compares the tensors of its own stages with it, and the verdict is of all.
+//! With several processes, each process computes the reference alone and compares the tensors of
+//! its stages with it. The verdict covers all processes.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -24,7 +24,7 @@ use crate::{
     values::ScheduleChoice,
 };
 
-/// Steps that are compared unless --steps says otherwise.
+/// Default number of steps to compare.
 const STEPS: u64 = 3;
 
 /// One way to run the model.
@@ -34,24 +34,24 @@ struct Variant {
     schedule: ScheduleChoice,
     remat: RematPolicies,
     micro_batches: usize,
-    /// Among all processes; otherwise each runs it for itself.
+    /// Whether the processes run it together. Otherwise each process runs it alone.
     among: bool,
 }
 
-/// What a run computed, in the order in which it was computed; in one of several processes: what
-/// its own stages did.
+/// The values that a run computed, in order. With several processes, these are the values of this
+/// process's stages.
 struct Computed {
-    /// "step 2: gradient of head.weight" and its value.
+    /// Names such as "step 2: gradient of head.weight", with their values.
     tensors: Vec<(String, Tensor)>,
     reports: Vec<StepReport>,
 }
 
-/// What a process found of its tensors.
+/// The result of comparing one process's tensors.
 #[derive(Serialize, Deserialize)]
 struct Compared {
-    /// Their places in the reference.
+    /// Indices of the compared tensors in the reference.
     places: BTreeSet<usize>,
-    /// The place of the first that differs, and how.
+    /// Index of the first tensor that differs, with a description.
     difference: Option<(usize, String)>,
 }
 
@@ -134,8 +134,8 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     Ok(())
 }
 
-/// What is compared, the reference first. In several processes it is run by each of them, and all
-/// that have a stage for each of them are run among them.
+/// The variants to compare, the reference first. With several processes, each of them runs the
+/// reference alone. They run together every variant that has a stage for each of them.
 fn variants(
     arguments: &VerifyArguments,
     config: &Config,
@@ -201,8 +201,7 @@ fn build(
     Ok(builder.keep_gradients().build()?)
 }
 
-/// Trains as `first` says for the first half of the steps, if it says anything, then as `variant`
-/// says.
+/// Trains as `variant`. If `first` is given, the first half of the steps runs as `first`.
 fn train(
     config: &Config,
     first: Option<&Variant>,
@@ -233,8 +232,8 @@ fn train(
     Ok(result)
 }
 
-/// `resumed`, with the state of `pipeline` from a checkpoint on disk, which the processes that
-/// `pipeline` is in save together.
+/// Saves the state of `pipeline` in a checkpoint on disk and restores it into `resumed`, which is
+/// returned. The processes in `among` save the checkpoint together.
 fn through_files(
     mut pipeline: Pipeline,
     mut resumed: Pipeline,
@@ -260,13 +259,13 @@ fn through_files(
         ))
     };
     let restored = found.ok_or_else(missing)?.restore(&mut resumed).map_err(CliError::from);
-    // The first one's folder goes when all have read it.
+    // The first process's folder is deleted once all have read it.
     among.map_or(Ok(()), |processes| processes.all(Ok(())))?;
     restored?;
     Ok(resumed)
 }
 
-/// The first tensor, of all processes, whose bits differ, and by how much.
+/// The first tensor, of all processes, that differs, with the size of the difference.
 fn first_difference(
     expected: &Computed,
     found: &Computed,
@@ -279,7 +278,7 @@ fn first_difference(
         let missing = expected.tensors.iter().enumerate().find(|(at, _)| !there.contains(at));
         missing.map(|(at, (name, _))| (at, format!("{name} (it is not there)")))
     };
-    // Among processes each has its part; for themselves each has all.
+    // Processes that run together each have a part of the tensors. Alone, each has all of them.
     let missing = match variant.among {
         true => lacks(&all.iter().flat_map(|own| &own.places).copied().collect()),
         false => all.iter().filter_map(|own| lacks(&own.places)).min(),
@@ -320,7 +319,7 @@ fn difference(a: &Tensor, b: &Tensor) -> Result<Option<String>, CliError> {
     Ok(Some(format!("(largest difference {largest:.3e})")))
 }
 
-/// Compares as integers: 0 and -0 differ, equal NaNs do not.
+/// Compares values as integers: 0 and -0 differ, and identical NaNs are equal.
 fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool, CliError> {
     let kind = match a.kind() {
         Kind::Double => Kind::Int64,

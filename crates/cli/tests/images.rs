@@ -374,7 +374,8 @@ fn oracle_fine_tuning_starts_the_softmax_afresh_where_classes_are_others() {
     for from in ["run", "run/weights.safetensors", "run/checkpoints/latest"] {
         let out = format!("two of {}", from.len());
         let printed = train(&out, &[&[from], &two[..]].concat());
-        let all = "4 start afresh:\n  auxiliary.weight\n  auxiliary.bias\n  classifier.weight\n  classifier.bias\n";
+        let all = "4 start afresh:\n  auxiliary.weight\n  auxiliary.bias\n  classifier.weight\n  \
+            classifier.bias\n";
         assert!(printed.contains(all), "{from}: {printed}");
         assert_eq!(of(&out, "classifier.weight").size()[0], 2);
         assert!(of(&out, "stem.conv.weight") == of("run", "stem.conv.weight"));

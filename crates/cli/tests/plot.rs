@@ -51,8 +51,8 @@ fn metrics(steps: u64) -> String {
         let stages = r#"[{"peak_bytes":1048576},{"peak_bytes":2097152}]"#;
         let loss = 5.0 / step as f64;
         format!(
-            "{{\"kind\":\"step\",\"step\":{step},\"loss\":{loss},\"tokens_total\":{},\"tokens_per_s\":1500.5,\
-             \"bubble\":0.2,\"stages\":{stages}}}\n",
+            "{{\"kind\":\"step\",\"step\":{step},\"loss\":{loss},\"tokens_total\":{},\
+             \"tokens_per_s\":1500.5,\"bubble\":0.2,\"stages\":{stages}}}\n",
             10 * step
         )
     };

@@ -217,7 +217,8 @@ fn transparency_more_steps_are_trained_and_none_are_trained_twice() {
 fn regression_a_validation_that_was_left_out_is_recorded_once() {
     // It was recorded by the process that made it, kept by the next one, which made it again.
     let folder = Folder::new();
-    killed(&folder, "run"); // after step 4, without a validation there, which the configuration now asks for
+    // After step 4, without a validation there, which the configuration now asks for.
+    killed(&folder, "run");
     let arguments = train("run", &["--resume", "auto", "--set", "train.validate_every=4"]);
     let mut command = folder.command(&arguments);
     let mut process = Process::start(command.env("GPIPE_TEST_KILL_AT_FILE_OPERATION", "5"));

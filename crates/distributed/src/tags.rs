@@ -1,5 +1,5 @@
-//! The tags of all messages between processes. Messages of one tag keep their order; those of different
-//! tags are independent.
+//! The tags of all messages between processes. Messages with the same tag keep their order.
+//! Messages with different tags are independent.
 
 /// Comparing clocks.
 pub(crate) const CLOCK: usize = 1;

@@ -1,6 +1,6 @@
 //! Compares the paper's tables 1, 2 and 3 (Huang et al. 2019) with simulations from shapes and data
 //! sheets, and measures how long the simulations take. Nothing else is measured, and no number is
-//! fitted to the paper. `docs/simulated-scale.md` explains the differences.
+//! fitted to the paper. `docs/design/simulated-scale.md` explains the differences.
 //!
 //! Usage: `paper_tables [throughput|memory|scale]`
 

@@ -1,8 +1,8 @@
-//! The command line. Flags are shorthands for configuration keys; they win over the file and over
-//! --set.
+//! The command line. Flags are shorthands for configuration keys. They take precedence over
+//! `--set`, which takes precedence over the file.
 //!
-//! - [`trained`]: what commands are given that use a trained model
-//! - here: the others
+//! - [`trained`]: arguments of the commands that use a trained model
+//! - here: all other arguments
 
 mod trained;
 
@@ -30,65 +30,72 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Train the model that a configuration describes, then evaluate it on held-out data
     Train(TrainArguments),
-    /// Train a few steps under every combination given, and compare every loss, gradient and
-    /// parameter bit by bit
+    /// Train a few steps under every given combination and compare all losses, gradients and
+    /// parameters bit by bit
     Verify(VerifyArguments),
-    /// Run another command in several processes of this machine, each with its share of the stages;
-    /// all end when one fails
+    /// Run another gpipe command in several processes on this machine, each with its share of the
+    /// stages
     ///
-    /// torchrun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT by hand, do the same on several
-    /// machines.
+    /// If one process fails, all of them end. On several machines use torchrun instead, or set
+    /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process.
     Launch(LaunchArguments),
-    /// Measure a trained model on held-out data. Of text: loss, perplexity, bits per byte, accuracy
-    /// of the next token. Of images: loss, top-1 and top-5 accuracy, and which classes are taken
-    /// for which
+    /// Measure a trained model on held-out data
+    ///
+    /// A text model reports loss, perplexity, bits per byte and next-token accuracy. An image model
+    /// reports loss, top-1 and top-5 accuracy, and the classes it confuses. A translation model
+    /// reports loss, BLEU and chrF for each language.
     Eval(EvalArguments),
-    /// Say what is on images: the likeliest classes of each, with their probabilities
+    /// Print the most likely classes of each image, with their probabilities
     Predict(PredictArguments),
-    /// Continue a text with a trained model, and print it as it is made
+    /// Continue a text with a trained model, printing the text as it is generated
     ///
-    /// Only the new text is printed. The model sees the last data.sequence tokens of what there is
-    /// so far: of a longer text it forgets the beginning. Each token costs a forward of that whole
-    /// length, for nothing is kept between tokens.
+    /// Only the new text is printed. The model sees the last data.sequence tokens of the text so
+    /// far, so it forgets the beginning of a longer text. Each token costs a forward over that
+    /// whole length, because nothing is cached between tokens.
     Generate(GenerateArguments),
-    /// Translate sentences into English, a line for each line, as they come
+    /// Translate the lines of standard input into English, one line of output for each
     ///
-    /// An empty line stays empty. A sentence of more than data.length tokens is translated up to
-    /// there, with a warning. A line that is not UTF-8 ends it, after the lines before.
+    /// Translations are printed as lines arrive. An empty line stays empty. A sentence with more
+    /// than data.length tokens is cut to that length, with a warning. A line that is not UTF-8 ends
+    /// the command, after the lines before it are translated.
     Translate(TranslateArguments),
-    /// Draw one step, measured below predicted, in the terminal, as a picture (SVG, or HTML to zoom
-    /// in) or as Chrome trace JSON (chrome://tracing, ui.perfetto.dev)
+    /// Draw one training step, the measured timeline below the predicted one
     ///
-    /// `gpipe trace RUN_DIR` draws the latest step that a run left in its folder (step.json: after
-    /// ten steps, and at its end). `gpipe trace CONFIG.toml` trains a few steps and draws one, and
-    /// writes trace.json.
+    /// The step is drawn in the terminal, and on request as SVG, as an HTML page with zoom, or as
+    /// Chrome trace JSON (chrome://tracing, ui.perfetto.dev).
+    ///
+    /// `gpipe trace RUN_DIR` draws the latest step that a run recorded in its folder (step.json,
+    /// written after ten steps and at the end). `gpipe trace CONFIG.toml` trains a few steps, draws
+    /// one of them and writes trace.json.
     Trace(TraceArguments),
-    /// Measure what each layer takes and holds where it really runs: real data, all stages at work.
-    /// For `gpipe plan`
+    /// Measure the time and memory of each layer under real conditions, for `gpipe plan`
+    ///
+    /// The layers run on real data while all stages are at work.
     Profile(ProfileArguments),
-    /// Say how to run a model before running it: where to cut, how many micro-batches, which
-    /// schedule, what to re-materialize; what a step will take and hold, what limits it, and what
-    /// else was considered
+    /// Find the fastest way to run a model: cuts, micro-batches, schedule and re-materialization
+    ///
+    /// The plan predicts the time and memory of a step, and names what limits them and which
+    /// alternatives were considered.
     Plan(PlanArguments),
-    /// Print a schedule in the form that --schedule file:PATH reads: one line of compute actions
-    /// for each device, with its bubble and what it holds as comments
+    /// Print a schedule in the format that --schedule file:PATH reads
+    ///
+    /// Each device has one line of compute actions. Comments give the bubble and what each stage
+    /// holds at most.
     Schedule(ScheduleArguments),
     /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
     Plot(PlotArguments),
-    /// Say what a checkpoint, a run or a safetensors file holds, and whether it is as it was
-    /// written
+    /// Show what a checkpoint, a run or a safetensors file holds, and verify its checksums
     ///
-    /// Every file of a checkpoint is compared with its SHA-256, and every tensor of
-    /// weights.safetensors, averages.safetensors and other files of gpipe's own with the digest in
-    /// their metadata. A file from elsewhere has no digests, which is said. The other files of a
-    /// run's folder are not checked.
+    /// Every file of a checkpoint is compared with its SHA-256. Every tensor of
+    /// weights.safetensors, averages.safetensors and other files written by gpipe is compared with
+    /// the digest in the file's metadata. A file from elsewhere has no digests, and the output says
+    /// so. The other files of a run's folder are not checked.
     Inspect(InspectArguments),
     /// Write the parameters of a checkpoint or run to one safetensors file, named layer.parameter
     Export(ExportArguments),
-    /// Make weights of a safetensors file from elsewhere, such as a PyTorch state dict
+    /// Convert the weights of another program's safetensors file, such as a PyTorch state dict
     ///
-    /// NAMES.toml lists which tensor of the file becomes which parameter; the first rule that
-    /// matches a name holds:
+    /// NAMES.toml maps tensors of the file to parameters. The first rule that matches a name wins:
     ///
     ///   prefix = "transformer."
     ///   reinit = ["*.scale"]
@@ -108,39 +115,39 @@ pub(crate) enum Command {
     ///   to = "head.weight"
     ///   copy_of = "wte.weight"
     ///
-    /// A `*` stands for any text; the n-th of `to` is what the n-th of `from` stood for. The prefix
-    /// is taken off names that begin with it; parameters that match `reinit` need not be in the
-    /// file. `gpipe inspect` lists the names on either side.
+    /// A `*` matches any text. The n-th `*` of `to` stands for the text that the n-th `*` of `from`
+    /// matched. `prefix` is removed from names that begin with it. Parameters that match `reinit`
+    /// need not be in the file. `gpipe inspect` lists the names on either side.
     ///
-    /// A rule that matches no tensor is an error, unless it is `optional`. With `copy_of` a tensor
-    /// is left out where the model has no parameter `to`, and must then equal the other tensor to
-    /// the bit. No shape shows the number of attention heads: it is compared with the config.json
-    /// beside the file, if there is one.
+    /// A rule that matches no tensor is an error, unless it is `optional`. With `copy_of`, a tensor
+    /// is left out if the model has no parameter `to`; it must then equal the other tensor bit for
+    /// bit. The number of attention heads is not visible in any shape, so it is compared with the
+    /// config.json beside the file, if there is one.
     #[command(verbatim_doc_comment)]
     Import(ImportArguments),
 }
 
-/// What `train` and `trace` can change of the pipeline.
+/// Flags with which `train` and `trace` change the pipeline.
 #[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct PipelineArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Stages K, each with a thread of its own (pipeline.stages)
+    /// Number of pipeline stages K, each with its own thread (pipeline.stages)
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Micro-batches M per mini-batch (pipeline.micro_batches)
+    /// Number of micro-batches M per mini-batch (pipeline.micro_batches)
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<usize>,
-    /// Replicas R of the whole pipeline, each on its part of every mini-batch; they need R times as
-    /// many processes (pipeline.replicas)
+    /// Number of copies R of the whole pipeline, each training on its part of every mini-batch;
+    /// needs R times as many processes (pipeline.replicas)
     #[arg(long, value_name = "R")]
     pub replicas: Option<usize>,
-    /// gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH
+    /// Schedule: gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH
     /// (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<ScheduleChoice>,
-    /// always, never, unless-adjacent, selective, keep:N or segments:N: one for all stages, or one
-    /// for each, such as keep:2,never (pipeline.remat)
+    /// What to recompute: always, never, unless-adjacent, selective, keep:N or segments:N; one
+    /// policy for all stages, or one per stage such as keep:2,never (pipeline.remat)
     #[arg(long)]
     pub remat: Option<RematPolicies>,
 }
@@ -149,121 +156,134 @@ pub(crate) struct PipelineArguments {
 pub(crate) struct TrainArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// Run a plan of `gpipe plan`; or auto: plan with the profile out/NAME.profile.json, which is
-    /// measured first if there is none, for the configured stages and memory
-    #[arg(long, value_name = "auto|FILE", conflicts_with_all = ["stages", "micro_batches", "schedule", "remat", "balance"])]
+    /// Run a plan written by `gpipe plan`, or make one (auto)
+    ///
+    /// auto plans for the configured stages and memory with the profile out/NAME.profile.json,
+    /// where NAME is that of the configuration file. If there is no profile, it is measured first.
+    #[arg(
+        long,
+        value_name = "auto|FILE",
+        conflicts_with_all = ["stages", "micro_batches", "schedule", "remat", "balance"]
+    )]
     pub plan: Option<String>,
-    /// Folder for the run's files; it must not hold another run; default: out/NAME of the
-    /// config, numbered; with --resume that of the run which goes on
+    /// Folder for the run's files, which must not hold another run [default: out/NAME, numbered]
+    ///
+    /// NAME is that of the configuration file. With --resume, the default is the folder of the
+    /// resumed run.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Go on from a checkpoint, as if nothing had happened: the one named, or the newest complete
-    /// one of the run named; CONFIG.toml may be left out. Or auto: from the newest complete one in
-    /// --out (or in the last out/NAME), and from the beginning if there is none, so that one
-    /// command starts a run and restarts it
+    /// Resume from a checkpoint, or from the newest complete checkpoint of a run
+    ///
+    /// The run continues as if it had not been interrupted. CONFIG.toml may be omitted. auto
+    /// resumes from the newest complete checkpoint in --out (or in the last out/NAME), or starts
+    /// from the beginning if there is none. So one command both starts and restarts a run.
     #[arg(long, value_name = "auto|DIR")]
     pub resume: Option<String>,
-    /// Save a checkpoint after so many steps (50), or so much time (10min, 90s, 2h), or none; one
-    /// at the end (not with none) and one on Ctrl-C, SIGTERM or an error besides (checkpoint.every)
+    /// Save a checkpoint every N steps (50) or after a time (90s, 10min, 2h), or none
+    /// (checkpoint.every)
+    ///
+    /// Unless it is none, a checkpoint is also saved at the end. One is always saved on Ctrl-C,
+    /// SIGTERM or an error.
     #[arg(long, value_name = "STEPS|TIME")]
     pub checkpoint_every: Option<Every>,
-    /// Checkpoints that are kept: the newest N (checkpoint.keep)
+    /// Number of checkpoints to keep, the newest ones (checkpoint.keep)
     #[arg(long, value_name = "N")]
     pub keep: Option<usize>,
-    /// Keep the one of the lowest validation loss besides (checkpoint.keep_best; it needs
-    /// train.validate_every)
+    /// Also keep the checkpoint with the lowest validation loss; needs train.validate_every
+    /// (checkpoint.keep_best)
     #[arg(long)]
     pub keep_best: bool,
-    /// What a loss or gradient that is not a number does: stop the run, or skip that mini-batch
+    /// What to do when a loss or gradient is not finite: stop the run, or skip that mini-batch
     /// (train.on_nan)
     #[arg(long, value_name = "stop|skip")]
     pub on_nan: Option<OnNan>,
-    /// Start from these weights, and not from random ones: a safetensors file, a run or a
-    /// checkpoint. A text model's tokenizer (a file's: the tokenizer.json beside it) is used, too.
-    /// Everything else starts anew: this is for fine-tuning, --resume is for going on; with
-    /// --resume auto they are used where there is nothing to go on from
+    /// Start from the weights of a safetensors file, a run or a checkpoint
+    ///
+    /// A text model also takes over the tokenizer; for a file, that is the tokenizer.json beside
+    /// it. Everything else starts anew: use --init to fine-tune, and --resume to continue a run.
+    /// With --resume auto, the weights are used only if there is no checkpoint to resume from.
     #[arg(long, value_name = "FILE|DIR")]
     pub init: Option<PathBuf>,
-    /// With --init: which tensor of the file is which parameter (see `gpipe import --help`)
+    /// With --init: file that maps tensors to parameters (see `gpipe import --help`)
     #[arg(long, value_name = "NAMES.toml", requires = "init")]
     pub names: Option<PathBuf>,
-    /// With --init: load what fits, and say what does not, which starts from random values
+    /// With --init: load the parameters that fit, report the others and start those from random
+    /// values
     #[arg(long, requires = "init")]
     pub partial: bool,
-    /// With --init: parameters that start from random values all the same, by name, in which * is
-    /// any text. The softmax of an image network whose classes are others is one of these without
-    /// being named
+    /// With --init: names of parameters that start from random values anyway; * matches any text
+    ///
+    /// The classifier of an image network starts from random values without being named if the
+    /// classes differ from those of the weights.
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "init")]
     pub reinit: Vec<String>,
 }
 
-/// How many processes, and what they run.
+/// How many processes to start, and the command that they run.
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArguments {
-    /// Processes; stages are shared out among them in order, as evenly as can be
+    /// Number of processes; stages are divided among them in order, as evenly as possible
     #[arg(long, value_name = "N")]
     pub processes: usize,
-    /// When one has failed, start all of them again, up to N times; a training goes on from its
-    /// last checkpoint
+    /// Restart all processes up to N times if one fails; training resumes from its last checkpoint
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub restarts: u32,
-    /// Leave rank 0's standard output as it is, for a pipe; otherwise every line begins with its
-    /// rank
+    /// Do not prefix rank 0's standard output with its rank, so that it can be piped
     #[arg(long)]
     pub no_prefix: bool,
-    /// The command, after --, such as: -- train configs/gpt.toml
+    /// Command to run, after --, such as: -- train configs/gpt.toml
     #[arg(value_name = "COMMAND", last = true, required = true)]
     pub command: Vec<String>,
 }
 
-/// A checkpoint, a run or a safetensors file.
+/// Arguments of `gpipe inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// A checkpoint's folder, a run's folder, a folder of checkpoints, or a safetensors file
+    /// Folder of a checkpoint, of a run or of checkpoints, or a safetensors file
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Print one JSON object; of a run one for each checkpoint and each file of weights, a line
-    /// each
+    /// Print JSON: one object, or for a run one line per checkpoint and per file of weights
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// A checkpoint's folder, or a run's: its weights if it has ended, else its newest complete
-    /// checkpoint
+    /// Folder of a checkpoint or of a run; a run exports its weights if it has ended, else its
+    /// newest complete checkpoint
     #[arg(value_name = "DIR")]
     pub from: PathBuf,
-    /// The safetensors file to write
+    /// Safetensors file to write
     #[arg(long, value_name = "FILE.safetensors")]
     pub out: PathBuf,
-    /// float32, bfloat16, float16 or float64 [default: as they are]
+    /// Dtype to convert to: float32, bfloat16, float16 or float64 [default: unchanged]
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<Dtype>,
-    /// The moving averages of the weights, and not the weights
+    /// Export the moving averages of the weights instead of the weights
     #[arg(long)]
     pub averages: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArguments {
-    /// The safetensors file to read
+    /// Safetensors file to read
     #[arg(value_name = "FILE.safetensors")]
     pub from: PathBuf,
-    /// The configuration of the model that it is for
+    /// Configuration of the model that the weights are for
     #[arg(long, value_name = "CONFIG.toml")]
     pub config: PathBuf,
-    /// Override one key of the configuration; may be given several times. model.vocabulary must be
-    /// the exact size, but for the configuration of a run
+    /// Override one key of the configuration; may be repeated
+    ///
+    /// model.vocabulary must be the exact size, unless the configuration is that of a run.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Which tensor of the file is which parameter; without it, names must be gpipe's own
+    /// File that maps tensors to parameters; without it, names must be gpipe's
     #[arg(long, value_name = "NAMES.toml")]
     pub names: Option<PathBuf>,
-    /// Write what fits, though some parameters are missing
+    /// Write the parameters that fit even if others are missing
     #[arg(long)]
     pub partial: bool,
-    /// The weights to write, for `gpipe train --init` and `gpipe eval --weights`
+    /// Weights file to write, for `gpipe train --init` and `gpipe eval --weights`
     #[arg(long, value_name = "FILE.safetensors")]
     pub out: PathBuf,
 }
@@ -275,18 +295,18 @@ pub(crate) struct VerifyArguments {
     /// Numbers of stages to compare
     #[arg(long, value_name = "K,..", value_delimiter = ',', default_value = "1,2,3,4")]
     pub stages: Vec<usize>,
-    /// Schedules to compare; interleaved:V makes V times as many stages
+    /// Schedules to compare; interleaved:V creates V times as many stages
     #[arg(long, value_delimiter = ',', default_value = "gpipe,1f1b")]
     pub schedule: Vec<ScheduleChoice>,
-    /// Re-materialization to compare [default: the configuration's]
+    /// Re-materialization policies to compare [default: that of the configuration]
     #[arg(long, value_delimiter = ',')]
     pub remat: Vec<RematPolicies>,
-    /// Micro-batches to compare [default: the configuration's]; between different M results differ
-    /// by rounding, and verify says where
+    /// Numbers of micro-batches to compare [default: that of the configuration]; results for
+    /// different M differ by rounding, and verify reports where
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
-    /// Begin each combination but the first as the one before it, save a checkpoint after half of
-    /// the steps, and resume from its files
+    /// Start each combination after the first under the settings of the one before it, save a
+    /// checkpoint after half of the steps, and resume from it
     #[arg(long)]
     pub resume: bool,
 }
@@ -295,166 +315,174 @@ pub(crate) struct VerifyArguments {
 pub(crate) struct TraceArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// Write a picture; without a name trace.svg, in the run's folder if there is one
+    /// Write an SVG drawing; without FILE, trace.svg in the run's folder if there is one
     #[arg(long, value_name = "FILE.svg", num_args = 0..=1)]
     pub svg: Option<Option<PathBuf>>,
-    /// Write a page in which one can zoom, and which says what is under the pointer; without a name
-    /// trace.html
+    /// Write an HTML page with zoom and details under the pointer; without FILE, trace.html
     #[arg(long, value_name = "FILE.html", num_args = 0..=1)]
     pub html: Option<Option<PathBuf>>,
-    /// Write a Chrome trace; without a name trace.json. With CONFIG.toml it is always written
+    /// Write a Chrome trace; without FILE, trace.json. With CONFIG.toml it is always written
     #[arg(long, value_name = "FILE.json", num_args = 0..=1)]
     pub chrome: Option<Option<PathBuf>>,
-    /// The same as --chrome FILE.json
+    /// Same as --chrome FILE.json
     #[arg(long, value_name = "FILE.json", conflicts_with = "chrome")]
     pub out: Option<PathBuf>,
-    /// Characters of a line of the drawing [default: the terminal's, or 120]
+    /// Width of the drawing, in characters [default: that of the terminal, or 120]
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PlotArguments {
-    /// Folders of runs, with their metrics.jsonl; several are drawn over one another
+    /// Folders of runs, with their metrics.jsonl; several runs share one set of axes
     #[arg(value_name = "DIR", required = true)]
     pub runs: Vec<PathBuf>,
-    /// The page to write [default: plot.svg in the first DIR]
+    /// SVG page to write [default: plot.svg in the first DIR]
     #[arg(long, value_name = "FILE.svg")]
     pub out: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Args)]
 pub(crate) struct ConfigArguments {
-    /// The configuration file
+    /// Configuration file
     #[arg(value_name = "CONFIG.toml")]
     pub config: Option<PathBuf>,
-    /// Override one key, such as model.blocks=4; may be given several times
+    /// Override one key, such as model.blocks=4; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Layers per stage such as 3,5, or uniform, or cost (pipeline.balance)
+    /// How to assign layers to stages: cost, uniform, or layers per stage such as 3,5
+    /// (pipeline.balance)
     #[arg(long)]
     pub balance: Option<Balance>,
-    /// CPU threads of each stage (pipeline.threads_per_stage)
+    /// Number of CPU threads of each stage (pipeline.threads_per_stage)
     #[arg(long, value_name = "N")]
     pub threads_per_stage: Option<usize>,
     /// Dtype of the arithmetic: float32, float64, bfloat16 or float16 (pipeline.dtype)
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<Dtype>,
-    /// Where the stages run: cpu, cuda or cuda:1 for all of them, or one for each, such as
-    /// cuda:0,cuda:1, which also says how many stages there are (pipeline.devices)
+    /// Devices of the stages: cpu, cuda or cuda:1 for all stages, or one per stage such as
+    /// cuda:0,cuda:1, which also sets the number of stages (pipeline.devices)
     #[arg(long, value_name = "DEVICE,..")]
     pub device: Option<Devices>,
-    /// Most memory of a stage's tensors, such as 512MiB: one for all stages, or one for each, such
-    /// as 1GiB,512MiB (pipeline.memory)
+    /// Maximum memory of a stage's tensors, such as 512MiB: one size for all stages, or one per
+    /// stage such as 1GiB,512MiB (pipeline.memory)
     #[arg(long, value_name = "BYTES,..")]
     pub memory: Option<Caps>,
-    /// Training steps (train.steps; verify: 3)
+    /// Number of training steps [default: as configured; verify: 3, profile: 4, trace: 5]
+    /// (train.steps)
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// Seed of everything random (seed)
+    /// Seed of all randomness (seed)
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Text to train on: files or folders, UTF-8 (data.text); without it, the sources of
-    /// this workspace's crates
+    /// Files or folders of UTF-8 text to train on [default: the sources of this workspace's crates]
+    /// (data.text)
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
 }
 
-/// What a profile and a plan are of, and where the profile is kept.
+/// Arguments of `gpipe profile`.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Stages that work at the same time while layers are measured (pipeline.stages)
+    /// Number of stages at work while layers are measured (pipeline.stages)
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Micro-batches M per mini-batch for which to measure [default: the configuration's, and 1, 2,
-    /// 4 .. 32]
+    /// Numbers of micro-batches M per mini-batch to measure [default: 1, 2, 4 .. 32 and that of the
+    /// configuration]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
-    /// Measure everything N times, one thing after the other, each time --steps steps: on a machine
-    /// that others disturb, what is compared is then of the same moments
+    /// Repeat all measurements N times, with --steps steps each; on a shared machine, interleaving
+    /// them makes them comparable
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub passes: usize,
-    /// The file to write [default: out/NAME.profile.json, NAME of the configuration's file]
+    /// Profile to write [default: out/NAME.profile.json, with the NAME of the configuration file]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
 
-/// What a plan may use, and what it is made from.
+/// Arguments of `gpipe schedule`.
 #[derive(Debug, Args)]
 pub(crate) struct ScheduleArguments {
-    /// gpipe, 1f1b, interleaved:V, zb-h1, or file:PATH, which is then checked
+    /// Schedule: gpipe, 1f1b, interleaved:V, zb-h1, or file:PATH, which is validated
     pub name: ScheduleChoice,
-    /// Stages K, or devices where the schedule puts several stages on each [default: the file's]
+    /// Number of stages K, or of devices if the schedule puts several stages on each [default: that
+    /// of the file]
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Micro-batches M [default: the file's]
+    /// Number of micro-batches M [default: that of the file]
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<usize>,
-    /// What is discarded and recomputed: adds R to the lists
+    /// Re-materialization policy; adds R actions to the lists
     #[arg(long, default_value = "never")]
     pub remat: RematPolicies,
-    /// Draw it in characters, too, as comments
+    /// Also draw the timeline in characters, as comments
     #[arg(long)]
     pub draw: bool,
-    /// Draw it
+    /// Draw the timeline as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
+    /// With --svg: also draw this schedule of the same size, below on the same time axis
+    #[arg(long, value_name = "NAME", requires = "svg")]
+    pub beside: Vec<ScheduleChoice>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Devices N to plan for, which need not be here; --memory says what each has, --speed how fast
-    /// it is [default: pipeline.stages]
+    /// Number of devices N to plan for, which need not exist here; see --memory and --speed
+    /// [default: pipeline.stages]
     #[arg(long, value_name = "N")]
     pub devices: Option<usize>,
-    /// How many times as fast as the one that was profiled each device is: one number for all, or
-    /// one for each
+    /// Speed of the devices relative to the profiled one: one number for all devices, or one per
+    /// device
     #[arg(long, value_name = "X,..", value_delimiter = ',')]
     pub speed: Vec<f64>,
-    /// Numbers of stages K to choose from; stage k is on device k [default: as many as devices]
+    /// Numbers of stages K to choose from; stage k runs on device k [default: the number of
+    /// devices]
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     pub stages: Vec<usize>,
-    /// Numbers of micro-batches M to choose from [default: the powers of two that the mini-batch
-    /// can be cut into, and the configuration's]
+    /// Numbers of micro-batches M to choose from [default: that of the configuration, and the
+    /// powers of two that the mini-batch can be divided into]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
-    /// Schedules to choose from; beside gpipe and 1f1b also interleaved:V, with K devices, and
-    /// zb-h1, for which the search is not exact [default: gpipe,1f1b]
+    /// Schedules to choose from [default: gpipe,1f1b]
+    ///
+    /// interleaved:V (with K devices) and zb-h1 are possible too, but the search is not exact for
+    /// them.
     #[arg(long, value_delimiter = ',')]
     pub schedule: Vec<ScheduleChoice>,
-    /// Leaves no choice of what to re-materialize: one policy for all stages, or one for each
+    /// Fix the re-materialization: one policy for all stages, or one per stage
     #[arg(long)]
     pub remat: Option<RematPolicies>,
-    /// The profile to plan with [default: out/NAME.profile.json, or analytic costs if there is
-    /// none]
+    /// Profile to plan with [default: out/NAME.profile.json, or analytic costs if there is none]
     #[arg(long, value_name = "FILE", conflicts_with = "analytic")]
     pub profile: Option<PathBuf>,
-    /// Plan with costs from shapes alone, for devices of --flops and --bandwidth
+    /// Plan with costs estimated from shapes, for devices of --flops and --bandwidth
     #[arg(long)]
     pub analytic: bool,
     /// Analytic costs: floating-point operations per second of a device [default: 1e11]
     #[arg(long, value_name = "FLOPS")]
     pub flops: Option<f64>,
-    /// Analytic costs: bytes per second of a device's memory [default: 2e10]
+    /// Analytic costs: memory bandwidth of a device, in bytes per second [default: 2e10]
     #[arg(long, value_name = "BYTES")]
     pub bandwidth: Option<f64>,
-    /// Bytes per second of a link between two devices [default: as profiled; analytic: no limit]
+    /// Bandwidth of a link between two devices, in bytes per second [default: as profiled;
+    /// analytic: unlimited]
     #[arg(long, value_name = "BYTES")]
     pub link_bandwidth: Option<f64>,
-    /// Microseconds that a message takes besides [default: as profiled; analytic: 0]
+    /// Latency of a message, in microseconds [default: as profiled; analytic: 0]
     #[arg(long, value_name = "US")]
     pub link_latency: Option<f64>,
-    /// The plan to write, for gpipe train --plan [default: out/NAME.plan.json]
+    /// Plan to write, for gpipe train --plan [default: out/NAME.plan.json]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Draw the planned step
+    /// Draw the planned step as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Draw it as a page, with what is under the pointer in words
+    /// Draw the planned step as an HTML page, with details under the pointer
     #[arg(long, value_name = "FILE.html")]
     pub html: Option<PathBuf>,
 }

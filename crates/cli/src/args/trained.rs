@@ -1,4 +1,4 @@
-//! What commands are given that use a trained model.
+//! Arguments of the commands that use a trained model.
 
 use std::path::PathBuf;
 
@@ -9,27 +9,27 @@ use crate::values::{Devices, Dtype};
 /// A trained model: the folder of a run, or a configuration and weights.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RunArguments {
-    /// The folder that `gpipe train` wrote: config.toml, tokenizer.json or classes.json,
-    /// weights.safetensors; or a checkpoint in it
+    /// Folder that `gpipe train` wrote (config.toml, tokenizer.json or classes.json,
+    /// weights.safetensors), or a checkpoint in it
     #[arg(value_name = "RUN_DIR", required_unless_present = "config", conflicts_with = "config")]
     pub folder: Option<PathBuf>,
-    /// Instead of RUN_DIR: the configuration file
+    /// Configuration file, instead of RUN_DIR
     #[arg(long, value_name = "CONFIG.toml", requires = "weights")]
     pub config: Option<PathBuf>,
-    /// Weights to use with --config; the tokenizer.json beside them is used, too
+    /// Weights to use with --config; the tokenizer.json beside them is used too
     #[arg(long, value_name = "FILE", requires = "config")]
     pub weights: Option<PathBuf>,
-    /// Override one key of the configuration; may be given several times
+    /// Override one key of the configuration; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Stages K (pipeline.stages); the result is the same for every K
+    /// Number of stages K; the result is the same for every K (pipeline.stages)
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in
-    /// training
+    /// Devices of the stages: one for all stages, or one per stage [default: as in training]
+    /// (pipeline.devices)
     #[arg(long, value_name = "DEVICE,..")]
     pub device: Option<Devices>,
-    /// Dtype of the arithmetic (pipeline.dtype); default: as in training
+    /// Dtype of the arithmetic [default: as in training] (pipeline.dtype)
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<Dtype>,
     /// Use the moving averages of the weights (averages.safetensors), if the run kept them
@@ -41,64 +41,63 @@ pub(crate) struct RunArguments {
 pub(crate) struct EvalArguments {
     #[command(flatten)]
     pub run: RunArguments,
-    /// Text to measure on, all of it: files or folders, UTF-8; without it, the text that the run
-    /// held out
+    /// Files or folders of UTF-8 text to measure on, all of it [default: the text that the run held
+    /// out]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
-    /// Measure on the first N tokens at most [default: train.validation_tokens; with --text all]
+    /// Measure at most the first N tokens [default: train.validation_tokens; with --text all]
     #[arg(long, value_name = "N")]
     pub tokens: Option<usize>,
-    /// Images to measure on, all of them: a folder with a folder for each class; without it, those
-    /// that the run held out
+    /// Folder with a folder of images for each class, to measure on all of them [default: the
+    /// images that the run held out]
     #[arg(long, value_name = "DIR")]
     pub images: Option<PathBuf>,
-    /// Write how often which class was taken for which, as tab-separated values: a row per true
-    /// class
+    /// Write the confusion matrix as tab-separated values, with a row per true class
     #[arg(long, value_name = "FILE.tsv")]
     pub confusion: Option<PathBuf>,
-    /// Of a translation: so many held-out sentences of each language are translated, for BLEU and
-    /// chrF; 0: none
+    /// Translation models: number of held-out sentences per language to translate for BLEU and
+    /// chrF; 0 translates none
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub translate: usize,
     #[command(flatten)]
     pub search: SearchArguments,
-    /// Of a translation: write the table of languages as tab-separated values
+    /// Translation models: write the table of languages as tab-separated values
     #[arg(long, value_name = "FILE.tsv")]
     pub table: Option<PathBuf>,
-    /// Of a translation: draw the size of each language's data against its BLEU and chrF
+    /// Translation models: plot BLEU and chrF of each language against the size of its data
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// Micro-batches M per mini-batch (pipeline.micro_batches)
+    /// Number of micro-batches M per mini-batch (pipeline.micro_batches)
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<usize>,
-    /// Print one line of JSON, with every digit
+    /// Print one line of JSON, with all digits
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PredictArguments {
-    /// The folder that `gpipe train` wrote: config.toml, classes.json, weights.safetensors; or a
+    /// Folder that `gpipe train` wrote (config.toml, classes.json, weights.safetensors), or a
     /// checkpoint in it
     #[arg(value_name = "RUN_DIR")]
     pub run: PathBuf,
     /// JPEG and PNG files
     #[arg(value_name = "IMAGE", required = true)]
     pub images: Vec<PathBuf>,
-    /// How many classes to name for each
+    /// Number of classes to print for each image
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub top: usize,
-    /// Stages K (pipeline.stages); the result is the same for every K
+    /// Number of stages K; the result is the same for every K (pipeline.stages)
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
-    /// Where the stages run: one device for all, or one for each (pipeline.devices); default: as in
-    /// training
+    /// Devices of the stages: one for all stages, or one per stage [default: as in training]
+    /// (pipeline.devices)
     #[arg(long, value_name = "DEVICE,..")]
     pub device: Option<Devices>,
     /// Use the moving averages of the weights, if the run kept them
     #[arg(long)]
     pub averages: bool,
-    /// Print one JSON object per image, a line each
+    /// Print one line of JSON per image
     #[arg(long)]
     pub json: bool,
 }
@@ -107,26 +106,27 @@ pub(crate) struct PredictArguments {
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub run: RunArguments,
-    /// The text to continue; an empty one starts a new document. Without this and --prompt-file it
-    /// is read from the standard input
+    /// Text to continue; an empty text starts a new document [default: standard input, unless
+    /// --prompt-file is given]
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     pub prompt: Option<String>,
-    /// A file with the text to continue, UTF-8
+    /// UTF-8 file with the text to continue
     #[arg(long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
     /// Stop after N tokens, or earlier at the end of a document
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub tokens: usize,
-    /// 0: always the likeliest token; 1: as the model has it; above: more even
+    /// Sampling temperature: 0 always takes the most likely token, 1 samples from the model's
+    /// distribution, higher values flatten it
     #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     pub temperature: f64,
-    /// Choose among the K likeliest tokens
+    /// Sample only from the K most likely tokens
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Choose among the fewest tokens that together have probability P
+    /// Sample only from the smallest set of tokens with a total probability of at least P
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f64,
-    /// Seed of the choices: the same seed gives the same text, for every K
+    /// Seed of the sampling: the same seed gives the same text, for every K
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 }
@@ -134,10 +134,10 @@ pub(crate) struct GenerateArguments {
 /// How translations are searched.
 #[derive(Debug, Args)]
 pub(crate) struct SearchArguments {
-    /// Hypotheses that are kept of each sentence; 1: the likeliest token each time
+    /// Number of hypotheses kept per sentence; 1 always takes the most likely token
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub beam: usize,
-    /// 0: short translations are preferred; larger: longer ones
+    /// Length penalty: 0 prefers short translations, higher values longer ones
     #[arg(long, value_name = "ALPHA", default_value_t = 0.6, allow_negative_numbers = true)]
     pub length_penalty: f64,
 }
@@ -146,13 +146,13 @@ pub(crate) struct SearchArguments {
 pub(crate) struct TranslateArguments {
     #[command(flatten)]
     pub run: RunArguments,
-    /// The language of the sentences, such as de or pt_BR; a wrong one is answered with those that
-    /// the model knows
+    /// Language of the sentences, such as de or pt_BR; an unknown one is an error that lists the
+    /// model's languages
     #[arg(long, value_name = "LANGUAGE")]
     pub from: String,
     #[command(flatten)]
     pub search: SearchArguments,
-    /// Most lines that are translated together
+    /// Maximum number of lines to translate at once
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub batch: usize,
 }

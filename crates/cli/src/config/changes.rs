@@ -1,9 +1,9 @@
-//! What differs between the configuration of a checkpoint and the one that goes on with it, key by
-//! key.
+//! The keys that differ between the configuration of a checkpoint and the one that resumes it, and
+//! what each change does.
 
 use super::{Config, ConfigError, keys::flatten};
 
-/// A key with two values.
+/// A key with two different values.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Change {
     pub key: String,
@@ -12,27 +12,27 @@ pub(crate) struct Change {
     pub effect: Effect,
 }
 
-/// What a change does to the rest of the run.
+/// The effect of a change on the rest of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// To its results nothing, to the bit.
+    /// No result changes, not even by a bit.
     Nothing,
-    /// Nothing, if the training data stay the same; that is looked at when it has been read.
+    /// No result changes if the training data stay the same, which is checked once they are read.
     Text,
-    /// They differ by rounding from those of a run that was not interrupted.
+    /// Results differ by rounding from those of an uninterrupted run.
     Rounding,
-    /// To the training nothing; its evaluations are of other data.
+    /// Training is unaffected, but evaluations use other data.
     Evaluations,
-    /// Training and evaluations see the data in another way from here on.
+    /// From here on, training and evaluations see the data presented in another way.
     Presentation,
-    /// They are those of another recipe from here on.
+    /// From here on, results are those of another recipe.
     FromHereOn,
-    /// The state is of no use with it; why.
+    /// The saved state cannot be used with the new value, for this reason.
     Refused(&'static str),
 }
 
 impl Effect {
-    /// In a few words.
+    /// A short description for the user.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Nothing => "changes no result",
@@ -74,7 +74,7 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Result<Vec<Change>, ConfigE
     Ok(keys.into_iter().filter_map(change).collect())
 }
 
-/// What a change of `key` does.
+/// The effect of changing `key`.
 fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Effect {
     match key {
         "seed" => Effect::Refused("the order of the data and dropout are drawn from it"),
@@ -131,7 +131,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             }
         }
         "optimizer.sgd.momentum" | "optimizer.rmsprop.momentum" => {
-            // With momentum the state has one tensor more.
+            // With momentum, the state has one more tensor.
             let is_zero = |value: &Option<toml::Value>| {
                 value.as_ref().and_then(toml::Value::as_float) == Some(0.0)
             };

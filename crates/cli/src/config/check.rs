@@ -1,9 +1,9 @@
-//! What no other room checks when it gets its part of a configuration, or checks only after long
-//! work.
+//! Checks that no other module makes when it receives its part of a configuration, or makes only
+//! after long work.
 
 use super::{Config, ConfigError, Data, Model};
 
-/// A year: longer waits are none.
+/// One year, the longest timeout.
 const DEADLINE_S_MAX: u64 = 366 * 24 * 3600;
 
 type Result = std::result::Result<(), ConfigError>;
@@ -13,8 +13,10 @@ fn refuse(key: &'static str, value: impl ToString, reason: &str) -> Result {
 }
 
 impl Config {
+    /// Checks every key.
+    ///
     /// # Errors
-    /// The first value that does not fit, with its key and what does.
+    /// Fails at the first invalid value, and names its key and the valid values.
     pub(crate) fn check(&self) -> Result {
         self.check_train()?;
         self.check_pipeline()?;
@@ -79,7 +81,7 @@ impl Config {
         Ok(())
     }
 
-    /// A network learns from data of its own kind.
+    /// Checks that the kind of network fits the kind of data.
     fn check_kinds(&self) -> Result {
         let fit = match self.model {
             Model::Transformer(_) => matches!(self.data, Data::Text(_)),

@@ -1,4 +1,4 @@
-//! `[data]`: what is learned from, by `kind`; `[images]`: how images are read, changed and
+//! `[data]`: the data to learn from, by `kind`; `[images]`: how images are read, augmented and
 //! presented.
 
 use std::path::PathBuf;
@@ -10,36 +10,51 @@ use crate::values::{
     CropChoice, JsonChoice, MostBytes, OnUnreadableChoice, TokenizerChoice, as_text,
 };
 
-/// What is learned from. Its other keys depend on `kind`.
+/// The data to learn from. The other keys of the table depend on `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum Data {
+    /// Plain text, for a transformer.
     Text(TextConfig),
+    /// Sentences with English translations, for a translation model.
     Parallel(ParallelConfig),
+    /// A folder of images for each class.
     ImageFolder(ImageFolderConfig),
+    /// CIFAR-10.
     Cifar10(CifarConfig),
+    /// CIFAR-100.
     Cifar100(CifarConfig),
 }
 
+/// Plain text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TextConfig {
-    /// Files or folders; none: the sources of the crates in `cargo_lock`, as cargo fetched them.
+    /// Files or folders of UTF-8 text to learn from. An empty list reads the sources of the crates
+    /// in `cargo_lock`, as cargo fetched them. A single text file may have at most 1 GiB.
     pub text: Vec<PathBuf>,
+    /// Path of the `Cargo.lock` that names the crates to learn from when `text` is empty.
     pub cargo_lock: PathBuf,
-    /// What is done with files of JSON.
+    /// How to treat JSON files. `refuse` makes them an error, `text` reads them as plain text, and
+    /// `skip` leaves out those in folders.
     #[serde(with = "as_text")]
     pub json: JsonChoice,
+    /// Where the tokenizer comes from. `auto` keeps that of the weights named by `--init`, and
+    /// without such weights trains a new one. `new` always trains a new one. Any other value is the
+    /// path of a `tokenizer.json`.
     #[serde(with = "as_text")]
     pub tokenizer: TokenizerChoice,
-    /// Tokens of a sample.
+    /// Length of a sample, in tokens.
     pub sequence: usize,
-    /// Whether training documents are joined in an order that the seed chooses, and not by name.
+    /// Whether to join the training documents in an order drawn from the seed instead of by name.
     pub shuffle_documents: bool,
+    /// Maximum amount of training text, such as `16MiB`. `all` sets no limit.
     #[serde(with = "as_text")]
     pub train_bytes: MostBytes,
+    /// Maximum amount of validation text, such as `1MiB`. `all` sets no limit.
     #[serde(with = "as_text")]
     pub validation_bytes: MostBytes,
+    /// Maximum amount of text taken from one crate, such as `1MiB`. `all` sets no limit.
     #[serde(with = "as_text")]
     pub crate_bytes: MostBytes,
 }
@@ -48,64 +63,76 @@ pub(crate) struct TextConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ParallelConfig {
-    /// Folder of `LANGUAGE.tsv` or `LANGUAGE.tsv.gz` files, such as `make catalogues` makes; empty:
-    /// none.
+    /// Folder with a file `LANGUAGE.tsv` or `LANGUAGE.tsv.gz` for each language, as `make
+    /// catalogues` writes them. Empty means no folder.
     pub folder: PathBuf,
-    /// Files of `sentence<TAB>translation`, plain or gzip.
+    /// Files of `sentence<TAB>translation` lines, plain or gzip: `[[data.tsv]]` with `language` and
+    /// `path`.
     pub tsv: Vec<TsvConfig>,
-    /// Pairs of files with a sentence a line, plain or gzip.
+    /// Pairs of files whose lines correspond, plain or gzip: `[[data.lines]]` with `language`,
+    /// `source` and `target`.
     pub lines: Vec<LinesConfig>,
+    /// Where the tokenizer comes from. `auto` keeps that of the weights named by `--init`, and
+    /// without such weights trains a new one. `new` always trains a new one. Any other value is the
+    /// path of a `tokenizer.json`.
     #[serde(with = "as_text")]
     pub tokenizer: TokenizerChoice,
-    /// The only languages; none: all.
+    /// Codes of the languages to learn from. An empty list keeps all of them.
     pub languages: Vec<String>,
-    /// Share of the English sentences that are only validated on.
+    /// Fraction of the English sentences that are held out for validation.
     pub validation_share: f64,
-    /// Most validation pairs of a language that a validation measures; 0: all.
+    /// Maximum number of pairs per language that a validation measures. 0 measures all.
     pub validation_pairs: usize,
-    /// Most pairs of a language; 0: all.
+    /// Maximum number of pairs per language. 0 keeps all.
     pub most_pairs: usize,
-    /// A language with fewer is left out.
+    /// Minimum number of pairs per language. A language with fewer is left out.
     pub min_pairs: usize,
-    /// Most bytes of a sentence.
+    /// Maximum length of a sentence, in bytes. Pairs with a longer sentence are left out.
     pub sentence_bytes: usize,
-    /// Most times that one side may be as long as the other.
+    /// Maximum length ratio between the two sides of a pair. Other pairs are left out.
     pub ratio: f64,
-    /// Most tokens of a sentence.
+    /// Maximum length of a sentence, in tokens. Longer pairs are left out.
     pub length: usize,
-    /// Target tokens of a mini-batch, about.
+    /// Approximate size of a mini-batch, in target tokens.
     pub batch_tokens: usize,
-    /// Languages are drawn in proportion to the 1/temperature-th power of their pairs: 1: as they
-    /// are; 5: small ones more often.
+    /// Temperature T of the language mixture: languages are drawn in proportion to the 1/T-th power
+    /// of their number of pairs. 1 draws them by size, and higher values favor small languages.
     pub temperature: f64,
 }
 
-/// A file of pairs.
+/// A file of sentence pairs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TsvConfig {
+    /// Language code of the sentences, such as `de`.
     pub language: String,
+    /// Path of the file, plain or gzip.
     pub path: PathBuf,
 }
 
-/// A file of sentences, and one of their translations.
+/// A file of sentences and a file of their translations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LinesConfig {
+    /// Language code of the source sentences, such as `de`.
     pub language: String,
+    /// Path of the file with one sentence per line, plain or gzip.
     pub source: PathBuf,
+    /// Path of the file with the English translations, line by line, plain or gzip.
     pub target: PathBuf,
 }
 
-/// A folder for each class, in it its JPEG and PNG files.
+/// A folder with one folder of JPEG and PNG files per class.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ImageFolderConfig {
+    /// Folder with one folder per class, which holds the JPEG and PNG files of that class.
     pub folder: PathBuf,
-    /// Another such folder to validate on; none: a share of the first.
+    /// Folder of the same layout to validate on. Without it, `validation_share` of `folder` is held
+    /// out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<PathBuf>,
-    /// That share.
+    /// Fraction of `folder` that is held out for validation when `validation` is not set.
     pub validation_share: f64,
 }
 
@@ -113,44 +140,53 @@ pub(crate) struct ImageFolderConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct CifarConfig {
+    /// Folder with the files of the binary version of CIFAR.
     pub folder: PathBuf,
 }
 
-/// How images are read, changed and presented.
+/// How images are read, augmented and presented to the network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ImagesConfig {
-    /// Height and width that the network sees.
+    /// Height and width of the network's input, in pixels.
     pub size: usize,
-    /// Before the middle of an image is cut out in evaluation: its shorter side; 0: as `size`.
+    /// Length that evaluation scales an image's shorter side to, in pixels, before it crops the
+    /// center. 0 scales it to `size`.
     pub resize: usize,
-    /// What training cuts out.
+    /// What training crops. `none` crops as evaluation does. `padded:N` moves that crop by up to N
+    /// pixels. `resized:S` takes at least a fraction S of the area, with an aspect ratio from 3/4
+    /// to 4/3.
     #[serde(with = "as_text")]
     pub crop: CropChoice,
     /// Probability that training mirrors an image.
     pub flip: f64,
-    /// Side of the square that training blanks, in pixels; 0 for none.
+    /// Side of the square that training blanks, in pixels. 0 turns cutout off.
     pub cutout: usize,
-    /// Degrees that training turns an image, at most and either way.
+    /// Maximum rotation in training, in degrees, in either direction.
     pub degrees: f64,
-    /// Least and greatest scale in training.
+    /// Minimum and maximum scale factor in training.
     pub scale: [f64; 2],
-    /// Least and greatest slant in training: how far the top moves to the right, per height.
+    /// Minimum and maximum shear in training: the shift of the top to the right, relative to the
+    /// height.
     pub shear: [f64; 2],
-    /// Share of the side that training moves an image, at most, along each axis.
+    /// Maximum translation in training along each axis, as a fraction of the image's side.
     pub translate: f64,
-    /// Least share of the range of values that training keeps.
+    /// Minimum fraction of the range of values that training keeps. 1 keeps the whole range.
     pub contrast: f64,
-    /// Probability that training exchanges dark and light.
+    /// Probability that training inverts dark and light.
     pub invert: f64,
-    /// Of red, green and blue, from 0 to 1.
+    /// Mean of the red, green and blue channels, from 0 to 1, which is subtracted from each image.
     pub mean: [f32; 3],
+    /// Standard deviation of the red, green and blue channels, from 0 to 1, which divides each
+    /// image.
     pub std: [f32; 3],
+    /// What to do with an image that cannot be read. `stop` ends the command. `skip` names the
+    /// image; training then takes the next one, and evaluation leaves it out.
     #[serde(with = "as_text")]
     pub on_unreadable: OnUnreadableChoice,
-    /// Threads that read and change images.
+    /// Number of threads that read and transform images.
     pub threads: usize,
-    /// Most images that a validation in training looks at; 0: all.
+    /// Maximum number of images that a validation during training measures. 0 measures all.
     pub validation_images: usize,
 }
 
@@ -221,7 +257,7 @@ impl Default for ImageFolderConfig {
 }
 
 impl Default for ImagesConfig {
-    /// ImageNet's mean and deviation.
+    /// Mean and standard deviation are ImageNet's.
     fn default() -> Self {
         Self {
             size: 224,

@@ -1,4 +1,4 @@
-//! Keys of a configuration: which there are, which is nearest to a misspelt one, and `--set`.
+//! Keys of a configuration: the known keys, the nearest key to a misspelt one, and `--set`.
 
 use serde::Deserialize;
 
@@ -9,8 +9,8 @@ use super::{
 
 const KIND: &str = "kind";
 
-/// All keys with their defaults, for the kinds of model and data that `given` names: what a file
-/// may name. An error is one of `origin`.
+/// All keys that a file may contain, with their defaults, for the kinds of model and data in
+/// `given`. Errors name `origin`.
 pub(super) fn defaults(given: &toml::Table, origin: &str) -> Result<toml::Table, ConfigError> {
     let error = |reason: String| ConfigError::Parse { path: origin.into(), reason };
     let mut config = Config::default();
@@ -56,13 +56,13 @@ pub(super) fn check_keys(
     Ok(())
 }
 
-/// Keys that may be absent, and are by default: they have no value to be listed with.
+/// Whether a key may be absent and has no default, so that it is not among `known`.
 fn is_optional(key: &str, known: &toml::Table) -> bool {
     let kind = known.get("data").and_then(|data| data.get(KIND)).and_then(toml::Value::as_str);
     key == "data.validation" && kind == Some("image-folder")
 }
 
-/// The error for a key that does not exist, with the nearest one that does.
+/// The error for a key that does not exist. It names the nearest key that does.
 fn unknown(key: &str, known: &toml::Table, origin: &str) -> ConfigError {
     let mut all = Vec::new();
     collect_keys(known, "", &mut all);
@@ -83,7 +83,7 @@ fn unknown(key: &str, known: &toml::Table, origin: &str) -> ConfigError {
     ConfigError::UnknownKey { origin: origin.to_owned(), key: key.to_owned(), nearest }
 }
 
-/// What is to be said of a key that only other kinds have.
+/// The message for a key that exists only for other kinds.
 fn of_another_kind(key: &str, known: &toml::Table) -> Option<String> {
     let (table, rest) = key.split_once('.')?;
     let own = known.get(table)?.get(KIND)?.as_str()?;
@@ -108,13 +108,13 @@ fn of_another_kind(key: &str, known: &toml::Table) -> Option<String> {
     })
 }
 
-/// A key in the wrong table is likely meant, too.
+/// Similarity of the last parts of two keys, because a known key may be given in the wrong table.
 fn last_part_likeness(known: &str, key: &str) -> f64 {
     let last = |text: &str| text.rsplit('.').next().unwrap_or_default().to_owned();
     0.98 * strsim::jaro_winkler(&last(known), &last(key))
 }
 
-/// All keys of a table with their values, tables within it flattened: `model.blocks`.
+/// All keys of a table with their values. Nested tables are flattened: `model.blocks`.
 pub(super) fn flatten(table: &toml::Table) -> Vec<(String, toml::Value)> {
     let mut names = Vec::new();
     collect_keys(table, "", &mut names);
@@ -135,7 +135,7 @@ fn collect_keys(table: &toml::Table, prefix: &str, all: &mut Vec<String>) {
     }
 }
 
-/// Applies one `a.b=c`; `c` is TOML, or text where that does not parse.
+/// Applies one `a.b=c`. `c` is TOML, or plain text if it does not parse as TOML.
 pub(super) fn set(table: &mut toml::Table, text: &str) -> Result<(), ConfigError> {
     let error = |reason: &str| ConfigError::Set { text: text.to_owned(), reason: reason.into() };
     let (key, value) = text.split_once('=').ok_or_else(|| error("write it as KEY=VALUE"))?;

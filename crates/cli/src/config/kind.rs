@@ -1,16 +1,16 @@
-//! Tables whose keys depend on their `kind`. By hand, because serde's tagged enums do not say which
-//! key is wrong.
+//! Tables whose keys depend on their `kind`. They are parsed by hand, because serde's tagged enums
+//! do not report which key is wrong.
 
 use serde::{Deserialize, Deserializer, de::Error};
 
 /// Kinds of `[model]`.
-pub(super) const MODELS: [&str; 4] = ["transformer", "translation", "amoebanet", "resnet"];
+pub(crate) const MODELS: [&str; 4] = ["transformer", "translation", "amoebanet", "resnet"];
 /// Kinds of `[data]`.
-pub(super) const DATA: [&str; 5] = ["text", "parallel", "image-folder", "cifar10", "cifar100"];
-/// Between a kind and those that there are.
+pub(crate) const DATA: [&str; 5] = ["text", "parallel", "image-folder", "cifar10", "cifar100"];
+/// The part of an error message between an unknown kind and the list of kinds.
 pub(super) const KINDS_ARE: &str = "is no kind: use one of";
 
-/// A table's kind, or `default`, and its other keys.
+/// Splits a table into its kind, or `default` if it has none, and its other keys.
 pub(super) fn with_kind<'de, D: Deserializer<'de>>(
     deserializer: D,
     default: &str,

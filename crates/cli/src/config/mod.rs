@@ -1,9 +1,9 @@
-//! The configuration: a TOML file, `--set` and flags become one struct, once, checked.
+//! The configuration: one checked struct made from a TOML file, `--set` and flags.
 //!
 //! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a [`kind`]
 //! - [`keys`]: unknown keys, and `--set`
-//! - [`check`]: what is refused before anything is read; [`changes`]: what a run may change when it
-//!   goes on
+//! - [`check`]: checks before anything is read
+//! - [`changes`]: what a resumed run may change
 
 mod changes;
 mod check;
@@ -24,15 +24,24 @@ pub(crate) use data::{Data, ImageFolderConfig, ImagesConfig, ParallelConfig, Tex
 use gpipe::{Balance, Kernels, RematPolicies};
 use gpipe_files::ReadError;
 use keys::{check_keys, defaults, flatten, set};
+#[cfg(test)]
+pub(crate) use kind::{DATA, MODELS};
 pub(crate) use model::{Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 
 use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 
-/// Largest configuration file.
+/// The defaults of all keys, for the kinds that `text` chooses.
+#[cfg(test)]
+pub(crate) fn defaults_of(text: &str) -> toml::Table {
+    let given: toml::Table = text.parse().unwrap();
+    defaults(&given, "reference").unwrap()
+}
+
+/// Maximum size of a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What is wrong with a configuration.
+/// Errors of a configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     #[error("name a configuration file, such as configs/small.toml")]
@@ -50,13 +59,13 @@ pub(crate) enum ConfigError {
 }
 
 impl Config {
-    /// The samples of a mini-batch that a pipeline is given: all of them, or the largest part of
-    /// one of several replicas.
+    /// The number of samples of a mini-batch that one pipeline receives: all of them, or with
+    /// several replicas the largest part.
     pub(crate) fn samples_of_a_pipeline(&self) -> usize {
         self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
     }
 
-    /// Which tokens a model of text learns; none of other models.
+    /// The choice of tokenizer, for data that are text.
     pub(crate) fn tokenizer(&self) -> Option<&TokenizerChoice> {
         match &self.data {
             Data::Text(data) => Some(&data.tokenizer),
@@ -65,20 +74,21 @@ impl Config {
         }
     }
 
-    /// Reads the file, applies `--set` and the flags, in this order, and checks what came out.
+    /// Reads the file, applies `--set` and then the flags, and checks the result.
     pub(crate) fn load(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
         let config = Self::read(arguments)?;
         config.check()?;
         Ok(config)
     }
 
-    /// As [`Config::load`], without the check: more flags follow.
+    /// Like [`Config::load`], but without the check, because more flags follow.
     pub(crate) fn read(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
         let path = arguments.config.as_ref().ok_or(ConfigError::None)?;
         Self::from_text(&read(path)?, path, arguments)
     }
 
-    /// What `text` says, which was read from `origin`, with `--set` and the flags; unchecked.
+    /// Parses `text`, which was read from `origin`, and applies `--set` and the flags. The result
+    /// is not checked.
     pub(crate) fn from_text(
         text: &str,
         origin: &Path,
@@ -90,13 +100,13 @@ impl Config {
         let file = origin.display().to_string();
         let known = defaults(&table, &file)?;
         check_keys(&table, &known, &known, "", &file)?;
-        // A kind first: other keys depend on it.
+        // Kinds first, because other keys depend on them.
         let is_kind = |text: &&String| {
             text.split_once('=').is_some_and(|(key, _)| key.trim().ends_with(".kind"))
         };
         for text in arguments.set.iter().filter(is_kind) {
             set(&mut table, text)?;
-            // The file's keys may be those of the kind that it named.
+            // The keys of the file must be valid for the new kind, too.
             let known = defaults(&table, &format!("--set {text}"))?;
             check_keys(&table, &known, &known, "", &format!("{file} with --set {text}"))?;
         }
@@ -161,25 +171,24 @@ impl Config {
         Ok(())
     }
 
-    /// Reads the file and applies `--set` and all flags.
+    /// Reads the file and applies `--set`, the flags and the pipeline's flags, without the check.
     pub(crate) fn load_for_training(arguments: &PipelineArguments) -> Result<Self, ConfigError> {
         let mut config = Self::read(&arguments.config)?;
         config.apply_pipeline(arguments)?;
         Ok(config)
     }
 
-    /// Another number of stages than what was configured: choices for that one are of no use any
-    /// more.
+    /// Changes the number of stages, and resets settings that only fit another number.
     pub(crate) fn set_stages(&mut self, stages: usize, devices_were_named: bool) {
         let pipeline = &mut self.pipeline;
         pipeline.stages = stages;
-        // Devices are kept if they are one and the same, or were just named.
+        // Devices are kept if they are all the same or were just named.
         let devices = &mut pipeline.devices.0;
         if !devices_were_named && devices.iter().all(|device| *device == devices[0]) {
             devices.truncate(1);
         }
-        // Where a schedule puts several on a device there are more of them; what does not fit at
-        // all is refused later.
+        // A schedule may put several stages on a device. A schedule that does not fit is refused
+        // later.
         let all = pipeline.schedule.stages(stages);
         if matches!(&pipeline.balance, Balance::Layers(layers) if layers.len() != all) {
             pipeline.balance = Balance::Cost;
@@ -189,7 +198,7 @@ impl Config {
         }
     }
 
-    /// Applies the flags of training, and checks what came out.
+    /// Applies the flags of training, and checks the result.
     pub(crate) fn apply_training(&mut self, arguments: &TrainArguments) -> Result<(), ConfigError> {
         if let Some(every) = arguments.checkpoint_every {
             self.checkpoint.every = every;
@@ -224,7 +233,7 @@ impl Config {
         self.check()
     }
 
-    /// With every choice made that depends on the machine.
+    /// The configuration with every machine-dependent choice resolved.
     pub(crate) fn resolved(&self) -> Self {
         let mut config = self.clone();
         if config.pipeline.kernels == KernelChoice::Fastest {
@@ -237,7 +246,7 @@ impl Config {
         config
     }
 
-    /// Every key with its value, `pipeline.stages` for example.
+    /// Every key with its value, such as `pipeline.stages`.
     pub(crate) fn keys(&self) -> Result<Vec<(String, String)>, ConfigError> {
         let table = toml::Table::try_from(self).map_err(|error| ConfigError::Parse {
             path: "config.toml".into(),
@@ -246,7 +255,7 @@ impl Config {
         Ok(flatten(&table).into_iter().map(|(key, value)| (key, value.to_string())).collect())
     }
 
-    /// As TOML, with every key.
+    /// The configuration as TOML, with every key.
     pub(crate) fn to_toml(&self) -> Result<String, ConfigError> {
         toml::to_string(self).map_err(|error| ConfigError::Parse {
             path: "config.toml".into(),
@@ -271,8 +280,8 @@ mod tests {
     use super::*;
     use crate::task;
 
-    /// A recipe that cannot be read, or whose network cannot be built, would be found by its first
-    /// user.
+    /// Checks the recipes in `configs`; otherwise the first user would find one that cannot be read
+    /// or whose network cannot be built.
     #[test]
     fn oracle_every_recipe_of_ours_is_read_checked_and_makes_a_network() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
@@ -288,7 +297,7 @@ mod tests {
             let inputs = task::inputs(&config, 2);
             let costs = model.costs(&inputs, task::kind(&config)).unwrap();
             assert!(costs.len() >= config.pipeline.stages, "{}", path.display());
-            // What is written is what was read.
+            // The written file must parse back to the same configuration.
             let text = config.to_toml().unwrap();
             let again = Config::from_text(&text, &path, &ConfigArguments::default()).unwrap();
             assert_eq!(again, config, "{}", path.display());

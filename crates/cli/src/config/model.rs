@@ -1,32 +1,45 @@
-//! `[model]`: which network, by `kind`, and its sizes.
+//! `[model]`: the network, by `kind`, and its sizes.
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use super::kind::{KINDS_ARE, MODELS, with_kind};
 use crate::values::{VariantName, as_text};
 
-/// A network. Its other keys depend on `kind`.
+/// The network. The other keys of the table depend on `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub(crate) enum Model {
+    /// Decoder-only transformer, for text.
     Transformer(TransformerConfig),
+    /// Encoder-decoder transformer, for parallel text.
     Translation(TranslationConfig),
+    /// AmoebaNet, for images.
     AmoebaNet(AmoebaNetConfig),
+    /// ResNet, for images.
     ResNet(ResNetConfig),
 }
 
-/// The decoder transformer, for text.
+/// The decoder-only transformer, for text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TransformerConfig {
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
+    /// Width of the model (d_model).
     pub features: i64,
+    /// Number of attention heads. It must divide `features`.
     pub heads: i64,
+    /// Width of the feed-forward layers.
     pub hidden: i64,
+    /// Number of transformer blocks.
     pub blocks: usize,
+    /// Dropout probability of the embeddings and of the outputs of attention and feed-forward.
     pub dropout: f64,
+    /// Dropout probability of the attention weights.
     pub attention_dropout: f64,
+    /// Whether the output projection shares the token embedding (Press & Wolf 2017).
     pub tied: bool,
+    /// Whether the partitioner may cut a block between attention and feed-forward.
     pub split_blocks: bool,
 }
 
@@ -34,51 +47,63 @@ pub(crate) struct TransformerConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TranslationConfig {
-    /// Tokens of all languages together.
+    /// Number of tokens in the vocabulary, which all languages share.
     pub vocabulary: usize,
+    /// Width of the model (d_model). It must be even.
     pub features: i64,
+    /// Number of attention heads.
     pub heads: i64,
-    /// The attention is heads x head_size wide.
+    /// Width of one attention head. The attention is `heads` x `head_size` wide.
     pub head_size: i64,
+    /// Width of the feed-forward layers.
     pub hidden: i64,
+    /// Number of encoder layers.
     pub encoder_layers: usize,
+    /// Number of decoder layers.
     pub decoder_layers: usize,
+    /// Dropout probability of the embeddings and of each branch's output.
     pub dropout: f64,
+    /// Dropout probability of the attention weights.
     pub attention_dropout: f64,
-    /// Logits are clipped to this magnitude; 0: they are not.
+    /// Magnitude that logits are clipped to. 0 turns clipping off.
     pub logit_clip: f64,
-    /// Whether the softmax is the target's embedding.
+    /// Whether the output projection shares the target's embedding (Press & Wolf 2017).
     pub tied: bool,
-    /// Whether source and target have one embedding.
+    /// Whether the source shares the target's embedding.
     pub shared: bool,
+    /// Whether the partitioner may cut a layer between attention and feed-forward.
     pub split_blocks: bool,
 }
 
-/// For images.
+/// AmoebaNet, for images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AmoebaNetConfig {
+    /// Which AmoebaNet to build: `D` or `B`.
     #[serde(with = "as_text")]
     pub variant: VariantName,
-    /// Normal cells.
+    /// Number of normal cells. It must be a multiple of 3.
     pub cells: usize,
+    /// Number of filters of the first normal cells. It must be a multiple of 4.
     pub filters: i64,
-    /// Of the last cell; less in those before it.
+    /// Probability that training drops a path of the last cell. Earlier cells drop less.
     pub drop_path: f64,
-    /// How much the loss of the auxiliary head counts; 0: there is none.
+    /// Weight of the auxiliary head's loss. 0 builds the network without the head.
     pub auxiliary: f64,
-    /// 0: as many as the data have.
+    /// Number of classes. 0 takes the number from the data.
     pub classes: usize,
 }
 
-/// For images.
+/// ResNet, for images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ResNetConfig {
-    /// Blocks of the four groups: [3, 4, 6, 3] is ResNet-50.
+    /// Number of bottleneck blocks in each of the four groups. `[3, 4, 6, 3]` is ResNet-50, `[3, 4,
+    /// 23, 3]` is ResNet-101.
     pub blocks: [usize; 4],
+    /// Number of channels after the stem and inside the first bottleneck blocks.
     pub width: i64,
-    /// 0: as many as the data have.
+    /// Number of classes. 0 takes the number from the data.
     pub classes: usize,
 }
 

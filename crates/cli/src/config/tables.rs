@@ -1,4 +1,4 @@
-//! The configuration's tables and their defaults: a key is a field here.
+//! The configuration's tables and their defaults. Each field is a key.
 
 use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule};
 use serde::{Deserialize, Serialize};
@@ -17,87 +17,137 @@ use crate::values::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Seed of initial values, dropout and data order.
+    /// Seed of the initial values, dropout and the data order.
     pub seed: u64,
+    /// The network.
     pub model: Model,
+    /// The data to learn from.
     pub data: Data,
+    /// How images are read, augmented and presented to the network.
     pub images: ImagesConfig,
+    /// How the network is split and run.
     pub pipeline: PipelineConfig,
+    /// The update rule, the learning rate and its schedule.
     pub optimizer: OptimizerConfig,
+    /// The length of the training, its mini-batches and its validations.
     pub train: Train,
+    /// When checkpoints are saved, and which are kept.
     pub checkpoint: CheckpointConfig,
 }
 
+/// How the network is split and run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct PipelineConfig {
+    /// Number of pipeline stages K, or of devices K if the schedule puts several stages on each.
     pub stages: usize,
+    /// Number of micro-batches M per mini-batch.
     pub micro_batches: usize,
-    /// Of the whole pipeline, each on its part of every mini-batch.
+    /// Number of copies of the whole pipeline, each of which trains on its part of every
+    /// mini-batch. The number of processes must be a multiple of it.
     pub replicas: usize,
+    /// Pipeline schedule: `gpipe`, `1f1b`, `interleaved:V` (V stages on each device), `zb-h1`, or
+    /// `file:PATH`.
     #[serde(with = "as_text")]
     pub schedule: ScheduleChoice,
+    /// How layers are assigned to stages: by estimated `cost`, `uniform` (the same number of layers
+    /// each), or the layers per stage, such as `3,5`.
     #[serde(with = "as_text")]
     pub balance: Balance,
+    /// Which activations are discarded and recomputed before the backward: one policy for all
+    /// stages, or one per stage such as `keep:2,never`. `always` and `never` apply to every
+    /// forward. `unless-adjacent` recomputes where a backward does not directly follow its forward.
+    /// `selective` does the same but keeps the outputs of matrix products and convolutions.
+    /// `keep:N` does the same but lets N other micro-batches keep their activations. `segments:N`
+    /// recomputes a stage in N segments, one at a time. `gpipe plan` chooses a policy for each
+    /// stage.
     #[serde(with = "as_text")]
-    /// One for all stages, or one per stage.
     pub remat: RematPolicies,
-    /// One for all stages, or one per stage.
+    /// Devices of the stages: one for all stages, or one per stage, such as `cuda:0,cuda:0,cpu`.
     #[serde(with = "as_text")]
     pub devices: Devices,
+    /// Dtype of the arithmetic: `float32`, `float64`, or `bfloat16` or `float16` with float32
+    /// weights.
     #[serde(with = "as_text")]
     pub dtype: Dtype,
+    /// CPU kernels for float32. `aten` uses libtorch's matrix products. `channels-last` uses them
+    /// with images in channels-last layout. `onednn` is like `channels-last` with oneDNN's matrix
+    /// products, which are up to twice as fast where MKL lacks AVX-512. `fastest` chooses for this
+    /// machine.
     #[serde(with = "as_text")]
     pub kernels: KernelChoice,
+    /// Number of CPU threads of each stage.
     pub threads_per_stage: usize,
-    /// One for all stages, or one per stage.
+    /// Maximum memory of a stage's tensors: one size for all stages, or one per stage, such as
+    /// `1GiB,512MiB`. `none` sets no limit. The CPU allocator enforces it; on a GPU, an action that
+    /// exceeds it fails.
     #[serde(with = "as_text")]
     pub memory: Caps,
-    /// Whether to run though the threads or the bytes of a step are more than the machine has.
+    /// Whether to run even if a stage's threads or the memory of a step exceed what the machine
+    /// has. Without it, such a run is refused before its first step.
     pub oversubscribe: bool,
+    /// Maximum time, in seconds, without a sign of life from a stage or another process before the
+    /// step fails.
     pub timeout_s: u64,
 }
 
+/// The update rule, the learning rate and its schedule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct OptimizerConfig {
+    /// Update rule: `adam`, `adamw`, `sgd`, `rmsprop` or `adafactor`. Each has a table for its
+    /// constants, such as `[optimizer.adam]`; `adamw` shares that of `adam`.
     #[serde(with = "as_text")]
     pub name: OptimizerName,
+    /// Learning rate at the end of the warm-up.
     pub lr: f64,
+    /// Weight decay.
     pub weight_decay: f64,
-    /// Largest global gradient norm; 0 for no clipping.
+    /// Maximum global gradient norm. 0 turns clipping off.
     pub clip_norm: f64,
-    /// Steps over which the rate rises linearly.
+    /// Number of steps over which the learning rate rises linearly.
     pub warmup_steps: u64,
-    /// After the warm-up.
+    /// How the learning rate falls after the warm-up: `constant`, `cosine` (see `decay_floor`),
+    /// `inverse-sqrt`, or `exponential` (see `decay_rate`).
     #[serde(with = "as_text")]
     pub decay: Decays,
-    /// The cosine's last rate, as a share of the first.
+    /// Learning rate at the end of the `cosine` decay, as a fraction of `lr`.
     pub decay_floor: f64,
-    /// The exponential's factor ...
+    /// Factor by which the `exponential` decay multiplies the learning rate every `decay_every`
+    /// steps.
     pub decay_rate: f64,
-    /// ... for every so many steps.
+    /// Number of steps after which the `exponential` decay has multiplied the learning rate by
+    /// `decay_rate`.
     pub decay_every: u64,
-    /// Decay of the moving averages of the weights; 0 for none.
+    /// Decay of the moving averages of the weights, such as 0.999, which are saved as
+    /// `averages.safetensors`. 0 keeps no averages.
     pub average: f64,
-    /// The first that matches a parameter holds.
+    /// Parameters with other settings: `[[optimizer.groups]]` with `names` and, optionally,
+    /// `weight_decay`, `lr_scale` and `frozen`. The first group that matches a parameter applies.
     pub groups: Vec<GroupConfig>,
+    /// Constants of `adam` and `adamw`.
     pub adam: AdamConfig,
+    /// Constants of `sgd`.
     pub sgd: SgdConfig,
+    /// Constants of `rmsprop`.
     pub rmsprop: RmsPropConfig,
+    /// Constants of `adafactor`.
     pub adafactor: AdafactorConfig,
 }
 
-/// Parameters by name, with other settings.
+/// Settings for parameters selected by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GroupConfig {
-    /// Full names, in which `*` is any text.
+    /// Patterns of full parameter names (`layer.parameter`), in which `*` matches any text.
     pub names: Vec<String>,
+    /// Factor on the learning rate.
     #[serde(default = "one")]
     pub lr_scale: f64,
+    /// Weight decay. If absent, that of the optimizer applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
+    /// Whether the parameters keep their initial values and are not trained.
     #[serde(default)]
     pub frozen: bool,
 }
@@ -106,54 +156,76 @@ fn one() -> f64 {
     1.0
 }
 
+/// Constants of `adam` and `adamw`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AdamConfig {
+    /// Decay of the first moment.
     pub beta1: f64,
+    /// Decay of the second moment.
     pub beta2: f64,
+    /// Constant added to the denominator.
     pub eps: f64,
 }
 
+/// Constants of `sgd`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(Default)]
 pub(crate) struct SgdConfig {
+    /// Momentum factor. 0 is plain SGD.
     pub momentum: f64,
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
 }
 
+/// Constants of `rmsprop`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RmsPropConfig {
+    /// Decay of the mean square.
     pub decay: f64,
+    /// Momentum factor. 0 turns momentum off.
     pub momentum: f64,
+    /// Constant added under the square root (TensorFlow's form) or to the root (PyTorch's form).
     pub eps: f64,
-    /// TensorFlow's form, which the paper's networks were trained with, or PyTorch's.
+    /// Whether to use TensorFlow's form, with which the paper's networks were trained, instead of
+    /// PyTorch's.
     pub tensorflow: bool,
 }
 
+/// Constants of `adafactor`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AdafactorConfig {
+    /// Exponent of the second moment's decay, which is 1 - t^`beta2_decay` at update t.
     pub beta2_decay: f64,
+    /// Lower bound of a parameter's root mean square, for parameters that start at 0.
     pub eps: f64,
+    /// Maximum root mean square of an update.
     pub clip_threshold: f64,
 }
 
+/// The length of the training, its mini-batches and its validations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Train {
+    /// Number of training steps.
     pub steps: u64,
-    /// Samples of a mini-batch.
+    /// Number of samples in a mini-batch. With parallel text, `data.batch_tokens` sets the size
+    /// instead, and this is the number of sentences that a plan assumes.
     pub mini_batch: usize,
-    /// Share of each target that is spread over all tokens or classes; 0 for none.
+    /// Fraction of each target that is spread over all tokens or classes. 0 turns it off.
+    /// Validation measures without it.
     pub label_smoothing: f64,
-    /// Most tokens of the validation text that are evaluated.
+    /// Maximum number of tokens that a validation measures.
     pub validation_tokens: usize,
-    /// Steps between two validations on the way; 0 for only one at the end.
+    /// Number of steps between two validations. 0 validates only at the end.
     pub validate_every: u64,
-    /// Batches made ahead of the step.
+    /// Number of batches prepared ahead of the step.
     pub prefetch: usize,
+    /// What to do when a loss or gradient is not finite. `stop` ends the run. `skip` skips that
+    /// mini-batch; more than ten in a row end the run.
     #[serde(with = "as_text")]
     pub on_nan: OnNan,
 }
@@ -162,13 +234,15 @@ pub(crate) struct Train {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct CheckpointConfig {
+    /// Interval between checkpoints: a number of steps (`50`) or a time (`90s`, `10min`, `2h`).
+    /// `none` saves only when the run is ended early.
     #[serde(with = "as_text")]
     pub every: Every,
-    /// The newest so many.
+    /// Number of checkpoints to keep: the newest ones.
     pub keep: usize,
-    /// And the one of the lowest validation loss.
+    /// Whether to also keep the checkpoint with the lowest validation loss.
     pub keep_best: bool,
-    /// Longest wait for one that is still being written.
+    /// Maximum time, in seconds, to wait for a checkpoint that is still being written.
     pub timeout_s: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Which classes are taken for which.
+//! Counts which classes an image model confuses.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -6,12 +6,12 @@ use tch::{Kind, Tensor};
 
 use crate::CliError;
 
-/// Counts of (true class, likeliest class), and what else is measured of logits.
+/// Counts of (true class, most likely class), and other metrics of logits.
 pub(crate) struct Confusion {
     classes: usize,
-    /// By (true class, likeliest class); those that there are.
+    /// Nonzero counts by (true class, most likely class).
     counts: BTreeMap<(usize, usize), u64>,
-    /// How many images have their class at each place of the order of likelihood, from 0.
+    /// Number of images by the rank of their true class in the order of likelihood, from 0.
     ranks: Vec<u64>,
     count: u64,
     nats: f64,
@@ -23,8 +23,8 @@ impl Confusion {
         Self { classes, counts, ranks, count: 0, nats: 0.0 }
     }
 
-    /// Counts what `logits` [samples, classes], float64, make of `targets` [samples]. Of equal
-    /// logits those of lower classes are the likelier ones. They are finite.
+    /// Adds `logits` [samples, classes], finite and in float64, for `targets` [samples]. Of classes
+    /// with equal logits, the lower one counts as more likely.
     pub(crate) fn add(&mut self, logits: &Tensor, targets: &Tensor) -> Result<(), CliError> {
         let own = logits.f_gather(1, &targets.f_unsqueeze(1)?, false)?;
         let nats = logits.f_logsumexp(&[1_i64][..], true)?.f_sub(&own)?;
@@ -47,7 +47,7 @@ impl Confusion {
         Ok(())
     }
 
-    /// How many images were counted.
+    /// The number of images.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
@@ -57,7 +57,7 @@ impl Confusion {
         self.nats / self.count() as f64
     }
 
-    /// The share of images whose class is among the `k` likeliest.
+    /// The fraction of images whose class is among the `k` most likely ones.
     pub(crate) fn top(&self, k: usize) -> f64 {
         self.ranks.iter().take(k).sum::<u64>() as f64 / self.count() as f64
     }
@@ -67,7 +67,7 @@ impl Confusion {
         (0..self.classes).map(count).collect()
     }
 
-    /// The most frequent confusions: (true class, likeliest class, how often, images of the true
+    /// The most frequent confusions, as (true class, most likely class, count, images of the true
     /// class).
     pub(crate) fn worst(&self, most: usize) -> Vec<(usize, usize, u64, u64)> {
         let mut images = BTreeMap::<usize, u64>::new();
@@ -83,9 +83,9 @@ impl Confusion {
         all
     }
 
-    /// All counts for a terminal: a row per true class, `.` for 0.
+    /// All counts for a terminal: one row per true class, `.` for 0.
     pub(crate) fn table(&self, classes: &[String]) -> String {
-        /// Longest part of a class's name that is shown.
+        /// Maximum width of a class's name.
         const NAME: usize = 12;
         let name = |class: usize| classes[class].chars().take(NAME).collect::<String>();
         let most = self.counts.values().max().copied().unwrap_or(0);
@@ -114,7 +114,7 @@ impl Confusion {
 
     /// All counts as tab-separated values, with the names of the classes.
     pub(crate) fn tsv(&self, classes: &[String]) -> String {
-        // A name comes from a folder and may hold anything.
+        // A name comes from a folder and may contain anything.
         let clean = |name: &String| name.replace(['\t', '\n', '\r'], " ");
         let mut text = String::from("true class");
         for class in classes {
@@ -146,12 +146,12 @@ mod tests {
 
     #[test]
     fn oracle_what_is_counted_is_what_a_hand_counts() {
-        // Images of classes 0, 0, 1, 2; taken for 0, 1, 1, 0.
+        // Images of classes 0, 0, 1 and 2, classified as 0, 1, 1 and 0.
         let logits = [
             [3.0, 1.0, 0.0], // right
             [1.0, 2.0, 0.0],
             [0.0, 5.0, 1.0], // right
-            [2.0, 1.0, 0.0], // at the last place
+            [2.0, 1.0, 0.0], // in the last place
         ];
         let logits = Tensor::from_slice2(&logits).to_kind(Kind::Double);
         let targets = Tensor::from_slice(&[0_i64, 0, 1, 2]);

@@ -1,4 +1,4 @@
-//! An image model on held-out images.
+//! Evaluates an image model on held-out images.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use crate::{
 };
 use gpipe_data::images::{EvaluationImages, ImageFolder};
 
-/// Most classes of which the whole table is printed.
+/// Maximum number of classes for which the whole table is printed.
 const TABLE_CLASSES_MAX: usize = 40;
-/// Most confusions that are listed.
+/// Maximum number of confusions that are listed.
 const LISTED_MAX: usize = 10;
 
 pub(super) fn run(
@@ -88,7 +88,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// What to measure on, and what it is.
+/// The images to measure on, with a description.
 fn images(
     arguments: &EvalArguments,
     run: &RunFolder,

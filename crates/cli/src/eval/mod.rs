@@ -1,12 +1,12 @@
-//! `gpipe eval`, and the measure that `gpipe train` ends with.
+//! `gpipe eval`, and the final evaluation of `gpipe train`.
 //!
-//! - [`text`]: of a text model; [`translation`]: of one that translates; [`images`]: of an image
-//!   model, with its [`confusion`] of classes
-//! - here: what both have in common
+//! - [`text`]: text models; [`translation`]: translation models; [`images`]: image models, with
+//!   their [`confusion`] matrix
+//! - here: what they have in common
 //!
-//! The loss is a sum over all targets divided once by their number, so neither K nor how samples
-//! fall into batches weighs a target more. At another K it is the same to the last bit; another M
-//! adds in another order.
+//! The loss is the sum over all targets, divided once by their number. So all targets have the same
+//! weight, whatever K is and however samples are batched. Another K does not change a bit; another
+//! M changes the order of summation.
 
 pub(crate) mod confusion;
 mod images;
@@ -26,28 +26,28 @@ use crate::{
     task::{Batch, NATS, Part, Vocabulary},
 };
 
-/// What a model makes of held-out data.
+/// The results on held-out data.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Measured {
-    /// The mean over the targets, in nats.
+    /// Mean over the targets, in nats.
     pub loss: f64,
-    /// Means over the targets, by name: accuracy of text; top1 and top5 of images.
+    /// Means over the targets, by name: accuracy for text; top1 and top5 for images.
     pub metrics: BTreeMap<String, f64>,
-    /// How many targets there were.
+    /// Number of targets.
     pub count: f64,
-    /// The loss of each part, where there are several, by name.
+    /// The loss of each part by name, if there are several parts.
     pub parts: BTreeMap<String, f64>,
 }
 
 impl Measured {
-    /// Of a model whose loss is no number.
+    /// The result of a model whose loss is not finite.
     pub(crate) fn none() -> Self {
         let (metrics, parts) = (BTreeMap::new(), BTreeMap::new());
         Self { loss: f64::NAN, metrics, count: 0.0, parts }
     }
 }
 
-/// Measures a trained model and prints what it found.
+/// Evaluates a trained model and prints the results.
 pub(crate) fn run(arguments: &EvalArguments, here: Option<&Environment>) -> Result<(), CliError> {
     Processes::among(here, arguments.run.timeout_s(), |processes| of(arguments, processes))
 }
@@ -64,7 +64,7 @@ fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> 
     }
 }
 
-/// Loss and metrics over all `parts`; none if it was to `stop` before the last batch of them.
+/// Loss and metrics over all `parts`. `None` if `stop` asks to stop before the last batch.
 pub(crate) fn measure(
     pipeline: &mut Pipeline,
     parts: Vec<Part>,

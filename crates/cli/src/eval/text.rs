@@ -1,4 +1,4 @@
-//! A text model on held-out text.
+//! Evaluates a text model on held-out text.
 
 use gpipe_data::{JsonFiles, Texts, TokenSet};
 
@@ -68,7 +68,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The text to measure on, and what it is.
+/// The text to measure on, with a description.
 fn texts(arguments: &EvalArguments, config: &Config) -> Result<(Texts, String), CliError> {
     match &config.data {
         Data::Text(data) if arguments.text.is_empty() => language::held_out(data),

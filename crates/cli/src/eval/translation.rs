@@ -1,4 +1,4 @@
-//! A translation model on held-out pairs, language by language.
+//! Evaluates a translation model on held-out pairs, by language.
 
 use std::fmt::Write;
 
@@ -23,22 +23,22 @@ use crate::{
     translate::Translator,
 };
 
-/// The seed by which sources are exchanged.
+/// Seed by which sources are shuffled.
 const SHUFFLE_SEED: u64 = 1;
-/// Sentences that are translated at once.
+/// Number of sentences that are translated at once.
 const TRANSLATED: usize = 64;
 
-/// What is known of a language.
+/// The results of a language.
 struct Row {
     code: String,
-    /// Pairs that were trained on, and targets that the loss is of.
+    /// Number of training pairs, and number of held-out targets.
     pairs: usize,
     tokens: usize,
-    /// Means over the targets, in nats.
+    /// Mean losses over the targets, in nats.
     loss: f64,
     unigram: f64,
     shuffled: f64,
-    /// Of the sentences that were translated, if any were.
+    /// Scores of the translations, if there are any.
     scores: Option<Scores>,
 }
 
@@ -115,8 +115,8 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Losses of each language: the model's, a unigram model's, and the model's with other sentences'
-/// sources.
+/// Measures three losses of each language: the model's, a unigram model's, and the model's with the
+/// sources of other sentences.
 fn measured(
     pipeline: &mut Pipeline,
     task: &Translation,
@@ -165,7 +165,7 @@ struct Sample<'a> {
     most: usize,
 }
 
-/// Translates the sources and compares with the targets.
+/// Translates the sources and compares the translations with the targets.
 fn scored(
     pipeline: &mut Pipeline,
     translator: &Translator,
@@ -187,7 +187,7 @@ fn scored(
     Ok((bleu, chrf))
 }
 
-/// The mean of a loss over the languages, each weighing the same, as a perplexity.
+/// The mean of a loss over the languages, with equal weights, as a perplexity.
 fn average(rows: &[Row], loss: fn(&Row) -> f64) -> f64 {
     (rows.iter().map(loss).sum::<f64>() / rows.len().max(1) as f64).exp()
 }
@@ -267,7 +267,8 @@ fn json(rows: &[Row], all: Option<&Scores>) -> serde_json::Value {
     let languages = rows.iter().map(|row| {
         serde_json::json!({
             "language": row.code, "pairs": row.pairs, "targets": row.tokens,
-            "perplexity": row.loss.exp(), "unigram": row.unigram.exp(), "shuffled_sources": row.shuffled.exp(),
+            "perplexity": row.loss.exp(), "unigram": row.unigram.exp(),
+            "shuffled_sources": row.shuffled.exp(),
             "scores": scores(row.scores.as_ref()),
         })
     });
@@ -280,7 +281,7 @@ fn json(rows: &[Row], all: Option<&Scores>) -> serde_json::Value {
     })
 }
 
-/// Size of the data against what came of them.
+/// Plots the scores of each language against the size of its data.
 fn picture(rows: &[Row]) -> Result<String, CliError> {
     let points = |score: fn(&Scores) -> f64| -> Vec<Point> {
         let point = |row: &Row| {

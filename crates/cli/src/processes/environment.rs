@@ -1,11 +1,10 @@
-//! What the environment says of the other processes of a command: the variables that torchrun sets,
-//! and others take over from it.
+//! Environment variables about the other processes of a command: those that torchrun sets.
 //!
-//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`: all four, or none. `gpipe launch` sets
-//! them, too. A launcher that serves the store itself says so with
-//! `TORCHELASTIC_USE_AGENT_STORE=True`; else rank 0 does. `TORCHELASTIC_RESTART_COUNT` tells a try
-//! from the ones before it. `GPIPE_ADDRESS` is the address of this machine that the others reach it
-//! by, where it has several.
+//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are all set, or none of them. `gpipe
+//! launch` sets them too. A launcher that serves the store itself sets
+//! `TORCHELASTIC_USE_AGENT_STORE=True`; otherwise rank 0 serves it. `TORCHELASTIC_RESTART_COUNT`
+//! distinguishes restarts. `GPIPE_ADDRESS` is the address by which the other processes reach this
+//! machine, if it has several.
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
@@ -20,31 +19,31 @@ pub(super) const RANK: &str = "RANK";
 pub(super) const WORLD_SIZE: &str = "WORLD_SIZE";
 pub(super) const MASTER_ADDR: &str = "MASTER_ADDR";
 pub(super) const MASTER_PORT: &str = "MASTER_PORT";
-/// The name that PyTorch gave it.
+/// PyTorch's name for "the launcher serves the store".
 pub(super) const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
-/// As above.
+/// PyTorch's name for the number of restarts.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
-/// Where a training writes the folder of its run once that has begun, for the supervisor.
+/// Path of the file in which a training that has begun writes its run's folder, for the launcher.
 pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 const ADDRESS: &str = "GPIPE_ADDRESS";
 
-/// One process of a command, of several.
+/// One of several processes of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Environment {
     pub rank: usize,
     pub size: usize,
     host: String,
     port: u16,
-    /// Whether somebody else serves the store.
+    /// Whether a launcher serves the store.
     agent: bool,
-    /// What tells this try from others at the same store.
+    /// Distinguishes this attempt from others at the same store.
     name: String,
     address: Option<String>,
 }
 
 impl Environment {
-    /// What the environment says; nothing where there is one process.
+    /// Reads the environment. `None` if there is a single process.
     pub(crate) fn read() -> Result<Option<Self>, CliError> {
         Self::from(|name| std::env::var(name).ok())
     }
@@ -56,7 +55,7 @@ impl Environment {
         let [Some(rank), Some(size), Some(host), Some(port)] = &values else {
             let (rank, size) = (&values[0], &values[1]);
             if rank.is_none() || size.is_none() {
-                return Ok(None); // MASTER_ADDR and MASTER_PORT may be somebody else's
+                return Ok(None); // MASTER_ADDR and MASTER_PORT may be set for another program
             }
             let missing = names.iter().zip(&values).find(|(_, value)| value.is_none());
             let missing = missing.map_or("", |(name, _)| name);
@@ -108,8 +107,8 @@ impl Environment {
         Ok(Meeting { rank, size, store, name, address, deadline, facts })
     }
 
-    /// The address of this machine from which the master is reached: loopback, if the master is
-    /// there.
+    /// The address of this machine on the route to the master: loopback if the master is on this
+    /// machine.
     fn own_address(&self) -> Result<String, CliError> {
         if let Some(address) = &self.address {
             return Ok(address.clone());
@@ -127,7 +126,7 @@ impl Environment {
         let Some(master) = master else {
             return Err(CliError::Usage(format!("{at}: the name has no address")));
         };
-        // Nothing is sent: the system chooses the interface.
+        // No packet is sent: `connect` only makes the system choose the interface.
         let any: IpAddr = match master {
             SocketAddr::V4(_) => [0_u8; 4].into(),
             SocketAddr::V6(_) => [0_u16; 8].into(),
@@ -138,17 +137,17 @@ impl Environment {
     }
 }
 
-/// What tells a try of a run from others at the same store.
+/// Distinguishes an attempt of a run from others at the same store.
 fn meeting_name(run: &str, attempt: &str) -> String {
     format!("gpipe/{run}/{attempt}")
 }
 
-/// The name of the meeting of the processes that this one launches, which have its environment.
+/// The name of the meeting of launched processes, which inherit this process's environment.
 pub(super) fn launched_name(attempt: u32) -> String {
     meeting_name(&std::env::var(RUN_ID).unwrap_or_default(), &attempt.to_string())
 }
 
-/// A listener at one address of this machine, and no other.
+/// A listener at exactly one address of this machine.
 fn listen(address: &str, port: u16) -> Result<TcpListener, CliError> {
     TcpListener::bind((address, port)).map_err(|source| CliError::Io {
         what: format!(
@@ -190,7 +189,7 @@ mod tests {
     fn oracle_one_process_is_alone() {
         assert_eq!(read(&[]).unwrap(), None);
         assert_eq!(read(&[(MASTER_ADDR, "elsewhere")]).unwrap(), None);
-        assert_eq!(read(&[(RANK, "7")]).unwrap(), None); // some other system's
+        assert_eq!(read(&[(RANK, "7")]).unwrap(), None); // set by another system
         let one = [(RANK, "0"), (WORLD_SIZE, "1"), ALL[2], ALL[3]];
         assert_eq!(read(&one).unwrap(), None);
     }

@@ -1,6 +1,7 @@
-//! `gpipe launch`: the same command in several processes of this machine, with one supervisor,
-//! which serves the store that they meet in, shows what they print, and ends all of them when one
-//! has failed.
+//! `gpipe launch`: runs a command in several processes of this machine under one supervisor.
+//!
+//! The supervisor serves the store in which they meet and prints their output. If one process
+//! fails, it ends all of them.
 
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read, Write},
@@ -38,21 +39,23 @@ use crate::{
     output::complain,
 };
 
-/// When one has failed, the others have so long to end by themselves, and to say why.
+/// Grace period after a failure, in which the other processes may end by themselves and report why.
 const GRACE: Duration = Duration::from_secs(15);
-/// How long after its end the others are told of a process: most know it at once, and more of it.
+/// Delay before the others are told of a process's end. Most know it at once, and know more about
+/// it.
 const TELL: Duration = Duration::from_secs(1);
-/// Longest part of a line that is shown at once.
+/// Maximum length of a line that is printed at once.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// How often is looked who has ended; mostly the end of its output says so before.
+/// Interval between checks for ended processes. Usually the end of their output triggers a check
+/// first.
 const LOOK: Duration = Duration::from_millis(100);
-/// Longest wait of the store for its own first connection.
+/// Timeout of the store's connection to itself.
 const STORE: Duration = Duration::from_secs(30);
 
-/// How a launch ends badly.
+/// Errors of a launch.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
-    /// The first process that did not end well.
+    /// The first process that failed.
     #[error("rank {rank} of {size} {}{}", how(*status), counted(*tries))]
     Failed { rank: usize, size: usize, status: ExitStatus, tries: u32 },
     #[error("serving the store: {0}")]
@@ -60,7 +63,7 @@ pub(crate) enum LaunchError {
 }
 
 impl LaunchError {
-    /// As the process that failed: its exit code, or 128 and the signal's number.
+    /// The exit code of the process that failed, or 128 plus the signal's number.
     pub(crate) fn exit_code(&self) -> u8 {
         let Self::Failed { status, .. } = self else { return 1 };
         let signal = status.signal().map(|signal| 128 + signal);
@@ -81,15 +84,15 @@ fn counted(tries: u32) -> String {
     if tries > 1 { format!(", the last of {tries} tries") } else { String::new() }
 }
 
-/// What the supervisor hears.
+/// Events that the supervisor waits for.
 enum Event {
-    /// An output of a process was closed: it has ended, or will soon.
+    /// An output of a process was closed, so the process has ended or will soon.
     Closed,
     /// SIGINT or SIGTERM.
     Asked(i32),
 }
 
-/// Starts the processes, and again where that was asked for, and waits for their end.
+/// Starts the processes, waits for their end, and restarts them as requested.
 pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     let size = arguments.processes;
     if !(1..=PROCESSES_MAX).contains(&size) {
@@ -98,7 +101,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     if arguments.command.first().is_some_and(|command| command == "launch") {
         return Err(CliError::Usage("launch cannot launch itself: name another command".into()));
     }
-    // A command line that is none is refused here, once.
+    // Refuse an invalid command line here, once.
     let line = std::iter::once("gpipe").chain(arguments.command.iter().map(String::as_str));
     if let Err(error) = Arguments::try_parse_from(line) {
         error.exit();
@@ -112,7 +115,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
         let (first, asked) = supervisor.wait(&events);
         let Some((rank, status)) = first else { return Ok(()) };
         let failed = LaunchError::Failed { rank, size, status, tries: attempt + 1 };
-        // Somebody wanted it to end: here, or in the process.
+        // An end that was requested, here or in a process, is not restarted.
         let asked = asked || [SIGINT, SIGTERM].iter().any(|s| status.code() == Some(128 + s));
         if asked || attempt == arguments.restarts {
             return Err(failed.into());
@@ -130,11 +133,11 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Where a process writes down the folder of its run. In memory: nothing is left in a folder for
-/// temporary files, nor asked of one.
+/// The file in which a process records its run's folder. It is in memory, so it needs no folder for
+/// temporary files and leaves nothing in one.
 struct Note {
     path: PathBuf,
-    /// There as long as this is open.
+    /// Keeps the file alive.
     _file: OwnedFd,
 }
 
@@ -151,13 +154,12 @@ impl Note {
     }
 }
 
-/// In a process that was launched: it is asked to end when its launcher has been killed, as by
-/// Ctrl-C.
+/// Makes a launched process end when its launcher is killed, as by Ctrl-C.
 pub(crate) fn end_with_launcher() {
     let Some(note) = std::env::var_os(RUN_NOTE) else { return };
-    // Where the system has no such thing the launcher's store is missed, later.
+    // On systems without this feature, processes later notice that the launcher's store is gone.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
-    // It may have been killed before that.
+    // The launcher may have been killed before.
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     if !Path::new(&note).starts_with(format!("/proc/{parent}")) {
         let _ = signal_hook::low_level::raise(SIGTERM);
@@ -178,15 +180,15 @@ fn watch_signals(events: Sender<Event>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The processes of one try.
+/// The processes of one attempt.
 struct Supervisor {
-    /// By rank; none that was waited for.
+    /// Children by rank. `None` after they have been waited for.
     children: Vec<Option<Child>>,
-    /// Threads that show what is printed; they end when all of it is.
+    /// Threads that print the children's output. They end with it.
     readers: Vec<thread::JoinHandle<()>>,
-    /// Served as long as it is here.
+    /// The store, which is served while this value lives.
     store: Arc<TcpStore>,
-    /// What the processes meet under in it.
+    /// The name of the meeting in the store.
     meeting: String,
 }
 
@@ -227,7 +229,7 @@ impl Supervisor {
                     Stdio::piped()
                 })
                 .stderr(Stdio::piped())
-                // Ctrl-C in a terminal is for the supervisor, which passes it on once.
+                // Ctrl-C in a terminal reaches only the supervisor, which passes it on once.
                 .process_group(0);
             let mut child = command.spawn().map_err(failed("starting a process"))?;
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -242,7 +244,7 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Shows the lines of a process with its rank before them.
+    /// Prints the lines of a process, each with its rank in front.
     fn show<W: Write + 'static>(
         &mut self,
         rank: usize,
@@ -261,7 +263,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Waits until all have ended; which was the first that did not end well, and whether a signal
+    /// Waits until all processes have ended. Returns the first that failed, and whether a signal
     /// asked for the end.
     fn wait(&mut self, events: &Receiver<Event>) -> (Option<(usize, ExitStatus)>, bool) {
         let (mut first, mut asked): (Option<(usize, ExitStatus)>, _) = (None, false);
@@ -270,7 +272,7 @@ impl Supervisor {
         loop {
             for rank in 0..self.children.len() {
                 let Some(child) = &mut self.children[rank] else { continue };
-                // What cannot be waited for is none of ours any more.
+                // A process that cannot be waited for is not our child any more.
                 let Some(status) =
                     child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(256)))
                 else {
@@ -280,8 +282,9 @@ impl Supervisor {
                 if status.success() {
                     continue;
                 }
-                // Who was killed has closed its connections before it can be waited for: others,
-                // which only tell of it, may have ended by then.
+                // A killed process closes its connections before it can be waited for. Others may
+                // have ended by then, but they only report the lost connection, so the killed
+                // process is the first failure.
                 let tells = first.is_some_and(|(_, first)| first.signal().is_none());
                 let killed = status.signal().is_some() && !ended_here;
                 if first.is_none() || tells && killed {
@@ -301,7 +304,7 @@ impl Supervisor {
                     self.tell(rank, status);
                 }
                 let late = at.elapsed() >= GRACE;
-                // One that is stopped would not end by itself.
+                // A stopped process would not end by itself.
                 ended_here |= self.signal(Signal::KILL, |child| late || is_stopped(child));
             }
             match events.recv_timeout(LOOK) {
@@ -317,8 +320,8 @@ impl Supervisor {
         }
     }
 
-    /// Tells the others of a process that has ended: those that are still meeting have no
-    /// connection to it that would.
+    /// Tells the other processes that one has ended. Those that are still meeting have no
+    /// connection to it yet.
     fn tell(&self, rank: usize, status: ExitStatus) {
         let reason = match status.signal() {
             Some(signal) => {
@@ -327,32 +330,32 @@ impl Supervisor {
             None => format!("it has ended with exit code {}", status.code().unwrap_or_default()),
         };
         let (store, meeting) = (Arc::clone(&self.store), self.meeting.clone());
-        // On a thread of its own: the store may be busy with a stranger. Without it they end at the
-        // deadline.
+        // A separate thread, because the store may be busy with an unknown client. Without this
+        // message, the others end at the deadline.
         let tell = move || drop(tell_of_end(&store, &meeting, rank, &reason));
         let _ = thread::Builder::new().name("gpipe-tell".into()).spawn(tell);
     }
 
-    /// To those that have not been waited for, so that no number is another process's by now, and
-    /// are meant; whether there were any.
+    /// Sends a signal to the selected processes, and returns whether there were any. Processes that
+    /// have been waited for are skipped, because their ids may have been reused.
     fn signal(&self, signal: Signal, is_meant: impl Fn(u32) -> bool) -> bool {
         let meant = self.children.iter().flatten().filter(|child| is_meant(child.id()));
         let meant =
             meant.filter_map(|child| i32::try_from(child.id()).ok().and_then(Pid::from_raw));
-        // It may just have ended.
+        // The process may just have ended.
         meant.map(|pid| kill_process(pid, signal).is_ok()).fold(false, |any, own| any | own)
     }
 }
 
-/// Whether a process was stopped, as by SIGSTOP.
+/// Whether a process is stopped, as by SIGSTOP.
 fn is_stopped(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // Its name is in parentheses, and may have some; the state follows.
+    // The name is in parentheses and may contain some. The state follows it.
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
 }
 
 impl Drop for Supervisor {
-    /// Where not all could be started, those that were end.
+    /// Ends the processes that were started if not all could be.
     fn drop(&mut self) {
         self.signal(Signal::KILL, |_| true);
         for child in self.children.iter_mut().flatten() {
@@ -361,9 +364,9 @@ impl Drop for Supervisor {
     }
 }
 
-/// What is run when the processes are started again: of a training what goes on in the folder that
-/// it had begun to write; none if it had none, and what it was told of folders leads elsewhere by
-/// now.
+/// The command for a restart. A training resumes in the folder that it had begun to write.
+///
+/// `None` if a training had no folder yet: its own folder arguments would lead elsewhere now.
 fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
     if given.first().is_none_or(|first| first != "train") {
         return Some(given.to_vec());
@@ -384,7 +387,7 @@ fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
     (!folder.is_empty()).then_some(left)
 }
 
-/// What is piped in goes to rank 0; a terminal stays with the supervisor.
+/// Piped input goes to rank 0. A terminal stays with the supervisor.
 fn stdin_of(rank: usize) -> Stdio {
     match rank == 0 && !std::io::stdin().is_terminal() {
         true => Stdio::inherit(),
@@ -392,7 +395,7 @@ fn stdin_of(rank: usize) -> Stdio {
     }
 }
 
-/// Copies lines, each with the rank before it.
+/// Copies lines, each with the rank in front.
 fn prefixed<W: Write>(rank: usize, from: impl Read, to: fn() -> W) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -407,7 +410,7 @@ fn prefixed<W: Write>(rank: usize, from: impl Read, to: fn() -> W) {
         }
         let mut all = format!("[{rank}] ").into_bytes();
         all.append(&mut line);
-        // Where nobody reads any more, the process goes on.
+        // If nobody reads the output, the process continues.
         let _ = to().write_all(&all);
     }
 }
@@ -424,7 +427,7 @@ mod tests {
             let expected = given(&format!("train a.toml{rest} --resume auto --out /run"));
             assert_eq!(again(&given(&format!("train a.toml {own}")), "/run\n"), Some(expected));
         }
-        // It was refused before it had a folder.
+        // The command was refused before it had a folder.
         assert_eq!(again(&given("train a.toml --out x"), ""), None);
         assert_eq!(again(&given("eval out/x"), ""), Some(given("eval out/x")));
     }

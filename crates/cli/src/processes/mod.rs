@@ -1,11 +1,11 @@
 //! A command in several processes: how they meet, what they agree on, and how they are started.
 //!
-//! Every process runs the same command on the same configuration and data, and has its share of the
-//! stages. What is printed and written once is the first one's.
+//! Every process runs the same command on the same configuration and data, with its share of the
+//! stages. Only rank 0 prints, and writes what is written once.
 //!
-//! - [`environment`]: the variables that say which process this is; [`launch`]: `gpipe launch`,
-//!   which sets them
-//! - here: the processes of a command, joined
+//! - [`environment`]: the variables that identify a process; [`launch`]: `gpipe launch`, which sets
+//!   them
+//! - here: the processes of a command, once they have met
 
 pub(crate) mod environment;
 pub(crate) mod launch;
@@ -19,8 +19,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use self::environment::Environment;
 use crate::{CliError, args::ConfigArguments, config::Config, output};
 
-/// The longest silence of a process, as far as the command line and the file that it names say.
-/// What is wrong with them is said later, when the others can hear it.
+/// The process timeout, in seconds, as far as the command line and its configuration file determine
+/// it. Errors in them are reported later, when the other processes can receive them.
 pub(crate) fn timeout_s(arguments: &ConfigArguments) -> u64 {
     let config = match &arguments.config {
         Some(_) => Config::read(arguments),
@@ -29,17 +29,17 @@ pub(crate) fn timeout_s(arguments: &ConfigArguments) -> u64 {
     config.unwrap_or_default().pipeline.timeout_s
 }
 
-/// The processes of a command, as one of them sees them; often it is the only one.
+/// The processes of a command, as seen by one of them. Often there is only one.
 pub(crate) struct Processes {
-    /// All of them.
+    /// All processes, if there are several.
     cluster: Option<Arc<Cluster>>,
-    /// Those of this one's replica, once there are several.
+    /// The processes of this process's replica, if there are several replicas.
     member: OnceCell<Arc<Member>>,
 }
 
 impl Processes {
-    /// Meets the other processes that `environment` speaks of, and calls `command`. An error of it
-    /// ends theirs, too.
+    /// Meets the other processes in `environment` and calls `command`. If it fails, the other
+    /// processes end too.
     pub(crate) fn among(
         environment: Option<&Environment>,
         timeout_s: u64,
@@ -64,8 +64,7 @@ impl Processes {
         done
     }
 
-    /// Tells the other processes why this one goes no further, unless they have come to the same:
-    /// they wait for it.
+    /// Tells the waiting processes why this one stops, unless they have reached the same error.
     pub(crate) fn fail(&self, error: &CliError) {
         if let Some(cluster) = self.cluster.as_ref().filter(|_| !error.is_of_all()) {
             let process = Some(cluster.rank());
@@ -73,13 +72,13 @@ impl Processes {
         }
     }
 
-    /// Replicas that do not save wait here for the one that does, which may have been held up: a
-    /// long wait in a step would be an error.
+    /// Waits for the replica that saves. It may take long, and a long wait inside a step would be a
+    /// timeout.
     pub(crate) fn meet_replicas(&self) -> Result<(), CliError> {
         if self.member.get().is_some() { self.all(Ok(())) } else { Ok(()) }
     }
 
-    /// Shares the processes out among `count` replicas of the pipeline.
+    /// Divides the processes among `count` replicas of the pipeline.
     pub(crate) fn replicate(&self, count: usize) -> Result<(), CliError> {
         if count == 1 {
             return Ok(());
@@ -95,7 +94,7 @@ impl Processes {
         Ok(())
     }
 
-    /// What a pipeline is given of them: those of its replica.
+    /// The processes that share this process's pipeline, which are those of its replica.
     pub(crate) fn transport(&self) -> Option<Arc<dyn Transport>> {
         match self.member.get() {
             Some(member) => Some(Arc::clone(member) as Arc<dyn Transport>),
@@ -103,32 +102,32 @@ impl Processes {
         }
     }
 
-    /// And the other replicas, if there are any.
+    /// The other replicas, if there are any.
     pub(crate) fn replicas(&self) -> Option<Arc<dyn Replicas>> {
         self.member.get().map(|member| Arc::clone(member) as Arc<dyn Replicas>)
     }
 
-    /// Whether the replica of this process saves its state: all of them have the same.
+    /// Whether this process's replica saves the state, which all replicas share.
     pub(crate) fn saves(&self) -> bool {
         self.member.get().is_none_or(|member| member.index() == 0)
     }
 
-    /// Whether this process prints, and writes what is written once.
+    /// Whether this is rank 0, which prints, and writes what is written once.
     pub(crate) fn is_first(&self) -> bool {
         self.cluster.as_ref().is_none_or(|cluster| cluster.rank() == 0)
     }
 
-    /// Whether there are others.
+    /// Whether there are several processes.
     pub(crate) fn are_several(&self) -> bool {
         self.cluster.is_some()
     }
 
-    /// How many there are.
+    /// The number of processes.
     pub(crate) fn count(&self) -> usize {
         self.cluster.as_ref().map_or(1, |cluster| cluster.size())
     }
 
-    /// What the first process decides, in all of them; its error is theirs.
+    /// Calls `decide` on rank 0 and returns its result, or its error, on all processes.
     pub(crate) fn decided<T: Serialize + DeserializeOwned>(
         &self,
         decide: impl FnOnce() -> Result<T, CliError>,
@@ -147,7 +146,7 @@ impl Processes {
         told.map_err(|reason| failed(Some(0), reason))
     }
 
-    /// What every process has to say, by rank.
+    /// The values of all processes, by rank.
     pub(crate) fn gathered<T: Serialize + DeserializeOwned>(
         &self,
         own: &T,
@@ -163,7 +162,7 @@ impl Processes {
         all.into_iter().enumerate().map(read).collect()
     }
 
-    /// `own`, once all processes have come as far; the error of any of them otherwise.
+    /// Waits for all processes. Returns `own`, or the error of any process.
     pub(crate) fn all<T>(&self, own: Result<T, CliError>) -> Result<T, CliError> {
         let told = own.as_ref().map_or_else(ToString::to_string, |_| String::new());
         let gathered = self.gathered(&told);
@@ -172,7 +171,7 @@ impl Processes {
         told.map_or(Ok(own), |(rank, reason)| Err(failed(Some(rank), reason)))
     }
 
-    /// Refuses processes that have another configuration.
+    /// Refuses processes with another configuration.
     pub(crate) fn agree_on(&self, config: &Config) -> Result<(), CliError> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let facts = config.resolved().keys()?.into_iter();
@@ -180,7 +179,7 @@ impl Processes {
         Ok(cluster.agree(&facts.collect::<Vec<_>>())?)
     }
 
-    /// Refuses processes that were told something else.
+    /// Refuses processes with other arguments.
     pub(crate) fn agree_on_facts(&self, facts: &[(String, String)]) -> Result<(), CliError> {
         match &self.cluster {
             Some(cluster) => Ok(cluster.agree(facts)?),
@@ -188,13 +187,13 @@ impl Processes {
         }
     }
 
-    /// Refuses processes that have other data.
+    /// Refuses processes with other training data.
     pub(crate) fn agree_on_data(&self, fingerprint: &str) -> Result<(), CliError> {
         self.agree_on_facts(&[("training data".into(), fingerprint.to_owned())])
     }
 }
 
-/// The error that another process told of.
+/// The error that another process reported.
 fn failed(process: Option<usize>, reason: String) -> CliError {
     PeerError { process, reason }.into()
 }
@@ -207,7 +206,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Calls `command` in two processes that have met, which are threads here; the results by rank.
+    /// Calls `command` in two connected processes, which are threads here. Returns the results by
+    /// rank.
     pub(crate) fn in_two<T: Send>(command: impl Fn(&Processes) -> T + Sync) -> Vec<T> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -11,9 +11,10 @@ fn logits(stream: &mut Stream, count: usize) -> Vec<f32> {
     (0..count).map(|_| stream.below(2 * count) as f32 / 4.0 - 3.0).collect()
 }
 
-/// The probability of every token, by definition and without sorting: a token is kept by top-k
-/// where fewer than k others beat it, and by top-p where the kept tokens that beat it have less
-/// than p together.
+/// The probability of every token, by definition and without sorting.
+///
+/// Top-k keeps a token if fewer than k others beat it. Top-p keeps a token if the kept tokens that
+/// beat it have a total probability below p.
 fn brute_force(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
     let beats = |a: usize, b: usize| logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
     let tokens = 0..logits.len();
@@ -31,8 +32,8 @@ fn brute_force(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
     tokens.map(|t| if kept.contains(&t) { weight(t) / total } else { 0.0 }).collect()
 }
 
-/// How often each token is chosen over an even grid of `steps` numbers in [0, 1): its probability,
-/// to 1 / `steps`.
+/// The probability of each token, to 1 / `steps`, measured over an even grid of `steps` numbers in
+/// [0, 1).
 fn measured(logits: &[f32], sampling: &Sampling, steps: usize) -> Vec<f64> {
     let mut shares = vec![0.0; logits.len()];
     for step in 0..steps {
@@ -62,8 +63,8 @@ fn oracle_probabilities_are_those_of_brute_force() {
 
 #[test]
 fn oracle_draws_by_seed_and_position_have_the_right_frequencies() {
-    // exp(l) = 8, 4, 2, 1, 1 of 16. Chi squared with 4 degrees of freedom is above 23.5 once in
-    // 10,000 seeds.
+    // exp(l) is 8, 4, 2, 1 and 1 of 16. Chi squared with 4 degrees of freedom exceeds 23.5 for one
+    // seed in 10,000.
     let logits: Vec<f32> = [8.0_f32, 4.0, 2.0, 1.0, 1.0].map(f32::ln).into();
     for seed in [0, 1, 0xffff_ffff_ffff_ffff] {
         let mut counts = [0.0; 5];

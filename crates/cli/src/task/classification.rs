@@ -1,5 +1,4 @@
-//! The class of an image: where images come from, how training changes them, and their
-//! mini-batches.
+//! Image classification: the sources of images, their augmentation, and mini-batches.
 
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
@@ -20,7 +19,7 @@ use crate::{
     output::complain,
 };
 
-/// Ratios of width to height of [`CropChoice::Resized`] (Szegedy et al. 2015, section 6).
+/// Range of aspect ratios of [`CropChoice::Resized`] (Szegedy et al. 2015, section 6).
 const RATIO: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 
 /// Images with classes.
@@ -34,17 +33,17 @@ pub(crate) struct Classification {
     config: Config,
 }
 
-/// Two sides of a set, and what they are.
+/// The two sides of a set, with a description.
 struct Sides {
     train: Arc<dyn ImageSet>,
     validation: Arc<dyn ImageSet>,
     what: String,
-    /// A line for each source: what was read of it, and what was left out.
+    /// One line per source: what was read, and what was left out.
     read: String,
 }
 
 impl Classification {
-    /// Finds the images. Their classes must be those of `given`, if it is there.
+    /// Opens the images. Their classes must be those of `given`, if there are any.
     pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Self, CliError> {
         let Sides { train, validation, what, read } = sides(config)?;
         let classes = train.classes().to_vec();
@@ -97,7 +96,7 @@ impl Classification {
         Ok(Self { vocabulary, train, batches, validation, summary, kind, config })
     }
 
-    /// What is held out, in order; what that is, and its classes.
+    /// The held-out images in order, their description, and their classes.
     pub(crate) fn held_out(
         config: &Config,
     ) -> Result<(EvaluationImages, String, Vec<String>), CliError> {
@@ -142,7 +141,7 @@ impl Task for Classification {
     }
 }
 
-/// All of a set for evaluation, or its first `most` images.
+/// A set for evaluation: all of its images, or the first `most`.
 pub(crate) fn evaluation(
     config: &Config,
     set: Arc<dyn ImageSet>,
@@ -159,8 +158,8 @@ pub(crate) fn evaluation(
     )?)
 }
 
-/// The batches of which not every image is left out, in order, made ahead on a thread; unless this
-/// process is `fed`, without pixels.
+/// The batches in order, prepared ahead on a thread, without those whose images were all left out.
+/// Unless this process is `fed`, the batches have no pixels.
 pub(crate) fn readable(
     images: &EvaluationImages,
     config: &Config,
@@ -178,7 +177,7 @@ pub(crate) fn readable(
     let loader = Loader::start(0..images.batches() as u64, settings, make)?;
     let batches = loader.map(|loaded| match loaded {
         Ok(loaded) => Ok(loaded.batch),
-        // What the images say, not which batch of an evaluation it was.
+        // The batch number of an evaluation is of no interest, so only the image's error remains.
         Err(Error::Loader { step, source }) => Err(match source.downcast::<Error>() {
             Ok(error) => *error,
             Err(source) => Error::Loader { step, source },
@@ -188,7 +187,7 @@ pub(crate) fn readable(
     Ok(batches.filter(|batch| !matches!(batch, Ok(batch) if batch.samples == 0)))
 }
 
-/// Images [samples, 3, size, size] and classes [samples].
+/// Images [samples, 3, size, size] and classes [samples] as tensors.
 pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchError> {
     let (samples, size) = (batch.samples as i64, batch.size as i64);
     let inputs = Tensor::f_from_slice(&batch.pixels)?.f_reshape([samples, 3, size, size])?;
@@ -199,7 +198,7 @@ pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchEr
 /// The network's outputs for images [samples, channels, height, width]: float64 [samples, classes].
 ///
 /// # Errors
-/// Outputs that are no numbers: there is no likeliest class.
+/// Fails if an output is not finite, because there is no most likely class then.
 pub(crate) fn logits(pipeline: &mut Pipeline, images: Vec<Tensor>) -> Result<Tensor, CliError> {
     let logits = super::logits(pipeline, images)?.f_to_kind(Kind::Double)?;
     if logits.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0 {
@@ -210,7 +209,7 @@ pub(crate) fn logits(pipeline: &mut Pipeline, images: Vec<Tensor>) -> Result<Ten
     Err(CliError::Usage(reason.into()))
 }
 
-/// How the configuration presents an image.
+/// The configured transformation of images.
 pub(crate) fn transform(images: &ImagesConfig) -> Transform {
     Transform {
         size: images.size,
@@ -250,7 +249,7 @@ fn sides(config: &Config) -> Result<Sides, CliError> {
     }
 }
 
-/// The folder that the data lie in, which a configuration must name.
+/// The configured folder of the data. Fails if none is configured.
 fn named(folder: &Path) -> Result<&Path, CliError> {
     if folder.as_os_str().is_empty() {
         return Err(CliError::Usage(
@@ -277,13 +276,13 @@ fn folder(data: &ImageFolderConfig, seed: u64) -> Result<Sides, CliError> {
     Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
 }
 
-/// What was read of a folder, and what was left out: a line.
+/// A line about what was read from a folder and what was left out.
 fn read_of(folder: &Path, set: &ImageFolder) -> String {
     let (folder, bytes) = (folder.display(), gpipe::Bytes(set.bytes()));
     format!("{folder}: read {} images, {bytes}{}\n", set.len(), left_out(set))
 }
 
-/// What was left out of a folder, if anything was.
+/// A description of what was left out of a folder, or nothing.
 pub(crate) fn left_out(set: &ImageFolder) -> String {
     match set.left_out() {
         none if none.is_empty() => String::new(),
@@ -291,7 +290,7 @@ pub(crate) fn left_out(set: &ImageFolder) -> String {
     }
 }
 
-/// What is to be said of classes without an image, of which nothing will be measured.
+/// A note about classes without an image to validate on, or nothing.
 fn without_images(set: &dyn ImageSet) -> String {
     let mut seen = vec![false; set.classes().len()];
     for index in 0..set.len() {
@@ -309,13 +308,13 @@ fn cifar(folder: &Path, kind: CifarKind) -> Result<Sides, CliError> {
     let open = |part| Cifar::open(named(folder)?, kind, part).map_err(CliError::from);
     let (train, validation) = (open(CifarPart::Train)?, open(CifarPart::Test)?);
     let what = folder.display().to_string();
-    let read = String::new(); // all of it, or an error
+    let read = String::new(); // all of the files are read, or there is an error
     Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
 }
 
-/// Tells of the images that were left out; no more than a few by name.
+/// Warns about the images that were left out, the first of them by name.
 pub(crate) fn tell_unreadable(all: &[(String, String)]) {
-    /// So many names.
+    /// Maximum number of names.
     const TOLD: usize = 20;
     for (name, reason) in all.iter().take(TOLD) {
         complain!("gpipe: warning: left out {name}: {reason}");

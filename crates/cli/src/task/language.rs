@@ -1,4 +1,5 @@
-//! The next token of a text: reading, splitting and encoding it; its mini-batches.
+//! Language modeling: reads, splits and encodes text, and makes mini-batches for predicting the
+//! next token.
 
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
@@ -15,7 +16,7 @@ use crate::{
     config::{Config, JsonChoice, Model, TextConfig},
 };
 
-/// Tokens that are hashed at once.
+/// Number of tokens that are hashed at once.
 const TOKENS_HASHED: usize = 1 << 20;
 
 /// Text as tokens.
@@ -29,8 +30,8 @@ pub(crate) struct Language {
 }
 
 impl Language {
-    /// Reads the text and encodes both parts with `given`; without one, with a tokenizer trained on
-    /// its training part.
+    /// Reads the text and encodes both sides with the tokenizer `given`, or with one trained on the
+    /// training text.
     pub(crate) fn open(
         config: &Config,
         data: &TextConfig,
@@ -80,7 +81,7 @@ impl Task for Language {
         &self.vocabulary
     }
 
-    /// The SHA-256 of the SHA-256 of each part of the training tokens, in order.
+    /// The SHA-256 of the concatenated SHA-256 of all parts of the training tokens, in order.
     fn fingerprint(&self) -> String {
         let part = |part: &[u32]| {
             let bytes: Vec<u8> = part.iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -112,7 +113,7 @@ impl Task for Language {
     }
 }
 
-/// The first `most` tokens of `tokens` as targets, in order.
+/// Mini-batches over `tokens`, in order, with the first `most` of them as targets.
 pub(crate) fn batches<'a>(
     tokens: &'a TokenSet,
     config: &Config,
@@ -131,8 +132,8 @@ fn tensors(batch: &gpipe_data::Batch) -> Result<Batch, tch::TchError> {
     Ok(Batch { inputs: vec![inputs], targets, samples: batch.samples as u64 })
 }
 
-/// What is to be known of a vocabulary that was learned from `documents`: fewer tokens than were
-/// asked for, or a sample.
+/// A note about a tokenizer trained on `documents`, if it has fewer tokens than were `asked` for or
+/// was trained on a sample.
 fn learned_from(documents: &[Document], asked: usize, tokenizer: &Tokenizer) -> String {
     let fewer = match tokenizer.vocabulary() < asked {
         true => format!(" (of {asked} that were asked for: the text repeats no more)"),
@@ -144,7 +145,7 @@ fn learned_from(documents: &[Document], asked: usize, tokenizer: &Tokenizer) -> 
     }
 }
 
-/// The held-out part of the configured text, and what it is.
+/// The held-out part of the configured text, with its description.
 pub(crate) fn held_out(data: &TextConfig) -> Result<(Texts, String), CliError> {
     let (corpus, what) = corpus(data).map_err(|error| match error {
         CliError::Data(source @ gpipe_data::Error::MissingPath { .. }) => CliError::Usage(format!(
@@ -157,7 +158,7 @@ pub(crate) fn held_out(data: &TextConfig) -> Result<(Texts, String), CliError> {
     Ok((texts, format!("held out of {what}")))
 }
 
-/// What the configuration says of files of JSON.
+/// The configured treatment of JSON files.
 pub(crate) fn json(data: &TextConfig) -> JsonFiles {
     match data.json {
         JsonChoice::Refuse => JsonFiles::Refuse,
@@ -166,7 +167,7 @@ pub(crate) fn json(data: &TextConfig) -> JsonFiles {
     }
 }
 
-/// Reads the text and splits it; with it, what it is.
+/// Reads and splits the text, and describes it.
 fn corpus(data: &TextConfig) -> Result<(Corpus, String), CliError> {
     let limits = Limits {
         train_bytes: data.train_bytes.limit(),
@@ -190,7 +191,7 @@ fn corpus(data: &TextConfig) -> Result<(Corpus, String), CliError> {
     Ok((corpus, format!("Rust sources of the crates in {}", lock.display())))
 }
 
-/// Where cargo keeps the sources that it fetched.
+/// The folder in which cargo keeps fetched sources.
 fn registry_sources() -> Result<PathBuf, CliError> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));

@@ -1,11 +1,11 @@
-//! What a model is trained for: the data, what its numbers mean, and what is measured.
+//! What a model is trained for: the data, the meaning of tokens and classes, and the metrics.
 //!
-//! - [`language`]: the next token of a text
-//! - [`translation`]: the English of sentences in many languages
-//! - [`classification`]: the class of an image
-//! - [`pinned`]: a text that is told by its content
-//! - [`vocabulary`]: what a trained model's numbers mean: its tokens, or its classes
-//! - here: what both have in common, and the choice between them
+//! - [`language`]: predicting the next token of a text
+//! - [`translation`]: translating sentences in many languages into English
+//! - [`classification`]: classifying images
+//! - [`pinned`]: checks that the default text is the expected one
+//! - [`vocabulary`]: a trained model's tokens or classes
+//! - here: what the tasks have in common, and the choice between them
 
 pub(crate) mod classification;
 pub(crate) mod language;
@@ -42,41 +42,44 @@ pub(crate) struct Batch {
 
 /// An error of the thread that makes batches.
 pub(crate) type BatchError = Box<dyn std::error::Error + Send + Sync>;
-/// Makes the mini-batch of a number.
+/// Makes the mini-batch with the given number.
 pub(crate) type MakeBatch = Box<dyn Fn(u64) -> Result<Batch, BatchError> + Send>;
-/// Of every sample everything.
+/// The range of all samples.
 pub(crate) const ALL: Range<usize> = 0..usize::MAX;
 /// Mini-batches in order.
 pub(crate) type Batches<'a> = Box<dyn Iterator<Item = Result<Batch, CliError>> + 'a>;
 
-/// Held-out data that are measured on their own.
+/// Held-out data that are measured separately.
 pub(crate) struct Part<'a> {
-    /// What it is called, where there are several.
+    /// Its name, if there are several parts.
     pub name: Option<String>,
     pub batches: Batches<'a>,
 }
 
 impl<'a> Part<'a> {
-    /// The only one.
+    /// The only part.
     pub(crate) fn all(batches: Batches<'a>) -> Vec<Self> {
         vec![Self { name: None, batches }]
     }
 }
 
-/// Data to train on and to measure with.
+/// Data to train on and to validate on.
 pub(crate) trait Task {
-    /// What they are: a line for each source, with what was left out of it, and one for what became
-    /// of them.
+    /// A summary of the data: one line per source with what was left out, and one line for the
+    /// result.
     fn summary(&self) -> &str;
 
-    /// What they mean.
+    /// The tokens or classes of the data.
     fn vocabulary(&self) -> &Vocabulary;
 
-    /// What tells training data from others.
+    /// A fingerprint of the training data.
     fn fingerprint(&self) -> String;
 
-    /// The mini-batches of training, of which the first `batches` had `samples`: a function of the
-    /// seed and the number. Of samples outside of `fed` only the targets need be true.
+    /// The function that makes training mini-batches, which depend only on the seed and their
+    /// number.
+    ///
+    /// The first `batches` mini-batches have `samples` samples in all. For samples outside of
+    /// `fed`, only the targets need to be correct.
     fn training(
         &self,
         batches: u64,
@@ -84,24 +87,24 @@ pub(crate) trait Task {
         fed: Range<usize>,
     ) -> Result<MakeBatch, CliError>;
 
-    /// What is held out, in order, as much of it as the configuration says. Unless this process is
-    /// `fed`, only the targets need be true.
+    /// The held-out data in order, up to the configured maximum. Unless this process is `fed`, only
+    /// the targets need to be correct.
     fn validation(&self, fed: bool) -> Result<Vec<Part<'_>>, CliError>;
 
-    /// The loss in bits per byte of the data held out, where they are bytes.
+    /// Converts a loss on the held-out data from nats to bits per byte. `None` if the data are not
+    /// bytes.
     fn bits_per_byte(&self, _nats: f64) -> Option<f64> {
         None
     }
 
-    /// Samples that could not be read and were left out so far, and why.
+    /// The samples that could not be read and were left out so far, with the reasons.
     fn unreadable(&self) -> Vec<(String, String)> {
         Vec::new()
     }
 }
 
-/// Reads the data that the configuration names. `given` is what an earlier training made of them,
-/// if there was one; else tokens are those of the file that the configuration names, if it names
-/// one.
+/// Reads the configured data. `given` is the vocabulary of an earlier training, if there was one.
+/// Otherwise the configured tokenizer file is used, if there is one.
 pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn Task>, CliError> {
     let given = match given {
         Some(given) => Some(given),
@@ -115,14 +118,14 @@ pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn
     })
 }
 
-/// Folders that a recipe of `configs/` names, and what makes them.
+/// Folders that recipes in `configs/` use, and the commands that make them.
 const MADE: &[(&str, &str)] = &[
     ("data/translations", "make catalogues"),
     ("data/letters", "make fonts"),
     ("data/digits", "make fonts"),
 ];
 
-/// An error if the data are a folder that is yet to be made.
+/// Fails if the data are in one of these folders and it has not been made yet.
 fn check_made(config: &Config) -> Result<(), CliError> {
     let folder = match &config.data {
         Data::Parallel(data) => &data.folder,
@@ -138,12 +141,12 @@ fn check_made(config: &Config) -> Result<(), CliError> {
     }
 }
 
-/// The mini-batch of a number, made here and now.
+/// Makes a mini-batch on the calling thread.
 pub(crate) fn made(make: &MakeBatch, number: u64) -> Result<Batch, CliError> {
     make(number).map_err(|source| gpipe_data::Error::Loader { step: number, source }.into())
 }
 
-/// What one target is called.
+/// The unit in which targets are counted.
 pub(crate) fn unit(config: &Config) -> &'static str {
     match config.data {
         Data::Text(_) | Data::Parallel(_) => "token",
@@ -210,7 +213,7 @@ pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> 
     })
 }
 
-/// As many classes as the data have; the configuration may say so, too.
+/// The number of classes, which is that of the data. A configured number must be equal.
 fn classes(configured: usize, found: usize) -> Result<usize, CliError> {
     if configured == 0 || configured == found {
         return Ok(found);
@@ -220,7 +223,7 @@ fn classes(configured: usize, found: usize) -> Result<usize, CliError> {
     )))
 }
 
-/// What the network's numbers are for, where no data say it: as configured.
+/// The configured number of tokens or classes, for use without data.
 pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     let classes = match &config.model {
         Model::Transformer(model) => return Ok(model.vocabulary),
@@ -234,7 +237,7 @@ pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     Err(CliError::Usage("model.classes is 0: say how many classes the network has".into()))
 }
 
-/// Tokens of a sample; 0 for images.
+/// The number of tokens of a sample, or 0 if the data are not plain text.
 pub(crate) fn sequence(config: &Config) -> usize {
     match &config.data {
         Data::Text(data) => data.sequence,
@@ -242,7 +245,8 @@ pub(crate) fn sequence(config: &Config) -> usize {
     }
 }
 
-/// The inputs of the network, of so many samples; of sentences the longest.
+/// The shapes of the network's inputs for `samples` samples. For sentences, they have the maximum
+/// length.
 pub(crate) fn inputs(config: &Config, samples: usize) -> Vec<TensorSpec> {
     let samples = samples as i64;
     let tokens = |length: usize| TensorSpec::new([samples, length as i64], Kind::Int64);
@@ -266,7 +270,7 @@ pub(crate) fn kind(config: &Config) -> Kind {
     }
 }
 
-/// Which metrics a pipeline has besides [`NATS`], for `size` tokens or classes.
+/// Adds the loss and the metrics, including [`NATS`], to a pipeline.
 pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> PipelineBuilder {
     let label_smoothing = config.train.label_smoothing;
     let loss = CrossEntropy { label_smoothing, ..CrossEntropy::default() };
@@ -291,8 +295,8 @@ pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> Pipeli
 /// The name of [`Nats`].
 pub(crate) const NATS: &str = "nats";
 
-/// The cross entropy without label smoothing and auxiliary heads: what evaluations report, whatever
-/// was trained on.
+/// The cross entropy without label smoothing and auxiliary heads. Evaluations report it whatever
+/// the training loss is.
 struct Nats;
 
 impl Metric for Nats {
@@ -310,8 +314,10 @@ impl Metric for Nats {
     }
 }
 
-/// The model's outputs, without dropout: for int64 tokens [samples, positions] [samples, positions,
-/// vocabulary], for images [samples, channels, height, width] [samples, classes].
+/// The model's outputs, without dropout.
+///
+/// For int64 tokens [samples, positions] they are [samples, positions, vocabulary]. For images
+/// [samples, channels, height, width] they are [samples, classes].
 pub(crate) fn logits(
     pipeline: &mut Pipeline,
     inputs: impl IntoTensors,

@@ -1,9 +1,8 @@
-//! A text that is pinned by its content: the manifest beside a lock file may say which text the
-//! lock file's crates make.
+//! Checks that the sources of a lock file's crates make the text that the manifest beside it pins.
 //!
-//! A lock file has the checksums of its crates, but it does not say that all of them are on disk,
-//! nor which of their files are text. The manifest's fingerprint is of all documents, before any
-//! limit, so that `data.train_bytes` may be set.
+//! A lock file has checksums of its crates. But it does not guarantee that all of them are on disk,
+//! and it does not say which files are text. The manifest's fingerprint covers all documents before
+//! any limit, so `data.train_bytes` may be set.
 
 use std::path::Path;
 
@@ -11,11 +10,11 @@ use gpipe_data::TextReport;
 
 use crate::{CliError, files::read_bounded};
 
-/// Largest manifest.
+/// Maximum size of a manifest.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
-/// Refuses a text that is not the one which the `Cargo.toml` beside `lock` says, if it says any:
-/// `fingerprint` in `[package.metadata.gpipe]`.
+/// Refuses a text that differs from the one pinned by the `Cargo.toml` beside `lock`, if it pins
+/// one with `fingerprint` in `[package.metadata.gpipe]`.
 pub(super) fn check(lock: &Path, report: &TextReport) -> Result<(), CliError> {
     let manifest = lock.with_file_name("Cargo.toml");
     let Some(pinned) = fingerprint(&manifest)? else { return Ok(()) };
@@ -33,7 +32,7 @@ pub(super) fn check(lock: &Path, report: &TextReport) -> Result<(), CliError> {
     )))
 }
 
-/// What a manifest pins; nothing where there is no manifest, or it pins nothing.
+/// The fingerprint that a manifest pins. `None` if there is no manifest or it pins nothing.
 fn fingerprint(manifest: &Path) -> Result<Option<String>, CliError> {
     if !manifest.is_file() {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! Sentences of many languages and their English translations: reading, encoding, mini-batches.
+//! Translation into English: reads and encodes sentence pairs of many languages, and makes
+//! mini-batches.
 
 use std::{ops::Range, sync::Arc};
 
@@ -15,10 +16,10 @@ use crate::{
     config::{Config, Model, ParallelConfig},
 };
 
-/// The token that fills rows: the same in every vocabulary of ours.
+/// The padding token, which is the same in every vocabulary that gpipe trains.
 pub(crate) const PAD: i64 = 1;
 
-/// Pairs as tokens.
+/// Sentence pairs as tokens.
 pub(crate) struct Translation {
     vocabulary: Vocabulary,
     train: Arc<PairSet>,
@@ -30,8 +31,8 @@ pub(crate) struct Translation {
 }
 
 impl Translation {
-    /// Reads the pairs and encodes both sides with `given`; without one, with a vocabulary learned
-    /// from the training pairs.
+    /// Reads the pairs and encodes both sides with the vocabulary `given`, or with one trained on
+    /// the training pairs.
     pub(crate) fn open(
         config: &Config,
         data: &ParallelConfig,
@@ -89,7 +90,7 @@ impl Translation {
         Ok(Self { vocabulary, train, validation, summary, fingerprint, config, data })
     }
 
-    /// What is held out, as tokens, with what was trained on.
+    /// The training and the validation pairs.
     pub(crate) fn sets(&self) -> (&PairSet, &PairSet) {
         (&self.train, &self.validation)
     }
@@ -108,8 +109,8 @@ impl Task for Translation {
         self.fingerprint.clone()
     }
 
-    /// Samples are counted as [`TrainPairs::pairs_seen`] does, so that their number says where in
-    /// the order a run is.
+    /// `samples` counts pairs as [`TrainPairs::pairs_seen`] does, so it gives the position of a run
+    /// in the order of pairs.
     fn training(
         &self,
         batches: u64,
@@ -134,12 +135,12 @@ impl Task for Translation {
     }
 }
 
-/// Most pairs of a language that a validation measures.
+/// The maximum number of pairs per language that a validation measures.
 pub(crate) fn validation_pairs(data: &ParallelConfig) -> Option<usize> {
     Some(data.validation_pairs).filter(|&most| most > 0)
 }
 
-/// Each language's pairs, as many as the configuration says.
+/// The pairs of each language, up to the configured maximum.
 pub(crate) fn parts<'a>(
     set: &'a PairSet,
     data: &ParallelConfig,
@@ -154,7 +155,8 @@ pub(crate) fn parts<'a>(
     languages.map(part).collect()
 }
 
-/// Sources and the targets' beginnings, and the targets: int64 [samples, length].
+/// A batch as int64 tensors: the inputs are sources and decoder inputs [samples, length], and the
+/// targets are [samples, length].
 fn tensors(batch: &PairBatch) -> Result<Batch, tch::TchError> {
     let rows = |values: &[i64], length: usize| {
         Tensor::f_from_slice(values)?.f_reshape([batch.samples as i64, length as i64])
@@ -165,7 +167,7 @@ fn tensors(batch: &PairBatch) -> Result<Batch, tch::TchError> {
     Ok(Batch { inputs: vec![sources, inputs], targets, samples: batch.samples as u64 })
 }
 
-/// The network's mask and the batches must mean the same token.
+/// Checks that the vocabulary's padding token is the one that the network masks.
 pub(crate) fn check_pad(vocabulary: &TranslationVocabulary) -> Result<(), CliError> {
     if i64::from(vocabulary.pad()) == PAD {
         return Ok(());
@@ -176,8 +178,8 @@ pub(crate) fn check_pad(vocabulary: &TranslationVocabulary) -> Result<(), CliErr
     )))
 }
 
-/// The SHA-256 of the SHA-256 of each language's training pairs as tokens: what is held out may
-/// change.
+/// The SHA-256 of the concatenated SHA-256 of each language's training pairs as tokens. Held-out
+/// pairs may change.
 fn fingerprint(train: &PairSet) -> String {
     let language = |language: usize| {
         let sides = (0..train.pairs(language))
@@ -209,7 +211,7 @@ fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, Report), CliError> {
     Ok(ParallelCorpus::read(&sources, &options)?)
 }
 
-/// Where pairs come from.
+/// The configured sources of pairs.
 fn sources(data: &ParallelConfig) -> Vec<Source> {
     let tsv = data
         .tsv

@@ -1,4 +1,4 @@
-//! What a trained model's numbers mean; a file beside its weights, and in each of its checkpoints.
+//! A trained model's tokens or classes: a file beside its weights, and in each of its checkpoints.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use crate::{
     files::read_bounded,
 };
 
-/// The file of a text model's tokenizer.
+/// File of a text model's tokenizer.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// The file of an image model's classes: a JSON list of their names.
+/// File of an image model's classes, a JSON list of their names.
 const CLASSES: &str = "classes.json";
-/// Largest file of classes.
+/// Maximum size of a file of classes.
 const CLASSES_BYTES_MAX: u64 = 64 << 20;
 
-/// The tokens of a text model, or the names of an image model's classes.
+/// A text model's tokens, or the names of an image model's classes.
 #[derive(Clone)]
 pub(crate) enum Vocabulary {
     Tokens(Box<Tokenizer>),
@@ -26,7 +26,7 @@ pub(crate) enum Vocabulary {
 }
 
 impl Vocabulary {
-    /// How many there are.
+    /// The number of tokens or classes.
     pub(crate) fn size(&self) -> usize {
         match self {
             Self::Tokens(tokenizer) => tokenizer.vocabulary(),
@@ -34,7 +34,7 @@ impl Vocabulary {
         }
     }
 
-    /// The file's name.
+    /// The name of the file.
     pub(crate) fn file(&self) -> &'static str {
         match self {
             Self::Tokens(_) => TOKENIZER,
@@ -42,7 +42,7 @@ impl Vocabulary {
         }
     }
 
-    /// What is in the file.
+    /// The contents of the file.
     pub(crate) fn to_json(&self) -> Result<String, CliError> {
         match self {
             Self::Tokens(tokenizer) => Ok(tokenizer.to_json()?),
@@ -51,7 +51,7 @@ impl Vocabulary {
         }
     }
 
-    /// The file's name for the model of a configuration.
+    /// The name of the file for a configured model.
     pub(crate) fn file_of(config: &Config) -> &'static str {
         match config.model {
             Model::Transformer(_) | Model::Translation(_) => TOKENIZER,
@@ -59,7 +59,7 @@ impl Vocabulary {
         }
     }
 
-    /// The tokens that the configuration names, if it names a file.
+    /// The configured tokenizer, if the configuration names a file.
     pub(crate) fn configured(config: &Config) -> Result<Option<Self>, CliError> {
         match config.tokenizer() {
             Some(TokenizerChoice::File(path)) => {
@@ -69,9 +69,10 @@ impl Vocabulary {
         }
     }
 
-    /// Of a run that starts from the weights at `from`, beside which `beside` lies: what its
-    /// numbers are to mean, if that is not for the data to say. What the configuration says of
-    /// tokens wins.
+    /// The vocabulary of a run that starts from the weights at `from`, with the vocabulary `beside`
+    /// them.
+    ///
+    /// The configuration takes precedence. `None` if the vocabulary is to be made from the data.
     pub(crate) fn of_weights(
         config: &Config,
         from: &Path,
@@ -91,7 +92,7 @@ impl Vocabulary {
         }
     }
 
-    /// What lies beside `weights`, if anything does.
+    /// The vocabulary beside `weights`, if there is one.
     pub(crate) fn beside(weights: &Path) -> Result<Option<Self>, CliError> {
         for file in [TOKENIZER, CLASSES] {
             let path = weights.with_file_name(file);
@@ -110,7 +111,7 @@ impl Vocabulary {
         Self::from_text(&read_bounded(path, CLASSES_BYTES_MAX)?, path)
     }
 
-    /// What a checkpoint brings.
+    /// The vocabulary of a checkpoint.
     pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self, CliError> {
         for file in [TOKENIZER, CLASSES] {
             if let Some(bytes) = checkpoint.run_file(file)? {
@@ -142,7 +143,7 @@ impl Vocabulary {
         }
     }
 
-    /// A text model's tokenizer.
+    /// The tokenizer. Fails for an image model.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, CliError> {
         match self {
             Self::Tokens(tokenizer) => Ok(tokenizer),
@@ -152,7 +153,7 @@ impl Vocabulary {
         }
     }
 
-    /// An image model's classes.
+    /// The classes. Fails for a text model.
     pub(crate) fn classes(&self) -> Result<&[String], CliError> {
         match self {
             Self::Classes(classes) => Ok(classes),

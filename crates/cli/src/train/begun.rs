@@ -1,5 +1,5 @@
-//! What a run's folder says of it before the first step, and what all its processes must have been
-//! told alike.
+//! The files that describe a run before its first step, and the arguments that all its processes
+//! must share.
 
 use std::{io::ErrorKind, path::Path};
 
@@ -14,7 +14,7 @@ use crate::{
     task::Vocabulary,
 };
 
-/// What every process must have been told alike, beside the configuration.
+/// The arguments, besides the configuration, that must be the same in every process.
 pub(super) fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
     let TrainArguments { plan, out, resume, init, names, partial, reinit, .. } = arguments;
     let path = |path: &Option<std::path::PathBuf>| {
@@ -33,8 +33,7 @@ pub(super) fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
     facts.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-/// Writes what a run's folder says of it from the start. Where a launcher asks which folder it is,
-/// it is told first.
+/// Writes the files that describe a run. If there is a launcher, it is first told the run's folder.
 pub(super) fn write_begun(
     out: &Path,
     config: &Config,
@@ -48,12 +47,13 @@ pub(super) fn write_begun(
     }
     write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
     if let Some(plan) = plan {
-        plan.write(&out.join(PLAN))?; // before the first step: what is measured is held against it
+        // Before the first step, because measurements are compared with the plan.
+        plan.write(&out.join(PLAN))?;
     }
     write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)
 }
 
-/// Gives a file of an earlier end of the run another name.
+/// Renames a file that an earlier end of the run wrote.
 pub(super) fn set_aside(out: &Path, name: &str) -> Result<(), CliError> {
     let path = out.join(name);
     match std::fs::rename(&path, out.join(format!("{EARLIER}{name}"))) {

@@ -1,24 +1,25 @@
-//! The one exchange of a step among the processes of a run: what is asked of all of them.
+//! The one exchange of a step among a run's processes: requests to stop or to save.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{CliError, processes::Processes};
 
-/// What is asked of a run between two steps.
+/// Requests to a run between two steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Asked {
-    /// The signal that asks it to stop.
+    /// The signal that asks the run to stop.
     pub signal: Option<i32>,
     /// Whether it is time to save.
     pub save: bool,
 }
 
 impl Asked {
-    /// What is asked of all processes, where `self` is asked of this one: any may be asked to stop.
-    /// When it is time to save is the first one's to say, because clocks differ.
+    /// Combines the requests to all processes, where `self` are those to this one.
+    ///
+    /// Any process may be asked to stop. Only rank 0 decides when to save, because clocks differ.
     ///
     /// # Errors
-    /// Another process failed or is gone.
+    /// Fails if another process failed or is gone.
     pub(super) fn of_all(self, processes: &Processes) -> Result<Self, CliError> {
         if !processes.are_several() {
             return Ok(self);
@@ -48,7 +49,7 @@ mod tests {
         assert_eq!(found, vec![Ok(Asked { signal: Some(15), save: false }); 2]);
     }
 
-    /// It was taken for "not due", and the run went on to its next step.
+    /// The error of another process must not be taken for "no save is due", or the run continues.
     #[test]
     fn regression_an_error_of_another_process_is_no_answer_to_whether_a_save_is_due() {
         let told = in_two(|processes| {

@@ -1,13 +1,13 @@
 //! `gpipe train`, in phases: resolve, agree, open the data, plan, build, run.
 //!
-//! - [`start`]: from nothing, or from a checkpoint
-//! - [`begun`]: what its folder says from the start, and what all processes must have been told
+//! - [`start`]: from the beginning, or from a checkpoint
+//! - [`begun`]: the files that describe the run, and the arguments that all processes share
 //! - [`run_lock`]: the run's folder; [`records`]: its metrics
-//! - [`steps`]: the loop, and what goes on beside it
+//! - [`steps`]: the loop over steps, and what happens between them
 //! - [`saving`]: when checkpoints are saved
-//! - [`exchange`]: what processes ask of each other after a step
+//! - [`exchange`]: requests that processes exchange after a step
 //! - [`signals`]: Ctrl-C and SIGTERM
-//! - [`validation`]: what is held out, measured on the way and at the end
+//! - [`validation`]: measures held-out data, during the run and at the end
 //! - [`step_trace`]: the file of the latest step
 //! - here: the phases
 
@@ -53,7 +53,7 @@ use crate::{
 
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Result<(), CliError> {
-    // Before a folder is looked for.
+    // Checked before any folder is looked for.
     if arguments.init.is_some() && arguments.resume.as_deref().is_some_and(|from| from != "auto") {
         return Err(CliError::Usage(
             "--init starts anew and --resume goes on: give one of them, or --resume auto".into(),
@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
     Processes::among(here, timeout_s, |processes| train(arguments, processes))
 }
 
-/// The phases, in order. All processes of a run make them together.
+/// Runs the phases in order. All processes of a run go through them together.
 fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliError> {
     let (mut start, wanted) = resolve(arguments, processes)?;
     agree(&start.config, processes)?;
@@ -78,37 +78,36 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
     run_steps(start, data, plan, pipeline, make, processes)
 }
 
-/// Phase 1. What is asked for: the configuration, the run's folder, the checkpoint to go on from,
-/// and the plan.
+/// Phase 1: determines the configuration, the run's folder, the checkpoint to resume from, and the
+/// requested plan.
 fn resolve(
     arguments: &TrainArguments,
     processes: &Processes,
 ) -> Result<(Start, Option<Wanted>), CliError> {
-    processes.agree_on_facts(&told(arguments))?; // the first process's are followed
+    processes.agree_on_facts(&told(arguments))?; // the first process's arguments are followed
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
     Ok((Start::find(arguments, processes)?, wanted))
 }
 
-/// Phase 2. All processes have the same configuration and can open their images.
+/// Phase 2: checks that all processes have the same configuration and can share the images.
 fn agree(config: &Config, processes: &Processes) -> Result<(), CliError> {
     setup::check_images(config, processes)?;
     processes.agree_on(config)?;
     processes.replicate(config.pipeline.replicas)
 }
 
-/// The data of a training, and what they say of the weights that it begins with.
+/// The data of a training, and what they imply for the initial weights.
 struct TrainingData {
     task: Box<dyn Task>,
-    /// Where the run is in them.
+    /// The run's position in the data.
     position: TrainPosition,
     /// The weights of `--init`, until they are loaded.
     init: Option<TensorFile>,
-    /// The parameters that start afresh though the weights of `--init` have them.
+    /// Parameters that start from random values although the weights of `--init` have them.
     reinitialized: &'static [&'static str],
 }
 
-/// Phase 3. The data, with the vocabulary of the checkpoint or of the weights that the run begins
-/// with.
+/// Phase 3: opens the data, with the vocabulary of the checkpoint or of the initial weights.
 fn open_data(
     arguments: &TrainArguments,
     start: &Start,
@@ -123,7 +122,7 @@ fn open_data(
         }
         (None, None) => (None, None),
     };
-    // A text model's tokenizer is kept. An image model's classes are those of the data, whatever it
+    // A text model keeps its tokenizer. An image model takes its classes from the data, whatever it
     // was trained for.
     let (fixed, earlier) = match (start.checkpoint.is_some(), given) {
         (false, Some(Vocabulary::Classes(classes))) => (None, Some(classes)),
@@ -137,7 +136,8 @@ fn open_data(
     Ok(TrainingData { task, position, init, reinitialized })
 }
 
-/// Phase 4. The plan that the run follows, if any. The configuration is then what it says.
+/// Phase 4: chooses the plan that the run follows, if any, and changes the configuration to follow
+/// it.
 fn choose_plan(
     wanted: Option<Wanted>,
     arguments: &TrainArguments,
@@ -148,7 +148,7 @@ fn choose_plan(
     let known = &arguments.pipeline.config;
     let plan = plan::for_training(wanted, known, &mut start.config, of, processes)?;
     Ok(match plan {
-        // A run that goes on follows its plan, unless it was told to go on in another way.
+        // A resumed run follows its plan, unless the configuration differs from it now.
         None if start.checkpoint.is_some() && start.out.path().join(PLAN).exists() => {
             let own = PlanFile::read(&start.out.path().join(PLAN)).ok();
             own.filter(|plan| plan.is_followed(&start.config))
@@ -157,7 +157,8 @@ fn choose_plan(
     })
 }
 
-/// Phase 5. The pipeline, with the parameters that it begins with, and what makes its mini-batches.
+/// Phase 5: builds the pipeline with its initial parameters, and the function that makes
+/// mini-batches.
 fn build(
     arguments: &TrainArguments,
     start: &Start,
@@ -182,7 +183,7 @@ fn build(
     Ok((pipeline, make))
 }
 
-/// Phase 6. The steps, and the files of the run.
+/// Phase 6: runs the steps, and writes the files of the run.
 fn run_steps(
     mut start: Start,
     mut data: TrainingData,
@@ -216,7 +217,7 @@ fn run_steps(
         config,
     };
     if is_first && position.batches < config.train.steps {
-        // A run that goes on has not ended any more: nobody shall take these for its weights.
+        // A resumed run is not finished any more, so these must not be taken for its final weights.
         for name in [WEIGHTS, AVERAGES] {
             set_aside(out, name)?;
         }
@@ -231,8 +232,8 @@ fn run_steps(
     run.end(&mut pipeline, position)
 }
 
-/// The softmax starts afresh where the weights' network was trained for the `earlier` classes, and
-/// these are others.
+/// The parameters of the classifier, if the initial weights have the `earlier` classes and the data
+/// have others.
 fn reinitialized(earlier: Option<Vec<String>>, vocabulary: &Vocabulary) -> &'static [&'static str] {
     match (earlier, vocabulary) {
         (Some(earlier), Vocabulary::Classes(classes)) if earlier != *classes => {
@@ -242,7 +243,7 @@ fn reinitialized(earlier: Option<Vec<String>>, vocabulary: &Vocabulary) -> &'sta
     }
 }
 
-/// Where the run is in its data, which must be those of the checkpoint.
+/// The run's position in its data, which must be those of the checkpoint.
 fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<TrainPosition, CliError> {
     let Some(checkpoint) = checkpoint else {
         return Ok(TrainPosition { data, ..TrainPosition::default() });

@@ -1,4 +1,4 @@
-//! The metrics of a run that goes on: which of them stay, and whether all of them are there.
+//! The metrics of a resumed run: which records are kept, and whether any are missing.
 
 use gpipe_checkpoint::manifest::TrainPosition;
 use gpipe_observe::metrics::{Record, scan};
@@ -11,8 +11,7 @@ use crate::{
     output::say,
 };
 
-/// Refuses metrics that do not reach as far as the checkpoint: the curves of the run would have a
-/// hole.
+/// Refuses metrics that end before the checkpoint, because the run's curves would have a gap.
 pub(super) fn check(start: &Start) -> Result<(), CliError> {
     let Some(checkpoint) = &start.checkpoint else { return Ok(()) };
     let own = start.out.path().join(METRICS);
@@ -26,7 +25,7 @@ pub(super) fn check(start: &Start) -> Result<(), CliError> {
     scan(path, |record| {
         found += u64::from(is_step_until(record, progress.samples));
     })?;
-    // An older checkpoint does not say how many there were: some, at least.
+    // An older checkpoint has no number of records. At least one is expected.
     let wanted = progress.records.unwrap_or(progress.batches.min(1));
     if found >= wanted {
         return Ok(());
@@ -41,7 +40,7 @@ pub(super) fn check(start: &Start) -> Result<(), CliError> {
     )))
 }
 
-/// The run's metrics: new ones, or those so far of the run that goes on at `position`, whose next
+/// Opens the run's metrics: new ones, or those of the run that resumes at `position` and whose next
 /// update is number `step`.
 pub(super) fn open(
     start: &Start,
@@ -53,15 +52,15 @@ pub(super) fn open(
         return Metrics::create(out);
     }
     if let Some(earlier) = &start.earlier_metrics {
-        // The curves of the run so far belong to this one, too.
+        // The curves of the earlier run are part of this one.
         let copy = out.join(METRICS);
         std::fs::copy(earlier, &copy).map_err(io(&copy))?;
     }
-    // What the interrupted run wrote after its checkpoint is trained, and written, again. An
-    // evaluation at the very end is made again, too, because it comes before the files that it is
-    // of.
+    // Steps after the checkpoint are trained and recorded again. So is an evaluation at the very
+    // end, because it comes before the files that it describes.
     let again = position.batches >= start.config.train.steps || due(&start.config, position);
-    let mut samples = 0; // up to the record; an evaluation's tokens do not tell skipped steps apart
+    // Samples up to the last record. The tokens of an evaluation do not show skipped steps.
+    let mut samples = 0;
     Metrics::resume(out, step, |record| match record {
         Record::Step(step) => {
             samples = step.samples_total;
@@ -73,7 +72,7 @@ pub(super) fn open(
     })
 }
 
-/// Whether a record is of one of the steps up to that of so many samples.
+/// Whether a record is that of a step within the first `samples` samples.
 fn is_step_until(record: &Record, samples: u64) -> bool {
     matches!(record, Record::Step(step) if step.samples_total <= samples)
 }

@@ -1,4 +1,4 @@
-//! The folder of a run: found or made, locked, and watched for as long as the run writes there.
+//! The folder of a run: found or created, locked, and checked while the run writes to it.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -17,12 +17,12 @@ use crate::{
     run_folder::{AVERAGES, CHECKPOINTS, PLAN, WEIGHTS},
 };
 
-/// Numbered folders tried for a run without --out.
+/// Maximum number of numbered folders to try for a run without --out.
 const FOLDERS_MAX: usize = 10_000;
 
-/// Most entries of a run's folder that are looked at.
+/// Maximum number of entries of a run's folder to examine.
 const ENTRIES_MAX: usize = 10_000;
-/// Files of a run that are written aside, by what their names begin with.
+/// Prefixes of the names of a run's files that are written aside.
 const OWN_FILES: [&str; 8] = [
     WEIGHTS,
     AVERAGES,
@@ -34,12 +34,12 @@ const OWN_FILES: [&str; 8] = [
     gpipe_observe::step_file::NAME,
 ];
 
-/// A run's folder, for this process alone, and those that train with it.
+/// A run's folder, reserved for the processes of this run.
 pub(crate) struct RunLock {
     path: PathBuf,
-    /// The folder itself, locked as long as it is open; of several processes by the first one.
+    /// The folder, which is locked while it is open. Of several processes, only rank 0 locks it.
     lock: Option<Lock>,
-    /// Made by this process, and nothing is in it yet.
+    /// Whether this process created the folder and it is still empty.
     fresh: bool,
 }
 
@@ -64,12 +64,12 @@ pub(crate) fn last_numbered(arguments: &TrainArguments) -> Option<PathBuf> {
 }
 
 impl RunLock {
-    /// A folder that another process has claimed for all of them.
+    /// A folder that rank 0 has locked for all processes.
     pub(crate) fn followed(path: PathBuf) -> Self {
         Self { path, lock: None, fresh: false }
     }
 
-    /// The folder of a new run: the one named, or the next free one under `out/`.
+    /// The folder of a new run: the one given, or the next free one under `out/`.
     pub(crate) fn new_run(arguments: &TrainArguments) -> Result<Self, CliError> {
         if let Some(out) = &arguments.out {
             return Self::other_run(out);
@@ -100,7 +100,7 @@ impl RunLock {
         Self::lock(path.to_owned(), fresh)
     }
 
-    /// The folder of a run that goes on.
+    /// The folder of a run that resumes.
     pub(crate) fn existing(path: &Path) -> Result<Self, CliError> {
         Self::lock(path.to_owned(), false)
     }
@@ -117,26 +117,26 @@ impl RunLock {
             }
             Err(TryLockError::Error(error)) => return Err(io(&path)(error)),
         }
-        // Now, and not after the text was read, it is known whether it can be written.
+        // Find out now whether the folder is writable, not after the text has been read.
         let probe = path.join(".writable");
         File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(io(&path))?;
         remove_unfinished(&path)?;
-        // Now that something was written there, which may have given it another number in an
-        // overlay.
+        // The first write may change the folder's identity in an overlay file system, so it comes
+        // before this.
         let identity = FolderIdentity::of(&path)?;
         Ok(Self { path, lock: Some(Lock { folder, identity }), fresh })
     }
 
-    /// Sees that the folder is still there, and the one that the run began in. Only the process
-    /// that locked it knows.
+    /// Checks that the folder still exists and is the one in which the run began. Only the process
+    /// that locked it can check.
     pub(crate) fn check(&self) -> Result<(), CliError> {
         let Some(Lock { folder, identity }) = &self.lock else { return Ok(()) };
         let Err(error) = identity.check() else { return Ok(()) };
         if !matches!(error, CheckpointError::Gone { .. }) {
             return Err(error.into());
         }
-        // Where the system knows, the place that the open folder has now; its name goes on after a
-        // removal.
+        // The present path of the open folder, if the system knows it. A removed folder keeps its
+        // name.
         let place = fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd())).ok();
         let now =
             place.filter(|place| FolderIdentity::of(place).is_ok_and(|now| now.is_same(identity)));
@@ -162,14 +162,14 @@ impl RunLock {
         &self.path
     }
 
-    /// The run begins: the folder stays.
+    /// Keeps the folder, because the run begins.
     pub(crate) fn keep(&mut self) {
         self.fresh = false;
     }
 }
 
 impl Drop for RunLock {
-    /// A folder that was made for a run which did not begin is removed, if nothing is in it.
+    /// Removes a folder that was created for a run that did not begin, if it is empty.
     fn drop(&mut self) {
         if self.fresh {
             let _ = fs::remove_dir(&self.path);
@@ -177,8 +177,7 @@ impl Drop for RunLock {
     }
 }
 
-/// Removes what a process that was killed left half-written of the run's own files. The folder must
-/// be claimed.
+/// Removes partly written files that a killed process left in the folder, which must be locked.
 fn remove_unfinished(folder: &Path) -> Result<(), CliError> {
     for entry in fs::read_dir(folder).map_err(io(folder))?.take(ENTRIES_MAX) {
         let entry = entry.map_err(io(folder))?;

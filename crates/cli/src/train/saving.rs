@@ -1,4 +1,4 @@
-//! When checkpoints are saved, what they say of the run, and what is told about them.
+//! When checkpoints are saved, what they record, and what is reported about them.
 
 use std::time::{Duration, Instant};
 
@@ -22,24 +22,24 @@ use crate::{
 
 /// A run's checkpoints.
 pub(super) struct Saving {
-    /// None in a replica that leaves it to another.
+    /// `None` in a replica that does not save.
     checkpoints: Option<Checkpoints>,
     every: Every,
     keep_best: bool,
     config: String,
-    /// A file's name, and what is in it.
+    /// Name and contents of the vocabulary's file.
     vocabulary: (String, Vec<u8>),
     best: Option<Best>,
-    /// When the last one was begun, or the run.
+    /// When the last save began, or the run.
     last: Instant,
-    /// The position of the last one in the run's folder.
+    /// Position of the last checkpoint in the run's folder.
     at: Option<u64>,
-    /// How long training stood still for them.
+    /// Time that training waited for checkpoints.
     pub blocked: Duration,
 }
 
 impl Saving {
-    /// For a run that starts as `start` says.
+    /// Checkpoints of a run that starts as `start`.
     pub(super) fn new(
         config: &Config,
         vocabulary: &Vocabulary,
@@ -59,7 +59,7 @@ impl Saving {
             None => Some(Checkpoints::open(&folder, settings)?),
             Some(transport) => Some(Checkpoints::open_among(&folder, settings, &transport)?),
         };
-        // A checkpoint of another run is not in this one's folder.
+        // Only a checkpoint in this run's folder counts.
         let folder = folder.canonicalize().ok();
         let is_own = |from: &&Checkpoint| {
             from.folder().canonicalize().is_ok_and(|from| from.parent() == folder.as_deref())
@@ -82,8 +82,10 @@ impl Saving {
         matches!(self.every, Every::Time(time) if self.last.elapsed() >= time)
     }
 
-    /// Between two steps: saves if it is due, or `is_time`, and tells what became of the last one.
-    /// Whether it is saved, in all processes. That nothing can be written is told, and ends no run.
+    /// Saves between two steps if a checkpoint is due or `is_time`, and reports the outcome of the
+    /// last save.
+    ///
+    /// Returns whether all processes save. A failed write is reported and does not end the run.
     pub(super) fn step(
         &mut self,
         pipeline: &mut Pipeline,
@@ -103,15 +105,15 @@ impl Saving {
         saves
     }
 
-    /// A validation's loss: the lowest one's checkpoint is kept.
+    /// Records a validation's loss. The checkpoint with the lowest loss is the best.
     pub(super) fn validated(&mut self, batches: u64, loss: f64) {
         if loss.is_finite() && self.best.is_none_or(|best| loss < best.loss) {
             self.best = Some(Best { batches, loss });
         }
     }
 
-    /// Begins to save, unless that is there; the outcome is that of the one before, or an error of
-    /// beginning.
+    /// Begins to save, unless this position is saved already. Returns the outcome of the previous
+    /// save, or an error if this one could not begin.
     fn save(
         &mut self,
         pipeline: &mut Pipeline,
@@ -138,7 +140,7 @@ impl Saving {
         before
     }
 
-    /// At the end of the run.
+    /// Saves at the end of the run.
     pub(super) fn end(
         &mut self,
         pipeline: &mut Pipeline,
@@ -146,14 +148,15 @@ impl Saving {
         metrics: &mut Option<Metrics>,
         progress: &Progress,
     ) -> Result<(), CliError> {
-        // Where some are kept, the newest must not be behind the run: it would go on from there.
+        // If checkpoints are kept, the newest must not be behind the end, or the run would resume
+        // from there.
         if self.every != Every::Never || self.keep_best || self.at.is_some() {
             self.leave(pipeline, position, metrics, progress)?;
         }
         Ok(())
     }
 
-    /// Before the run is left, whatever the reason: the state is on disk when this returns.
+    /// Saves before the run ends for any reason. The state is on disk when this returns.
     pub(super) fn leave(
         &mut self,
         pipeline: &mut Pipeline,
@@ -163,7 +166,7 @@ impl Saving {
     ) -> Result<(), CheckpointError> {
         if self.at != Some(position.batches) {
             let before = self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::wait);
-            tell(before, progress); // so that what follows is about this one
+            tell(before, progress); // so that later messages are about this checkpoint
         }
         self.save(pipeline, position, metrics)?;
         let outcome = self.checkpoints.as_mut().map_or(Ok(None), Checkpoints::wait)?;
@@ -172,8 +175,8 @@ impl Saving {
     }
 }
 
-/// A checkpoint that could not be saved ends no run: the next one may succeed, and the one before
-/// is still there.
+/// Reports the outcome of a save. A failed save does not end the run: the next one may succeed, and
+/// the previous checkpoint still exists.
 fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
     match outcome {
         Ok(None) => {}

@@ -1,4 +1,4 @@
-//! SIGINT (Ctrl-C) and SIGTERM: the first asks the run to save and leave, the second ends it at
+//! SIGINT (Ctrl-C) and SIGTERM: the first signal makes the run save and stop, the second ends it at
 //! once.
 
 use std::{
@@ -17,12 +17,12 @@ use signal_hook::{
 
 use crate::{CliError, output::complain};
 
-/// Whether somebody asked the run to stop.
+/// A request to stop the run.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(Arc<AtomicI32>);
 
 impl Stop {
-    /// Takes the two signals over for the rest of the process.
+    /// Handles both signals for the rest of the process.
     pub(crate) fn install() -> Result<Self, CliError> {
         let stop = Self(Arc::new(AtomicI32::new(0)));
         let failed = |source| CliError::Io { what: "signals".into(), source };
@@ -43,13 +43,13 @@ impl Stop {
         Ok(stop)
     }
 
-    /// The signal that asked for it.
+    /// The signal that requested the stop, if any.
     pub(crate) fn asked(&self) -> Option<i32> {
         Some(self.0.load(Ordering::SeqCst)).filter(|&signal| signal != 0)
     }
 }
 
-/// A signal's name.
+/// The name of a signal.
 pub(crate) fn name(signal: i32) -> &'static str {
     signal_name(signal).unwrap_or("a signal")
 }

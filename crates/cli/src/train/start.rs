@@ -1,4 +1,4 @@
-//! Where a run starts: from nothing in a folder of its own, or from a checkpoint.
+//! Where a run starts: from the beginning in a new folder, or from a checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -25,15 +25,15 @@ use crate::{
 pub(crate) struct Start {
     pub config: Config,
     pub out: RunLock,
-    /// Where the run goes on.
+    /// The checkpoint to resume from.
     pub checkpoint: Option<Checkpoint>,
-    /// The best evaluation that those to come compare with.
+    /// The best evaluation so far, with which later ones are compared.
     pub best: Option<Best>,
-    /// The metrics of another run, which goes on in `out`.
+    /// The metrics of an earlier run that is continued in `out`.
     pub earlier_metrics: Option<PathBuf>,
 }
 
-/// What one process decides for all.
+/// What rank 0 decides for all processes.
 #[derive(Serialize, Deserialize)]
 struct AgreedStart {
     out: PathBuf,
@@ -46,8 +46,8 @@ impl Start {
         Self { config, out, checkpoint: None, best: None, earlier_metrics: None }
     }
 
-    /// Reads the configuration, finds the checkpoint to go on from, and claims the folder. Of
-    /// several processes the first one looks for the last two, and the others follow it.
+    /// Reads the configuration, finds the checkpoint to resume from, and locks the folder. Of
+    /// several processes, rank 0 finds and locks, and the others follow it.
     pub(crate) fn find(
         arguments: &TrainArguments,
         processes: &Processes,
@@ -77,7 +77,7 @@ impl Start {
         }
     }
 
-    /// What other processes need to know of it.
+    /// What the other processes need to know.
     fn place(&self) -> Result<AgreedStart, CliError> {
         let absolute = |path: &Path| std::path::absolute(path).map_err(io(path));
         let checkpoint = self.checkpoint.as_ref().map(Checkpoint::folder);
@@ -88,7 +88,7 @@ impl Start {
         })
     }
 
-    /// As the first process decided.
+    /// Starts as rank 0 decided.
     fn follow(arguments: &TrainArguments, place: AgreedStart) -> Result<Self, CliError> {
         let AgreedStart { out, checkpoint, best } = place;
         if !out.is_dir() {
@@ -107,7 +107,7 @@ impl Start {
         Ok(Self { checkpoint, best, ..Self::new(config, out) })
     }
 
-    /// From the newest complete checkpoint of the run's folder, or from the beginning.
+    /// Starts from the newest complete checkpoint of the run's folder, or from the beginning.
     fn automatic(arguments: &TrainArguments) -> Result<Self, CliError> {
         let config = configuration(arguments)?;
         let path = match &arguments.out {
@@ -142,7 +142,7 @@ impl Start {
         Ok(Self::new(config, out))
     }
 
-    /// From the checkpoint or the run that `path` names.
+    /// Starts from the checkpoint or run at `path`.
     fn from(arguments: &TrainArguments, path: &Path) -> Result<Self, CliError> {
         let checkpoints = path.join(CHECKPOINTS);
         let newest = folder::find(if checkpoints.is_dir() { &checkpoints } else { path })?;
@@ -198,12 +198,12 @@ impl Start {
 fn configuration(arguments: &TrainArguments) -> Result<Config, CliError> {
     let mut config = Config::read(&arguments.pipeline.config)?;
     config.apply_training(arguments)?;
-    // A file is read before any work.
+    // Read a schedule's file before any work.
     config.pipeline.schedule.schedule()?;
     Ok(config)
 }
 
-/// The configuration in a checkpoint, with the flags.
+/// The configuration in a checkpoint, with the flags applied.
 fn saved_configuration(
     checkpoint: &Checkpoint,
     arguments: &TrainArguments,
@@ -220,13 +220,13 @@ fn saved_configuration(
         config.set_stages(stages, own.config.device.is_some());
     }
     config.apply_training(arguments)?;
-    // A file is read before any work.
+    // Read a schedule's file before any work.
     config.pipeline.schedule.schedule()?;
     Ok(config)
 }
 
-/// Tells what the configuration changes, and refuses what the state is of no use with.
-/// Gives the best evaluation so far, if those to come can be compared with it.
+/// Reports changes of the configuration, and refuses those for which the saved state is unusable.
+/// Returns the best evaluation so far, if later ones are comparable.
 fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, CliError> {
     let manifest = checkpoint.manifest();
     let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
@@ -275,7 +275,7 @@ fn tell_skipped(skipped: &[folder::Skipped]) {
     }
 }
 
-/// A path as the user would write it, where that is shorter.
+/// The path relative to the current folder, if it lies inside.
 fn relative(path: &Path) -> PathBuf {
     let here = std::env::current_dir().and_then(|here| here.canonicalize());
     let inside = here.ok().and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));

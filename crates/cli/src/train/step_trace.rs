@@ -1,5 +1,6 @@
-//! `step.json` in the run's folder: the latest step, beside what it was predicted to be. It is
-//! written early, so that there is a picture of a run that has just begun, and at the end.
+//! `step.json` in the run's folder: the latest step with its prediction.
+//!
+//! It is written early, so that a new run has a picture, and again at the end.
 
 use std::{
     collections::VecDeque,
@@ -12,29 +13,29 @@ use gpipe_observe::step_file::{self, ACTIONS_MAX, Memory, Predicted, StepFile};
 
 use crate::{output::complain, plan_file::PlanFile, run_folder::PLAN};
 
-/// After so many steps the file is written for the first time: the first ones are slower.
+/// Number of steps after which the file is first written. The first steps are slower.
 const EARLY: u64 = 10;
-/// Most steps whose costs the prediction is made of.
+/// Maximum number of steps whose measured costs make the prediction.
 const STEPS: usize = 8;
 
 /// The latest steps of a run.
 pub(super) struct StepTrace {
     path: PathBuf,
-    /// One for all stages, or one for each.
+    /// Memory caps: one for all stages, or one per stage.
     caps: Vec<Bytes>,
-    /// What the run's plan predicts.
+    /// The prediction of the run's plan.
     planned: Option<Planned>,
     applied: u64,
     latest: VecDeque<Kept>,
 }
 
-/// A plan's step.
+/// The step that a plan predicts.
 struct Planned {
     predicted: Predicted,
     bytes: Vec<Vec<(Nanos, Bytes)>>,
 }
 
-/// What is kept of a step.
+/// The recorded values of a step.
 struct Kept {
     step: u64,
     timeline: Timeline,
@@ -43,7 +44,8 @@ struct Kept {
 }
 
 impl StepTrace {
-    /// For a run in `out`, whose stages have these caps, and which follows `plan`.
+    /// The trace of a run in `out` with the memory caps `caps`, which follows `plan` if there is
+    /// one.
     pub(super) fn new(out: &Path, caps: Vec<Bytes>, plan: Option<&PlanFile>) -> Self {
         let path = out.join(step_file::NAME);
         let planned = plan.and_then(|plan| {
@@ -55,13 +57,13 @@ impl StepTrace {
         Self { path, caps, planned, applied: 0, latest: VecDeque::new() }
     }
 
-    /// After a step.
+    /// Records a step.
     pub(super) fn step(&mut self, pipeline: &mut Pipeline, report: &StepReport) {
         if report.skipped {
             return;
         }
         let timeline = report.timeline.clone();
-        // Of huge steps, no more than would go into one file.
+        // Keep fewer steps if they are huge: together no more actions than one file may have.
         let room = ACTIONS_MAX / timeline.actions().count().max(1);
         self.latest.truncate(room.clamp(1, STEPS) - 1);
         let peaks = report.devices.iter().map(|own| own.peak).collect();
@@ -73,7 +75,7 @@ impl StepTrace {
         }
     }
 
-    /// Writes the latest step, if there is one. A file that cannot be written ends no run.
+    /// Writes the latest step, if there is one. A failed write does not end the run.
     pub(super) fn write(&self, pipeline: &mut Pipeline) {
         let Some(Kept { step, timeline, peaks, bytes }) = self.latest.front() else { return };
         let timelines: Vec<&Timeline> = self.latest.iter().map(|kept| &kept.timeline).collect();
@@ -92,7 +94,7 @@ impl StepTrace {
     }
 }
 
-/// What stages held, and may hold.
+/// The memory that stages used, and their caps.
 pub(crate) fn memory(
     peaks: Vec<Bytes>,
     measured: Vec<Vec<(Nanos, Bytes)>>,
@@ -105,8 +107,9 @@ pub(crate) fn memory(
     Memory { predicted: Vec::new(), measured, peaks, caps }
 }
 
-/// What the first of `timelines` was to be: the simulator's, from the costs measured in all of
-/// them. None where it would be another step's, as that of a mini-batch with fewer samples than M.
+/// The prediction for the first of `timelines`: a simulation with costs measured in all of them.
+///
+/// `None` if the simulated step has other actions, as for a mini-batch with fewer samples than M.
 pub(crate) fn predicted(pipeline: &mut Pipeline, timelines: &[&Timeline]) -> Option<Predicted> {
     let timeline = pipeline.simulate(timelines).ok()?;
     let is_same = timelines.first().is_some_and(|first| first.actions().eq(timeline.actions()));

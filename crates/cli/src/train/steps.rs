@@ -1,4 +1,4 @@
-//! The steps of a training, and what goes on beside them.
+//! The steps of a training, and what happens between them.
 
 use std::{
     collections::BTreeSet,
@@ -31,12 +31,12 @@ use crate::{
     task::{self, Batch, MakeBatch, Task, classification::tell_unreadable},
 };
 
-/// A run ends after this many non-finite mini-batches in a row: they are no accident.
+/// Maximum number of non-finite mini-batches in a row. More are no accident and end the run.
 const NAN_IN_A_ROW: u64 = 10;
 
-/// A training while it runs.
+/// A training in progress.
 pub(super) struct Run<'a> {
-    /// Of the process that writes them.
+    /// The metrics, in the process that writes them.
     pub(super) metrics: Option<Metrics>,
     pub(super) progress: Progress,
     pub(super) summary: Summary,
@@ -44,7 +44,7 @@ pub(super) struct Run<'a> {
     pub(super) stop: Stop,
     pub(super) trace: StepTrace,
     pub(super) nan_in_a_row: u64,
-    /// Images that were told to be unreadable.
+    /// Unreadable images that have been reported.
     pub(super) told: BTreeSet<String>,
     pub(super) task: &'a dyn Task,
     pub(super) processes: &'a Processes,
@@ -54,7 +54,7 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// After the last step: the validation, and what stays of the run.
+    /// Ends a run after its last step: validates, and writes the final files.
     pub(super) fn end(
         &mut self,
         pipeline: &mut Pipeline,
@@ -72,7 +72,7 @@ impl Run<'_> {
         self.check_folder()?;
         let saved = self.saving.end(pipeline, position, &mut self.metrics, &self.progress);
         self.processes.meet_replicas()?;
-        // Where there is no room for a checkpoint, there may yet be some for the weights.
+        // There may be room for the weights even if there is none for a checkpoint.
         self.write_weights(WEIGHTS, &pipeline.parameters()?)?;
         if self.config.optimizer.average > 0.0 {
             self.write_weights(AVERAGES, &pipeline.averages()?)?;
@@ -80,18 +80,18 @@ impl Run<'_> {
         if let Some(metrics) = &self.metrics {
             metrics.tell_lost();
         }
-        self.check_folder()?; // or all that was written lies somewhere else, or nowhere
+        self.check_folder()?; // or the files above are elsewhere or gone
         saved?;
         say!("files: {}", self.out.display());
         Ok(())
     }
 
-    /// Sees, in all processes, that the run's folder is still the one that it began in.
+    /// Checks, in all processes, that the run's folder is still the one in which it began.
     fn check_folder(&self) -> Result<(), CliError> {
         self.processes.decided(|| self.claim.check())
     }
 
-    /// The parameters of all processes' stages, of which `own` are this one's, in one file.
+    /// Writes the parameters of all stages to one file. `own` are those of this process's stages.
     fn write_weights(&self, name: &str, own: &[(String, Tensor)]) -> Result<(), CliError> {
         if !self.processes.saves() {
             return Ok(());
@@ -104,14 +104,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The file of the latest step, which the first process writes.
+    /// Writes the file of the latest step, on rank 0.
     fn write_trace(&self, pipeline: &mut Pipeline) {
         if self.processes.is_first() {
             self.trace.write(pipeline);
         }
     }
 
-    /// The steps from `position` on. Whatever ends them early, the state before it is saved.
+    /// Trains the steps after `position`. If something ends them early, the state is saved.
     pub(super) fn train(
         &mut self,
         pipeline: &mut Pipeline,
@@ -139,11 +139,11 @@ impl Run<'_> {
     ) -> CliError {
         if matches!(error, CliError::FolderGone { .. }) {
             self.processes.fail(&error);
-            return error; // nothing is written in another folder's place
+            return error; // nothing may be written to a folder that replaced this one
         }
         self.write_trace(pipeline);
         if self.processes.are_several() && !error.is_of_all() {
-            // The others cannot come to save with this one.
+            // The other processes cannot take part in a save.
             self.processes.fail(&error);
             let out = self.out.display();
             complain!(
@@ -179,7 +179,7 @@ impl Run<'_> {
         let ahead = LoaderSettings { deadline, depth: self.config.train.prefetch };
         let loader = Loader::start(position.batches..steps, ahead, make)?;
         if due(self.config, position) {
-            self.validate(pipeline, position)?; // which an interrupted run left out
+            self.validate(pipeline, position)?; // an interrupted run left this validation out
         }
         for loaded in loader {
             self.claim.check()?;
@@ -227,12 +227,12 @@ impl Run<'_> {
                 if self.saving.step(pipeline, position, save, told) {
                     self.processes.meet_replicas()?;
                 }
-            } // the last one is saved after the validation at the end, which may make it the best
+            } // the last step is saved after the final validation, which may make it the best
         }
         Ok(())
     }
 
-    /// Tells of the images that were left out since it was last told.
+    /// Warns about images that were left out since the last call.
     pub(super) fn tell_unreadable(&mut self) {
         let all = self.task.unreadable();
         let new: Vec<_> =
@@ -240,7 +240,7 @@ impl Run<'_> {
         tell_unreadable(&new);
     }
 
-    /// What is asked of the run now, of any of its processes.
+    /// The current requests to any of the run's processes.
     pub(super) fn asked(&self) -> Result<Asked, CliError> {
         Asked { signal: self.stop.asked(), save: self.saving.is_time() }.of_all(self.processes)
     }
@@ -251,11 +251,11 @@ impl Run<'_> {
                 let (signal_name, step) = (name(signal).to_owned(), position.batches);
                 Err(CliError::Interrupted { signal, signal_name, step })
             }
-            _ => Ok(()), // the end of the run is as near
+            _ => Ok(()), // the end of the run is just as near
         }
     }
 
-    /// After a step.
+    /// Records a step.
     fn step(
         &mut self,
         report: &StepReport,
@@ -271,7 +271,7 @@ impl Run<'_> {
         self.summary.add(report, waited);
     }
 
-    /// After a step that failed: nothing, if it may be left out.
+    /// Decides whether to skip a failed step. Returns its error if it must end the run.
     fn may_skip(&mut self, error: gpipe::Error, number: u64) -> Result<(), CliError> {
         if !error.is_not_finite() {
             return Err(error.into());
@@ -288,7 +288,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether a validation on the way is left to be made.
+/// Whether a validation during the run is due and not done yet.
 pub(super) fn due(config: &Config, position: &TrainPosition) -> bool {
     let (batches, every) = (position.batches, config.train.validate_every);
     let is_on_the_way = batches > 0 && batches < config.train.steps;

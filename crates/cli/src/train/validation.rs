@@ -1,4 +1,4 @@
-//! What is held out, measured on the way and at the end.
+//! Measures held-out data, during the run and at the end.
 
 use std::time::Instant;
 
@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl Run<'_> {
-    /// Evaluates on held-out data, the averages of the weights too if there are any; prints and
-    /// records what it found. Asked to stop, it leaves off.
+    /// Evaluates the weights on held-out data, and their averages if there are any. Prints and
+    /// records the results. If the run is asked to stop, it stops early.
     pub(super) fn validate(
         &mut self,
         pipeline: &mut Pipeline,
@@ -51,7 +51,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The loss of what the parameters are now, also as a line; none if the run was asked to stop
+    /// Measures the present parameters and prints a line. `None` if the run was asked to stop
     /// meanwhile.
     fn measure(
         &self,
@@ -63,7 +63,7 @@ impl Run<'_> {
         let stop = || Ok(self.asked()?.signal.is_some() && !is_last);
         let measured =
             match eval::measure(pipeline, self.task.validation(pipeline.is_fed())?, &stop) {
-                // What is learned is not lost by what cannot be measured.
+                // A failed measurement must not lose what was learned.
                 Err(CliError::Pipeline(error)) if error.is_not_finite() => {
                     self.progress.warn(&format!("the {what} is not a number: {error}"));
                     return Ok(Some(Measured::none()));

@@ -1,9 +1,11 @@
-"""A slow wire: the packets of one tun device come out of another one, later. Kernels without netem have it in this way.
+"""A slow wire: the packets of one tun device come out of another one, later. It is for kernels
+without netem.
 
 Usage: slow_wire.py DEVICE DEVICE DELAY_MS MBIT_PER_S
 
-Makes both devices, says `ready`, and goes on until its input ends. A packet leaves when the ones before it have left, at the
-rate, and arrives after the delay; what finds the queue full is lost, as on a real one.
+It makes both devices, says `ready`, and goes on until its input ends. A packet leaves when the ones
+before it have left, at the rate, and arrives after the delay. A packet that finds the queue full is
+lost, as on a real wire.
 """
 
 import collections

@@ -47,7 +47,8 @@ impl Schedule {
     /// The schedules that the planner searches exactly: one stage per device, whole backwards.
     pub const SEARCHED_EXACTLY: [Schedule; 2] = [Schedule::GPipe, Schedule::OneFOneB];
     /// One schedule of each kind that is defined by K and M alone. Names are parsed from this list,
-    /// and tests run every schedule in it: golden drawings, the mock runtime, the transparency matrix.
+    /// and tests run every schedule in it: golden drawings, the mock runtime and the transparency
+    /// matrix.
     pub const NAMED: [Schedule; 4] =
         [Schedule::GPipe, Schedule::OneFOneB, Schedule::Interleaved(2), Schedule::ZbH1];
 

@@ -72,7 +72,8 @@ impl StateSpec {
 
 /// An update rule. The stage holds its state: named tensors in the dtype of the parameters.
 ///
-/// `Debug` prints every setting of the rule. Processes of a run compare that text before they train.
+/// `Debug` prints every setting of the rule. The processes of a run compare that text before they
+/// train.
 pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The rule's name.
     fn name(&self) -> &'static str;

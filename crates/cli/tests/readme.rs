@@ -1,0 +1,65 @@
+//! The README's commands do what it says: each is run as it stands, with a small configuration in
+//! the place of `configs/small.toml`.
+
+mod common;
+
+use std::{fs, path::Path, process::Command};
+
+use common::{CONFIG, Folder, process};
+
+/// The commands of the README's shell blocks, without their comments.
+fn commands() -> Vec<String> {
+    let readme = include_str!("../../../README.md");
+    let blocks = readme.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let lines = blocks.flat_map(str::lines);
+    let command = |line: &str| line.split(" #").next().unwrap_or_default().trim().to_owned();
+    lines.map(command).filter(|line| !line.is_empty()).collect()
+}
+
+/// The words of a command. Quotes hold words together, as in a shell.
+fn words(command: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut quoted = false;
+    for letter in command.chars() {
+        match letter {
+            '\'' => quoted = !quoted,
+            ' ' if !quoted => words.push(String::new()),
+            letter => words.last_mut().unwrap().push(letter),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+#[test]
+fn oracle_the_commands_of_the_readme_run() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("configs")).unwrap();
+    let text = format!(
+        "{CONFIG}\nvalidation_tokens = 100\n{}",
+        "[data]\nsequence = 8\ntext = [\"text.txt\"]\n"
+    );
+    // One table of each name.
+    let text = text.replacen("[data]\nsequence = 8\n\n", "", 1);
+    fs::write(folder.path("configs/small.toml"), text).unwrap();
+    let (mut own, mut made) = (0, 0);
+    for command in commands() {
+        let words = words(&command);
+        let arguments: Vec<&str> = words.iter().skip(1).map(String::as_str).collect();
+        match words[0].as_str() {
+            "gpipe" => {
+                folder.succeeds(&arguments);
+                own += 1;
+            }
+            "make" => {
+                let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+                let mut make = Command::new("make");
+                let output = process::output(make.current_dir(root).arg("-n").args(arguments));
+                assert!(output.status.success(), "{command}");
+                made += 1;
+            }
+            other => panic!("{other}: a command that nothing runs"),
+        }
+    }
+    assert!(own >= 6 && made >= 2, "{own} and {made}: the README has lost its commands");
+}
