@@ -17,7 +17,7 @@ train: build ## Train a small transformer on real text with two stages
 	$(CARGO) fetch --locked --manifest-path configs/text/Cargo.toml
 	./target/release/gpipe train configs/small.toml $(ARGS)
 
-test: setup ## All that CI runs
+test: setup ## All checks and tests (about 50 minutes on two cores)
 	$(CARGO) xtask ci
 
 soak: setup ## The long proofs: kills, faults, endurance, interleavings, fuzzing (an hour at most)

@@ -239,13 +239,14 @@ def readme_table(found):
         low, high = bounds(one.speeds)
         rows.append([*row, f"{one.speed:.2f}", f"{low:.2f}", f"{high:.2f}", verdict])
     rounds = len(steps.read(parts["gpt"])["canary_ms"])
-    spread = ["least", "most"] if rounds < 6 else ["from", "to"]
+    spread = ["lowest", "highest"] if rounds < 6 else ["from", "to"]
     header = ["network", "gpipe", "fastest peer", "speed-up", *spread, ""]
     text = (
         f"A training step in float32 on an {told.machine.title()}: two stages, a core each."
-        " Speed-up is the step of the fastest peer that recomputes alike over gpipe's, the median"
-        f" of {rounds} rounds. Peers are plain PyTorch, torch.distributed.pipelining and"
-        " torchgpipe; of AmoebaNet the pipelined ones, and plain PyTorch in the last row."
+        " Speed-up is the fastest peer's step time divided by gpipe's: the median of"
+        f" {rounds} rounds. Peers recompute if and only if gpipe does. The transformer's peers are"
+        " plain PyTorch, torch.distributed.pipelining and torchgpipe. AmoebaNet's are the two"
+        " pipelined ones and, in the last row, plain PyTorch."
     )
     return [BEGIN, "", *paragraph(text), "", *of_table(header, rows), "", END]
 

@@ -1,4 +1,4 @@
-// A CPU allocator with accounting, caps and reuse, per arena (one arena per stage).
+// A CPU allocator with accounting, caps and reuse, per arena (one per device of a pipeline).
 //
 // Why not libtorch's own allocator: it neither counts nor caps. It also returns large blocks to the
 // system, so every step pays again for the page faults of its activations (4-15% of a step).

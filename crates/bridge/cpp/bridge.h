@@ -78,9 +78,9 @@ public:
 };
 void begin_recording();
 std::unique_ptr<OpCache> end_recording();
-void begin_replay(std::unique_ptr<OpCache> memo);
+void begin_replay(std::unique_ptr<OpCache> cache);
 void end_replay();
-void forget_memos() noexcept;
+void forget_op_caches() noexcept;
 
 // layout.cc
 Address settled(Address address);

@@ -42,13 +42,13 @@ uint64_t OpCache::bytes() const {
 
 at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &compute) {
   if (replayed) {
-    OpCache::Impl &memo = *replayed->impl;
+    OpCache::Impl &cache = *replayed->impl;
     TORCH_CHECK(
-        memo.next < memo.values.size(),
+        cache.next < cache.values.size(),
         "a forward that is computed again has more products than the first time (",
-        memo.values.size(),
+        cache.values.size(),
         "): it must not depend on anything but its inputs, its parameters and its random numbers");
-    OpCache::Impl::Value &value = memo.values[memo.next++];
+    OpCache::Impl::Value &value = cache.values[cache.next++];
     const bool changed = value.is_changed();
     const at::Tensor found = std::move(value.tensor);
     if (changed)
@@ -82,20 +82,20 @@ std::unique_ptr<OpCache> end_recording() {
   return std::move(recorded);
 }
 
-void begin_replay(std::unique_ptr<OpCache> memo) {
-  TORCH_CHECK(memo && !recorded && !replayed, "this thread records or replays already");
-  replayed = std::move(memo);
+void begin_replay(std::unique_ptr<OpCache> cache) {
+  TORCH_CHECK(cache && !recorded && !replayed, "this thread records or replays already");
+  replayed = std::move(cache);
 }
 
 void end_replay() {
   TORCH_CHECK(replayed, "this thread does not replay");
-  const auto memo = std::move(replayed);
-  TORCH_CHECK(memo->impl->next == memo->impl->values.size(),
-              "a forward that is computed again has ", memo->impl->next, " products where it had ",
-              memo->impl->values.size(), " the first time");
+  const auto cache = std::move(replayed);
+  TORCH_CHECK(cache->impl->next == cache->impl->values.size(),
+              "a forward that is computed again has ", cache->impl->next, " products where it had ",
+              cache->impl->values.size(), " the first time");
 }
 
-void forget_memos() noexcept {
+void forget_op_caches() noexcept {
   recorded.reset();
   replayed.reset();
 }

@@ -59,9 +59,9 @@ pub(crate) mod bridged {
         fn bytes(self: &OpCache) -> u64;
         fn begin_recording() -> Result<()>;
         fn end_recording() -> Result<UniquePtr<OpCache>>;
-        fn begin_replay(memo: UniquePtr<OpCache>) -> Result<()>;
+        fn begin_replay(cache: UniquePtr<OpCache>) -> Result<()>;
         fn end_replay() -> Result<()>;
-        fn forget_memos();
+        fn forget_op_caches();
 
         unsafe fn settled(tensor: usize) -> Result<usize>;
 

@@ -19,7 +19,7 @@ struct Forget;
 
 impl Drop for Forget {
     fn drop(&mut self) {
-        bridged::forget_memos();
+        bridged::forget_op_caches();
     }
 }
 
@@ -35,17 +35,17 @@ impl OpCache {
     /// let x = Tensor::randn([4, 8], (Kind::Float, Device::Cpu));
     /// let w = Tensor::randn([3, 8], (Kind::Float, Device::Cpu));
     /// let forward = || linear(&x, &w, None, Kernels::Aten);
-    /// let (y, memo) = OpCache::record(forward).unwrap();
-    /// let again = memo.replay(forward).unwrap();
+    /// let (y, cache) = OpCache::record(forward).unwrap();
+    /// let again = cache.replay(forward).unwrap();
     /// assert_eq!(again.unwrap().data_ptr(), y.unwrap().data_ptr());
     /// ```
     pub fn record<T>(forward: impl FnOnce() -> T) -> Result<(T, Self)> {
         bridged::begin_recording()?;
         let forget = Forget;
         let made = forward();
-        let memo = bridged::end_recording()?;
+        let cache = bridged::end_recording()?;
         drop(forget);
-        Ok((made, Self(memo)))
+        Ok((made, Self(cache)))
     }
 
     /// Total size of the kept outputs, in bytes.
@@ -119,9 +119,9 @@ mod tests {
                 };
                 let leaves = [&x, &w, &b, &image, &kernel, &point];
                 let plain = gradients(&forward().unwrap(), &leaves);
-                let (first, memo) = OpCache::record(forward).unwrap();
+                let (first, cache) = OpCache::record(forward).unwrap();
                 drop(first);
-                let again = gradients(&memo.replay(forward).unwrap().unwrap(), &leaves);
+                let again = gradients(&cache.replay(forward).unwrap().unwrap(), &leaves);
                 assert!(plain.iter().all(Option::is_some));
                 assert_eq!(plain, again, "{kernels:?} {kind:?}");
             }
@@ -137,14 +137,14 @@ mod tests {
             Ok::<_, ()>(tch::no_grad(|| y.detach().g_add_scalar_(1.0)) * &y)
         };
         let plain = forward();
-        let (_, memo) = OpCache::record(forward).unwrap();
-        assert_eq!(memo.replay(forward).unwrap(), plain);
+        let (_, cache) = OpCache::record(forward).unwrap();
+        assert_eq!(cache.replay(forward).unwrap(), plain);
         // So may a later layer, which receives the output.
         let forward = || linear(&x, &w, None, Kernels::Aten);
         let plain = forward().unwrap();
-        let (y, memo) = OpCache::record(forward).unwrap();
+        let (y, cache) = OpCache::record(forward).unwrap();
         let _ = tch::no_grad(|| y.unwrap().detach().g_add_scalar_(1.0));
-        assert_eq!(memo.replay(forward).unwrap().unwrap(), plain);
+        assert_eq!(cache.replay(forward).unwrap().unwrap(), plain);
     }
 
     #[test]
@@ -176,12 +176,12 @@ mod tests {
         let live = || crate::memory::stats(arena.id()).unwrap().live as i64;
         let before = live();
         let forward = || linear(&x, &w, None, Kernels::Aten).map(|y| y.tanh().exp().tanh());
-        let (y, memo) = OpCache::record(forward).unwrap();
+        let (y, cache) = OpCache::record(forward).unwrap();
         drop(y);
         let (held, one) = (live() - before, 256 * 128 * 4);
-        assert_eq!(memo.bytes(), one as u64);
+        assert_eq!(cache.bytes(), one as u64);
         assert!((one..one + one / 2).contains(&held), "{held}");
-        drop(memo.replay(forward).unwrap().unwrap());
+        drop(cache.replay(forward).unwrap().unwrap());
         assert_eq!(live(), before);
         crate::memory::enter(0).unwrap();
     }

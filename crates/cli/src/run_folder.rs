@@ -185,7 +185,7 @@ pub(crate) fn checkpoint_weights(
     Ok(if averages { checkpoint.averages()? } else { checkpoint.parameters()? })
 }
 
-/// The checkpoint in `folder`, or the newest complete one of the run in `folder`. `None` if there
+/// The checkpoint in `folder`, or the newest undamaged one of the run in `folder`. `None` if there
 /// is none.
 pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliError> {
     if folder.join(manifest::NAME).exists() {

@@ -63,7 +63,7 @@ impl FromStr for ScheduleChoice {
     }
 }
 
-/// Memory caps: one for all stages, one per stage, or `none`.
+/// Memory caps: one for all devices, one per device, or `none`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Caps(pub Vec<Bytes>);
 

@@ -234,8 +234,8 @@ fn regression_other_images_to_validate_on_change_evaluations_only() {
     shapes(&folder.path("others"), &SHAPES, 2);
     let others = ["--steps", "4", "--set", "data.validation=others"];
     let printed = folder.succeeds(&[&["train", "--resume", "run"], &others[..]].concat());
-    let line = "  data.validation: \"held-out\" -> \"others\" (evaluations are of other data, \
-        the best one starts anew)";
+    let line = "  data.validation: \"held-out\" -> \"others\" (validation data change; the best \
+        checkpoint is chosen anew)";
     assert!(printed.contains(line), "{printed}");
     let link = fs::read_link(folder.path("run/checkpoints/best")).unwrap();
     assert_eq!(link.to_str(), Some("step-00000004"), "whatever the losses of the others were");

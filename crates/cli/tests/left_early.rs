@@ -41,7 +41,7 @@ fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
         assert_eq!(process.end(), Ok(code), "{}", process.printed);
         let step = step_told(&process.printed);
         for part in [
-            format!("gpipe: SIG{signal}: saving after this step; once more leaves at once"),
+            format!("gpipe: SIG{signal}: saving after this step; a second signal ends the run"),
             format!(
                 "gpipe: the state after step {step} is saved: gpipe train --resume {signal} goes on"
             ),

@@ -170,7 +170,7 @@ fn fault_a_stuck_producer_is_named_at_the_deadline_and_left_alone() {
     let mut loader = Loader::start(8..100, tiny_deadline(), stuck).unwrap();
     let error = loader.next().unwrap().unwrap_err().to_string();
     assert!(error.starts_with("waited 1ms for the batch of step 8"), "{error}");
-    assert!(error.contains("raise the deadline"), "{error}");
+    assert!(error.contains("raise the timeout"), "{error}");
     assert!(loader.next().is_none());
     drop(loader); // Returns, though the thread still waits for a permit.
 

@@ -29,18 +29,18 @@ fn tensor_bytes(tensor: &Tensor) -> u64 {
 }
 
 /// By edge and direction: the maximum size of a message, and the largest size received.
-type Seen = Arc<Mutex<HashMap<(usize, Direction), (Bytes, Bytes)>>>;
+type Announced = Arc<Mutex<HashMap<(usize, Direction), (Bytes, Bytes)>>>;
 
 /// A transport that records what arrives.
 struct Watched {
     inner: Arc<Cluster>,
-    seen: Seen,
+    seen: Announced,
 }
 
 struct WatchedInbound {
     inner: Box<dyn Inbound<Value>>,
     crossing: RemoteEdge,
-    seen: Seen,
+    seen: Announced,
 }
 
 impl Inbound<Value> for WatchedInbound {
@@ -122,7 +122,7 @@ fn property_a_bound_is_the_largest_message_to_the_byte() {
     for kind in [Kind::Float, Kind::Half] {
         let features = Features { tied: true, skip: true, kind, ..Features::plain() };
         let all = in_processes(3, DEADLINE, |cluster| {
-            let seen = Seen::default();
+            let seen = Announced::default();
             let watched = Watched { inner: cluster, seen: Arc::clone(&seen) };
             let run = Run { stages: 3, ..Run::plain() };
             let mut pipeline =

@@ -1,6 +1,6 @@
 //! One pipeline in two processes, with one stage in each. Every process runs the same program and
-//! makes the same calls. Here the first process starts the second; `gpipe launch` and `torchrun`
-//! can also start them.
+//! makes the same calls. Here the first process starts the second. A program for `torchrun` reads
+//! its rank, the number of processes and the store's address from the environment instead.
 //!
 //! `cargo run --release --example two_processes`
 #![allow(clippy::print_stdout)]

@@ -264,8 +264,8 @@ impl Forward<'_> {
         Ok(y)
     }
 
-    /// While decoding, one position after the other: what the layer kept of earlier positions. The
-    /// inputs then hold only the new positions. `None` outside of a decoding.
+    /// The layer's cache of earlier positions, or `None` outside decoding. While decoding, the
+    /// inputs hold only the new positions.
     pub fn cache(&mut self) -> Option<&mut Cache> {
         self.cache.as_mut()
     }

@@ -45,8 +45,8 @@ pub enum StepError<E> {
     },
     /// A wait outlasted the deadline, counted from the peer's last sign of life.
     #[error(
-        "{what}; last sign of life of stage {peer} {silence:.1?} ago{doing}; raise the deadline \
-        if its work takes longer"
+        "{what}; last sign of life of stage {peer} {silence:.1?} ago{doing}; raise the timeout \
+        (pipeline.timeout_s, or PipelineBuilder::deadline) if its work takes longer"
     )]
     Deadline {
         /// Which stage waits, for what, and from which stage.
@@ -58,10 +58,10 @@ pub enum StepError<E> {
         /// What that stage was doing, if known.
         doing: String,
     },
-    /// A worker gives no sign of life, and only the driver is waiting for it.
+    /// A worker gives no sign of life, and only the driver waits for it.
     #[error(
-        "device {device} gives no sign of life since {silence:.1?}{doing}; raise the deadline if \
-        its work takes longer"
+        "device {device} has given no sign of life for {silence:.1?}{doing}; raise the timeout \
+        (pipeline.timeout_s, or PipelineBuilder::deadline) if its work takes longer"
     )]
     Stuck {
         /// The device.
@@ -72,7 +72,7 @@ pub enum StepError<E> {
         doing: String,
     },
     /// Every worker is alive, and all of them wait for each other.
-    #[error("nothing moves since {standstill:.1?}: {}", waiting.join("; "))]
+    #[error("nothing has moved for {standstill:.1?}: {}", waiting.join("; "))]
     Standstill {
         /// How long no worker has completed an action.
         standstill: Duration,

@@ -193,7 +193,7 @@ fn stall_anywhere(seed: u64) {
     let text = stall(&program, capacity, at);
     let device = program.placement()[at.stage.index()].unwrap();
     let named = text.contains(&format!("last sign of life of stage {}", at.stage))
-        || text.contains(&format!("device {device} gives no sign of life"))
+        || text.contains(&format!("device {device} has given no sign of life"))
         || text.contains(&at.to_string());
     assert!(named, "seed {seed}, stall at {at}: {text}");
 }

@@ -132,7 +132,8 @@ pub(crate) enum Command {
 pub(crate) struct PipelineArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Number of pipeline stages K, each with its own thread (pipeline.stages)
+    /// Number of pipeline stages K, or of devices if the schedule puts several stages on each
+    /// (pipeline.stages)
     #[arg(long, value_name = "K")]
     pub stages: Option<usize>,
     /// Number of micro-batches M per mini-batch (pipeline.micro_batches)
@@ -172,18 +173,18 @@ pub(crate) struct TrainArguments {
     /// resumed run.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Resume from a checkpoint, or from the newest complete checkpoint of a run
+    /// Resume from a checkpoint, or from the newest undamaged checkpoint of a run
     ///
     /// The run continues as if it had not been interrupted. CONFIG.toml may be omitted. auto
-    /// resumes from the newest complete checkpoint in --out (or in the last out/NAME), or starts
+    /// resumes from the newest undamaged checkpoint in --out (or in the last out/NAME), or starts
     /// from the beginning if there is none. So one command both starts and restarts a run.
     #[arg(long, value_name = "auto|DIR")]
     pub resume: Option<String>,
     /// Save a checkpoint every N steps (50) or after a time (90s, 10min, 2h), or none
     /// (checkpoint.every)
     ///
-    /// Unless it is none, a checkpoint is also saved at the end. One is always saved on Ctrl-C,
-    /// SIGTERM or an error.
+    /// Except with none, a checkpoint is also saved at the end. A run that ends early saves one on
+    /// Ctrl-C, on SIGTERM and, in a single process, on most errors.
     #[arg(long, value_name = "STEPS|TIME")]
     pub checkpoint_every: Option<Every>,
     /// Number of checkpoints to keep, the newest ones (checkpoint.keep)
@@ -250,7 +251,7 @@ pub(crate) struct InspectArguments {
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
     /// Folder of a checkpoint or of a run; a run exports its weights if it has ended, else its
-    /// newest complete checkpoint
+    /// newest undamaged checkpoint
     #[arg(value_name = "DIR")]
     pub from: PathBuf,
     /// Safetensors file to write
@@ -364,8 +365,8 @@ pub(crate) struct ConfigArguments {
     /// cuda:0,cuda:1, which also sets the number of stages (pipeline.devices)
     #[arg(long, value_name = "DEVICE,..")]
     pub device: Option<Devices>,
-    /// Maximum memory of a stage's tensors, such as 512MiB: one size for all stages, or one per
-    /// stage such as 1GiB,512MiB (pipeline.memory)
+    /// Maximum memory of a device's tensors, such as 512MiB: one size for all devices, or one per
+    /// device such as 1GiB,512MiB (pipeline.memory)
     #[arg(long, value_name = "BYTES,..")]
     pub memory: Option<Caps>,
     /// Number of training steps [default: as configured; verify: 3, profile: 4, trace: 5]
@@ -375,8 +376,8 @@ pub(crate) struct ConfigArguments {
     /// Seed of all randomness (seed)
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Files or folders of UTF-8 text to train on [default: the sources of this workspace's crates]
-    /// (data.text)
+    /// Files or folders of UTF-8 text to train on [default: the sources of the crates pinned in
+    /// configs/text] (data.text)
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
 }
@@ -393,8 +394,8 @@ pub(crate) struct ProfileArguments {
     /// configuration]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
-    /// Repeat all measurements N times, with --steps steps each; on a shared machine, interleaving
-    /// them makes them comparable
+    /// Measure everything in N rounds of --steps steps each, so that on a shared machine all
+    /// measurements see similar conditions
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub passes: usize,
     /// Profile to write [default: out/NAME.profile.json, with the NAME of the configuration file]

@@ -38,8 +38,8 @@ impl Effect {
             Self::Nothing => "changes no result",
             Self::Text => "the training data must be the same",
             Self::Rounding => "changes the last bits",
-            Self::Evaluations => "evaluations are of other data, the best one starts anew",
-            Self::Presentation => "from here on; the best one starts anew",
+            Self::Evaluations => "validation data change; the best checkpoint is chosen anew",
+            Self::Presentation => "from here on; the best checkpoint is chosen anew",
             Self::FromHereOn => "from here on",
             Self::Refused(reason) => reason,
         }

@@ -34,7 +34,8 @@ impl Stop {
                     let _ = emulate_default_handler(signal); // ends the process
                 }
                 complain!(
-                    "gpipe: {}: saving after this step; once more leaves at once, without",
+                    "gpipe: {}: saving after this step; a second signal ends the run at once, \
+                    without saving",
                     name(signal)
                 );
             }

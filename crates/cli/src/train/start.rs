@@ -107,7 +107,7 @@ impl Start {
         Ok(Self { checkpoint, best, ..Self::new(config, out) })
     }
 
-    /// Starts from the newest complete checkpoint of the run's folder, or from the beginning.
+    /// Starts from the newest undamaged checkpoint of the run's folder, or from the beginning.
     fn automatic(arguments: &TrainArguments) -> Result<Self, CliError> {
         let config = configuration(arguments)?;
         let path = match &arguments.out {

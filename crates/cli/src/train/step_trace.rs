@@ -21,7 +21,7 @@ const STEPS: usize = 8;
 /// The latest steps of a run.
 pub(super) struct StepTrace {
     path: PathBuf,
-    /// Memory caps: one for all stages, or one per stage.
+    /// Memory caps: one for all devices, or one per device.
     caps: Vec<Bytes>,
     /// The prediction of the run's plan.
     planned: Option<Planned>,

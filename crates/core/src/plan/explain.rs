@@ -19,7 +19,7 @@ pub fn explain(found: &Found) -> String {
     let step = prediction.step();
     let peak = prediction.device_peaks().into_iter().max().unwrap_or_default();
     let exact = if found.exact {
-        "no plan that was asked for takes less, of the policies that are tried".to_owned()
+        "optimal among the requested plans and the policies tried".to_owned()
     } else {
         let over = Percent::more(step.0, found.bound.0);
         format!("at most {over} above the best possible ({})", found.bound)
@@ -32,8 +32,8 @@ pub fn explain(found: &Found) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "\nstep {step}{interval}, bubble {:.1}%, peak {peak}\n{exact}; {} plans \
-        simulated\nlimited by {}",
+        "\nstep {step}{interval}, bubble {:.1}%, peak {peak}\n{exact}; plans simulated: \
+        {}\nlimited by {}",
         100.0 * prediction.bubble(),
         found.examined,
         found.limits

@@ -271,8 +271,8 @@ pub enum Error {
     /// A batch was not ready before the timeout.
     #[error(
         "waited {waited:?} for the batch of step {step}, which is not made yet; see what holds up \
-        the thread \
-         `gpipe-loader` (a slow disk?), or raise the deadline"
+        the thread `gpipe-loader` (a slow disk?), or raise the timeout (pipeline.timeout_s, or \
+        LoaderSettings::deadline)"
     )]
     LoaderLate {
         /// The step, from 0.

@@ -29,8 +29,8 @@ pub struct GroupStep {
     /// The model's inputs; the first size of each is samples. The second axis of the last input
     /// holds the new positions.
     pub inputs: Vec<Tensor>,
-    /// For each sample, the sample of the previous step that it continues; `None` if they are the
-    /// same. `None` in the first step.
+    /// For each sample, the index of the sample in the previous step that it continues (beam search
+    /// reorders them). `None` keeps the order, and is required in the first step.
     pub rows: Option<Vec<i64>>,
 }
 

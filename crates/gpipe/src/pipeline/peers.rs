@@ -94,11 +94,11 @@ impl TransportPeers {
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let arena = stage.and_then(|stage| arenas.get(&stage).copied());
         let entered = arena.map_or(Ok(()), memory::enter);
-        entered.map_err(|error| own(self.transport.rank(), error.to_string()))
+        entered.map_err(|error| peer_error(self.transport.rank(), error.to_string()))
     }
 }
 
-fn own(rank: usize, reason: String) -> PeerError {
+fn peer_error(rank: usize, reason: String) -> PeerError {
     PeerError { process: Some(rank), reason }
 }
 
@@ -143,14 +143,14 @@ impl Peers<Stage> for TransportPeers {
 
     fn share(&self, share: Share<Stage>) -> std::result::Result<Vec<Share<Stage>>, PeerError> {
         let here = self.transport.rank();
-        let packed = pack(&share).map_err(|reason| own(here, reason))?;
+        let packed = pack(&share).map_err(|reason| peer_error(here, reason))?;
         let gathered = self.transport.gather(packed)?;
         let program = self.program();
         let unpack = |(rank, bytes): (usize, Vec<u8>)| match rank == here {
             true => Ok(None),
-            false => {
-                unpack(&bytes, program.as_deref()).map(Some).map_err(|reason| own(rank, reason))
-            }
+            false => unpack(&bytes, program.as_deref())
+                .map(Some)
+                .map_err(|reason| peer_error(rank, reason)),
         };
         let others: Vec<_> =
             gathered.into_iter().enumerate().map(unpack).collect::<std::result::Result<_, _>>()?;

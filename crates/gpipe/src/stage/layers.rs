@@ -66,13 +66,13 @@ impl SavedOps<'_> {
         };
         match self {
             SavedOps::Compute => forward(),
-            SavedOps::Keep(memos) => {
-                let (ran, memo) = OpCache::record(forward).map_err(in_layer)?;
-                memos.push(memo);
+            SavedOps::Keep(caches) => {
+                let (ran, cache) = OpCache::record(forward).map_err(in_layer)?;
+                caches.push(cache);
                 ran
             }
-            SavedOps::Reuse(memos) => match memos.next() {
-                Some(memo) => memo.replay(forward).map_err(in_layer)?,
+            SavedOps::Reuse(caches) => match caches.next() {
+                Some(cache) => cache.replay(forward).map_err(in_layer)?,
                 None => forward(),
             },
         }
@@ -119,8 +119,8 @@ impl ActiveStage<'_> {
             }
             islands.extend(ran.island.filter(|_| how == GraphMode::Keep));
             self.end_sample(begun, self.config.layers.start + position, work, micro_batch)?;
-            if let (Some(recorder), SavedOps::Keep(memos)) = (&self.step.recorder, &products) {
-                recorder.products(position, memos.last().map_or(0, OpCache::bytes));
+            if let (Some(recorder), SavedOps::Keep(caches)) = (&self.step.recorder, &products) {
+                recorder.products(position, caches.last().map_or(0, OpCache::bytes));
             }
             statistics.extend(ran.statistics.into_iter().map(|seen| (position, seen)));
             values = ran.outputs;

@@ -225,8 +225,7 @@ impl PipelineBuilder {
         }
         if self.caps.len() > 1 && self.caps.len() != devices {
             return refuse(format!(
-                "{} memory caps for {devices} stages: give one for all, or one per stage (per \
-                device, where it has several)",
+                "{} memory caps for {devices} devices: give one for all, or one per device",
                 self.caps.len()
             ));
         }

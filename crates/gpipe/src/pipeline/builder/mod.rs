@@ -210,8 +210,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// Whether re-materialization starts before the gradients that its backward needs arrive (the
-    /// default) or waits for them. Waiting is for measuring the benefit; results are the same.
+    /// Whether re-materialization may start before the backward's gradients arrive. The default is
+    /// `true`. Waiting is for measuring the benefit; results are the same.
     #[must_use]
     pub fn early_rematerialization(mut self, early: bool) -> Self {
         self.rematerializes_early = early;
