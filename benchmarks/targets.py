@@ -8,7 +8,8 @@ from typing import Optional
 
 from figures import between, bounds, median
 
-AS_ASKED, AHEAD, BELOW, BEHIND = "as asked", "ahead", "**below what is asked**", "**behind**"
+AS_ASKED, AHEAD, EVEN = "as asked", "ahead", "even"
+BELOW, BEHIND = "**below what is asked**", "**behind**"
 # Steps that touch memory for the first time, and so are slower than those after them.
 WARM_UP = 2
 

@@ -435,6 +435,12 @@ class Verdicts(unittest.TestCase):
         found = Comparison("b", "a", ["a"]).look({"a": a, "b": b}, lambda one: one["step_ms"])
         self.assertEqual(found.speeds, [2, 2, 2])
 
+    def test_the_readme_is_even_where_the_interval_contains_one(self):
+        self.assertEqual(results.verdict([0.99, 1.2]), "even")
+        self.assertEqual(results.verdict([0.8, 1.0]), "even")
+        self.assertEqual(results.verdict([1.01, 1.2]), "ahead")
+        self.assertEqual(results.verdict([0.8, 0.99]), "**behind**")
+
     def test_losses_are_in_the_results(self):
         text = (folders.BENCHMARKS / "RESULTS.md").read_text()
         self.assertIn("**behind**", text)

@@ -126,13 +126,13 @@ impl Summary {
         self.validation_ms += time.as_secs_f64() * 1e3;
     }
 
-    /// The share of one of the [`PARTS`] in devices x steps.
+    /// The share of one of the [`PARTS`] in device time (devices times steps).
     fn share(&self, part: usize) -> f64 {
         let spent: f64 = self.devices.iter().map(|stage| stage.parts_ms[part]).sum();
         spent / (self.step_ms * self.devices.len().max(1) as f64)
     }
 
-    /// The share of idle time in devices x steps.
+    /// The share of idle time in device time.
     fn bubble(&self) -> f64 {
         BUBBLE.map(|part| self.share(part)).sum()
     }

@@ -50,7 +50,7 @@ fn fault_an_unreadable_image_stops_training_and_the_state_is_saved() {
         "train/disc/03.jpg",
         "neither JPEG nor PNG",
         "the state after step ",
-        "gpipe train --resume run goes on",
+        "is saved; to continue: gpipe train --resume run",
     ];
     folder.refuses(&[&TRAIN[..], &["--steps", "3"]].concat(), &parts);
     assert_eq!(steps(&folder, "run").len(), 1);
@@ -135,7 +135,7 @@ fn regression_what_was_learnt_is_saved_where_the_last_validation_fails() {
     // All steps since the last checkpoint were lost: here all of them.
     let folder = with_images();
     spoil(&folder, "held-out/square/00.png");
-    let saved = "the state after step 3 is saved: gpipe train --resume run goes on";
+    let saved = "the state after step 3 is saved; to continue: gpipe train --resume run";
     let train = [&TRAIN[..], &["--steps", "3"]].concat();
     folder.refuses(&train, &[saved, "held-out/square/00.png", "replace the file, remove it"]);
     assert_eq!(steps(&folder, "run"), [3]);

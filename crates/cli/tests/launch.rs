@@ -208,7 +208,7 @@ fn transparency_of_replicas_that_are_launched() {
     run.until("saved");
     send("-TERM", &process_of(run.number(), 1));
     assert_eq!(run.end(), Ok(143), "{}", run.printed);
-    assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
+    assert!(run.printed.contains("is saved; to continue: gpipe train --resume"), "{}", run.printed);
 
     // The step of the first, in as many processes as the run has; what is compared bit by bit is
     // one pipeline.
@@ -330,8 +330,8 @@ fn fault_an_error_of_one_process_is_that_of_all() {
     fs::remove_dir_all(folder.path("run")).unwrap();
     let (mut first, mut second) = (start("0", "text.txt"), start("1", "other.txt"));
     assert_eq!((first.end(), second.end()), (Ok(1), Ok(1)));
-    let difference = "rank 1: it has another configuration: data.text than rank 0: \
-        [\"other.txt\"], not [\"text.txt\"]";
+    let difference = "rank 1: configuration: data.text is [\"other.txt\"], \
+        but [\"text.txt\"] on rank 0";
     assert!(first.printed.contains(difference), "{}", first.printed);
     assert!(second.printed.contains(difference), "{}", second.printed);
     assert!(!folder.path("run").exists());
@@ -395,13 +395,13 @@ fn fault_a_signal_saves_in_all_processes() {
     let mut run = long(&folder, &["launch", "--processes", "2", "--"], "run");
     run.signal("TERM");
     assert_eq!(run.end(), Ok(143), "{}", run.printed);
-    assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
+    assert!(run.printed.contains("is saved; to continue: gpipe train --resume"), "{}", run.printed);
     assert_over(&folder, "run");
     // By hand only one of them hears it, and all of them stop.
     let mut run = long(&folder, &["launch", "--processes", "2", "--"], "other");
     send("-TERM", &process_of(run.number(), 1));
     assert_eq!(run.end(), Ok(143), "{}", run.printed);
-    assert!(run.printed.contains("is saved: gpipe train --resume"), "{}", run.printed);
+    assert!(run.printed.contains("is saved; to continue: gpipe train --resume"), "{}", run.printed);
 }
 
 #[test]

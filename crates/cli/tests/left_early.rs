@@ -43,7 +43,8 @@ fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
         for part in [
             format!("gpipe: SIG{signal}: saving after this step; a second signal ends the run"),
             format!(
-                "gpipe: the state after step {step} is saved: gpipe train --resume {signal} goes on"
+                "gpipe: the state after step {step} is saved; to continue: gpipe train --resume \
+                {signal}"
             ),
             format!("gpipe: stopped by SIG{signal} after step {step}"),
         ] {
@@ -156,7 +157,10 @@ fn transparency_skipped_mini_batches_are_recorded_and_survive_an_interruption() 
     // Without skipping the first one ends the run; what it saved goes on.
     let number = skipped[0] + 1;
     let named = [
-        format!("the state after step {} is saved: gpipe train --resume run goes on", skipped[0]),
+        format!(
+            "the state after step {} is saved; to continue: gpipe train --resume run",
+            skipped[0]
+        ),
         format!("step {number}: stage "),
         "layer 'embedding'".into(),
         "not finite".into(),
@@ -194,7 +198,7 @@ fn fault_weights_that_are_beyond_numbers_end_the_run_and_an_older_checkpoint_goe
         "layer '",
         "not finite",
         "--on-nan skip",
-        "the state after step 13 is saved: gpipe train --resume run goes on",
+        "the state after step 13 is saved; to continue: gpipe train --resume run",
     ];
     folder.refuses(&resume("run", &[]), &parts);
     assert_eq!(steps(&folder, "run"), [12, 13]);
@@ -217,7 +221,7 @@ fn fault_out_of_memory_saves_the_state_and_names_the_layer() {
         "layer '",
         "out of memory",
         "cap 80.0 KiB",
-        "the state after step 0 is saved: gpipe train",
+        "the state after step 0 is saved; to continue: gpipe train",
     ];
     folder.refuses(&train("run", &["--memory", "80KiB"]), &parts);
     assert_eq!(steps(&folder, "run"), [0]);
@@ -395,7 +399,7 @@ fn regression_only_a_state_that_is_on_disk_is_said_to_be_saved() {
     let (own, pipeline) =
         (steps(&folder, "run"), "gpipe: the state could not be saved: the pipeline ");
     match printed.contains(pipeline) {
-        true => assert!(own.is_empty() && !printed.contains(" is saved: "), "{own:?}: {printed}"),
+        true => assert!(own.is_empty() && !printed.contains(" is saved; "), "{own:?}: {printed}"),
         false => assert_eq!(own, [step_told(printed)], "{printed}"),
     }
 }

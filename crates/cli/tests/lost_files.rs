@@ -249,12 +249,12 @@ fn regression_ranks_that_are_told_different_things_are_refused() {
         assert!(printed.iter().all(|printed| printed.contains(part)), "'{part}': {printed:?}");
     };
     let (one, other) = (train("one", &[]), train("other", &[]));
-    refuses([&one, &other], "rank 1: it has another --out than rank 0: other, not one");
+    refuses([&one, &other], "rank 1: --out is other, but one on rank 0");
     assert!(!folder.path("one").exists() && !folder.path("other").exists());
     folder.succeeds(&one);
     let (init, none) = (train("new", &["--init", "one"]), train("new", &[]));
-    refuses([&init, &none], "another --init than rank 0: none, not one");
+    refuses([&init, &none], "rank 1: --init is none, but one on rank 0");
     folder.copy("one", "copy");
     let eval: [&[&str]; 2] = [&["eval", "one"], &["eval", "copy"]];
-    refuses(eval, "another RUN_DIR than rank 0: copy, not one");
+    refuses(eval, "rank 1: RUN_DIR is copy, but one on rank 0");
 }

@@ -306,7 +306,7 @@ fn regression_a_fork_has_a_checkpoint_of_its_own_even_if_nothing_was_trained() {
     assert_eq!(steps(&folder, "ended"), [4]);
     let out_of_memory =
         ["train", "--resume", "run", "--out", "fork", "--steps", "8", "--memory", "80KiB"];
-    let saved = "the state after step 4 is saved: gpipe train --resume fork goes on";
+    let saved = "the state after step 4 is saved; to continue: gpipe train --resume fork";
     folder.refuses(&out_of_memory, &[saved, "layer '", "out of memory"]);
     assert_eq!(steps(&folder, "fork"), [4]);
     folder.succeeds(&["train", "--resume", "fork", "--memory", "none"]);

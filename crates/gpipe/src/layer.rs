@@ -74,8 +74,8 @@ pub trait Layer: Send + Sync + 'static {
     /// An error of libtorch, or values that the layer cannot take.
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError>;
 
-    /// An estimate of the floating-point operations of one forward: the paper's c_i. `None` stands
-    /// for one operation per element of the inputs and outputs.
+    /// An estimate of the floating-point operations of one forward, by which the default cut
+    /// balances stages. `None` stands for one operation per element of the inputs and outputs.
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let _ = inputs;
         None

@@ -162,8 +162,8 @@ impl Sequence {
             .fold(0, u64::saturating_add)
     }
 
-    /// The cost of each layer's forward in floating-point operations: the paper's c_i. Each is at
-    /// least 1.
+    /// The cost of each layer's forward in floating-point operations, at least 1 each. The default
+    /// cut balances stages by it.
     ///
     /// The costs hold for these inputs and this parameter dtype. A layer without an estimate costs
     /// one operation per element that it reads or writes.

@@ -140,7 +140,7 @@ pub(crate) struct PipelineArguments {
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<usize>,
     /// Number of copies R of the whole pipeline, each training on its part of every mini-batch;
-    /// needs R times as many processes (pipeline.replicas)
+    /// the number of processes must be a multiple of R (pipeline.replicas)
     #[arg(long, value_name = "R")]
     pub replicas: Option<usize>,
     /// Schedule: gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH

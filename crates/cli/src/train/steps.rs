@@ -147,8 +147,8 @@ impl Run<'_> {
             self.processes.fail(&error);
             let out = self.out.display();
             complain!(
-                "gpipe: nothing was saved at the end: gpipe train --resume {out} goes on from the \
-                last checkpoint, if there is one"
+                "gpipe: nothing was saved at the end; to continue from the last checkpoint, if \
+                there is one: gpipe train --resume {out}"
             );
             return error;
         }
@@ -156,7 +156,8 @@ impl Run<'_> {
             Ok(()) => {
                 let out = self.out.display();
                 complain!(
-                    "gpipe: the state after step {} is saved: gpipe train --resume {out} goes on",
+                    "gpipe: the state after step {} is saved; to continue: gpipe train \
+                    --resume {out}",
                     position.batches
                 );
             }

@@ -130,7 +130,7 @@ impl Prediction {
         self.timeline.makespan
     }
 
-    /// The share of devices x step in which a device is not busy.
+    /// The share of device time (devices times step) in which devices are not busy.
     pub fn bubble(&self) -> f64 {
         self.timeline.bubble()
     }

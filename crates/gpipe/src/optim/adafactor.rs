@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use super::{Optimizer, StateSpec, Update, not_negative};
 use crate::error::LayerError;
 
-/// Adafactor without a first moment (algorithms 4 and 5 of the paper), in PyTorch's form.
+/// Adafactor without a first moment (Shazeer & Stern 2018, algorithms 4 and 5), in PyTorch's form.
 ///
 /// The state of a matrix [n, m] is n + m numbers, where Adam keeps 2 n m.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,7 +24,7 @@ pub struct Adafactor {
 }
 
 impl Default for Adafactor {
-    /// The paper's values, without weight decay.
+    /// The values of Shazeer & Stern, without weight decay.
     fn default() -> Self {
         Self { lr: 1e-2, beta2_decay: -0.8, eps: 1e-3, clip_threshold: 1.0, weight_decay: 0.0 }
     }
@@ -113,7 +113,7 @@ impl Adafactor {
     }
 }
 
-/// The paper's eps_1. As in PyTorch, this is the dtype's epsilon.
+/// eps_1 of Shazeer & Stern. As in PyTorch, this is the dtype's epsilon.
 fn least(kind: Kind) -> f64 {
     if kind == Kind::Double { f64::EPSILON } else { f64::from(f32::EPSILON) }
 }

@@ -24,7 +24,7 @@ pub struct Adam {
 }
 
 impl Default for Adam {
-    /// The paper's values, without weight decay.
+    /// The values of Kingma & Ba, without weight decay.
     fn default() -> Self {
         Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, decoupled: false }
     }

@@ -83,7 +83,8 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
 
     /// How many temporaries of a parameter's size an update holds at once. Parameters are updated
     /// one after the other. The stage checks that the temporaries fit before any stage begins to
-    /// update. A number that is too small can let a memory cap end an update half-way.
+    /// update, and lifts the memory cap during the update. If the number is too small, the update
+    /// may therefore exceed the cap.
     fn temporaries(&self) -> usize;
 
     /// The learning rate before any schedule.

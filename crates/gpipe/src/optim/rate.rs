@@ -14,8 +14,8 @@ pub enum Decay {
         /// The final rate, as a share of the rate after the warm-up.
         floor: f64,
     },
-    /// sqrt(w / t), where w is the number of warm-up steps, at least 1 (Vaswani et al. 2017,
-    /// section 5.3).
+    /// sqrt(w / (w + t)), where w is the number of warm-up steps, at least 1, and t counts the
+    /// steps after the warm-up (Vaswani et al. 2017, section 5.3).
     InverseSquareRoot,
     /// `rate` to the power of t / `every`, where t counts the steps after the warm-up.
     Exponential {

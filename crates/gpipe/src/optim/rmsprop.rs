@@ -8,8 +8,8 @@ use crate::error::LayerError;
 pub enum RmsForm {
     /// TensorFlow's definition: v <- momentum v + lr g / sqrt(s + eps); w <- w - v.
     ///
-    /// The mean square s starts at 1, and the learning rate is inside the momentum. The paper's
-    /// networks were trained with this form (Real et al. 2019: decay 0.9, momentum 0.9, eps 1).
+    /// The mean square s starts at 1, and the learning rate is inside the momentum. AmoebaNet was
+    /// trained with this form (Real et al. 2019: decay 0.9, momentum 0.9, eps 1).
     #[default]
     TensorFlow,
     /// PyTorch's definition: v <- momentum v + g / (sqrt(s) + eps); w <- w - lr v. s starts at 0.
@@ -35,7 +35,7 @@ pub struct RmsProp {
 }
 
 impl Default for RmsProp {
-    /// The paper's values: TensorFlow's form, decay and momentum 0.9, eps 1.
+    /// AmoebaNet's values: TensorFlow's form, decay and momentum 0.9, eps 1.
     fn default() -> Self {
         let form = RmsForm::TensorFlow;
         Self { lr: 1e-3, decay: 0.9, momentum: 0.9, eps: 1.0, weight_decay: 0.0, form }

@@ -94,9 +94,10 @@ impl Pipeline {
     /// once.
     ///
     /// # Errors
-    /// [`Error::Input`] and [`Error::Model`] before anything runs; [`Error::Step`] from the stages.
-    /// Nothing is updated then. In float16, a step whose gradients overflow is not an error: it is
-    /// reported as skipped.
+    /// [`Error::Input`], [`Error::Model`] and [`Error::Setting`] before anything runs;
+    /// [`Error::Step`], [`Error::NotFinite`] and [`Error::Peer`] from the step. Nothing is updated
+    /// then, except as [`Pipeline::accept_torn_update`] says. In float16, a step whose gradients
+    /// overflow is not an error: it is reported as skipped.
     pub fn train_step(
         &mut self,
         inputs: impl IntoTensors,
