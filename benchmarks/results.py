@@ -263,14 +263,14 @@ def readme_table(found):
         rows.append([*row, *numbers, verdict(one.speeds)])
     rounds = len(steps.read(parts["gpt"])["canary_ms"])
     spread = ["lowest", "highest"] if rounds < 6 else ["from", "to"]
-    header = ["network", "gpipe", "fastest peer", "speed-up", *spread, ""]
+    header = ["network", "gpipe", "peer", "speed-up", *spread, ""]
     outrun = ", which is faster than every gpipe run" if is_outrun(amoeba, parts["amoeba"]) else ""
     text = (
         f"A training step in float32 on an {told.machine.title()}: two stages, a core each."
-        " Speed-up is the fastest peer's step time divided by gpipe's: the median of"
-        f" {rounds} rounds. Peers are plain PyTorch, torch.distributed.pipelining and torchgpipe;"
-        " they recompute if and only if gpipe does. For AmoebaNet, only the last row compares with"
-        f" plain PyTorch{outrun}."
+        " Speed-up is the peer's step time divided by gpipe's: the median of"
+        f" {rounds} rounds. The peer is the fastest of plain PyTorch, torch.distributed.pipelining"
+        " and torchgpipe that recomputes if gpipe does. For AmoebaNet, only the last row includes"
+        f" plain PyTorch{outrun}. *Even*: 1 lies between lowest and highest."
     )
     return [BEGIN, "", *paragraph(text), "", *of_table(header, rows), "", END]
 

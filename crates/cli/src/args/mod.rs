@@ -441,8 +441,8 @@ pub(crate) struct PlanArguments {
     /// device
     #[arg(long, value_name = "X,..", value_delimiter = ',')]
     pub speed: Vec<f64>,
-    /// Numbers of stages K to choose from; stage k runs on device k [default: the number of
-    /// devices]
+    /// Numbers of stages K to choose from, or of devices if the schedule puts several stages on
+    /// each [default: the number of devices]
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     pub stages: Vec<usize>,
     /// Numbers of micro-batches M to choose from [default: that of the configuration, and the
@@ -451,8 +451,8 @@ pub(crate) struct PlanArguments {
     pub micro_batches: Vec<usize>,
     /// Schedules to choose from [default: gpipe,1f1b]
     ///
-    /// interleaved:V (with K devices) and zb-h1 are possible too, but the search is not exact for
-    /// them.
+    /// interleaved:V (V stages on each of K devices) and zb-h1 are possible too, but the search is
+    /// not exact for them.
     #[arg(long, value_delimiter = ',')]
     pub schedule: Vec<ScheduleChoice>,
     /// Fix the re-materialization: one policy for all stages, or one per stage

@@ -243,7 +243,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// The kernels for float32 matrix products on CPUs. Changing them changes results in the last
+    /// The kernels for float32 matrix products and 1x1 convolutions on CPUs, and the layout of
+    /// images. Changing them changes results in the last
     /// bits.
     #[must_use]
     pub fn kernels(mut self, kernels: Kernels) -> Self {
