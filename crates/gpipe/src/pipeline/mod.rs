@@ -82,7 +82,8 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// Starts building a pipeline for `sequence`. `inputs` describes a mini-batch (one
-    /// [`TensorSpec`] or several), so that `build` can name a layer whose shapes do not fit.
+    /// [`TensorSpec`](crate::TensorSpec) or several), so that `build` can name a layer whose
+    /// shapes do not fit.
     pub fn builder(sequence: Sequence, inputs: impl Into<builder::Inputs>) -> PipelineBuilder {
         PipelineBuilder::new(sequence, inputs.into())
     }

@@ -147,7 +147,7 @@ impl ActiveStage<'_> {
     }
 
     pub(super) fn begin_sample(&self) -> StageResult<Option<Begun>> {
-        let begun = self.step.recorder.as_ref().map(|recorder| recorder.begin(&self.device));
+        let begun = self.step.recorder.as_ref().map(|recorder| recorder.begin(self.device));
         begun.transpose().map_err(in_operation("profiling"))
     }
 
@@ -160,7 +160,7 @@ impl ActiveStage<'_> {
     ) -> StageResult<()> {
         let (Some(recorder), Some(begun)) = (&self.step.recorder, begun) else { return Ok(()) };
         recorder
-            .end(&self.device, begun, layer, work, micro_batch)
+            .end(self.device, begun, layer, work, micro_batch)
             .map_err(in_operation("profiling"))
     }
 
