@@ -154,7 +154,8 @@ fn regression_what_was_learnt_is_saved_where_the_last_validation_fails() {
     let text = errors(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        text.contains("nothing to measure on") && text.contains(&saved.replace("run ", "none ")),
+        text.contains("nothing to measure on")
+            && text.contains(&saved.replace("resume run", "resume none")),
         "{text}"
     );
     assert_eq!(steps(&folder, "none"), [3]);
