@@ -264,13 +264,13 @@ def readme_table(found):
     rounds = len(steps.read(parts["gpt"])["canary_ms"])
     spread = ["lowest", "highest"] if rounds < 6 else ["from", "to"]
     header = ["network", "gpipe", "peer", "speed-up", *spread, ""]
-    outrun = ", which is faster than every gpipe run" if is_outrun(amoeba, parts["amoeba"]) else ""
+    outrun = ", there faster than every gpipe run" if is_outrun(amoeba, parts["amoeba"]) else ""
     text = (
         f"A training step in float32 on an {told.machine.title()}: two stages, a core each."
         " Speed-up is the peer's step time divided by gpipe's: the median of"
         f" {rounds} rounds. The peer is the fastest of plain PyTorch, torch.distributed.pipelining"
-        " and torchgpipe that recomputes if gpipe does. For AmoebaNet, only the last row includes"
-        f" plain PyTorch{outrun}. *Even*: 1 lies between lowest and highest."
+        " and torchgpipe; where gpipe recomputes, so does the peer. The first two AmoebaNet rows"
+        f" leave out plain PyTorch{outrun}. *Even*: 1 lies between."
     )
     return [BEGIN, "", *paragraph(text), "", *of_table(header, rows), "", END]
 
