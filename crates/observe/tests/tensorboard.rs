@@ -186,8 +186,8 @@ fn oracle_every_scalar_of_a_step_is_there() {
         ("pipeline/fill_drain", 0.12),
         ("pipeline/imbalance", 0.12),
         ("pipeline/stalls", 0.04),
-        ("pipeline/stage0_wait_ms", 3.0),
-        ("pipeline/stage1_wait_ms", 4.0),
+        ("pipeline/stage0_idle_ms", 3.0),
+        ("pipeline/stage1_idle_ms", 4.0),
         ("memory/stage0_peak_bytes", (1_u32 << 30) as f32),
         ("memory/stage1_peak_bytes", (1_u32 << 20) as f32),
     ];
