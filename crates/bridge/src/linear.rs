@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// Which matrix products affine maps and 1x1 convolutions use, and the layout of images, in float32
+/// The matrix products for affine maps and 1x1 convolutions, and the layout of images, in float32
 /// on a CPU. Results differ in the last bits, so one choice holds for a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernels {

@@ -29,8 +29,8 @@ pub enum Remat {
     /// nothing.
     #[default]
     UnlessAdjacent,
-    /// Like `UnlessAdjacent`, but a forward also keeps its activations while fewer than this many
-    /// other micro-batches do. A stage then holds the activations of at most one micro-batch more.
+    /// `Keep(N)`: like `UnlessAdjacent`, but up to N micro-batches at a time also keep their
+    /// activations. A stage then holds the activations of at most N + 1 micro-batches.
     Keep(u32),
     /// Like `UnlessAdjacent`, but the outputs of matrix products and convolutions are kept and not
     /// computed again. This saves about half of the activations for a small part of the time

@@ -83,7 +83,8 @@ pub trait Layer: Send + Sync + 'static {
 
     /// Records the forward from shapes alone and returns its outputs, so that
     /// [`estimate`](crate::estimate::estimate) knows what the layer holds. `None`: autograd is
-    /// assumed to keep nothing besides the inputs, parameters and outputs.
+    /// assumed to save nothing. The layer then keeps only its outputs for the backward, besides its
+    /// inputs and parameters.
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let _ = (tape, inputs);
         None

@@ -7,7 +7,8 @@
 //! [["0F0",0,2300000],["0SEND_F0@0",2300000,2301000]],
 //! [["1RECV_F0@0",0,2400000]]]},
 //! "predicted":{"source":"...","timeline":{...}},
-//! "memory":{"predicted":[[[0,4096],[2300000,8192]],..],"peaks":[..],"caps":[null,..]}}
+//! "memory":{"predicted":[[[0,4096],[2300000,8192]],..],"measured":[[[0,4096],..],..],
+//! "peaks":[..],"caps":[null,..]}}
 //! ```
 //!
 //! Times are nanoseconds from the start of the step. A device's actions are in order and do not

@@ -42,8 +42,9 @@ pub(crate) enum Command {
     /// Measure a trained model on held-out data
     ///
     /// A text model reports loss, perplexity, bits per byte and next-token accuracy. An image model
-    /// reports loss, top-1 and top-5 accuracy, and the classes it confuses. A translation model
-    /// reports loss, BLEU and chrF for each language.
+    /// reports loss, top-1 and top-5 accuracy, and the classes it confuses. For each language, a
+    /// translation model reports its perplexity, the perplexity of a unigram model, its perplexity
+    /// with shuffled sources, and BLEU and chrF of its translations.
     Eval(EvalArguments),
     /// Print the most likely classes of each image, with their probabilities
     Predict(PredictArguments),
@@ -95,7 +96,8 @@ pub(crate) enum Command {
     Export(ExportArguments),
     /// Convert the weights of another program's safetensors file, such as a PyTorch state dict
     ///
-    /// NAMES.toml maps tensors of the file to parameters. The first rule that matches a name wins:
+    /// NAMES.toml maps tensors of the file to parameters. The first rule that
+    /// matches a name wins:
     ///
     ///   prefix = "transformer."
     ///   reinit = ["*.scale"]
@@ -115,15 +117,18 @@ pub(crate) enum Command {
     ///   to = "head.weight"
     ///   copy_of = "wte.weight"
     ///
-    /// A `*` matches any text. The n-th `*` of `to` stands for the text that the n-th `*` of `from`
-    /// matched. `prefix` is removed from names that begin with it. Parameters that match `reinit`
-    /// need not be in the file. `gpipe inspect` lists the names on either side.
+    /// A `*` matches any text. The n-th `*` of `to` stands for the text that the
+    /// n-th `*` of `from` matched. `prefix` is removed from names that begin with
+    /// it. Parameters that match `reinit` need not be in the file. `gpipe inspect`
+    /// lists the names on either side.
     ///
-    /// A rule that matches no tensor is an error, unless it is `optional`. With `copy_of`, a tensor
-    /// is left out if the model has no parameter `to`; it must then equal the other tensor bit for
-    /// bit. The number of attention heads is not visible in any shape, so it is compared with the
-    /// config.json beside the file, if there is one.
-    #[command(verbatim_doc_comment)]
+    /// A rule that matches no tensor is an error, unless it is `optional`.
+    /// `copy_of` names another tensor of the file. If the model has no parameter
+    /// `to`, the matched tensor is left out. It must then equal the tensor that
+    /// `copy_of` names, bit for bit. The number of attention heads is not visible
+    /// in any shape, so it is compared with the config.json beside the file, if
+    /// there is one.
+    #[command(verbatim_doc_comment)] // its lines must fit a narrow terminal
     Import(ImportArguments),
 }
 
@@ -180,8 +185,8 @@ pub(crate) struct TrainArguments {
     /// from the beginning if there is none. So one command both starts and restarts a run.
     #[arg(long, value_name = "auto|DIR")]
     pub resume: Option<String>,
-    /// Save a checkpoint every N steps (50) or after a time (90s, 10min, 2h), or none
-    /// (checkpoint.every)
+    /// When to save checkpoints: every N steps, such as 50; after a time, such as 90s, 10min or 2h;
+    /// or none (checkpoint.every)
     ///
     /// Except with none, a checkpoint is also saved at the end. A run that ends early saves one on
     /// Ctrl-C, on SIGTERM and, in a single process, on most errors.
@@ -214,8 +219,8 @@ pub(crate) struct TrainArguments {
     pub partial: bool,
     /// With --init: names of parameters that start from random values anyway; * matches any text
     ///
-    /// The classifier of an image network starts from random values without being named if the
-    /// classes differ from those of the weights.
+    /// The classifier and the auxiliary head of an image network start from random values without
+    /// being named if the classes differ from those of the weights.
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "init")]
     pub reinit: Vec<String>,
 }
@@ -296,23 +301,27 @@ pub(crate) struct VerifyArguments {
     /// Numbers of stages to compare
     #[arg(long, value_name = "K,..", value_delimiter = ',', default_value = "1,2,3,4")]
     pub stages: Vec<usize>,
-    /// Schedules to compare; interleaved:V creates V times as many stages
+    /// Schedules to compare, separated by commas; interleaved:V creates V times as many stages
     #[arg(long, value_delimiter = ',', default_value = "gpipe,1f1b")]
     pub schedule: Vec<ScheduleChoice>,
-    /// Re-materialization policies to compare [default: that of the configuration]
+    /// Re-materialization policies to compare, separated by commas, each for all stages [default:
+    /// that of the configuration]
     #[arg(long, value_delimiter = ',')]
     pub remat: Vec<RematPolicies>,
     /// Numbers of micro-batches to compare [default: that of the configuration]; results for
     /// different M differ by rounding, and verify reports where
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
-    /// Start each combination after the first under the settings of the one before it, save a
-    /// checkpoint after half of the steps, and resume from it
+    /// Also test resuming: each combination but the first runs half of the steps under the settings
+    /// of the previous one, saves, and resumes under its own
     #[arg(long)]
     pub resume: bool,
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("config", |config| {
+    config.value_name("CONFIG.toml|RUN_DIR").help("Configuration file, or folder of a run")
+}))]
 pub(crate) struct TraceArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
@@ -424,7 +433,7 @@ pub(crate) struct ScheduleArguments {
     /// Draw the timeline as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
-    /// With --svg: also draw this schedule of the same size, below on the same time axis
+    /// With --svg: also draw the schedule NAME with the same K and M, below, on the same time axis
     #[arg(long, value_name = "NAME", requires = "svg")]
     pub beside: Vec<ScheduleChoice>,
 }
@@ -446,7 +455,8 @@ pub(crate) struct PlanArguments {
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     pub stages: Vec<usize>,
     /// Numbers of micro-batches M to choose from [default: that of the configuration, and the
-    /// powers of two that the mini-batch can be divided into]
+    /// powers of two that the mini-batch can be divided into; with a profile, only those of whose
+    /// size micro-batches were measured]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     pub micro_batches: Vec<usize>,
     /// Schedules to choose from [default: gpipe,1f1b]

@@ -140,6 +140,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
                 false => Effect::Refused("with momentum its state is another than without"),
             }
         }
+        // `on_nan` only says whether a run goes on after a NaN: no finite step depends on it.
         "train.validate_every" | "train.prefetch" | "train.on_nan" => Effect::Nothing,
         _ if key.starts_with("model.") => {
             Effect::Refused("the saved parameters are of another model")

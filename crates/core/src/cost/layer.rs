@@ -65,7 +65,8 @@ pub struct LayerCost {
     /// Like `backward_peak`, for the second half. `split` is already there at the start.
     #[serde(default)]
     pub backward_weight_peak: Bytes,
-    /// The same for a step's first second half.
+    /// Like `backward_weight_peak`, for a step's first weight gradients. Their accumulators are
+    /// allocated then, except those that the first half allocated.
     #[serde(default)]
     pub first_backward_weight_peak: Bytes,
 }

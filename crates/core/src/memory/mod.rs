@@ -5,9 +5,9 @@
 //! lives from its forward to its backward. A kept output lives longer if its receiver splits the
 //! backward: until the receiver's second half.
 //!
-//! A message lives until its receiver's backward is done. The sender learns this only from what it
-//! hears. The backward is certainly done once a message arrives that the receiver sent later, or
-//! once a send finds room that the receiver made later. Until then the message counts as held.
+//! A message lives until its receiver's backward is done. The sender knows that the backward is
+//! done in two cases. A message arrives that the receiver sent after it. Or a send finds a free
+//! slot that the receiver freed after it. Until then the message counts as held.
 //!
 //! ```text
 //! held at an action = resident + gradients (after the first backward)
@@ -362,7 +362,7 @@ pub fn series(
         let stage = timed.action.stage;
         let Some(bytes) = stages.get(stage.index()) else { continue };
         if let Op::Send(transfer) = timed.action.op
-            && let Some(living) = places.living(&program.topology, stage, transfer, &recomputed)
+            && let Some(living) = places.living(&program.topology, stage, transfer, recomputed)
         {
             let size = edges.get(transfer.edge.index()).copied().unwrap_or_default();
             let size = signed(size.of(transfer.direction));
@@ -372,7 +372,7 @@ pub fn series(
             changes[stage.index()]
                 .extend(consumed.map(|consumed| (consumed.end.max(timed.start), -size)));
         }
-        for output in places.outlive(&program.topology, timed.action, &recomputed) {
+        for output in places.outlive(&program.topology, timed.action, recomputed) {
             let (edge, direction) = output.link;
             let size = signed(edges.get(edge.index()).copied().unwrap_or_default().of(direction));
             let consumed = timeline.devices.get(output.device);
@@ -382,7 +382,7 @@ pub fn series(
                 .extend(consumed.map(|consumed| (consumed.end.max(timed.end), -size)));
         }
         let before = counts[stage.index()];
-        let Some((kind, after)) = before.act(timed.action, &recomputed) else { continue };
+        let Some((kind, after)) = before.act(timed.action, recomputed) else { continue };
         let held =
             |counts: Counts| signed(own_bytes(bytes, &counts.moment(Kind::Update, Vec::new())));
         let peak = signed(peak_of(bytes, kind));

@@ -1,13 +1,19 @@
-//! Lower bounds on a step, whatever its timing. For each stage they add what must run before it,
-//! its own work, and what must run after it. Dynamic programming bounds the best cut of the
-//! remaining layers.
+//! Lower bounds on a step, whatever its timing. Dynamic programming bounds the best cut of the
+//! remaining layers. There are two bounds for each stage k:
+//!
+//! - `work`: what must run before the stage, all its own work, and what must run after it.
+//! - `turn`: the same, with the wait for the stage's first gradient. The last stage turns when it
+//!   runs its first backward. Before that, it runs some forwards, which stage k must run earlier.
+//!   The last of these micro-batches travels down to the last stage, and the first gradient travels
+//!   up to stage k. Work of stage k that may run during this trip does not count; "the rest" is
+//!   what must follow the gradient.
 //!
 //! ```text
-//! stage k      | F of the first micro-batch on stages 0..k | all work of k
-//!              | B of the last one on stages k-1..0 | norm, update
+//! work  | F of the first micro-batch on stages 0..k | all work of k
+//!       | B of the last one on stages k-1..0 | norm, update
 //!
-//! or, turning  | the same start | F of k until the last stage turns
-//!              | F down and B up through stages k+1.. | the rest of k | the same end
+//! turn  | the same start | F of k until the last stage turns
+//!       | F down and B up through stages k+1.. | the rest of k | the same end
 //! ```
 
 use super::stages::Figures;

@@ -5,8 +5,9 @@
 //!    least bound up. A combination whose bound is no less than the best step is skipped.
 //! 2. Within a combination, stages are chosen from the first on, depth first and with the least
 //!    bound first. The bounds cover the remaining layers.
-//! 3. A budget of simulated actions ends this. Single moves then improve the best plan, and what
-//!    was not ruled out limits how much better a plan might be.
+//! 3. The search ends at the latest when its budget of simulated actions is spent. If plans are
+//!    left that were not ruled out, single moves improve the best plan. The least bound of the
+//!    plans that are left says how much better a plan might be.
 //! 4. Schedules other than GPipe and 1F1B are searched by `heuristic`, which is not exact.
 
 use std::collections::BTreeSet;

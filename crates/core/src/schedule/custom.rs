@@ -1,9 +1,9 @@
 //! A user's schedule: one line of compute actions for each device, in order.
 //!
 //! ```text
-//! # K = 2, M = 2         a comment extends to the end of its line; empty lines are ignored
-//! 0F0 0F1 0B0 0B1        device 0
-//! 1F0 1B0 1F1 1B1        device 1
+//! # K = 2, M = 2; a comment extends to the end of its line, and empty lines are ignored
+//! 0F0 0F1 0B0 0B1        # device 0
+//! 1F0 1B0 1F1 1B1        # device 1
 //! ```
 //!
 //! Stages and micro-batches are numbered from 0. Every stage has one device and runs every

@@ -1,5 +1,5 @@
-//! Schedules: the order of forwards and backwards on each device. Each is a pure function of (K, M)
-//! in its own file, drawn above its generator. [`custom`] holds a user's schedules.
+//! Schedules: the order of forwards and backwards on each device. Each is a pure function of the
+//! device, K and M in its own file, drawn above its generator. [`custom`] holds a user's schedules.
 //!
 //! A schedule consists of F and B, or of F, I and W if it splits the backward. [`crate::remat`]
 //! adds R and [`crate::lower`] adds everything else.

@@ -100,8 +100,9 @@ pub struct Training<'a> {
 /// `inputs` are specs of one sample: their first size is 1. `rate` is the speed of the device.
 /// Messages take no time unless the caller sets [`ModelCosts::transport`].
 ///
-/// A layer without [`crate::Layer::record`] counts as if autograd saved only its outputs. A layer
-/// without [`crate::Layer::flops`] counts one operation for each element of its inputs and outputs.
+/// A layer without [`crate::Layer::record`] counts as if autograd saved nothing. It then keeps only
+/// its outputs for the backward, besides its inputs and parameters. A layer without
+/// [`crate::Layer::flops`] counts one operation for each element of its inputs and outputs.
 ///
 /// # Errors
 /// [`Error::Model`]: shapes, names or ties do not fit. [`Error::Setting`]: the dtype is not

@@ -21,9 +21,9 @@ use crate::{
 ///
 /// Vectors are scaled by sqrt(features), and their initial variance is 1 / features. Elements
 /// therefore enter the network with a variance of 1, against 1/2 for the positions. If the output
-/// projection is the same weight, logits initially have a variance of 1, too. The input token is
-/// the exception: its vector is still part of the state, so an untrained network predicts the input
-/// token.
+/// projection is the same weight, logits initially have a variance of 1, too. The logit of the
+/// input token is larger: the token's own vector is still part of the state. An untrained network
+/// therefore predicts its input token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenEmbedding {
     /// Number of tokens. Valid tokens are 0 .. vocabulary.

@@ -8,9 +8,9 @@ use crate::error::{Error, Result};
 /// The padding values at the ends of rows in int64 inputs and targets `[samples, length]`, or
 /// `None` for tensors without padding.
 ///
-/// Training and evaluation cut off the columns of a micro-batch that are padding in all its tensors
-/// of that length, so micro-batches may differ in length. Prediction does not, because its outputs
-/// are joined.
+/// Padded tensors of one length are cut together. Training and evaluation cut off a column if it is
+/// padding in all of these tensors of a micro-batch, so micro-batches may differ in length.
+/// Prediction cuts nothing off, because its outputs are joined.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Padding {
     /// For each input.

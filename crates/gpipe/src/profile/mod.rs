@@ -41,8 +41,8 @@ pub struct Profile {
     pub stages: usize,
     /// Number of measured steps for each size and policy.
     pub steps: usize,
-    /// Times of layers in a typical step (the median over steps of the mean in each), and peak
-    /// bytes.
+    /// Times of layers, and peak bytes. A time is averaged within each step; the median over the
+    /// steps is stored.
     pub costs: ModelCosts,
     /// The spread of the times, by samples per micro-batch, then by layer. The loss is last.
     pub spread: BTreeMap<usize, Vec<LayerSpread>>,
