@@ -32,6 +32,7 @@ fn main() {
         .file("cpp/device.cc")
         .file("cpp/layout.cc")
         .file("cpp/convolution.cc")
+        .file("cpp/custom.cc")
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")
         .file("cpp/op_cache.cc")

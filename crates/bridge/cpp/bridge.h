@@ -94,6 +94,11 @@ Address convolution(Address x, Address w, rust::Slice<const int64_t> stride,
                     rust::Slice<const int64_t> padding, rust::Slice<const int64_t> dilation,
                     int64_t groups, bool channels_last, bool onednn);
 
+// custom.cc
+struct CustomBackward;
+rust::Vec<Address> custom(rust::Slice<const Address> inputs, rust::Slice<const Address> outputs,
+                          rust::Slice<const Address> saved, rust::Box<CustomBackward> backward);
+
 // loss.cc
 Address cross_entropy_sum(Address logits, Address target, int64_t ignore);
 

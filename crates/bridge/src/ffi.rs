@@ -1,5 +1,7 @@
 //! Declarations that Rust and C++ share. Nothing here is public; the sibling modules wrap it.
 
+use crate::custom::CustomBackward;
+
 #[allow(
     dead_code,
     missing_docs,
@@ -26,6 +28,16 @@ pub(crate) mod bridged {
         requested: u64,
         live: u64,
         cap: u64,
+    }
+
+    extern "Rust" {
+        type CustomBackward;
+        fn call(
+            self: &CustomBackward,
+            saved: Vec<usize>,
+            grads: Vec<usize>,
+            wanted: &Vec<bool>,
+        ) -> Result<Vec<usize>>;
     }
 
     unsafe extern "C++" {
@@ -76,6 +88,12 @@ pub(crate) mod bridged {
             channels_last: bool,
             onednn: bool,
         ) -> Result<usize>;
+        unsafe fn custom(
+            inputs: &[usize],
+            outputs: &[usize],
+            saved: &[usize],
+            backward: Box<CustomBackward>,
+        ) -> Result<Vec<usize>>;
         unsafe fn cross_entropy_sum(logits: usize, target: usize, ignore: i64) -> Result<usize>;
         fn onednn_is_faster() -> bool;
 

@@ -7,6 +7,7 @@
 //! - [`layout`]: the memory layout of values that pass from one layer to the next
 //! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
+//! - [`custom`]: operations whose backward is Rust code
 //! - [`op_cache`]: outputs of products and convolutions, kept for re-materialization
 //! - [`loss`]: cross entropy with an in-place backward
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
@@ -35,6 +36,7 @@
 
 pub mod c10d;
 pub mod convolution;
+pub mod custom;
 pub mod device;
 mod ffi;
 pub mod fill;

@@ -19,6 +19,10 @@
 //! [4] update         every stage UPDATE, as the verdict says
 //! ```
 //!
+//! The parts of a step are parts of its list ([`Program::part`]): a training step may also run as
+//! forwards, then backwards, then the sums of tied gradients, then the update, with the caller's
+//! work between them.
+//!
 //! Whether the result is correct is not checked here: `validate` proves that from the list alone.
 
 use crate::{
@@ -122,9 +126,113 @@ pub struct Program {
     pub topology: Topology,
     /// The number of micro-batches, M.
     pub micro_batches: usize,
+    /// The part of a training step that these lists run.
+    pub part: Part,
+    /// The micro-batches that are recomputed in the whole step.
+    recomputed: RematSet,
+}
+
+/// The phases of a training step. Each action belongs to one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Forwards, and their transfers.
+    Forward,
+    /// Re-materializations and backwards, and their transfers.
+    Backward,
+    /// \[1\]: the sums of tied gradients.
+    Reduce,
+    /// \[2\] to \[4\]: norm, vote and update.
+    Update,
+}
+
+/// The part of a training step that a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// No part of a training step: forwards that keep nothing, for evaluation and prediction.
+    Inference,
+    /// All phases.
+    Step,
+    /// The forwards. They keep what the backwards need.
+    Forward,
+    /// The backwards of forwards that an earlier program ran.
+    Backward,
+    /// Forwards and backwards, without the end of the step: gradients accumulate.
+    Gradients,
+    /// The sums of tied gradients, after all backwards of the step.
+    Reduce,
+    /// Norm, vote and update, after the sums of tied gradients.
+    Update,
+    /// The end of a step: the sums of tied gradients, norm, vote and update.
+    Finish,
+}
+
+impl Part {
+    /// All parts, in no particular order.
+    pub const ALL: [Part; 8] = [
+        Part::Inference,
+        Part::Step,
+        Part::Forward,
+        Part::Backward,
+        Part::Gradients,
+        Part::Reduce,
+        Part::Update,
+        Part::Finish,
+    ];
+
+    /// Whether the part has the actions of `phase`.
+    pub fn has(self, phase: Phase) -> bool {
+        match self {
+            Part::Inference | Part::Forward => phase == Phase::Forward,
+            Part::Step => true,
+            Part::Backward => phase == Phase::Backward,
+            Part::Gradients => matches!(phase, Phase::Forward | Phase::Backward),
+            Part::Reduce => phase == Phase::Reduce,
+            Part::Update => phase == Phase::Update,
+            Part::Finish => matches!(phase, Phase::Reduce | Phase::Update),
+        }
+    }
 }
 
 impl Program {
+    /// The actions of one part of this training step, in their order here.
+    ///
+    /// The parts [`Part::Forward`], [`Part::Backward`] and [`Part::Finish`], run one after the
+    /// other, are the whole step. So are [`Part::Gradients`], [`Part::Reduce`] and
+    /// [`Part::Update`].
+    #[must_use]
+    pub fn part(&self, part: Part) -> Self {
+        let own = |action: &&Action| part.has(self.phase(**action));
+        let lists = self.devices.iter().map(|list| list.iter().filter(own).copied().collect());
+        Self {
+            devices: lists.collect(),
+            topology: self.topology.clone(),
+            micro_batches: self.micro_batches,
+            part,
+            recomputed: self.recomputed.clone(),
+        }
+    }
+
+    fn phase(&self, action: Action) -> Phase {
+        match action.op {
+            Op::Forward(_) => Phase::Forward,
+            Op::Rematerialize(_)
+            | Op::Backward(_)
+            | Op::BackwardInput(_)
+            | Op::BackwardWeight(_) => Phase::Backward,
+            Op::Reduce => Phase::Reduce,
+            Op::Norm | Op::Decide | Op::Update => Phase::Update,
+            Op::Send(transfer) | Op::Receive(transfer) => {
+                let edge = self.topology.edges.get(transfer.edge.index());
+                match (edge.map(|edge| edge.kind), transfer.direction) {
+                    (Some(EdgeKind::Tie), _) => Phase::Reduce,
+                    (Some(EdgeKind::Vote), _) => Phase::Update,
+                    (_, Direction::Forward) => Phase::Forward,
+                    (_, Direction::Backward) => Phase::Backward,
+                }
+            }
+        }
+    }
+
     /// The device of each stage; `None` for a stage that never acts.
     pub fn placement(&self) -> Vec<Option<DeviceId>> {
         let mut placement = vec![None; self.topology.stages];
@@ -138,9 +246,9 @@ impl Program {
         placement
     }
 
-    /// The micro-batches that are recomputed, whose forward may discard.
-    pub fn rematerialized(&self) -> RematSet {
-        RematSet::from_actions(self.devices.iter().flatten())
+    /// The micro-batches that are recomputed in the whole step, whose forward may discard.
+    pub fn rematerialized(&self) -> &RematSet {
+        &self.recomputed
     }
 
     /// Returns the program with each re-materialization moved after the gradient receives that
@@ -169,9 +277,10 @@ impl Program {
         self
     }
 
-    /// Whether the program has backwards. Otherwise it only evaluates or predicts.
+    /// Whether the program is a training step or a part of one. Otherwise it only evaluates or
+    /// predicts.
     pub fn trains(&self) -> bool {
-        self.devices.iter().flatten().any(|action| action.op.goes_back().is_some())
+        self.part != Part::Inference
     }
 }
 
@@ -280,7 +389,9 @@ pub fn lower(
             lowered
         })
         .collect();
-    Ok(Program { devices, topology: topology.clone(), micro_batches })
+    let part = if trains { Part::Step } else { Part::Inference };
+    let recomputed = RematSet::from_actions(compute.iter().flatten());
+    Ok(Program { devices, topology: topology.clone(), micro_batches, part, recomputed })
 }
 
 fn check(compute: &ActionLists, topology: &Topology) -> Result<(), LowerError> {

@@ -323,7 +323,7 @@ struct Link {
 
 struct Machine<'a> {
     program: &'a Program,
-    recomputed: RematSet,
+    recomputed: &'a RematSet,
     costs: &'a Costs,
     capacity: usize,
     /// For each edge, its two directions.

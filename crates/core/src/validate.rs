@@ -10,13 +10,16 @@
 //! [4] the step ends together: reduce, norm, decide, update, each after what it needs
 //! [5] no deadlock with links of the given capacity
 //! ```
+//!
+//! A program that is a part of a step starts where the parts before it ended: a backward finds all
+//! forwards done, and an update finds all gradients summed.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::{
     action::{Action, Direction, Op, Transfer},
     ids::{DeviceId, EdgeId, MicroBatch, StageId},
-    lower::{EdgeKind, Program, RematSet},
+    lower::{EdgeKind, Part, Phase, Program, RematSet},
     simulate::{Costs, Deadlock, simulate},
 };
 
@@ -109,10 +112,33 @@ struct StageState {
     updated: bool,
 }
 
+impl StageState {
+    /// The state of `stage` before `program`: what the earlier parts of the step left.
+    fn new(program: &Program, stage: StageId) -> Self {
+        let (part, count) = (program.part, program.micro_batches);
+        let before = match part {
+            part if part.has(Phase::Forward) => Progress::Untouched,
+            part if part.has(Phase::Backward) => Progress::Forwarded,
+            _ => Progress::Done,
+        };
+        let open = if before == Progress::Forwarded { count } else { 0 };
+        let kept = open.saturating_sub(program.rematerialized().count(stage));
+        Self {
+            progress: vec![before; count],
+            backwards: if before == Progress::Done { count } else { 0 },
+            inputs: open,
+            most_inputs: open,
+            activations: kept,
+            most_activations: kept,
+            reduced: part == Part::Update,
+            ..Self::default()
+        }
+    }
+}
+
 struct Checker<'a> {
     program: &'a Program,
-    trains: bool,
-    recomputed: RematSet,
+    recomputed: &'a RematSet,
     stages: Vec<StageState>,
     /// By edge and direction, the micro-batches that were sent, in order.
     sent: HashMap<(EdgeId, Direction), Passed>,
@@ -130,15 +156,11 @@ type Checked = Result<(), String>;
 
 impl<'a> Checker<'a> {
     fn new(program: &'a Program) -> Self {
-        let new_stage = || StageState {
-            progress: vec![Progress::default(); program.micro_batches],
-            ..StageState::default()
-        };
+        let stages = (0..program.topology.stages).map(StageId::from_index);
         Self {
             program,
-            trains: program.trains(),
             recomputed: program.rematerialized(),
-            stages: (0..program.topology.stages).map(|_| new_stage()).collect(),
+            stages: stages.map(|stage| StageState::new(program, stage)).collect(),
             sent: HashMap::new(),
             received: HashMap::new(),
         }
@@ -184,7 +206,7 @@ impl<'a> Checker<'a> {
         }
         *progress = Progress::Forwarded;
         self.require_received(stage, m, Direction::Forward)?;
-        if !self.trains {
+        if !self.program.trains() {
             return Ok(());
         }
         let keeps = !self.recomputed.contains(stage, m);
@@ -216,7 +238,7 @@ impl<'a> Checker<'a> {
         let progress = self.progress(stage, m)?;
         match *progress {
             Progress::Forwarded if discarded => {
-                return Err("its re-materialization comes later".into());
+                return Err("its re-materialization comes later or never".into());
             }
             Progress::Untouched => return Err("its forward comes later or never".into()),
             Progress::Split | Progress::Done => return Err("its backward already ran".into()),
@@ -356,7 +378,8 @@ impl<'a> Checker<'a> {
             edges.into_iter().all(|(edge, _)| checker.received.contains_key(&(edge, direction)))
         };
         let ties_in = complete(self, EdgeKind::Tie, Direction::Forward);
-        let sums_in = complete(self, EdgeKind::Tie, Direction::Backward);
+        let sums_in = !self.program.part.has(Phase::Reduce)
+            || complete(self, EdgeKind::Tie, Direction::Backward);
         let votes_in = complete(self, EdgeKind::Vote, Direction::Forward);
         let verdict_in = complete(self, EdgeKind::Vote, Direction::Backward);
         let state = &mut self.stages[action.stage.index()];
@@ -392,7 +415,11 @@ impl<'a> Checker<'a> {
         for (stage, state) in self.stages.iter().enumerate() {
             let stage = StageId::from_index(stage);
             let missing = |reason| Err(Invalid::Missing { stage, reason });
-            let last = if self.trains { Progress::Done } else { Progress::Forwarded };
+            let part = self.program.part;
+            let last = match part.has(Phase::Forward) && !part.has(Phase::Backward) {
+                true => Progress::Forwarded,
+                false => Progress::Done,
+            };
             let undone = state.progress.iter().position(|&progress| progress != last);
             if let Some(m) = undone {
                 let kind = match state.progress[m] {
@@ -405,7 +432,10 @@ impl<'a> Checker<'a> {
             if state.device.is_none() {
                 return missing("it is on no device".into());
             }
-            if self.trains && !state.updated {
+            if part.has(Phase::Reduce) && !state.reduced {
+                return missing(format!("{stage}REDUCE is missing"));
+            }
+            if part.has(Phase::Update) && !state.updated {
                 return missing(format!("{stage}UPDATE is missing"));
             }
         }
@@ -414,11 +444,17 @@ impl<'a> Checker<'a> {
 
     /// Checks that every message an edge must carry was sent and received, in one order.
     fn check_matched(&self) -> Result<(), Invalid> {
-        for (id, edge) in
-            self.program.topology.edges_where(|edge| self.trains || edge.kind.per_micro_batch())
-        {
+        let part = self.program.part;
+        for (id, edge) in self.program.topology.edges_where(|_| true) {
             for direction in [Direction::Forward, Direction::Backward] {
-                if direction == Direction::Backward && !(self.trains && edge.kind.goes_back()) {
+                let phase = match (edge.kind, direction) {
+                    (EdgeKind::Tie, _) => Phase::Reduce,
+                    (EdgeKind::Vote, _) => Phase::Update,
+                    (_, Direction::Forward) => Phase::Forward,
+                    (_, Direction::Backward) => Phase::Backward,
+                };
+                let carries = direction == Direction::Forward || edge.kind.goes_back();
+                if !(part.has(phase) && carries) {
                     continue;
                 }
                 let (sender, receiver) = if direction == Direction::Forward {

@@ -4,7 +4,7 @@
 
 use gpipe_core::{
     Action, Direction, EdgeId, Op,
-    lower::{Edge, EdgeKind, Program, Topology, lower},
+    lower::{Edge, EdgeKind, Part, Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
     simulate::{Costs, simulate},
@@ -50,17 +50,62 @@ fn property_random_programs_are_valid_at_every_capacity() {
     }
 }
 
+/// The ways to run a whole step in parts, one after the other.
+const WAYS: [&[Part]; 5] = [
+    &[Part::Step],
+    &[Part::Gradients, Part::Finish],
+    &[Part::Gradients, Part::Reduce, Part::Update],
+    &[Part::Forward, Part::Backward, Part::Finish],
+    &[Part::Forward, Part::Backward, Part::Reduce, Part::Update],
+];
+
+#[test]
+fn property_parts_of_random_programs_are_valid_and_make_the_whole() {
+    for seed in 0..200 {
+        let mut random = Stream::new(9000 + seed);
+        let stages = 1 + random.below(6);
+        let devices = 1 + random.below(stages);
+        let micro_batches = 1 + random.below(7);
+        let compute = random_compute(&mut random, stages, devices, micro_batches);
+        let topology = random_topology(&mut random, stages);
+        let whole = lower(&compute, &topology, micro_batches).unwrap();
+        for way in WAYS {
+            let mut actions: Vec<Vec<Action>> = vec![Vec::new(); devices];
+            let mut held = Vec::new();
+            for &part in way {
+                let program = whole.part(part);
+                let found = validate(&program, micro_batches.max(2));
+                held.push(found.unwrap_or_else(|e| panic!("seed {seed}, {part:?}: {e}")));
+                for (all, own) in actions.iter_mut().zip(&program.devices) {
+                    all.extend(own);
+                }
+            }
+            for (parts, list) in actions.iter_mut().zip(&whole.devices) {
+                let mut list = list.clone();
+                parts.sort_unstable();
+                list.sort_unstable();
+                assert_eq!(*parts, list, "seed {seed}, {way:?}");
+            }
+            if let [forward, backward, ..] = &held[..]
+                && way[0] == Part::Forward
+            {
+                // All that the forwards keep is what the backwards start from.
+                assert_eq!(forward.inputs, vec![micro_batches; stages]);
+                assert!(forward.inputs.iter().zip(&backward.inputs).all(|(a, b)| a == b));
+            }
+        }
+    }
+}
+
 #[test]
 fn fault_removing_any_action_is_found() {
-    let program = one_f_one_b();
-    for device in 0..3 {
-        for position in 0..program.devices[device].len() {
-            let mut broken = program.clone();
-            let removed = broken.devices[device].remove(position);
-            if matches!(removed.op, Op::Rematerialize(_)) {
-                assert_eq!(validate(&broken, 2).map(|_| ()), Ok(()), "R is a choice: {removed}");
-            } else {
-                assert!(validate(&broken, 2).is_err(), "without {removed}");
+    for part in Part::ALL.into_iter().filter(|&part| part != Part::Inference) {
+        let program = one_f_one_b().part(part);
+        for device in 0..3 {
+            for position in 0..program.devices[device].len() {
+                let mut broken = program.clone();
+                let removed = broken.devices[device].remove(position);
+                assert!(validate(&broken, 2).is_err(), "{part:?} without {removed}");
             }
         }
     }

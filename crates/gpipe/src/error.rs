@@ -77,7 +77,12 @@ impl From<tch::TchError> for LayerError {
 
 impl From<gpipe_bridge::Error> for LayerError {
     fn from(error: gpipe_bridge::Error) -> Self {
-        Self::torch(error.0)
+        let own = gpipe_bridge::custom::failure(&error).map(|reason| Self::Value(reason.into()));
+        match (own, gpipe_bridge::memory::take_refusal()) {
+            (_, Some(refusal)) => Self::OutOfMemory(refusal),
+            (Some(own), None) => own,
+            (None, None) => Self::torch(error.0),
+        }
     }
 }
 

@@ -19,7 +19,10 @@
 //! ```
 //!
 //! - [`Layer`], [`Sequence`], [`layers`]: the parts of a network
+//! - [`Function`]: an operation with a backward of its own
 //! - [`Pipeline`]: builder, `train_step`, `evaluate`, `predict`
+//! - [`Pipeline::forward`], [`Pipeline::backward`], [`Pipeline::update`]: the step in parts, for a
+//!   pipeline inside a larger program
 //! - [`estimate`]: the time and memory of a model, from shapes alone
 //! - [`profile`]: the time and memory of each layer, measured
 //! - [`plan`]: predicts how a model runs and chooses how to run it, from its layers' [`cost`]s
@@ -49,6 +52,7 @@ pub mod decode;
 mod device;
 mod error;
 pub mod estimate;
+mod function;
 #[doc(hidden)]
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -73,6 +77,7 @@ mod value;
 pub use cache::Cache;
 pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};
+pub use function::{Computed, Function, apply};
 pub use gpipe_bridge::{convolution::Geometry, linear::Kernels, memory::keep_freed_memory};
 pub use gpipe_core::{
     Bytes, Nanos, cost, plan,
@@ -89,7 +94,8 @@ pub use optim::{
 };
 pub use parameter::{Init, ParameterSpec};
 pub use pipeline::{
-    Balance, DeviceReport, Evaluation, Padding, Pipeline, PipelineBuilder, RunSettings, StepReport,
+    Balance, Count, DeviceReport, Difference, Evaluation, IntoGradients, Outputs, Padding,
+    Pipeline, PipelineBuilder, RunSettings, StepReport, UpdateReport,
 };
 pub use sequence::Sequence;
 pub use spec::TensorSpec;

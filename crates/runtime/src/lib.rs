@@ -41,6 +41,6 @@ pub mod worker;
 
 pub use failure::{Failure, StepError};
 pub use peers::{PeerError, Peers};
-pub use pool::{Ran, Settings, WorkerPool};
+pub use pool::{Errands, Ran, Settings, WorkerPool};
 pub use stage::{Keep, Payload, StageExecutor, Verdict, Vote};
 pub use worker::panic_message;

@@ -46,12 +46,13 @@ pub struct Verdict {
 /// 1. `begin`
 /// 2. per micro-batch, in the program's order: `forward`, `rematerialize` and `backward`, or the
 ///    two halves `backward_input` and, later, `backward_weight`
-/// 3. `tied`, `reduce`, `norm`, `decide` and `update`, once
+/// 3. `tied`, `reduce`, `accept`, `norm`, `decide` and `update`, once
 /// 4. `finish`
 ///
-/// After any error the runtime calls `abort`.
+/// A program may be a part of a step ([`gpipe_core::lower::Part`]). It has `begin`, the calls of
+/// its phases, and `finish`; the stage keeps what later parts need.
 ///
-/// Gradients that a step accumulates belong to that step: `begin` and `abort` discard them.
+/// After any error the runtime calls `abort`, which discards everything that the program made.
 pub trait StageExecutor: 'static {
     /// The values that move on edges.
     type Value: Payload;
@@ -117,9 +118,12 @@ pub trait StageExecutor: 'static {
         arrived: OnEdges<Self::Value>,
     ) -> Result<OnEdges<Self::Value>, Self::Error>;
 
-    /// Receives the sums of tied gradients, prepares the update (everything that can fail), and
-    /// returns this stage's part of the norm.
-    fn norm(&mut self, sums: OnEdges<Self::Value>) -> Result<Vote, Self::Error>;
+    /// Receives the sums of this stage's gradients of the tied weights that the stage at the other
+    /// end of `edge` owns.
+    fn accept(&mut self, edge: EdgeId, sums: Self::Value) -> Result<(), Self::Error>;
+
+    /// Prepares the update (everything that can fail), and returns this stage's part of the norm.
+    fn norm(&mut self) -> Result<Vote, Self::Error>;
 
     /// Decides on the update for all stages. Called on stage 0 only, with every stage's part of the
     /// norm, in stage order.
@@ -128,7 +132,7 @@ pub trait StageExecutor: 'static {
     /// Applies or drops the update that `norm` prepared.
     fn update(&mut self, verdict: Verdict) -> Result<(), Self::Error>;
 
-    /// Completes the step.
+    /// Completes the step, or its part.
     fn finish(&mut self) -> Result<Self::Outcome, Self::Error>;
 
     /// Discards a failed step. Parameters and optimizer state stay as before the step.

@@ -40,7 +40,7 @@ pub struct Step<E: StageExecutor> {
     pub program: Arc<Program>,
     /// The micro-batches that each stage recomputes.
     pub recomputed: RematSet,
-    /// Whether backwards follow the forwards.
+    /// Whether the program is a training step or a part of one.
     pub trains: bool,
     /// The device of each stage.
     pub placement: Vec<Option<DeviceId>>,
@@ -190,7 +190,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         self.guard(action, index, |executor| executor.before(action))?;
         match action.op {
             Op::Send(transfer) => self.send(action, index, transfer),
-            Op::Receive(transfer) => self.receive(action, transfer),
+            Op::Receive(transfer) => self.receive(action, index, transfer),
             Op::Forward(m) => {
                 let keep = self.keep(stage, m);
                 let inputs = self.mailbox.take_arrived(stage, Direction::Forward, Some(m));
@@ -223,8 +223,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
                 Ok(())
             }
             Op::Norm => {
-                let sums = self.mailbox.take_arrived(stage, Direction::Backward, None);
-                let vote = self.guard(action, index, |executor| executor.norm(sums))?;
+                let vote = self.guard(action, index, E::norm)?;
                 self.mailbox.vote(stage, vote);
                 Ok(())
             }
@@ -309,7 +308,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         }
     }
 
-    fn receive(&mut self, action: Action, transfer: Transfer) -> Result<(), Stop> {
+    fn receive(&mut self, action: Action, index: usize, transfer: Transfer) -> Result<(), Stop> {
         let edge = self.edge(action, transfer)?;
         let link = self.link(action, transfer)?;
         let (slice, mut patience) = self.patience(action);
@@ -321,6 +320,11 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             return self.protocol(action, &format!("the link brought {brought}"));
         }
         match envelope.message {
+            Message::Value(sums)
+                if (edge.kind, transfer.direction) == (EdgeKind::Tie, Direction::Backward) =>
+            {
+                self.guard(action, index, |executor| executor.accept(transfer.edge, sums))?;
+            }
             Message::Value(value) => self.mailbox.arrive(action.stage, transfer, value),
             Message::Vote(vote) => self.mailbox.vote(edge.from, vote),
             Message::Verdict(verdict) => self.mailbox.decided(action.stage, verdict),

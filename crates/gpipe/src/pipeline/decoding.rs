@@ -4,9 +4,10 @@
 //! ([`Forward::cache`](crate::Forward::cache)). Samples are in groups, which flow through the
 //! stages like micro-batches.
 
+use gpipe_core::lower::Part;
 use tch::Tensor;
 
-use super::{Pipeline, mini_batch::MiniBatch, outputs};
+use super::{Pipeline, mini_batch::MiniBatch, outputs_of, run::Task};
 use crate::{
     error::{Error, Result},
     spec::TensorSpec,
@@ -67,6 +68,7 @@ impl Decoding<'_> {
             let rows = step.rows.map(|rows| Tensor::f_from_slice(&rows)).transpose()?;
             batch.groups.push(Group { id: step.group, past, rows });
             batch.slices.push(Slice { first, count: samples as usize });
+            batch.specs.push(step.inputs.iter().map(TensorSpec::of).collect());
             batch.inputs.push(step.inputs);
             batch.targets.push(Vec::new());
             first += samples as usize;
@@ -74,7 +76,7 @@ impl Decoding<'_> {
         if batch.groups.is_empty() {
             return Ok(Vec::new());
         }
-        let ran = match self.pipeline.run(Mode::Decode, &batch, 1.0, false) {
+        let ran = match self.pipeline.run(Task::new(Mode::Decode, Part::Inference, &batch)) {
             Ok(ran) => ran,
             Err(error) => {
                 // The failed step dropped the layers' caches.
@@ -92,7 +94,7 @@ impl Decoding<'_> {
         let given = |tensors: Vec<Tensor>| {
             tensors.iter().map(|tensor| self.pipeline.model.given(tensor)).collect::<Result<_>>()
         };
-        outputs(ran).into_iter().map(given).collect()
+        outputs_of(ran).into_iter().map(given).collect()
     }
 
     /// Checks a step. Returns the number of earlier positions of its group.

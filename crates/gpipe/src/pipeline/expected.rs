@@ -96,13 +96,16 @@ impl Pipeline {
     /// # Errors
     /// If the shapes do not fit.
     pub(super) fn expected(&mut self, batch: &MiniBatch) -> Result<Vec<Bytes>> {
-        let mut most = vec![Bytes(0); self.engine.carried.len()];
-        for inputs in &batch.inputs {
-            let specs: Vec<TensorSpec> = inputs.iter().map(TensorSpec::of).collect();
-            let known = self.caches.message_bytes.iter().position(|(own, _)| *own == specs);
+        let fixed = |carried: &Carried| match carried {
+            Carried::Fixed(bytes) => *bytes,
+            Carried::Inputs(_) | Carried::Skip(_) => Bytes(0),
+        };
+        let mut most: Vec<Bytes> = self.engine.carried.iter().map(fixed).collect();
+        for specs in &batch.specs {
+            let known = self.caches.message_bytes.iter().position(|(own, _)| own == specs);
             let at = match known {
                 Some(at) => at,
-                None => self.infer_expected(specs)?,
+                None => self.infer_expected(specs.clone())?,
             };
             for (most, own) in most.iter_mut().zip(&self.caches.message_bytes[at].1) {
                 *most = (*most).max(*own);

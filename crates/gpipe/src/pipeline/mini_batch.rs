@@ -18,6 +18,10 @@ pub(super) struct MiniBatch {
     /// Per micro-batch.
     pub inputs: Vec<Vec<Tensor>>,
     pub targets: Vec<Vec<Tensor>>,
+    /// Shapes of the inputs.
+    pub specs: Vec<Vec<TensorSpec>>,
+    /// Gradients of the outputs, where backwards run alone.
+    pub output_grads: Vec<Vec<Option<Tensor>>>,
     pub slices: Vec<Slice>,
     /// While decoding: the group of each micro-batch.
     pub groups: Vec<Group>,
@@ -87,6 +91,7 @@ impl Pipeline {
             if let Some(padding) = self.model.padding.as_ref().filter(|_| trims) {
                 padding.trim(&mut inputs, &mut targets)?;
             }
+            batch.specs.push(inputs.iter().map(TensorSpec::of).collect());
             batch.inputs.push(inputs);
             batch.targets.push(targets);
         }

@@ -9,6 +9,10 @@
 //! - [`peers`]: other processes, as the runtime sees them; [`pack`]: a step's results as bytes;
 //!   [`expected`]: upper bounds for messages
 //! - [`replicas`]: this replica's samples, and sums over all replicas
+//! - [`parts`]: forwards, backwards and the update as separate calls; [`outputs`]: what a forward
+//!   returns, and which forwards are open
+//! - [`gradients`]: the gradients between a backward and the update
+//! - [`differences`]: gradients against finite differences
 //! - [`decoding`]: outputs position by position, with caches of earlier positions
 //! - [`balance`]: where a sequence is cut
 //! - [`parameters`]: reads and writes parameters, gradients and averages
@@ -22,12 +26,16 @@ mod balance;
 mod builder;
 mod cost_inputs;
 mod decoding;
+mod differences;
 mod expected;
+mod gradients;
 mod mini_batch;
 mod model;
+mod outputs;
 mod pack;
 mod padding;
 mod parameters;
+mod parts;
 mod peers;
 mod replicas;
 mod report;
@@ -39,17 +47,22 @@ mod training;
 pub use balance::Balance;
 pub use builder::PipelineBuilder;
 pub use decoding::{Decoding, GroupStep};
+pub use differences::Difference;
 use gpipe_core::{
+    lower::Part,
     simulate::{Costs, Timeline, median, simulate},
     validate::{HeldMicroBatches, Invalid, validate},
 };
-use gpipe_runtime::Ran;
+use gpipe_runtime::{Ran, Verdict};
 use model::Model;
+pub use outputs::{IntoGradients, Outputs};
 #[cfg(feature = "fuzzing")]
 pub(crate) use pack::fuzzed;
 pub use padding::Padding;
-pub use report::{DeviceReport, Evaluation, StepReport};
-use run::{Caches, Engine};
+pub use parts::Count;
+use parts::UpdateInParts;
+pub use report::{DeviceReport, Evaluation, StepReport, UpdateReport};
+use run::{Caches, Engine, Task};
 pub use state::RunSettings;
 use tch::Tensor;
 use training::Training;
@@ -76,6 +89,8 @@ pub struct Pipeline {
     model: Model,
     /// What changes from step to step.
     training: Training,
+    /// The update that runs in parts, if one does.
+    update: UpdateInParts,
     /// Results that are computed once and reused.
     caches: Caches,
 }
@@ -113,52 +128,80 @@ impl Pipeline {
         inputs: Vec<Tensor>,
         targets: Vec<Tensor>,
     ) -> Result<(StepReport, Vec<StageProfile>)> {
-        if self.model.loss.is_none() || self.training.optimizer.is_none() {
-            return Err(Error::Setting(
-                "this pipeline cannot train: give the builder a loss and an optimizer".into(),
-            ));
+        self.needs_loss_and_optimizer()?;
+        let lr = self.checked_learning_rate()?;
+        self.needs_own_parameters("train")?;
+        self.needs_no_update("train on a whole step")?;
+        let batch = self.check(inputs, Some(&targets), true)?;
+        let denominator = self.model.denominator(&targets)?;
+        let counts = self.training_metric_counts(&targets)?;
+        let scale = self.training.loss_scale.scale;
+        let task = Task { denominator, ..Task::new(Mode::Train, Part::Step, &batch) };
+        let mut ran = match self.run(task.clone()) {
+            Ok(ran) => ran,
+            Err(error) => return Err(self.name_the_layer(error, task)),
+        };
+        self.of_all_replicas(&mut ran.outcomes)?;
+        finite_loss(&ran.outcomes)?;
+        let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
+        let skipped = match self.conclude(verdict) {
+            Ok(skipped) => skipped,
+            Err(error) => return Err(self.name_the_layer(error, task)),
+        };
+        let metrics = self.model.measured(&ran.outcomes, &counts);
+        let step =
+            report::Numbers { step: self.training.step, skipped, lr, loss_scale: scale, metrics };
+        let profiles = ran.outcomes.iter_mut().filter_map(|own| own.profile.take()).collect();
+        let program = self.program(Part::Step, batch.slices.len())?;
+        let capacity = self.engine.link_capacity;
+        let report = StepReport::new(step, &program, capacity, ran, denominator, verdict);
+        Ok((report, profiles))
+    }
+
+    fn needs_loss_and_optimizer(&self) -> Result<()> {
+        if self.model.loss.is_some() && self.training.optimizer.is_some() {
+            return Ok(());
         }
+        Err(Error::Setting(
+            "this pipeline cannot train: give the builder a loss and an optimizer".into(),
+        ))
+    }
+
+    /// The learning rate of the next update.
+    fn checked_learning_rate(&self) -> Result<f64> {
         let lr = self.training.base_lr();
         if !lr.is_finite() || lr < 0.0 {
             return Err(Error::Setting(format!(
                 "the learning rate lr is {lr}: set a number of at least 0"
             )));
         }
-        self.needs_own_parameters("train")?;
-        let batch = self.check(inputs, Some(&targets), true)?;
-        let denominator = self.model.denominator(&targets)?;
-        let counts = match self.model.training_metrics {
-            true => self.model.metric_counts(&targets)?,
-            false => Vec::new(),
-        };
-        let (lr, scale) = (self.training.learning_rate(), self.training.loss_scale.scale);
-        let mut ran = match self.run(Mode::Train, &batch, denominator, false) {
-            Ok(ran) => ran,
-            Err(error) => {
-                return Err(self.name_the_layer(error, Mode::Train, &batch, denominator));
-            }
-        };
-        self.of_all_replicas(&mut ran.outcomes)?;
-        finite_loss(&ran.outcomes)?;
-        let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
+        Ok(self.training.learning_rate())
+    }
+
+    /// The counts of the metrics, if they are computed in training.
+    fn training_metric_counts(&self, targets: &[Tensor]) -> Result<Vec<f64>> {
+        match self.model.training_metrics {
+            true => self.model.metric_counts(targets),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    /// Counts the step that the stages decided on. Returns whether float16 gradients overflowed, so
+    /// that the update was skipped.
+    ///
+    /// # Errors
+    /// If the norm is not finite, so that nothing was updated.
+    fn conclude(&mut self, verdict: Option<Verdict>) -> Result<bool> {
         let applied = verdict.is_some_and(|verdict| verdict.apply);
         let skipped = !applied && self.training.loss_scale.step_overflowed();
         if let Some(verdict) = verdict.filter(|verdict| !verdict.apply && !skipped) {
-            let error = Error::NotFinite { what: format!("the gradient norm ({})", verdict.norm) };
-            return Err(self.name_the_layer(error, Mode::Train, &batch, denominator));
+            return Err(Error::NotFinite { what: format!("the gradient norm ({})", verdict.norm) });
         }
         if !skipped {
             self.training.step += 1;
             self.training.loss_scale.step_was_good();
         }
-        let metrics = self.model.measured(&ran.outcomes, &counts);
-        let step =
-            report::Numbers { step: self.training.step, skipped, lr, loss_scale: scale, metrics };
-        let profiles = ran.outcomes.iter_mut().filter_map(|own| own.profile.take()).collect();
-        let program = self.program(true, batch.slices.len())?;
-        let capacity = self.engine.link_capacity;
-        let report = StepReport::new(step, &program, capacity, ran, denominator, verdict);
-        Ok((report, profiles))
+        Ok(skipped)
     }
 
     /// Returns the mean loss over a mini-batch, without dropout and without an update. The result
@@ -180,11 +223,10 @@ impl Pipeline {
         let batch = self.check(inputs.into_tensors(), Some(&targets), false)?;
         let denominator = self.model.denominator(&targets)?;
         let counts = self.model.metric_counts(&targets)?;
-        let ran = match self.run(Mode::Evaluate, &batch, denominator, false) {
+        let task = Task { denominator, ..Task::new(Mode::Evaluate, Part::Inference, &batch) };
+        let ran = match self.run(task.clone()) {
             Ok(ran) => ran,
-            Err(error) => {
-                return Err(self.name_the_layer(error, Mode::Evaluate, &batch, denominator));
-            }
+            Err(error) => return Err(self.name_the_layer(error, task)),
         };
         finite_loss(&ran.outcomes)?;
         let metrics = self.model.measured(&ran.outcomes, &counts);
@@ -200,9 +242,14 @@ impl Pipeline {
     /// As for [`Pipeline::train_step`].
     pub fn predict(&mut self, inputs: impl IntoTensors) -> Result<Vec<Tensor>> {
         let batch = self.check(inputs.into_tensors(), None, false)?;
-        let ran = self.run(Mode::Predict, &batch, 1.0, false)?;
+        let ran = self.run(Task::new(Mode::Predict, Part::Inference, &batch))?;
+        self.joined(outputs_of(ran))
+    }
+
+    /// Joins the outputs of the micro-batches, for the caller.
+    fn joined(&self, outputs: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         let mut columns: Vec<Vec<Tensor>> = Vec::new();
-        for tensors in outputs(ran) {
+        for tensors in outputs {
             columns.resize_with(tensors.len(), Vec::new);
             for (column, tensor) in columns.iter_mut().zip(tensors) {
                 column.push(tensor);
@@ -245,7 +292,7 @@ impl Pipeline {
     /// # Errors
     /// None that `build` has not already found.
     pub fn simulate(&mut self, timelines: &[&Timeline]) -> Result<Timeline> {
-        let program = self.program(true, self.engine.micro_batches)?;
+        let program = self.program(Part::Step, self.engine.micro_batches)?;
         simulate(&program, &Costs::measured(timelines, median), self.engine.link_capacity)
             .map_err(|deadlock| Error::Schedule(Invalid::Deadlock(deadlock)))
     }
@@ -256,7 +303,7 @@ impl Pipeline {
     /// # Errors
     /// None that `build` has not already found.
     pub fn held(&mut self) -> Result<HeldMicroBatches> {
-        let program = self.program(true, self.engine.micro_batches)?;
+        let program = self.program(Part::Step, self.engine.micro_batches)?;
         Ok(validate(&program, self.engine.link_capacity)?)
     }
 }
@@ -271,6 +318,6 @@ fn finite_loss(outcomes: &[Outcome]) -> Result<()> {
 }
 
 /// The last stage's outputs, per micro-batch.
-fn outputs(ran: Ran<Stage>) -> Vec<Vec<Tensor>> {
+fn outputs_of(ran: Ran<Stage>) -> Vec<Vec<Tensor>> {
     ran.outcomes.into_iter().next_back().map(|outcome| outcome.outputs).unwrap_or_default()
 }

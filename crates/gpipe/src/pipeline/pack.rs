@@ -38,6 +38,7 @@ struct PackedOutcome {
     loss_sums: Vec<f64>,
     metric_sums: Vec<Vec<f64>>,
     outputs: Vec<Vec<PackedTensor>>,
+    input_grads: Vec<Vec<Option<PackedTensor>>>,
     verdict: Option<(bool, f64, f64)>,
     memory: [u64; 3],
     levels: Vec<u64>,
@@ -68,6 +69,8 @@ pub(super) fn pack(share: &Share<Stage>) -> std::result::Result<Vec<u8>, String>
 
 fn pack_outcome(outcome: &Outcome) -> std::result::Result<PackedOutcome, String> {
     let outputs = outcome.outputs.iter().map(|tensors| tensors.iter().map(pack_tensor).collect());
+    let packed = |grad: &Option<Tensor>| grad.as_ref().map(pack_tensor).transpose();
+    let grads = outcome.input_grads.iter().map(|grads| grads.iter().map(packed).collect());
     let Stats { live, peak, kept } = outcome.memory;
     let profile = outcome.profile.as_ref().map(|profile| StageProfile {
         samples: profile.samples.clone(),
@@ -77,6 +80,7 @@ fn pack_outcome(outcome: &Outcome) -> std::result::Result<PackedOutcome, String>
         loss_sums: outcome.loss_sums.clone(),
         metric_sums: outcome.metric_sums.clone(),
         outputs: outputs.collect::<std::result::Result<_, String>>()?,
+        input_grads: grads.collect::<std::result::Result<_, String>>()?,
         verdict: outcome.verdict.map(|verdict| (verdict.apply, verdict.norm, verdict.scale)),
         memory: [live, peak, kept],
         levels: outcome.levels.clone(),
@@ -127,11 +131,15 @@ pub(super) fn unpack(
 fn unpack_outcome(packed: PackedOutcome) -> std::result::Result<Outcome, String> {
     let outputs = packed.outputs.into_iter();
     let outputs = outputs.map(|tensors| tensors.into_iter().map(unpack_tensor).collect());
+    let unpacked = |grad: Option<PackedTensor>| grad.map(unpack_tensor).transpose();
+    let grads = packed.input_grads.into_iter();
+    let grads = grads.map(|grads| grads.into_iter().map(unpacked).collect());
     let [live, peak, kept] = packed.memory;
     Ok(Outcome {
         loss_sums: packed.loss_sums,
         metric_sums: packed.metric_sums,
         outputs: outputs.collect::<std::result::Result<_, String>>()?,
+        input_grads: grads.collect::<std::result::Result<_, String>>()?,
         verdict: packed.verdict.map(|(apply, norm, scale)| Verdict { apply, norm, scale }),
         memory: Stats { live, peak, kept },
         levels: packed.levels,

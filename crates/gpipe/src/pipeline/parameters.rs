@@ -78,6 +78,7 @@ impl Pipeline {
         if self.training.averages == Averages::InUse {
             return evaluate(self);
         }
+        self.needs_no_update("use the averages")?;
         self.exchange(Averages::InUse)?;
         let result = evaluate(self);
         let back = self.exchange(Averages::Kept);
@@ -175,6 +176,7 @@ impl Pipeline {
     /// overwritten then. If a device does not answer, some parameters may be overwritten.
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         self.needs_own_parameters("set parameters")?;
+        self.needs_no_update("set parameters")?;
         let kind = self.model.precision.master;
         for (name, value) in values {
             let Some(own) = self.model.parameters.iter().find(|own| own.name == *name) else {

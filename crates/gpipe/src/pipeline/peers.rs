@@ -79,6 +79,20 @@ impl TransportPeers {
         expected.get(crossing.edge.index()).copied().unwrap_or_default()
     }
 
+    /// Squared norms of all processes, each with the number of its parameter.
+    pub(crate) fn gather_squares(&self, own: &[(usize, f64)]) -> Result<Vec<(usize, f64)>> {
+        let here = self.transport.rank();
+        let failed = |rank, reason: String| Error::from(peer_error(rank, reason));
+        let packed = postcard::to_stdvec(own).map_err(|error| failed(here, error.to_string()))?;
+        let mut all = Vec::new();
+        for (rank, bytes) in self.transport.gather(packed)?.into_iter().enumerate() {
+            let squares: Vec<(usize, f64)> = postcard::from_bytes(&bytes)
+                .map_err(|error| failed(rank, format!("its squared norms: {error}")))?;
+            all.extend(squares);
+        }
+        Ok(all)
+    }
+
     fn program(&self) -> Option<Arc<Program>> {
         self.program.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -3,7 +3,7 @@
 use gpipe_core::{
     Bytes, Nanos,
     lower::Program,
-    report::{breakdown, overlap},
+    report::{DeviceTimes, breakdown, overlap},
     simulate::{TimedAction, Timeline},
 };
 use gpipe_runtime::{Ran, Verdict};
@@ -37,7 +37,8 @@ pub struct StepReport {
     pub metrics: Vec<Measured>,
     /// From the start of the step until the last stage ends.
     pub time: Nanos,
-    /// The idle fraction of devices x `time`: the time in which devices communicated or waited.
+    /// The share of device time (the number of devices times `time`) in which devices communicated
+    /// or waited.
     pub bubble: f64,
     /// The time in which at least two devices computed at once.
     pub overlap: Nanos,
@@ -63,7 +64,7 @@ pub struct DeviceReport {
     pub backward: Nanos,
     /// Time in tied weights, norms and the update.
     pub optimizer: Nanos,
-    /// Time in transfers in which no device waited for another.
+    /// Time of transfers, without the part in which a device waits for another one.
     pub communication: Nanos,
     /// Waiting that the schedule causes even if all stages are equally fast.
     pub fill_drain: Nanos,
@@ -90,6 +91,62 @@ impl DeviceReport {
     }
 }
 
+impl DeviceReport {
+    /// The reports of all devices in a run of `program`.
+    pub(super) fn of(program: &Program, link_capacity: usize, ran: &Ran<Stage>) -> Vec<Self> {
+        let times = breakdown(program, &ran.timeline, link_capacity);
+        let placement = program.placement();
+        let own = |device: usize| {
+            let stages = ran.outcomes.iter().zip(&placement);
+            let own = stages.filter(move |(_, own)| own.is_some_and(|own| own.index() == device));
+            own.map(|(outcome, _)| outcome.memory)
+        };
+        let devices = times.iter().zip(&ran.sent).enumerate();
+        let report = |(device, (times, &sent)): (usize, (&DeviceTimes, &Bytes))| Self {
+            forward: times.forward,
+            recompute: times.recompute,
+            backward: times.backward,
+            optimizer: times.optimizer,
+            communication: times.communication,
+            fill_drain: times.fill_drain,
+            imbalance: times.imbalance,
+            stalls: times.stalls,
+            wait: times.wait(),
+            // The stages of a device share its memory. Each stage measured it when it finished.
+            peak: Bytes(own(device).map(|memory| memory.peak).max().unwrap_or(0)),
+            live: Bytes(own(device).map(|memory| memory.live).next_back().unwrap_or(0)),
+            sent,
+        };
+        devices.map(report).collect()
+    }
+}
+
+/// The report of an update that ran in parts.
+#[derive(Debug, Clone)]
+pub struct UpdateReport {
+    /// The number of this update, from 1. If it was skipped, the number of the last update.
+    pub step: u64,
+    /// Whether the update was skipped because float16 gradients overflowed.
+    pub skipped: bool,
+    /// The mean loss over the mini-batches of [`Pipeline::accumulate`](crate::Pipeline::accumulate)
+    /// in this update. `None` if there were none.
+    pub loss: Option<f64>,
+    /// Number of samples, or tokens, counted by that loss.
+    pub count: f64,
+    /// The global gradient norm, before clipping.
+    pub grad_norm: f64,
+    /// The clipping factor of the gradients: below 1 if the norm was clipped.
+    pub clip_scale: f64,
+    /// The learning rate before any group's factor.
+    pub lr: f64,
+    /// The factor of the loss in the backwards: 1 except in float16.
+    pub loss_scale: f64,
+    /// The report of each device, for the update alone.
+    pub devices: Vec<DeviceReport>,
+    /// The actions of the update, with their times.
+    pub timeline: Timeline,
+}
+
 /// The sum of the losses of all micro-batches, in their order.
 pub(super) fn loss_sum(outcomes: &[Outcome]) -> f64 {
     outcomes.last().map_or(0.0, |outcome| outcome.loss_sums.iter().sum())
@@ -114,31 +171,7 @@ impl StepReport {
         verdict: Option<Verdict>,
     ) -> Self {
         let Numbers { step, skipped, lr, loss_scale, metrics } = numbers;
-        let times = breakdown(program, &ran.timeline, link_capacity);
-        let placement = program.placement();
-        let own = |device: usize| {
-            let stages = ran.outcomes.iter().zip(&placement);
-            let own = stages.filter(move |(_, own)| own.is_some_and(|own| own.index() == device));
-            own.map(|(outcome, _)| outcome.memory)
-        };
-        let devices = times.iter().zip(&ran.sent).enumerate().map(|(device, (times, &sent))| {
-            DeviceReport {
-                forward: times.forward,
-                recompute: times.recompute,
-                backward: times.backward,
-                optimizer: times.optimizer,
-                communication: times.communication,
-                fill_drain: times.fill_drain,
-                imbalance: times.imbalance,
-                stalls: times.stalls,
-                wait: times.wait(),
-                // The stages of a device share its memory. Each stage measured it when it finished.
-                peak: Bytes(own(device).map(|memory| memory.peak).max().unwrap_or(0)),
-                live: Bytes(own(device).map(|memory| memory.live).next_back().unwrap_or(0)),
-                sent,
-            }
-        });
-        let devices: Vec<DeviceReport> = devices.collect();
+        let devices = DeviceReport::of(program, link_capacity, &ran);
         Self {
             step,
             skipped,

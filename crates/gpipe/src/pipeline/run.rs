@@ -3,10 +3,10 @@
 use std::{collections::HashMap, sync::Arc};
 
 use gpipe_core::{
-    Bytes, DeviceId,
-    lower::{Program, Topology, lower},
+    Bytes, DeviceId, Op,
+    lower::{Part, Program, Topology, lower},
     remat::RematPolicies,
-    schedule::Schedule,
+    schedule::{ActionLists, Schedule},
     validate::validate,
 };
 use gpipe_runtime::{Ran, WorkerPool};
@@ -44,11 +44,34 @@ pub(super) struct Engine {
     pub(super) link_capacity: usize,
 }
 
+/// A run of the stages: what of a step they do, and with what.
+#[derive(Clone)]
+pub(super) struct Task<'a> {
+    pub(super) mode: Mode,
+    pub(super) part: Part,
+    pub(super) batch: &'a MiniBatch,
+    /// The number of the forward, where forwards or backwards run alone.
+    pub(super) forward: u64,
+    /// The number that the sum of the mini-batch's losses is divided by.
+    pub(super) denominator: f64,
+    /// The number that gradients are divided by before the update.
+    pub(super) divisor: f64,
+    /// Whether to check every value.
+    pub(super) check_finite: bool,
+}
+
+impl<'a> Task<'a> {
+    pub(super) fn new(mode: Mode, part: Part, batch: &'a MiniBatch) -> Self {
+        let (forward, denominator, divisor) = (0, 1.0, 1.0);
+        Self { mode, part, batch, forward, denominator, divisor, check_finite: false }
+    }
+}
+
 /// Results that are computed once and reused. All of them can be recomputed at any time.
 #[derive(Default)]
 pub(super) struct Caches {
-    /// Keyed by whether the program trains, and by the number of micro-batches.
-    programs: HashMap<(bool, usize), Arc<Program>>,
+    /// Keyed by the part of a step, and by the number of micro-batches.
+    programs: HashMap<(Part, usize), Arc<Program>>,
     /// Shapes of inputs and targets that fit the model.
     pub(super) shapes: Vec<(Vec<TensorSpec>, Vec<TensorSpec>)>,
     /// For each micro-batch input: the most bytes of a message, by edge.
@@ -61,6 +84,29 @@ impl Engine {
         self.placement.iter().max().map_or(1, |last| last + 1)
     }
 
+    /// The compute actions of the step of which `part` is a part.
+    fn compute(&self, part: Part, micro_batches: usize) -> ActionLists {
+        let devices = self.devices();
+        let forwards = || self.schedule.forwards(devices, micro_batches);
+        let actions = || self.schedule.actions(devices, micro_batches);
+        match part {
+            Part::Inference => forwards(),
+            // Between these two the caller has its turn, so all forwards come first, and no
+            // backward is adjacent to its forward by the schedule's doing.
+            Part::Forward | Part::Backward => {
+                let mut lists = forwards();
+                for (list, actions) in lists.iter_mut().zip(actions()) {
+                    let backwards = actions.into_iter();
+                    list.extend(backwards.filter(|a| !matches!(a.op, Op::Forward(_))));
+                }
+                self.remat.apply(&lists)
+            }
+            Part::Step | Part::Gradients | Part::Reduce | Part::Update | Part::Finish => {
+                self.remat.apply(&actions())
+            }
+        }
+    }
+
     /// The stages that are in this process, in order.
     pub(super) fn here(&self) -> Vec<usize> {
         let devices: Vec<usize> = self.pool.here().map(DeviceId::index).collect();
@@ -70,27 +116,23 @@ impl Engine {
 }
 
 impl Pipeline {
-    /// The list of actions of a step with `micro_batches` micro-batches, for training or for
-    /// forwards only.
+    /// The list of actions of a step with `micro_batches` micro-batches, or of a part of one.
     ///
     /// # Errors
     /// None that `build` has not already found.
-    pub(super) fn program(&mut self, trains: bool, micro_batches: usize) -> Result<Arc<Program>> {
-        if let Some(program) = self.caches.programs.get(&(trains, micro_batches)) {
+    pub(super) fn program(&mut self, part: Part, micro_batches: usize) -> Result<Arc<Program>> {
+        if let Some(program) = self.caches.programs.get(&(part, micro_batches)) {
             return Ok(Arc::clone(program));
         }
-        let devices = self.engine.devices();
-        let compute = match trains {
-            true => self.engine.remat.apply(&self.engine.schedule.actions(devices, micro_batches)),
-            false => self.engine.schedule.forwards(devices, micro_batches),
-        };
+        let compute = self.engine.compute(part, micro_batches);
         let mut program = lower(&compute, &self.engine.topology, micro_batches)?;
         if !self.engine.rematerializes_early {
             program = program.rematerializing_late();
         }
+        let program = program.part(part);
         validate(&program, self.engine.link_capacity)?;
         let program = Arc::new(program);
-        self.caches.programs.insert((trains, micro_batches), Arc::clone(&program));
+        self.caches.programs.insert((part, micro_batches), Arc::clone(&program));
         Ok(program)
     }
 
@@ -98,34 +140,43 @@ impl Pipeline {
     ///
     /// # Errors
     /// If the pipeline is torn, or if a stage fails.
-    pub(super) fn run(
-        &mut self,
-        mode: Mode,
-        batch: &MiniBatch,
-        denominator: f64,
-        check_finite: bool,
-    ) -> Result<Ran<Stage>> {
+    pub(super) fn run(&mut self, task: Task<'_>) -> Result<Ran<Stage>> {
         self.needs_whole_state()?;
+        self.await_dropped()?;
+        let Task { mode, part, batch, forward, denominator, divisor, check_finite } = task;
         let expected = self.engine.peers.is_some().then(|| self.expected(batch)).transpose()?;
         if let (Some(peers), Some(expected)) = (&self.engine.peers, expected) {
             peers.expect_at_most(expected);
         }
-        let program = self.program(mode == Mode::Train, batch.slices.len())?;
+        // The end of a step has no micro-batches, and is the same for any number of them.
+        let micro_batches = match batch.slices.len() {
+            0 => self.engine.micro_batches,
+            count => count,
+        };
+        let program = self.program(part, micro_batches)?;
         let mut feeds: Vec<Vec<Feed>> = (0..self.engine.devices()).map(|_| Vec::new()).collect();
         for (stage, &device) in self.engine.placement.iter().enumerate() {
             let fed = |all: &[Vec<Tensor>], here: bool| -> Vec<Vec<Tensor>> {
                 let all = all.iter().take(if here { usize::MAX } else { 0 });
                 all.map(|tensors| tensors.iter().map(Tensor::shallow_clone).collect()).collect()
             };
+            let last = stage + 1 == self.engine.placement.len();
+            let grads = batch.output_grads.iter().take(if last { usize::MAX } else { 0 });
+            let grads = grads.map(|all| {
+                all.iter().map(|grad| grad.as_ref().map(Tensor::shallow_clone)).collect()
+            });
             feeds[device].push(Feed {
                 mode,
+                part,
+                forward,
+                output_grads: grads.collect(),
                 step: self.training.step,
                 slices: batch.slices.clone(),
                 inputs: fed(&batch.inputs, stage == 0),
-                targets: fed(&batch.targets, stage + 1 == self.engine.placement.len()),
+                targets: fed(&batch.targets, last),
                 denominator,
                 lr: self.training.learning_rate(),
-                loss_scale: self.training.loss_scale.scale,
+                loss_scale: self.training.loss_scale.scale * divisor,
                 check_finite,
                 groups: batch.groups.clone(),
                 begins: batch.begins,
@@ -141,18 +192,12 @@ impl Pipeline {
     /// Finds the layer that made a NaN. Runs the step again with every value checked, so that the
     /// error names the first layer with a non-finite value. The second run never updates
     /// (`ActiveStage::decide`). Steps without a NaN pay nothing for it.
-    pub(super) fn name_the_layer(
-        &mut self,
-        error: Error,
-        mode: Mode,
-        batch: &MiniBatch,
-        denominator: f64,
-    ) -> Error {
+    pub(super) fn name_the_layer(&mut self, error: Error, task: Task<'_>) -> Error {
         // Across processes, a step that fails ends the run, so it cannot be repeated.
         if !error.is_not_finite() || self.engine.peers.is_some() {
             return error;
         }
-        match self.run(mode, batch, denominator, true) {
+        match self.run(Task { check_finite: true, ..task }) {
             Err(found) if found.is_not_finite() => found,
             _ => error, // the NaN did not recur: keep the first error
         }

@@ -101,6 +101,7 @@ impl Pipeline {
         layers: impl IntoIterator<Item = std::result::Result<LayerState, E>>,
     ) -> std::result::Result<(), E> {
         self.needs_own_parameters("restore a state")?;
+        self.needs_no_update("restore a state")?;
         if counters.seed != self.model.seed {
             return Err(misfit(format!(
                 "it was made with seed {}, the pipeline has {}: masks would differ",

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpipe_bridge::memory;
-use gpipe_core::{Action, EdgeId, MicroBatch, StageId};
+use gpipe_core::{Action, EdgeId, MicroBatch, StageId, lower::Part};
 use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
 
 use super::{
@@ -13,11 +13,15 @@ use super::{
     held::SavedActivations,
     in_operation,
     layers::{ForwardOptions, GraphMode, SavedOps},
+    parameters::copy_to_cpu,
     recorder::{LayerBytes, ProfiledOp, Recorder, StageProfile},
     step::{ActiveStage, StepState},
     update::StepUpdate,
 };
-use crate::{error::StageError, value::Value};
+use crate::{
+    error::{LayerError, StageError},
+    value::Value,
+};
 
 impl StageExecutor for Stage {
     type Value = Value;
@@ -48,7 +52,9 @@ impl StageExecutor for Stage {
         if feed.mode != Mode::Decode || feed.begins {
             self.decoding.clear();
         }
-        self.step = Some(StepState::new(&self.config, feed));
+        let mut step = StepState::new(&self.config, feed);
+        self.pending.hand_to(&mut step, &self.config);
+        self.step = Some(step);
         Ok(())
     }
 
@@ -93,8 +99,12 @@ impl StageExecutor for Stage {
         self.active()?.reduce(arrived)
     }
 
-    fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
-        self.active()?.norm(sums)
+    fn accept(&mut self, edge: EdgeId, sums: Value) -> StageResult<()> {
+        self.active()?.accept(edge, sums)
+    }
+
+    fn norm(&mut self) -> StageResult<Vote> {
+        self.active()?.norm()
     }
 
     fn decide(&mut self, votes: &[Vote]) -> StageResult<Verdict> {
@@ -106,9 +116,19 @@ impl StageExecutor for Stage {
     }
 
     fn finish(&mut self) -> StageResult<Outcome> {
+        let mut step = self.end_step()?;
+        self.pending.take_from(&mut step);
         // The rest of the step is dropped here, so that the reported memory is what remains.
-        let StepState { loss_sums, metric_sums, outputs, verdict, levels, recorder, .. } =
-            self.end_step()?;
+        let StepState {
+            loss_sums,
+            metric_sums,
+            outputs,
+            input_grads,
+            verdict,
+            levels,
+            recorder,
+            ..
+        } = step;
         let mut memory = self.device.memory().map_err(in_operation("memory"))?;
         let profile = recorder.map(|mut recorder| {
             let (samples, peak) = recorder.take(memory.peak);
@@ -119,6 +139,7 @@ impl StageExecutor for Stage {
             loss_sums: in_order(loss_sums),
             metric_sums: in_order(metric_sums),
             outputs: in_order(outputs),
+            input_grads: in_order(input_grads),
             verdict,
             memory,
             levels,
@@ -188,6 +209,11 @@ impl ActiveStage<'_> {
             self.step.outputs.push((micro_batch, outputs));
             return self.finished(Vec::new());
         }
+        if self.step.feed.part == Part::Forward && self.config.last {
+            let copy = || outputs.iter().map(copy_to_cpu).collect::<Result<_, LayerError>>();
+            let copies = self.device.for_driver(copy).map_err(in_operation("the outputs"))?;
+            self.step.outputs.push((micro_batch, copies));
+        }
         // A forward that discards leaves the loss to re-materialization, which computes it anyway.
         if keep != Keep::Inputs {
             let graph = keep == Keep::Activations;
@@ -225,11 +251,17 @@ impl ActiveStage<'_> {
         self.finished(sums.into_iter().map(|(edge, sum)| (edge, sum.into_parts().0)).collect())
     }
 
-    fn norm(&mut self, sums: OnEdges<Value>) -> StageResult<Vote> {
+    fn accept(&mut self, edge: EdgeId, sums: Value) -> StageResult<()> {
+        let received = self.receive(vec![(edge, sums)])?;
+        for (edge, sums) in received {
+            self.step.gradients.accept_sums(self.config, edge, sums);
+        }
+        Ok(())
+    }
+
+    fn norm(&mut self) -> StageResult<Vote> {
         self.reduced()?;
         let begun = self.begin_sample()?;
-        let sums = self.receive(sums)?;
-        self.step.gradients.accept_sums(self.config, sums);
         let unscale = 1.0 / self.step.feed.loss_scale;
         let statistics = std::mem::take(&mut self.step.statistics);
         if let Some(recorder) = &self.step.recorder {

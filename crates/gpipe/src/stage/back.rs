@@ -3,13 +3,14 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use gpipe_core::{EdgeId, MicroBatch};
+use gpipe_bridge::layout::settled;
+use gpipe_core::{EdgeId, MicroBatch, lower::Part};
 use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
 use super::{
-    StageResult, guard, held::SavedActivations, in_operation, not_held, recorder::ProfiledOp,
-    step::ActiveStage,
+    StageResult, guard, held::SavedActivations, in_operation, not_held, parameters::copy_to_cpu,
+    recorder::ProfiledOp, step::ActiveStage,
 };
 use crate::{
     error::{LayerError, StageError},
@@ -85,6 +86,9 @@ impl ActiveStage<'_> {
             if self.step.feed.check_finite {
                 guard::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
             }
+        } else if let Some(given) = self.step.feed.output_grads(micro_batch) {
+            grads =
+                self.given_grads(given).map_err(in_operation("the gradients of the outputs"))?;
         }
         loop {
             grads = self.through_islands(&mut held, grads, &mut skip_grads, micro_batch, work)?;
@@ -95,9 +99,38 @@ impl ActiveStage<'_> {
             self.recompute(micro_batch)?;
             held = self.step.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
         }
+        if self.step.feed.part == Part::Backward && edges.boundary_in.is_none() {
+            let copies = self.device.for_driver(|| self.input_grads(&grads));
+            let copies = copies.map_err(in_operation("the gradients of the inputs"))?;
+            self.step.input_grads.push((micro_batch, copies));
+        }
         let mut back = self.outgoing(edges.boundary_in, grads, &edges.skips_in, &mut skip_grads);
         back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
         self.finished(back)
+    }
+
+    /// The gradients of the outputs that the caller gave: on the stage's device, scaled as the loss
+    /// would be, in the compute dtype.
+    fn given_grads(&self, given: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let scale = self.step.feed.loss_scale;
+        let own = |grad: &Tensor| {
+            // Not the caller's tensor itself, which may become the sum of a parameter's gradients.
+            let grad = self.device.own(grad)?.f_mul_scalar(scale)?;
+            Ok(settled(grad.f_to_kind(self.config.precision.compute)?)?)
+        };
+        given.iter().map(|grad| grad.as_ref().map(own).transpose()).collect()
+    }
+
+    /// Copies of the gradients of the inputs, for the caller: unscaled, in the dtype of parameters.
+    fn input_grads(&self, grads: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let scale = 1.0 / self.step.feed.loss_scale;
+        let own = |grad: &Tensor| {
+            let grad = grad.f_to_kind(self.config.precision.master)?.f_mul_scalar(scale)?;
+            copy_to_cpu(&grad)
+        };
+        grads.iter().map(|grad| grad.as_ref().map(own).transpose()).collect()
     }
 
     /// Runs the backward through the islands in `held`. `grads` are the gradients of the last

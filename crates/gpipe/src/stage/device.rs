@@ -80,6 +80,17 @@ impl StageDevice {
         Ok(memory::enter(SHARED_ARENA)?)
     }
 
+    /// Makes copies for the driver, which are charged to no stage.
+    pub(super) fn for_driver<T>(
+        &self,
+        copy: impl FnOnce() -> Result<T, LayerError>,
+    ) -> Result<T, LayerError> {
+        self.charge_nobody()?;
+        let copies = copy();
+        self.charge_stage()?;
+        copies
+    }
+
     /// Ends an action: waits for its kernels and checks the cap. The CPU's allocator refuses
     /// allocations above the cap. A GPU's allocator cannot, so there the action fails afterwards.
     pub(super) fn finish(&self) -> Result<(), LayerError> {

@@ -1,7 +1,7 @@
 //! What the driver gives a stage for a step, and what the stage returns.
 
 use gpipe_bridge::memory::Stats;
-use gpipe_core::MicroBatch;
+use gpipe_core::{MicroBatch, lower::Part};
 use gpipe_runtime::Verdict;
 use tch::Tensor;
 
@@ -60,19 +60,26 @@ pub(crate) fn split(samples: usize, micro_batches: usize) -> Vec<Slice> {
 }
 
 /// The input of one stage for a step.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Feed {
     pub mode: Mode,
+    /// The part of a training step that runs.
+    pub part: Part,
+    /// The number of the forward that this part runs or goes back through.
+    pub forward: u64,
     pub step: u64,
     pub slices: Vec<Slice>,
     /// By micro-batch; only the first stage has them.
     pub inputs: Vec<Vec<Tensor>>,
     /// By micro-batch; only the last stage has them.
     pub targets: Vec<Vec<Tensor>>,
+    /// By micro-batch; only the last stage has them, where a part runs backwards alone.
+    pub output_grads: Vec<Vec<Option<Tensor>>>,
     /// The number that the sum of the mini-batch's losses is divided by.
     pub denominator: f64,
     pub lr: f64,
-    /// The factor of the loss before the backward; gradients are divided by it afterwards.
+    /// The factor of the loss before the backward. In the update, the number by which gradients
+    /// are divided.
     pub loss_scale: f64,
     /// Whether to check every value, in order to name the layer after a failure.
     pub check_finite: bool,
@@ -91,6 +98,10 @@ impl Feed {
         self.targets.get(micro_batch.index()).map(Vec::as_slice)
     }
 
+    pub(crate) fn output_grads(&self, micro_batch: MicroBatch) -> Option<&[Option<Tensor>]> {
+        self.output_grads.get(micro_batch.index()).map(Vec::as_slice)
+    }
+
     pub(crate) fn group(&self, micro_batch: MicroBatch) -> Option<&Group> {
         self.groups.get(micro_batch.index())
     }
@@ -107,8 +118,10 @@ pub(crate) struct Outcome {
     pub loss_sums: Vec<f64>,
     /// The last stage's sums of metrics, by micro-batch.
     pub metric_sums: Vec<Vec<f64>>,
-    /// The last stage's outputs, when predicting or decoding.
+    /// The last stage's outputs, when predicting or decoding, or of forwards alone.
     pub outputs: Vec<Vec<Tensor>>,
+    /// The first stage's gradients of the inputs, where a part runs backwards alone.
+    pub input_grads: Vec<Vec<Option<Tensor>>>,
     /// The decision about the update.
     pub verdict: Option<Verdict>,
     /// Memory of the device: live now, and the peak of the step.

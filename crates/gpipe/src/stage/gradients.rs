@@ -16,6 +16,7 @@ use super::{
 use crate::{error::LayerError, value::Value};
 
 /// The gradients that a step has summed so far.
+#[derive(Default)]
 pub(super) struct Gradients {
     /// By layer of the stage and parameter. `None` if there is no gradient yet.
     sums: Vec<Vec<Option<Tensor>>>,
@@ -55,6 +56,11 @@ impl Gradients {
         let (sums, turns) =
             counts.map(|count| ((0..count).map(|_| None).collect(), vec![0; count])).unzip();
         Self { sums, turns }
+    }
+
+    /// Starts a program: its micro-batches are numbered from 0 and follow those that are summed.
+    pub(super) fn start_turns(&mut self) {
+        self.turns.iter_mut().flatten().for_each(|turn| *turn = 0);
     }
 
     /// The gradient sums of the layer at `position`. `None` if there is no gradient yet.
@@ -155,17 +161,20 @@ impl Gradients {
             .collect())
     }
 
-    /// Stores the sums for weights that other stages own.
-    pub(super) fn accept_sums(&mut self, config: &StageConfig, sums: OnEdges<Vec<Option<Tensor>>>) {
-        for (edge, sums) in sums {
-            let owner = config.edges.tie_owners.iter().find(|(own, _)| *own == edge);
-            let groups = owner.into_iter().flat_map(|(_, layers)| {
-                config.ties.iter().filter(move |g| layers.contains(&g.uses[0].0.index()))
-            });
-            let used = groups.filter_map(|group| first_place(config, group));
-            for ((layer, slot), sum) in used.zip(sums) {
-                self.sums[layer][slot] = sum;
-            }
+    /// Stores the sums for weights that the stage at the other end of `edge` owns.
+    pub(super) fn accept_sums(
+        &mut self,
+        config: &StageConfig,
+        edge: EdgeId,
+        sums: Vec<Option<Tensor>>,
+    ) {
+        let owner = config.edges.tie_owners.iter().find(|(own, _)| *own == edge);
+        let groups = owner.into_iter().flat_map(|(_, layers)| {
+            config.ties.iter().filter(move |g| layers.contains(&g.uses[0].0.index()))
+        });
+        let used = groups.filter_map(|group| first_place(config, group));
+        for ((layer, slot), sum) in used.zip(sums) {
+            self.sums[layer][slot] = sum;
         }
     }
 }

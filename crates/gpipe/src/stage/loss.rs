@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpipe_core::MicroBatch;
+use gpipe_core::{MicroBatch, lower::Part};
 use tch::Tensor;
 
 use super::{
@@ -35,7 +35,9 @@ impl ActiveStage<'_> {
         graph: bool,
         work: ProfiledOp,
     ) -> StageResult<Option<Island>> {
-        if !self.config.last {
+        // Where forwards and backwards run alone, the loss is the caller's.
+        let is_callers = matches!(self.step.feed.part, Part::Forward | Part::Backward);
+        if !self.config.last || is_callers {
             return Ok(None);
         }
         let begun = self.begin_sample()?;

@@ -14,6 +14,7 @@
 //! - [`discarding`]: forwards that keep only a segment's inputs, and their recomputation
 //! - [`back`]: backwards, whole or in halves
 //! - [`held`]: what is kept of a micro-batch from its forward to its backward
+//! - [`pending`]: what the parts of an update leave for each other
 //! - [`gradients`]: the step's gradients, and those of tied weights
 //! - [`reduction`]: gradients summed over replicas
 //! - [`parameters`]: parameters; [`update`]: norm, update, moving averages
@@ -34,6 +35,7 @@ mod island;
 mod layers;
 mod loss;
 pub(crate) mod parameters;
+mod pending;
 pub(crate) mod recorder;
 pub(crate) mod reduction;
 mod state;
@@ -49,7 +51,7 @@ pub(crate) use self::{
     config::{BeforeAction, Edges, StageConfig},
     guard::catching,
 };
-use self::{device::StageDevice, parameters::Parameters, step::StepState};
+use self::{device::StageDevice, parameters::Parameters, pending::Pending, step::StepState};
 use crate::{
     cache::Cache,
     error::{LayerError, StageError},
@@ -66,6 +68,8 @@ pub(crate) struct Stage {
     replicas: Option<Box<dyn Summing>>,
     /// The layers' caches in a decoding, by group and position. Dropped when anything else runs.
     decoding: HashMap<(usize, usize), Cache>,
+    /// What earlier parts of an update left. Empty unless an update runs in parts.
+    pending: Pending,
     /// Set between `begin` and `finish` or `abort`.
     step: Option<StepState>,
     /// Shared with the device's other stages. It is the last field, so that its arena is released
@@ -101,13 +105,19 @@ impl Stage {
         let replicas = config.replicas.as_ref().map(|replicas| replicas.stage(config.stage));
         let replicas = replicas.transpose().map_err(|error| LayerError::Value(error.to_string()));
         let replicas = replicas.map_err(in_operation("meeting the other replicas"))?;
-        Ok(Self { config, parameters, replicas, decoding: HashMap::new(), step: None, device })
+        let (decoding, pending) = (HashMap::new(), Pending::default());
+        Ok(Self { config, parameters, replicas, decoding, pending, step: None, device })
     }
 
     /// The parameters, for the driver. Copies that the driver makes are not charged to the stage.
     pub(crate) fn visit_parameters(&mut self) -> Result<&mut Parameters, LayerError> {
         self.device.charge_nobody()?;
         Ok(&mut self.parameters)
+    }
+
+    /// What earlier parts of an update left on this stage.
+    pub(crate) fn pending(&mut self) -> &mut Pending {
+        &mut self.pending
     }
 
     /// The memory arena of the stage.

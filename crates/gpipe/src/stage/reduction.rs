@@ -48,6 +48,11 @@ impl Reduction {
         Self { from: layers, under_way: VecDeque::new() }
     }
 
+    /// The state when every gradient is already the sum over all replicas.
+    pub(super) fn done() -> Self {
+        Self::new(0)
+    }
+
     /// Sends the gradients of the layers from position `layer` on, which are final.
     pub(super) fn complete(
         &mut self,

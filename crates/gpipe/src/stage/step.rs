@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap},
 };
 
-use gpipe_core::MicroBatch;
+use gpipe_core::{MicroBatch, lower::Part};
 use gpipe_runtime::Verdict;
 use tch::Tensor;
 
@@ -47,6 +47,8 @@ pub(super) struct StepState {
     pub(super) loss_sums: Vec<(MicroBatch, f64)>,
     pub(super) metric_sums: Vec<(MicroBatch, Vec<f64>)>,
     pub(super) outputs: Vec<(MicroBatch, Vec<Tensor>)>,
+    /// On the first stage: gradients of the inputs.
+    pub(super) input_grads: Vec<(MicroBatch, Vec<Option<Tensor>>)>,
     pub(super) verdict: Option<Verdict>,
     /// Live bytes before each action.
     pub(super) levels: Vec<u64>,
@@ -57,19 +59,24 @@ pub(super) struct StepState {
 impl StepState {
     pub(super) fn new(config: &StageConfig, feed: Feed) -> Self {
         Self {
-            feed,
             held: HashMap::new(),
             split: HashMap::new(),
             gradients: Gradients::new(config),
-            reduction: Reduction::new(config.named.len()),
+            // Before an update alone, an earlier part has summed them.
+            reduction: match feed.part {
+                Part::Update => Reduction::done(),
+                _ => Reduction::new(config.named.len()),
+            },
             statistics: Statistics::default(),
             running: Vec::new(),
             loss_sums: Vec::new(),
             metric_sums: Vec::new(),
             outputs: Vec::new(),
+            input_grads: Vec::new(),
             verdict: None,
             levels: Vec::new(),
             recorder: config.profile.then(Recorder::default),
+            feed,
         }
     }
 }
@@ -90,7 +97,7 @@ impl Stage {
     /// # Errors
     /// If no step has begun.
     pub(super) fn active(&mut self) -> StageResult<ActiveStage<'_>> {
-        let Self { config, parameters, replicas, decoding, step, device } = self;
+        let Self { config, parameters, replicas, decoding, pending: _, step, device } = self;
         Ok(ActiveStage {
             config,
             device,
@@ -116,10 +123,12 @@ fn no_step() -> StageError {
 }
 
 impl ActiveStage<'_> {
-    /// Called after a backward of the layers from `position` on. After the last micro-batch, begins
-    /// to sum their gradients with those of other replicas.
+    /// Called after a backward of the layers from `position` on. After the step's last micro-batch,
+    /// begins to sum their gradients with those of other replicas. Where gradients accumulate, more
+    /// backwards may follow.
     pub(super) fn complete(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
-        let is_last = micro_batch.index() + 1 == self.step.feed.slices.len();
+        let is_last = self.step.feed.part == Part::Step
+            && micro_batch.index() + 1 == self.step.feed.slices.len();
         let Some(replicas) = self.replicas.as_mut().filter(|_| is_last) else { return Ok(()) };
         let StepState { reduction, gradients, .. } = &mut *self.step;
         let begun =

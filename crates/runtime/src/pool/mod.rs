@@ -2,6 +2,7 @@
 //! pulses.
 
 mod crossings;
+mod errands;
 
 use std::{
     collections::HashMap,
@@ -10,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use errands::Errands;
 use gpipe_core::{
     Bytes, DeviceId, Nanos, StageId,
     lower::Program,
@@ -62,7 +64,8 @@ pub type BuildDevice<E> =
     Box<dyn FnOnce() -> Result<Vec<E>, <E as StageExecutor>::Error> + Send + 'static>;
 
 struct Worker<E: StageExecutor> {
-    commands: mpsc::Sender<Command<E>>,
+    /// Shared with [`Errands`], which do not keep the thread.
+    commands: Arc<mpsc::Sender<Command<E>>>,
     /// `None` once the thread was abandoned or joined.
     thread: Option<JoinHandle<()>>,
     /// Disconnected when the thread has ended.
@@ -138,6 +141,7 @@ impl<E: StageExecutor> WorkerPool<E> {
             let thread = thread.map_err(|error| StepError::Unusable {
                 reason: format!("no thread for device {device}: {error}"),
             })?;
+            let commands = Arc::new(commands);
             workers.push(Some(Worker { commands, thread: Some(thread), ended }));
             built.push((device, ready));
         }
@@ -219,7 +223,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         self.check_usable(program, &feeds)?;
         let step = Arc::new(Step {
             program: Arc::clone(program),
-            recomputed: program.rematerialized(),
+            recomputed: program.rematerialized().clone(),
             trains: program.trains(),
             placement: program.placement(),
             links: Links::new(program, self.settings.link_capacity),
@@ -439,6 +443,11 @@ impl<E: StageExecutor> WorkerPool<E> {
         answers.into_iter().map(|(device, answer)| self.await_answer(device, &answer?)).collect()
     }
 
+    /// A handle that calls the stages of this process later, without a borrow of the pool.
+    pub fn errands(&self) -> Errands<E> {
+        Errands::new(self.workers.iter().flatten().map(|worker| &worker.commands))
+    }
+
     /// Sends `visit` to the device's thread; returns the channel for its result.
     fn send_visitor<T: Send + 'static>(
         &self,
@@ -472,8 +481,7 @@ impl<E: StageExecutor> WorkerPool<E> {
             if error == mpsc::RecvTimeoutError::Timeout {
                 self.abandon(device.index());
             }
-            let reason = format!("device {device} did not answer a visit: {error}");
-            StepError::Unusable { reason }
+            StepError::Unusable { reason: format!("device {device} did not answer: {error}") }
         })
     }
 }

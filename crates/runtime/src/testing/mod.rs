@@ -92,6 +92,8 @@ pub struct MockStage {
     parameter: u64,
     gradient: u64,
     sums: u64,
+    /// How many sums of tied gradients have arrived.
+    accepted: usize,
     /// Inputs by micro-batch, and whether the activations are present.
     held: HashMap<MicroBatch, (u64, bool)>,
     /// What the first halves of backwards leave for the second halves.
@@ -116,6 +118,7 @@ impl MockStage {
             parameter: mix(u64::from(stage.0) + 1),
             gradient: 0,
             sums: 0,
+            accepted: 0,
             held: HashMap::new(),
             split: HashMap::new(),
             ready: None,
@@ -266,9 +269,18 @@ impl StageExecutor for MockStage {
         Ok(on_edges(&edges, sum))
     }
 
-    fn norm(&mut self, sums: OnEdges<Number>) -> Result<Vote, MockError> {
-        self.check_edges(&sums, &self.edges(|e| e.kind == EdgeKind::Tie && e.from == self.stage))?;
-        self.sums = joined(self.sums, &sums);
+    fn accept(&mut self, edge: EdgeId, sums: Number) -> Result<(), MockError> {
+        let edges = self.edges(|e| e.kind == EdgeKind::Tie && e.from == self.stage);
+        self.check(edges.contains(&edge), "the sums of a weight that this stage does not use")?;
+        self.accepted += 1;
+        self.sums = join(self.sums, sums.0);
+        Ok(())
+    }
+
+    fn norm(&mut self) -> Result<Vote, MockError> {
+        let due = self.edges(|e| e.kind == EdgeKind::Tie && e.from == self.stage).len();
+        let accepted = std::mem::take(&mut self.accepted);
+        self.check(accepted == due, "norm before all sums")?;
         let ready = join(join(self.parameter, self.gradient), self.sums);
         self.ready = Some(ready);
         Ok(Vote { squares: vec![(LayerId(self.stage.0), (ready >> 40) as f64)] })
@@ -302,7 +314,7 @@ impl StageExecutor for MockStage {
     fn abort(&mut self) {
         self.held.clear();
         self.split.clear();
-        self.ready = None;
+        (self.ready, self.accepted) = (None, 0);
     }
 }
 
@@ -370,8 +382,10 @@ pub fn unpipelined(
     let mut votes = Vec::new();
     for stage in &mut stages {
         let used = stage.edges(|e| e.kind == EdgeKind::Tie && e.from == stage.stage);
-        let sums = collect(&mut mail, &used, Direction::Backward, None);
-        votes.push(stage.norm(sums)?);
+        for (edge, sums) in collect(&mut mail, &used, Direction::Backward, None) {
+            stage.accept(edge, sums)?;
+        }
+        votes.push(stage.norm()?);
     }
     let mut verdict = None;
     for stage in &mut stages {

@@ -30,6 +30,7 @@ use crate::{
         expected::Carried,
         model::Model,
         parameters::Averages,
+        parts::UpdateInParts,
         peers::TransportPeers,
         run::{Caches, Engine},
         topology,
@@ -129,6 +130,7 @@ impl PipelineBuilder {
                 averages: if self.average.is_some() { Averages::Kept } else { Averages::None },
                 torn: None,
             },
+            update: UpdateInParts::new(self.open_forwards),
             caches: Caches::default(),
         })
     }
@@ -151,7 +153,10 @@ impl PipelineBuilder {
         let ranges = topology::ranges(&balance);
         let placed: Vec<Device> = placement.iter().map(|&device| self.devices[device]).collect();
         topology::check_ties(&ranges, &placed, &ties)?;
-        let trained_before = self.sequence.trained_before();
+        let trained_before = match self.input_gradients {
+            true => vec![true; layers],
+            false => self.sequence.trained_before(),
+        };
         let (topology, purposes, edges) =
             topology::build(&ranges, &inferred.skips, &ties, &trained_before);
         let carried = Carried::of(&topology, &purposes, &ranges, &self.sequence, &ties, precision);
@@ -241,6 +246,9 @@ impl PipelineBuilder {
         if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refuse("the largest gradient norm must be above 0".into());
         }
+        if self.open_forwards == 0 {
+            return refuse("no forward may be open: set open_forwards to at least 1".into());
+        }
         if self.deadline.is_zero() {
             return refuse("the deadline must be longer than 0".into());
         }
@@ -279,6 +287,7 @@ impl PipelineBuilder {
             ("learning rate", format!("{:?}", self.rate)),
             ("averages", format!("{:?}", self.average)),
             ("inputs", format!("{:?}", self.inputs)),
+            ("gradients of the inputs", self.input_gradients.to_string()),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))

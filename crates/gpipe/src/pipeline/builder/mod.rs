@@ -64,6 +64,8 @@ pub struct PipelineBuilder {
     caps: Vec<Bytes>,
     max_norm: Option<f64>,
     keep_gradients: bool,
+    input_gradients: bool,
+    open_forwards: usize,
     deadline: Duration,
     pub(super) loss: Option<Arc<dyn Loss>>,
     metrics: Vec<Arc<dyn Metric>>,
@@ -97,6 +99,8 @@ impl PipelineBuilder {
             caps: Vec::new(),
             max_norm: None,
             keep_gradients: false,
+            input_gradients: false,
+            open_forwards: 8,
             deadline: Settings::default().deadline,
             loss: None,
             metrics: Vec::new(),
@@ -275,6 +279,24 @@ impl PipelineBuilder {
     #[must_use]
     pub fn keep_gradients(mut self) -> Self {
         self.keep_gradients = true;
+        self
+    }
+
+    /// Computes the gradients of floating-point inputs, too, so that
+    /// [`Pipeline::backward`](crate::Pipeline::backward) returns them. All layers then pass
+    /// gradients on, frozen ones too, in whole steps as well.
+    #[must_use]
+    pub fn input_gradients(mut self) -> Self {
+        self.input_gradients = true;
+        self
+    }
+
+    /// The most forwards of [`Pipeline::forward`](crate::Pipeline::forward) that may wait for their
+    /// backward at once: 8 by default. Each holds memory on all stages
+    /// ([`Outputs::held`](crate::Outputs::held)).
+    #[must_use]
+    pub fn open_forwards(mut self, most: usize) -> Self {
+        self.open_forwards = most;
         self
     }
 

@@ -1,0 +1,156 @@
+//! A training step in parts, in several processes and replicas: the bits of one process, and those
+//! of whole steps.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{
+    DEADLINE, in_processes,
+    model::{Features, Named, Run, assert_same_bits, batch, bits, flat, model, uniform},
+};
+use gpipe::{
+    Count, Loss, Pipeline, PipelineBuilder, Schedule, Sequence, Sgd, TensorSpec,
+    layers::{Activation, Linear},
+    processes::Transport,
+};
+use gpipe_distributed::Member;
+use tch::Kind;
+
+const STEPS: u64 = 2;
+
+fn network() -> Sequence {
+    let features =
+        Features { tied: true, skip: true, dropout: 0.2, batch_norm: true, ..Features::plain() };
+    model(features)
+}
+
+fn builder(run: &Run) -> PipelineBuilder {
+    run.builder(network(), 3)
+}
+
+/// Trains in parts, with gradients that are changed by name. Returns numbers that every process
+/// has, and the state of this process's stages.
+fn train(pipeline: &mut Pipeline) -> (Vec<u64>, Named) {
+    let mut numbers = Vec::new();
+    for step in 0..STEPS {
+        let (inputs, targets) = batch(7, step);
+        let dropped = pipeline.forward(&inputs).unwrap();
+        let outputs = pipeline.forward(&inputs).unwrap();
+        drop(dropped);
+        let count = pipeline.count_of(&targets).unwrap();
+        let loss = gpipe::CrossEntropy::default();
+        (loss.sum(outputs.tensors(), &[targets]).unwrap() / count).backward();
+        numbers.extend(outputs.tensors().iter().flat_map(bits));
+        pipeline.backward(&outputs, outputs.gradients()).unwrap();
+        pipeline.scale_gradients("*.tokens", 0.5).unwrap();
+        numbers.push(pipeline.clip_gradients("*.weight", 0.1).unwrap().to_bits());
+        let report = pipeline.update().unwrap();
+        numbers.extend([report.grad_norm.to_bits(), report.step]);
+    }
+    (numbers, flat(pipeline))
+}
+
+/// Merges by name, because each process has only the entries of its stages.
+fn merged(parts: Vec<Named>) -> Named {
+    let mut all: Named = parts.into_iter().flatten().collect();
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
+    all.dedup_by(|(a, _), (b, _)| a == b);
+    all
+}
+
+#[test]
+fn transparency_of_parts_in_processes() {
+    let (numbers, state) = train(&mut builder(&Run::plain()).build().unwrap());
+    let expected = merged(vec![state]);
+    for processes in [2, 4] {
+        let runs = Run::all(network().len()).into_iter().filter(|run| run.stages >= processes);
+        for run in runs.step_by(11) {
+            let what = format!("{run:?} in {processes} processes");
+            let found = in_processes(processes, DEADLINE, |cluster| {
+                train(&mut builder(&run).processes(cluster).build().unwrap())
+            });
+            let states = found.into_iter().map(|(own, state)| {
+                assert!(own == numbers, "{what}");
+                state
+            });
+            assert_same_bits(&merged(states.collect()), &expected, &what);
+        }
+    }
+}
+
+/// Gradients of inputs arrive in every process.
+#[test]
+fn transparency_of_input_gradients_in_processes() {
+    let gradient = |builder: PipelineBuilder| {
+        let x = uniform(&[6, 5], 3, Kind::Float);
+        let mut pipeline = builder.build().unwrap();
+        let outputs = pipeline.forward(&x).unwrap();
+        outputs.tensors()[0].square().sum(Kind::Float).backward();
+        let grads = pipeline.backward(&outputs, outputs.gradients()).unwrap();
+        bits(grads[0].as_ref().unwrap())
+    };
+    let builder = || {
+        let model = Sequence::new()
+            .layer(Linear::new(5, 8))
+            .layer(Activation::Tanh)
+            .layer(Linear::new(8, 3));
+        Pipeline::builder(model, TensorSpec::new([6, 5], Kind::Float))
+            .stages(2)
+            .micro_batches(3)
+            .schedule(Schedule::ZbH1)
+            .optimizer(Sgd::new(0.1))
+            .input_gradients()
+    };
+    let expected = gradient(builder());
+    let found = in_processes(2, DEADLINE, |cluster| gradient(builder().processes(cluster)));
+    assert!(found.iter().all(|own| *own == expected));
+}
+
+/// Two replicas that accumulate, or run in parts, make the update of whole steps.
+#[test]
+fn transparency_of_parts_of_replicas() {
+    let run = |stages| Run { stages, ..Run::plain() };
+    let trained = |stages: usize, way: usize| {
+        let found = in_processes(2 * stages, DEADLINE, |cluster| {
+            let member = Member::new(&cluster, 2).unwrap();
+            let transport = Arc::clone(&member) as Arc<dyn Transport>;
+            let built = builder(&run(stages)).processes(transport).replicas(member);
+            let mut pipeline = built.build().unwrap();
+            for step in 0..STEPS {
+                let (inputs, targets) = batch(8, step);
+                let total = pipeline.count_of(&targets).unwrap();
+                match way {
+                    0 => drop(pipeline.train_step(&inputs, &targets).unwrap()),
+                    1 => {
+                        let count = Count::Total(total);
+                        pipeline.accumulate(&inputs, &targets, count).unwrap();
+                        pipeline.update().unwrap();
+                    }
+                    _ => {
+                        let outputs = pipeline.forward(&inputs).unwrap();
+                        let own = outputs.samples();
+                        let (first, count) = (own.start as i64, own.len() as i64);
+                        let targets = targets.narrow(0, first, count);
+                        let loss = gpipe::CrossEntropy::default();
+                        let sum = loss.sum(outputs.tensors(), &[targets]).unwrap();
+                        (sum * (1.0 / total)).backward();
+                        pipeline.backward(&outputs, outputs.gradients()).unwrap();
+                        pipeline.accumulated_gradients().unwrap();
+                        pipeline.update().unwrap();
+                    }
+                }
+            }
+            flat(&mut pipeline)
+        });
+        merged(found)
+    };
+    for stages in [1, 2] {
+        let expected = trained(stages, 0);
+        for way in [1, 2] {
+            let what = format!("{stages} stages, way {way}");
+            assert_same_bits(&trained(stages, way), &expected, &what);
+        }
+    }
+}

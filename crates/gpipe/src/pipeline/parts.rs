@@ -1,0 +1,491 @@
+//! A training step in parts: forwards, backwards and the update as separate calls, with the
+//! caller's own work between them.
+//!
+//! ```text
+//! forward     F of all micro-batches; the stages keep what the backwards need
+//! backward    R and B of one forward; gradients of parameters accumulate on the stages
+//! accumulate  F and B under the pipeline's schedule, with its loss
+//! update      tied gradients, norm, vote, update
+//! ```
+//!
+//! The parts are parts of the list that a whole step runs ([`gpipe_core::lower::Part`]).
+
+use gpipe_core::{Bytes, lower::Part};
+use gpipe_runtime::{Errands, Ran};
+use tch::Tensor;
+
+use super::{
+    Pipeline,
+    mini_batch::MiniBatch,
+    outputs::{IntoGradients, OpenForwards, Outputs, close_on_stages},
+    outputs_of,
+    report::{DeviceReport, Evaluation, UpdateReport, loss_sum},
+    run::Task,
+};
+use crate::{
+    error::{Error, Result},
+    spec::{TensorSpec, is_float},
+    stage::{
+        Stage,
+        feed::{Mode, Slice},
+    },
+    value::IntoTensors,
+};
+
+/// How [`Pipeline::accumulate`] divides the sum of the losses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Count {
+    /// By this number: the count of all mini-batches of the update together. The gradients then
+    /// equal those of one larger mini-batch, micro-batch by micro-batch. [`Pipeline::update`]
+    /// checks that the counts add up to it.
+    Total(f64),
+    /// It is not known yet. Gradients of the sum accumulate, and [`Pipeline::update`] divides them
+    /// by the counts that were seen. The result is the same up to rounding. In float16, the larger
+    /// gradients overflow sooner.
+    Unknown,
+}
+
+/// The gradients that have accumulated since the last update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Accumulated {
+    /// Gradients of the caller's losses.
+    Given,
+    /// Gradients of losses divided by `total`, of which `seen` has been counted.
+    Of { total: f64, seen: f64 },
+    /// Gradients of sums of losses, with their count.
+    Sums { seen: f64 },
+}
+
+/// An update that runs in parts, as the driver knows it.
+pub(super) struct UpdateInParts {
+    /// The most forwards that may be open.
+    forwards_max: usize,
+    next: u64,
+    open: OpenForwards,
+    /// Samples of the forwards so far. They continue the numbers by which dropout is keyed.
+    samples: usize,
+    accumulated: Option<Accumulated>,
+    /// Whether tied gradients, and those of the replicas, are summed.
+    pub(super) reduced: bool,
+    /// Sum and count of the losses that accumulate computed.
+    losses: (f64, f64),
+}
+
+impl UpdateInParts {
+    pub(super) fn new(forwards_max: usize) -> Self {
+        Self {
+            forwards_max,
+            next: 0,
+            open: OpenForwards::default(),
+            samples: 0,
+            accumulated: None,
+            reduced: false,
+            losses: (0.0, 0.0),
+        }
+    }
+
+    /// Whether gradients have accumulated.
+    pub(super) fn has_gradients(&self) -> bool {
+        self.accumulated.is_some()
+    }
+
+    /// The number by which accumulated gradients are divided before the update.
+    pub(super) fn divisor(&self) -> f64 {
+        match self.accumulated {
+            Some(Accumulated::Sums { seen }) => seen,
+            _ => 1.0,
+        }
+    }
+
+    /// Forgets the update. Outputs that are still open can no longer go back.
+    fn reset(&mut self) {
+        self.open.with(|open| open.numbers.clear());
+        let (next, open) = (self.next, self.open.clone());
+        *self = Self { next, open, ..Self::new(self.forwards_max) };
+    }
+
+    fn begin_forward(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+impl Pipeline {
+    /// Runs the forwards of a mini-batch in training mode. The stages keep what
+    /// [`Pipeline::backward`] needs, under the pipeline's re-materialization policy.
+    ///
+    /// No backward directly follows a forward here, unless M is 1. By default every micro-batch is
+    /// therefore recomputed in its backward.
+    ///
+    /// Dropout is keyed by the global number of each sample. The samples of further forwards and of
+    /// [`Pipeline::accumulate`] continue these numbers until the update. Statistics of batch norms
+    /// count with the update, if the backward has run. Several forwards may be open at once, up to
+    /// [`PipelineBuilder::open_forwards`](crate::PipelineBuilder::open_forwards).
+    ///
+    /// # Errors
+    /// As for [`Pipeline::predict`]; [`Error::Setting`] if too many forwards are open. Gradients
+    /// and other open forwards remain as they were.
+    pub fn forward(&mut self, inputs: impl IntoTensors) -> Result<Outputs> {
+        self.needs_own_parameters("run a forward")?;
+        self.needs_unreduced("another forward")?;
+        let most = self.update.forwards_max;
+        if self.update.open.with(|open| open.numbers.len()) >= most {
+            return Err(Error::Setting(format!(
+                "{most} forwards are open: run their backward or drop their outputs first, or \
+                raise open_forwards in the builder"
+            )));
+        }
+        let inputs = inputs.into_tensors();
+        let count = inputs.first().and_then(|first| first.size().first().copied()).unwrap_or(0);
+        let mut batch = self.check(inputs, None, true)?;
+        let first = batch.slices.first().map_or(0, |slice| slice.first);
+        self.continue_samples(&mut batch);
+        let number = self.update.begin_forward();
+        let task = Task { forward: number, ..Task::new(Mode::Train, Part::Forward, &batch) };
+        let ran = match self.run(task) {
+            Ok(ran) => ran,
+            Err(error) => {
+                close_on_stages(&self.errands(), number);
+                return Err(error);
+            }
+        };
+        self.update.samples += count as usize;
+        self.update.open.with(|open| open.numbers.insert(number));
+        let held = self.added(&ran);
+        let timeline = ran.timeline.clone();
+        let tensors = self.joined(outputs_of(ran))?;
+        let leaf = |tensor: Tensor| -> Result<Tensor> {
+            let differentiable = is_float(tensor.kind());
+            Ok(if differentiable { tensor.f_set_requires_grad(true)? } else { tensor })
+        };
+        Ok(Outputs {
+            tensors: tensors.into_iter().map(leaf).collect::<Result<_>>()?,
+            number,
+            first,
+            slices: batch.slices,
+            specs: batch.specs,
+            timeline,
+            held,
+            open: self.update.open.clone(),
+            errands: self.errands(),
+        })
+    }
+
+    /// Goes back through a forward: adds the gradients of all parameters to those that have
+    /// accumulated, and frees what the stages kept.
+    ///
+    /// `gradients` are those of the outputs: one for each output, of its shape. The result is the
+    /// gradient of each input, `None` for an integer input. All are `None` unless the builder was
+    /// told [`PipelineBuilder::input_gradients`](crate::PipelineBuilder::input_gradients).
+    ///
+    /// # Errors
+    /// [`Error::Input`] and [`Error::Setting`] before anything runs: the forward is still open
+    /// then. After an error of the backward itself, all that has accumulated since the last update
+    /// is discarded, and all forwards are closed. Parameters and optimizer state are unchanged.
+    pub fn backward(
+        &mut self,
+        outputs: &Outputs,
+        gradients: impl IntoGradients,
+    ) -> Result<Vec<Option<Tensor>>> {
+        self.needs_own_parameters("run a backward")?;
+        self.needs_unreduced("another backward")?;
+        if !outputs.open.is_same(&self.update.open) {
+            return Err(Error::Input("these outputs are another pipeline's".into()));
+        }
+        if !outputs.open.with(|open| open.numbers.contains(&outputs.number)) {
+            return Err(Error::Input(
+                "these outputs have no backward any more: it has run, or an update or an error \
+                ended it; run the forward again"
+                    .into(),
+            ));
+        }
+        match self.update.accumulated {
+            None | Some(Accumulated::Given) => {}
+            Some(_) => return Err(mixed()),
+        }
+        let gradients = self.check_gradients(outputs, gradients.into_gradients())?;
+        let own = |slice: &Slice| -> Result<Vec<Option<Tensor>>> {
+            let first = (slice.first - outputs.slices[0].first) as i64;
+            let narrow = |grad: &Tensor| Ok(grad.f_narrow(0, first, slice.count as i64)?);
+            gradients.iter().map(|grad| grad.as_ref().map(narrow).transpose()).collect()
+        };
+        let batch = MiniBatch {
+            slices: outputs.slices.clone(),
+            specs: outputs.specs.clone(),
+            output_grads: outputs.slices.iter().map(own).collect::<Result<_>>()?,
+            ..MiniBatch::default()
+        };
+        let task =
+            Task { forward: outputs.number, ..Task::new(Mode::Train, Part::Backward, &batch) };
+        let mut ran = self.run(task).or_else(|error| self.lose_update(error))?;
+        outputs.open.close(outputs.number);
+        self.update.accumulated = Some(Accumulated::Given);
+        let grads = ran.outcomes.first_mut().map(|own| std::mem::take(&mut own.input_grads));
+        let mut columns: Vec<Vec<Tensor>> = (0..self.model.inputs).map(|_| Vec::new()).collect();
+        for (input, grad) in
+            grads.unwrap_or_default().into_iter().flat_map(|grads| grads.into_iter().enumerate())
+        {
+            if let (Some(column), Some(grad)) = (columns.get_mut(input), grad) {
+                column.push(grad);
+            }
+        }
+        let join = |parts: Vec<Tensor>| match parts.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(Tensor::f_cat(&parts, 0)?)),
+        };
+        columns.into_iter().map(join).collect()
+    }
+
+    /// Trains on one mini-batch without an update: runs forwards and backwards under the pipeline's
+    /// schedule, with its loss, and adds the gradients to those that have accumulated.
+    ///
+    /// Returns the loss and, with [`PipelineBuilder::training_metrics`], the metrics of this
+    /// mini-batch. [`Pipeline::count_of`] tells its count beforehand. One call with
+    /// [`Count::Total`] and one [`Pipeline::update`] equal [`Pipeline::train_step`] to the bit.
+    ///
+    /// [`PipelineBuilder::training_metrics`]: crate::PipelineBuilder::training_metrics
+    ///
+    /// # Errors
+    /// As for [`Pipeline::train_step`] before anything runs. After an error of the run itself, all
+    /// that has accumulated since the last update is discarded, and all forwards are closed.
+    pub fn accumulate(
+        &mut self,
+        inputs: impl IntoTensors,
+        targets: impl IntoTensors,
+        count: Count,
+    ) -> Result<Evaluation> {
+        self.needs_loss_and_optimizer()?;
+        self.needs_own_parameters("accumulate")?;
+        self.needs_unreduced("another mini-batch")?;
+        let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
+        let samples = inputs.first().and_then(|first| first.size().first().copied()).unwrap_or(0);
+        let mut batch = self.check(inputs, Some(&targets), true)?;
+        let own = self.model.denominator(&targets)?;
+        let metric_counts = self.training_metric_counts(&targets)?;
+        let accumulated = match (count, self.update.accumulated) {
+            (Count::Total(total), _) if !(total.is_finite() && total > 0.0) => {
+                return Err(Error::Input(format!(
+                    "the total count is {total}: give a number above 0"
+                )));
+            }
+            (Count::Total(total), None) => Accumulated::Of { total, seen: own },
+            (Count::Total(total), Some(Accumulated::Of { total: before, seen }))
+                if total == before =>
+            {
+                Accumulated::Of { total, seen: seen + own }
+            }
+            (Count::Total(total), Some(Accumulated::Of { total: before, .. })) => {
+                return Err(Error::Input(format!(
+                    "the total count is {total}, before it was {before}: give one number for the \
+                    whole update"
+                )));
+            }
+            (Count::Unknown, None) => Accumulated::Sums { seen: own },
+            (Count::Unknown, Some(Accumulated::Sums { seen })) => {
+                Accumulated::Sums { seen: seen + own }
+            }
+            _ => return Err(mixed()),
+        };
+        let denominator = match accumulated {
+            Accumulated::Of { total, .. } => total,
+            _ => 1.0,
+        };
+        self.continue_samples(&mut batch);
+        let task = Task { denominator, ..Task::new(Mode::Train, Part::Gradients, &batch) };
+        let mut ran = match self.run(task.clone()) {
+            Ok(ran) => ran,
+            Err(error) => {
+                let error = self.name_the_layer(error, task);
+                return self.lose_update(error);
+            }
+        };
+        self.of_all_replicas(&mut ran.outcomes)?;
+        super::finite_loss(&ran.outcomes).or_else(|error| self.lose_update(error))?;
+        self.update.samples += samples as usize;
+        self.update.accumulated = Some(accumulated);
+        let sum = loss_sum(&ran.outcomes);
+        self.update.losses = (self.update.losses.0 + sum, self.update.losses.1 + own);
+        Ok(Evaluation::new(sum, own, self.model.measured(&ran.outcomes, &metric_counts)))
+    }
+
+    /// The count of the pipeline's loss over a mini-batch with these targets: the number that the
+    /// sum of losses is divided by. Add up those of several mini-batches for [`Count::Total`].
+    ///
+    /// # Errors
+    /// If there is no loss, or an error of the loss.
+    pub fn count_of(&self, targets: impl IntoTensors) -> Result<f64> {
+        match &self.model.loss {
+            Some(loss) => Ok(loss.count(&targets.into_tensors())?),
+            None => Err(Error::Setting("there is no loss: give the builder one".into())),
+        }
+    }
+
+    /// Applies the gradients that have accumulated, once, and begins a new update.
+    ///
+    /// Forwards that are still open are closed, because their parameters have changed.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] and [`Error::Input`] before anything runs: the gradients remain.
+    /// [`Error::Step`] and [`Error::NotFinite`] from the update: nothing is updated then, except as
+    /// [`Pipeline::accept_torn_update`] says, and the gradients are discarded. In float16, an
+    /// update whose gradients overflow is not an error: it is reported as skipped.
+    pub fn update(&mut self) -> Result<UpdateReport> {
+        if self.training.optimizer.is_none() {
+            return Err(Error::Setting(
+                "this pipeline cannot update: give the builder an optimizer".into(),
+            ));
+        }
+        self.needs_own_parameters("update")?;
+        let lr = self.checked_learning_rate()?;
+        match self.update.accumulated {
+            None => {
+                return Err(Error::Setting(
+                    "there is no gradient to apply: call backward or accumulate first".into(),
+                ));
+            }
+            Some(Accumulated::Of { total, seen }) if total != seen => {
+                return Err(Error::Input(format!(
+                    "the total count was {total}, the mini-batches count {seen}: accumulate the \
+                    others first, or call discard_update"
+                )));
+            }
+            Some(_) => {}
+        }
+        let batch = MiniBatch::default();
+        let part = if self.update.reduced { Part::Update } else { Part::Finish };
+        let (scale, divisor) = (self.training.loss_scale.scale, self.update.divisor());
+        let task = Task { divisor, ..Task::new(Mode::Train, part, &batch) };
+        let losses = self.update.losses;
+        let ran = self.run(task).or_else(|error| self.lose_update(error))?;
+        self.update.reset();
+        let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
+        let skipped = self.conclude(verdict)?;
+        let program = self.program(part, self.engine.micro_batches)?;
+        let devices = DeviceReport::of(&program, self.engine.link_capacity, &ran);
+        Ok(UpdateReport {
+            step: self.training.step,
+            skipped,
+            loss: (losses.1 > 0.0).then(|| losses.0 / losses.1),
+            count: losses.1,
+            grad_norm: verdict.map_or(0.0, |verdict| verdict.norm),
+            clip_scale: verdict.map_or(1.0, |verdict| verdict.scale * scale * divisor),
+            lr,
+            loss_scale: scale,
+            devices,
+            timeline: ran.timeline,
+        })
+    }
+
+    /// Discards the gradients that have accumulated since the last update, and closes all open
+    /// forwards. Parameters and optimizer state are unchanged.
+    ///
+    /// # Errors
+    /// If a device does not answer.
+    pub fn discard_update(&mut self) -> Result<()> {
+        self.update.reset();
+        self.visit_all(|_| |stage: &mut Stage| stage.pending().clear())?;
+        Ok(())
+    }
+
+    /// Waits until the stages have freed what dropped outputs held. Values between stages are freed
+    /// by whoever drops them last, so a stage alone cannot know.
+    pub(super) fn await_dropped(&mut self) -> Result<()> {
+        if self.update.open.with(|open| std::mem::take(&mut open.dropped)) {
+            self.visit_all(|_| |_: &mut Stage| ())?;
+        }
+        Ok(())
+    }
+
+    /// After an error in a part that changes gradients: discards the update.
+    pub(super) fn lose_update<T>(&mut self, error: Error) -> Result<T> {
+        // If the pipeline is unusable, nothing of it can be used again.
+        let _ = self.discard_update();
+        Err(error)
+    }
+
+    /// Returns an error if an update is under way.
+    pub(super) fn needs_no_update(&self, what: &str) -> Result<()> {
+        let open = self.update.open.with(|open| !open.numbers.is_empty());
+        if self.update.accumulated.is_none() && !open {
+            return Ok(());
+        }
+        Err(Error::Setting(format!(
+            "an update is under way, with gradients or open forwards: update or discard_update \
+            before you {what}"
+        )))
+    }
+
+    /// Returns an error if the gradients of the update are final already.
+    fn needs_unreduced(&self, what: &str) -> Result<()> {
+        match self.update.reduced {
+            false => Ok(()),
+            true => Err(Error::Setting(format!(
+                "the gradients of this update were read or changed, so {what} cannot be added: \
+                update or discard_update first"
+            ))),
+        }
+    }
+
+    /// Numbers the samples of `batch` after those of the update so far.
+    fn continue_samples(&self, batch: &mut MiniBatch) {
+        batch.slices.iter_mut().for_each(|slice| slice.first += self.update.samples);
+    }
+
+    fn check_gradients(
+        &self,
+        outputs: &Outputs,
+        gradients: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>> {
+        if gradients.len() != outputs.tensors.len() {
+            return Err(Error::Input(format!(
+                "{} gradients for {} outputs: give one for each, or None",
+                gradients.len(),
+                outputs.tensors.len()
+            )));
+        }
+        if gradients.iter().all(Option::is_none) {
+            return Err(Error::Input(
+                "no output has a gradient: call backward on a loss of the outputs first, or drop \
+                the outputs"
+                    .into(),
+            ));
+        }
+        let checked = gradients.into_iter().zip(&outputs.tensors).enumerate();
+        let check = |(index, (grad, output)): (usize, (Option<Tensor>, &Tensor))| {
+            let Some(grad) = grad else { return Ok(None) };
+            let (given, own) = (TensorSpec::of(&grad), TensorSpec::of(output));
+            if given != own || !own.is_float() {
+                return Err(Error::Input(format!(
+                    "output {index} is {own}, the gradient for it {given}: shapes and dtypes must \
+                    be equal, and integers have no gradient"
+                )));
+            }
+            Ok(Some(grad.f_detach()?.f_to(tch::Device::Cpu)?))
+        };
+        checked.map(check).collect()
+    }
+
+    /// Bytes that a run added to what each device holds.
+    fn added(&self, ran: &Ran<Stage>) -> Vec<Bytes> {
+        let of_device = |device: usize| {
+            let stages = ran.outcomes.iter().zip(&self.engine.placement);
+            let mut own = stages.filter(|(_, own)| **own == device).map(|(outcome, _)| outcome);
+            let before = own.clone().filter_map(|own| own.levels.first()).min().copied();
+            let after = own.next_back().map(|own| own.memory.live);
+            Bytes(after.unwrap_or(0).saturating_sub(before.unwrap_or(0)))
+        };
+        (0..self.engine.devices()).map(of_device).collect()
+    }
+
+    fn errands(&self) -> Errands<Stage> {
+        self.engine.pool.errands()
+    }
+}
+
+fn mixed() -> Error {
+    Error::Input(
+        "gradients of your losses, of losses with a total count, and of losses without one cannot \
+        be added in one update: use one of the three"
+            .into(),
+    )
+}
