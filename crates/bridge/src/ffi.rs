@@ -1,6 +1,6 @@
 //! Declarations that Rust and C++ share. Nothing here is public; the sibling modules wrap it.
 
-use crate::custom::CustomBackward;
+use crate::custom_backward::CustomBackward;
 
 #[allow(
     dead_code,

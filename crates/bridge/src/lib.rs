@@ -37,6 +37,7 @@
 pub mod c10d;
 pub mod convolution;
 pub mod custom;
+mod custom_backward;
 pub mod device;
 mod ffi;
 pub mod fill;
