@@ -8,7 +8,7 @@ use crate::remedy::remedy;
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The operating system reported an error.
-    #[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]
+    #[error("cannot {action} {}: {source}{}", path.display(), remedy(action, source))]
     Io {
         /// The attempted action: "create", "write", "read" and so on.
         action: &'static str,
@@ -58,8 +58,8 @@ pub enum CheckpointError {
         reason: String,
     },
     /// The writer missed its deadline. It continues, and no other checkpoint starts before it ends.
-    #[error("checkpoint {} was still being written after {waited:?}: is the disk too slow, or \
-        gone?", path.display())]
+    #[error("checkpoint {} was not written within {waited:?}: use a faster disk, or raise \
+        checkpoint.timeout_s", path.display())]
     Late {
         /// The checkpoint.
         path: PathBuf,

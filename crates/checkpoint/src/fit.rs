@@ -132,7 +132,7 @@ impl Fit {
                     return Err(FileError::format(
                         file.path(),
                         format!(
-                            "{} and {} both become {}: let the map ignore one",
+                            "{} and {} both become {}: let a rule ignore one",
                             shown(first),
                             shown(&entry.name),
                             shown(place.key())
@@ -186,13 +186,13 @@ impl Fit {
         };
         let Some(kind) = entry.kind.filter(|kind| is_floating(*kind)) else {
             return refuse(&format!(
-                "cannot become {parameter}: that takes F64, F32, F16 or BF16; let the map ignore it"
+                "cannot become {parameter}: that takes F64, F32, F16 or BF16; let a rule ignore it"
             ));
         };
         let mut found = entry.shape.clone();
         if transpose {
             if found.len() != 2 {
-                return refuse("is no matrix to be transposed: correct the map");
+                return refuse("is no matrix to be transposed: correct its rule");
             }
             found.reverse();
         }
@@ -250,7 +250,7 @@ fn copy(
     let Some(found) = found.filter(|found| found.name != name) else {
         let (name, of) = (shown(&name), shown(&of));
         let reason =
-            format!("{name} is said to be a copy of {of}, which it has not: correct the map");
+            format!("{name} is said to be a copy of {of}, which is not there: correct the rule");
         return Err(FileError::format(file.path(), reason));
     };
     Ok(CopyOf { name: name.to_owned(), of: found.name.clone(), parameter })
@@ -268,10 +268,10 @@ impl CopyOf {
                 "the weights are not tied: use model.tied = false, where {name} is {}",
                 shown(parameter)
             ),
-            None => "correct the map".to_owned(),
+            None => "correct the rule".to_owned(),
         };
         let reason =
-            format!("{name} differs from {of}, of which the map says it is a copy: {remedy}");
+            format!("{name} differs from {of}, of which a rule says it is a copy: {remedy}");
         Err(FileError::format(file.path(), reason))
     }
 }
@@ -322,8 +322,8 @@ impl fmt::Display for Fit {
         let all =
             self.loaded.len() + self.missing.len() + self.mismatched.len() + self.reinit.len();
         write!(f, "{} of {all} parameters are in the file", self.loaded.len())?;
-        list(f, "missing, the file has not", &self.missing, |name| shown(name))?;
-        list(f, "unexpected, the model has not", &self.unexpected, |name| shown(name))?;
+        list(f, "missing from the file", &self.missing, |name| shown(name))?;
+        list(f, "in the file but not in the model", &self.unexpected, |name| shown(name))?;
         list(
             f,
             "mismatched in shape",
@@ -332,7 +332,7 @@ impl fmt::Display for Fit {
                 format!("{}: {expected:?}, but {} is {found:?}", shown(parameter), shown(from))
             },
         )?;
-        list(f, "start afresh", &self.reinit, |name| shown(name))?;
+        list(f, "start from random values", &self.reinit, |name| shown(name))?;
         list(f, "copies of others, to the bit", &self.copies, |CopyOf { name, of, .. }| {
             format!("{} of {}", shown(name), shown(of))
         })?;

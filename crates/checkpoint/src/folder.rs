@@ -127,6 +127,10 @@ pub fn find(path: &Path) -> Result<Newest> {
         let found = Some(Checkpoint::open(path)?.verified()?);
         return Ok(Newest { found, skipped: Vec::new() });
     }
+    if path.is_file() {
+        let reason = "it is a file: give the folder of a run or a checkpoint".into();
+        return Err(CheckpointError::NotFound { path: path.to_owned(), reason });
+    }
     let newest = newest(path)?;
     if newest.found.is_some() {
         return Ok(newest);

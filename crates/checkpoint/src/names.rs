@@ -221,6 +221,7 @@ impl NameMap {
 
 impl Rule {
     fn new(table: toml::Table, shown: &str) -> Result<Self, String> {
+        check_keys(&table)?;
         let RawRule { from, to, transpose, ignore, copy_of, optional } =
             table.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
         let from = pieces(&from);
@@ -250,6 +251,28 @@ impl Rule {
         }
         let shown = shown.to_owned();
         Ok(Self { shown, from, to, transpose, copy_of, optional })
+    }
+}
+
+/// Checks the keys of a rule, and the kinds of their values.
+fn check_keys(table: &toml::Table) -> Result<(), String> {
+    const TEXTS: [&str; 3] = ["from", "to", "copy_of"];
+    const SWITCHES: [&str; 3] = ["transpose", "ignore", "optional"];
+    for (key, value) in table {
+        let needed = match (TEXTS.contains(&key.as_str()), SWITCHES.contains(&key.as_str())) {
+            (true, _) if !value.is_str() => "text",
+            (_, true) if !value.is_bool() => "true or false",
+            (false, false) => {
+                let known = [TEXTS, SWITCHES].concat().join(", ");
+                return Err(format!("there is no key `{}`: use {known}", shown(key)));
+            }
+            _ => continue,
+        };
+        return Err(format!("{key} = {}: give {needed}", shown(value)));
+    }
+    match table.contains_key("from") {
+        true => Ok(()),
+        false => Err("give it `from = \"...\"`".into()),
     }
 }
 
@@ -353,8 +376,11 @@ mod tests {
             ("from = \"x.*\"\nto = \"*\"\ncopy_of = \"*.*\"", "`copy_of` has 2 `*`, `from` only 1"),
             ("from = \"x.*\"\ncopy_of = \"y\"\nignore = true", "keep one"),
             ("from = \"x.*\"\ncopy_of = \"y\"\ntranspose = true", "leave `transpose` out"),
-            ("from = \"x.*\"\nto = \"*\"\ntranpose = true", "tranpose"),
-            ("from = \"x.*\"\nto = 3", "string"),
+            (
+                "from = \"x.*\"\nto = \"*\"\ntranpose = true",
+                "there is no key `tranpose`: use from, ",
+            ),
+            ("from = \"x.*\"\nto = 3", "to = 3: give text"),
         ] {
             let message = refusal(&format!("{good}[[names]]\n{rule}\n"));
             assert!(message.starts_with("map.toml: rule 2 ("), "{message}");
@@ -365,7 +391,7 @@ mod tests {
             ("", "names"),
             ("[[name]]\nfrom = \"a\"", "unknown field `name`"),
             ("names = 3", "sequence"),
-            ("[[names]]\nto = \"b\"", "missing field `from`"),
+            ("[[names]]\nto = \"b\"", "give it `from = "),
             ("[[names", "TOML"),
         ] {
             let message = refusal(text);

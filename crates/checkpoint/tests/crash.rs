@@ -422,7 +422,7 @@ fn fault_a_writer_that_takes_too_long_is_named() {
     assert!(
         matches!(&error, CheckpointError::Late { path, .. } if path.ends_with("step-00000001"))
     );
-    assert!(error.to_string().contains("step-00000001 was still being written after 10ms"));
+    assert!(error.to_string().contains("step-00000001 was not written within 10ms"));
     assert_eq!(newest(folder.path()), None);
     // The writer still ends, and reports its outcome.
     drop(go);

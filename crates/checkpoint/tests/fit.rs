@@ -111,8 +111,8 @@ fn oracle_each_category_has_its_names() {
     assert_eq!(
         fit.to_string(),
         "2 of 5 parameters are in the file\n\
-         2 missing, the file has not:\n  head.weight\n  head.bias\n\
-         2 unexpected, the model has not:\n  h.7.ln.weight\n  lm_head.weight\n\
+         2 missing from the file:\n  head.weight\n  head.bias\n\
+         2 in the file but not in the model:\n  h.7.ln.weight\n  lm_head.weight\n\
          1 mismatched in shape:\n  embedding.weight: [12, 2], but wte.weight is [10, 2]\n\
          1 ignored:\n  h.0.bias_mask"
     );
@@ -150,7 +150,7 @@ fn oracle_long_lists_are_cut_and_names_made_harmless() {
     let parameters: Vec<_> = (0..13).map(|n| (format!("p{n:02}"), vec![1])).collect();
     let saved = save(&[("\u{1b}[2J", ones(&[], Kind::Float))]);
     let report = Fit::new(&parameters, &saved.open(), &NameMap::identity()).unwrap().to_string();
-    assert!(report.contains("\n13 missing, the file has not:\n  p00\n"), "{report}");
+    assert!(report.contains("\n13 missing from the file:\n  p00\n"), "{report}");
     assert!(report.contains("\n  p09\n  ... and 3 more\n"), "{report}");
     assert!(!report.contains("p10") && !report.contains('\u{1b}'), "{report}");
     let fit = Fit::new(&parameters[..10], &saved.open(), &NameMap::identity()).unwrap();
@@ -301,7 +301,10 @@ fn oracle_what_is_to_start_afresh_is_neither_loaded_nor_missed() {
     assert_eq!(fit.loaded.len(), 1);
     assert_eq!(fit.reinit, ["head.weight", "head.bias", "head.shift"]);
     assert_eq!(fit.ignored, ["head.scale"]);
-    assert!(fit.to_string().starts_with("1 of 4 parameters are in the file\n3 start afresh:\n"));
+    assert!(
+        fit.to_string()
+            .starts_with("1 of 4 parameters are in the file\n3 start from random values:\n")
+    );
 }
 
 const TIED: &str = r#"
@@ -359,7 +362,7 @@ fn regression_what_is_left_out_as_a_copy_is_one_to_the_bit() {
     let orphan = save(&[("lm_head.weight", table.copy()), ("wte.weight", table.copy())]);
     let map = TIED.replace("copy_of = \"wte", "copy_of = \"xte");
     let message = Fit::new(&tied, &orphan.open(), &rules(&map)).unwrap_err().to_string();
-    assert!(message.contains("a copy of xte.weight, which it has not"), "{message}");
+    assert!(message.contains("a copy of xte.weight, which is not there"), "{message}");
 }
 
 /// Regression: a rule with a misspelt pattern must be reported, or its tensors are silently ignored

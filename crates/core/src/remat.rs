@@ -120,8 +120,8 @@ impl RematPolicies {
             1 => Ok(()),
             count if count == stages => Ok(()),
             count => Err(format!(
-                "{count} re-materialization policies for {stages} stages: give one for all, or \
-                one per stage"
+                "remat {self} has {count} policies for {stages} stages: give one for all, or one \
+                per stage"
             )),
         }
     }

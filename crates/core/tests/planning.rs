@@ -437,7 +437,7 @@ fn fault_requests_that_cannot_be_say_why() {
         remat: Some("always,never,always".parse().unwrap()),
         ..all.clone()
     };
-    assert!(error(remat).contains("3 re-materialization policies for 2 stages"));
+    assert!(error(remat).contains("remat always,never,always has 3 policies for 2 stages"));
     let slow = [PlanDevice { speed: 0.0, memory: None }; 2];
     assert!(
         error(Request { devices: &slow, stages: vec![2], ..all.clone() }).contains("speed is 0")
@@ -623,7 +623,7 @@ fn regression_every_choice_that_was_asked_for_is_in_the_plan_or_among_the_reject
         own.why.clone()
     };
     assert_eq!(why("K 9"), "there are 3 devices and 8 layers");
-    assert_eq!(why("M 16"), "a mini-batch has 8 samples: it is M 8");
+    assert_eq!(why("M 16"), "a mini-batch has only 8 samples: M is 8 at most");
     assert!(why("interleaved:9").contains("9 stages"), "{}", why("interleaved:9"));
     // All combinations are counted: 3 K, 4 M and 4 schedules, except the plan itself.
     let combinations = found.rejected.iter().filter(|own| own.what.matches(", ").count() == 2);

@@ -81,8 +81,20 @@ pub fn is_float(kind: Kind) -> bool {
     matches!(kind, Kind::Half | Kind::Float | Kind::Double | Kind::BFloat16)
 }
 
+/// The name of a dtype in a message, such as `float32`.
+pub(crate) fn dtype(kind: Kind) -> String {
+    let name = match kind {
+        Kind::Half => "float16",
+        Kind::Float => "float32",
+        Kind::Double => "float64",
+        Kind::Int => "int32",
+        other => return format!("{other:?}").to_lowercase(),
+    };
+    name.to_owned()
+}
+
 impl fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} {:?}", self.kind, self.shape)
+        write!(f, "{} {:?}", dtype(self.kind), self.shape)
     }
 }

@@ -457,34 +457,31 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
             optimizer(|| Box::new(|b| b.optimizer(Sgd { nesterov: true, ..Sgd::new(0.1) }))),
         ),
         (
-            "decay is 1",
+            "decay = 1",
             optimizer(|| Box::new(|b| b.optimizer(RmsProp { decay: 1.0, ..RmsProp::default() }))),
         ),
         (
-            "beta2_decay is 0.8",
+            "beta2_decay = 0.8",
             optimizer(|| {
                 Box::new(|b| b.optimizer(Adafactor { beta2_decay: 0.8, ..Adafactor::default() }))
             }),
         ),
         (
-            "clip_threshold is 0",
+            "clip_threshold = 0",
             optimizer(|| {
                 Box::new(|b| b.optimizer(Adafactor { clip_threshold: 0.0, ..Adafactor::default() }))
             }),
         ),
-        (
-            "no parameter matches the group pattern 'c.*'",
-            text(small(Kind::Float).group(Group::matching(["c.*"]))),
-        ),
+        ("no parameter matches 'c.*'", text(small(Kind::Float).group(Group::matching(["c.*"])))),
         (
             "two metrics are named 'largest'",
             text(small(Kind::Float).metric(Largest(false)).metric(Largest(true))),
         ),
-        ("a group has no patterns", text(small(Kind::Float).group(Group::matching([""; 0])))),
+        ("a group has no names", text(small(Kind::Float).group(Group::matching([""; 0])))),
         ("averages' decay", text(small(Kind::Float).average(1.0))),
         ("use Float, Double, BFloat16 or Half", text(small(Kind::Int64))),
         (
-            "cosine's floor is 2",
+            "decay_floor = 2: use 0 to 1",
             text(small(Kind::Float).learning_rate(LearningRate {
                 warmup_steps: 0,
                 decay: Decay::Cosine { steps: 5, floor: 2.0 },

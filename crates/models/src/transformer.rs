@@ -107,23 +107,23 @@ impl Transformer {
             ("blocks", i64::try_from(self.blocks).unwrap_or(i64::MAX)),
         ];
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size < 1) {
-            return refuse(format!("{name} is {size}: use at least 1"));
+            return refuse(format!("{name} = {size}: use at least 1"));
         }
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > SIZE_MAX) {
-            return refuse(format!("{name} is {size}: use at most {SIZE_MAX}"));
+            return refuse(format!("{name} = {size}: use at most {SIZE_MAX}"));
         }
         if self.blocks > LAYERS_MAX {
-            return refuse(format!("{} blocks: use at most {LAYERS_MAX}", self.blocks));
+            return refuse(format!("blocks = {}: use at most {LAYERS_MAX}", self.blocks));
         }
         if self.features % self.heads != 0 {
             return refuse(format!(
-                "{} features do not divide into {} heads: use a multiple",
+                "features = {} is no multiple of heads = {}: change one of them",
                 self.features, self.heads
             ));
         }
         let dropouts = [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)];
         if let Some((name, p)) = dropouts.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
-            return refuse(format!("{name} is {p}: it is a probability, from 0 to 1"));
+            return refuse(format!("{name} = {p}: use a probability, from 0 to 1"));
         }
         Ok(())
     }

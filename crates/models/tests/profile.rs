@@ -109,11 +109,11 @@ fn fault_a_profile_of_something_else_is_refused() {
         assert!(text.contains(part) && text.contains("gpipe profile"), "{text}");
     }
     for (text, part) in [
-        ("", "no profile"),
-        ("{}", "no profile"),
+        ("", "not a profile that gpipe wrote"),
+        ("{}", "not a profile that gpipe wrote"),
         (&json.replace("\"format\":2", "\"format\":9"), "format 9, this gpipe reads 2"),
         (&json.replacen("\"trained_before\":[false,", "\"trained_before\":[", 1), "trained_before"),
-        (&json[..json.len() / 2], "no profile"),
+        (&json[..json.len() / 2], "not a profile that gpipe wrote"),
     ] {
         let error = Profile::from_json(text, "p.json").unwrap_err().to_string();
         assert!(error.starts_with("p.json: ") && error.contains(part), "{error}");

@@ -367,7 +367,7 @@ fn fault_inputs_that_are_no_source_and_target() {
     says(built(vec![tokens(&[4, 6])]), "a source and a target, it got 1 tensors");
     says(built(vec![tokens(&[4, 6]), tokens(&[4])]), "int64 tokens [samples, positions]");
     let floats = TensorSpec::new([4, 6], Kind::Float);
-    says(built(vec![floats, tokens(&[4, 5])]), "it got Float [4, 6]");
+    says(built(vec![floats, tokens(&[4, 5])]), "it got float32 [4, 6]");
     says(built(vec![tokens(&[4, 6]), tokens(&[3, 5])]), "differ in samples");
 }
 

@@ -157,7 +157,10 @@ impl StepFile {
         if text.len() as u64 > FILE_BYTES_MAX {
             return Err(format!("it has more than {}", Bytes(FILE_BYTES_MAX)));
         }
-        let form: Form = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let form: Form = serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!("it is not a step that gpipe wrote (line {line}, column {column})")
+        })?;
         if form.format != FORMAT {
             let format = form.format;
             return Err(format!("it has format {format}, and this program reads {FORMAT}"));

@@ -37,7 +37,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use sha2::{Digest, Sha256};
 use tch::{Kind, Tensor};
 
-use crate::remedy::remedy;
+use crate::remedy::{USE, remedy};
 use header::{HEADER_MAX, Header, LENGTH};
 pub use write::{encode, merge, write};
 
@@ -62,7 +62,7 @@ const PIECE: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The operating system reported an error.
-    #[error("{}: {source}{}", path.display(), remedy(source))]
+    #[error("{}: {source}{}", path.display(), remedy(USE, source))]
     Io {
         /// The file, its temporary file while it is written, or its folder.
         path: PathBuf,
@@ -337,10 +337,7 @@ fn header_length(file: &mut dyn Source, length: u64) -> io::Result<Result<u64, S
     file.read_exact(&mut bytes)?;
     let header = u64::from_le_bytes(bytes);
     if header > HEADER_MAX {
-        return Ok(Err(format!(
-            "it is not a safetensors file: its header would have {header} bytes, at most \
-            {HEADER_MAX} are allowed"
-        )));
+        return Ok(Err("it is not a safetensors file: give one".into()));
     }
     if header > length - LENGTH {
         let least = LENGTH + header;

@@ -153,7 +153,7 @@ pub struct ModelCosts {
 
 /// Costs that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the costs are of no use: {0}")]
+#[error("the costs cannot be used: {0}")]
 pub struct BadCosts(String);
 
 impl ModelCosts {
@@ -169,7 +169,9 @@ impl ModelCosts {
         }
         for sizes in [&self.sizes].into_iter().chain(self.under.values()) {
             if sizes.is_empty() || sizes.contains_key(&0) {
-                return bad("there is no size of micro-batches, or one of 0 samples".into());
+                return bad(
+                    "a list of sizes of micro-batches is empty, or has one of 0 samples".into()
+                );
             }
             if let Some((samples, costs)) =
                 sizes.iter().find(|(_, costs)| costs.len() != layers + 1)
@@ -182,10 +184,14 @@ impl ModelCosts {
             }
         }
         if self.trained_before.len() != layers + 1 {
-            return bad("trained_before has another length than the layers".into());
+            return bad(format!(
+                "trained_before has {} entries, and {layers} layers need {}",
+                self.trained_before.len(),
+                layers + 1
+            ));
         }
         if self.skips.iter().any(|skip| skip.stash >= skip.pop || skip.pop >= layers) {
-            return bad("a skip goes from no layer, to none, or backwards".into());
+            return bad("a skip names a layer that does not exist, or goes backwards".into());
         }
         let ascending = |tie: &TieCost| {
             !tie.layers.is_empty()
@@ -193,7 +199,9 @@ impl ModelCosts {
                 && tie.layers.iter().all(|&layer| layer < layers)
         };
         if !self.ties.iter().all(ascending) {
-            return bad("a tie's layers do not exist or do not ascend".into());
+            return bad(
+                "a tie names a layer that does not exist, or its layers do not ascend".into()
+            );
         }
         Ok(())
     }

@@ -253,8 +253,8 @@ fn check(
     if placed != stages {
         let (devices, schedule) = (devices.len(), &plan.schedule);
         return setting(format!(
-            "the plan is for {stages} stages, and {schedule} makes {placed} on {devices} devices: \
-            give as many devices as its stages need"
+            "the balance is for {stages} stages, and {schedule} makes {placed} on {devices} \
+            devices: give one number per stage, or as many devices as the stages need"
         ));
     }
     let larger = samples.div_ceil(plan.micro_batches.min(samples).max(1));
@@ -291,7 +291,9 @@ fn check_devices(devices: &[PlanDevice]) -> Result<(), PlanError> {
 fn check_size(stages: usize, micro_batches: usize, samples: usize) -> Result<(), PlanError> {
     let setting = |text: String| Err(PlanError::Setting(text));
     if samples == 0 || micro_batches == 0 {
-        return setting("a step needs samples and micro-batches: at least 1".into());
+        return setting(format!(
+            "a step of {samples} samples in {micro_batches} micro-batches: use at least 1 of each"
+        ));
     }
     if stages > STAGES_MAX {
         return setting(format!("{stages} stages are too many: use at most {STAGES_MAX}"));

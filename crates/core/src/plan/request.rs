@@ -101,7 +101,7 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
         stages <= most
     });
     for &micro_batches in request.micro_batches.iter().filter(|&&m| m > samples) {
-        let why = format!("a mini-batch has {samples} samples: it is M {samples}");
+        let why = format!("a mini-batch has only {samples} samples: M is {samples} at most");
         omitted.push(Rejected::omitted(format!("M {micro_batches}"), why));
     }
     if stages.is_empty() {

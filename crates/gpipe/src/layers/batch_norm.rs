@@ -6,7 +6,7 @@ pub use crate::batch_norm::BatchNorm;
 use crate::{
     error::LayerError,
     layer::{Forward, Infer, Layer, ParameterSpec, only},
-    spec::TensorSpec,
+    spec::{TensorSpec, dtype},
     tape::{Tape, Var},
 };
 
@@ -24,9 +24,8 @@ impl Layer for BatchNorm {
         if input.kind == kind && input.shape.len() >= 2 && input.shape[1] == self.channels {
             return Ok(vec![input.clone()]);
         }
-        let channels = self.channels;
-        let reason =
-            format!("it takes {kind:?} [samples, {channels} channels, ...], it got {input}");
+        let (kind, channels) = (dtype(kind), self.channels);
+        let reason = format!("it takes {kind} [samples, {channels} channels, ...], it got {input}");
         Err(LayerError::Shape(reason))
     }
 

@@ -36,7 +36,7 @@ pub use skip::{Pop, Stash};
 use crate::{
     error::LayerError,
     layer::{Infer, only},
-    spec::TensorSpec,
+    spec::{TensorSpec, dtype},
 };
 
 /// Checks that the only input is [samples, ..., features] in the parameters' dtype.
@@ -49,7 +49,8 @@ fn features<'a>(
     if input.kind == kind && input.shape.len() >= 2 && input.last() == expected {
         return Ok(input);
     }
-    Err(LayerError::Shape(format!("it takes {kind:?} [samples, ..., {expected}], it got {input}")))
+    let kind = dtype(kind);
+    Err(LayerError::Shape(format!("it takes {kind} [samples, ..., {expected}], it got {input}")))
 }
 
 /// Checks that `input` is [samples, positions, features] in the parameters' dtype.
@@ -59,7 +60,8 @@ fn positions(ctx: &Infer, input: &TensorSpec, expected: i64) -> Result<(), Layer
         return Ok(());
     }
     Err(LayerError::Shape(format!(
-        "it takes {kind:?} [samples, positions, {expected}], it got {input}"
+        "it takes {} [samples, positions, {expected}], it got {input}",
+        dtype(kind)
     )))
 }
 

@@ -58,11 +58,11 @@ impl Optimizer for Adafactor {
     fn check(&self) -> Result<(), String> {
         if self.beta2_decay.is_nan() || self.beta2_decay > 0.0 {
             let decay = self.beta2_decay;
-            return Err(format!("beta2_decay is {decay}: it must be at most 0, such as -0.8"));
+            return Err(format!("beta2_decay = {decay}: use at most 0, such as -0.8"));
         }
         if self.clip_threshold.is_nan() || self.clip_threshold < 1.0 {
             let threshold = self.clip_threshold;
-            return Err(format!("clip_threshold is {threshold}: it must be at least 1"));
+            return Err(format!("clip_threshold = {threshold}: use at least 1"));
         }
         not_negative(&[("lr", self.lr), ("eps", self.eps), ("weight_decay", self.weight_decay)])
     }

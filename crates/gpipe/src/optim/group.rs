@@ -79,7 +79,7 @@ pub(crate) fn settings<'g>(
 ) -> Result<Vec<Option<&'g Group>>, GroupError> {
     for group in groups {
         if group.patterns.is_empty() {
-            return Err("a group has no patterns: name the parameters that it is for".into());
+            return Err("a group has no names: name the parameters that it is for".into());
         }
         let ParameterSettings { lr_scale, weight_decay } = group.settings;
         let numbers = [Some(("lr_scale", lr_scale)), weight_decay.map(|w| ("weight_decay", w))];
@@ -87,7 +87,7 @@ pub(crate) fn settings<'g>(
             if !value.is_finite() || value < 0.0 {
                 let patterns = &group.patterns;
                 return Err(format!(
-                    "group {patterns:?}: {what} is {value}: it must be a number of at least 0"
+                    "the group of {patterns:?}: {what} = {value}: use a number of at least 0"
                 ));
             }
         }
@@ -95,7 +95,8 @@ pub(crate) fn settings<'g>(
             if !names.iter().any(|name| name_matches(pattern, name)) {
                 let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
                 return Err(format!(
-                    "no parameter matches the group pattern '{pattern}': names are such as {}",
+                    "no parameter matches '{pattern}' in a group's names: the model has, for \
+                    example, {}",
                     some.join(", ")
                 ));
             }
@@ -170,7 +171,7 @@ mod tests {
         let none = settings(&[Group::matching(["*.wieght"])], &names).unwrap_err();
         assert!(none.contains("'*.wieght'") && none.contains("a.weight"), "{none}");
         let nan = settings(&[Group::matching(["*"]).lr_scale(f64::NAN)], &names).unwrap_err();
-        assert!(nan.contains("lr_scale is NaN"), "{nan}");
+        assert!(nan.contains("lr_scale = NaN"), "{nan}");
         let groups = [Group::matching(["*.bias"]).weight_decay(0.0), Group::matching(["*"])];
         let found = settings(&groups, &names).unwrap();
         assert_eq!(found, [Some(&groups[1]), Some(&groups[0])]);

@@ -110,7 +110,7 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
 fn not_negative(numbers: &[(&str, f64)]) -> Result<(), String> {
     match numbers.iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
         None => Ok(()),
-        Some((name, value)) => Err(format!("{name} is {value}: it must be a number of at least 0")),
+        Some((name, value)) => Err(format!("{name} = {value}: use a number of at least 0")),
     }
 }
 
@@ -118,6 +118,6 @@ fn not_negative(numbers: &[(&str, f64)]) -> Result<(), String> {
 fn fraction(numbers: &[(&str, f64)]) -> Result<(), String> {
     match numbers.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
         None => Ok(()),
-        Some((name, value)) => Err(format!("{name} is {value}: it must be at least 0 and below 1")),
+        Some((name, value)) => Err(format!("{name} = {value}: use at least 0 and less than 1")),
     }
 }

@@ -65,12 +65,12 @@ impl LearningRate {
     pub fn check(&self) -> Result<(), String> {
         match self.decay {
             Decay::Cosine { floor, .. } if !(0.0..=1.0).contains(&floor) => {
-                Err(format!("the cosine's floor is {floor}: it must be from 0 to 1"))
+                Err(format!("decay_floor = {floor}: use 0 to 1"))
             }
             Decay::Exponential { rate, every } if !(rate > 0.0 && rate <= 1.0) || every == 0 => {
                 Err(format!(
-                    "exponential decay is {rate} every {every} steps: the rate must be above 0 \
-                    and at most 1, the steps at least 1"
+                    "decay_rate = {rate}, decay_every = {every}: use a rate above 0 and at most 1, \
+                    every 1 or more steps"
                 ))
             }
             _ => Ok(()),

@@ -80,8 +80,10 @@ impl Profile {
         let bad = |reason: String| {
             Error::Setting(format!("{origin}: {reason}; measure again with gpipe profile"))
         };
-        let profile: Self =
-            serde_json::from_str(text).map_err(|error| bad(format!("no profile: {error}")))?;
+        let profile: Self = serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            bad(format!("it is not a profile that gpipe wrote (line {line}, column {column})"))
+        })?;
         if profile.format != FORMAT {
             return Err(bad(format!("format {}, this gpipe reads {FORMAT}", profile.format)));
         }

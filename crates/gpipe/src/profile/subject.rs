@@ -81,8 +81,8 @@ impl Subject {
             [
                 ("number of layers", text(&own.layers.len())),
                 ("number of tokens or classes", text(&own.classes)),
-                ("dtype", text(&own.dtype)),
-                ("input", own.inputs.join(", ")),
+                ("dtype", dtype(&own.dtype)),
+                ("input", specs(&own.inputs)),
                 ("device", text(&own.devices)),
                 ("machine", text(&own.machine)),
                 ("choice of kernels", text(&own.kernels)),
@@ -105,10 +105,31 @@ impl Subject {
     }
 }
 
+/// The name of a stored dtype in a message.
+fn dtype(stored: &str) -> String {
+    let name = match stored {
+        "Half" => "float16",
+        "Float" => "float32",
+        "Double" => "float64",
+        "Int" => "int32",
+        other => return other.to_lowercase(),
+    };
+    name.to_owned()
+}
+
+/// Stored specs in a message.
+fn specs(stored: &[String]) -> String {
+    let shown = |stored: &String| match stored.split_once(' ') {
+        Some((kind, shape)) => format!("{} {shape}", dtype(kind)),
+        None => stored.clone(),
+    };
+    stored.iter().map(shown).collect::<Vec<_>>().join(", ")
+}
+
 impl std::fmt::Display for LayerSubject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, kind, parameters, outputs, flops, kept } = self;
-        let (parameters, outputs) = (parameters.join(", "), outputs.join(", "));
+        let (parameters, outputs) = (parameters.join(", "), specs(outputs));
         write!(f, "'{name}' ({kind}: {parameters} -> {outputs}, {flops} FLOP, {kept} bytes kept)")
     }
 }
@@ -124,7 +145,9 @@ impl PipelineBuilder {
         let seen = self.seen()?;
         let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
         let inferred = seen.sequence.infer(&inputs, seen.kind)?;
-        let texts = |specs: &[TensorSpec]| specs.iter().map(ToString::to_string).collect();
+        // Dtypes are stored by these names, whatever messages call them.
+        let text = |spec: &TensorSpec| format!("{:?} {:?}", spec.kind, spec.shape);
+        let texts = |specs: &[TensorSpec]| specs.iter().map(text).collect();
         let layers = seen.sequence.layers.iter().enumerate().map(|(index, layer)| LayerSubject {
             name: layer.name.clone(),
             kind: layer.layer.kind().to_owned(),

@@ -18,14 +18,18 @@ fn fault_input_shapes_and_dtypes() {
         (vec![of(0, 4, float)], vec![of(0, 2, float)], &["N = 0", "at least 1"]),
         (vec![of(6, 4, float)], vec![of(5, 2, float)], &["6 samples", "[5, 2]", "same first size"]),
         (vec![], vec![of(6, 2, float)], &["no input tensor"]),
-        (vec![of(6, 5, float)], vec![of(6, 2, float)], &["layer 'first' (linear)", "Float [6, 5]"]),
+        (
+            vec![of(6, 5, float)],
+            vec![of(6, 2, float)],
+            &["layer 'first' (linear)", "float32 [6, 5]"],
+        ),
         (
             vec![of(6, 4, float)],
             vec![of(6, 3, float)],
-            &["Float [6, 2]", "Float [6, 3]", "one shape"],
+            &["float32 [6, 2]", "float32 [6, 3]", "one shape"],
         ),
-        (vec![of(6, 4, float)], vec![of(6, 2, double)], &["Float [6, 2]", "Double [6, 2]"]),
-        (vec![of(6, 4, Kind::Int64)], vec![of(6, 2, float)], &["layer 'first'", "Int64 [6, 4]"]),
+        (vec![of(6, 4, float)], vec![of(6, 2, double)], &["float32 [6, 2]", "float64 [6, 2]"]),
+        (vec![of(6, 4, Kind::Int64)], vec![of(6, 2, float)], &["layer 'first'", "int64 [6, 4]"]),
         (
             vec![of(6, 4, float), of(6, 4, float)],
             vec![of(6, 2, float)],
@@ -42,7 +46,7 @@ fn fault_input_shapes_and_dtypes() {
             assert_says(&pair.harm(|p| p.evaluate(inputs, targets)), says);
         }
         let text = pair.harm(|p| p.predict(of(6, 5, float)));
-        assert_says(&text, &["layer 'first'", "Float [6, 5]"]);
+        assert_says(&text, &["layer 'first'", "float32 [6, 5]"]);
         assert_says(&pair.harm(|p| p.predict(of(0, 4, float))), &["N = 0"]);
         let predicted = pair.harmed.predict(&x).unwrap();
         assert_eq!(predicted[0].size(), y.size());
@@ -55,9 +59,9 @@ fn fault_input_floats_of_another_width_name_the_first_layer() {
     let of = |features| uniform(&[SAMPLES, features], 3, Kind::Double);
     for targets in [of(2), of(2).to_kind(Kind::Float)] {
         let text = pair.harm(|p| p.train_step(of(4), &targets));
-        assert_says(&text, &["layer 'first'", "Float", "Double"]);
+        assert_says(&text, &["layer 'first'", "float32", "float64"]);
     }
-    assert_says(&pair.harm(|p| p.predict(of(4))), &["layer 'first'", "Float", "Double"]);
+    assert_says(&pair.harm(|p| p.predict(of(4))), &["layer 'first'", "float32", "float64"]);
 }
 
 #[test]

@@ -279,7 +279,7 @@ fn fault_layer_whose_stash_contradicts_its_infer() {
         .unwrap();
     let (x, y) = data();
     let text = refused(pipeline.train_step(&x, &y));
-    let says = "its forward stashed Float [2, 1] as 'hoard', its infer says Float [2, 2]";
+    let says = "its forward stashed float32 [2, 1] as 'hoard', its infer says float32 [2, 2]";
     assert_says(&text, &["layer 'two'", says]);
 }
 
@@ -300,7 +300,7 @@ fn fault_layer_whose_forward_contradicts_its_infer() {
         let text = refused(pipeline.train_step(&x, &y));
         assert_says(
             &text,
-            &["layer 'two'", "its forward gave Float [2, 1], its infer says Float [2, 2]"],
+            &["layer 'two'", "its forward gave float32 [2, 1], its infer says float32 [2, 2]"],
         );
     }
 }
