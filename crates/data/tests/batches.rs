@@ -228,7 +228,8 @@ fn fault_too_few_tokens() {
     let error = TrainBatches::new(&tokens, 8, 1, 0).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there are 8 tokens and a window needs 9; add text, or use shorter sequences"
+        "there are 8 tokens and a sample needs 9; name more text, lower data.sequence, or raise \
+        train.validation_tokens"
     );
     assert!(TrainBatches::new(&tokens, 7, 1, 0).is_ok());
     for (count, cap) in [(1, None), (0, None), (8, Some(1)), (8, Some(0))] {

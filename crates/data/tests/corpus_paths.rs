@@ -198,7 +198,7 @@ fn regression_all_of_a_text_is_taken_unless_a_limit_says_otherwise() {
     assert_eq!(all.report.to_string(), "read 1 file (1 .txt), 36.0 MiB");
     let limits = Limits { train_bytes: Some(16 << 20), ..Limits::default() };
     let cut = read(&limits).report.to_string();
-    let part = "; took 16.0 MiB of 32.4 MiB of training text, as train_bytes says";
+    let part = "; took 16.0 MiB of 32.4 MiB of training text, as data.train_bytes says";
     assert!(cut.ends_with(part), "{cut}");
 }
 

@@ -96,7 +96,7 @@ impl Limits {
         let limits = [
             ("train_bytes", self.train_bytes),
             ("validation_bytes", self.validation_bytes),
-            ("per_crate_bytes", self.per_crate_bytes),
+            ("crate_bytes", self.per_crate_bytes),
         ];
         match limits.into_iter().find(|(_, bytes)| *bytes == Some(0)) {
             Some((limit, _)) => Err(Error::ZeroLimit { limit }),

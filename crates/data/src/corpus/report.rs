@@ -92,6 +92,7 @@ impl fmt::Display for TextReport {
             write!(f, "; left out {}", self.left_out)?;
         }
         for Cut { side, taken, of, limits } in &self.cut {
+            let limits: Vec<String> = limits.iter().map(|name| format!("data.{name}")).collect();
             let (taken, of, limits) = (Bytes(*taken), Bytes(*of), limits.join(" and "));
             write!(f, "; took {taken} of {of} of {side} text, as {limits} says")?;
         }

@@ -117,7 +117,7 @@ pub enum Error {
 
     /// The named paths hold no usable text.
     #[error(
-        "there is no text in {}{}: name files or folders with UTF-8 text",
+        "there is no text in {}{}; name files or folders with UTF-8 text",
         list(.paths),
         without(.left_out)
     )]
@@ -131,8 +131,8 @@ pub enum Error {
     /// One side of the split has no text.
     #[error(
         "there are {train_bytes} bytes of text to train on and {validation_bytes} to validate on, \
-        and both sides need \
-         some; name more text, or raise the limits"
+        and both sides need some; name more text, or raise data.train_bytes, \
+        data.validation_bytes or data.crate_bytes"
     )]
     NoText {
         /// Bytes of training text, after the limits.
@@ -142,16 +142,15 @@ pub enum Error {
     },
 
     /// A limit is 0, which leaves no text.
-    #[error("the limit {limit} is 0, which leaves no text; raise it")]
+    #[error("data.{limit} = 0 leaves no text; raise it, or leave it out")]
     ZeroLimit {
-        /// Name of the field of [`Limits`](crate::Limits).
+        /// Name of the limit in a configuration.
         limit: &'static str,
     },
 
     /// The vocabulary size is out of range.
     #[error(
-        "a vocabulary of {asked} tokens is out of range; ask for {least} (256 bytes and the \
-        special tokens) to {}",
+        "model.vocabulary = {asked}: use {least} (256 bytes and the special tokens) to {}",
         bounds::VOCABULARY_MAX
     )]
     Vocabulary {
@@ -206,7 +205,8 @@ pub enum Error {
 
     /// There is too little text for one window.
     #[error(
-        "there are {tokens} tokens and a window needs {needed}; add text, or use shorter sequences"
+        "there are {tokens} tokens and a sample needs {needed}; name more text, lower \
+        data.sequence, or raise train.validation_tokens"
     )]
     TooFewTokens {
         /// Number of tokens available.
@@ -217,8 +217,8 @@ pub enum Error {
 
     /// A batch has no samples, no tokens or too many tokens.
     #[error(
-        "a batch of {mini_batch} samples of {sequence} tokens is out of range; use 1 to {} tokens \
-        in all",
+        "train.mini_batch = {mini_batch}, data.sequence = {sequence}: use 1 to {} tokens in a \
+        mini-batch",
         bounds::BATCH_TOKENS_MAX
     )]
     BatchShape {
@@ -257,9 +257,7 @@ pub enum Error {
 
     /// The function that a loader calls panicked.
     #[error(
-        "the thread that makes batches panicked at step {step}: {reason}; correct the function \
-        that was given to the \
-         loader"
+        "the thread that makes batches broke off at step {step}: {reason}; this is a bug: report it"
     )]
     LoaderPanicked {
         /// The step, from 0.
@@ -302,6 +300,20 @@ pub enum Error {
         reason: String,
     },
 
+    /// A split leaves no image on one of its sides.
+    #[error(
+        "data.validation_share = {share} leaves {train} images to train on and {validation} to \
+        validate on; use a share between 0 and 1 that leaves both sides some"
+    )]
+    ImageShare {
+        /// The share for validation.
+        share: f64,
+        /// Number of images to train on.
+        train: usize,
+        /// Number of images to validate on.
+        validation: usize,
+    },
+
     /// A folder or file is not in CIFAR's binary format.
     #[error(
         "`{}` is not CIFAR in its binary version: {reason}; see \
@@ -329,7 +341,7 @@ pub enum Error {
     NoImages,
 
     /// A field of a [`Transform`](crate::images::Transform) is out of range.
-    #[error("the transform's {field} is out of range: {reason}")]
+    #[error("images.{field} = {reason}")]
     Transform {
         /// The field.
         field: &'static str,
@@ -358,9 +370,8 @@ pub enum Error {
 
     /// A batch has no images or too many values.
     #[error(
-        "a batch of {mini_batch} images of {size} x {size} pixels is out of range; use at least 1 \
-        and at most {} \
-         numbers (3 for each pixel) in all",
+        "train.mini_batch = {mini_batch}, images.size = {size}: use at least 1 image and at most \
+        {} numbers (3 for each pixel) in a mini-batch",
         bounds::IMAGE_BATCH_VALUES_MAX
     )]
     ImageBatchShape {
@@ -371,10 +382,7 @@ pub enum Error {
     },
 
     /// The number of threads that decode images is out of range.
-    #[error(
-        "{threads} threads to decode images are out of range; use 1 to {}",
-        bounds::IMAGE_THREADS_MAX
-    )]
+    #[error("images.threads = {threads}: use 1 to {}", bounds::IMAGE_THREADS_MAX)]
     ImageThreads {
         /// The number requested.
         threads: usize,
@@ -382,8 +390,8 @@ pub enum Error {
 
     /// The system could not start a thread to decode images.
     #[error(
-        "cannot start a thread that decodes images: {source}; ask for fewer, or raise the limit \
-        on threads"
+        "cannot start a thread that decodes images: {source}; lower images.threads, or raise the \
+        limit on threads"
     )]
     ImageThread {
         /// The system's error.
@@ -391,10 +399,7 @@ pub enum Error {
     },
 
     /// An [`ImageSet`](crate::images::ImageSet) panicked.
-    #[error(
-        "a thread that reads images panicked: {reason}; correct the set of images, or report this \
-        if it is a built-in one"
-    )]
+    #[error("a thread that reads images broke off: {reason}; this is a bug: report it")]
     ImageThreadPanicked {
         /// The panic's message.
         reason: String,
@@ -432,7 +437,7 @@ impl Error {
 }
 
 fn without(left_out: &Omissions) -> String {
-    if left_out.is_empty() { String::new() } else { format!(" without {left_out}") }
+    if left_out.is_empty() { String::new() } else { format!(" (left out: {left_out})") }
 }
 
 fn list(paths: &[PathBuf]) -> String {

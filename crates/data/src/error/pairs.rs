@@ -33,19 +33,14 @@ pub enum PairError {
     },
 
     /// The sampling temperature is out of range.
-    #[error(
-        "a temperature of {temperature} is out of range; use 1 (as the data are) or more (more \
-        alike)"
-    )]
+    #[error("data.temperature = {temperature}: use 1 (as the data are) or more (more alike)")]
     Temperature {
         /// The temperature requested.
         temperature: f64,
     },
 
     /// The limit on a sentence's tokens is out of range.
-    #[error(
-        "a limit of {tokens_max} tokens for a sentence is out of range; use 3 to {PAIR_TOKENS_MAX}"
-    )]
+    #[error("data.length = {tokens_max}: use 3 to {PAIR_TOKENS_MAX} tokens of a sentence")]
     TokensMax {
         /// The limit.
         tokens_max: usize,
@@ -53,9 +48,8 @@ pub enum PairError {
 
     /// A set has no pairs.
     #[error(
-        "there are no pairs to {purpose}, and {left_out} were left out as too long; name a corpus \
-        that has some, or \
-         raise the limit on tokens"
+        "there are no pairs to {purpose}, and {left_out} were left out as too long; name more \
+        text, or raise data.length"
     )]
     NoPairs {
         /// The purpose of the set: "train on" or "validate on".
@@ -66,9 +60,8 @@ pub enum PairError {
 
     /// The mini-batches have too few target tokens.
     #[error(
-        "mini-batches of {target_tokens} target tokens are too small: a target has {mean:.1} on \
-        average, and a \
-         mini-batch needs two; use at least {least}"
+        "data.batch_tokens = {target_tokens}: a target has {mean:.1} tokens on average, and a \
+        mini-batch needs two; use at least {least}"
     )]
     FewTargetTokens {
         /// Target tokens per mini-batch.
@@ -81,10 +74,9 @@ pub enum PairError {
 
     /// A mini-batch is too large for memory.
     #[error(
-        "a mini-batch of {rows} pairs of {source_length} and {target_length} tokens is out of \
-        range; use fewer target \
-         tokens, or a lower limit for a sentence, so that it has 1 to {BATCH_TOKENS_MAX} tokens \
-         in all"
+        "a mini-batch of {rows} pairs of {source_length} and {target_length} tokens cannot be \
+        made; lower data.batch_tokens or data.length, so that it has 1 to {BATCH_TOKENS_MAX} \
+        tokens in all"
     )]
     BatchShape {
         /// Number of pairs.

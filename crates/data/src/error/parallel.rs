@@ -7,9 +7,10 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ParallelError {
     /// An option is out of range.
-    #[error("parallel text cannot have {option} of {value}; use {allowed}")]
+    #[error("data.{option} = {value}: use {allowed}")]
     Setting {
-        /// The field of [`ParallelOptions`](crate::parallel::ParallelOptions).
+        /// The name of a field of [`ParallelOptions`](crate::parallel::ParallelOptions) in a
+        /// configuration.
         option: &'static str,
         /// Its value.
         value: String,
@@ -51,8 +52,8 @@ pub enum ParallelError {
     /// A requested language has too little text.
     #[error(
         "the language `{language}` has {train} pairs to train on and {validation} to validate on \
-        after all that was left out, and the \
-         fewest allowed are {fewest} in all and 1 to train on; add text, or lower that limit"
+        after all that was left out, and the fewest allowed are {fewest} in all and 1 to train on; \
+        add text, or lower data.min_pairs or data.validation_share"
     )]
     TooFewPairs {
         /// The language requested.
@@ -66,7 +67,10 @@ pub enum ParallelError {
     },
 
     /// No language has enough pairs.
-    #[error("no language has {fewest} pairs: {report}; name more sources, or lower the limit")]
+    #[error(
+        "no language has {fewest} pairs in all and 1 to train on: {report}; name more sources, or \
+        lower data.min_pairs or data.validation_share"
+    )]
     NoPairs {
         /// Minimum number of pairs.
         fewest: usize,

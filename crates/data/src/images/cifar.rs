@@ -130,7 +130,10 @@ impl Cifar {
         let missing: Vec<&str> =
             names.iter().copied().filter(|name| !folder.join(name).is_file()).collect();
         if !missing.is_empty() {
-            return Err(malformed(folder, format!("{} is missing", missing.join(", "))));
+            return Err(malformed(
+                folder,
+                format!("these files are missing: {}", missing.join(", ")),
+            ));
         }
         let files = names
             .iter()

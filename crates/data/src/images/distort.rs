@@ -44,20 +44,20 @@ impl Affine {
     pub(super) fn wrong(&self) -> Option<(&'static str, String)> {
         let Self { degrees, scale, shear, translate } = *self;
         if !(0.0..=45.0).contains(&degrees) {
-            return Some(("degrees", format!("it is {degrees}; use 0 (none) to 45")));
+            return Some(("degrees", format!("{degrees}: use 0 (none) to 45")));
         }
         let (least, most) = scale;
         if !(least >= 0.1 && least <= most && most <= 10.0) {
-            let reason = format!("it is {least} to {most}; use 0.1 to 10, in order");
+            let reason = format!("[{least}, {most}]: use 0.1 to 10, in order");
             return Some(("scale", reason));
         }
         let (least, most) = shear;
         if !(least >= -1.0 && least <= most && most <= 1.0) {
-            let reason = format!("it is {least} to {most}; use -1 to 1, in order");
+            let reason = format!("[{least}, {most}]: use -1 to 1, in order");
             return Some(("shear", reason));
         }
         if !(0.0..=1.0).contains(&translate) {
-            let reason = format!("it is {translate}; use a share of the side, 0 (none) to 1");
+            let reason = format!("{translate}: use a share of the side, 0 (none) to 1");
             return Some(("translate", reason));
         }
         None
@@ -136,11 +136,11 @@ impl Tone {
     pub(super) fn wrong(&self) -> Option<(&'static str, String)> {
         let Self { contrast, invert } = *self;
         if !(contrast > 0.0 && contrast <= 1.0) {
-            let reason = format!("it is {contrast}; use more than 0, up to 1 (unchanged)");
+            let reason = format!("{contrast}: use more than 0, up to 1 (unchanged)");
             return Some(("contrast", reason));
         }
         if !(0.0..=1.0).contains(&invert) {
-            return Some(("invert", format!("it is {invert}; use a probability, 0 to 1")));
+            return Some(("invert", format!("{invert}: use a probability, 0 to 1")));
         }
         None
     }

@@ -172,14 +172,8 @@ impl ImageFolder {
         };
         let (validation, train): (Vec<_>, Vec<_>) = files.into_iter().partition(to_validation);
         if validation.is_empty() || train.is_empty() {
-            let reason = format!(
-                "a share of {validation_share} leaves {} images to train on and {} to validate \
-                on; choose one between \
-                 0 and 1 that leaves both sides some",
-                train.len(),
-                validation.len()
-            );
-            return Err(malformed(&root, reason));
+            let (train, validation) = (train.len(), validation.len());
+            return Err(Error::ImageShare { share: validation_share, train, validation });
         }
         let side = |files| Self {
             root: root.clone(),

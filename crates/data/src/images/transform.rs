@@ -140,23 +140,23 @@ impl Transform {
         let wrong = |field, reason: String| Err(Error::Transform { field, reason });
         let Self { size, resize, mean, std, crop, flip, cutout, affine, tone } = self;
         if !(1..=IMAGE_SIZE_MAX).contains(size) {
-            return wrong("size", format!("it is {size}; use 1 to {IMAGE_SIZE_MAX}"));
+            return wrong("size", format!("{size}: use 1 to {IMAGE_SIZE_MAX}"));
         }
         if !(*size..=2 * IMAGE_SIZE_MAX).contains(resize) {
             let most = 2 * IMAGE_SIZE_MAX;
-            return wrong("resize", format!("it is {resize}; use {size} (the size) to {most}"));
+            return wrong("resize", format!("{resize}: use {size} (the size) to {most}"));
         }
         if !mean.iter().all(|mean| mean.is_finite()) {
-            return wrong("mean", format!("it is {mean:?}; use finite numbers"));
+            return wrong("mean", format!("{mean:?}: use finite numbers"));
         }
         if !std.iter().all(|std| std.is_normal() && *std > 0.0) {
-            return wrong("std", format!("it is {std:?}; use finite numbers greater than 0"));
+            return wrong("std", format!("{std:?}: use finite numbers greater than 0"));
         }
         if !(0.0..=1.0).contains(flip) {
-            return wrong("flip", format!("it is {flip}; use a probability, 0 to 1"));
+            return wrong("flip", format!("{flip}: use a probability, 0 to 1"));
         }
         if cutout > size {
-            return wrong("cutout", format!("it is {cutout}; use 0 (none) to {size} (the size)"));
+            return wrong("cutout", format!("{cutout}: use 0 (none) to {size} (the size)"));
         }
         if let Some((field, reason)) = affine.wrong().or_else(|| tone.wrong()) {
             return wrong(field, reason);
@@ -165,14 +165,14 @@ impl Transform {
             Crop::None => Ok(()),
             Crop::Padded { pixels } if pixels < size => Ok(()),
             Crop::Padded { pixels } => {
-                wrong("crop", format!("the padding is {pixels}; use less than {size} (the size)"))
+                wrong("crop", format!("padded:{pixels}: use less than {size} (the size)"))
             }
             Crop::RandomResized { scale: (least, most), .. }
                 if !(*least > 0.0 && least <= most && *most <= 1.0) =>
             {
                 let reason = format!(
-                    "the scale is {least} to {most}; use shares of the area, greater than 0, up \
-                    to 1 and in order"
+                    "resized:{least} (to {most}): use shares of the area, greater than 0, up to 1 \
+                    and in order"
                 );
                 wrong("crop", reason)
             }
@@ -180,7 +180,8 @@ impl Transform {
                 if !(least.is_normal() && *least > 0.0 && least <= most && most.is_finite()) =>
             {
                 let reason = format!(
-                    "the ratio is {least} to {most}; use finite numbers greater than 0, in order"
+                    "resized, with a ratio of {least} to {most}: use finite numbers greater than \
+                    0, in order"
                 );
                 wrong("crop", reason)
             }

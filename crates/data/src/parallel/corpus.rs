@@ -106,10 +106,10 @@ impl ParallelOptions {
             return wrong("validation_share", value, "0 to less than 1");
         }
         if self.ratio_max.is_nan() || self.ratio_max < 1.0 {
-            return wrong("ratio_max", self.ratio_max.to_string(), "1 or more");
+            return wrong("ratio", self.ratio_max.to_string(), "1 or more");
         }
         if self.bytes_max == 0 {
-            return wrong("bytes_max", "0".into(), "1 or more");
+            return wrong("sentence_bytes", "0".into(), "1 or more");
         }
         self.languages.iter().try_for_each(|code| check_code(code))
     }

@@ -28,7 +28,9 @@ pub(super) struct Saved {
 
 /// Extracts the vocabulary and merges from a tokenizer's JSON, or returns what is wrong with it.
 pub(super) fn parse(json: &str) -> Result<Saved, String> {
-    let root: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    let root: Value = serde_json::from_str(json).map_err(|error| {
+        format!("it is not JSON (line {}, column {})", error.line(), error.column())
+    })?;
     check_kind(&root)?;
     let tokens = tokens(&root)?;
     check_tokens(&tokens)?;

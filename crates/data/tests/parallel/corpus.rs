@@ -206,11 +206,11 @@ fn fault_options_out_of_range() {
     write(folder.path(), "de.tsv", &[pair("Baum", "Tree")]);
     type Change = fn(&mut ParallelOptions);
     let wrong: [(&str, Change); 6] = [
-        ("validation_share of 1;", |o| o.validation_share = 1.0),
-        ("validation_share of NaN;", |o| o.validation_share = f64::NAN),
-        ("ratio_max of 0.5;", |o| o.ratio_max = 0.5),
-        ("ratio_max of NaN;", |o| o.ratio_max = f64::NAN),
-        ("bytes_max of 0;", |o| o.bytes_max = 0),
+        ("data.validation_share = 1:", |o| o.validation_share = 1.0),
+        ("data.validation_share = NaN:", |o| o.validation_share = f64::NAN),
+        ("data.ratio = 0.5:", |o| o.ratio_max = 0.5),
+        ("data.ratio = NaN:", |o| o.ratio_max = f64::NAN),
+        ("data.sentence_bytes = 0:", |o| o.bytes_max = 0),
         ("`<de>` is no code", |o| o.languages = vec!["<de>".into()]),
     ];
     for (expected, change) in wrong {
