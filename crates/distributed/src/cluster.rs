@@ -16,7 +16,7 @@ use crate::{
     link::{Receiver, Sender, tag},
     shared::Shared,
     tags,
-    watch::{GOODBYE_KEY, Watcher},
+    watch::{GOODBYE_KEY, SERVER, Watcher},
 };
 use gpipe::{
     Value,
@@ -64,7 +64,7 @@ impl Cluster {
         let serves = matches!(store, Store::Serve(_));
         let mut joining = Joining { deadline, store: store.place(), watch: None };
         let store = joining.connect(store)?;
-        let meeting = store.prefixed(&name).map_err(connect("the store".into()))?;
+        let meeting = store.prefixed(&name).map_err(connect(SERVER.into()))?;
         let meeting = Arc::new(meeting);
         let arrived = {
             let meeting = Arc::clone(&meeting);
@@ -134,7 +134,7 @@ impl Cluster {
     /// Opens another connection to the store, for a call that may wait there for long.
     pub(crate) fn another_store(&self) -> Result<TcpStore, JoinError> {
         let (watch, deadline) = (Some(Arc::clone(&self.shared.watch)), self.shared.deadline);
-        let joining = Joining { deadline, store: "the store".into(), watch };
+        let joining = Joining { deadline, store: SERVER.into(), watch };
         let store = Arc::clone(&self.store);
         joining.ask_store(move || store.another())
     }

@@ -50,7 +50,7 @@ pub(crate) fn compare(all: &[Facts]) -> Result<(), PeerError> {
         let reason = match name {
             Some(name) => {
                 let (own, theirs) = (shown(&value(other, name)), shown(&value(first, name)));
-                format!("{name} is {own}, but {theirs} on rank 0")
+                format!("{name} is {own}, but {theirs} on rank 0: start all ranks with the same")
             }
             None => "it has the same facts as rank 0 in another order".to_owned(),
         };
@@ -90,9 +90,15 @@ mod tests {
         let two = facts(&[("version", "1"), ("seed", "5"), ("layers", "7")]);
         assert_eq!(compare(&[one.clone(), one.clone()]), Ok(()));
         let error = compare(&[one.clone(), one.clone(), two]).unwrap_err();
-        assert_eq!(error.to_string(), "rank 2: seed is 5, but 3 on rank 0");
+        assert_eq!(
+            error.to_string(),
+            "rank 2: seed is 5, but 3 on rank 0: start all ranks with the same"
+        );
         let more = facts(&[("version", "1"), ("seed", "3"), ("layers", "4"), ("loss", "x")]);
         let error = compare(&[one, more]).unwrap_err();
-        assert_eq!(error.to_string(), "rank 1: loss is x, but none on rank 0");
+        assert_eq!(
+            error.to_string(),
+            "rank 1: loss is x, but none on rank 0: start all ranks with the same"
+        );
     }
 }

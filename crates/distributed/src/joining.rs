@@ -13,7 +13,7 @@ use gpipe_bridge::c10d::{self, TcpStore};
 use crate::{
     bounded::{GaveUp, within},
     facts::{self, Facts},
-    watch::{self, Watch},
+    watch::{self, SERVER, Watch},
 };
 
 /// Grace period before the host of the store exits, so that the other ranks can read the final
@@ -86,8 +86,8 @@ impl Store {
     /// The store's address as text, for messages.
     pub(crate) fn place(&self) -> String {
         match self {
-            Self::Serve(_) => "this process's own store".into(),
-            Self::At { host, port } => format!("the store at {host}:{port}"),
+            Self::Serve(_) => "this process, which is rank 0,".into(),
+            Self::At { host, port } => format!("{SERVER} at {host}:{port}"),
         }
     }
 }
@@ -114,8 +114,10 @@ impl Joining {
         })
         .map_err(|error| match error {
             JoinError::Connect { source, .. } => {
-                let what =
-                    format!("no store ({}): start rank 0, or look at its address", self.store);
+                let what = format!(
+                    "{} does not answer: start it, or correct MASTER_ADDR and MASTER_PORT",
+                    self.store
+                );
                 JoinError::Connect { what, source }
             }
             other => other,
@@ -127,7 +129,8 @@ impl Joining {
         &self,
         call: impl FnOnce() -> c10d::Result<T> + Send + 'static,
     ) -> Result<T, JoinError> {
-        let answer = self.ask(move || call().map_err(connect("the store".into())));
+        let server = self.store.clone();
+        let answer = self.ask(move || call().map_err(connect(server)));
         self.of_store(answer)
     }
 
@@ -144,9 +147,8 @@ impl Joining {
         &self,
         outcome: Result<Result<T, JoinError>, GaveUp>,
     ) -> Result<T, JoinError> {
-        let remedy = "who serves it was stopped, or it is no store of gpipe: look at its process, \
-            or at \
-                      MASTER_ADDR and MASTER_PORT";
+        let remedy = "it was stopped, or another program listens there: look at its process, or \
+            correct MASTER_ADDR and MASTER_PORT";
         self.outcome(outcome, &self.store, remedy)
     }
 
@@ -199,7 +201,7 @@ pub(crate) fn meet(
     mut own: Facts,
     serves: bool,
 ) -> Result<Met, JoinError> {
-    let failed = || connect("the store".into());
+    let failed = || connect(SERVER.into());
     own.insert(0, ("number of processes".into(), size.to_string()));
     store.set(&format!("facts/{rank}"), &facts::encode(&own)).map_err(failed())?;
     let end = Instant::now() + deadline;

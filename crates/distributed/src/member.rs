@@ -49,8 +49,8 @@ impl Member {
         let (rank, size) = (cluster.rank(), cluster.size());
         if replicas == 0 || !size.is_multiple_of(replicas) {
             return Err(JoinError::Setting(format!(
-                "{size} processes for {replicas} replicas: each replica has as many processes, \
-                use a multiple of {replicas}"
+                "{size} processes for {replicas} replicas: each replica needs the same number of \
+                processes, so start a multiple of {replicas}"
             )));
         }
         let store = cluster.another_store()?;

@@ -24,6 +24,8 @@ use gpipe_core::{DeviceId, lower::Program};
 
 use crate::interrupt::Interrupt;
 
+/// Who serves the store, in a user's words.
+pub(crate) const SERVER: &str = "rank 0 (or its launcher)";
 /// Key that counts the processes that have left; the host of the store leaves last.
 pub(crate) const GOODBYE_KEY: &str = "goodbye";
 /// Key that holds the first failure.
@@ -258,7 +260,7 @@ impl Watch {
                 return;
             }
             if let Err(error) = spoke {
-                let reason = format!("the store does not answer any more ({})", error.message);
+                let reason = format!("{SERVER} does not answer any more ({})", error.message);
                 self.conclude(PeerError { process: None, reason });
                 return;
             }
@@ -375,7 +377,10 @@ impl State {
     fn silent(&self, own: usize, deadline: Duration) -> Option<PeerError> {
         if self.answered.elapsed() > deadline {
             // The host of the store is silent, or this process is cut off from everything.
-            let reason = format!("the store has not answered for {:.1?}", self.answered.elapsed());
+            let reason = format!(
+                "{SERVER} has not answered for {:.1?}: it was stopped, or the network is cut",
+                self.answered.elapsed()
+            );
             return Some(PeerError { process: None, reason });
         }
         let (longest, why) = match self.phase {

@@ -34,7 +34,7 @@ fn regression_processes_that_do_not_belong_together_are_refused_by_all() {
     };
     let errors = joined(3, DEADLINE, change, |joined| joined.err().unwrap().to_string());
     for error in errors {
-        assert_eq!(error, "rank 2: version is 2, but 1 on rank 0");
+        assert_eq!(error, "rank 2: version is 2, but 1 on rank 0: start all ranks with the same");
     }
 }
 
@@ -46,7 +46,7 @@ fn fault_another_pipeline_is_refused_by_all_with_the_difference() {
         built.err().unwrap().to_string()
     });
     for error in errors {
-        assert_eq!(error, "rank 1: seed is 12, but 11 on rank 0");
+        assert_eq!(error, "rank 1: seed is 12, but 11 on rank 0: start all ranks with the same");
     }
 }
 
