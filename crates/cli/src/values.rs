@@ -14,6 +14,19 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::{CliError, files::read_bounded};
 
+/// Parses a flag's whole number.
+pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, &'static str> {
+    text.parse().map_err(|_| match !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit()) {
+        true => "the number is too large",
+        false => "give a whole number, 0 or more",
+    })
+}
+
+/// Parses a flag's number.
+pub(crate) fn number(text: &str) -> Result<f64, &'static str> {
+    text.parse().map_err(|_| "give a number")
+}
+
 /// A schedule as a configuration names it. A file is read only when the schedule is needed, so that
 /// a run can resume under another schedule after the file is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -253,7 +266,7 @@ impl FromStr for Every {
 /// Defines an enum whose variants are written as the given names.
 macro_rules! choice {
     (
-        $(#[$doc:meta])* $name:ident, $what:literal, { $($variant:ident = $text:literal),* $(,)? }
+        $(#[$doc:meta])* $name:ident, { $($variant:ident = $text:literal),* $(,)? }
     ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,7 +284,7 @@ macro_rules! choice {
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 match text {
                     $($text => Ok(Self::$variant),)*
-                    _ => Err(format!("'{text}' is no {}: use {}", $what, [$($text),*].join(", "))),
+                    _ => Err(format!("'{text}' is not one of {}", [$($text),*].join(", "))),
                 }
             }
         }
@@ -280,19 +293,19 @@ macro_rules! choice {
 
 choice!(
     /// The dtype of the arithmetic.
-    Dtype, "dtype",
+    Dtype,
     { Float32 = "float32", Float64 = "float64", BFloat16 = "bfloat16", Float16 = "float16" }
 );
 choice!(
     /// Which kernels compute matrix products in float32 on CPUs.
-    KernelChoice, "kernels",
+    KernelChoice,
     {
         Fastest = "fastest", Aten = "aten", ChannelsLast = "channels-last", OneDnn = "onednn"
     }
 );
 choice!(
     /// How the learning rate decays.
-    Decays, "decay",
+    Decays,
     {
         Constant = "constant", Cosine = "cosine", InverseSqrt = "inverse-sqrt",
         Exponential = "exponential"
@@ -300,26 +313,26 @@ choice!(
 );
 choice!(
     /// An update rule.
-    OptimizerName, "optimizer",
+    OptimizerName,
     { Adam = "adam", AdamW = "adamw", Sgd = "sgd", RmsProp = "rmsprop", Adafactor = "adafactor" }
 );
 
 choice!(
     /// What to do when a loss or gradient is not finite.
-    OnNan, "choice", { Stop = "stop", Skip = "skip" }
+    OnNan, { Stop = "stop", Skip = "skip" }
 );
 
 choice!(
     /// Which AmoebaNet to build.
-    VariantName, "AmoebaNet", { B = "B", D = "D" }
+    VariantName, { B = "B", D = "D" }
 );
 choice!(
     /// How to treat JSON files among text.
-    JsonChoice, "choice", { Refuse = "refuse", Text = "text", Skip = "skip" }
+    JsonChoice, { Refuse = "refuse", Text = "text", Skip = "skip" }
 );
 choice!(
     /// What to do with an image that cannot be read.
-    OnUnreadableChoice, "choice", { Stop = "stop", Skip = "skip" }
+    OnUnreadableChoice, { Stop = "stop", Skip = "skip" }
 );
 
 /// What training crops from an image.

@@ -155,7 +155,10 @@ fn fault_configurations_that_are_wrong_say_where_and_what_to_do() {
     folder.refuses(&with(&["--set", "train.vocabulary=3"]), &["did you mean 'model.vocabulary'?"]);
     folder.refuses(&with(&["--set", "model=3"]), &["that is a table"]);
     folder.refuses(&with(&["--set", "model.blocks"]), &["KEY=VALUE"]);
-    folder.refuses(&with(&["--set", "model.blocks=many"]), &["blocks"]);
+    folder.refuses(
+        &with(&["--set", "model.blocks=many"]),
+        &["--set model.blocks=many: give a whole number, 0 or more"],
+    );
     fs::write(folder.path("unknown.toml"), "[pipeline]\nstagse = 2\n").unwrap();
     folder.refuses(
         &["train", "unknown.toml"],
@@ -170,22 +173,42 @@ fn fault_configurations_that_are_wrong_say_where_and_what_to_do() {
         &with(&["--balance", "1,1"]),
         &["balance [1, 1] covers 2 layers, the model has 6"],
     );
+    folder.refuses(
+        &with(&["--balance", "3,3", "--stages", "3"]),
+        &["balance [3, 3] is for 2 stages, the pipeline has 3: give one number per stage"],
+    );
     folder.refuses(&with(&["--balance", "three"]), &["use cost, uniform, or layers per stage"]);
     folder
         .refuses(&with(&["--stages", "7"]), &["7 stages need at least 7 layers, the model has 6"]);
+    fs::write(folder.path("table.toml"), "[trian]\nsteps = 2\n").unwrap();
+    folder.refuses(
+        &["train", "table.toml"],
+        &["table.toml: there is no table [trian]: did you mean [train]?"],
+    );
+    let both = ["eval", "run", "--weights", "other.safetensors"];
+    folder.refuses(&both, &["--weights", "cannot be used with"]);
+    let whole = "give a whole number, 0 or more";
+    folder.refuses(&with(&["--stages", "two"]), &["--stages", whole]);
+    folder.refuses(&with(&["--seed", "-1"]), &["--seed", whole]);
     // Before any text is looked for.
     let without = |flag| ["train", "tiny.toml", "--text", "none.txt", flag, "0"];
     folder.refuses(&without("--stages"), &["pipeline.stages = 0: use at least one stage"]);
     folder.refuses(&without("--micro-batches"), &["pipeline.micro_batches = 0: use at least 1"]);
     folder.refuses(&with(&["--threads-per-stage", "0"]), &["0 threads per stage"]);
     folder.refuses(&with(&["--steps", "0"]), &["train.steps", "at least 1"]);
-    folder.refuses(&with(&["--set", "model.heads=3"]), &["16 features do not divide into 3 heads"]);
+    folder.refuses(
+        &with(&["--set", "model.heads=3"]),
+        &["[model] transformer: features = 16 is no multiple of heads = 3"],
+    );
     folder.refuses(&with(&["--set", "model.dropout=1.5"]), &["probability"]);
     folder.refuses(
         &with(&["--set", "optimizer.name=adagrad"]),
-        &["use adam, adamw, sgd, rmsprop, adafactor"],
+        &["'adagrad' is not one of adam, adamw, sgd, rmsprop, adafactor"],
     );
-    folder.refuses(&with(&["--set", "optimizer.adam.beta1=1.0"]), &["beta1 is 1"]);
+    folder.refuses(
+        &with(&["--set", "optimizer.adam.beta1=1.0"]),
+        &["adam: beta1 = 1: use at least 0 and less than 1"],
+    );
 }
 
 #[test]

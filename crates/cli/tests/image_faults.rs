@@ -202,7 +202,7 @@ fn fault_other_images_and_other_classes_are_refused() {
     };
     folder.copy("train", "less");
     fs::remove_file(folder.path("less/disc/00.png")).unwrap();
-    let parts = ["the training data are not those of run/checkpoints/step-00000003", "--init"];
+    let parts = ["the training data differ from those of run/checkpoints/step-00000003", "--init"];
     folder.refuses(&resume(&["data.folder=less"]), &parts);
     fs::remove_dir_all(folder.path("less/square")).unwrap();
     let parts = ["`square` is none of the 2 classes to train on"];
@@ -273,7 +273,10 @@ fn fault_kinds_and_their_keys_say_which_there_are() {
     let data = "'foo' is no kind: use one of text, parallel, image-folder, cifar10, cifar100";
     set("model.kind=foo", &["--set model.kind=foo: model.kind: ", models]);
     set("data.kind=foo", &["--set data.kind=foo: data.kind: ", data]);
-    set("model.kind=3", &["model.kind", "3 is no text"]);
+    set(
+        "model.kind=3",
+        &["--set model.kind=3: model.kind: ", "'3' is no kind: use one of transformer"],
+    );
     let more = ["--set", "model.kind=foo", "--set", "model.width=4"];
     refuses(&folder, "resnet.toml", &more, &["--set model.kind=foo: ", models]);
     let file = |from: &str, to: &str, parts: &[&str]| {
@@ -298,10 +301,10 @@ fn fault_kinds_and_their_keys_say_which_there_are() {
     );
 
     set("model.blokcs=4", &["did you mean 'model.blocks'?"]);
-    set("images.on_unreadable=ask", &["'ask' is no choice: use stop, skip"]);
+    set("images.on_unreadable=ask", &["'ask' is not one of stop, skip"]);
     set("images.crop=middle", &["'middle' is no crop: use none, padded:PIXELS"]);
     set("images.sise=3", &["did you mean 'images.size'?"]);
-    set("model.blocks=2", &["model", "blocks", "array of length 4"]);
+    set("model.blocks=2", &["--set model.blocks=2: give a list of 4 values"]);
 }
 
 #[test]
@@ -344,26 +347,26 @@ fn fault_data_and_networks_that_do_not_fit_are_refused_before_any_step() {
     set(&["data.folder=none"], &["`none` does not exist"]);
     set(&["data.folder=train/disc"], &["it has no folders in it", "a folder for each class"]);
     set(&["data.validation=resnet.toml"], &["it is not a folder"]);
-    set(&["images.size=0"], &["size is out of range"]);
-    set(&["images.flip=2"], &["flip is out of range", "0 to 1"]);
-    set(&["images.cutout=99"], &["cutout is out of range", "32 (the size)"]);
-    set(&["images.degrees=90"], &["degrees is out of range", "0 (none) to 45"]);
-    set(&["images.scale=[1.2, 0.8]"], &["scale is out of range", "0.1 to 10, in order"]);
-    set(&["images.shear=[-2, 0]"], &["shear is out of range", "-1 to 1, in order"]);
-    set(&["images.translate=1.5"], &["translate is out of range", "a share of the side"]);
-    set(&["images.contrast=0"], &["contrast is out of range", "up to 1 (unchanged)"]);
-    set(&["images.invert=-1"], &["invert is out of range", "a probability, 0 to 1"]);
-    set(&["images.crop=resized:2"], &["crop is out of range"]);
-    set(&["images.std=[0.0, 1.0, 1.0]"], &["std is out of range", "greater than 0"]);
-    set(&["images.threads=0"], &["0 threads", "use 1 to 64"]);
+    set(&["images.size=0"], &["images.size = 0: use 1 to"]);
+    set(&["images.flip=2"], &["images.flip = 2: use a probability, 0 to 1"]);
+    set(&["images.cutout=99"], &["images.cutout = 99: use 0 (none) to 32 (the size)"]);
+    set(&["images.degrees=90"], &["images.degrees = 90: use 0 (none) to 45"]);
+    set(&["images.scale=[1.2, 0.8]"], &["images.scale = [1.2, 0.8]: use 0.1 to 10, in order"]);
+    set(&["images.shear=[-2, 0]"], &["images.shear = [-2, 0]: use -1 to 1, in order"]);
+    set(&["images.translate=1.5"], &["images.translate = 1.5: use a share of the side"]);
+    set(&["images.contrast=0"], &["images.contrast = 0: ", "up to 1 (unchanged)"]);
+    set(&["images.invert=-1"], &["images.invert = -1: use a probability, 0 to 1"]);
+    set(&["images.crop=resized:2"], &["images.crop = resized:2 "]);
+    set(&["images.std=[0.0, 1.0, 1.0]"], &["images.std = [0.0, 1.0, 1.0]: ", "greater than 0"]);
+    set(&["images.threads=0"], &["images.threads = 0: use 1 to 64"]);
     set(&["model.width=0"], &["resnet: width is 0"]);
     set(&["model.blocks=[0, 1, 1, 1]"], &["resnet: blocks are [0, 1, 1, 1]"]);
     amoebanet("model.cells=4", &["amoebanet: 4 normal cells: use a multiple of 3"]);
     amoebanet("model.filters=7", &["amoebanet: 7 filters", "a multiple of 4"]);
     amoebanet("model.drop_path=1.5", &["amoebanet: drop_path is 1.5"]);
-    amoebanet("model.variant=C", &["'C' is no AmoebaNet: use B, D"]);
+    amoebanet("model.variant=C", &["'C' is not one of B, D"]);
 
-    let fit = ["a transformer learns from text", "data.kind = text"];
+    let fit = ["a transformer learns from text", " does not fit data.kind = "];
     fs::write(folder.path("wrong.toml"), "[data]\nkind = \"image-folder\"\nfolder = \"train\"\n")
         .unwrap();
     refuses(&folder, "wrong.toml", &[], &fit);
@@ -371,7 +374,12 @@ fn fault_data_and_networks_that_do_not_fit_are_refused_before_any_step() {
     refuses(&folder, "wrong.toml", &["--text", "text.txt"], &fit);
     let share = RESNET.replace("validation = \"held-out\"", "validation_share = 0.0");
     fs::write(folder.path("wrong.toml"), share).unwrap();
-    refuses(&folder, "wrong.toml", &[], &["a share of 0 leaves 36 images to train on and 0"]);
+    refuses(
+        &folder,
+        "wrong.toml",
+        &[],
+        &["data.validation_share = 0 leaves 36 images to train on and 0"],
+    );
 }
 
 #[test]

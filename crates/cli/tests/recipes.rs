@@ -110,14 +110,14 @@ fn fault_recipes_and_devices_that_cannot_be_used_are_named() {
     };
     folder.refuses(
         &with(&["--dtype", "float8"]),
-        &["float8", "use float32, float64, bfloat16, float16"],
+        &["'float8' is not one of float32, float64, bfloat16, float16"],
     );
     folder.refuses(&with(&["--device", "tpu"]), &["'tpu' is no device", "use cpu, cuda or cuda:0"]);
     folder.refuses(&with(&["--device", "cuda:100"]), &["cuda:100"]);
     folder.refuses(&with(&["--device", "cpu,cpu", "--stages", "3"]), &["2 devices for 3 stages"]);
     folder.refuses(
         &with(&["--set", "optimizer.decay=linear"]),
-        &["use constant, cosine, inverse-sqrt, exponential"],
+        &["is not one of constant, cosine, inverse-sqrt, exponential"],
     );
     folder.refuses(&with(&["--set", "train.label_smoothing=1"]), &["train.label_smoothing"]);
     folder.refuses(&with(&["--set", "train.prefetch=0"]), &["train.prefetch", "use 1 to 64"]);

@@ -1,18 +1,21 @@
 //! The command line. Flags are shorthands for configuration keys. They take precedence over
 //! `--set`, which takes precedence over the file.
 //!
-//! - [`trained`]: arguments of the commands that use a trained model
+//! - [`trained`]: arguments of the commands that use a trained model; [`files`]: of those that read
+//!   and convert files
 //! - here: all other arguments
 
+mod files;
 mod trained;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Arg, Args, Parser, Subcommand};
 use gpipe::{Balance, RematPolicies};
 
-use crate::values::{Caps, Devices, Dtype, Every, OnNan, ScheduleChoice};
+use crate::values::{Caps, Devices, Dtype, Every, OnNan, ScheduleChoice, number, whole};
 
+pub(crate) use self::files::{ExportArguments, ImportArguments, InspectArguments};
 pub(crate) use self::trained::{
     EvalArguments, GenerateArguments, PredictArguments, RunArguments, SearchArguments,
     TranslateArguments,
@@ -20,7 +23,7 @@ pub(crate) use self::trained::{
 
 /// Pipeline-parallel training: the number of stages never changes the result.
 #[derive(Debug, Parser)]
-#[command(name = "gpipe", version, about, max_term_width = 100)]
+#[command(name = "gpipe", version, max_term_width = 100)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub command: Command,
@@ -139,14 +142,14 @@ pub(crate) struct PipelineArguments {
     pub config: ConfigArguments,
     /// Number of pipeline stages K, or of devices if the schedule puts several stages on each
     /// (pipeline.stages)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Option<usize>,
     /// Number of micro-batches M per mini-batch (pipeline.micro_batches)
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Option<usize>,
     /// Number of copies R of the whole pipeline, each training on its part of every mini-batch;
     /// the number of processes must be a multiple of R (pipeline.replicas)
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub replicas: Option<usize>,
     /// Schedule: gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH
     /// (pipeline.schedule)
@@ -193,7 +196,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "STEPS|TIME")]
     pub checkpoint_every: Option<Every>,
     /// Number of checkpoints to keep, the newest ones (checkpoint.keep)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub keep: Option<usize>,
     /// Also keep the checkpoint with the lowest validation loss; needs train.validate_every
     /// (checkpoint.keep_best)
@@ -229,10 +232,11 @@ pub(crate) struct TrainArguments {
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArguments {
     /// Number of processes; stages are divided among them in order, as evenly as possible
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub processes: usize,
     /// Restart all processes up to N times if one fails; training resumes from its last checkpoint
     #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = whole::<u32>, allow_negative_numbers = true)]
     pub restarts: u32,
     /// Do not prefix rank 0's standard output with its rank, so that it can be piped
     #[arg(long)]
@@ -242,64 +246,13 @@ pub(crate) struct LaunchArguments {
     pub command: Vec<String>,
 }
 
-/// Arguments of `gpipe inspect`.
-#[derive(Debug, Args)]
-pub(crate) struct InspectArguments {
-    /// Folder of a checkpoint, of a run or of checkpoints, or a safetensors file
-    #[arg(value_name = "PATH")]
-    pub path: PathBuf,
-    /// Print JSON: one object, or for a run one line per checkpoint and per file of weights
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ExportArguments {
-    /// Folder of a checkpoint or of a run; a run exports its weights if it has ended, else its
-    /// newest undamaged checkpoint
-    #[arg(value_name = "DIR")]
-    pub from: PathBuf,
-    /// Safetensors file to write
-    #[arg(long, value_name = "FILE.safetensors")]
-    pub out: PathBuf,
-    /// Dtype to convert to: float32, bfloat16, float16 or float64 [default: unchanged]
-    #[arg(long, value_name = "DTYPE")]
-    pub dtype: Option<Dtype>,
-    /// Export the moving averages of the weights instead of the weights
-    #[arg(long)]
-    pub averages: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ImportArguments {
-    /// Safetensors file to read
-    #[arg(value_name = "FILE.safetensors")]
-    pub from: PathBuf,
-    /// Configuration of the model that the weights are for
-    #[arg(long, value_name = "CONFIG.toml")]
-    pub config: PathBuf,
-    /// Override one key of the configuration; may be repeated
-    ///
-    /// model.vocabulary must be the exact size, unless the configuration is that of a run.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// File that maps tensors to parameters; without it, names must be gpipe's
-    #[arg(long, value_name = "NAMES.toml")]
-    pub names: Option<PathBuf>,
-    /// Write the parameters that fit even if others are missing
-    #[arg(long)]
-    pub partial: bool,
-    /// Weights file to write, for `gpipe train --init` and `gpipe eval --weights`
-    #[arg(long, value_name = "FILE.safetensors")]
-    pub out: PathBuf,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
     /// Numbers of stages to compare
     #[arg(long, value_name = "K,..", value_delimiter = ',', default_value = "1,2,3,4")]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Vec<usize>,
     /// Schedules to compare, separated by commas; interleaved:V creates V times as many stages
     #[arg(long, value_delimiter = ',', default_value = "gpipe,1f1b")]
@@ -311,6 +264,7 @@ pub(crate) struct VerifyArguments {
     /// Numbers of micro-batches to compare [default: that of the configuration]; results for
     /// different M differ by rounding, and verify reports where
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Vec<usize>,
     /// Also test resuming: each combination but the first runs half of the steps under the settings
     /// of the previous one, saves, and resumes under its own
@@ -319,9 +273,7 @@ pub(crate) struct VerifyArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(mut_arg("config", |config| {
-    config.value_name("CONFIG.toml|RUN_DIR").help("Configuration file, or folder of a run")
-}))]
+#[command(mut_arg("config", of_a_step))]
 pub(crate) struct TraceArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
@@ -338,8 +290,13 @@ pub(crate) struct TraceArguments {
     #[arg(long, value_name = "FILE.json", conflicts_with = "chrome")]
     pub out: Option<PathBuf>,
     /// Width of the drawing, in characters [default: that of the terminal, or 120]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub width: Option<usize>,
+}
+
+/// What `gpipe trace` takes.
+fn of_a_step(argument: Arg) -> Arg {
+    argument.value_name("RUN_DIR|CONFIG.toml").help("Folder of a run, or a configuration file")
 }
 
 #[derive(Debug, Args)]
@@ -365,7 +322,7 @@ pub(crate) struct ConfigArguments {
     #[arg(long)]
     pub balance: Option<Balance>,
     /// Number of CPU threads of each stage (pipeline.threads_per_stage)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub threads_per_stage: Option<usize>,
     /// Dtype of the arithmetic: float32, float64, bfloat16 or float16 (pipeline.dtype)
     #[arg(long, value_name = "DTYPE")]
@@ -380,10 +337,10 @@ pub(crate) struct ConfigArguments {
     pub memory: Option<Caps>,
     /// Number of training steps [default: as configured; verify: 3, profile: 4, trace: 5]
     /// (train.steps)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub steps: Option<u64>,
     /// Seed of all randomness (seed)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Files or folders of UTF-8 text to train on [default: the sources of the crates pinned in
     /// configs/text] (data.text)
@@ -397,15 +354,17 @@ pub(crate) struct ProfileArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
     /// Number of stages at work while layers are measured (pipeline.stages)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Option<usize>,
     /// Numbers of micro-batches M per mini-batch to measure [default: 1, 2, 4 .. 32 and that of the
     /// configuration]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Vec<usize>,
     /// Measure everything in N rounds of --steps steps each, so that on a shared machine all
     /// measurements see similar conditions
     #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub passes: usize,
     /// Profile to write [default: out/NAME.profile.json, with the NAME of the configuration file]
     #[arg(long, value_name = "FILE")]
@@ -419,10 +378,10 @@ pub(crate) struct ScheduleArguments {
     pub name: ScheduleChoice,
     /// Number of stages K, or of devices if the schedule puts several stages on each [default: that
     /// of the file]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Option<usize>,
     /// Number of micro-batches M [default: that of the file]
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Option<usize>,
     /// Re-materialization policy; adds R actions to the lists
     #[arg(long, default_value = "never")]
@@ -444,20 +403,23 @@ pub(crate) struct PlanArguments {
     pub config: ConfigArguments,
     /// Number of devices N to plan for, which need not exist here; see --memory and --speed
     /// [default: pipeline.stages]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub devices: Option<usize>,
     /// Speed of the devices relative to the profiled one: one number for all devices, or one per
     /// device
     #[arg(long, value_name = "X,..", value_delimiter = ',')]
+    #[arg(value_parser = number, allow_negative_numbers = true)]
     pub speed: Vec<f64>,
     /// Numbers of stages K to choose from, or of devices if the schedule puts several stages on
     /// each [default: the number of devices]
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Vec<usize>,
     /// Numbers of micro-batches M to choose from [default: that of the configuration, and the
     /// powers of two that the mini-batch can be divided into; with a profile, only those of whose
     /// size micro-batches were measured]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Vec<usize>,
     /// Schedules to choose from [default: gpipe,1f1b]
     ///
@@ -475,17 +437,17 @@ pub(crate) struct PlanArguments {
     #[arg(long)]
     pub analytic: bool,
     /// Analytic costs: floating-point operations per second of a device [default: 1e11]
-    #[arg(long, value_name = "FLOPS")]
+    #[arg(long, value_name = "FLOPS", value_parser = number, allow_negative_numbers = true)]
     pub flops: Option<f64>,
     /// Analytic costs: memory bandwidth of a device, in bytes per second [default: 2e10]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = number, allow_negative_numbers = true)]
     pub bandwidth: Option<f64>,
     /// Bandwidth of a link between two devices, in bytes per second [default: as profiled;
     /// analytic: unlimited]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = number, allow_negative_numbers = true)]
     pub link_bandwidth: Option<f64>,
     /// Latency of a message, in microseconds [default: as profiled; analytic: 0]
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", value_parser = number, allow_negative_numbers = true)]
     pub link_latency: Option<f64>,
     /// Plan to write, for gpipe train --plan [default: out/NAME.plan.json]
     #[arg(long, value_name = "FILE")]

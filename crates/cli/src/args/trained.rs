@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::values::{Devices, Dtype};
+use crate::values::{Devices, Dtype, number, whole};
 
 /// A trained model: the folder of a run, or a configuration and weights.
 #[derive(Debug, Default, Args)]
@@ -17,13 +17,13 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "CONFIG.toml", requires = "weights")]
     pub config: Option<PathBuf>,
     /// Weights to use with --config; the tokenizer.json beside them is used too
-    #[arg(long, value_name = "FILE", requires = "config")]
+    #[arg(long, value_name = "FILE", requires = "config", conflicts_with = "folder")]
     pub weights: Option<PathBuf>,
     /// Override one key of the configuration; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Number of stages K; the result is the same for every K (pipeline.stages)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Option<usize>,
     /// Devices of the stages: one for all stages, or one per stage [default: as in training]
     /// (pipeline.devices)
@@ -46,7 +46,7 @@ pub(crate) struct EvalArguments {
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
     /// Measure at most the first N tokens [default: train.validation_tokens; with --text all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub tokens: Option<usize>,
     /// Folder with a folder of images for each class, to measure on all of them [default: the
     /// images that the run held out]
@@ -58,6 +58,7 @@ pub(crate) struct EvalArguments {
     /// Translation models: number of held-out sentences per language to translate for BLEU and
     /// chrF; 0 translates none
     #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub translate: usize,
     #[command(flatten)]
     pub search: SearchArguments,
@@ -68,7 +69,7 @@ pub(crate) struct EvalArguments {
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
     /// Number of micro-batches M per mini-batch (pipeline.micro_batches)
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Option<usize>,
     /// Print one line of JSON, with all digits
     #[arg(long)]
@@ -86,9 +87,10 @@ pub(crate) struct PredictArguments {
     pub images: Vec<PathBuf>,
     /// Number of classes to print for each image
     #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub top: usize,
     /// Number of stages K; the result is the same for every K (pipeline.stages)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Option<usize>,
     /// Devices of the stages: one for all stages, or one per stage [default: as in training]
     /// (pipeline.devices)
@@ -115,19 +117,23 @@ pub(crate) struct GenerateArguments {
     pub prompt_file: Option<PathBuf>,
     /// Stop after N tokens, or earlier at the end of a document
     #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub tokens: usize,
     /// Sampling temperature: 0 always takes the most likely token, 1 samples from the model's
     /// distribution, higher values flatten it
-    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(value_parser = number, allow_negative_numbers = true)]
     pub temperature: f64,
     /// Sample only from the K most likely tokens
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
     /// Sample only from the smallest set of tokens with a total probability of at least P
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(value_parser = number, allow_negative_numbers = true)]
     pub top_p: f64,
     /// Seed of the sampling: the same seed gives the same text, for every K
     #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: u64,
 }
 
@@ -136,9 +142,11 @@ pub(crate) struct GenerateArguments {
 pub(crate) struct SearchArguments {
     /// Number of hypotheses kept per sentence; 1 always takes the most likely token
     #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub beam: usize,
     /// Length penalty: 0 prefers short translations, higher values longer ones
-    #[arg(long, value_name = "ALPHA", default_value_t = 0.6, allow_negative_numbers = true)]
+    #[arg(long, value_name = "ALPHA", default_value_t = 0.6)]
+    #[arg(value_parser = number, allow_negative_numbers = true)]
     pub length_penalty: f64,
 }
 
@@ -154,5 +162,6 @@ pub(crate) struct TranslateArguments {
     pub search: SearchArguments,
     /// Maximum number of lines to translate at once
     #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub batch: usize,
 }

@@ -78,16 +78,18 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Result<Vec<Change>, ConfigE
 fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Effect {
     match key {
         "seed" => Effect::Refused("the order of the data and dropout are drawn from it"),
-        "data.sequence" => Effect::Refused("the position in the data is counted in samples of it"),
+        "data.sequence" => Effect::Refused("the place to resume in the data depends on it"),
         "data.validation" | "data.validation_bytes" | "train.validation_tokens" => {
             Effect::Evaluations
         }
         "data.validation_pairs" => Effect::Evaluations,
         "data.length" | "data.temperature" => {
-            Effect::Refused("the position in the data is counted in a mixture made with it")
+            Effect::Refused("the place to resume in the data depends on it")
         }
         "data.batch_tokens" => Effect::FromHereOn,
-        "data.tokenizer" => Effect::Refused("the state is of the checkpoint's tokens"),
+        "data.tokenizer" => {
+            Effect::Refused("the model was trained with the checkpoint's tokenizer")
+        }
         _ if key.starts_with("data.") => Effect::Text,
         "images.validation_images" => Effect::Evaluations,
         "images.threads" => Effect::Nothing,
@@ -102,7 +104,9 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             };
             match is_zero(old) == is_zero(new) {
                 true => Effect::FromHereOn,
-                false => Effect::Refused("with an auxiliary head the network is another"),
+                false => Effect::Refused(
+                    "the auxiliary head has parameters that only one of the two networks has",
+                ),
             }
         }
         "model.dropout" | "model.attention_dropout" | "model.drop_path" => Effect::FromHereOn,
@@ -117,7 +121,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             };
             match is_double(old) == is_double(new) {
                 true => Effect::FromHereOn,
-                false => Effect::Refused("the state would have to be rounded, or made up"),
+                false => Effect::Refused("the checkpoint's state has another precision"),
             }
         }
         "optimizer.name" => {
@@ -127,7 +131,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             };
             match adam(old) && adam(new) {
                 true => Effect::FromHereOn,
-                false => Effect::Refused("its state is another"),
+                false => Effect::Refused("the two optimizers keep different state"),
             }
         }
         "optimizer.sgd.momentum" | "optimizer.rmsprop.momentum" => {
@@ -137,7 +141,9 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             };
             match is_zero(old) == is_zero(new) {
                 true => Effect::FromHereOn,
-                false => Effect::Refused("with momentum its state is another than without"),
+                false => Effect::Refused(
+                    "momentum adds state that the checkpoint has only if it was above 0",
+                ),
             }
         }
         // `on_nan` only says whether a run goes on after a NaN: no finite step depends on it.

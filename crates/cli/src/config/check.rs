@@ -34,6 +34,11 @@ impl Config {
         if train.mini_batch == 0 {
             return refuse("train.mini_batch", 0, "use at least 1");
         }
+        if let Data::Text(data) = &self.data
+            && data.sequence == 0
+        {
+            return refuse("data.sequence", 0, "use at least 1");
+        }
         if !(0.0..1.0).contains(&train.label_smoothing) {
             let value = train.label_smoothing;
             return refuse("train.label_smoothing", value, "use at least 0 and less than 1");
@@ -89,9 +94,8 @@ impl Config {
             _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
         };
         if !fit {
-            let reason = "a transformer learns from text (data.kind = text), a translation from \
-                parallel, an image network from image-folder, cifar10 or cifar100";
-            return refuse("model.kind and data.kind", "these two", reason);
+            let (model, data) = (self.shown("model.kind")?, self.shown("data.kind")?);
+            return Err(ConfigError::Kinds { model, data });
         }
         if let Model::AmoebaNet(model) = &self.model
             && !(model.auxiliary >= 0.0 && model.auxiliary.is_finite())

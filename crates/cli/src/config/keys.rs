@@ -8,6 +8,10 @@ use super::{
 };
 
 const KIND: &str = "kind";
+/// The similarity above which a name is suggested for a misspelt one.
+const LIKENESS: f64 = 0.8;
+const TABLES: &str =
+    "the tables are model, data, images, pipeline, optimizer, train and checkpoint";
 
 /// All keys that a file may contain, with their defaults, for the kinds of model and data in
 /// `given`. Errors name `origin`.
@@ -44,6 +48,7 @@ pub(super) fn check_keys(
         let full = format!("{prefix}{key}");
         match known.get(key) {
             None if is_optional(&full, all) => {}
+            None if value.is_table() => return Err(unknown_table(&full, all, origin)),
             None => return Err(unknown(&full, all, origin)),
             Some(toml::Value::Table(known)) => {
                 if let toml::Value::Table(given) = value {
@@ -74,13 +79,29 @@ fn unknown(key: &str, known: &toml::Table, origin: &str) -> ConfigError {
         .map(|known| {
             (strsim::jaro_winkler(&known, key).max(last_part_likeness(&known, key)), known)
         })
-        .filter(|(likeness, _)| *likeness > 0.7)
+        .filter(|(likeness, _)| *likeness > LIKENESS)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, known)| format!(": did you mean '{known}'?"));
-    let nearest = nearest.unwrap_or_else(|| {
-        ": the tables are model, data, images, pipeline, optimizer, train and checkpoint".to_owned()
-    });
+    let nearest = nearest.unwrap_or_else(|| format!(": {TABLES}"));
     ConfigError::UnknownKey { origin: origin.to_owned(), key: key.to_owned(), nearest }
+}
+
+/// The error for a table that does not exist. It names the nearest table that does.
+fn unknown_table(table: &str, known: &toml::Table, origin: &str) -> ConfigError {
+    let mut all = Vec::new();
+    collect_keys(known, "", &mut all);
+    let nearest = all
+        .iter()
+        .filter_map(|key| key.rsplit_once('.'))
+        .map(|(known, _)| (strsim::jaro_winkler(known, table), known))
+        .filter(|(likeness, _)| *likeness > LIKENESS)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b));
+    let remedy = match nearest {
+        Some((_, nearest)) => format!("did you mean [{nearest}]?"),
+        None => TABLES.to_owned(),
+    };
+    let reason = format!("there is no table [{table}]: {remedy}");
+    ConfigError::Parse { path: origin.into(), reason }
 }
 
 /// The message for a key that exists only for other kinds.

@@ -1,7 +1,7 @@
 //! The configuration: one checked struct made from a TOML file, `--set` and flags.
 //!
 //! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a [`kind`]
-//! - [`keys`]: unknown keys, and `--set`
+//! - [`keys`]: unknown keys, and `--set`; [`unreadable`]: values that cannot be read
 //! - [`check`]: checks before anything is read
 //! - [`changes`]: what a resumed run may change
 
@@ -12,6 +12,7 @@ mod keys;
 mod kind;
 mod model;
 mod tables;
+mod unreadable;
 
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,7 @@ use keys::{check_keys, defaults, flatten, set};
 pub(crate) use kind::{DATA, MODELS};
 pub(crate) use model::{Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
+use unreadable::refused;
 
 use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 
@@ -56,6 +58,13 @@ pub(crate) enum ConfigError {
     Set { text: String, reason: String },
     #[error("{key} = {value}: {reason}")]
     Value { key: &'static str, value: String, reason: String },
+    #[error(
+        "model.kind = {model} does not fit data.kind = {data}: a transformer learns from text, a \
+        translation from parallel, an image network from image-folder, cifar10 or cifar100"
+    )]
+    Kinds { model: String, data: String },
+    #[error("--text {path}: {reason}")]
+    Text { path: PathBuf, reason: &'static str },
 }
 
 impl Config {
@@ -113,11 +122,8 @@ impl Config {
         for text in arguments.set.iter().filter(|text| !is_kind(text)) {
             set(&mut table, text)?;
         }
-        let parse = |error: toml::de::Error| ConfigError::Parse {
-            path: origin.to_owned(),
-            reason: error.to_string().trim_end().to_owned(),
-        };
-        let mut config: Config = table.try_into().map_err(parse)?;
+        let read: Result<Config, toml::de::Error> = table.clone().try_into();
+        let mut config = read.map_err(|error| refused(&error, &table, origin, &arguments.set))?;
         config.apply(arguments)?;
         Ok(config)
     }
@@ -151,20 +157,15 @@ impl Config {
         if let Some(odd) = arguments.text.iter().find(|path| path.to_str().is_none()) {
             let reason = "its name is no UTF-8, which a configuration cannot hold: rename it, or \
                 name its folder";
-            return Err(ConfigError::Value {
-                key: "--text",
-                value: odd.display().to_string(),
-                reason: reason.into(),
-            });
+            return Err(ConfigError::Text { path: odd.clone(), reason });
         }
-        if !arguments.text.is_empty() {
+        if let Some(path) = arguments.text.first() {
             match &mut self.data {
                 Data::Text(data) => data.text.clone_from(&arguments.text),
                 _ => {
                     let reason =
                         "the configuration does not learn from plain text: leave --text out";
-                    let value = format!("{:?}", arguments.text);
-                    return Err(ConfigError::Value { key: "--text", value, reason: reason.into() });
+                    return Err(ConfigError::Text { path: path.clone(), reason });
                 }
             }
         }
@@ -253,6 +254,12 @@ impl Config {
             reason: error.to_string(),
         })?;
         Ok(flatten(&table).into_iter().map(|(key, value)| (key, value.to_string())).collect())
+    }
+
+    /// The value of a key as a configuration writes it.
+    pub(crate) fn shown(&self, key: &str) -> Result<String, ConfigError> {
+        let found = self.keys()?.into_iter().find(|(own, _)| own == key);
+        Ok(found.map_or(String::new(), |(_, value)| value))
     }
 
     /// The configuration as TOML, with every key.

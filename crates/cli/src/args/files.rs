@@ -1,0 +1,59 @@
+//! Arguments of the commands that read and convert files.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::values::Dtype;
+
+/// Arguments of `gpipe inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// Folder of a checkpoint, of a run or of checkpoints, or a safetensors file
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Print JSON: one object, or for a run one line per checkpoint and per file of weights
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// Folder of a checkpoint or of a run; a run exports its weights if it has ended, else its
+    /// newest undamaged checkpoint
+    #[arg(value_name = "DIR")]
+    pub from: PathBuf,
+    /// Safetensors file to write
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub out: PathBuf,
+    /// Dtype to convert to: float32, bfloat16, float16 or float64 [default: unchanged]
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<Dtype>,
+    /// Export the moving averages of the weights instead of the weights
+    #[arg(long)]
+    pub averages: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArguments {
+    /// Safetensors file to read
+    #[arg(value_name = "FILE.safetensors")]
+    pub from: PathBuf,
+    /// Configuration of the model that the weights are for
+    #[arg(long, value_name = "CONFIG.toml")]
+    pub config: PathBuf,
+    /// Override one key of the configuration; may be repeated
+    ///
+    /// model.vocabulary must be the exact size, unless the configuration is that of a run.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// File that maps tensors to parameters; without it, names must be gpipe's
+    #[arg(long, value_name = "NAMES.toml")]
+    pub names: Option<PathBuf>,
+    /// Write the parameters that fit even if others are missing
+    #[arg(long)]
+    pub partial: bool,
+    /// Weights file to write, for `gpipe train --init` and `gpipe eval --weights`
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub out: PathBuf,
+}
