@@ -113,19 +113,21 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
         return Ok(());
     }
     let Needs { stages, batches, samples } = needs;
+    let (key, value) = match &config.data {
+        Data::Parallel(data) => ("data.batch_tokens", data.batch_tokens),
+        _ => ("train.mini_batch", config.train.mini_batch),
+    };
     let text = format!(
-        "train.mini_batch = {}: a step of {samples} samples needs about {all} of memory ({stages} \
-        for the stages' tensors, {batches} for batches made ahead), and {available} are available \
-        ({by})",
-        config.train.mini_batch
+        "{key} = {value}: a step of {samples} samples needs about {all} of memory ({stages} for \
+        the stages' tensors, {batches} for batches made ahead), and {available} are available \
+        ({by})"
     );
     if config.pipeline.oversubscribe {
         say!("{text}: it goes on, as pipeline.oversubscribe says");
         return Ok(());
     }
     Err(CliError::Usage(format!(
-        "{text}: use a smaller train.mini_batch, more pipeline.micro_batches or --remat always, \
-        {INSIST}"
+        "{text}: use a smaller {key}, more pipeline.micro_batches or --remat always, {INSIST}"
     )))
 }
 
@@ -192,13 +194,18 @@ fn peaks(
     let stages = schedule.stages(devices.len());
     let stages = stages.map_err(|error| PlanError::Setting(error.to_string()))?;
     let balance = match &config.pipeline.balance {
-        gpipe::Balance::Layers(layers) => layers.clone(),
+        gpipe::Balance::Layers(layers) => fitting(layers, stages, costs.layers.len())?,
         gpipe::Balance::Uniform => uniform(costs.layers.len(), stages)?,
         gpipe::Balance::Cost => by_cost(&costs, sizes[0], stages)?,
     };
     let remat = config.pipeline.remat.clone();
     let plan = Plan { balance, micro_batches, schedule, remat };
     Ok(predict(&costs, &devices, samples, &plan)?.device_peaks())
+}
+
+fn fitting(balance: &[usize], stages: usize, layers: usize) -> Result<Vec<usize>, PlanError> {
+    partition::check_balance(balance, stages, layers)?;
+    Ok(balance.to_vec())
 }
 
 fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, PlanError> {

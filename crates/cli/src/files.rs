@@ -1,6 +1,6 @@
 //! Small text files: read with a size limit, and written whole or not at all.
 
-use std::{path::Path, sync::Arc};
+use std::{io::ErrorKind, path::Path, sync::Arc};
 
 use gpipe::Bytes;
 use gpipe_files::{Aside, ReadError};
@@ -12,6 +12,19 @@ use crate::CliError;
 pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CliError + use<> {
     let what = path.display().to_string();
     move |source| CliError::Io { what, source }
+}
+
+/// A remedy for an error of the operating system, or an empty text.
+pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::NotFound => ": correct the path",
+        ErrorKind::IsADirectory => ": give a file, not a folder",
+        ErrorKind::NotADirectory => ": a part of the path is a file: correct the path",
+        ErrorKind::ReadOnlyFilesystem => ": give a path that can be written",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ": make room",
+        ErrorKind::FileTooLarge => ": raise the limit on the size of files (ulimit -f)",
+        _ => "",
+    }
 }
 
 /// Reads a text file of at most `bytes_max` bytes.

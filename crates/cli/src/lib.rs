@@ -75,11 +75,11 @@ enum CliError {
     Usage(String),
     #[error(transparent)]
     Data(#[from] gpipe_data::Error),
-    #[error(transparent)]
+    #[error("[model] {0}")]
     Model(#[from] gpipe_models::TransformerError),
-    #[error(transparent)]
+    #[error("[model] {0}")]
     Translation(#[from] gpipe_models::TranslationError),
-    #[error(transparent)]
+    #[error("[model] {0}")]
     ImageModel(#[from] gpipe_models::ImageError),
     #[error(transparent)]
     Pipeline(#[from] gpipe::Error),
@@ -113,7 +113,7 @@ enum CliError {
     Plot(#[from] gpipe_observe::plot::PlotError),
     #[error(transparent)]
     StepFile(#[from] gpipe_observe::step_file::StepFileError),
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}{}", files::remedy(source))]
     Io { what: String, source: std::io::Error },
     /// A mini-batch is not finite, and the run is configured to stop.
     #[error("step {step}: {source}. To leave such mini-batches out: --on-nan skip")]

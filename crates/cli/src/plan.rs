@@ -33,6 +33,13 @@ const EXTENT: Extent = Extent { micro_batches: &[], steps: 4, passes: 1 };
 /// Plans, prints explanations, and writes the requested files.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?;
+    let counts = [("--stages", &arguments.stages), ("--micro-batches", &arguments.micro_batches)];
+    if let Some((flag, _)) = counts.iter().find(|(_, given)| given.contains(&0)) {
+        return Err(CliError::Usage(format!("{flag} 0: use at least 1")));
+    }
+    for &speed in &arguments.speed {
+        positive("--speed", speed)?;
+    }
     let devices = arguments.devices.unwrap_or(config.pipeline.stages);
     let caps = std::mem::take(&mut config.pipeline.memory.0);
     let devices = placed(devices, &caps, &arguments.speed)?;
@@ -353,8 +360,10 @@ fn placed(count: usize, caps: &[Bytes], speeds: &[f64]) -> Result<Vec<PlanDevice
             "{given} {what} for {count} devices: give one for all, or one for each"
         ))),
     };
-    if count > DEVICES_MAX {
-        return Err(CliError::Usage(format!("{count} devices: use at most {DEVICES_MAX}")));
+    if !(1..=DEVICES_MAX).contains(&count) {
+        return Err(CliError::Usage(format!(
+            "{count} devices (--devices, or pipeline.stages): use 1 to {DEVICES_MAX}"
+        )));
     }
     fits(caps.len(), "memory caps")?;
     fits(speeds.len(), "speeds")?;

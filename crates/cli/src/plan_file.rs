@@ -118,7 +118,10 @@ impl PlanFile {
     }
 
     fn from_json(text: &str) -> Result<Self, String> {
-        let file: Self = serde_json::from_str(text).map_err(|error| format!("no plan: {error}"))?;
+        let file: Self = serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!("it is not a plan that gpipe wrote (line {line}, column {column})")
+        })?;
         if file.format != FORMAT {
             return Err(format!("format {}, this gpipe reads {FORMAT}", file.format));
         }

@@ -49,6 +49,8 @@ pub(crate) enum RunFolderError {
         the run end, or give another run's folder"
     )]
     Missing { path: PathBuf },
+    #[error("{path}: there is no such file: {remedy}")]
+    NoFile { path: PathBuf, remedy: &'static str },
     #[error(
         "{weights} does not fit the model of {config} and the vocabulary beside it: {reason}: \
         give the files of one run"
@@ -262,7 +264,8 @@ impl Source {
     fn files(config: PathBuf, weights: PathBuf) -> Result<Self, CliError> {
         for path in [&config, &weights] {
             if !path.is_file() {
-                return Err(RunFolderError::Missing { path: path.clone() }.into());
+                let remedy = "correct the path";
+                return Err(RunFolderError::NoFile { path: path.clone(), remedy }.into());
             }
         }
         Ok(Self::Files { config, weights })
@@ -275,7 +278,8 @@ impl Source {
                 let config = Config::read(&ConfigArguments { config: path, ..overrides.clone() })?;
                 let path = weights.with_file_name(Vocabulary::file_of(&config));
                 if !path.is_file() {
-                    return Err(RunFolderError::Missing { path }.into());
+                    let remedy = "put the one of the model's run there";
+                    return Err(RunFolderError::NoFile { path, remedy }.into());
                 }
                 Ok((config, Vocabulary::load(&path)?))
             }

@@ -26,11 +26,11 @@ pub(crate) struct Sampling {
 /// Invalid settings, or invalid logits.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub(crate) enum SamplingError {
-    #[error("the temperature is {0}: use 0 (always the likeliest token) or a positive number")]
+    #[error("--temperature {0}: use 0 (always the likeliest token) or a positive number")]
     Temperature(f64),
-    #[error("top-k is 0, which leaves no token: use at least 1, or leave it out to allow all")]
+    #[error("--top-k 0 leaves no token: use at least 1, or leave it out to allow all")]
     TopK,
-    #[error("top-p is {0}: it is a probability, above 0 and at most 1 (1 allows every token)")]
+    #[error("--top-p {0}: use a probability above 0 and at most 1 (1 allows every token)")]
     TopP(f64),
     #[error(
         "the model's output for token {token} is {value}: its weights are damaged or its training \

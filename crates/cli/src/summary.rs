@@ -109,8 +109,8 @@ impl Summary {
         let peak = predicted.peaks.iter().max().copied().unwrap_or_default();
         let held = Bytes(self.devices.iter().map(|stage| stage.peak).max().unwrap_or(0));
         say!(
-            "predicted {step:.1} ms{} per step, measured {median:.1} ms (the median), {:.3} of \
-            it; at most {peak} on a {}, measured {held}",
+            "predicted {step:.1} ms{} per step, measured {median:.1} ms (median, {:.3} times the \
+            prediction); at most {peak} on a {}, measured {held}",
             predicted.quartiles(),
             median / step,
             self.row()
@@ -155,7 +155,9 @@ impl Summary {
         parts.sort_by(|&a, &b| self.share(b).total_cmp(&self.share(a)));
         lines.extend(parts.into_iter().map(|part| {
             let remedy = match PARTS[part] {
-                "communication" => "cut where less is sent".to_owned(),
+                "communication" => {
+                    "use fewer stages, or let `gpipe plan` choose the cuts".to_owned()
+                }
                 "fill/drain" => "more micro-batches make it less".to_owned(),
                 "imbalance" => {
                     let slowest = self.slowest();

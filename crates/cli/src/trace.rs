@@ -53,6 +53,15 @@ pub(crate) fn run(arguments: &TraceArguments, here: Option<&Environment>) -> Res
     let look = look(arguments.width)?;
     check_names(arguments)?;
     let named = arguments.pipeline.config.config.as_deref();
+    let remedy = "give the folder of a run, or a configuration such as configs/small.toml";
+    match named {
+        None => return Err(CliError::Usage(remedy.into())),
+        Some(path) if !path.exists() => {
+            let reason = format!("{}: there is no such file or folder: {remedy}", path.display());
+            return Err(CliError::Usage(reason));
+        }
+        Some(_) => {}
+    }
     if let Some(folder) = named.filter(|path| path.is_dir()) {
         if here.is_some_and(|here| here.rank > 0) {
             return Ok(()); // one process is enough
@@ -80,7 +89,8 @@ fn check_names(arguments: &TraceArguments) -> Result<(), CliError> {
         if path.is_dir() || path.extension().is_some_and(|extension| extension == "toml") {
             let path = path.display();
             return Err(CliError::Usage(format!(
-                "{flag} {path}: a file is named after {flag}: write gpipe trace {path} {flag}"
+                "{flag} {path}: {flag} takes the file to write: put the run or the configuration \
+                first, as in `gpipe trace {path} {flag}`"
             )));
         }
     }
@@ -183,10 +193,14 @@ fn draw_in_terminal(step: &StepFile, look: Look) {
     say!("{}", draw::panels(&timelines(step), look).trim_end());
     match &step.predicted {
         Some(Predicted { source, timeline }) => {
-            let ratio = step.measured.makespan.as_ms() / timeline.makespan.as_ms();
-            say!("step {} takes {ratio:.3} of the predicted one, {source}", step.step);
+            let measured = step.measured.makespan.as_ms();
+            let ratio = measured / timeline.makespan.as_ms();
+            say!(
+                "step {}: {measured:.1} ms, {ratio:.3} times the prediction ({source})",
+                step.step
+            );
         }
-        None => say!("step {}; nothing was predicted of it", step.step),
+        None => say!("step {}; there is no prediction of it", step.step),
     }
 }
 

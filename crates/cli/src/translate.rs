@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, ErrorKind, Write},
-    path::Path,
+    path::{Path, PathBuf},
     sync::mpsc::{Receiver, RecvTimeoutError, sync_channel},
     thread,
     time::Duration,
@@ -19,7 +19,7 @@ use tch::Tensor;
 
 use crate::{
     CliError,
-    args::{SearchArguments, TranslateArguments},
+    args::{RunArguments, SearchArguments, TranslateArguments},
     config::{Config, Data},
     files::io,
     output::complain,
@@ -91,7 +91,9 @@ impl<'a> Translator<'a> {
             [vocabulary.tokenizer().end_of_document(), vocabulary.pad(), vocabulary.begin()];
         let never = specials.into_iter().chain(tags).map(i64::from).collect();
         let search = BeamSearch { beam, length_penalty, end: i64::from(vocabulary.end()), never };
-        search.check().map_err(|error| CliError::Usage(error.to_string()))?;
+        search.check().map_err(|error| {
+            CliError::Usage(format!("--beam {beam}, --length-penalty {length_penalty}: {error}"))
+        })?;
         let groups = config.pipeline.stages.max(1);
         Ok(Self { vocabulary, search, groups, length: data.length })
     }
@@ -196,6 +198,15 @@ fn translate(arguments: &TranslateArguments, processes: &Processes) -> Result<()
         return Err(CliError::Usage(format!("--batch {batch}: use 1 to {BATCH_MAX}")));
     }
     let run = RunFolder::open(&arguments.run, processes)?;
+    if !matches!(run.config.data, Data::Parallel(_)) {
+        let RunArguments { folder, config, .. } = &arguments.run;
+        return Err(CliError::Usage(format!(
+            "{}: its model does not translate (data.kind = {}): give the run of a translation \
+            model",
+            folder.as_ref().or(config.as_ref()).map_or(Path::new(""), PathBuf::as_path).display(),
+            run.config.shown("data.kind")?
+        )));
+    }
     let vocabulary = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
     vocabulary.tag(&arguments.from)?; // before the weights are read
     let translator = Translator::new(&run.config, &vocabulary, &arguments.search, arguments.batch)?;

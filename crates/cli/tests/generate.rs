@@ -261,12 +261,12 @@ fn fault_a_closed_output_ends_quietly() {
 #[test]
 fn fault_settings_out_of_range_name_the_remedy() {
     let with = |more: &[&'static str]| [&["generate", "run", "--prompt", "a"], more].concat();
-    TRAINED.refuses(&with(&["--temperature", "-1"]), &["the temperature is -1: use 0"]);
-    TRAINED.refuses(&with(&["--temperature", "NaN"]), &["the temperature is NaN"]);
-    TRAINED.refuses(&with(&["--top-p", "0"]), &["top-p is 0", "above 0 and at most 1"]);
-    TRAINED.refuses(&with(&["--top-p", "-0.5"]), &["top-p is -0.5"]);
-    TRAINED.refuses(&with(&["--top-p", "1.5"]), &["top-p is 1.5"]);
-    TRAINED.refuses(&with(&["--top-k", "0"]), &["top-k is 0", "at least 1"]);
+    TRAINED.refuses(&with(&["--temperature", "-1"]), &["--temperature -1: use 0"]);
+    TRAINED.refuses(&with(&["--temperature", "NaN"]), &["--temperature NaN"]);
+    TRAINED.refuses(&with(&["--top-p", "0"]), &["--top-p 0:", "above 0 and at most 1"]);
+    TRAINED.refuses(&with(&["--top-p", "-0.5"]), &["--top-p -0.5:"]);
+    TRAINED.refuses(&with(&["--top-p", "1.5"]), &["--top-p 1.5:"]);
+    TRAINED.refuses(&with(&["--top-k", "0"]), &["--top-k 0", "at least 1"]);
     TRAINED.refuses(&with(&["--tokens", "0"]), &["--tokens 0: use 1 to"]);
     TRAINED.refuses(&with(&["--stages", "9"]), &["9 stages need at least 9 layers"]);
     TRAINED.refuses(&["eval", "run", "--tokens", "1"], &["--tokens 1", "at least 2"]);

@@ -239,6 +239,6 @@ fn fault_a_cut_link_ends_both_sides() {
     assert_eq!((first.end(), second.end()), (Ok(1), Ok(1)), "{}{}", first.printed, second.printed);
     assert!(names(&first, 1), "{}", first.printed);
     // Here rank 0's silence may also be that of the store, which is there.
-    let named = names(&second, 0) || second.printed.contains("the store has not answered");
+    let named = names(&second, 0) || second.printed.contains("(or its launcher) has not answered");
     assert!(named, "{}", second.printed);
 }

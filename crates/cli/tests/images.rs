@@ -366,7 +366,7 @@ fn oracle_fine_tuning_starts_the_softmax_afresh_where_classes_are_others() {
     };
     let printed = train("same", &["run"]);
     assert!(printed.contains("weights of run/weights.safetensors:\n"), "{printed}");
-    assert!(!printed.contains("start afresh"), "{printed}");
+    assert!(!printed.contains("start from random values"), "{printed}");
     assert!(of("same", "classifier.weight") == of("run", "classifier.weight"));
 
     shapes(&folder.path("two"), &SHAPES[1..], 6);
@@ -374,8 +374,8 @@ fn oracle_fine_tuning_starts_the_softmax_afresh_where_classes_are_others() {
     for from in ["run", "run/weights.safetensors", "run/checkpoints/latest"] {
         let out = format!("two of {}", from.len());
         let printed = train(&out, &[&[from], &two[..]].concat());
-        let all = "4 start afresh:\n  auxiliary.weight\n  auxiliary.bias\n  classifier.weight\n  \
-            classifier.bias\n";
+        let all = "4 start from random values:\n  auxiliary.weight\n  auxiliary.bias\n  \
+            classifier.weight\n  classifier.bias\n";
         assert!(printed.contains(all), "{from}: {printed}");
         assert_eq!(of(&out, "classifier.weight").size()[0], 2);
         assert!(of(&out, "stem.conv.weight") == of("run", "stem.conv.weight"));
@@ -385,10 +385,10 @@ fn oracle_fine_tuning_starts_the_softmax_afresh_where_classes_are_others() {
     fs::rename(folder.path("renamed/disc"), folder.path("renamed/ring")).unwrap();
     let renamed = ["--set", "data.folder=renamed", "--set", "data.validation=renamed"];
     let printed = train("renamed run", &[&["run"], &renamed[..]].concat());
-    assert!(printed.contains("4 start afresh:"), "{printed}");
+    assert!(printed.contains("4 start from random values:"), "{printed}");
 
     let printed = train("asked", &["run", "--reinit", "classifier.*"]);
-    let two = "\n2 start afresh:\n  classifier.weight\n  classifier.bias\n";
+    let two = "\n2 start from random values:\n  classifier.weight\n  classifier.bias\n";
     assert!(printed.contains(two), "{printed}");
     assert!(of("asked", "classifier.weight") != of("run", "classifier.weight"));
     assert!(of("asked", "auxiliary.weight") == of("run", "auxiliary.weight"));

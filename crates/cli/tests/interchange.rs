@@ -152,7 +152,7 @@ fn fault_what_cannot_be_exported_is_told() {
         assert!(!folder.path("out.safetensors").exists());
     };
     export("run", &["--averages"], &["run/checkpoints/step-00000012", "no moving averages"]);
-    export("run", &["--dtype", "int8"], &["--dtype", "'int8' is no dtype: use float32"]);
+    export("run", &["--dtype", "int8"], &["--dtype", "'int8' is not one of float32"]);
     export("empty", &[], &["empty", "neither a checkpoint nor weights.safetensors"]);
     export("nowhere", &[], &["nowhere", "give the folder of a checkpoint or of a run"]);
     let nowhere = ["export", "run", "--out", "no/such/folder.safetensors"];
@@ -257,7 +257,7 @@ fn fault_foreign_weights_that_do_not_fit_are_told_name_by_name() {
         "0 of 16 parameters",
         "16 missing",
         "  embedding.tokens",
-        "17 unexpected",
+        "17 in the file but not in the model",
         "name the tensors with --names",
     ];
     import(&[], &report);
@@ -352,13 +352,13 @@ fn oracle_init_loads_what_fits_only_if_that_is_meant() {
     let report = [
         "run/weights.safetensors does not fit the model",
         "16 of 28 parameters are in the file",
-        "12 missing, the file has not:\n  1.attention.norm.weight",
+        "12 missing from the file:\n  1.attention.norm.weight",
         "load what fits with --partial",
     ];
     folder.refuses(&[&deeper[..], &["--out", "deeper"]].concat(), &report);
     assert!(!folder.path("deeper").exists());
     let printed = folder.succeeds(&[&deeper[..], &["--out", "deeper", "--partial"]].concat());
-    assert!(printed.contains("12 missing, the file has not"), "{printed}");
+    assert!(printed.contains("12 missing from the file"), "{printed}");
     let (deeper, run) = (
         tensors(&folder, "deeper/weights.safetensors"),
         tensors(&folder, "run/weights.safetensors"),

@@ -269,20 +269,25 @@ fn fault_what_cannot_be_planned_is_said_with_the_remedy() {
     for (more, part) in [
         (&["--memory", "1KiB"][..], "the smallest"),
         (&["--devices", "40"], "40 stages"),
-        (&["--devices", "0"], "stage"),
-        (&["--speed", "0"], "speed"),
+        (&["--devices", "0"], "0 devices (--devices, or pipeline.stages): use 1 to"),
+        (&["--speed", "0"], "--speed 0: give a number above 0"),
+        (&["--speed", "-1"], "--speed -1: give a number above 0"),
+        (&["--speed", "fast"], "give a number"),
         (&["--speed", "1,2,3"], "3 speeds for 2 devices: give one for all, or one for each"),
         (&["--memory", "1MiB,1MiB,1MiB"], "3 memory caps for 2 devices"),
         (&["--stages", "3"], "3"),
-        (&["--micro-batches", "0"], "micro-batches"),
+        (&["--micro-batches", "0"], "--micro-batches 0: use at least 1"),
         (&["--schedule", "2f2b"], "there is no schedule '2f2b'"),
         (&["--remat", "sometimes"], "there is no re-materialization 'sometimes'"),
         (&["--balance", "1,1"], "balance [1, 1]"),
         (&["--analytic", "--flops", "0"], "--flops 0: give a number above 0"),
         (&["--set", "model.hidden=48"], "gpipe profile"),
-        (&["--dtype", "bfloat16"], "its dtype is 'Float', here it is 'BFloat16'"),
+        (&["--dtype", "bfloat16"], "its dtype is 'float32', here it is 'bfloat16'"),
         (&["--profile", "nowhere.json"], "nowhere.json"),
-        (&["--profile", "text.txt"], "text.txt: no profile"),
+        (
+            &["--profile", "text.txt"],
+            "text.txt: it is not a profile that gpipe wrote (line 1, column ",
+        ),
     ] {
         plan(more, part);
     }
@@ -292,7 +297,10 @@ fn fault_what_cannot_be_planned_is_said_with_the_remedy() {
         folder.refuses(&with(TRAIN, &[&["--plan", "q.json"][..], more].concat()), &[part]);
     };
     for (damaged, part) in [
-        (text[..text.len() / 2].to_owned(), "q.json: no plan"),
+        (
+            text[..text.len() / 2].to_owned(),
+            "q.json: it is not a plan that gpipe wrote (line 1, column ",
+        ),
         (text.replace("\"format\":1", "\"format\":7"), "format 7, this gpipe reads 1"),
         (text.replace("\"samples\":7", "\"samples\":9"), "mini-batches of 9 samples"),
         (text.replacen("\"balance\":[", "\"balance\":[1,", 1), "stages"),

@@ -40,7 +40,10 @@ fn regression_a_text_is_read_whole_and_what_is_left_out_is_said() {
     let cap = ["--set", "data.train_bytes=8KiB", "--out", "cut"];
     let printed = folder.succeeds(&with(&texts, &cap));
     let cut = printed.lines().next().unwrap();
-    assert!(cut.contains("; took 8.0 KiB of ") && cut.ends_with("as train_bytes says"), "{cut}");
+    assert!(
+        cut.contains("; took 8.0 KiB of ") && cut.ends_with("as data.train_bytes says"),
+        "{cut}"
+    );
     folder.refuses(&with(&texts, &["--set", "data.train_bytes=some"]), &["train_bytes", "or all"]);
     // What is measured on is told, too.
     let eval = folder.succeeds(&["eval", "all", "--text", "texts", "--tokens", "50"]);

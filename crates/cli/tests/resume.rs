@@ -70,7 +70,7 @@ fn transparency_a_run_goes_on_from_whatever_names_its_checkpoint() {
     for (nothing, reason) in [
         ("none", "there is no such folder"),
         ("elsewhere", "there is no checkpoint in it"),
-        ("text.txt", "Not a directory"),
+        ("text.txt", "it is a file: give the folder of a run or a checkpoint"),
     ] {
         folder.refuses(&["train", "--resume", nothing], &[nothing, reason]);
     }
@@ -149,7 +149,7 @@ fn fault_another_training_text_is_refused_and_leaves_no_folder() {
     killed(&folder, "run");
     let text = fs::read_to_string(folder.path("text.txt")).unwrap();
     fs::write(folder.path("other.txt"), text.replacen("stage", "stags", 1)).unwrap();
-    let parts = ["the training data are not those of run/checkpoints/step-00000004", "--init"];
+    let parts = ["the training data differ from those of run/checkpoints/step-00000004", "--init"];
     folder.refuses(&["train", "--resume", "run", "--text", "other.txt"], &parts);
     let fork = ["train", "--resume", "run", "--out", "fork", "--text", "other.txt"];
     folder.refuses(&fork, &parts);
@@ -394,7 +394,7 @@ fn fault_settings_of_checkpoints_that_make_no_sense_are_refused() {
     refuses(&["--set", "checkpoint.every=0"], &["checkpoint", "every"]);
     refuses(&["--keep", "0"], &["checkpoint.keep = 0: keep at least 1"]);
     refuses(&["--keep-best"], &["checkpoint.keep_best", "set train.validate_every"]);
-    refuses(&["--on-nan", "ignore"], &["--on-nan", "use stop, skip"]);
+    refuses(&["--on-nan", "ignore"], &["--on-nan", "is not one of stop, skip"]);
 }
 
 #[test]

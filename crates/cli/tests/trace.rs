@@ -52,7 +52,7 @@ fn oracle_a_run_leaves_its_latest_step_and_pictures_are_made_of_it() {
 
     let drawn = folder.succeeds(&["trace", "run"]);
     assert!(
-        drawn.contains("\nstep 12 takes ") && drawn.contains("of the predicted one, simulated"),
+        drawn.contains("\nstep 12: ") && drawn.contains(" times the prediction (simulated"),
         "{drawn}"
     );
     for name in ["trace.svg", "trace.html", "trace.json"] {
@@ -97,7 +97,10 @@ fn fault_what_cannot_be_drawn_is_named() {
     fs::write(folder.path("bad/step.json"), "{\"format\":1,\"step\":3,").unwrap();
     let remedy = "name the folder of a run";
     folder.refuses(&["trace", "empty"], &["there is no empty/step.json", "ten steps", remedy]);
-    folder.refuses(&["trace", "bad", "--svg"], &["bad/step.json is damaged: EOF", "column"]);
+    folder.refuses(
+        &["trace", "bad", "--svg"],
+        &["bad/step.json is damaged: it is not a step", "column"],
+    );
     folder.refuses(&["trace", "empty", "--width", "39"], &["--width 39: use 40 to 1000"]);
     folder.refuses(
         &["trace", "empty", "--stages", "3"],

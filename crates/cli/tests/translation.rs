@@ -231,5 +231,8 @@ fn fault_pairs_languages_and_models_that_do_not_fit_are_refused() {
     assert!(!folder.path("r").exists(), "nothing is left behind");
 
     folder.train(&["--steps", "2", "--out", "text", "--set=train.validation_tokens=100"]);
-    folder.refuses(&["translate", "text", "--from", "de"], &["another model"]);
+    folder.refuses(
+        &["translate", "text", "--from", "de"],
+        &["text: its model does not translate (data.kind = \"text\"): give the run"],
+    );
 }

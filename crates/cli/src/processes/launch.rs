@@ -58,7 +58,7 @@ pub(crate) enum LaunchError {
     /// The first process that failed.
     #[error("rank {rank} of {size} {}{}", how(*status), counted(*tries))]
     Failed { rank: usize, size: usize, status: ExitStatus, tries: u32 },
-    #[error("serving the store: {0}")]
+    #[error("gpipe launch cannot serve the address where its processes meet: {0}")]
     Store(#[from] gpipe_bridge::c10d::Error),
 }
 

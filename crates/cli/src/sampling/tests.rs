@@ -133,7 +133,7 @@ fn property_shifts_and_extremes_are_stable() {
 fn fault_settings_out_of_range_say_what_to_use() {
     for temperature in [-1.0, -f64::MIN_POSITIVE, f64::NAN, f64::INFINITY] {
         let error = Sampling::new(temperature, None, 1.0).unwrap_err().to_string();
-        assert!(error.contains("the temperature is") && error.contains("use 0"), "{error}");
+        assert!(error.contains("--temperature ") && error.contains("use 0"), "{error}");
     }
     for top_p in [0.0, -0.5, 1.0 + f64::EPSILON, f64::NAN] {
         let error = Sampling::new(1.0, None, top_p).unwrap_err().to_string();

@@ -57,13 +57,21 @@ impl Translation {
         check_pad(&own)?;
         let train = PairSet::encode(&own, &corpus, Side::Train, data.length)?;
         let validation = PairSet::encode(&own, &corpus, Side::Validation, data.length)?;
-        if validation.is_empty() {
-            return Err(CliError::Usage(format!(
-                "no pair is held out to validate on: raise data.validation_share, which is {}",
-                data.validation_share
-            )));
-        }
         let languages = corpus.languages.len();
+        if validation.is_empty() {
+            let longer: usize = (0..languages).map(|l| validation.left_out(l)).sum();
+            return Err(CliError::Usage(match longer {
+                0 => format!(
+                    "no pair is held out to validate on: raise data.validation_share, which is {}",
+                    data.validation_share
+                ),
+                longer => format!(
+                    "data.length = {}: all {longer} pairs held out to validate on have more \
+                    tokens: raise it",
+                    data.length
+                ),
+            }));
+        }
         let longer: usize = [&train, &validation]
             .iter()
             .flat_map(|set| (0..languages).map(|l| set.left_out(l)))

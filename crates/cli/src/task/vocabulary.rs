@@ -137,8 +137,11 @@ impl Vocabulary {
             Ok(classes) if !classes.is_empty() => Ok(Self::Classes(classes)),
             Ok(_) => Err(CliError::Usage(format!("{}: it names no class", path.display()))),
             Err(error) => Err(CliError::Usage(format!(
-                "{}: {error}: it should be a JSON list of the names of the classes",
-                path.display()
+                "{}: it is not a JSON list of the names of the classes (line {}, column {}): put \
+                the one of the model's run there",
+                path.display(),
+                error.line(),
+                error.column()
             ))),
         }
     }

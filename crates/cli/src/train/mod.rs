@@ -253,8 +253,8 @@ fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<TrainPositi
         return Ok(position);
     }
     Err(CliError::Usage(format!(
-        "the training data are not those of {}: the run would go on elsewhere in others; bring \
-        them back, or start another run (--init takes its weights)",
+        "the training data differ from those of {}, so the run cannot resume: bring the old data \
+        back, or start another run (--init takes its weights)",
         checkpoint.folder().display()
     )))
 }

@@ -84,7 +84,11 @@ impl RunLock {
                 Err(error) => return Err(io(&path)(error)),
             }
         }
-        Err(CliError::Usage("out/ is full: give --out DIR".into()))
+        Err(CliError::Usage(format!(
+            "{} to {} all exist: give --out DIR, or remove some",
+            numbered(arguments, 1).display(),
+            numbered(arguments, FOLDERS_MAX - 1).display()
+        )))
     }
 
     /// A folder that must not hold a run.

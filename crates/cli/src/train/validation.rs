@@ -65,7 +65,8 @@ impl Run<'_> {
             match eval::measure(pipeline, self.task.validation(pipeline.is_fed())?, &stop) {
                 // A failed measurement must not lose what was learned.
                 Err(CliError::Pipeline(error)) if error.is_not_finite() => {
-                    self.progress.warn(&format!("the {what} is not a number: {error}"));
+                    self.progress
+                        .warn(&format!("the loss of the {what} is NaN or infinite: {error}"));
                     return Ok(Some(Measured::none()));
                 }
                 measured => measured?,
