@@ -13,7 +13,7 @@ use crate::{
     files,
     layer_files::{open, read_checked, read_kind, read_layer},
     manifest::{self, FileEntry, FileKind, Manifest},
-    tensor_file::TensorFile,
+    tensor_file::{Entry, TensorFile},
 };
 
 /// Maximum number of misfits listed in one error.
@@ -104,15 +104,20 @@ impl Checkpoint {
             .try_for_each(|entry| check(entry).map_err(|error| self.name_the_swapped(entry, error)))
     }
 
-    /// Checks the shapes of a layer's optimizer state, which the manifest does not record.
+    /// Checks the shapes and dtypes of a layer's optimizer state, which the manifest does not
+    /// record.
     fn check_optimizer(&self, file: &TensorFile, outline: &LayerOutline) -> Result<()> {
         for own in &outline.parameters {
-            for (tensor, shape) in &own.optimizer {
+            for (tensor, spec) in &own.optimizer {
                 let name = format!("{}.{}.{tensor}", outline.layer, own.name);
                 let found = file.entries().iter().find(|entry| entry.name == name);
-                if let Some(found) = found.filter(|found| found.shape != *shape) {
-                    let found = &found.shape;
-                    return Err(self.misfit(format!("{name} is {found:?}, the model's {shape:?}")));
+                let differs = |found: &&Entry| {
+                    found.shape != spec.shape || found.kind.is_some_and(|kind| kind != spec.kind)
+                };
+                if let Some(Entry { dtype, shape, .. }) = found.filter(differs) {
+                    return Err(
+                        self.misfit(format!("{name} is {dtype} {shape:?}, the model's {spec}"))
+                    );
                 }
             }
         }

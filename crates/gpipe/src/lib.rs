@@ -89,8 +89,8 @@ pub use layer::{Forward, Infer, Layer};
 pub use loss::{CrossEntropy, Loss, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use optim::{
-    Adafactor, Adam, Decay, Group, LearningRate, Optimizer, RmsForm, RmsProp, Sgd, StateSpec,
-    Update, name_matches,
+    Adafactor, Adam, Decay, Group, LearningRate, Muon, Optimizer, ParameterInfo, RmsForm, RmsProp,
+    Sgd, StateSpec, Update, name_matches,
 };
 pub use parameter::{Init, ParameterSpec};
 pub use pipeline::{

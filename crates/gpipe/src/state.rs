@@ -6,6 +6,8 @@
 
 use tch::{Kind, Tensor};
 
+use crate::spec::TensorSpec;
+
 /// The state of a pipeline between two steps; see [`crate::Pipeline::state`].
 #[derive(Debug)]
 pub struct State {
@@ -88,8 +90,8 @@ pub struct ParameterOutline {
     pub shape: Vec<i64>,
     /// The dtype in which it is stored.
     pub kind: Kind,
-    /// Names and shapes of the optimizer's tensors; empty if the parameter is frozen.
-    pub optimizer: Vec<(String, Vec<i64>)>,
+    /// Names, shapes and dtypes of the optimizer's tensors; empty if the parameter is frozen.
+    pub optimizer: Vec<(String, TensorSpec)>,
     /// Whether it has a moving average.
     pub averaged: bool,
 }

@@ -7,8 +7,8 @@ mod common;
 use common::{assert_same_bits, uniform};
 use gpipe::{
     Adam, Bytes, Forward, Infer, Init, Layer, LayerError, Loss, MeanSquaredError, Metric,
-    Optimizer, ParameterSpec, Pipeline, PipelineBuilder, Sequence, Sgd, StateSpec, TensorSpec,
-    Update,
+    Optimizer, ParameterInfo, ParameterSpec, Pipeline, PipelineBuilder, Sequence, Sgd, StateSpec,
+    TensorSpec, Update,
     layers::{Linear, Pop, Stash},
 };
 use tch::{Kind, Tensor};
@@ -199,8 +199,8 @@ fn regression_an_optimizer_state_of_another_shape_is_an_error() {
         fn name(&self) -> &'static str {
             "short"
         }
-        fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
-            ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::zeros(name, &shape[..1])).into()
+        fn state(&self, own: &ParameterInfo) -> Vec<StateSpec> {
+            ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::zeros(name, &own.shape[..1])).into()
         }
         fn temporaries(&self) -> usize {
             0
@@ -235,7 +235,7 @@ fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
         fn name(&self) -> &'static str {
             "refuses"
         }
-        fn state(&self, _: &[i64]) -> Vec<StateSpec> {
+        fn state(&self, _: &ParameterInfo) -> Vec<StateSpec> {
             vec![]
         }
         fn temporaries(&self) -> usize {

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use common::{Features, LENGTH, Recipe, Run, VOCABULARY, batch, model, uniform};
 use gpipe::{
     Accuracy, Adafactor, Adam, CrossEntropy, Decay, Group, LayerError, LearningRate, Loss,
-    MeanSquaredError, Metric, Optimizer, Pipeline, PipelineBuilder, RmsForm, RmsProp, Sequence,
-    Sgd, TensorSpec,
+    MeanSquaredError, Metric, Optimizer, ParameterInfo, Pipeline, PipelineBuilder, RmsForm,
+    RmsProp, Sequence, Sgd, TensorSpec,
     layers::{Activation, Linear},
 };
 use tch::{Kind, Tensor};
@@ -498,6 +498,7 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
     let spec = TensorSpec::new([2, 3], Kind::Float);
     let error = smooth.check(&[spec], &[TensorSpec::new([2], Kind::Int64)]).unwrap_err();
     assert!(error.to_string().contains("label_smoothing is 1"));
-    let state = Adafactor::default().state(&[2, 3, 5]);
+    let own = ParameterInfo { name: "one", shape: &[2, 3, 5], kind: Kind::Float };
+    let state = Adafactor::default().state(&own);
     assert_eq!((&state[0].shape[..], &state[1].shape[..]), (&[2, 3, 1][..], &[2, 1, 5][..]));
 }

@@ -7,7 +7,8 @@ mod common;
 
 use common::{Features, Run, assert_same_bits, batch, flat, model, restore};
 use gpipe::{
-    Adam, Error, LayerError, Optimizer, Pipeline, PipelineBuilder, Sgd, StateSpec, Update,
+    Adam, Error, LayerError, Optimizer, ParameterInfo, Pipeline, PipelineBuilder, Sgd, StateSpec,
+    Update,
     state::{LayerState, State},
 };
 use tch::Tensor;
@@ -153,8 +154,8 @@ impl Optimizer for Failing {
         self.0.name()
     }
 
-    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
-        self.0.state(shape)
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
+        self.0.state(parameter)
     }
 
     fn temporaries(&self) -> usize {

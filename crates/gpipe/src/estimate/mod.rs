@@ -35,7 +35,7 @@ use crate::{
     error::{Error, Result},
     layer::{Infer, ParameterSpec},
     loss::Loss,
-    optim::Optimizer,
+    optim::{Optimizer, ParameterInfo},
     precision::Precision,
     sequence::{NamedLayer, Sequence, TieGroup},
     spec::TensorSpec,
@@ -309,7 +309,7 @@ impl Model<'_> {
         let trained = layer.parameters.iter().filter(|spec| spec.trainable);
         let gradients: Vec<f64> = trained.map(|spec| self.master(&spec.shape)).collect();
         let parameters: f64 = own.clone().map(|spec| self.parameter(spec)).sum();
-        let optimizer: f64 = own.map(|spec| self.kept_by_optimizer(spec)).sum();
+        let optimizer: f64 = own.map(|spec| self.kept_by_optimizer(&layer.name, spec)).sum();
         let sum: f64 = gradients.iter().sum();
         let temporaries = self.training.optimizer.temporaries() as f64;
         let largest = gradients.iter().copied().reduce(f64::max).filter(|_| temporaries > 0.0);
@@ -334,9 +334,11 @@ impl Model<'_> {
         let mut layers: Vec<usize> = group.uses.iter().map(|(layer, _)| layer.index()).collect();
         layers.dedup();
         let used = group.uses.first();
-        let spec = used.map(|(layer, slot)| &self.sequence.layers[layer.index()].parameters[*slot]);
-        let (parameters, optimizer) =
-            spec.map_or((0.0, 0.0), |spec| (self.parameter(spec), self.kept_by_optimizer(spec)));
+        let (parameters, optimizer) = used.map_or((0.0, 0.0), |(layer, slot)| {
+            let layer = &self.sequence.layers[layer.index()];
+            let spec = &layer.parameters[*slot];
+            (self.parameter(spec), self.kept_by_optimizer(&layer.name, spec))
+        });
         TieCost { layers, parameters: held(parameters), optimizer: held(optimizer) }
     }
 
@@ -352,13 +354,15 @@ impl Model<'_> {
     }
 
     /// Bytes of the optimizer's state for the parameter, and of its average.
-    fn kept_by_optimizer(&self, spec: &ParameterSpec) -> f64 {
+    fn kept_by_optimizer(&self, layer: &str, spec: &ParameterSpec) -> f64 {
         if !spec.trainable {
             return 0.0;
         }
-        let state = self.training.optimizer.state(&spec.shape);
+        let (name, kind) = (format!("{layer}.{}", spec.name), self.precision.master);
+        let parameter = ParameterInfo { name: &name, shape: &spec.shape, kind };
+        let state = self.training.optimizer.state(&parameter);
         let average = if self.training.average { self.master(&spec.shape) } else { 0.0 };
-        state.iter().map(|state| self.master(&state.shape)).sum::<f64>() + average
+        state.iter().map(|state| bytes(&state.spec(kind))).sum::<f64>() + average
     }
 }
 

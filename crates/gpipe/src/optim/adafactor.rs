@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::{Optimizer, StateSpec, Update, not_negative};
+use super::{Optimizer, ParameterInfo, StateSpec, Update, not_negative};
 use crate::error::LayerError;
 
 /// Adafactor without a first moment (Shazeer & Stern 2018, algorithms 4 and 5), in PyTorch's form.
@@ -35,7 +35,8 @@ impl Optimizer for Adafactor {
         "adafactor"
     }
 
-    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
+        let shape = parameter.shape;
         let [outer @ .., rows, columns] = shape else {
             return vec![StateSpec::zeros("variance", shape)];
         };

@@ -3,7 +3,7 @@
 use gpipe_bridge::optim::AdamStep;
 use tch::Tensor;
 
-use super::{Optimizer, StateSpec, Update, fraction, not_negative};
+use super::{Optimizer, ParameterInfo, StateSpec, Update, fraction, not_negative};
 use crate::error::LayerError;
 
 /// Adam (Kingma & Ba 2015, algorithm 1), or AdamW where `decoupled` (Loshchilov & Hutter 2019).
@@ -35,8 +35,8 @@ impl Optimizer for Adam {
         "adam"
     }
 
-    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
-        ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::zeros(name, shape)).into()
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
+        ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::zeros(name, parameter.shape)).into()
     }
 
     fn temporaries(&self) -> usize {

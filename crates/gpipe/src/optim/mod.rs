@@ -1,12 +1,13 @@
 //! Optimizers: update rules for the parameters that a stage owns, applied layer by layer.
 //!
-//! - [`Sgd`], [`RmsProp`], [`Adam`] (and AdamW), [`Adafactor`]: the rules, one file each
+//! - [`Sgd`], [`RmsProp`], [`Adam`] (and AdamW), [`Adafactor`], [`Muon`]: the rules, one file each
 //! - [`Group`]: separate settings for parameters selected by name
 //! - [`LearningRate`]: warm-up and decay
 
 mod adafactor;
 mod adam;
 mod group;
+mod muon;
 mod rate;
 mod rmsprop;
 mod sgd;
@@ -15,19 +16,22 @@ pub use adafactor::Adafactor;
 pub use adam::Adam;
 pub use group::{Group, name_matches};
 pub(crate) use group::{ParameterSettings, settings};
+pub use muon::Muon;
 pub use rate::{Decay, LearningRate};
 pub use rmsprop::{RmsForm, RmsProp};
 pub use sgd::Sgd;
 use std::fmt;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use crate::error::LayerError;
+use crate::{error::LayerError, spec::TensorSpec};
 
 /// One update of parameters that share a group and an update count, with their gradients and state.
 /// All lists have the same length.
 pub struct Update<'a> {
-    /// The parameters, changed in place.
+    /// The full names of the parameters. A tied weight has the name of its first use.
+    pub names: &'a [&'a str],
+    /// The parameters, changed in place: in float32, or float64 if the pipeline computes in it.
     pub parameters: &'a [&'a Tensor],
     /// The gradients of the mini-batch, reduced and clipped. They may be overwritten.
     pub grads: &'a [&'a Tensor],
@@ -39,6 +43,9 @@ pub struct Update<'a> {
     pub weight_decay: f64,
     /// The number of this update of these parameters, counted from 1. It is part of their state.
     pub update: u64,
+    /// The number of this step of the pipeline, counted from 1. A parameter that got its first
+    /// gradient in a later step has fewer updates.
+    pub step: u64,
 }
 
 impl<'a> Update<'a> {
@@ -52,6 +59,17 @@ impl<'a> Update<'a> {
     }
 }
 
+/// A parameter, as an optimizer sees it when it says what it keeps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ParameterInfo<'a> {
+    /// The full name. A tied weight has the name of its first use.
+    pub name: &'a str,
+    /// The shape.
+    pub shape: &'a [i64],
+    /// The dtype in which the parameter is updated.
+    pub kind: Kind,
+}
+
 /// A tensor that an optimizer keeps for one parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StateSpec {
@@ -59,18 +77,33 @@ pub struct StateSpec {
     pub name: &'static str,
     /// The tensor's shape.
     pub shape: Vec<i64>,
+    /// The tensor's dtype; `None` is the parameter's.
+    pub kind: Option<Kind>,
     /// The initial value of every element.
     pub fill: f64,
 }
 
 impl StateSpec {
-    /// A tensor of zeros with the parameter's `shape`.
+    /// A tensor of zeros of `shape`, in the parameter's dtype.
     pub fn zeros(name: &'static str, shape: &[i64]) -> Self {
-        Self { name, shape: shape.to_vec(), fill: 0.0 }
+        Self { name, shape: shape.to_vec(), kind: None, fill: 0.0 }
+    }
+
+    /// Sets the dtype.
+    #[must_use]
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// Shape and dtype, for a parameter that is updated in `parameter`.
+    pub(crate) fn spec(&self, parameter: Kind) -> TensorSpec {
+        TensorSpec::new(self.shape.clone(), self.kind.unwrap_or(parameter))
     }
 }
 
-/// An update rule. The stage holds its state: named tensors in the dtype of the parameters.
+/// An update rule. The stage holds its state: named tensors of any shape and dtype. After each
+/// update the stage checks that parameters and state still have theirs.
 ///
 /// `Debug` prints every setting of the rule. The processes of a run compare that text before they
 /// train.
@@ -78,8 +111,8 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The rule's name.
     fn name(&self) -> &'static str;
 
-    /// The tensors that the rule keeps for a parameter of `shape`.
-    fn state(&self, shape: &[i64]) -> Vec<StateSpec>;
+    /// The tensors that the rule keeps for a parameter.
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec>;
 
     /// How many temporaries of a parameter's size an update holds at once. Parameters are updated
     /// one after the other. The stage checks that the temporaries fit before any stage begins to

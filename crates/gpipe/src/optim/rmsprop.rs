@@ -1,6 +1,6 @@
 //! RMSProp (Tieleman & Hinton 2012) with momentum, in TensorFlow's form and in PyTorch's.
 
-use super::{Optimizer, StateSpec, Update, fraction, not_negative};
+use super::{Optimizer, ParameterInfo, StateSpec, Update, fraction, not_negative};
 use crate::error::LayerError;
 
 /// The two definitions of RMSProp.
@@ -47,13 +47,13 @@ impl Optimizer for RmsProp {
         "rmsprop"
     }
 
-    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
         let fill = if self.form == RmsForm::TensorFlow { 1.0 } else { 0.0 };
-        let square = StateSpec { name: "square_avg", shape: shape.to_vec(), fill };
+        let square = StateSpec { fill, ..StateSpec::zeros("square_avg", parameter.shape) };
         if self.momentum == 0.0 {
             return vec![square];
         }
-        vec![square, StateSpec::zeros("momentum", shape)]
+        vec![square, StateSpec::zeros("momentum", parameter.shape)]
     }
 
     fn temporaries(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use gpipe_bridge::optim::SgdStep;
 
-use super::{Optimizer, StateSpec, Update, not_negative};
+use super::{Optimizer, ParameterInfo, StateSpec, Update, not_negative};
 use crate::error::LayerError;
 
 /// SGD (Sutskever et al. 2013, in PyTorch's form): v <- momentum v + g + weight_decay w; w <- w -
@@ -31,8 +31,11 @@ impl Optimizer for Sgd {
         "sgd"
     }
 
-    fn state(&self, shape: &[i64]) -> Vec<StateSpec> {
-        if self.momentum == 0.0 { vec![] } else { vec![StateSpec::zeros("momentum", shape)] }
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
+        match self.momentum == 0.0 {
+            true => vec![],
+            false => vec![StateSpec::zeros("momentum", parameter.shape)],
+        }
     }
 
     fn temporaries(&self) -> usize {

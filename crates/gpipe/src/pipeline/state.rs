@@ -7,6 +7,8 @@ use gpipe_core::StageId;
 use super::{Pipeline, model::OwnedParameter};
 use crate::{
     error::{Error, Result},
+    optim::ParameterInfo,
+    spec::TensorSpec,
     state::{Counters, LayerOutline, LayerState, ParameterOutline, ParameterState, State},
 };
 
@@ -172,13 +174,16 @@ impl Pipeline {
             let parameter = |owned: &OwnedParameter| {
                 let spec = &layer.parameters[owned.slot];
                 let optimizer = self.training.optimizer.as_ref().filter(|_| spec.trainable);
-                let tensors = optimizer.map(|optimizer| optimizer.state(&spec.shape));
+                let kind = self.model.precision.master;
+                let info = ParameterInfo { name: &owned.name, shape: &spec.shape, kind };
+                let tensors = optimizer.map(|optimizer| optimizer.state(&info));
                 let tensors = tensors.unwrap_or_default().into_iter();
+                let tensors = tensors.map(|state| (state.name.to_owned(), state.spec(kind)));
                 ParameterOutline {
                     name: spec.name.clone(),
                     shape: spec.shape.clone(),
-                    kind: self.model.precision.master,
-                    optimizer: tensors.map(|state| (state.name.to_owned(), state.shape)).collect(),
+                    kind,
+                    optimizer: tensors.collect(),
                     averaged: spec.trainable
                         && self.training.averages != super::parameters::Averages::None,
                 }
@@ -237,17 +242,17 @@ impl LayerOutline {
         }
         for (own, given) in self.parameters.iter().zip(&layer.parameters) {
             let what = |part: &str| format!("{name}.{}{part}", own.name);
-            let check = |part: &str, shape: &[i64], tensor: &tch::Tensor| {
-                if tensor.size() == shape && tensor.kind() == own.kind {
-                    return Ok(());
+            let check = |part: &str, own: &TensorSpec, tensor: &tch::Tensor| {
+                let given = TensorSpec::of(tensor);
+                match given == *own {
+                    true => Ok(()),
+                    false => Err(format!("{} is {own}, the state's {given}", what(part))),
                 }
-                let (size, kind) = (tensor.size(), tensor.kind());
-                let what = what(part);
-                Err(format!("{what} is {:?} {shape:?}, the state's {kind:?} {size:?}", own.kind))
             };
-            check("", &own.shape, &given.value)?;
+            let spec = TensorSpec::new(own.shape.clone(), own.kind);
+            check("", &spec, &given.value)?;
             if let Some(average) = &given.average {
-                check(" (average)", &own.shape, average)?;
+                check(" (average)", &spec, average)?;
             }
             let Some(kept) = given.optimizer.as_ref().filter(|_| !own.optimizer.is_empty()) else {
                 continue;
@@ -261,8 +266,8 @@ impl LayerOutline {
                     what("")
                 ));
             }
-            for ((tensor, shape), (_, given)) in own.optimizer.iter().zip(&kept.tensors) {
-                check(&format!(" ({tensor})"), shape, given)?;
+            for ((tensor, spec), (_, given)) in own.optimizer.iter().zip(&kept.tensors) {
+                check(&format!(" ({tensor})"), spec, given)?;
             }
         }
         Ok(())

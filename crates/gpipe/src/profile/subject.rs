@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{estimate::Rate, pipeline::PipelineBuilder, spec::TensorSpec};
+use crate::{estimate::Rate, optim::ParameterInfo, pipeline::PipelineBuilder, spec::TensorSpec};
 
 /// Everything that costs depend on, except the settings that a planner chooses: cuts, M, schedule
 /// and re-materialization.
@@ -184,7 +184,8 @@ impl PipelineBuilder {
             threads_per_stage: seen.threads,
             kernels: format!("{:?}", seen.kernels),
             optimizer: seen.optimizer.map_or("none".to_owned(), |optimizer| {
-                let states = optimizer.state(&[1]).len();
+                let one = ParameterInfo { name: "", shape: &[1], kind: seen.kind };
+                let states = optimizer.state(&one).len();
                 format!("{}, {states} numbers a parameter", optimizer.name())
             }),
             loss_kept: kept.last().copied().unwrap_or(0),

@@ -300,7 +300,8 @@ impl ActiveStage<'_> {
             // made sure that it fits.
             self.device.lift_cap().map_err(in_operation("memory"))?;
             let StepState { gradients, running, feed, .. } = &mut *self.step;
-            let update = StepUpdate { gradients, running, scale: verdict.scale, lr: feed.lr };
+            let (scale, lr, number) = (verdict.scale, feed.lr, feed.step + 1);
+            let update = StepUpdate { gradients, running, scale, lr, number };
             self.parameters.update(self.config, update).map_err(in_operation("the update"))?;
             self.device.synchronize().map_err(in_operation("the update"))?;
             self.device.restore_cap().map_err(in_operation("memory"))?;

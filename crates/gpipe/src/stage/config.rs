@@ -5,12 +5,15 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 use gpipe_bridge::linear::Kernels;
 use gpipe_core::{Action, EdgeId, StageId, remat::Remat};
 
+use tch::Kind;
+
+use super::parameters::ParamIndex;
 use crate::{
     device::Device,
     error::LayerError,
     loss::Loss,
     metric::Metric,
-    optim::{Optimizer, ParameterSettings},
+    optim::{Optimizer, ParameterInfo, ParameterSettings},
     precision::Precision,
     processes::Replicas,
     sequence::{NamedLayer, Skip, TieGroup},
@@ -51,6 +54,8 @@ pub(crate) struct StageConfig {
     pub optimizer: Option<Arc<dyn Optimizer>>,
     /// Settings of the parameter groups, by layer and parameter.
     pub settings: Vec<Vec<ParameterSettings>>,
+    /// Full names, by layer and parameter. A tied weight has the name of its first use.
+    pub names: Vec<Vec<String>>,
     /// Decay of the moving averages, if there are any.
     pub average: Option<f64>,
     /// Whether each layer is measured.
@@ -64,6 +69,12 @@ pub(crate) struct StageConfig {
 }
 
 impl StageConfig {
+    /// The parameter at `place`, which is updated in `kind`, as its optimizer sees it.
+    pub(super) fn info(&self, (layer, slot): ParamIndex, kind: Kind) -> ParameterInfo<'_> {
+        let shape = &self.named[layer].parameters[slot].shape;
+        ParameterInfo { name: &self.names[layer][slot], shape, kind }
+    }
+
     pub(super) fn peer(&self, edge: EdgeId) -> Device {
         self.peers.get(&edge).copied().unwrap_or(self.device)
     }

@@ -91,7 +91,9 @@ impl Parameters {
             let given: HashMap<&str, &Tensor> =
                 kept.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let (mut names, mut tensors) = (Vec::new(), Vec::new());
-            for wanted in optimizer.state(&spec.shape) {
+            for wanted in
+                optimizer.state(&config.info(place, self.masters[place.0][place.1].kind()))
+            {
                 // The driver has checked that no tensor is missing.
                 let Some(tensor) = given.get(wanted.name) else { continue };
                 names.push(wanted.name);

@@ -18,6 +18,7 @@ use crate::{
     error::LayerError,
     optim::{Optimizer, ParameterSettings, StateSpec, Update},
     processes::Summing,
+    spec::TensorSpec,
     value::tensor_bytes,
 };
 
@@ -57,6 +58,8 @@ pub(super) struct StepUpdate<'a> {
     pub scale: f64,
     /// The learning rate before any group's factor.
     pub lr: f64,
+    /// The number of the step, from 1.
+    pub number: u64,
 }
 
 impl Parameters {
@@ -152,11 +155,14 @@ impl Parameters {
             return Ok(());
         }
         let value = &self.masters[place.0][place.1];
-        let options = (value.kind(), value.device());
-        let specs = optimizer.state(&value.size());
+        let (kind, device) = (value.kind(), value.device());
+        let specs = optimizer.state(&config.info(place, kind));
         let names = specs.iter().map(|spec| spec.name).collect();
         // Not f_full: tch panics when an operation that takes a number runs out of memory.
-        let make = |spec: StateSpec| Ok(Tensor::f_empty(&spec.shape, options)?.f_fill_(spec.fill)?);
+        let make = |spec: StateSpec| {
+            let options = (spec.kind.unwrap_or(kind), device);
+            Ok(Tensor::f_empty(&spec.shape, options)?.f_fill_(spec.fill)?)
+        };
         let tensors = specs.into_iter().map(make).collect::<Result<_, LayerError>>()?;
         self.updater.state.insert(place, State { names, tensors, updates: 0 });
         Ok(())
@@ -205,11 +211,17 @@ impl Parameters {
             for ((updates, ..), (settings, slots)) in together {
                 let lr = step.lr * settings.lr_scale;
                 let decay = settings.weight_decay.unwrap_or_else(|| optimizer.weight_decay());
-                let numbers = Numbers { scale: step.scale, lr, weight_decay: decay, updates };
+                let numbers = Numbers {
+                    scale: step.scale,
+                    lr,
+                    weight_decay: decay,
+                    updates,
+                    step: step.number,
+                };
                 let grads =
                     slots.iter().filter_map(|&slot| step.gradients.place((layer, slot)).take());
                 let grads = grads.collect();
-                self.update_slots(optimizer.as_ref(), layer, &slots, grads, &numbers)?;
+                self.update_slots(config, optimizer.as_ref(), layer, &slots, grads, &numbers)?;
             }
             self.refresh(layer)?;
         }
@@ -220,6 +232,7 @@ impl Parameters {
     /// updates.
     fn update_slots(
         &mut self,
+        config: &StageConfig,
         optimizer: &dyn Optimizer,
         layer: usize,
         slots: &[usize],
@@ -233,14 +246,30 @@ impl Parameters {
         }
         let state = slots.iter().filter_map(|&slot| self.updater.state.get(&(layer, slot)));
         let state: Vec<&[Tensor]> = state.map(|state| state.tensors.as_slice()).collect();
+        let parameters: Vec<&Tensor> =
+            slots.iter().map(|&slot| &self.masters[layer][slot]).collect();
+        let specs = |tensors: &[&Tensor]| -> Vec<TensorSpec> {
+            tensors.iter().map(|tensor| TensorSpec::of(tensor)).collect()
+        };
+        let kept: Vec<&Tensor> = state.iter().copied().flatten().collect();
+        let before = (specs(&parameters), specs(&kept));
         optimizer.apply(&Update {
-            parameters: &slots.iter().map(|&slot| &self.masters[layer][slot]).collect::<Vec<_>>(),
+            names: &slots.iter().map(|&slot| &*config.names[layer][slot]).collect::<Vec<_>>(),
+            parameters: &parameters,
             grads: &grads.iter().collect::<Vec<_>>(),
             state: &state,
             lr: numbers.lr,
             weight_decay: numbers.weight_decay,
             update: numbers.updates,
-        })
+            step: numbers.step,
+        })?;
+        if before != (specs(&parameters), specs(&kept)) {
+            return Err(LayerError::Shape(format!(
+                "{} changed the shape or dtype of a parameter or of its state: change only values",
+                optimizer.name()
+            )));
+        }
+        Ok(())
     }
 
     /// Updates the averages: average <- d average + (1 - d) parameter, with d = min(decay, (1 + t)
@@ -291,6 +320,7 @@ struct Numbers {
     lr: f64,
     weight_decay: f64,
     updates: u64,
+    step: u64,
 }
 
 /// Allocates and releases what the update's temporaries need at once. The cap may refuse it here,

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use gpipe::{
-    Balance, Forward, Infer, Layer, LayerError, MeanSquaredError, Optimizer, Pipeline, Remat,
-    Schedule, Sequence, Sgd, StateSpec, TensorSpec, Update,
+    Balance, Forward, Infer, Layer, LayerError, MeanSquaredError, Optimizer, ParameterInfo,
+    Pipeline, Remat, Schedule, Sequence, Sgd, StateSpec, TensorSpec, Update,
     layers::{Linear, Pop},
 };
 use tch::{Kind, Tensor};
@@ -184,7 +184,7 @@ impl Optimizer for BadOptimizer {
         "bad"
     }
 
-    fn state(&self, _: &[i64]) -> Vec<StateSpec> {
+    fn state(&self, _: &ParameterInfo) -> Vec<StateSpec> {
         Vec::new()
     }
 

@@ -64,8 +64,15 @@ struct Cut {
     ties: Arc<[TieGroup]>,
     /// For each layer, whether anything before it is trained.
     trained_before: Vec<bool>,
-    /// Settings by layer and parameter.
+    /// Settings and full names by layer and parameter.
+    grouped: Grouped,
+}
+
+/// What parameter groups say of each parameter, by layer and parameter.
+pub(in crate::pipeline) struct Grouped {
     settings: Vec<Vec<ParameterSettings>>,
+    /// Full names. A tied weight has the name of its first use.
+    names: Vec<Vec<String>>,
 }
 
 /// The most micro-batches of a mini-batch.
@@ -82,8 +89,8 @@ impl PipelineBuilder {
     pub fn build(mut self) -> Result<Pipeline> {
         let precision = self.check_settings()?;
         self.inputs = precision.fed(&self.inputs);
-        let settings = self.apply_groups()?;
-        let mut cut = self.cut(precision, settings)?;
+        let grouped = self.apply_groups()?;
+        let mut cut = self.cut(precision, grouped)?;
         let link_capacity = self.check_schedule(&cut.topology)?;
         let mut on_device: Vec<Vec<StageConfig>> = self.devices.iter().map(|_| vec![]).collect();
         for (stage, edges) in std::mem::take(&mut cut.edges).into_iter().enumerate() {
@@ -136,7 +143,7 @@ impl PipelineBuilder {
     }
 
     /// Cuts the model into stages on devices.
-    fn cut(&self, precision: Precision, settings: Vec<Vec<ParameterSettings>>) -> Result<Cut> {
+    fn cut(&self, precision: Precision, grouped: Grouped) -> Result<Cut> {
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
         let ties = self.sequence.ties()?;
         let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
@@ -171,7 +178,7 @@ impl PipelineBuilder {
             skips: inferred.skips.into(),
             ties: ties.into(),
             trained_before,
-            settings,
+            grouped,
         })
     }
 
@@ -326,8 +333,9 @@ impl PipelineBuilder {
         self.listed().apply(&actions)
     }
 
-    /// Freezes the parameters of frozen groups. Returns the settings of every parameter, by layer.
-    pub(in crate::pipeline) fn apply_groups(&mut self) -> Result<Vec<Vec<ParameterSettings>>> {
+    /// Freezes the parameters of frozen groups. Returns the settings and the full name of every
+    /// parameter.
+    pub(in crate::pipeline) fn apply_groups(&mut self) -> Result<Grouped> {
         self.sequence.check_frozen()?;
         let mut owners: HashMap<String, String> = HashMap::new();
         let mut names = Vec::new();
@@ -340,16 +348,18 @@ impl PipelineBuilder {
             }
         }
         let found = settings(&self.groups, &names).map_err(Error::Setting)?;
-        let mut found = found.into_iter();
-        let mut all = Vec::new();
+        let mut found = found.into_iter().zip(names);
+        let mut all = Grouped { settings: Vec::new(), names: Vec::new() };
         for layer in &mut self.sequence.layers {
-            let mut own = Vec::new();
-            for parameter in &mut layer.parameters {
-                let group = found.next().flatten();
+            let (mut settings, mut names) = (Vec::new(), Vec::new());
+            for (parameter, (group, name)) in layer.parameters.iter_mut().zip(&mut found) {
                 parameter.trainable &= group.is_none_or(|group| !group.frozen);
-                own.push(group.map_or_else(ParameterSettings::default, |group| group.settings));
+                let own = group.map_or_else(ParameterSettings::default, |group| group.settings);
+                settings.push(own);
+                names.push(name);
             }
-            all.push(own);
+            all.settings.push(settings);
+            all.names.push(names);
         }
         Ok(all)
     }
@@ -393,7 +403,8 @@ impl PipelineBuilder {
             last,
             named: self.sequence.layers[layers.clone()].to_vec(),
             input_grads: cut.trained_before[layers.clone()].to_vec(),
-            settings: cut.settings[layers.clone()].to_vec(),
+            settings: cut.grouped.settings[layers.clone()].to_vec(),
+            names: cut.grouped.names[layers.clone()].to_vec(),
             layers,
             skips: Arc::clone(&cut.skips),
             ties: Arc::clone(&cut.ties),

@@ -1,0 +1,265 @@
+//! Optimizers of one's own, and Muon, which is the worked example of one.
+//!
+//! - `oracle_`: Muon against its formula
+//! - `transparency_`: through the shared matrix, with state in other dtypes and shapes
+//! - `fault_`: an optimizer that damages what it is given
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{
+    Features, Named, assert_close, batch,
+    matrix::{Subject, one},
+    model, uniform,
+};
+use gpipe::{
+    Adam, LayerError, MeanSquaredError, Muon, Optimizer, ParameterInfo, Pipeline, PipelineBuilder,
+    Sequence, StateSpec, TensorSpec, Update,
+    layers::{Activation, Linear},
+};
+use tch::{Kind, Tensor};
+
+fn matrix(what: &str, build: &dyn Fn(PipelineBuilder) -> PipelineBuilder) {
+    let features = Features { tied: true, dropout: 0.2, ..Features::plain() };
+    let subject = Subject {
+        model: &|| model(features),
+        inputs: vec![TensorSpec::new([4, common::LENGTH], Kind::Int64)],
+        batch: &one(batch),
+        build,
+        may_skip: false,
+        what: what.into(),
+    };
+    subject.matrix(&[(vec![7, 5], 3)]);
+}
+
+#[test]
+fn transparency_of_muon() {
+    let others = vec!["embedding.*".into(), "head.*".into()];
+    matrix("muon", &|builder| {
+        builder.optimizer(Muon { others: others.clone(), ..Muon::default() })
+    });
+}
+
+/// The network of the formula's test: a wide and a tall matrix, and vectors.
+fn network() -> PipelineBuilder {
+    let model = Sequence::new()
+        .push("wide", Linear::new(6, 3))
+        .push("tanh", Activation::Tanh)
+        .push("tall", Linear::new(3, 5))
+        .push("head", Linear::new(5, 4));
+    Pipeline::builder(model, TensorSpec::new([8, 6], Kind::Float))
+        .stages(2)
+        .micro_batches(2)
+        .loss(MeanSquaredError)
+        .keep_gradients()
+}
+
+#[test]
+fn oracle_muon_is_its_formula() {
+    let (lr, decay, momentum) = (0.02, 0.1, 0.9);
+    let adam = Adam { lr: 0.01, decoupled: true, ..Adam::default() };
+    let muon = Muon {
+        lr,
+        momentum,
+        weight_decay: decay,
+        others: vec!["head.*".into()],
+        adam,
+        ..Muon::default()
+    };
+    let mut pipeline = network().optimizer(muon).build().unwrap();
+    // The parameters that Muon leaves to AdamW, beside AdamW alone on the same gradients.
+    let mut expected: Named = pipeline.parameters().unwrap();
+    let mut kept: Vec<Vec<Tensor>> =
+        expected.iter().map(|(_, value)| vec![value.zeros_like(), value.zeros_like()]).collect();
+    for step in 1..=3 {
+        let x = uniform(&[8, 6], step, Kind::Float);
+        let y = uniform(&[8, 4], 100 + step, Kind::Float);
+        pipeline.train_step(&x, &y).unwrap();
+        let gradients = pipeline.gradients().unwrap();
+        for (at, (name, grad)) in gradients.iter().enumerate() {
+            let value = &mut expected[at].1;
+            if !matches!(name.as_str(), "wide.weight" | "tall.weight") {
+                let names = [name.as_str()];
+                let update = Update {
+                    names: &names,
+                    parameters: &[value],
+                    grads: &[grad],
+                    state: &[&kept[at]],
+                    lr: adam.lr,
+                    weight_decay: decay,
+                    update: step,
+                    step,
+                };
+                adam.apply(&update).unwrap();
+                continue;
+            }
+            let buffer = &kept[at][0] * momentum + grad * (1.0 - momentum);
+            let nesterov = &buffer * momentum + grad * (1.0 - momentum);
+            let rows = value.size()[0] as f64;
+            let columns = value.size()[1] as f64;
+            let direction = newton_schulz(&nesterov).to_kind(Kind::Float);
+            *value =
+                &*value * (1.0 - lr * decay) - direction * (lr * (rows / columns).max(1.0).sqrt());
+            kept[at][0] = buffer;
+        }
+    }
+    // A few roundings, of which those in bfloat16 are the same operations on the same numbers; an
+    // input that rounds to another bfloat16 moves an element by lr / 256.
+    assert_close(&pipeline.parameters().unwrap(), &expected, 2e-3, "muon");
+}
+
+/// The iteration as Jordan et al. write it, on a matrix [rows, columns].
+fn newton_schulz(matrix: &Tensor) -> Tensor {
+    let (a, b, c) = (3.4445, -4.7750, 2.0315);
+    let tall = matrix.size()[0] > matrix.size()[1];
+    let mut x = matrix.to_kind(Kind::BFloat16);
+    x = if tall { x.tr() } else { x };
+    x = &x / (x.norm() + 1e-7);
+    for _ in 0..5 {
+        let gram = x.matmul(&x.tr());
+        let polynomial = &gram * b + gram.matmul(&gram) * c;
+        x = &x * a + polynomial.matmul(&x);
+    }
+    if tall { x.tr() } else { x }
+}
+
+/// An optimizer that keeps a counter in int64, a momentum in bfloat16 and a scalar, and treats
+/// parameters by name.
+#[derive(Debug)]
+struct Own {
+    seen: Option<Arc<Mutex<Vec<(String, u64, u64)>>>>,
+}
+
+impl Optimizer for Own {
+    fn name(&self) -> &'static str {
+        "own"
+    }
+
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
+        if parameter.name.ends_with(".bias") {
+            return vec![StateSpec::zeros("calls", &[1]).kind(Kind::Int64)];
+        }
+        assert_eq!(parameter.kind, Kind::Float);
+        vec![
+            StateSpec::zeros("calls", &[1]).kind(Kind::Int64),
+            StateSpec::zeros("momentum", parameter.shape).kind(Kind::BFloat16),
+            StateSpec { fill: 1.0, ..StateSpec::zeros("scale", &[]) },
+        ]
+    }
+
+    fn temporaries(&self) -> usize {
+        3
+    }
+
+    fn lr(&self) -> f64 {
+        0.05
+    }
+
+    fn weight_decay(&self) -> f64 {
+        0.0
+    }
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn apply(&self, update: &Update) -> Result<(), LayerError> {
+        for (at, name) in update.names.iter().enumerate() {
+            if let Some(seen) = &self.seen {
+                seen.lock().unwrap().push(((*name).to_owned(), update.update, update.step));
+            }
+            let mut parameter = update.parameters[at].shallow_clone();
+            let grad = update.grads[at];
+            let state = update.state[at];
+            let _ = state[0].shallow_clone().f_add_scalar_(1)?;
+            if name.ends_with(".bias") {
+                assert_eq!(state.len(), 1, "{name}");
+                let _ = parameter.f_sub_(&grad.f_mul_scalar(update.lr)?)?;
+                continue;
+            }
+            let mut momentum = state[1].shallow_clone();
+            let _ = momentum.f_mul_scalar_(0.9)?.f_add_(&grad.f_to_kind(Kind::BFloat16)?)?;
+            let _ = state[2].shallow_clone().f_mul_scalar_(0.99)?;
+            let step = momentum.f_to_kind(parameter.kind())?.f_mul(&state[2])?;
+            let _ = parameter.f_sub_(&step.f_mul_scalar(update.lr)?)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn transparency_of_an_own_optimizer_with_other_dtypes_and_shapes() {
+    matrix("own", &|builder| builder.optimizer(Own { seen: None }));
+}
+
+#[test]
+fn an_own_optimizer_sees_names_updates_and_steps() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let own = Own { seen: Some(Arc::clone(&seen)) };
+    let mut pipeline = network().optimizer(own).build().unwrap();
+    for step in 0..2 {
+        let x = uniform(&[8, 6], step, Kind::Float);
+        pipeline.train_step(&x, uniform(&[8, 4], 9, Kind::Float)).unwrap();
+    }
+    let mut found = seen.lock().unwrap().clone();
+    found.sort();
+    let mut expected = Vec::new();
+    for layer in ["head", "tall", "wide"] {
+        for parameter in ["bias", "weight"] {
+            expected.extend([1, 2].map(|step| (format!("{layer}.{parameter}"), step, step)));
+        }
+    }
+    assert_eq!(found, expected);
+}
+
+/// Damages a parameter or its state.
+#[derive(Debug)]
+struct Damages {
+    state: bool,
+}
+
+impl Optimizer for Damages {
+    fn name(&self) -> &'static str {
+        "damages"
+    }
+
+    fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("momentum", parameter.shape)]
+    }
+
+    fn temporaries(&self) -> usize {
+        0
+    }
+
+    fn lr(&self) -> f64 {
+        0.1
+    }
+
+    fn weight_decay(&self) -> f64 {
+        0.0
+    }
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn apply(&self, update: &Update) -> Result<(), LayerError> {
+        let own = if self.state { &update.state[0][0] } else { update.parameters[0] };
+        let _ = own.shallow_clone().f_resize_([1, 2, 3])?;
+        Ok(())
+    }
+}
+
+#[test]
+fn fault_an_optimizer_that_changes_a_shape_is_an_error() {
+    for state in [false, true] {
+        let mut pipeline = network().optimizer(Damages { state }).build().unwrap();
+        let (x, y) = (uniform(&[8, 6], 1, Kind::Float), uniform(&[8, 4], 2, Kind::Float));
+        let error = pipeline.train_step(&x, &y).unwrap_err().to_string();
+        // libtorch itself protects the parameters, which require gradients.
+        let text = if state { "change only values" } else { "cannot resize" };
+        assert!(error.contains(text), "{error}");
+    }
+}
