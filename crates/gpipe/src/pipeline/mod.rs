@@ -13,6 +13,7 @@
 //!   returns, and which forwards are open
 //! - [`gradients`]: the gradients between a backward and the update
 //! - [`differences`]: gradients against finite differences
+//! - [`reconfigure`]: changes between steps of what is trained, and how
 //! - [`decoding`]: outputs position by position, with caches of earlier positions
 //! - [`balance`]: where a sequence is cut
 //! - [`parameters`]: reads and writes parameters, gradients and averages
@@ -37,6 +38,7 @@ mod padding;
 mod parameters;
 mod parts;
 mod peers;
+mod reconfigure;
 mod replicas;
 mod report;
 mod run;
@@ -91,6 +93,8 @@ pub struct Pipeline {
     training: Training,
     /// The update that runs in parts, if one does.
     update: UpdateInParts,
+    /// The settings as the caller gave them, for [`reconfigure`].
+    settings: PipelineBuilder,
     /// Results that are computed once and reused.
     caches: Caches,
 }

@@ -43,14 +43,20 @@ impl TransportPeers {
                 "{processes} processes for {devices} stages: use as many stages, or fewer processes"
             )));
         }
-        transport.agree(facts).map_err(|error| Error::Setting(error.to_string()))?;
-        Ok(Arc::new(Self {
+        let peers = Arc::new(Self {
             transport: Arc::clone(transport),
             devices,
             arenas: Mutex::default(),
             program: Mutex::default(),
             expected: Mutex::default(),
-        }))
+        });
+        peers.agree(facts)?;
+        Ok(peers)
+    }
+
+    /// Checks that the other processes have the same facts.
+    pub(crate) fn agree(&self, facts: &[(String, String)]) -> Result<()> {
+        self.transport.agree(facts).map_err(|error| Error::Setting(error.to_string()))
     }
 
     /// Looks up the arenas of the stages, so that messages are charged to the stage that receives

@@ -115,6 +115,13 @@ impl Stage {
         Ok(&mut self.parameters)
     }
 
+    /// Takes a new configuration, which differs in what is trained and how.
+    pub(crate) fn reconfigure(&mut self, config: StageConfig) -> Result<(), LayerError> {
+        self.parameters.reconfigure(&config)?;
+        self.config = config;
+        Ok(())
+    }
+
     /// What earlier parts of an update left on this stage.
     pub(crate) fn pending(&mut self) -> &mut Pending {
         &mut self.pending

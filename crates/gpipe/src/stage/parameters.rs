@@ -33,8 +33,7 @@ pub(crate) struct Parameters {
 impl Parameters {
     /// Creates the initial values of the stage's layers.
     pub(super) fn build(config: &StageConfig) -> Result<Self, StageError> {
-        let trains = config.input_grads.iter().any(|&needed| needed)
-            || config.named.iter().flat_map(|layer| &layer.parameters).any(|p| p.trainable);
+        let trains = trains(config);
         let (mut masters, mut working) = (Vec::new(), Vec::new());
         for (position, layer) in config.named.iter().enumerate() {
             let id = LayerId::from_index(config.layers.start + position);
@@ -50,6 +49,23 @@ impl Parameters {
         }
         let (last_grads, updater) = (Vec::new(), Updater::default());
         Ok(Self { masters, working, last_grads, updater, trains })
+    }
+
+    /// Takes a new configuration: what is trained, and the optimizer. State that does not fit the
+    /// optimizer is dropped, and starts anew with the next update.
+    pub(super) fn reconfigure(&mut self, config: &StageConfig) -> Result<(), LayerError> {
+        for (layer, named) in config.named.iter().enumerate() {
+            for (slot, spec) in named.parameters.iter().enumerate() {
+                // Leaves of graphs; the masters of reduced dtypes are part of none.
+                let seen = &self.working[layer][slot];
+                if seen.requires_grad() != spec.trainable {
+                    let _ = seen.f_set_requires_grad(spec.trainable)?;
+                }
+            }
+        }
+        self.trains = trains(config);
+        self.updater.keep_fitting(config, &self.masters);
+        Ok(())
     }
 
     /// Bytes that each layer holds between steps, once its optimizer state exists.
@@ -138,6 +154,12 @@ impl Parameters {
         }
         Ok(())
     }
+}
+
+/// Whether anything up to the end of the stage is trained.
+fn trains(config: &StageConfig) -> bool {
+    config.input_grads.iter().any(|&needed| needed)
+        || config.named.iter().flat_map(|layer| &layer.parameters).any(|p| p.trainable)
 }
 
 /// A copy on the CPU that shares no storage.

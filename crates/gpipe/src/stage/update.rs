@@ -32,6 +32,20 @@ pub(super) struct Updater {
 }
 
 impl Updater {
+    /// Drops the state that the optimizer of `config` does not keep in this form.
+    pub(super) fn keep_fitting(&mut self, config: &StageConfig, masters: &[Vec<Tensor>]) {
+        let Some(optimizer) = &config.optimizer else { return };
+        self.state.retain(|&place, state| {
+            let kind = masters[place.0][place.1].kind();
+            let wanted = optimizer.state(&config.info(place, kind));
+            let kept = state.names.iter().zip(&state.tensors);
+            wanted.len() == state.tensors.len()
+                && wanted.iter().zip(kept).all(|(wanted, (name, tensor))| {
+                    wanted.name == *name && wanted.spec(kind) == TensorSpec::of(tensor)
+                })
+        });
+    }
+
     /// Bytes of a parameter's optimizer state and average.
     pub(super) fn bytes(&self, place: ParamIndex) -> u64 {
         let state = self.state.get(&place).into_iter().flat_map(|state| &state.tensors);

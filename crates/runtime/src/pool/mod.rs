@@ -152,6 +152,11 @@ impl<E: StageExecutor> WorkerPool<E> {
         Ok(pool)
     }
 
+    /// Sets the capacity of links, in messages, for the runs from now on.
+    pub fn set_link_capacity(&mut self, capacity: usize) {
+        self.settings.link_capacity = capacity;
+    }
+
     /// The devices that have workers in this process.
     pub fn here(&self) -> impl Iterator<Item = DeviceId> + '_ {
         let here = self.workers.iter().enumerate().filter(|(_, worker)| worker.is_some());

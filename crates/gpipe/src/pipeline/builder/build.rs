@@ -23,7 +23,7 @@ use super::PipelineBuilder;
 use crate::{
     device::Device,
     error::{Error, Result},
-    optim::{ParameterSettings, settings},
+    optim::{ParameterSettings, name_matches, settings},
     pipeline::{
         Pipeline,
         balance::stage_weights,
@@ -48,24 +48,32 @@ fn setting(error: impl std::fmt::Display) -> Error {
 }
 
 /// The model cut into stages on devices. The stages' configurations are made from it.
-struct Cut {
+pub(in crate::pipeline) struct Cut {
     precision: Precision,
     balance: Vec<usize>,
     /// Layers of each stage.
-    ranges: Vec<Range<usize>>,
+    pub(in crate::pipeline) ranges: Vec<Range<usize>>,
     /// Device of each stage.
     placement: Vec<usize>,
-    topology: Topology,
+    pub(in crate::pipeline) topology: Topology,
     /// What each edge of the topology carries.
-    carried: Vec<Carried>,
+    pub(in crate::pipeline) carried: Vec<Carried>,
     /// Edges of each stage.
     edges: Vec<Edges>,
     skips: Arc<[Skip]>,
-    ties: Arc<[TieGroup]>,
+    pub(in crate::pipeline) ties: Arc<[TieGroup]>,
     /// For each layer, whether anything before it is trained.
     trained_before: Vec<bool>,
     /// Settings and full names by layer and parameter.
     grouped: Grouped,
+}
+
+/// The stages of a pipeline before they are built, checked and proven.
+pub(in crate::pipeline) struct Staged {
+    pub(in crate::pipeline) cut: Cut,
+    /// The link capacity, in values, at which no stage waits for room.
+    pub(in crate::pipeline) link_capacity: usize,
+    pub(in crate::pipeline) on_device: Vec<Vec<StageConfig>>,
 }
 
 /// What parameter groups say of each parameter, by layer and parameter.
@@ -87,15 +95,9 @@ impl PipelineBuilder {
     /// [`Error::Step`] if a stage cannot be built, for example because its parameters exceed its
     /// memory cap.
     pub fn build(mut self) -> Result<Pipeline> {
-        let precision = self.check_settings()?;
-        self.inputs = precision.fed(&self.inputs);
-        let grouped = self.apply_groups()?;
-        let mut cut = self.cut(precision, grouped)?;
-        let link_capacity = self.check_schedule(&cut.topology)?;
-        let mut on_device: Vec<Vec<StageConfig>> = self.devices.iter().map(|_| vec![]).collect();
-        for (stage, edges) in std::mem::take(&mut cut.edges).into_iter().enumerate() {
-            on_device[cut.placement[stage]].push(self.stage_config(stage, edges, &cut));
-        }
+        let settings = self.clone();
+        let Staged { cut, link_capacity, on_device } = self.staged()?;
+        let precision = cut.precision;
         let builds = on_device.into_iter().map(|configs| {
             let build: BuildDevice<Stage> = Box::new(move || Stage::build_all(configs));
             build
@@ -138,8 +140,23 @@ impl PipelineBuilder {
                 torn: None,
             },
             update: UpdateInParts::new(self.open_forwards),
+            settings,
             caches: Caches::default(),
         })
+    }
+
+    /// Checks everything, and makes the configuration of each stage.
+    pub(in crate::pipeline) fn staged(&mut self) -> Result<Staged> {
+        let precision = self.check_settings()?;
+        self.inputs = precision.fed(&self.inputs);
+        let grouped = self.apply_groups()?;
+        let mut cut = self.cut(precision, grouped)?;
+        let link_capacity = self.check_schedule(&cut.topology)?;
+        let mut on_device: Vec<Vec<StageConfig>> = self.devices.iter().map(|_| vec![]).collect();
+        for (stage, edges) in std::mem::take(&mut cut.edges).into_iter().enumerate() {
+            on_device[cut.placement[stage]].push(self.stage_config(stage, edges, &cut));
+        }
+        Ok(Staged { cut, link_capacity, on_device })
     }
 
     /// Cuts the model into stages on devices.
@@ -275,7 +292,7 @@ impl PipelineBuilder {
     }
 
     /// Named facts that must be equal in all processes of the pipeline.
-    fn facts(&self, balance: &[usize]) -> Vec<(String, String)> {
+    pub(in crate::pipeline) fn facts(&self, balance: &[usize]) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = [
             ("stages", self.devices.len().to_string()),
             ("layers per stage", format!("{balance:?}")),
@@ -348,12 +365,26 @@ impl PipelineBuilder {
             }
         }
         let found = settings(&self.groups, &names).map_err(Error::Setting)?;
+        for (pattern, _) in &self.frozen {
+            if !names.iter().any(|name| name_matches(pattern, name)) {
+                let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
+                return Err(Error::Setting(format!(
+                    "no parameter matches '{pattern}': names are such as {}",
+                    some.join(", ")
+                )));
+            }
+        }
         let mut found = found.into_iter().zip(names);
         let mut all = Grouped { settings: Vec::new(), names: Vec::new() };
         for layer in &mut self.sequence.layers {
             let (mut settings, mut names) = (Vec::new(), Vec::new());
             for (parameter, (group, name)) in layer.parameters.iter_mut().zip(&mut found) {
                 parameter.trainable &= group.is_none_or(|group| !group.frozen);
+                // The last word counts.
+                let told = self.frozen.iter().rfind(|(pattern, _)| name_matches(pattern, &name));
+                if let (Some((_, frozen)), false) = (told, parameter.buffer) {
+                    parameter.trainable = !frozen;
+                }
                 let own = group.map_or_else(ParameterSettings::default, |group| group.settings);
                 settings.push(own);
                 names.push(name);

@@ -48,13 +48,14 @@ impl From<Vec<TensorSpec>> for Inputs {
 /// - seed 0, float32, the fastest kernels, no memory cap
 /// - a constant learning rate, no clipping, no parameter groups, no averages
 /// - a deadline of five minutes
+#[derive(Clone)]
 pub struct PipelineBuilder {
     pub(super) sequence: Sequence,
     pub(super) inputs: Vec<TensorSpec>,
     pub(super) devices: Vec<Device>,
     micro_batches: usize,
     schedule: Schedule,
-    balance: Balance,
+    pub(super) balance: Balance,
     remat: RematPolicies,
     rematerializes_early: bool,
     pub(super) threads: usize,
@@ -62,7 +63,7 @@ pub struct PipelineBuilder {
     pub(super) kind: Kind,
     pub(super) kernels: Kernels,
     caps: Vec<Bytes>,
-    max_norm: Option<f64>,
+    pub(super) max_norm: Option<f64>,
     keep_gradients: bool,
     input_gradients: bool,
     open_forwards: usize,
@@ -71,8 +72,10 @@ pub struct PipelineBuilder {
     metrics: Vec<Arc<dyn Metric>>,
     training_metrics: bool,
     pub(super) optimizer: Option<Arc<dyn Optimizer>>,
-    groups: Vec<Group>,
-    rate: LearningRate,
+    pub(super) groups: Vec<Group>,
+    /// Patterns of names that were frozen (`true`) or unfrozen after the build, in order.
+    frozen: Vec<(String, bool)>,
+    pub(super) rate: LearningRate,
     pub(super) average: Option<f64>,
     profile: bool,
     padding: Option<Padding>,
@@ -107,6 +110,7 @@ impl PipelineBuilder {
             training_metrics: false,
             optimizer: None,
             groups: Vec::new(),
+            frozen: Vec::new(),
             rate: LearningRate::default(),
             average: None,
             profile: false,
@@ -193,6 +197,12 @@ impl PipelineBuilder {
     pub fn replicas(mut self, replicas: Arc<dyn Replicas>) -> Self {
         self.replicas = Some(replicas);
         self
+    }
+
+    /// Freezes or unfreezes the parameters that match `patterns`, whatever was said before.
+    pub(super) fn set_frozen(&mut self, patterns: Vec<String>, frozen: bool) {
+        self.frozen.retain(|(own, _)| !patterns.contains(own));
+        self.frozen.extend(patterns.into_iter().map(|pattern| (pattern, frozen)));
     }
 
     /// The schedule set so far.
