@@ -66,6 +66,19 @@ use clap::Parser;
 
 use crate::{output::complain, processes::environment::Environment};
 
+/// What a library's error leaves to the command: the key, or the command, of its remedy.
+fn key(error: &gpipe::Error) -> &'static str {
+    key_of_text(&error.to_string())
+}
+
+fn key_of_text(text: &str) -> &'static str {
+    match text {
+        text if text.contains("raise the deadline") => " (pipeline.timeout_s)",
+        text if text.ends_with("measure again") => " with gpipe profile",
+        _ => "",
+    }
+}
+
 /// An error that ends a command. Its message is for the user.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
@@ -81,7 +94,7 @@ enum CliError {
     Translation(#[from] gpipe_models::TranslationError),
     #[error("[model] {0}")]
     ImageModel(#[from] gpipe_models::ImageError),
-    #[error(transparent)]
+    #[error("{0}{}", key(.0))]
     Pipeline(#[from] gpipe::Error),
     #[error(transparent)]
     Plan(#[from] gpipe_core::plan::PlanError),
@@ -97,7 +110,7 @@ enum CliError {
     Score(#[from] gpipe_score::Error),
     #[error(transparent)]
     Sampling(#[from] sampling::SamplingError),
-    #[error(transparent)]
+    #[error("{0}{}", key_of_text(&.0.to_string()))]
     Join(#[from] gpipe_distributed::JoinError),
     /// An error of another process, or of the connection to it.
     #[error(transparent)]

@@ -32,8 +32,8 @@ pub enum PartitionError {
         stages: usize,
     },
     /// The balance does not add up to the number of layers.
-    #[error("balance {balance:?} covers {} layers, the model has {layers}: {}, or use --balance \
-        cost",
+    #[error("balance {balance:?} covers {} layers, the model has {layers}: {}, or let \
+        the costs decide",
         balance.iter().fold(0_usize, |sum, n| sum.saturating_add(*n)), remedy(balance, *layers))]
     WrongSum {
         /// The balance.

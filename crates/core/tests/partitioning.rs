@@ -73,7 +73,7 @@ fn fault_balances_that_do_not_fit_say_the_remedy() {
     };
     assert_eq!(
         text(&[3, 2], 2, 6),
-        "balance [3, 2] covers 5 layers, the model has 6: add 1 to a stage, or use --balance cost"
+        "balance [3, 2] covers 5 layers, the model has 6: add 1 to a stage, or let the costs decide"
     );
     assert!(text(&[3, 4], 2, 6).contains("take 1 from the stages"));
     assert!(text(&[6, 0], 2, 6).contains("leaves stage 1 without a layer"));

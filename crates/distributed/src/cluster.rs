@@ -94,7 +94,7 @@ impl Cluster {
             Met::Without(other) => {
                 let reason = format!(
                     "rank {other} of {size} did not come within {deadline:.0?}: start it, or \
-                    raise the timeout (pipeline.timeout_s, or Meeting::deadline)"
+                    raise the deadline"
                 );
                 return Err(JoinError::Differs(watch.fail(&PeerError { process: None, reason })));
             }

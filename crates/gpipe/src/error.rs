@@ -26,6 +26,9 @@ pub enum LayerError {
     /// The layer's code panicked.
     #[error("its code panicked: {0}")]
     Panic(String),
+    /// A value is NaN or infinite; the text says which.
+    #[error("{0} is not finite (NaN or infinite)")]
+    NotFinite(String),
     /// libtorch failed.
     #[error("libtorch: {}", first_line(.0))]
     Torch(String),

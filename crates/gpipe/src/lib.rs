@@ -28,6 +28,7 @@
 //! - [`plan`]: predicts how a model runs and chooses how to run it, from its layers' [`cost`]s
 //! - [`state`]: everything that a pipeline keeps between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: use those provided or implement your own
+//! - [`Observer`]: code that is called as stages work
 //! - [`Group`], [`LearningRate`]: settings for groups of parameters, and learning rate schedules
 //!
 //! **Linking this crate replaces libtorch's CPU allocator for the whole process**, including
@@ -60,6 +61,7 @@ pub mod layer;
 pub mod layers;
 mod loss;
 mod metric;
+mod observer;
 mod optim;
 mod parameter;
 mod pipeline;
@@ -80,7 +82,9 @@ pub use error::{Error, LayerError, Result, StageError};
 pub use function::{Computed, Function, apply};
 pub use gpipe_bridge::{convolution::Geometry, linear::Kernels, memory::keep_freed_memory};
 pub use gpipe_core::{
-    Bytes, Nanos, cost, plan,
+    Bytes, Nanos, cost,
+    lower::Part,
+    plan,
     remat::{Remat, RematPolicies},
     schedule,
     schedule::Schedule,
@@ -88,6 +92,7 @@ pub use gpipe_core::{
 pub use layer::{Forward, Infer, Layer};
 pub use loss::{CrossEntropy, Loss, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};
+pub use observer::{ActionEvent, LayerEvent, Observer, Pass, StepEvent, When};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Muon, Optimizer, ParameterInfo, RmsForm, RmsProp,
     Sgd, StateSpec, Update, name_matches,

@@ -87,3 +87,19 @@ fn transparency_of_two_processes() {
     assert_eq!(of("process 0").len(), 3, "{printed}");
     assert_eq!(of("process 0"), of("process 1"));
 }
+
+#[test]
+fn oracle_a_generator_learns_through_a_critic() {
+    let printed = run("inside_a_larger_program");
+    let means: Vec<f64> =
+        after(&printed, "mean ").into_iter().map(|mean| mean.parse().unwrap()).collect();
+    assert_eq!(means.len(), 7, "{printed}");
+    assert!(means[0].abs() < 1.0 && (means[6] - 3.0).abs() < 0.5, "{printed}");
+}
+
+#[test]
+fn an_observer_sees_each_layer_twice_where_it_is_computed_again() {
+    let printed = run("watch_activations");
+    assert_eq!(printed.matches("Forward").count(), 6, "{printed}");
+    assert_eq!(printed.matches("Recompute").count(), 6, "{printed}");
+}

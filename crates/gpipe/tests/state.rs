@@ -70,7 +70,7 @@ fn fault_a_state_that_does_not_fit_is_refused() {
             let wide = layers[0].parameters[0].value.to_kind(tch::Kind::Double);
             first(layers, wide);
         },
-        &["embedding.", "Float", "Double"]
+        &["embedding.", "float32", "float64"]
     ));
     assert!(refuses(
         &mut fresh(),

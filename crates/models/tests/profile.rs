@@ -106,7 +106,7 @@ fn fault_a_profile_of_something_else_is_refused() {
         (refused(subject.builder().threads_per_stage(2), "here"), "threads per stage"),
         (refused(amoebanet().builder(), "here"), "number of layers"),
     ] {
-        assert!(text.contains(part) && text.contains("gpipe profile"), "{text}");
+        assert!(text.contains(part) && text.contains("measure again"), "{text}");
     }
     for (text, part) in [
         ("", "not a profile that gpipe wrote"),

@@ -1,7 +1,7 @@
 //! The seam between runtime and stages. The runtime handles order, threads, waits and failures; the
 //! stage behind the seam handles tensors.
 
-use gpipe_core::{Action, Bytes, EdgeId, LayerId, MicroBatch, StageId};
+use gpipe_core::{Action, Bytes, EdgeId, LayerId, MicroBatch, Nanos, StageId};
 
 /// A value that moves between stages. The runtime knows only its size.
 pub trait Payload: Send + 'static {
@@ -71,6 +71,12 @@ pub trait StageExecutor: 'static {
     /// injection in tests.
     fn before(&mut self, action: Action) -> Result<(), Self::Error> {
         let _ = action;
+        Ok(())
+    }
+
+    /// Called after every action of this stage, with the time that it took.
+    fn after(&mut self, action: Action, time: Nanos) -> Result<(), Self::Error> {
+        let _ = (action, time);
         Ok(())
     }
 

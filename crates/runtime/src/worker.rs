@@ -162,7 +162,12 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             let start = self.clock.now();
             self.execute(action)?;
             self.clock.spend(action, &step.recomputed);
-            self.actions.push(TimedAction { action, start, end: self.clock.now() });
+            let end = self.clock.now();
+            self.actions.push(TimedAction { action, start, end });
+            let acting = self.stages.iter().position(|executor| executor.stage() == action.stage);
+            if let Some(index) = acting {
+                self.guard(action, index, |executor| executor.after(action, end - start))?;
+            }
         }
         let last = list.last().copied();
         (0..self.stages.len())

@@ -58,6 +58,15 @@ impl Pipeline {
                 self.model.inputs
             )));
         }
+        let scalar = |tensors: &[Tensor]| tensors.iter().position(|tensor| tensor.dim() == 0);
+        for (what, at) in [("input", scalar(&inputs)), ("target", scalar(&targets))] {
+            if let Some(at) = at {
+                return Err(Error::Input(format!(
+                    "{what} {at} is a scalar, which has no samples: give it the number of samples \
+                    as its first size"
+                )));
+            }
+        }
         if count == 0 {
             return Err(Error::Input(
                 "the mini-batch has no samples (N = 0): give at least 1".into(),

@@ -77,9 +77,7 @@ impl Profile {
     /// # Errors
     /// The text is not a profile, has another format version, or holds inconsistent costs.
     pub fn from_json(text: &str, origin: &str) -> Result<Self> {
-        let bad = |reason: String| {
-            Error::Setting(format!("{origin}: {reason}; measure again with gpipe profile"))
-        };
+        let bad = |reason: String| Error::Setting(format!("{origin}: {reason}; measure again"));
         let profile: Self = serde_json::from_str(text).map_err(|error| {
             let (line, column) = (error.line(), error.column());
             bad(format!("it is not a profile that gpipe wrote (line {line}, column {column})"))

@@ -69,7 +69,7 @@ impl Subject {
         match self.difference(other) {
             None => Ok(()),
             Some(difference) => Err(crate::Error::Setting(format!(
-                "{origin} is of something else: {difference}; measure again with gpipe profile"
+                "{origin} is of something else: {difference}; measure again"
             ))),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpipe_bridge::memory;
-use gpipe_core::{Action, EdgeId, MicroBatch, StageId, lower::Part};
+use gpipe_core::{Action, EdgeId, MicroBatch, Nanos, StageId, lower::Part};
 use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
 
 use super::{
@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     error::{LayerError, StageError},
+    observer::When,
     value::Value,
 };
 
@@ -39,10 +40,11 @@ impl StageExecutor for Stage {
         self.device.charge_stage().map_err(in_operation("memory"))?;
         let live = self.device.memory().map_err(in_operation("memory"))?.live;
         self.active()?.step.levels.push(live);
-        match &self.config.before_action {
-            Some(call) => call(action).map_err(in_operation("before the action")),
-            None => Ok(()),
-        }
+        self.observe_action(action, When::Before)
+    }
+
+    fn after(&mut self, action: Action, time: Nanos) -> StageResult<()> {
+        self.observe_action(action, When::After(time))
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
@@ -55,7 +57,7 @@ impl StageExecutor for Stage {
         let mut step = StepState::new(&self.config, feed);
         self.pending.hand_to(&mut step, &self.config);
         self.step = Some(step);
-        Ok(())
+        self.observe_step(When::Before)
     }
 
     fn forward(
@@ -116,6 +118,9 @@ impl StageExecutor for Stage {
     }
 
     fn finish(&mut self) -> StageResult<Outcome> {
+        let begun = self.step.as_ref().map(|step| step.begun);
+        let time = begun.map_or(0, |begun| begun.elapsed().as_nanos());
+        self.observe_step(When::After(Nanos(u64::try_from(time).unwrap_or(u64::MAX))))?;
         let mut step = self.end_step()?;
         self.pending.take_from(&mut step);
         // The rest of the step is dropped here, so that the reported memory is what remains.

@@ -9,11 +9,12 @@ use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
 use super::{
-    StageResult, guard, held::SavedActivations, in_operation, not_held, parameters::copy_to_cpu,
+    StageResult, held::SavedActivations, in_operation, not_held, parameters::copy_to_cpu,
     recorder::ProfiledOp, step::ActiveStage,
 };
 use crate::{
     error::{LayerError, StageError},
+    observer::Pass,
     value::{Value, tensor_bytes},
 };
 
@@ -72,6 +73,8 @@ impl ActiveStage<'_> {
             Weights::Later => ProfiledOp::BackwardInput { kept },
         };
         if let Some(loss) = held.loss.take() {
+            let position = self.config.named.len();
+            let since = self.before_layer(position, micro_batch, work.pass(), [])?;
             let begun = self.begin_sample()?;
             // Across processes a stage does not fail on a non-finite loss. NaN gradients then make
             // the norm NaN, so the update is not applied.
@@ -83,9 +86,8 @@ impl ActiveStage<'_> {
             let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
             grads = back.map_err(in_loss)?.0;
             self.end_sample(begun, self.loss_position(), work, micro_batch)?;
-            if self.step.feed.check_finite {
-                guard::check_finite("loss", "the gradient of its input", grads.iter().flatten())?;
-            }
+            let shown = grads.iter().map(Option::as_ref);
+            self.after_layer(since, position, micro_batch, work.pass(), shown)?;
         } else if let Some(given) = self.step.feed.output_grads(micro_batch) {
             grads =
                 self.given_grads(given).map_err(in_operation("the gradients of the outputs"))?;
@@ -144,8 +146,10 @@ impl ActiveStage<'_> {
         work: ProfiledOp,
     ) -> StageResult<Vec<Option<Tensor>>> {
         while let Some(island) = held.pop_island() {
-            let begun = self.begin_sample()?;
             let position = island.position(self.config.layers.start);
+            let shown = grads.iter().map(Option::as_ref);
+            let since = self.before_layer(position, micro_batch, work.pass(), shown)?;
+            let begun = self.begin_sample()?;
             let stashes: Vec<Option<Tensor>> = island
                 .stashed_names()
                 .map(|name| self.skip_stashed_by(position, name))
@@ -174,15 +178,11 @@ impl ActiveStage<'_> {
                 let sums = self.step.gradients.accumulators(position).iter().flatten();
                 recorder.early(position, sums.map(tensor_bytes).sum());
             }
-            if self.step.feed.check_finite {
-                let of_inputs = inputs.iter().chain(pops.iter().map(|(_, grad)| grad)).flatten();
-                let layer = &self.config.named[position].name;
-                guard::check_finite(layer, "the gradient of its input", of_inputs)?;
-            }
+            let shown = inputs.iter().chain(pops.iter().map(|(_, grad)| grad));
+            let shown = shown.map(Option::as_ref);
+            self.after_layer(since, position, micro_batch, work.pass(), shown)?;
             if whole {
                 self.summed(micro_batch, position)?;
-            } else {
-                self.check_sums(position)?;
             }
             grads = inputs;
             skip_grads.extend(pops.into_iter().filter_map(|(index, grad)| Some((index, grad?))));
@@ -194,12 +194,15 @@ impl ActiveStage<'_> {
     /// backwards.
     pub(super) fn finish_weights(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
         for weights in self.step.split.remove(&micro_batch).unwrap_or_default() {
-            let begun = self.begin_sample()?;
             let position = weights.position(self.config.layers.start);
+            let pass = Pass::BackwardWeight;
+            let since = self.before_layer(position, micro_batch, pass, [])?;
+            let begun = self.begin_sample()?;
             let finished = weights.finish(self.step.gradients.accumulators(position));
             finished.map_err(|source| self.in_layer(position, source))?;
             let layer = self.config.layers.start + position;
             self.end_sample(begun, layer, ProfiledOp::BackwardWeight, micro_batch)?;
+            self.after_layer(since, position, micro_batch, pass, [])?;
             self.summed(micro_batch, position)?;
         }
         self.device.finish().map_err(in_operation("the gradients of the weights"))
@@ -208,18 +211,7 @@ impl ActiveStage<'_> {
     /// Records that `micro_batch` is summed in the gradients of the layer at `position`.
     fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
         self.step.gradients.have_summed(position, micro_batch);
-        self.check_sums(position)?;
         self.complete(micro_batch, position)
-    }
-
-    /// If values are checked, checks the layer's gradients so far.
-    fn check_sums(&mut self, position: usize) -> StageResult<()> {
-        if self.step.feed.check_finite {
-            let layer = &self.config.named[position].name;
-            let of_parameters = self.step.gradients.accumulators(position).iter().flatten();
-            guard::check_finite(layer, "the gradient of its parameters", of_parameters)?;
-        }
-        Ok(())
     }
 
     fn in_layer(&self, position: usize, source: LayerError) -> StageError {

@@ -3,16 +3,16 @@
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use gpipe_bridge::linear::Kernels;
-use gpipe_core::{Action, EdgeId, StageId, remat::Remat};
+use gpipe_core::{EdgeId, StageId, remat::Remat};
 
 use tch::Kind;
 
 use super::parameters::ParamIndex;
 use crate::{
     device::Device,
-    error::LayerError,
     loss::Loss,
     metric::Metric,
+    observer::Observer,
     optim::{Optimizer, ParameterInfo, ParameterSettings},
     precision::Precision,
     processes::Replicas,
@@ -64,8 +64,7 @@ pub(crate) struct StageConfig {
     pub alone: bool,
     /// The other replicas of the pipeline, if there are any.
     pub replicas: Option<Arc<dyn Replicas>>,
-    /// For fault injection.
-    pub before_action: Option<BeforeAction>,
+    pub observers: Vec<Arc<dyn Observer>>,
 }
 
 impl StageConfig {
@@ -95,6 +94,3 @@ pub(crate) struct Edges {
     /// Whether each edge carries a gradient back.
     pub gradient: HashMap<EdgeId, bool>,
 }
-
-/// Called before each action, on the stage's thread.
-pub(crate) type BeforeAction = Arc<dyn Fn(Action) -> Result<(), LayerError> + Send + Sync>;

@@ -6,27 +6,7 @@ use gpipe_bridge::memory;
 use gpipe_runtime::panic_message;
 use tch::Tensor;
 
-use super::differentiable;
-use crate::error::{LayerError, StageError};
-
-/// Returns an error if any of `tensors` holds a NaN or an infinity.
-pub(super) fn check_finite<'t>(
-    layer: &str,
-    what: &str,
-    tensors: impl IntoIterator<Item = &'t Tensor>,
-) -> Result<(), StageError> {
-    let finite = |tensor: &Tensor| -> Result<bool, LayerError> {
-        Ok(tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
-    };
-    for tensor in tensors {
-        let finite = if differentiable(tensor) { finite(tensor) } else { Ok(true) };
-        let finite = finite.map_err(|source| StageError::Layer { layer: layer.into(), source })?;
-        if !finite {
-            return Err(StageError::NotFinite { layer: layer.into(), what: what.into() });
-        }
-    }
-    Ok(())
-}
+use crate::error::LayerError;
 
 /// Calls user code and turns a panic into an error, to which the caller adds the layer's name.
 ///

@@ -17,7 +17,7 @@ use super::{
     differentiable,
     feed::Slice,
     gradients::OrderedAccumulator,
-    guard::{Untouched, catching, check_finite},
+    guard::{Untouched, catching},
 };
 use crate::{
     batch_norm::BatchStatistics,
@@ -39,7 +39,6 @@ pub(super) struct LayerRun<'a> {
     pub seed: u64,
     pub step: u64,
     pub slice: Slice,
-    pub check_finite: bool,
     pub kind: Kind,
     pub kernels: Kernels,
 }
@@ -93,16 +92,8 @@ impl LayerRun<'_> {
         cache: Option<Cache>,
         graph: bool,
     ) -> Result<Ran, StageError> {
-        if self.check_finite {
-            check_finite(&self.layer.name, "its input", &inputs)?;
-        }
-        let ran = self
-            .run(inputs, pops, cache, graph)
-            .map_err(|source| StageError::Layer { layer: self.layer.name.clone(), source })?;
-        if self.check_finite {
-            check_finite(&self.layer.name, "its output", &ran.outputs)?;
-        }
-        Ok(ran)
+        self.run(inputs, pops, cache, graph)
+            .map_err(|source| StageError::Layer { layer: self.layer.name.clone(), source })
     }
 
     fn run(

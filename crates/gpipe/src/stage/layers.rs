@@ -108,6 +108,9 @@ impl ActiveStage<'_> {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
             });
             let graph = how != GraphMode::Plain;
+            let pass = work.pass();
+            let shown = values.iter().map(Some);
+            let since = self.before_layer(position, micro_batch, pass, shown)?;
             let (pops, begun) = (pops.collect(), self.begin_sample()?);
             let cache = self.take_cache(position, micro_batch)?;
             let forward = || run.forward(values, pops, cache, graph);
@@ -119,6 +122,8 @@ impl ActiveStage<'_> {
             }
             islands.extend(ran.island.filter(|_| how == GraphMode::Keep));
             self.end_sample(begun, self.config.layers.start + position, work, micro_batch)?;
+            let shown = ran.outputs.iter().map(Some);
+            self.after_layer(since, position, micro_batch, pass, shown)?;
             if let (Some(recorder), SavedOps::Keep(caches)) = (&self.step.recorder, &products) {
                 recorder.products(position, caches.last().map_or(0, OpCache::bytes));
             }
@@ -186,7 +191,6 @@ impl ActiveStage<'_> {
             seed: self.config.seed,
             step: self.step.feed.step,
             slice: self.step.feed.slice(micro_batch),
-            check_finite: self.step.feed.check_finite,
             kind: self.config.precision.compute,
             kernels: self.config.kernels,
         }

@@ -16,6 +16,7 @@ use super::{
 use crate::{
     error::{LayerError, StageError},
     metric::Metric,
+    observer::Pass,
     precision::Precision,
 };
 
@@ -40,9 +41,15 @@ impl ActiveStage<'_> {
         if !self.config.last || is_callers {
             return Ok(None);
         }
+        let position = self.config.named.len();
+        let shown = outputs.iter().map(Some);
+        // It is computed once: a forward that discards leaves it to the re-materialization.
+        let pass = Pass::Forward;
+        let since = self.before_layer(position, micro_batch, pass, shown)?;
         let begun = self.begin_sample()?;
         let island = self.compute_loss(micro_batch, outputs, graph)?;
         self.end_sample(begun, self.loss_position(), work, micro_batch)?;
+        self.after_layer(since, position, micro_batch, pass, [])?;
         Ok(island)
     }
 
@@ -73,6 +80,12 @@ impl ActiveStage<'_> {
         let given = Untouched::new(seen.iter().chain(&targets)).map_err(in_loss)?;
         let sum = guard::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
         check_untouched(&given).map_err(in_loss)?;
+        if sum.numel() != 1 {
+            let shape = sum.size();
+            return Err(in_loss(LayerError::Shape(format!(
+                "the loss must be one number, got {shape:?}: sum it over the samples"
+            ))));
+        }
         let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
         // A loss that counts no target may be a constant 0.
         if graph && value != 0.0 && !sum.requires_grad() && leaves.iter().any(Tensor::requires_grad)

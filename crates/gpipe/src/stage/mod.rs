@@ -9,6 +9,7 @@
 //! - [`feed`]: what the driver gives a stage for a step, and what the stage returns
 //! - [`actions`]: the methods that the runtime calls
 //! - [`guard`]: checks around calls of user code
+//! - [`observing`]: calls of observers
 //! - [`layers`]: how layers run; [`island`]: one layer's forward with a graph, and its VJP
 //! - [`loss`]: the loss and the metrics, on the last stage
 //! - [`discarding`]: forwards that keep only a segment's inputs, and their recomputation
@@ -34,6 +35,7 @@ mod held;
 mod island;
 mod layers;
 mod loss;
+mod observing;
 pub(crate) mod parameters;
 mod pending;
 pub(crate) mod recorder;
@@ -48,7 +50,7 @@ use gpipe_core::MicroBatch;
 use tch::Tensor;
 
 pub(crate) use self::{
-    config::{BeforeAction, Edges, StageConfig},
+    config::{Edges, StageConfig},
     guard::catching,
 };
 use self::{device::StageDevice, parameters::Parameters, pending::Pending, step::StepState};

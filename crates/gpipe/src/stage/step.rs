@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},
+    time::Instant,
 };
 
 use gpipe_core::{MicroBatch, lower::Part};
@@ -35,6 +36,7 @@ pub(crate) type Statistics = BTreeMap<ParamIndex, Vec<(MicroBatch, BatchStatisti
 /// Everything that a stage holds for one step.
 pub(super) struct StepState {
     pub(super) feed: Feed,
+    pub(super) begun: Instant,
     pub(super) held: HashMap<MicroBatch, SavedActivations>,
     /// What the first halves of backwards left to the second, last layer first.
     pub(super) split: HashMap<MicroBatch, Vec<WeightGradients>>,
@@ -77,6 +79,7 @@ impl StepState {
             levels: Vec::new(),
             recorder: config.profile.then(Recorder::default),
             feed,
+            begun: Instant::now(),
         }
     }
 }

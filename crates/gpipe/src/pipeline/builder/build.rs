@@ -165,6 +165,11 @@ impl PipelineBuilder {
         let ties = self.sequence.ties()?;
         let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
         let layers = self.sequence.len();
+        if layers == 0 {
+            return Err(Error::Setting(
+                "an empty network: add at least one layer to the sequence".into(),
+            ));
+        }
         if stages > layers {
             // Checked before the lists of actions are made, which may be very long.
             return Err(PartitionError::TooManyStages { stages, layers }.into());
@@ -230,6 +235,12 @@ impl PipelineBuilder {
     pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
         let refuse = |reason: String| Err(Error::Setting(reason));
         let devices = self.devices.len();
+        if let Some(at) = self.inputs.iter().position(|spec| spec.shape.is_empty()) {
+            return refuse(format!(
+                "input {at} is a scalar, which has no samples: the first size of an input is the \
+                number of samples"
+            ));
+        }
         let stages = self.schedule.stages(devices).map_err(setting)?;
         self.schedule.check_micro_batches(self.micro_batches).map_err(setting)?;
         if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
@@ -460,7 +471,7 @@ impl PipelineBuilder {
             profile: self.profile,
             alone: self.transport.is_none(),
             replicas: self.replicas.clone(),
-            before_action: self.before_action.clone(),
+            observers: self.observers.clone(),
         }
     }
 }

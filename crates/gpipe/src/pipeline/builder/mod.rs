@@ -17,11 +17,11 @@ use crate::{
     error::LayerError,
     loss::Loss,
     metric::Metric,
+    observer::{ActionEvent, Observer, When},
     optim::{Group, LearningRate, Optimizer},
     processes::{Replicas, Transport},
     sequence::Sequence,
     spec::TensorSpec,
-    stage::BeforeAction,
 };
 
 /// Shapes and dtypes of a mini-batch's inputs.
@@ -81,7 +81,7 @@ pub struct PipelineBuilder {
     padding: Option<Padding>,
     transport: Option<Arc<dyn Transport>>,
     replicas: Option<Arc<dyn Replicas>>,
-    before_action: Option<BeforeAction>,
+    observers: Vec<Arc<dyn Observer>>,
 }
 
 impl PipelineBuilder {
@@ -116,7 +116,7 @@ impl PipelineBuilder {
             profile: false,
             padding: None,
             transport: None,
-            before_action: None,
+            observers: Vec::new(),
             replicas: None,
         }
     }
@@ -375,10 +375,25 @@ impl PipelineBuilder {
     #[doc(hidden)]
     #[must_use]
     pub fn before_action(
-        mut self,
+        self,
         call: impl Fn(Action) -> std::result::Result<(), LayerError> + Send + Sync + 'static,
     ) -> Self {
-        self.before_action = Some(Arc::new(call));
+        struct Before<F>(F);
+        impl<F> Observer for Before<F>
+        where
+            F: Fn(Action) -> std::result::Result<(), LayerError> + Send + Sync + 'static,
+        {
+            fn action(&self, event: &ActionEvent) -> std::result::Result<(), LayerError> {
+                if event.when == When::Before { self.0(event.action) } else { Ok(()) }
+            }
+        }
+        self.observer(Before(call))
+    }
+
+    /// Calls `observer` as stages work. Several are called in the order in which they were added.
+    #[must_use]
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers.push(Arc::new(observer));
         self
     }
 

@@ -1,0 +1,177 @@
+//! Observers: code that is called as stages work, on their threads.
+//!
+//! ```
+//! use gpipe::{LayerError, LayerEvent, Observer, Pass, When};
+//!
+//! /// Fails the step if an output of a layer is too large.
+//! struct Bound(f64);
+//!
+//! impl Observer for Bound {
+//!     fn layer(&self, event: &LayerEvent) -> Result<(), LayerError> {
+//!         if (event.pass, event.when) != (Pass::Forward, When::Before) {
+//!             for output in event.tensors.iter().flatten() {
+//!                 if output.f_abs()?.f_max()?.f_double_value(&[])? > self.0 {
+//!                     return Err(LayerError::Value("a value is too large".into()));
+//!                 }
+//!             }
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//! ```
+
+use std::ops::Range;
+
+use gpipe_core::{Action, Nanos, lower::Part};
+use tch::Tensor;
+
+use crate::{error::LayerError, spec::is_float};
+
+/// Code that is called as stages work, on the threads of the stages.
+///
+/// An observer may fail the step: its error is the error of the action, with the name of the layer.
+/// It must not change the tensors that it is shown; a change is an error. Without observers nothing
+/// of this costs time. With them, on a GPU each layer waits for its kernels, so that times are true.
+///
+/// It is called in every kind of run: training, evaluation, prediction and decoding. With several
+/// processes, each observes its own stages. An observer that waits for another stage's thread can
+/// end the step by its deadline.
+pub trait Observer: Send + Sync + 'static {
+    /// A stage begins or ends a step, or a part of one.
+    ///
+    /// # Errors
+    /// Fails the step.
+    fn step(&self, event: &StepEvent) -> Result<(), LayerError> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// A stage begins or ends an action.
+    ///
+    /// # Errors
+    /// Fails the step.
+    fn action(&self, event: &ActionEvent) -> Result<(), LayerError> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// A layer begins or ends a pass. The loss counts as a layer named `loss`, after the last one.
+    ///
+    /// # Errors
+    /// Fails the step.
+    fn layer(&self, event: &LayerEvent) -> Result<(), LayerError> {
+        let _ = event;
+        Ok(())
+    }
+}
+
+/// When an observer is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Before the work.
+    Before,
+    /// After the work, which took this long.
+    After(Nanos),
+}
+
+/// A stage begins or ends a step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepEvent {
+    /// The stage.
+    pub stage: usize,
+    /// Number of updates before this step.
+    pub step: u64,
+    /// The part of a training step that runs, or [`Part::Inference`].
+    pub part: Part,
+    /// Before or after.
+    pub when: When,
+}
+
+/// A stage begins or ends an action.
+#[derive(Debug, Clone, Copy)]
+pub struct ActionEvent {
+    /// The action. It names its stage.
+    pub action: Action,
+    /// Before or after. The time of a receive or a send includes the wait.
+    pub when: When,
+}
+
+/// What a layer does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// The first forward.
+    Forward,
+    /// A forward that recomputes discarded activations.
+    Recompute,
+    /// A whole backward.
+    Backward,
+    /// The first half of a split backward.
+    BackwardInput,
+    /// The second half of a split backward.
+    BackwardWeight,
+}
+
+/// A layer begins or ends a pass.
+#[derive(Debug)]
+pub struct LayerEvent<'a> {
+    /// The stage.
+    pub stage: usize,
+    /// The layer's name.
+    pub layer: &'a str,
+    /// The layer's position in the sequence. That of the loss is the number of layers.
+    pub index: usize,
+    /// Number of updates before this step.
+    pub step: u64,
+    /// The micro-batch.
+    pub micro_batch: usize,
+    /// The samples of the micro-batch, counted within the mini-batch.
+    pub samples: Range<usize>,
+    /// What the layer does.
+    pub pass: Pass,
+    /// Before or after.
+    pub when: When,
+    /// Before a forward the inputs, after it the outputs. Before a backward the gradients of the
+    /// outputs, after it those of the inputs; `None` where there is none. They are in the layer's
+    /// dtype, and in float16 scaled with the loss. Empty in a second half.
+    pub tensors: Vec<Option<&'a Tensor>>,
+    /// After a backward: the layer's parameters by name, with the sums of their gradients over the
+    /// micro-batches so far. A first half has summed only some of them.
+    pub parameter_gradients: Vec<(&'a str, &'a Tensor)>,
+}
+
+/// Names the first layer with a value that is not finite. Used for the second run after a failure.
+pub(crate) struct FiniteCheck;
+
+impl Observer for FiniteCheck {
+    fn layer(&self, event: &LayerEvent) -> Result<(), LayerError> {
+        let forward = matches!(event.pass, Pass::Forward | Pass::Recompute);
+        let what = match (forward, event.when) {
+            (true, When::Before) => "its input",
+            (true, When::After(_)) => "its output",
+            // The layer above has been checked.
+            (false, When::Before) => return Ok(()),
+            (false, When::After(_)) => "the gradient of its input",
+        };
+        // The stage checks the value of the loss itself, and says it.
+        if !(forward && event.layer == LOSS) {
+            check_finite(what, event.tensors.iter().flatten().copied())?;
+        }
+        let sums = event.parameter_gradients.iter().map(|(_, sum)| *sum);
+        check_finite("the gradient of its parameters", sums)
+    }
+}
+
+/// The name of the loss among layers.
+pub(crate) const LOSS: &str = "loss";
+
+fn check_finite<'t>(
+    what: &str,
+    tensors: impl IntoIterator<Item = &'t Tensor>,
+) -> Result<(), LayerError> {
+    for tensor in tensors.into_iter().filter(|tensor| is_float(tensor.kind())) {
+        if tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
+            return Err(LayerError::NotFinite(what.to_owned()));
+        }
+    }
+    Ok(())
+}
