@@ -123,7 +123,7 @@ const GOLDEN: &[Step] = &[
     Step {
         name: "pictures",
         program: "cargo",
-        arguments: &["test", "--package", "gpipe-cli", "--test", "schedules", "pictures"],
+        arguments: &["test", "--package", "gpipe-cli", "--test", "suite", "schedules::pictures"],
         environment: &[("GPIPE_BLESS", "1")],
     },
 ];

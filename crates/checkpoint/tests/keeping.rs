@@ -1,7 +1,7 @@
 //! Which checkpoints are kept, and what else may be in their folder.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{
     fs,

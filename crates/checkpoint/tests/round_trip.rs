@@ -2,7 +2,7 @@
 //! `crates/gpipe/tests/transparency.rs` covers all ways to run in memory; these tests add the disk.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{
     path::Path,

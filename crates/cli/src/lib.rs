@@ -94,7 +94,7 @@ enum CliError {
     Translation(#[from] gpipe_models::TranslationError),
     #[error("[model] {0}")]
     ImageModel(#[from] gpipe_models::ImageError),
-    #[error("{0}{}", key(.0))]
+    #[error("{}{}", .0, key(.0))]
     Pipeline(#[from] gpipe::Error),
     #[error(transparent)]
     Plan(#[from] gpipe_core::plan::PlanError),
@@ -110,7 +110,7 @@ enum CliError {
     Score(#[from] gpipe_score::Error),
     #[error(transparent)]
     Sampling(#[from] sampling::SamplingError),
-    #[error("{0}{}", key_of_text(&.0.to_string()))]
+    #[error("{}{}", .0, key_of_text(&.0.to_string()))]
     Join(#[from] gpipe_distributed::JoinError),
     /// An error of another process, or of the connection to it.
     #[error(transparent)]

@@ -3,7 +3,7 @@
 //! read-only disks, and outputs that nobody reads: `left_early.rs`.)
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{
     ffi::OsStr,

@@ -3,7 +3,7 @@
 //! each was imported without a word.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::fs;
 

@@ -2,7 +2,7 @@
 //! `fault_` (a clear error, exit code 1, no panic text), `regression_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::fs;
 

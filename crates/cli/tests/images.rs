@@ -3,7 +3,7 @@
 //! K, and after an interruption). What is refused is in image_faults.rs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::fs;
 

@@ -2,7 +2,7 @@
 //! `regression_`: each was found by someone else, and passed for a whole run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{fs, net::TcpListener, path::Path, process::Command};
 

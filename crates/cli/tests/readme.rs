@@ -2,7 +2,7 @@
 //! the place of `configs/small.toml`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{fs, path::Path, process::Command};
 

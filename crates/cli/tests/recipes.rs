@@ -1,7 +1,7 @@
 //! Recipes, dtypes and devices through the command. Families: `oracle_`, `transparency_`, `fault_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::fs;
 

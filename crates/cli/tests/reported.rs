@@ -2,7 +2,7 @@
 //! numbers. Family: `regression_`, each of something that was once done in silence.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::fs;
 

@@ -3,7 +3,7 @@
 //! from), `regression_`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{fs, path::Path};
 

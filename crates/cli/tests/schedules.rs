@@ -3,7 +3,7 @@
 //! planned), `fault_` (files that are no schedules).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{fs, path::Path};
 

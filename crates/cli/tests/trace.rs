@@ -2,7 +2,7 @@
 //! (folders without a step, damaged ones, widths).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::fs;
 

@@ -2,7 +2,7 @@
 //! `fault_` (files, languages and models that do not fit).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{
     fs,

@@ -2,7 +2,7 @@
 //! of whole steps.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 //! order in which gradients are added.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{sync::Arc, time::Duration};
 

@@ -2,7 +2,7 @@
 //! shows that running statistics do not depend on K, schedule, balance or re-materialization.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{Named, assert_close, cpu, uniform};
 use gpipe::{

@@ -2,7 +2,7 @@
 //! `models/tests/estimates.rs` compares estimates with real stages.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{FEATURES, Features, LENGTH, VOCABULARY, model};
 use gpipe::{

@@ -17,7 +17,7 @@
 
 #[path = "faults/build.rs"]
 mod build;
-mod common;
+use crate::common;
 #[path = "faults/input.rs"]
 mod input;
 #[path = "faults/layer.rs"]

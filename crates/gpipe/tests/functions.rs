@@ -5,7 +5,7 @@
 //! - `fault_`: errors, panics and gradients that do not fit
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{
     LENGTH, Named, Run, VOCABULARY, assert_close, batch,

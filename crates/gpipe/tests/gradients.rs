@@ -16,7 +16,7 @@
 // clippy.toml allows these in test functions, but not in shared helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::{Named, assert_same_bits, bits, uniform};
 use gpipe::{

@@ -3,7 +3,7 @@
 //! small.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{Named, REMATS, assert_same_bits, uniform};
 use gpipe::{

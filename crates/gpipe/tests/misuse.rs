@@ -2,7 +2,7 @@
 //! unnoticed. The run learned nothing, changed weights permanently, or crashed the process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{assert_same_bits, uniform};
 use gpipe::{

@@ -5,7 +5,7 @@
 //! - `fault_`: they may fail a step, and may not change a tensor
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::{
     collections::BTreeMap,

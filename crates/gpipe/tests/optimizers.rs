@@ -5,7 +5,7 @@
 //! - `fault_`: an optimizer that damages what it is given
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::sync::{Arc, Mutex};
 

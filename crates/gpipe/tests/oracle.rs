@@ -13,7 +13,7 @@
 // clippy.toml allows these in test functions, but not in shared helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+use crate::common;
 
 use common::{
     FEATURES, Features, LENGTH, Named, Run, assert_close, assert_same_bits, batch, model, uniform,

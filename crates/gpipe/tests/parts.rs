@@ -6,7 +6,7 @@
 //! - `fault_`: wrong use, and what remains after a failure
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::sync::{
     Arc,

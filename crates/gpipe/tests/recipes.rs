@@ -3,7 +3,7 @@
 //! sense).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::collections::HashMap;
 

@@ -5,7 +5,7 @@
 //! - `fault_`: changes that are refused change nothing
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{Features, Named, Run, assert_same_bits, batch, bits, flat, model, restore};
 use gpipe::{Adam, Decay, Group, LearningRate, Pipeline, PipelineBuilder, Schedule, Sgd};

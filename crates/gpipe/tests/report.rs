@@ -2,7 +2,7 @@
 //! stage that is made slow, the wall clock).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::time::Instant;
 

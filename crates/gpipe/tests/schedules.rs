@@ -3,7 +3,7 @@
 //! fit the pipeline is refused before anything runs).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 

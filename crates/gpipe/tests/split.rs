@@ -6,7 +6,7 @@
 //! those that autograd computes for the network as one graph.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{Named, assert_close, assert_same_bits, uniform};
 use gpipe::{

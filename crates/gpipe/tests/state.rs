@@ -3,7 +3,7 @@
 //! pipeline.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{Features, Run, assert_same_bits, batch, flat, model, restore};
 use gpipe::{

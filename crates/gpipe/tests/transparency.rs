@@ -6,7 +6,7 @@
 //! `Run::all` or to `Features`, and thereby runs the whole matrix on it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{
     Features, Recipe, Run, assert_close, assert_same_bits, batch,

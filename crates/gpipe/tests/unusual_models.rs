@@ -9,7 +9,7 @@
 //! Catches sums, ties and kernels that depend on the cut.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-mod common;
+use crate::common;
 
 use common::{LENGTH, Named, Run, VOCABULARY, assert_same_bits, batch};
 use gpipe::{

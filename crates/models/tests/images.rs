@@ -2,8 +2,7 @@
 //! they train with bit-identical results at every K.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-#[path = "../../gpipe/tests/common/mod.rs"]
-mod common;
+use crate::common;
 
 use common::matrix::{Subject, images, one};
 use gpipe::{

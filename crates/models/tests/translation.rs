@@ -3,8 +3,7 @@
 //! from shapes alone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-#[path = "../../gpipe/tests/common/mod.rs"]
-mod common;
+use crate::common;
 #[path = "translation/sizes.rs"]
 mod sizes;
 

@@ -9,7 +9,7 @@ use gpipe::{
 };
 use tch::Kind;
 
-use crate::{SAMPLES, assert_says, refused, tokens_builder, tokens_model};
+use super::{SAMPLES, assert_says, refused, tokens_builder, tokens_model};
 
 fn two_layers() -> PipelineBuilder {
     let model = Sequence::new().push("one", Linear::new(4, 8)).push("two", Linear::new(8, 2));

@@ -3,7 +3,7 @@
 use gpipe::{MeanSquaredError, Pipeline, Sequence, Sgd, TensorSpec, layers::Linear};
 use tch::{Kind, Tensor};
 
-use crate::{
+use super::{
     Deed, M, Pair, SAMPLES, Trap, Way, assert_says,
     common::{Named, assert_same_bits, bits, uniform},
     data, refused, tokens_builder, tokens_model, ways,

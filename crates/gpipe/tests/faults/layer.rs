@@ -9,7 +9,7 @@ use gpipe::{
 };
 use tch::{Kind, Tensor};
 
-use crate::{
+use super::{
     Deed, M, Pair, Trap, Way, assert_says, common::assert_same_bits, data, refused,
     silence_injected_panics, ways,
 };

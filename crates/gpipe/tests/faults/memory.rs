@@ -6,7 +6,7 @@ use gpipe::{
 };
 use tch::{Kind, Tensor};
 
-use crate::{
+use super::{
     assert_says,
     common::{assert_same_bits, uniform},
     refused,

@@ -11,7 +11,7 @@ use gpipe::{
 };
 use tch::{Kind, Tensor};
 
-use crate::{Deed, SAMPLES, Trap, Way, assert_says, common::uniform, data, refused};
+use super::{Deed, SAMPLES, Trap, Way, assert_says, common::uniform, data, refused};
 
 /// Opens the trap however the test ends, so that the abandoned thread ends, too.
 struct OpenAtEnd(Arc<Trap>);

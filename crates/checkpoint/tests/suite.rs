@@ -1,0 +1,12 @@
+//! Most tests of this crate, as one program: each file is a module. Files that measure a whole
+//! process, or that are run alone, are programs of their own (see `Cargo.toml`).
+//!
+//! `cargo test --package gpipe-checkpoint --test suite NAME::` runs one file.
+
+mod common;
+mod damage;
+mod fit;
+mod keeping;
+mod round_trip;
+mod tensor_file;
+mod untrusted;

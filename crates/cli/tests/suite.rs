@@ -1,0 +1,22 @@
+//! Most tests of this crate, as one program: each file is a module. Files that measure a whole
+//! process, or that are run alone, are programs of their own (see `Cargo.toml`).
+//!
+//! `cargo test --package gpipe-cli --test suite NAME::` runs one file.
+
+mod cli;
+mod common;
+mod environments;
+mod foreign_weights;
+mod image_faults;
+mod images;
+mod interchange;
+mod lost_files;
+mod planning;
+mod plot;
+mod readme;
+mod recipes;
+mod reported;
+mod resume;
+mod schedules;
+mod trace;
+mod translation;

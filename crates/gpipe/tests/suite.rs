@@ -1,0 +1,26 @@
+//! Most tests of this crate, as one program: each file is a module. Files that measure a whole
+//! process, or that are run alone, are programs of their own (see `Cargo.toml`).
+//!
+//! `cargo test --package gpipe --test suite NAME::` runs one file.
+
+mod batch_norm;
+mod common;
+mod errors;
+mod estimate;
+mod faults;
+mod functions;
+mod gradients;
+mod kernels;
+mod misuse;
+mod observers;
+mod optimizers;
+mod oracle;
+mod parts;
+mod recipes;
+mod reconfigure;
+mod report;
+mod schedules;
+mod split;
+mod state;
+mod transparency;
+mod unusual_models;

@@ -1,0 +1,12 @@
+//! Most tests of this crate, as one program: each file is a module. Files that measure a whole
+//! process, or that are run alone, are programs of their own (see `Cargo.toml`).
+//!
+//! `cargo test --package gpipe-models --test suite NAME::` runs one file.
+
+#[path = "../../gpipe/tests/common/mod.rs"]
+mod common;
+mod estimates;
+mod images;
+mod padding;
+mod translate;
+mod translation;
