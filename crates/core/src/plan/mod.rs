@@ -42,8 +42,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cost::{BadCosts, ModelCosts},
-    ids::MicroBatch,
-    lower::{LowerError, Program, lower},
+    ids::{MicroBatch, StageId},
+    lower::{LowerError, Program, RematSet, lower},
     memory::{EdgeBytes, StageBytes, peaks, series},
     partition::{PartitionError, check_balance},
     remat::{Remat, RematPolicies},
@@ -142,6 +142,37 @@ impl Prediction {
             peaks[device] += stage.peak;
         }
         peaks
+    }
+
+    /// The bytes that a forward of a step in parts adds to each device, until its backward. `plan`
+    /// is the one that was predicted.
+    ///
+    /// A stage holds what it keeps of each micro-batch, the statistics of its batch norms, and what
+    /// it sent where it does not keep that anyway, because the receivers hold it. Where the last
+    /// stage keeps activations, those of the pipeline's loss are counted, which a caller's loss
+    /// does without.
+    pub fn open_forward(&self, plan: &Plan) -> Vec<Bytes> {
+        let micro_batches = self.program.micro_batches;
+        let lists = plan.schedule.in_parts(self.program.devices.len(), micro_batches);
+        let recomputed = RematSet::from_actions(plan.remat.apply(&lists).iter().flatten());
+        let mut held = vec![Bytes(0); self.program.devices.len()];
+        for (stage, (own, &device)) in self.stages.iter().zip(&self.placement).enumerate() {
+            let id = StageId::from_index(stage);
+            let discarded = recomputed.count(id) as u64;
+            let kept = micro_batches as u64 - discarded;
+            let sent = self
+                .program
+                .topology
+                .edges_where(|edge| edge.kind.per_micro_batch() && edge.from == id);
+            let sent = sent.map(|(edge, _)| self.edges[edge.index()].forward.0).sum::<u64>();
+            let StageBytes { forward, forward_kept, statistics, .. } = own.bytes;
+            held[device] += Bytes(
+                kept * forward_kept.after.0
+                    + discarded * (forward.after.0 + sent)
+                    + micro_batches as u64 * statistics.0,
+            );
+        }
+        held
     }
 
     /// The bytes of each device over the step. Each value holds until the next time.

@@ -94,6 +94,18 @@ impl Schedule {
         lists
     }
 
+    /// The same actions, all forwards before all backwards: the order of a step that runs in parts.
+    /// Between the two the caller has its turn, so no backward is adjacent to its forward by the
+    /// schedule's doing.
+    pub fn in_parts(&self, devices: usize, micro_batches: usize) -> ActionLists {
+        let mut lists = self.forwards(devices, micro_batches);
+        for (list, actions) in lists.iter_mut().zip(self.actions(devices, micro_batches)) {
+            let backwards = actions.into_iter();
+            list.extend(backwards.filter(|action| !matches!(action.op, Op::Forward(_))));
+        }
+        lists
+    }
+
     /// The number of stages that this schedule makes on `devices` devices.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use gpipe_core::{
-    Bytes, DeviceId, Op,
+    Bytes, DeviceId,
     lower::{Part, Program, Topology, lower},
     remat::RematPolicies,
     schedule::{ActionLists, Schedule},
@@ -87,22 +87,13 @@ impl Engine {
     /// The compute actions of the step of which `part` is a part.
     fn compute(&self, part: Part, micro_batches: usize) -> ActionLists {
         let devices = self.devices();
-        let forwards = || self.schedule.forwards(devices, micro_batches);
-        let actions = || self.schedule.actions(devices, micro_batches);
         match part {
-            Part::Inference => forwards(),
-            // Between these two the caller has its turn, so all forwards come first, and no
-            // backward is adjacent to its forward by the schedule's doing.
+            Part::Inference => self.schedule.forwards(devices, micro_batches),
             Part::Forward | Part::Backward => {
-                let mut lists = forwards();
-                for (list, actions) in lists.iter_mut().zip(actions()) {
-                    let backwards = actions.into_iter();
-                    list.extend(backwards.filter(|a| !matches!(a.op, Op::Forward(_))));
-                }
-                self.remat.apply(&lists)
+                self.remat.apply(&self.schedule.in_parts(devices, micro_batches))
             }
             Part::Step | Part::Gradients | Part::Reduce | Part::Update | Part::Finish => {
-                self.remat.apply(&actions())
+                self.remat.apply(&self.schedule.actions(devices, micro_batches))
             }
         }
     }

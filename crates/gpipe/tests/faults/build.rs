@@ -37,7 +37,7 @@ fn fault_build_stages_micro_batches_and_balance() {
     assert_says(&balance(&[1]), &["[1]", "1 stages", "has 2", "one number per stage"]);
     assert_says(&balance(&[2, 0]), &["[2, 0]", "stage 1", "at least 1"]);
     let nothing = Pipeline::builder(Sequence::new(), TensorSpec::new([1, 1], Kind::Float));
-    assert_says(&refused(nothing.build()), &["the model has 0"]);
+    assert_says(&refused(nothing.build()), &["an empty network", "at least one layer"]);
 }
 
 #[test]

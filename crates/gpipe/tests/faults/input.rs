@@ -36,7 +36,7 @@ fn fault_input_shapes_and_dtypes() {
             &["2 input tensors", "built for 1"],
         ),
         (vec![of(6, 4, float)], vec![], &["there is no target tensor"]),
-        (vec![Tensor::from(1.0_f32)], vec![Tensor::from(1.0_f32)], &["at least 1"]),
+        (vec![Tensor::from(1.0_f32)], vec![Tensor::from(1.0_f32)], &["scalar", "first size"]),
     ];
     for stages in [1, 4] {
         let mut pair = Pair::new(&Way::plain(stages), &Trap::new(Deed::Error));

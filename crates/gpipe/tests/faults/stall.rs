@@ -44,7 +44,7 @@ fn fault_stall_ends_with_the_deadline_and_names_the_stage() {
             let stage = way.stage_of(1);
             let who = if stages == 1 { "device 0 ".into() } else { format!("stage {stage} ") };
             let doing = format!("in {stage}F1");
-            assert_says(&text, &[&who, "sign of life", &doing, "raise the timeout"]);
+            assert_says(&text, &[&who, "sign of life", &doing, "raise the deadline"]);
             let start = Instant::now();
             for text in [
                 refused(pipeline.train_step(&x, &y)),
