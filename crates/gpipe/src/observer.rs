@@ -31,7 +31,8 @@ use crate::{error::LayerError, spec::is_float};
 ///
 /// An observer may fail the step: its error is the error of the action, with the name of the layer.
 /// It must not change the tensors that it is shown; a change is an error. Without observers nothing
-/// of this costs time. With them, on a GPU each layer waits for its kernels, so that times are true.
+/// of this costs time. With them, on a GPU each layer waits for its kernels, so that times are
+/// true.
 ///
 /// It is called in every kind of run: training, evaluation, prediction and decoding. With several
 /// processes, each observes its own stages. An observer that waits for another stage's thread can

@@ -24,3 +24,4 @@ mod split;
 mod state;
 mod transparency;
 mod unusual_models;
+mod values;

@@ -29,8 +29,8 @@ pub struct Muon {
     pub iterations: usize,
     /// Patterns of full names: matrices that AdamW updates, such as embeddings and heads.
     pub others: Vec<String>,
-    /// The rule for all other parameters. Its learning rate follows the schedule of `lr`. Its weight
-    /// decay is not used: `weight_decay`, or that of a group, applies to all parameters.
+    /// The rule for all other parameters. Its learning rate follows the schedule of `lr`. Its
+    /// weight decay is not used: `weight_decay`, or that of a group, applies to all parameters.
     pub adam: Adam,
 }
 

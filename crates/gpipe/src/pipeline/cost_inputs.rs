@@ -35,6 +35,13 @@ impl PipelineBuilder {
     /// If a setting is invalid.
     pub(crate) fn seen(&mut self) -> Result<CostInputs<'_>> {
         let precision = self.check_settings()?;
+        if !self.shared.0.is_empty() {
+            return Err(Error::Setting(
+                "costs are of inputs with samples: those of a network with shared inputs are \
+                neither estimated nor measured"
+                    .into(),
+            ));
+        }
         self.inputs = precision.fed(&self.inputs);
         self.apply_groups()?;
         Ok(CostInputs {

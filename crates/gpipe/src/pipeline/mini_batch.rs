@@ -15,6 +15,8 @@ pub(super) const SHAPES_MAX: usize = 64;
 /// A mini-batch, checked and cut into micro-batches.
 #[derive(Default)]
 pub(super) struct MiniBatch {
+    /// Samples of the whole mini-batch.
+    pub samples: usize,
     /// Per micro-batch.
     pub inputs: Vec<Vec<Tensor>>,
     pub targets: Vec<Vec<Tensor>>,
@@ -46,10 +48,9 @@ impl Pipeline {
         };
         let trims = targets.is_some();
         let (inputs, targets) = (here(&inputs)?, here(targets.unwrap_or_default())?);
-        let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
-        let Some(count) = inputs.first().map(samples) else {
+        if inputs.is_empty() {
             return Err(Error::Input("there is no input tensor: give at least one".into()));
-        };
+        }
         if inputs.len() != self.model.inputs {
             return Err(Error::Input(format!(
                 "{} input tensors, the pipeline was built for {}: give as many as the builder was \
@@ -58,27 +59,7 @@ impl Pipeline {
                 self.model.inputs
             )));
         }
-        let scalar = |tensors: &[Tensor]| tensors.iter().position(|tensor| tensor.dim() == 0);
-        for (what, at) in [("input", scalar(&inputs)), ("target", scalar(&targets))] {
-            if let Some(at) = at {
-                return Err(Error::Input(format!(
-                    "{what} {at} is a scalar, which has no samples: give it the number of samples \
-                    as its first size"
-                )));
-            }
-        }
-        if count == 0 {
-            return Err(Error::Input(
-                "the mini-batch has no samples (N = 0): give at least 1".into(),
-            ));
-        }
-        if let Some(other) = inputs.iter().chain(&targets).find(|t| samples(t) != count) {
-            return Err(Error::Input(format!(
-                "the first input has {count} samples, another tensor {:?}: inputs and targets \
-                need the same first size",
-                other.size()
-            )));
-        }
+        let count = self.count_samples(&inputs, &targets)?;
         let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
         let shapes = (specs(&inputs), specs(&targets));
         if !self.caches.shapes.contains(&shapes) {
@@ -93,9 +74,12 @@ impl Pipeline {
         // Sample numbers count from the start of the whole mini-batch, so that dropout does not
         // depend on the number of replicas.
         let slices = slices.map(|slice| Slice { first: own.start + slice.first, ..slice });
-        let mut batch = MiniBatch { slices: slices.collect(), ..MiniBatch::default() };
+        let (slices, samples) = (slices.collect(), count as usize);
+        let mut batch = MiniBatch { slices, samples, ..MiniBatch::default() };
+        let (shared_inputs, shared_targets) = &self.model.shared;
         for slice in &batch.slices {
-            let (mut inputs, mut targets) = (narrow(&inputs, *slice)?, narrow(&targets, *slice)?);
+            let mut inputs = narrow(&inputs, *slice, shared_inputs)?;
+            let mut targets = narrow(&targets, *slice, shared_targets)?;
             // Not when predicting: outputs that are joined must have one length.
             if let Some(padding) = self.model.padding.as_ref().filter(|_| trims) {
                 padding.trim(&mut inputs, &mut targets)?;
@@ -106,9 +90,45 @@ impl Pipeline {
         }
         Ok(batch)
     }
+
+    /// The number of samples, which all tensors with a sample axis share.
+    fn count_samples(&self, inputs: &[Tensor], targets: &[Tensor]) -> Result<i64> {
+        let (shared_inputs, shared_targets) = &self.model.shared;
+        let mut count = None;
+        for (what, tensors, shared) in
+            [("input", inputs, shared_inputs), ("target", targets, shared_targets)]
+        {
+            let own = tensors.iter().enumerate().filter(|(at, _)| !shared.contains(at));
+            for (at, tensor) in own {
+                let size = tensor.size();
+                let Some(&samples) = size.first() else {
+                    return Err(Error::Input(format!(
+                        "{what} {at} is a scalar, which has no samples: give it the number of \
+                        samples as its first size, or name it in shared_{what}s"
+                    )));
+                };
+                let count = *count.get_or_insert(samples);
+                if samples != count {
+                    return Err(Error::Input(format!(
+                        "the first input has {count} samples, {what} {at} is {size:?}: inputs and \
+                        targets need the same first size"
+                    )));
+                }
+            }
+        }
+        match count {
+            Some(count) if count > 0 => Ok(count),
+            _ => Err(Error::Input("the mini-batch has no samples (N = 0): give at least 1".into())),
+        }
+    }
 }
 
-fn narrow(tensors: &[Tensor], slice: Slice) -> Result<Vec<Tensor>> {
+/// The samples of `slice`. Each micro-batch gets the tensors at the positions in `shared` whole.
+fn narrow(tensors: &[Tensor], slice: Slice, shared: &[usize]) -> Result<Vec<Tensor>> {
     let (first, count) = (slice.first as i64, slice.count as i64);
-    tensors.iter().map(|tensor| Ok(tensor.f_narrow(0, first, count)?)).collect()
+    let own = |(at, tensor): (usize, &Tensor)| match shared.contains(&at) {
+        true => Ok(tensor.shallow_clone()),
+        false => Ok(tensor.f_narrow(0, first, count)?),
+    };
+    tensors.iter().enumerate().map(own).collect()
 }

@@ -38,6 +38,8 @@ pub(super) struct Model {
     /// Number of tensors in an input.
     pub(super) inputs: usize,
     pub(super) padding: Option<Padding>,
+    /// Positions of inputs and of targets without a sample axis.
+    pub(super) shared: (Vec<usize>, Vec<usize>),
     pub(super) precision: Precision,
     pub(super) loss: Option<Arc<dyn Loss>>,
     pub(super) metrics: Vec<Arc<dyn Metric>>,

@@ -136,7 +136,6 @@ impl Pipeline {
             )));
         }
         let inputs = inputs.into_tensors();
-        let count = inputs.first().and_then(|first| first.size().first().copied()).unwrap_or(0);
         let mut batch = self.check(inputs, None, true)?;
         let first = batch.slices.first().map_or(0, |slice| slice.first);
         self.continue_samples(&mut batch);
@@ -149,7 +148,7 @@ impl Pipeline {
                 return Err(error);
             }
         };
-        self.update.samples += count as usize;
+        self.update.samples += batch.samples;
         self.update.open.with(|open| open.numbers.insert(number));
         let held = self.added(&ran);
         let timeline = ran.timeline.clone();
@@ -229,11 +228,17 @@ impl Pipeline {
                 column.push(grad);
             }
         }
-        let join = |parts: Vec<Tensor>| match parts.is_empty() {
-            true => Ok(None),
-            false => Ok(Some(Tensor::f_cat(&parts, 0)?)),
+        let join = |(at, parts): (usize, Vec<Tensor>)| -> Result<Option<Tensor>> {
+            if parts.is_empty() || !self.model.shared.0.contains(&at) {
+                return Ok((!parts.is_empty()).then(|| Tensor::f_cat(&parts, 0)).transpose()?);
+            }
+            // Every micro-batch had the whole tensor.
+            let mut parts = parts.into_iter();
+            let first = parts.next();
+            let sum = |sum: Tensor, part: Tensor| sum.f_add(&part);
+            Ok(first.map(|first| parts.try_fold(first, sum)).transpose()?)
         };
-        columns.into_iter().map(join).collect()
+        columns.into_iter().enumerate().map(join).collect()
     }
 
     /// Trains on one mini-batch without an update: runs forwards and backwards under the pipeline's
@@ -258,7 +263,6 @@ impl Pipeline {
         self.needs_own_parameters("accumulate")?;
         self.needs_unreduced("another mini-batch")?;
         let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
-        let samples = inputs.first().and_then(|first| first.size().first().copied()).unwrap_or(0);
         let mut batch = self.check(inputs, Some(&targets), true)?;
         let own = self.model.denominator(&targets)?;
         let metric_counts = self.training_metric_counts(&targets)?;
@@ -301,7 +305,7 @@ impl Pipeline {
         };
         self.of_all_replicas(&mut ran.outcomes)?;
         super::finite_loss(&ran.outcomes).or_else(|error| self.lose_update(error))?;
-        self.update.samples += samples as usize;
+        self.update.samples += batch.samples;
         self.update.accumulated = Some(accumulated);
         let sum = loss_sum(&ran.outcomes);
         self.update.losses = (self.update.losses.0 + sum, self.update.losses.1 + own);

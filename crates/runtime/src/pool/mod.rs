@@ -3,6 +3,7 @@
 
 mod crossings;
 mod errands;
+mod settings;
 
 use std::{
     collections::HashMap,
@@ -12,11 +13,8 @@ use std::{
 };
 
 pub use errands::Errands;
-use gpipe_core::{
-    Bytes, DeviceId, Nanos, StageId,
-    lower::Program,
-    simulate::{Costs, Timeline},
-};
+use gpipe_core::{Bytes, DeviceId, Nanos, StageId, lower::Program, simulate::Timeline};
+pub use settings::Settings;
 
 use crate::{
     clock::Clock,
@@ -28,25 +26,6 @@ use crate::{
     stage::StageExecutor,
     worker::{Command, Step, Updates, doing, panic_message, serve},
 };
-
-/// Settings of a pool, fixed when it is spawned.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Capacity of a link in messages, in each direction.
-    pub link_capacity: usize,
-    /// Longest silence of a worker before the step fails. It must exceed the longest single action,
-    /// because a worker inside a kernel gives no sign of life.
-    pub deadline: Duration,
-    /// Costs for a virtual clock; `None`: the real clock.
-    pub virtual_costs: Option<Arc<Costs>>,
-}
-
-impl Default for Settings {
-    /// Two messages per link, five minutes, the real clock.
-    fn default() -> Self {
-        Self { link_capacity: 2, deadline: Duration::from_secs(300), virtual_costs: None }
-    }
-}
 
 /// A step that succeeded.
 #[derive(Debug)]

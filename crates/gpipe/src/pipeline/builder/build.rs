@@ -39,6 +39,7 @@ use crate::{
     precision::{LossScale, Precision},
     processes::process_of,
     sequence::{Skip, TieGroup},
+    spec::TensorSpec,
     stage::{Edges, Stage, StageConfig},
 };
 
@@ -124,6 +125,7 @@ impl PipelineBuilder {
                 sequence: self.sequence,
                 balance: cut.balance,
                 padding: self.padding,
+                shared: self.shared,
                 precision,
                 loss: self.loss,
                 metrics: self.metrics,
@@ -235,10 +237,22 @@ impl PipelineBuilder {
     pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
         let refuse = |reason: String| Err(Error::Setting(reason));
         let devices = self.devices.len();
-        if let Some(at) = self.inputs.iter().position(|spec| spec.shape.is_empty()) {
+        let shared = &self.shared.0;
+        if let Some(at) = shared.iter().find(|&&at| at >= self.inputs.len()) {
+            let inputs = self.inputs.len();
+            return refuse(format!(
+                "shared input {at}: there are {inputs} inputs, numbered from 0"
+            ));
+        }
+        if (0..self.inputs.len()).all(|at| shared.contains(&at)) {
+            return refuse("every input is shared: at least one needs samples".into());
+        }
+        let scalar =
+            |(at, spec): (usize, &TensorSpec)| spec.shape.is_empty() && !shared.contains(&at);
+        if let Some(at) = self.inputs.iter().enumerate().position(scalar) {
             return refuse(format!(
                 "input {at} is a scalar, which has no samples: the first size of an input is the \
-                number of samples"
+                number of samples; or name it in shared_inputs"
             ));
         }
         let stages = self.schedule.stages(devices).map_err(setting)?;
@@ -323,6 +337,7 @@ impl PipelineBuilder {
             ("averages", format!("{:?}", self.average)),
             ("inputs", format!("{:?}", self.inputs)),
             ("gradients of the inputs", self.input_gradients.to_string()),
+            ("shared inputs and targets", format!("{:?}", self.shared)),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))

@@ -66,6 +66,8 @@ pub struct PipelineBuilder {
     pub(super) max_norm: Option<f64>,
     keep_gradients: bool,
     input_gradients: bool,
+    /// Positions of inputs and of targets without a sample axis.
+    pub(super) shared: (Vec<usize>, Vec<usize>),
     open_forwards: usize,
     deadline: Duration,
     pub(super) loss: Option<Arc<dyn Loss>>,
@@ -103,6 +105,7 @@ impl PipelineBuilder {
             max_norm: None,
             keep_gradients: false,
             input_gradients: false,
+            shared: (Vec::new(), Vec::new()),
             open_forwards: 8,
             deadline: Settings::default().deadline,
             loss: None,
@@ -298,6 +301,21 @@ impl PipelineBuilder {
     #[must_use]
     pub fn input_gradients(mut self) -> Self {
         self.input_gradients = true;
+        self
+    }
+
+    /// The inputs, by position, that have no sample axis, such as a mask for all samples or a number
+    /// for each step. Every micro-batch gets the whole tensor. At least one input has samples.
+    #[must_use]
+    pub fn shared_inputs(mut self, positions: impl Into<Vec<usize>>) -> Self {
+        self.shared.0 = positions.into();
+        self
+    }
+
+    /// As [`PipelineBuilder::shared_inputs`], for targets. [`Loss::count`] gets them as they are.
+    #[must_use]
+    pub fn shared_targets(mut self, positions: impl Into<Vec<usize>>) -> Self {
+        self.shared.1 = positions.into();
         self
     }
 
