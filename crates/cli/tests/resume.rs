@@ -140,7 +140,7 @@ fn fault_changes_that_the_state_is_of_no_use_with_are_refused_all_at_once() {
     // One kind of optimizer that keeps something else.
     folder.succeeds(&train("sgd", &["--set", "optimizer.name=sgd"]));
     let momentum = ["train", "--resume", "sgd", "--set", "optimizer.sgd.momentum=0.9"];
-    folder.refuses(&momentum, &["optimizer.sgd.momentum cannot change", "with momentum its state"]);
+    folder.refuses(&momentum, &["optimizer.sgd.momentum cannot change", "momentum adds state"]);
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn regression_what_is_left_out_of_a_folder_is_counted_and_named() {
     );
     // If no text is left, the error names what was left out.
     let error = read(&[&texts.join("c")]).unwrap_err().to_string();
-    assert!(error.contains("without 1 binary file (c/image.png): name"), "{error}");
+    assert!(error.contains("(left out: 1 binary file (c/image.png)); name"), "{error}");
 }
 
 /// A file of JSON lines must not be silently learned as plain text, braces and keys included.

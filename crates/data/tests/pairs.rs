@@ -448,7 +448,7 @@ fn fault_options_out_of_range() {
     let set = set(&[vec![(4, 9)], vec![], vec![], vec![]]);
     let error = TrainPairs::new(&set, &options(14, 5.0, 0)).unwrap_err();
     assert!(matches!(error, Error::Pairs(PairError::FewTargetTokens { least: 15, .. })), "{error}");
-    assert!(error.to_string().contains("has 10.0 on average"), "{error}");
+    assert!(error.to_string().contains("has 10.0 tokens on average"), "{error}");
     assert!(TrainPairs::new(&set, &options(15, 5.0, 0)).is_ok());
     for target_tokens in [1 << 28, usize::MAX] {
         let error = TrainPairs::new(&set, &options(target_tokens, 5.0, 0)).unwrap_err();

@@ -193,7 +193,7 @@ fn fault_special_tokens_that_text_could_become() {
     assert_eq!(error, "the special token `<a>` is there twice; name it otherwise");
     let one = ["<a>".to_owned()];
     let error = Tokenizer::train_with(&[], 257, &one).unwrap_err().to_string();
-    assert!(error.contains("ask for 258 (256 bytes and the special tokens)"), "{error}");
+    assert!(error.contains("use 258 (256 bytes and the special tokens)"), "{error}");
     assert_eq!(Tokenizer::train_with(&[], 258, &one).unwrap().vocabulary(), 258);
 }
 

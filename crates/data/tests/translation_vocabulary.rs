@@ -292,7 +292,7 @@ fn fault_what_cannot_be_a_vocabulary() {
     assert!(train(&ParallelCorpus { languages: vec![] }, options(500)).contains("no pairs"));
     let some = corpus(|_| 3);
     // 257 tokens, 3 special tokens and 14 tags.
-    assert!(train(&some, options(273)).contains("ask for 274 "));
+    assert!(train(&some, options(273)).contains("use 274 "));
     assert!(TranslationVocabulary::train(&some, &options(274)).is_ok());
     let cold = VocabularyOptions { temperature: 0.5, ..options(500) };
     assert!(train(&some, cold).contains("temperature of 0.5"));

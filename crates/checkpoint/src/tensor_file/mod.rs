@@ -337,7 +337,7 @@ fn header_length(file: &mut dyn Source, length: u64) -> io::Result<Result<u64, S
     file.read_exact(&mut bytes)?;
     let header = u64::from_le_bytes(bytes);
     if header > HEADER_MAX {
-        return Ok(Err("it is not a safetensors file: give one".into()));
+        return Ok(Err("it is not a safetensors file, its header is too long: give one".into()));
     }
     if header > length - LENGTH {
         let least = LENGTH + header;

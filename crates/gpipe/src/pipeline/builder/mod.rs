@@ -304,8 +304,9 @@ impl PipelineBuilder {
         self
     }
 
-    /// The inputs, by position, that have no sample axis, such as a mask for all samples or a number
-    /// for each step. Every micro-batch gets the whole tensor. At least one input has samples.
+    /// The inputs, by position, that have no sample axis, such as a mask for all samples or a
+    /// number for each step. Every micro-batch gets the whole tensor. At least one input has
+    /// samples.
     #[must_use]
     pub fn shared_inputs(mut self, positions: impl Into<Vec<usize>>) -> Self {
         self.shared.0 = positions.into();
