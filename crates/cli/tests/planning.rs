@@ -70,7 +70,10 @@ fn oracle_a_plan_from_a_profile_is_what_is_run() {
     assert!(svg.starts_with(b"<svg") && page.starts_with(b"<!doctype html>"));
     let plan = json(&folder, "p.json");
     let text = folder.succeeds(&with(TRAIN, &["--plan", "p.json", "--out", "run"]));
-    assert!(text.contains("predicted ") && text.contains(" times the prediction); at most "), "{text}");
+    assert!(
+        text.contains("predicted ") && text.contains(" times the prediction); at most "),
+        "{text}"
+    );
     let config = fs::read_to_string(folder.path("run/config.toml")).unwrap();
     let layers: Vec<String> =
         plan["plan"]["balance"].as_array().unwrap().iter().map(Value::to_string).collect();

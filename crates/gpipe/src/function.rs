@@ -36,9 +36,10 @@ use crate::error::LayerError;
 
 /// An operation with a backward of its own.
 ///
-/// Inside a layer it is treated like any other operation: re-materialization runs its forward
-/// again, and a split backward runs its backward twice, first for the inputs and later for the
-/// parameters among them. Both must therefore be pure functions, and change nothing in place.
+/// Inside a layer it is treated like any other operation. Re-materialization runs its forward
+/// again. A split backward runs its backward twice, first for the inputs that are activations,
+/// later for those that are parameters. Both must therefore be pure functions, and change nothing
+/// in place.
 pub trait Function: Send + Sync + 'static {
     /// What the operation is, in one word, for messages.
     fn name(&self) -> &'static str;

@@ -35,8 +35,8 @@ use crate::{error::LayerError, spec::is_float};
 /// true.
 ///
 /// It is called in every kind of run: training, evaluation, prediction and decoding. With several
-/// processes, each observes its own stages. An observer that waits for another stage's thread can
-/// end the step by its deadline.
+/// processes, each observes its own stages. An observer must not wait for
+/// another stage's thread: the step may then exceed its deadline and fail.
 pub trait Observer: Send + Sync + 'static {
     /// A stage begins or ends a step, or a part of one.
     ///

@@ -416,8 +416,8 @@ pub(crate) struct PlanArguments {
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Vec<usize>,
     /// Numbers of micro-batches M to choose from [default: that of the configuration, and the
-    /// powers of two that the mini-batch can be divided into; with a profile, only those of whose
-    /// size micro-batches were measured]
+    /// powers of two that the mini-batch can be divided into; with a profile, only an M whose
+    /// micro-batch size was measured]
     #[arg(long, value_name = "M,..", value_delimiter = ',')]
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Vec<usize>,

@@ -147,10 +147,11 @@ impl Prediction {
     /// The bytes that a forward of a step in parts adds to each device, until its backward. `plan`
     /// is the one that was predicted.
     ///
-    /// A stage holds what it keeps of each micro-batch, the statistics of its batch norms, and what
-    /// it sent where it does not keep that anyway, because the receivers hold it. Where the last
-    /// stage keeps activations, those of the pipeline's loss are counted, which a caller's loss
-    /// does without.
+    /// Three things count for a stage: what it keeps of each micro-batch, the statistics of its
+    /// batch norms, and the values that it sent, as long as the receiver holds them. If the stage
+    /// keeps its activations, they include the sent values, which then count once. If the last
+    /// stage keeps activations, the pipeline's loss is counted, too. With a caller's loss the true
+    /// number is smaller.
     pub fn open_forward(&self, plan: &Plan) -> Vec<Bytes> {
         let micro_batches = self.program.micro_batches;
         let lists = plan.schedule.in_parts(self.program.devices.len(), micro_batches);

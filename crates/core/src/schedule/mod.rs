@@ -95,8 +95,8 @@ impl Schedule {
     }
 
     /// The same actions, all forwards before all backwards: the order of a step that runs in parts.
-    /// Between the two the caller has its turn, so no backward is adjacent to its forward by the
-    /// schedule's doing.
+    /// The caller works between the two. A backward can directly follow its forward only if it is
+    /// the first backward and its forward was the last, for example with M = 1.
     pub fn in_parts(&self, devices: usize, micro_batches: usize) -> ActionLists {
         let mut lists = self.forwards(devices, micro_batches);
         for (list, actions) in lists.iter_mut().zip(self.actions(devices, micro_batches)) {

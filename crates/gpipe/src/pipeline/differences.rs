@@ -36,13 +36,14 @@ impl Difference {
 const H: f64 = 1e-5;
 
 impl Pipeline {
-    /// Compares the gradients of the mean loss with central differences, through the whole
-    /// pipeline: of `elements` elements, chosen at random, of each trained parameter. With
+    /// Compares gradients of the mean loss, through the whole pipeline, with central differences.
+    /// It checks `elements` randomly chosen elements of each trained parameter. With
     /// [`PipelineBuilder::input_gradients`](crate::PipelineBuilder::input_gradients) also of each
     /// floating-point input.
     ///
-    /// Losses are computed in training mode, with the dropout masks of the next step. Parameters
-    /// are as before afterwards. A correct backward has errors near 1e-10 for losses near 1.
+    /// Losses are computed in training mode, with the dropout masks of the next step. Afterwards
+    /// the parameters have their old values. A correct backward has errors near 1e-10 for losses
+    /// near 1.
     ///
     /// # Errors
     /// [`Error::Setting`] unless the pipeline computes in float64, in one process. Else as for

@@ -56,8 +56,9 @@ impl Pipeline {
     }
 
     /// Replaces each gradient whose full name matches `pattern` by `change(name, gradient)`, which
-    /// has the gradient's shape. It is called on the threads of the stages, once for each stage
-    /// that uses a tied weight, and must give the same there.
+    /// has the gradient's shape. `change` runs on the threads of the stages, once for each
+    /// gradient. For a tied weight it runs once on every stage that uses the weight, and must
+    /// return the same result each time.
     ///
     /// # Errors
     /// As for [`Pipeline::scale_gradients`]. An error of `change` discards the update.

@@ -8,7 +8,7 @@
 //! update      tied gradients, norm, vote, update
 //! ```
 //!
-//! The parts are parts of the list that a whole step runs ([`gpipe_core::lower::Part`]).
+//! Each part runs a section of the list that a whole step runs ([`gpipe_core::lower::Part`]).
 
 use gpipe_core::{Bytes, lower::Part};
 use gpipe_runtime::{Errands, Ran};
@@ -35,9 +35,9 @@ use crate::{
 /// How [`Pipeline::accumulate`] divides the sum of the losses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Count {
-    /// By this number: the count of all mini-batches of the update together. The gradients then
-    /// equal those of one larger mini-batch, micro-batch by micro-batch. [`Pipeline::update`]
-    /// checks that the counts add up to it.
+    /// By this number: the count of all mini-batches of the update together. Each micro-batch then
+    /// contributes the same gradients as in one larger mini-batch that is cut the same way.
+    /// [`Pipeline::update`] checks that the counts add up to it.
     Total(f64),
     /// It is not known yet. Gradients of the sum accumulate, and [`Pipeline::update`] divides them
     /// by the counts that were seen. The result is the same up to rounding. In float16, the larger
@@ -118,9 +118,9 @@ impl Pipeline {
     /// therefore recomputed in its backward.
     ///
     /// Dropout is keyed by the global number of each sample. The samples of further forwards and of
-    /// [`Pipeline::accumulate`] continue these numbers until the update. Statistics of batch norms
-    /// count with the update, if the backward has run. Several forwards may be open at once, up to
-    /// [`PipelineBuilder::open_forwards`](crate::PipelineBuilder::open_forwards).
+    /// [`Pipeline::accumulate`] continue these numbers until the update. The update applies the
+    /// statistics of batch norms of forwards whose backward has run. Several forwards may be open
+    /// at once, up to [`PipelineBuilder::open_forwards`](crate::PipelineBuilder::open_forwards).
     ///
     /// # Errors
     /// As for [`Pipeline::predict`]; [`Error::Setting`] if too many forwards are open. Gradients
