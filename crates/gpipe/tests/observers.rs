@@ -20,12 +20,15 @@ use gpipe::{
 };
 use tch::{Kind, Tensor};
 
+/// Micro-batch, layer, pass, and whether it is after it.
+type Key = (usize, String, String, bool);
+
 /// Everything that was seen, by micro-batch, layer and pass, and the texts of actions and steps.
 #[derive(Default)]
 struct Seen {
     steps: Mutex<Vec<(usize, u64, Part, bool)>>,
     actions: Mutex<Vec<(String, bool)>>,
-    layers: Mutex<BTreeMap<(usize, String, String, bool), Vec<Vec<u64>>>>,
+    layers: Mutex<BTreeMap<Key, Vec<Vec<u64>>>>,
     gradients: Mutex<BTreeMap<(usize, String), Vec<u64>>>,
 }
 
@@ -87,7 +90,8 @@ fn watched(run: &Run, watches: bool) -> (Arc<Seen>, common::Named) {
             let actions = seen.actions.lock().unwrap().clone();
             let after = actions.iter().filter(|(_, is_after)| *is_after);
             let mut after: Vec<String> = after.map(|(text, _)| text.clone()).collect();
-            (ran.sort(), after.sort());
+            ran.sort();
+            after.sort();
             assert_eq!(after, ran, "every action is seen once");
             assert_eq!(actions.len(), 2 * ran.len());
         }
@@ -268,7 +272,7 @@ fn oracle_kept_activations_are_those_of_the_network() {
     pipeline.predict(&x).unwrap();
     let parameters = pipeline.parameters().unwrap();
     let expected = x.linear(&parameters[0].1, Some(&parameters[1].1)).tanh();
-    let found = Tensor::cat(&*kept.lock().unwrap(), 0);
+    let found = Tensor::cat(&kept.lock().unwrap(), 0);
     let named = |tensor: Tensor| vec![("tanh".to_owned(), tensor)];
     assert_close(&named(found), &named(expected), 1e-6, "activations");
 }

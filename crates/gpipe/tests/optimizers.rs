@@ -125,11 +125,14 @@ fn newton_schulz(matrix: &Tensor) -> Tensor {
     if tall { x.tr() } else { x }
 }
 
+/// A parameter's name, the number of its update, and that of the step.
+type Seen = (String, u64, u64);
+
 /// An optimizer that keeps a counter in int64, a momentum in bfloat16 and a scalar, and treats
 /// parameters by name.
 #[derive(Debug)]
 struct Own {
-    seen: Option<Arc<Mutex<Vec<(String, u64, u64)>>>>,
+    seen: Option<Arc<Mutex<Vec<Seen>>>>,
 }
 
 impl Optimizer for Own {

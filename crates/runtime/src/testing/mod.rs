@@ -92,8 +92,8 @@ pub struct MockStage {
     parameter: u64,
     gradient: u64,
     sums: u64,
-    /// How many sums of tied gradients have arrived.
-    accepted: usize,
+    /// The sums of tied gradients that have arrived, by edge. They may arrive in any order.
+    accepted: Vec<(EdgeId, Number)>,
     /// Inputs by micro-batch, and whether the activations are present.
     held: HashMap<MicroBatch, (u64, bool)>,
     /// What the first halves of backwards leave for the second halves.
@@ -118,7 +118,7 @@ impl MockStage {
             parameter: mix(u64::from(stage.0) + 1),
             gradient: 0,
             sums: 0,
-            accepted: 0,
+            accepted: Vec::new(),
             held: HashMap::new(),
             split: HashMap::new(),
             ready: None,
@@ -272,15 +272,16 @@ impl StageExecutor for MockStage {
     fn accept(&mut self, edge: EdgeId, sums: Number) -> Result<(), MockError> {
         let edges = self.edges(|e| e.kind == EdgeKind::Tie && e.from == self.stage);
         self.check(edges.contains(&edge), "the sums of a weight that this stage does not use")?;
-        self.accepted += 1;
-        self.sums = join(self.sums, sums.0);
+        self.accepted.push((edge, sums));
         Ok(())
     }
 
     fn norm(&mut self) -> Result<Vote, MockError> {
         let due = self.edges(|e| e.kind == EdgeKind::Tie && e.from == self.stage).len();
-        let accepted = std::mem::take(&mut self.accepted);
-        self.check(accepted == due, "norm before all sums")?;
+        let mut accepted = std::mem::take(&mut self.accepted);
+        self.check(accepted.len() == due, "norm before all sums")?;
+        accepted.sort_by_key(|(edge, _)| *edge);
+        self.sums = joined(self.sums, &accepted);
         let ready = join(join(self.parameter, self.gradient), self.sums);
         self.ready = Some(ready);
         Ok(Vote { squares: vec![(LayerId(self.stage.0), (ready >> 40) as f64)] })
@@ -314,7 +315,8 @@ impl StageExecutor for MockStage {
     fn abort(&mut self) {
         self.held.clear();
         self.split.clear();
-        (self.ready, self.accepted) = (None, 0);
+        self.ready = None;
+        self.accepted.clear();
     }
 }
 

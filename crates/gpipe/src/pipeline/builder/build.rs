@@ -244,7 +244,7 @@ impl PipelineBuilder {
                 "shared input {at}: there are {inputs} inputs, numbered from 0"
             ));
         }
-        if (0..self.inputs.len()).all(|at| shared.contains(&at)) {
+        if !shared.is_empty() && (0..self.inputs.len()).all(|at| shared.contains(&at)) {
             return refuse("every input is shared: at least one needs samples".into());
         }
         let scalar =
