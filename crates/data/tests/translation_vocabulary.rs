@@ -295,7 +295,7 @@ fn fault_what_cannot_be_a_vocabulary() {
     assert!(train(&some, options(273)).contains("use 274 "));
     assert!(TranslationVocabulary::train(&some, &options(274)).is_ok());
     let cold = VocabularyOptions { temperature: 0.5, ..options(500) };
-    assert!(train(&some, cold).contains("temperature of 0.5"));
+    assert!(train(&some, cold).contains("data.temperature = 0.5"));
     let mut twice = corpus(|_| 3);
     twice.languages[1].code = "am".into();
     assert!(train(&twice, options(500)).contains("`<am>` is there twice"));
