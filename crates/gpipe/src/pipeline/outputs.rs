@@ -16,7 +16,8 @@ use crate::{
     value::IntoTensors,
 };
 
-/// The outputs of [`Pipeline::forward`], and the right to go back through them once.
+/// The outputs of [`Pipeline::forward`](crate::Pipeline::forward), and the right to go back through
+/// them once.
 ///
 /// The stages keep what that backward needs. Dropping the outputs frees it.
 pub struct Outputs {
@@ -34,11 +35,13 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// The outputs in sample order, as [`Pipeline::predict`] returns them, but in training mode.
+    /// The outputs in sample order, as [`Pipeline::predict`](crate::Pipeline::predict) returns
+    /// them, but in training mode.
     ///
     /// They are leaves of autograd that require gradients. Compute a loss from them, call its
-    /// `backward`, and pass [`Outputs::gradients`] to [`Pipeline::backward`]. With replicas, they
-    /// cover only this replica's samples.
+    /// `backward`, and pass [`Outputs::gradients`] to
+    /// [`Pipeline::backward`](crate::Pipeline::backward). With replicas, they cover only this
+    /// replica's samples.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
