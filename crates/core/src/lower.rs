@@ -19,9 +19,8 @@
 //! [4] update         every stage UPDATE, as the verdict says
 //! ```
 //!
-//! The parts of a step are parts of its list ([`Program::part`]): a training step may also run as
-//! forwards, then backwards, then the sums of tied gradients, then the update, with the caller's
-//! work between them.
+//! A step may also run in parts, with the caller's work between them. Each part is a section of the
+//! list ([`Program::part`]): the forwards, the backwards, the sums of tied gradients, the update.
 //!
 //! Whether the result is correct is not checked here: `validate` proves that from the list alone.
 
@@ -67,6 +66,20 @@ impl EdgeKind {
     /// Whether the edge carries a message per micro-batch, rather than once per step.
     pub fn per_micro_batch(self) -> bool {
         matches!(self, EdgeKind::Boundary { .. } | EdgeKind::Skip { .. })
+    }
+
+    /// The phase in which the edge carries messages in `direction`.
+    pub fn phase(self, direction: Direction) -> Phase {
+        match (self, direction) {
+            (EdgeKind::Tie, _) => Phase::Reduce,
+            (EdgeKind::Vote, _) => Phase::Update,
+            (EdgeKind::Boundary { .. } | EdgeKind::Skip { .. }, Direction::Forward) => {
+                Phase::Forward
+            }
+            (EdgeKind::Boundary { .. } | EdgeKind::Skip { .. }, Direction::Backward) => {
+                Phase::Backward
+            }
+        }
     }
 
     /// Whether training uses the backward direction.
@@ -223,12 +236,7 @@ impl Program {
             Op::Norm | Op::Decide | Op::Update => Phase::Update,
             Op::Send(transfer) | Op::Receive(transfer) => {
                 let edge = self.topology.edges.get(transfer.edge.index());
-                match (edge.map(|edge| edge.kind), transfer.direction) {
-                    (Some(EdgeKind::Tie), _) => Phase::Reduce,
-                    (Some(EdgeKind::Vote), _) => Phase::Update,
-                    (_, Direction::Forward) => Phase::Forward,
-                    (_, Direction::Backward) => Phase::Backward,
-                }
+                edge.map_or(Phase::Forward, |edge| edge.kind.phase(transfer.direction))
             }
         }
     }

@@ -447,14 +447,8 @@ impl<'a> Checker<'a> {
         let part = self.program.part;
         for (id, edge) in self.program.topology.edges_where(|_| true) {
             for direction in [Direction::Forward, Direction::Backward] {
-                let phase = match (edge.kind, direction) {
-                    (EdgeKind::Tie, _) => Phase::Reduce,
-                    (EdgeKind::Vote, _) => Phase::Update,
-                    (_, Direction::Forward) => Phase::Forward,
-                    (_, Direction::Backward) => Phase::Backward,
-                };
                 let carries = direction == Direction::Forward || edge.kind.goes_back();
-                if !(part.has(phase) && carries) {
+                if !(part.has(edge.kind.phase(direction)) && carries) {
                     continue;
                 }
                 let (sender, receiver) = if direction == Direction::Forward {

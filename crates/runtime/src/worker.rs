@@ -160,14 +160,13 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             }
             step.pulses.advance(self.device, Some(position));
             let start = self.clock.now();
-            self.execute(action)?;
+            let index = self.index_of(action)?;
+            self.guard(action, index, |executor| executor.before(action))?;
+            self.execute(action, index)?;
             self.clock.spend(action, &step.recomputed);
             let end = self.clock.now();
             self.actions.push(TimedAction { action, start, end });
-            let acting = self.stages.iter().position(|executor| executor.stage() == action.stage);
-            if let Some(index) = acting {
-                self.guard(action, index, |executor| executor.after(action, end - start))?;
-            }
+            self.guard(action, index, |executor| executor.after(action, end - start))?;
         }
         let last = list.last().copied();
         (0..self.stages.len())
@@ -187,12 +186,17 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         Vec::new()
     }
 
-    fn execute(&mut self, action: Action) -> Result<(), Stop> {
+    /// The place of the action's stage on this device.
+    fn index_of(&self, action: Action) -> Result<usize, Stop> {
+        let own = self.stages.iter().position(|executor| executor.stage() == action.stage);
+        match own {
+            Some(index) => Ok(index),
+            None => self.protocol(action, "the stage is not on this device"),
+        }
+    }
+
+    fn execute(&mut self, action: Action, index: usize) -> Result<(), Stop> {
         let stage = action.stage;
-        let Some(index) = self.stages.iter().position(|executor| executor.stage() == stage) else {
-            return self.protocol(action, "the stage is not on this device");
-        };
-        self.guard(action, index, |executor| executor.before(action))?;
         match action.op {
             Op::Send(transfer) => self.send(action, index, transfer),
             Op::Receive(transfer) => self.receive(action, index, transfer),
