@@ -66,17 +66,9 @@ use clap::Parser;
 
 use crate::{output::complain, processes::environment::Environment};
 
-/// What a library's error leaves to the command: the key, or the command, of its remedy.
-fn key(error: &gpipe::Error) -> &'static str {
-    key_of_text(&error.to_string())
-}
-
-fn key_of_text(text: &str) -> &'static str {
-    match text {
-        text if text.contains("raise the deadline") => " (pipeline.timeout_s)",
-        text if text.ends_with("measure again") => " with gpipe profile",
-        _ => "",
-    }
+/// The key of the deadline that a library's error asks to raise.
+fn deadline_key(exceeded: bool) -> &'static str {
+    if exceeded { " (pipeline.timeout_s)" } else { "" }
 }
 
 /// An error that ends a command. Its message is for the user.
@@ -94,7 +86,7 @@ enum CliError {
     Translation(#[from] gpipe_models::TranslationError),
     #[error("[model] {0}")]
     ImageModel(#[from] gpipe_models::ImageError),
-    #[error("{}{}", .0, key(.0))]
+    #[error("{}{}", .0, deadline_key(.0.is_deadline()))]
     Pipeline(#[from] gpipe::Error),
     #[error(transparent)]
     Plan(#[from] gpipe_core::plan::PlanError),
@@ -110,7 +102,7 @@ enum CliError {
     Score(#[from] gpipe_score::Error),
     #[error(transparent)]
     Sampling(#[from] sampling::SamplingError),
-    #[error("{}{}", .0, key_of_text(&.0.to_string()))]
+    #[error("{}{}", .0, deadline_key(matches!(.0, gpipe_distributed::JoinError::Missing(_))))]
     Join(#[from] gpipe_distributed::JoinError),
     /// An error of another process, or of the connection to it.
     #[error(transparent)]

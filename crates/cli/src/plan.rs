@@ -144,7 +144,7 @@ pub(crate) fn for_training(
             }
             let own = profile::subject(config, model)?;
             let own = if plan.analytic { own.of_shapes() } else { own };
-            plan.subject.check(&own, &path)?;
+            plan.subject.check(&own, &path).map_err(profile::measure_again)?;
             (*plan, path)
         }
     };
@@ -396,7 +396,9 @@ fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError
             // read here.
             let size = usize::try_from(found.subject.classes).unwrap_or(0);
             let model = task::model(config, size)?;
-            found.subject.check(&profile::subject(config, &model)?, &path.display().to_string())?;
+            let found_in = path.display().to_string();
+            let own = profile::subject(config, &model)?;
+            found.subject.check(&own, &found_in).map_err(profile::measure_again)?;
             measured(found, &path)
         }
         None => analytic(arguments, config)?,

@@ -230,7 +230,12 @@ pub(crate) fn write(path: &Path, profile: &Profile) -> Result<(), CliError> {
 /// Reads a profile.
 pub(crate) fn read(path: &Path) -> Result<Profile, CliError> {
     let text = read_bounded(path, FILE_BYTES_MAX)?;
-    Ok(Profile::from_json(&text, &path.display().to_string())?)
+    Profile::from_json(&text, &path.display().to_string()).map_err(measure_again)
+}
+
+/// Adds the command to an error whose remedy is to measure again.
+pub(crate) fn measure_again(error: gpipe::Error) -> CliError {
+    CliError::Usage(format!("{error} with gpipe profile"))
 }
 
 /// A description of the processor and its number of cores.

@@ -96,7 +96,12 @@ impl Cluster {
                     "rank {other} of {size} did not come within {deadline:.0?}: start it, or \
                     raise the deadline"
                 );
-                return Err(JoinError::Differs(watch.fail(&PeerError { process: None, reason })));
+                let missing = PeerError { process: None, reason };
+                let known = watch.fail(&missing);
+                return Err(match known == missing {
+                    true => JoinError::Missing(missing),
+                    false => JoinError::Differs(known),
+                });
             }
         }
         let group = {

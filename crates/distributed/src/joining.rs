@@ -72,6 +72,9 @@ pub enum JoinError {
     /// The processes do not belong together, or another process failed or is silent.
     #[error("{0}")]
     Differs(PeerError),
+    /// Another process did not come within the deadline.
+    #[error("{0}")]
+    Missing(PeerError),
     /// The store or a process does not answer.
     #[error("{0}")]
     Silent(String),

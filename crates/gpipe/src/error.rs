@@ -203,6 +203,12 @@ impl Error {
         })
     }
 
+    /// Whether a stage gave no sign of life within the deadline.
+    pub fn is_deadline(&self) -> bool {
+        let Self::Step { error } = self else { return false };
+        matches!(error, StepError::Deadline { .. } | StepError::Stuck { .. })
+    }
+
     /// Whether a forward changed its layer's parameters. The change cannot be undone.
     pub(crate) fn has_changed_parameters(&self) -> bool {
         self.layer_error().is_some_and(|error| matches!(error, LayerError::ParameterChanged(_)))
