@@ -208,12 +208,6 @@ fn regression_an_optimizer_state_of_another_shape_is_an_error() {
         fn lr(&self) -> f64 {
             0.1
         }
-        fn weight_decay(&self) -> f64 {
-            0.0
-        }
-        fn check(&self) -> std::result::Result<(), String> {
-            Ok(())
-        }
         fn apply(&self, update: &Update) -> Result<()> {
             Adam::default().apply(update)
         }
@@ -243,12 +237,6 @@ fn regression_a_torn_update_says_who_applied_it_and_can_be_accepted() {
         }
         fn lr(&self) -> f64 {
             0.1
-        }
-        fn weight_decay(&self) -> f64 {
-            0.0
-        }
-        fn check(&self) -> std::result::Result<(), String> {
-            Ok(())
         }
         fn apply(&self, update: &Update) -> Result<()> {
             match update.parameters[0].size()[..] {

@@ -160,14 +160,6 @@ impl Optimizer for Own {
         0.05
     }
 
-    fn weight_decay(&self) -> f64 {
-        0.0
-    }
-
-    fn check(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, update: &Update) -> Result<(), LayerError> {
         for (at, name) in update.names.iter().enumerate() {
             if let Some(seen) = &self.seen {
@@ -198,7 +190,7 @@ fn transparency_of_an_own_optimizer_with_other_dtypes_and_shapes() {
 }
 
 #[test]
-fn an_own_optimizer_sees_names_updates_and_steps() {
+fn oracle_an_own_optimizer_sees_names_updates_and_steps() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let own = Own { seen: Some(Arc::clone(&seen)) };
     let mut pipeline = network().optimizer(own).build().unwrap();
@@ -238,14 +230,6 @@ impl Optimizer for Damages {
 
     fn lr(&self) -> f64 {
         0.1
-    }
-
-    fn weight_decay(&self) -> f64 {
-        0.0
-    }
-
-    fn check(&self) -> Result<(), String> {
-        Ok(())
     }
 
     fn apply(&self, update: &Update) -> Result<(), LayerError> {

@@ -124,13 +124,17 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     fn lr(&self) -> f64;
 
     /// The weight decay for parameters whose group sets none.
-    fn weight_decay(&self) -> f64;
+    fn weight_decay(&self) -> f64 {
+        0.0
+    }
 
     /// Checks that the settings are in range.
     ///
     /// # Errors
     /// Names the setting that is out of range, and its valid range.
-    fn check(&self) -> Result<(), String>;
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Updates one layer's parameters in place.
     ///

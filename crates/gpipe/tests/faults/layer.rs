@@ -195,14 +195,6 @@ impl Optimizer for BadOptimizer {
         0.1
     }
 
-    fn weight_decay(&self) -> f64 {
-        0.0
-    }
-
-    fn check(&self) -> Result<(), String> {
-        Ok(())
-    }
-
     fn apply(&self, _: &Update) -> Result<(), LayerError> {
         assert!(!self.panics, "injected panic");
         Err(LayerError::Value("injected error".into()))
