@@ -29,14 +29,16 @@ use crate::{error::LayerError, spec::is_float};
 
 /// Code that is called as stages work, on the threads of the stages.
 ///
-/// An observer may fail the step: its error is the error of the action, with the name of the layer.
-/// It must not change the tensors that it is shown; a change is an error. Without observers nothing
-/// of this costs time. With them, on a GPU each layer waits for its kernels, so that times are
-/// true.
-///
-/// It is called in every kind of run: training, evaluation, prediction and decoding. With several
-/// processes, each observes its own stages. An observer must not wait for
-/// another stage's thread: the step may then exceed its deadline and fail.
+/// - It may fail the step. Its error is that of the action, with the name of the layer, and nothing
+///   is updated. At the end of the action UPDATE and of the step it is too late for that: the update
+///   is then reported as torn.
+/// - It must not change the tensors that it is shown. A change is an error.
+/// - Without observers nothing of this costs time. With them, on a GPU each layer waits for its
+///   kernels, so that times are true.
+/// - It is called in every kind of run: training, evaluation, prediction and decoding. After a NaN
+///   in one process the step runs once more to find its layer, and is observed again.
+/// - With several processes, each observes its own stages.
+/// - It must not wait for another stage's thread: the step may then exceed its deadline and fail.
 pub trait Observer: Send + Sync + 'static {
     /// A stage begins or ends a step, or a part of one.
     ///

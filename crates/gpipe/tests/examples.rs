@@ -98,7 +98,7 @@ fn oracle_a_generator_learns_through_a_critic() {
 }
 
 #[test]
-fn an_observer_sees_each_layer_twice_where_it_is_computed_again() {
+fn oracle_an_observer_sees_each_layer_twice_where_it_is_computed_again() {
     let printed = run("watch_activations");
     assert_eq!(printed.matches("Forward").count(), 6, "{printed}");
     assert_eq!(printed.matches("Recompute").count(), 6, "{printed}");

@@ -157,7 +157,7 @@ fn oracle_observed_gradients_are_those_of_the_step() {
 
 /// Observers see evaluations, predictions and the parts of a step, too.
 #[test]
-fn observers_see_every_kind_of_run() {
+fn oracle_observers_see_every_kind_of_run() {
     let seen = Arc::new(Seen::default());
     let run = Run { stages: 2, ..Run::plain() };
     let builder = run.builder(model(features()), 1).observer(Watches(Arc::clone(&seen)));
@@ -275,4 +275,27 @@ fn oracle_kept_activations_are_those_of_the_network() {
     let found = Tensor::cat(&kept.lock().unwrap(), 0);
     let named = |tensor: Tensor| vec![("tanh".to_owned(), tensor)];
     assert_close(&named(found), &named(expected), 1e-6, "activations");
+}
+
+/// Fails at the end of one stage's update, when it is too late to change nothing.
+struct FailsAfterUpdate;
+
+impl Observer for FailsAfterUpdate {
+    fn action(&self, event: &ActionEvent) -> Result<(), LayerError> {
+        match event.action.to_string() == "1UPDATE" && event.when != When::Before {
+            true => Err(LayerError::Value("too late".into())),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn fault_an_observer_that_fails_after_the_update_tears_it() {
+    let mut pipeline = small().observer(FailsAfterUpdate).build().unwrap();
+    let (x, y) = (uniform(&[6, 5], 1, Kind::Float), uniform(&[6, 3], 2, Kind::Float));
+    let error = pipeline.train_step(&x, &y).unwrap_err().to_string();
+    assert!(error.contains("too late") && error.contains("the update was"), "{error}");
+    assert!(pipeline.predict(&x).is_err(), "what is there may be of two steps");
+    assert!(pipeline.accept_torn_update().unwrap());
+    pipeline.predict(&x).unwrap();
 }

@@ -1,9 +1,9 @@
 //! A training step in parts: `forward`, `backward`, `accumulate` and `update`.
 //!
-//! - `transparency_`: the parts equal `train_step`, and each other, to the bit, however they run
-//! - `oracle_`: gradients of inputs against autograd and finite differences; a GAN step against the
-//!   same step without a pipeline
-//! - `fault_`: wrong use, and what remains after a failure
+//! - `transparency_`: the parts equal `train_step` to the bit, however they run.
+//! - `oracle_`: input gradients equal autograd's and finite differences. A GAN step, accumulations
+//!   and held bytes equal those computed without a pipeline.
+//! - `fault_`: wrong use is an error, and a failure leaves what the documentation says.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
 use crate::common;
@@ -351,7 +351,7 @@ fn live(pipeline: &mut Pipeline) -> Bytes {
 }
 
 #[test]
-fn dropped_outputs_free_what_stages_hold_and_the_number_of_open_forwards_is_bounded() {
+fn oracle_dropped_outputs_free_what_stages_hold_and_the_number_of_open_forwards_is_bounded() {
     let run = Run { stages: 2, remat: Remat::Never, ..Run::plain() };
     let mut pipeline = tanh_builder(&run, Kind::Float).open_forwards(3).build().unwrap();
     let x = common::uniform(&[6, 5], 3, Kind::Float);

@@ -107,7 +107,7 @@ fn transparency_of_a_change_and_a_pipeline_built_with_it() {
 
 /// Frozen parameters keep value and optimizer state, and go on where they stopped.
 #[test]
-fn frozen_parameters_keep_their_state() {
+fn oracle_frozen_parameters_keep_their_state() {
     let mut pipeline =
         builder(&Run { stages: 2, ..Run::plain() }, Kind::Float).average(0.9).build().unwrap();
     step(&mut pipeline, 0);

@@ -179,3 +179,27 @@ fn fault_positions_of_shared_tensors_are_checked() {
     let estimate = builder(&run, 3, Kind::Float).estimate(&[1], &gpipe::estimate::Rate::default());
     assert!(estimate.unwrap_err().to_string().contains("shared inputs"));
 }
+
+/// An error after the forward itself leaves nothing open: an output without a sample axis cannot be
+/// joined over micro-batches.
+#[test]
+fn regression_a_forward_whose_outputs_cannot_be_joined_is_not_open() {
+    let model = Sequence::new().push("only", Masked { last: false });
+    let inputs = vec![
+        TensorSpec::new([7, WIDTH], Kind::Float),
+        TensorSpec::new([WIDTH, WIDTH], Kind::Float),
+        TensorSpec::new([], Kind::Float),
+    ];
+    let mut pipeline = Pipeline::builder(model, inputs)
+        .shared_inputs([1, 2])
+        .micro_batches(2)
+        .open_forwards(1)
+        .optimizer(Adam::default())
+        .build()
+        .unwrap();
+    let (inputs, _) = data(0, Kind::Float);
+    for _ in 0..3 {
+        let error = pipeline.forward(&inputs[..]).err().unwrap().to_string();
+        assert!(!error.contains("forwards are open"), "{error}");
+    }
+}

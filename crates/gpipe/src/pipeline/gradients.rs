@@ -14,11 +14,8 @@ use crate::{
     error::{Error, LayerError, Result},
     optim::name_matches,
     spec::TensorSpec,
-    stage::{Stage, feed::Mode},
+    stage::{Stage, edits::Place, feed::Mode},
 };
-
-/// A parameter on one stage: its number in the model, its full name, and its place on the stage.
-type Place = (usize, String, (usize, usize));
 
 /// A change of a gradient, given its parameter's full name.
 type Change = dyn Fn(&str, &Tensor) -> std::result::Result<Tensor, LayerError> + Send + Sync;

@@ -9,8 +9,8 @@
 //! - [`peers`]: other processes, as the runtime sees them; [`pack`]: a step's results as bytes;
 //!   [`expected`]: upper bounds for messages
 //! - [`replicas`]: this replica's samples, and sums over all replicas
-//! - [`parts`]: forwards, backwards and the update as separate calls; [`outputs`]: what a forward
-//!   returns, and which forwards are open
+//! - [`parts`]: forwards, backwards and the update as separate calls
+//! - [`outputs`]: what a forward alone returns, and which forwards are open
 //! - [`gradients`]: the gradients between a backward and the update
 //! - [`differences`]: gradients against finite differences
 //! - [`reconfigure`]: changes between steps of what is trained, and how

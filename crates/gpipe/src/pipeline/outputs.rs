@@ -49,6 +49,7 @@ impl Outputs {
     /// The gradients that autograd has accumulated in [`Outputs::tensors`]. `None` for an output
     /// that has none.
     pub fn gradients(&self) -> Vec<Option<Tensor>> {
+        // Only an undefined tensor has no answer to this.
         let grad = |tensor: &Tensor| tensor.f_grad().ok().filter(Tensor::defined);
         self.tensors.iter().map(grad).collect()
     }
@@ -73,10 +74,16 @@ impl Outputs {
 
 impl Drop for Outputs {
     fn drop(&mut self) {
-        if self.open.close(self.number) {
-            self.open.with(|open| open.dropped = true);
-            close_on_stages(&self.errands, self.number);
+        if !self.open.close(self.number) {
+            return;
         }
+        self.open.with(|open| open.dropped = true);
+        let number = self.number;
+        self.errands.send_all(|| {
+            move |stages: &mut [Stage]| {
+                stages.iter_mut().for_each(|stage| stage.pending().close(number));
+            }
+        });
     }
 }
 
@@ -105,15 +112,6 @@ impl OpenForwards {
     pub(super) fn close(&self, number: u64) -> bool {
         self.with(|open| open.numbers.remove(&number))
     }
-}
-
-/// Frees what the stages keep of a forward, without waiting.
-pub(super) fn close_on_stages(errands: &Errands<Stage>, number: u64) {
-    errands.send_all(|| {
-        move |stages: &mut [Stage]| {
-            stages.iter_mut().for_each(|stage| stage.pending().close(number));
-        }
-    });
 }
 
 /// Gradients of a forward's outputs: one for each, or `None` for an output without one.

@@ -10,14 +10,14 @@
 //!
 //! Each part runs a section of the list that a whole step runs ([`gpipe_core::lower::Part`]).
 
-use gpipe_core::{Bytes, lower::Part};
-use gpipe_runtime::{Errands, Ran};
+use gpipe_core::{Bytes, lower::Part, simulate::Timeline};
+use gpipe_runtime::Ran;
 use tch::Tensor;
 
 use super::{
     Pipeline,
     mini_batch::MiniBatch,
-    outputs::{IntoGradients, OpenForwards, Outputs, close_on_stages},
+    outputs::{IntoGradients, OpenForwards, Outputs},
     outputs_of,
     report::{DeviceReport, Evaluation, UpdateReport, loss_sum},
     run::Task,
@@ -28,6 +28,7 @@ use crate::{
     stage::{
         Stage,
         feed::{Mode, Slice},
+        gradients::sum_in_order,
     },
     value::IntoTensors,
 };
@@ -104,6 +105,30 @@ impl UpdateInParts {
         *self = Self { next, open, ..Self::new(self.forwards_max) };
     }
 
+    /// What will have accumulated after a mini-batch whose loss counts `own`.
+    fn counting(&self, count: Count, own: f64) -> Result<Accumulated> {
+        match (count, self.accumulated) {
+            (Count::Total(total), _) if !(total.is_finite() && total > 0.0) => {
+                Err(Error::Input(format!("the total count is {total}: give a number above 0")))
+            }
+            (Count::Total(total), None) => Ok(Accumulated::Of { total, seen: own }),
+            (Count::Total(total), Some(Accumulated::Of { total: before, seen })) => {
+                match total == before {
+                    true => Ok(Accumulated::Of { total, seen: seen + own }),
+                    false => Err(Error::Input(format!(
+                        "the total count is {total}, before it was {before}: give one number for \
+                        the whole update"
+                    ))),
+                }
+            }
+            (Count::Unknown, None) => Ok(Accumulated::Sums { seen: own }),
+            (Count::Unknown, Some(Accumulated::Sums { seen })) => {
+                Ok(Accumulated::Sums { seen: seen + own })
+            }
+            _ => Err(mixed()),
+        }
+    }
+
     fn begin_forward(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -141,41 +166,39 @@ impl Pipeline {
         self.continue_samples(&mut batch);
         let number = self.update.begin_forward();
         let task = Task { forward: number, ..Task::new(Mode::Train, Part::Forward, &batch) };
-        let ran = match self.run(task) {
-            Ok(ran) => ran,
-            Err(error) => {
-                close_on_stages(&self.errands(), number);
-                return Err(error);
-            }
-        };
-        self.update.samples += batch.samples;
         self.update.open.with(|open| open.numbers.insert(number));
-        let held = self.added(&ran);
-        let timeline = ran.timeline.clone();
-        let tensors = self.joined(outputs_of(ran))?;
-        let leaf = |tensor: Tensor| -> Result<Tensor> {
-            let differentiable = is_float(tensor.kind());
-            Ok(if differentiable { tensor.f_set_requires_grad(true)? } else { tensor })
-        };
-        Ok(Outputs {
-            tensors: tensors.into_iter().map(leaf).collect::<Result<_>>()?,
+        // From here on an error drops the outputs, which frees what stages have kept already.
+        let mut outputs = Outputs {
+            tensors: Vec::new(),
             number,
             first,
-            slices: batch.slices,
-            specs: batch.specs,
-            timeline,
-            held,
+            slices: batch.slices.clone(),
+            specs: batch.specs.clone(),
+            timeline: Timeline::default(),
+            held: Vec::new(),
             open: self.update.open.clone(),
-            errands: self.errands(),
-        })
+            errands: self.engine.pool.errands(),
+        };
+        let ran = self.run(task)?;
+        self.update.samples += batch.samples;
+        outputs.held = self.added(&ran);
+        outputs.timeline = ran.timeline.clone();
+        for tensor in self.joined(outputs_of(ran))? {
+            let differentiable = is_float(tensor.kind());
+            let leaf = if differentiable { tensor.f_set_requires_grad(true)? } else { tensor };
+            outputs.tensors.push(leaf);
+        }
+        Ok(outputs)
     }
 
     /// Goes back through a forward: adds the gradients of all parameters to those that have
     /// accumulated, and frees what the stages kept.
     ///
     /// `gradients` are those of the outputs: one for each output, of its shape. The result is the
-    /// gradient of each input, `None` for an integer input. All are `None` unless the builder was
-    /// told [`PipelineBuilder::input_gradients`](crate::PipelineBuilder::input_gradients).
+    /// gradient of each input, `None` for an integer input: of the input's shape, on the CPU, in
+    /// float32 (or float64). That of a shared input is the sum over all micro-batches. With replicas
+    /// it covers this replica's samples. All are `None` unless the builder was told
+    /// [`PipelineBuilder::input_gradients`](crate::PipelineBuilder::input_gradients).
     ///
     /// # Errors
     /// [`Error::Input`] and [`Error::Setting`] before anything runs: the forward is still open
@@ -216,29 +239,33 @@ impl Pipeline {
         };
         let task =
             Task { forward: outputs.number, ..Task::new(Mode::Train, Part::Backward, &batch) };
-        let mut ran = self.run(task).or_else(|error| self.lose_update(error))?;
+        let ran = self.run(task).or_else(|error| self.lose_update(error))?;
         outputs.open.close(outputs.number);
         self.update.accumulated = Some(Accumulated::Given);
-        let grads = ran.outcomes.first_mut().map(|own| std::mem::take(&mut own.input_grads));
-        let mut columns: Vec<Vec<Tensor>> = (0..self.model.inputs).map(|_| Vec::new()).collect();
-        for (input, grad) in
-            grads.unwrap_or_default().into_iter().flat_map(|grads| grads.into_iter().enumerate())
-        {
-            if let (Some(column), Some(grad)) = (columns.get_mut(input), grad) {
-                column.push(grad);
+        self.joined_input_grads(ran).or_else(|error| self.lose_update(error))
+    }
+
+    /// Joins the gradients of each input, in micro-batch order.
+    fn joined_input_grads(&self, ran: Ran<Stage>) -> Result<Vec<Option<Tensor>>> {
+        let mut of_inputs: Vec<Vec<Tensor>> = (0..self.model.inputs).map(|_| Vec::new()).collect();
+        let by_micro_batch = ran.outcomes.into_iter().next().map(|first| first.input_grads);
+        for grads in by_micro_batch.unwrap_or_default() {
+            for (parts, grad) in of_inputs.iter_mut().zip(grads) {
+                parts.extend(grad);
             }
         }
-        let join = |(at, parts): (usize, Vec<Tensor>)| -> Result<Option<Tensor>> {
-            if parts.is_empty() || !self.model.shared.0.contains(&at) {
-                return Ok((!parts.is_empty()).then(|| Tensor::f_cat(&parts, 0)).transpose()?);
+        let join = |(at, parts): (usize, Vec<Tensor>)| {
+            if parts.is_empty() {
+                return Ok(None);
             }
-            // Every micro-batch had the whole tensor.
-            let mut parts = parts.into_iter();
-            let first = parts.next();
-            let sum = |sum: Tensor, part: Tensor| sum.f_add(&part);
-            Ok(first.map(|first| parts.try_fold(first, sum)).transpose()?)
+            // Every micro-batch had the whole of a shared input.
+            let joined = match self.model.shared.0.contains(&at) {
+                true => sum_in_order(parts.into_iter().map(Some).collect())?,
+                false => Some(Tensor::f_cat(&parts, 0)?),
+            };
+            Ok(joined)
         };
-        columns.into_iter().enumerate().map(join).collect()
+        of_inputs.into_iter().enumerate().map(join).collect()
     }
 
     /// Trains on one mini-batch without an update: runs forwards and backwards under the pipeline's
@@ -266,30 +293,7 @@ impl Pipeline {
         let mut batch = self.check(inputs, Some(&targets), true)?;
         let own = self.model.denominator(&targets)?;
         let metric_counts = self.training_metric_counts(&targets)?;
-        let accumulated = match (count, self.update.accumulated) {
-            (Count::Total(total), _) if !(total.is_finite() && total > 0.0) => {
-                return Err(Error::Input(format!(
-                    "the total count is {total}: give a number above 0"
-                )));
-            }
-            (Count::Total(total), None) => Accumulated::Of { total, seen: own },
-            (Count::Total(total), Some(Accumulated::Of { total: before, seen }))
-                if total == before =>
-            {
-                Accumulated::Of { total, seen: seen + own }
-            }
-            (Count::Total(total), Some(Accumulated::Of { total: before, .. })) => {
-                return Err(Error::Input(format!(
-                    "the total count is {total}, before it was {before}: give one number for the \
-                    whole update"
-                )));
-            }
-            (Count::Unknown, None) => Accumulated::Sums { seen: own },
-            (Count::Unknown, Some(Accumulated::Sums { seen })) => {
-                Accumulated::Sums { seen: seen + own }
-            }
-            _ => return Err(mixed()),
-        };
+        let accumulated = self.update.counting(count, own)?;
         let denominator = match accumulated {
             Accumulated::Of { total, .. } => total,
             _ => 1.0,
@@ -303,8 +307,9 @@ impl Pipeline {
                 return self.lose_update(error);
             }
         };
-        self.of_all_replicas(&mut ran.outcomes)?;
-        super::finite_loss(&ran.outcomes).or_else(|error| self.lose_update(error))?;
+        let complete = self.of_all_replicas(&mut ran.outcomes);
+        let finite = complete.and_then(|()| super::finite_loss(&ran.outcomes));
+        finite.or_else(|error| self.lose_update(error))?;
         self.update.samples += batch.samples;
         self.update.accumulated = Some(accumulated);
         let sum = loss_sum(&ran.outcomes);
@@ -479,10 +484,6 @@ impl Pipeline {
             Bytes(after.unwrap_or(0).saturating_sub(before.unwrap_or(0)))
         };
         (0..self.engine.devices()).map(of_device).collect()
-    }
-
-    fn errands(&self) -> Errands<Stage> {
-        self.engine.pool.errands()
     }
 }
 

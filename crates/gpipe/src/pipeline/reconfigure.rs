@@ -31,8 +31,9 @@ impl Pipeline {
     /// before the first trained parameter no longer run backwards.
     ///
     /// # Errors
-    /// [`Error::Setting`](crate::Error::Setting) if a pattern matches no parameter, if an update is under way, or if
-    /// something else does not fit; nothing is changed then. All processes make the same calls.
+    /// [`Error::Setting`](crate::Error::Setting) if a pattern matches no parameter, if an update is
+    /// under way, or if something else does not fit; nothing is changed then. All processes make
+    /// the same calls.
     pub fn freeze<P: Into<String>>(&mut self, patterns: impl IntoIterator<Item = P>) -> Result<()> {
         let patterns: Vec<String> = patterns.into_iter().map(Into::into).collect();
         self.reconfigure("freeze parameters", |builder| builder.set_frozen(patterns, true))

@@ -180,7 +180,7 @@ impl Gradients {
 }
 
 /// Adds up the gradients that exist, in order.
-fn sum_in_order(parts: Vec<Option<Tensor>>) -> Result<Option<Tensor>, LayerError> {
+pub(crate) fn sum_in_order(parts: Vec<Option<Tensor>>) -> Result<Option<Tensor>, LayerError> {
     let mut parts = parts.into_iter().flatten();
     let Some(mut sum) = parts.next() else { return Ok(None) };
     for part in parts {

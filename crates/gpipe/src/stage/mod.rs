@@ -16,6 +16,7 @@
 //! - [`back`]: backwards, whole or in halves
 //! - [`held`]: what is kept of a micro-batch from its forward to its backward
 //! - [`pending`]: what the parts of an update leave for each other
+//! - [`edits`]: reads and changes what has accumulated
 //! - [`gradients`]: the step's gradients, and those of tied weights
 //! - [`reduction`]: gradients summed over replicas
 //! - [`parameters`]: parameters; [`update`]: norm, update, moving averages
@@ -28,8 +29,9 @@ mod back;
 mod config;
 mod device;
 mod discarding;
+pub(crate) mod edits;
 pub(crate) mod feed;
-mod gradients;
+pub(crate) mod gradients;
 mod guard;
 mod held;
 mod island;

@@ -1,0 +1,91 @@
+//! Reads and changes the gradients that an update in parts has accumulated, for the driver.
+
+use tch::Tensor;
+
+use super::{
+    Stage,
+    guard::catching,
+    parameters::{ParamIndex, copy_to_cpu},
+};
+use crate::{error::LayerError, spec::TensorSpec};
+
+/// A parameter on one stage: its number in the model, its full name, and its place on the stage.
+pub(crate) type Place = (usize, String, ParamIndex);
+
+impl Stage {
+    /// Copies on the CPU of the gradients at these places, multiplied by `unscale`.
+    pub(crate) fn copy_gradients(
+        &mut self,
+        places: &[Place],
+        unscale: f64,
+    ) -> Result<Vec<(usize, String, Tensor)>, LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.device.charge_nobody()?;
+        let Some(gradients) = self.pending.gradients() else { return Ok(Vec::new()) };
+        let mut copies = Vec::new();
+        for (number, name, place) in places {
+            let Some(grad) = gradients.of(*place) else { continue };
+            let copy = copy_to_cpu(grad)?;
+            let copy = if unscale == 1.0 { copy } else { copy.f_mul_scalar(unscale)? };
+            copies.push((*number, name.clone(), copy));
+        }
+        Ok(copies)
+    }
+
+    /// The squared norms of the gradients at these places, in float64.
+    pub(crate) fn gradient_squares(
+        &mut self,
+        places: &[Place],
+    ) -> Result<Vec<(usize, f64)>, LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let Some(gradients) = self.pending.gradients() else { return Ok(Vec::new()) };
+        let mut squares = Vec::new();
+        for (number, _, place) in places {
+            let Some(grad) = gradients.of(*place) else { continue };
+            let norm = grad.f_norm()?.f_double_value(&[])?;
+            squares.push((*number, norm * norm));
+        }
+        Ok(squares)
+    }
+
+    /// Replaces the gradients that exist at these places.
+    pub(crate) fn change_gradients(
+        &mut self,
+        places: &[Place],
+        change: &dyn Fn(&str, &Tensor) -> Result<Tensor, LayerError>,
+    ) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.device.charge_stage()?;
+        let Some(gradients) = self.pending.gradients() else { return Ok(()) };
+        for (_, name, place) in places {
+            let Some(grad) = gradients.place(*place) else { continue };
+            let new = catching(|| change(name, grad))?;
+            if (new.size(), new.kind()) != (grad.size(), grad.kind()) {
+                return Err(LayerError::Shape(format!(
+                    "the gradient of '{name}' is {}, its replacement {}",
+                    TensorSpec::of(grad),
+                    TensorSpec::of(&new)
+                )));
+            }
+            // A copy: the caller may keep what it returned.
+            *grad = new.f_detach_copy()?.f_to(self.config.device.tch())?;
+        }
+        self.device.finish()
+    }
+
+    /// Sets the gradients at these places.
+    pub(crate) fn set_gradients(
+        &mut self,
+        places: &[Place],
+        value: &Tensor,
+    ) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.device.charge_stage()?;
+        let Some(gradients) = self.pending.gradients() else { return Ok(()) };
+        for (.., place) in places {
+            let own = value.f_detach_copy()?.f_to(self.config.device.tch())?;
+            *gradients.place(*place) = Some(own);
+        }
+        self.device.finish()
+    }
+}
