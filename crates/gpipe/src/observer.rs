@@ -30,8 +30,8 @@ use crate::{error::LayerError, spec::is_float};
 /// Code that is called as stages work, on the threads of the stages.
 ///
 /// - It may fail the step. Its error is that of the action, with the name of the layer, and nothing
-///   is updated. At the end of the action UPDATE and of the step it is too late for that: the update
-///   is then reported as torn.
+///   is updated. At the end of the action UPDATE and of the step it is too late for that: the
+///   update is then reported as torn.
 /// - It must not change the tensors that it is shown. A change is an error.
 /// - Without observers nothing of this costs time. With them, on a GPU each layer waits for its
 ///   kernels, so that times are true.

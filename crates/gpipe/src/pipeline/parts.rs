@@ -196,8 +196,8 @@ impl Pipeline {
     ///
     /// `gradients` are those of the outputs: one for each output, of its shape. The result is the
     /// gradient of each input, `None` for an integer input: of the input's shape, on the CPU, in
-    /// float32 (or float64). That of a shared input is the sum over all micro-batches. With replicas
-    /// it covers this replica's samples. All are `None` unless the builder was told
+    /// float32 (or float64). That of a shared input is the sum over all micro-batches. With
+    /// replicas it covers this replica's samples. All are `None` unless the builder was told
     /// [`PipelineBuilder::input_gradients`](crate::PipelineBuilder::input_gradients).
     ///
     /// # Errors
