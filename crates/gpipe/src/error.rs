@@ -42,6 +42,21 @@ pub enum LayerError {
         Bytes(.0.requested), Bytes(.0.live), cap_and_remedy(.0)
     )]
     OutOfMemory(Refusal),
+    /// The parameters of a layer exceed the cap, or the memory of the system, while a stage is
+    /// built.
+    #[error(
+        "out of memory for its parameters: {} asked for, {} held{}",
+        Bytes(.0.requested), Bytes(.0.live), cap_and_remedy_of_parameters(.0)
+    )]
+    ParametersOutOfMemory(Refusal),
+}
+
+/// Neither re-materialization nor micro-batches make parameters smaller.
+fn cap_and_remedy_of_parameters(refusal: &Refusal) -> String {
+    match refusal.cap {
+        Some(cap) => format!(", cap {}: raise the cap, or use more stages", Bytes(cap)),
+        None => " and the system has no more: use more stages".into(),
+    }
 }
 
 fn first_line(text: &str) -> &str {
@@ -199,7 +214,12 @@ impl Error {
     /// Whether a stage exceeded its memory cap, or its device ran out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         self.layer_error().is_some_and(|error| {
-            matches!(error, LayerError::OutOfMemory(_) | LayerError::GpuOutOfMemory(_))
+            matches!(
+                error,
+                LayerError::OutOfMemory(_)
+                    | LayerError::ParametersOutOfMemory(_)
+                    | LayerError::GpuOutOfMemory(_)
+            )
         })
     }
 

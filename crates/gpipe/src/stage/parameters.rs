@@ -41,7 +41,15 @@ impl Parameters {
             working.push(Vec::with_capacity(layer.parameters.len()));
             for slot in 0..layer.parameters.len() {
                 let pair = initial(config, &masters, &working, id, slot);
-                let named = |source| StageError::Layer { layer: layer.name.clone(), source };
+                let named = |source| {
+                    let source = match source {
+                        LayerError::OutOfMemory(refusal) => {
+                            LayerError::ParametersOutOfMemory(refusal)
+                        }
+                        source => source,
+                    };
+                    StageError::Layer { layer: layer.name.clone(), source }
+                };
                 let (master, seen) = pair.map_err(named)?;
                 masters[position].push(master);
                 working[position].push(seen);
