@@ -13,7 +13,7 @@ use common::{
     DEADLINE, in_processes, joined,
     model::{Features, Run, batch, bits, model},
 };
-use gpipe::{CrossEntropy, LayerError, Loss, TensorSpec, processes::Transport};
+use gpipe::{CrossEntropy, LayerError, Loss, LossContext, TensorSpec, processes::Transport};
 use gpipe_distributed::{Meeting, Member};
 use tch::Tensor;
 
@@ -131,20 +131,30 @@ fn fault_a_process_that_leaves_is_named_by_those_that_wait_for_it() {
 struct Overflows;
 
 impl Loss for Overflows {
-    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
-        CrossEntropy::default().check(outputs, targets)
+    fn check(
+        &self,
+        ctx: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
+        CrossEntropy::default().check(ctx, outputs, targets)
     }
 
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
-        let sum = CrossEntropy::default().sum(outputs, targets)?;
+    fn sum(
+        &self,
+        ctx: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
+        let sum = CrossEntropy::default().sum(ctx, outputs, targets)?;
         match targets[0].int64_value(&[0, 0]) {
             7 => Ok(sum + f64::INFINITY),
             _ => Ok(sum),
         }
     }
 
-    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
-        CrossEntropy::default().count(targets)
+    fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+        CrossEntropy::default().count(ctx, targets)
     }
 }
 

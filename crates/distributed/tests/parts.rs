@@ -11,7 +11,7 @@ use common::{
     model::{Features, Named, Run, assert_same_bits, batch, bits, flat, model, uniform},
 };
 use gpipe::{
-    Count, Loss, Pipeline, PipelineBuilder, Schedule, Sequence, Sgd, TensorSpec,
+    Count, Loss, LossContext, Pipeline, PipelineBuilder, Schedule, Sequence, Sgd, TensorSpec,
     layers::{Activation, Linear},
     processes::Transport,
 };
@@ -41,7 +41,8 @@ fn train(pipeline: &mut Pipeline) -> (Vec<u64>, Named) {
         drop(dropped);
         let count = pipeline.count_of(&targets).unwrap();
         let loss = gpipe::CrossEntropy::default();
-        (loss.sum(outputs.tensors(), &[targets]).unwrap() / count).backward();
+        (loss.sum(&LossContext::default(), outputs.tensors(), &[targets]).unwrap() / count)
+            .backward();
         numbers.extend(outputs.tensors().iter().flat_map(bits));
         pipeline.backward(&outputs, outputs.gradients()).unwrap();
         pipeline.scale_gradients("*.tokens", 0.5).unwrap();
@@ -134,7 +135,9 @@ fn transparency_of_parts_of_replicas() {
                         let (first, count) = (own.start as i64, own.len() as i64);
                         let targets = targets.narrow(0, first, count);
                         let loss = gpipe::CrossEntropy::default();
-                        let sum = loss.sum(outputs.tensors(), &[targets]).unwrap();
+                        let sum = loss
+                            .sum(&LossContext::default(), outputs.tensors(), &[targets])
+                            .unwrap();
                         (sum * (1.0 / total)).backward();
                         pipeline.backward(&outputs, outputs.gradients()).unwrap();
                         pipeline.accumulated_gradients().unwrap();

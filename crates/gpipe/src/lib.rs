@@ -90,7 +90,7 @@ pub use gpipe_core::{
     schedule::Schedule,
 };
 pub use layer::{Forward, Infer, Layer};
-pub use loss::{CrossEntropy, Loss, MeanSquaredError, WithAuxiliary};
+pub use loss::{CrossEntropy, Loss, LossContext, LossTerm, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use observer::{ActionEvent, LayerEvent, Observer, Pass, StepEvent, When};
 pub use optim::{

@@ -78,6 +78,12 @@ impl Sequence {
         self.push(name, layer)
     }
 
+    /// The sequence without its last layer, if that one `is` it.
+    pub(crate) fn without_last(mut self, is: impl FnOnce(&dyn Layer) -> bool) -> Self {
+        self.layers.pop_if(|last| is(last.layer.as_ref()));
+        self
+    }
+
     /// Freezes every parameter whose full name (`layer.parameter`) matches one of `patterns`. In a
     /// pattern `*` stands for any text.
     ///

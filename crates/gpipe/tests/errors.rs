@@ -8,8 +8,8 @@ use std::{fs, path::Path};
 
 use common::{cpu, uniform};
 use gpipe::{
-    Layer, LayerError, Loss, MeanSquaredError, Pipeline, PipelineBuilder, Result, Sequence, Sgd,
-    TensorSpec,
+    Layer, LayerError, Loss, LossContext, MeanSquaredError, Pipeline, PipelineBuilder, Result,
+    Sequence, Sgd, TensorSpec,
     layers::{Activation, Linear},
 };
 use tch::{Kind, Tensor};
@@ -50,19 +50,29 @@ fn fault_a_scalar_has_no_samples() {
 struct NoSum;
 
 impl Loss for NoSum {
-    fn check(&self, _: &[TensorSpec], _: &[TensorSpec]) -> std::result::Result<(), LayerError> {
+    fn check(
+        &self,
+        _: &LossContext<'_, TensorSpec>,
+        _: &[TensorSpec],
+        _: &[TensorSpec],
+    ) -> std::result::Result<(), LayerError> {
         Ok(())
     }
 
     fn sum(
         &self,
+        _: &LossContext<'_>,
         outputs: &[Tensor],
         targets: &[Tensor],
     ) -> std::result::Result<Tensor, LayerError> {
         Ok(outputs[0].f_sub(&targets[0])?)
     }
 
-    fn count(&self, targets: &[Tensor]) -> std::result::Result<f64, LayerError> {
+    fn count(
+        &self,
+        _: &LossContext<'_>,
+        targets: &[Tensor],
+    ) -> std::result::Result<f64, LayerError> {
         Ok(targets[0].numel() as f64)
     }
 }

@@ -6,8 +6,8 @@ use crate::common;
 
 use common::{FEATURES, Features, LENGTH, VOCABULARY, model};
 use gpipe::{
-    Adam, CrossEntropy, Error, Forward, Infer, Init, Kernels, Layer, LayerError, MeanSquaredError,
-    Nanos, ParameterSpec, Sequence, Sgd, TensorSpec,
+    Adam, CrossEntropy, Error, Forward, Infer, Init, Kernels, Layer, LayerError, Loss,
+    MeanSquaredError, Nanos, ParameterSpec, Sequence, Sgd, TensorSpec,
     estimate::{Rate, Tape, Training, Var, estimate},
     layers::{Activation, Linear},
 };
@@ -16,21 +16,22 @@ use tch::{Kind, Tensor};
 
 const RATE: Rate = Rate { flops_per_s: 1e9, bytes_per_s: 1e9, latency: Nanos(100) };
 
-fn training<'a>(loss: &'a CrossEntropy, optimizer: &'a Adam) -> Training<'a> {
-    Training { kind: Kind::Float, kernels: Kernels::Aten, loss, optimizer, average: false }
+fn training<'a>(losses: &'a [&'a dyn Loss], optimizer: &'a Adam) -> Training<'a> {
+    Training { kind: Kind::Float, kernels: Kernels::Aten, losses, optimizer, average: false }
 }
 
 fn of_model(model: &Sequence, sizes: &[usize]) -> ModelCosts {
     let one = [TensorSpec::new([1, LENGTH], Kind::Int64)];
     let (loss, optimizer) = (CrossEntropy::default(), Adam::default());
-    estimate(model, &one, &training(&loss, &optimizer), sizes, &RATE).unwrap()
+    estimate(model, &one, &training(&[&loss], &optimizer), sizes, &RATE).unwrap()
 }
 
 fn of_floats(model: &Sequence, features: i64) -> ModelCosts {
     let one = [TensorSpec::new([1, features], Kind::Float)];
     let (loss, optimizer) = (MeanSquaredError, Sgd::new(0.1));
     let (kind, kernels) = (Kind::Float, Kernels::Aten);
-    let training = Training { kind, kernels, loss: &loss, optimizer: &optimizer, average: true };
+    let training =
+        Training { kind, kernels, losses: &[&loss], optimizer: &optimizer, average: true };
     estimate(model, &one, &training, &[10], &RATE).unwrap()
 }
 
@@ -165,7 +166,8 @@ fn property_what_is_frozen_has_no_gradient_and_keeps_nothing() {
 #[test]
 fn fault_what_cannot_be_estimated_says_why() {
     let (loss, optimizer) = (CrossEntropy::default(), Adam::default());
-    let fine = training(&loss, &optimizer);
+    let losses: [&dyn Loss; 1] = [&loss];
+    let fine = training(&losses, &optimizer);
     let model = Sequence::new().push("first", Linear::new(8, 8));
     let floats = |features: i64| [TensorSpec::new([1, features], Kind::Float)];
     let told = |model: &Sequence, features, training, sizes: &[usize], rate| -> String {

@@ -6,9 +6,9 @@ use crate::common;
 
 use common::{assert_same_bits, uniform};
 use gpipe::{
-    Adam, Bytes, Forward, Infer, Init, Layer, LayerError, Loss, MeanSquaredError, Metric,
-    Optimizer, ParameterInfo, ParameterSpec, Pipeline, PipelineBuilder, Sequence, Sgd, StateSpec,
-    TensorSpec, Update,
+    Adam, Bytes, Forward, Infer, Init, Layer, LayerError, Loss, LossContext, MeanSquaredError,
+    Metric, Optimizer, ParameterInfo, ParameterSpec, Pipeline, PipelineBuilder, Sequence, Sgd,
+    StateSpec, TensorSpec, Update,
     layers::{Linear, Pop, Stash},
 };
 use tch::{Kind, Tensor};
@@ -97,15 +97,20 @@ fn regression_a_parameter_changed_in_place_is_an_error() {
 struct OwnLoss(fn(&Tensor, &Tensor) -> Result<Tensor>);
 
 impl Loss for OwnLoss {
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor> {
+    fn sum(&self, _: &LossContext<'_>, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor> {
         (self.0)(&outputs[0], &targets[0])
     }
 
-    fn count(&self, targets: &[Tensor]) -> Result<f64> {
+    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64> {
         Ok(targets[0].size()[0] as f64)
     }
 
-    fn check(&self, _: &[TensorSpec], _: &[TensorSpec]) -> Result<()> {
+    fn check(
+        &self,
+        _: &LossContext<'_, TensorSpec>,
+        _: &[TensorSpec],
+        _: &[TensorSpec],
+    ) -> Result<()> {
         Ok(())
     }
 }

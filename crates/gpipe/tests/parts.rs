@@ -17,8 +17,8 @@ use common::{
     Features, LENGTH, Named, Recipe, Run, assert_close, assert_same_bits, batch, bits, flat, model,
 };
 use gpipe::{
-    Bytes, Count, CrossEntropy, Error, Kernels, LayerError, Loss, MeanSquaredError, Pipeline,
-    PipelineBuilder, Remat, Schedule, Sequence, Sgd, TensorSpec,
+    Bytes, Count, CrossEntropy, Error, Kernels, LayerError, Loss, LossContext, MeanSquaredError,
+    Pipeline, PipelineBuilder, Remat, Schedule, Sequence, Sgd, TensorSpec,
     estimate::Rate,
     layers::{Activation, Linear},
     plan::{Plan, PlanDevice, predict},
@@ -41,7 +41,9 @@ enum Way {
 /// The loss of the pipeline, computed by the caller from the outputs.
 fn own_loss(pipeline: &Pipeline, outputs: &[Tensor], targets: &Tensor) -> Tensor {
     let count = pipeline.count_of(targets).unwrap();
-    let sum = CrossEntropy::default().sum(outputs, &[targets.shallow_clone()]).unwrap();
+    let sum = CrossEntropy::default()
+        .sum(&LossContext::default(), outputs, &[targets.shallow_clone()])
+        .unwrap();
     sum * (1.0 / count)
 }
 
@@ -55,7 +57,7 @@ fn step(pipeline: &mut Pipeline, way: Way, seed: u64) -> (u64, u64) {
         }
         Way::Accumulated => {
             let count = Count::Total(pipeline.count_of(&targets).unwrap());
-            let evaluation = pipeline.accumulate(&inputs, &targets, count).unwrap();
+            let evaluation = pipeline.accumulate(&inputs, &targets, count.clone()).unwrap();
             let report = pipeline.update().unwrap();
             assert_eq!(report.loss, Some(evaluation.loss));
             assert_eq!(report.step, seed + 1);
@@ -146,7 +148,7 @@ fn transparency_of_accumulated_mini_batches() {
         }
         for piece in 0..pieces {
             let own = |tensor: &Tensor| tensor.narrow(0, piece * 12 / pieces, 12 / pieces);
-            pipeline.accumulate(own(&inputs), own(&targets), count).unwrap();
+            pipeline.accumulate(own(&inputs), own(&targets), count.clone()).unwrap();
         }
         pipeline.update().unwrap();
         (flat(&mut pipeline), pipeline.gradients().unwrap())
@@ -156,7 +158,7 @@ fn transparency_of_accumulated_mini_batches() {
     let total = Count::Total(12.0 * LENGTH as f64 - 3.0);
     for pieces in [1, 2, 3] {
         for run in Run::all(model(features).len()).iter().step_by(3) {
-            let found = train(run, pieces, total, Kind::Float);
+            let found = train(run, pieces, total.clone(), Kind::Float);
             assert_same_bits(&found.0, &expected.0, &format!("{pieces} pieces, {run:?}"));
             assert_same_bits(&found.1, &expected.1, &format!("{pieces} pieces, {run:?}"));
         }
@@ -489,7 +491,7 @@ fn fault_what_remains_after_a_failed_part() {
             pipeline.discard_update().unwrap();
             // A failed accumulation discards what was accumulated before it.
             let count = total(&pipeline);
-            pipeline.accumulate(&inputs, &targets, count).unwrap();
+            pipeline.accumulate(&inputs, &targets, count.clone()).unwrap();
             fails.store(true, Ordering::SeqCst);
             pipeline.accumulate(&inputs, &targets, count).unwrap_err();
             fails.store(false, Ordering::SeqCst);

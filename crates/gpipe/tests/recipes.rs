@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use common::{Features, LENGTH, Recipe, Run, VOCABULARY, batch, model, uniform};
 use gpipe::{
     Accuracy, Adafactor, Adam, CrossEntropy, Decay, Group, LayerError, LearningRate, Loss,
-    MeanSquaredError, Metric, Optimizer, ParameterInfo, Pipeline, PipelineBuilder, RmsForm,
-    RmsProp, Sequence, Sgd, TensorSpec,
+    LossContext, MeanSquaredError, Metric, Optimizer, ParameterInfo, Pipeline, PipelineBuilder,
+    RmsForm, RmsProp, Sequence, Sgd, TensorSpec,
     layers::{Activation, Linear},
 };
 use tch::{Kind, Tensor};
@@ -284,19 +284,29 @@ fn oracle_label_smoothing_and_accuracy() {
 struct AbsoluteError;
 
 impl Loss for AbsoluteError {
-    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+    fn check(
+        &self,
+        _: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
         match outputs == targets {
             true => Ok(()),
             false => Err(LayerError::Shape("outputs and targets differ".into())),
         }
     }
 
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+    fn sum(
+        &self,
+        _: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
         assert_eq!(outputs[0].kind(), Kind::Float, "losses are computed in float32");
         Ok(outputs[0].f_sub(&targets[0])?.f_abs()?.f_sum(Kind::Float)?)
     }
 
-    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(targets[0].numel() as f64)
     }
 }
@@ -405,14 +415,24 @@ fn property_float16_skips_steps_that_overflow_and_finds_a_scale() {
     /// A loss so large that its gradients overflow at the first loss scale.
     struct Large;
     impl Loss for Large {
-        fn check(&self, _: &[TensorSpec], _: &[TensorSpec]) -> Result<(), LayerError> {
+        fn check(
+            &self,
+            _: &LossContext<'_, TensorSpec>,
+            _: &[TensorSpec],
+            _: &[TensorSpec],
+        ) -> Result<(), LayerError> {
             Ok(())
         }
-        fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
-            Ok(MeanSquaredError.sum(outputs, targets)?.f_mul_scalar(1000.0)?)
+        fn sum(
+            &self,
+            ctx: &LossContext<'_>,
+            outputs: &[Tensor],
+            targets: &[Tensor],
+        ) -> Result<Tensor, LayerError> {
+            Ok(MeanSquaredError.sum(ctx, outputs, targets)?.f_mul_scalar(1000.0)?)
         }
-        fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
-            MeanSquaredError.count(targets)
+        fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+            MeanSquaredError.count(ctx, targets)
         }
     }
     let run = |stages: usize| {
@@ -496,7 +516,9 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
     assert!(error.contains("give the builder average"), "{error}");
     let smooth = CrossEntropy { label_smoothing: 1.0, ..CrossEntropy::default() };
     let spec = TensorSpec::new([2, 3], Kind::Float);
-    let error = smooth.check(&[spec], &[TensorSpec::new([2], Kind::Int64)]).unwrap_err();
+    let error = smooth
+        .check(&LossContext::default(), &[spec], &[TensorSpec::new([2], Kind::Int64)])
+        .unwrap_err();
     assert!(error.to_string().contains("label_smoothing is 1"));
     let own = ParameterInfo { name: "one", shape: &[2, 3, 5], kind: Kind::Float };
     let state = Adafactor::default().state(&own);

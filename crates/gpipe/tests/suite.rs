@@ -13,6 +13,7 @@ mod faults;
 mod functions;
 mod gradients;
 mod kernels;
+mod losses;
 mod misuse;
 mod observers;
 mod optimizers;

@@ -9,8 +9,8 @@ use crate::common;
 
 use common::{Named, Run, assert_close, assert_same_bits, uniform};
 use gpipe::{
-    Adam, Infer, Init, Layer, LayerError, Loss, ParameterSpec, Pipeline, PipelineBuilder, Sequence,
-    TensorSpec,
+    Adam, Infer, Init, Layer, LayerError, Loss, LossContext, ParameterSpec, Pipeline,
+    PipelineBuilder, Sequence, TensorSpec,
 };
 use tch::{Kind, Tensor};
 
@@ -53,19 +53,29 @@ impl Layer for Masked {
 struct Weighted;
 
 impl Loss for Weighted {
-    fn check(&self, _: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+    fn check(
+        &self,
+        _: &LossContext<'_, TensorSpec>,
+        _: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
         match targets.len() {
             2 => Ok(()),
             _ => Err(LayerError::Shape("it takes a target and its weights".into())),
         }
     }
 
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+    fn sum(
+        &self,
+        _: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
         let square = outputs[0].f_sub(&targets[0])?.f_square()?;
         Ok(square.f_mul(&targets[1])?.f_sum(outputs[0].kind())?)
     }
 
-    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(targets[0].numel() as f64)
     }
 }

@@ -157,7 +157,8 @@ fn held(
         (0..2).map(|_| pipeline.train_step(&inputs[..], &network.targets).unwrap()).collect();
     let mut one = network.inputs.clone();
     one.iter_mut().for_each(|input| input.shape[0] = 1);
-    let training = Training { kind, kernels, loss: &loss, optimizer: &optimizer, average: true };
+    let training =
+        Training { kind, kernels, losses: &[&loss], optimizer: &optimizer, average: true };
     let samples = SAMPLES as usize;
     let sizes = [samples / micro_batches];
     let costs = estimate(&network.model, &one, &training, &sizes, &Rate::default()).unwrap();
@@ -334,7 +335,7 @@ fn property_an_estimate_builds_nothing() {
     let training = Training {
         kind: Kind::Float,
         kernels: Kernels::OneDnn,
-        loss: &CrossEntropy::default(),
+        losses: &[&CrossEntropy::default()],
         optimizer: &RmsProp::default(),
         average: false,
     };

@@ -115,7 +115,7 @@ fn costs(
     let training = Training {
         kind: device.kind,
         kernels: Kernels::Aten,
-        loss: &CrossEntropy::default(),
+        losses: &[&CrossEntropy::default()],
         optimizer: &RmsProp { momentum: 0.0, ..RmsProp::default() },
         average: false,
     };

@@ -16,7 +16,7 @@ mod vocabulary;
 use std::ops::Range;
 
 use gpipe::{
-    Accuracy, CrossEntropy, IntoTensors, LayerError, Loss, Metric, Padding, Pipeline,
+    Accuracy, CrossEntropy, IntoTensors, LayerError, Loss, LossContext, Metric, Padding, Pipeline,
     PipelineBuilder, Sequence, TensorSpec, TopK, WithAuxiliary,
 };
 use gpipe_models::{AmoebaNet, ResNet, Transformer, Variant};
@@ -306,11 +306,13 @@ impl Metric for Nats {
 
     fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<f64, LayerError> {
         let first = &outputs[..outputs.len().min(1)];
-        Ok(CrossEntropy::default().sum(first, targets)?.f_double_value(&[])?)
+        Ok(CrossEntropy::default()
+            .sum(&LossContext::default(), first, targets)?
+            .f_double_value(&[])?)
     }
 
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
-        CrossEntropy::default().count(targets)
+        CrossEntropy::default().count(&LossContext::default(), targets)
     }
 }
 

@@ -11,7 +11,7 @@
 //! use tch::Kind;
 //! let model = Sequence::new().layer(Linear::new(64, 256)).layer(Linear::new(256, 10));
 //! let training = Training {
-//!     kind: Kind::Float, kernels: Kernels::Aten, loss: &CrossEntropy::default(),
+//!     kind: Kind::Float, kernels: Kernels::Aten, losses: &[&CrossEntropy::default()],
 //!     optimizer: &Adam::default(), average: false,
 //! };
 //! let one = [TensorSpec::new([1, 64], Kind::Float)];
@@ -34,7 +34,7 @@ pub use crate::tape::{Node, Strides, Tape, Var, bytes};
 use crate::{
     error::{Error, Result},
     layer::{Infer, ParameterSpec},
-    loss::Loss,
+    loss::{self, Loss},
     optim::{Optimizer, ParameterInfo},
     precision::Precision,
     sequence::{NamedLayer, Sequence, TieGroup},
@@ -87,8 +87,8 @@ pub struct Training<'a> {
     pub kind: Kind,
     /// The choice of kernels.
     pub kernels: Kernels,
-    /// The loss.
-    pub loss: &'a dyn Loss,
+    /// The losses.
+    pub losses: &'a [&'a dyn Loss],
     /// The optimizer.
     pub optimizer: &'a dyn Optimizer,
     /// Whether moving averages of the parameters are kept.
@@ -126,6 +126,7 @@ pub fn estimate(
             "an estimate needs a layer, and sizes of micro-batches of at least 1 sample".into(),
         ));
     }
+    loss::check_handed(training.losses, sequence)?;
     let model = Model { sequence, precision, training, rate };
     let one = model.inputs(inputs, 1);
     let specs: Vec<TensorSpec> = one.iter().map(|outside| outside.spec.clone()).collect();
@@ -250,15 +251,11 @@ impl Model<'_> {
                 false => var,
             })
             .collect();
-        let sum = self.training.loss.record(&mut tape, &seen);
-        let sum = sum.unwrap_or_else(|| {
-            let saved: f64 = seen.iter().map(|&var| tape.bytes(var)).sum();
-            let scalar = TensorSpec::new([], self.precision.master);
-            tape.push(Node::new(&seen, scalar).saving_bytes(saved))
-        });
+        let sum = loss::record(self.training.losses, &mut tape, &seen, self.precision.master);
+        let sums: Vec<Var> = sum.into_iter().collect();
         let elements: f64 = outputs.iter().map(|outside| outside.spec.elements()).sum();
         let inputs = outputs.iter().map(|outside| bytes(&outside.spec)).sum();
-        let cost = self.cost(inputs, LOSS_FLOPS * elements, &tape.finish(&[sum]).0);
+        let cost = self.cost(inputs, LOSS_FLOPS * elements, &tape.finish(&sums).0);
         // A forward that discards leaves the loss to the re-materialization.
         LayerCost { forward: Nanos(0), ..cost }
     }

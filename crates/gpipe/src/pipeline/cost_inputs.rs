@@ -9,7 +9,7 @@ use crate::{
     device::Device,
     error::{Error, Result},
     estimate::{Rate, Training, estimate},
-    loss::Loss,
+    loss::Losses,
     optim::Optimizer,
     sequence::Sequence,
     spec::TensorSpec,
@@ -23,7 +23,7 @@ pub(crate) struct CostInputs<'a> {
     pub kind: Kind,
     pub kernels: Kernels,
     pub threads: usize,
-    pub loss: Option<&'a dyn Loss>,
+    pub losses: &'a Losses,
     pub optimizer: Option<&'a dyn Optimizer>,
     pub average: bool,
 }
@@ -51,7 +51,7 @@ impl PipelineBuilder {
             kind: self.kind,
             kernels: self.kernels,
             threads: self.threads,
-            loss: self.loss.as_deref(),
+            losses: &self.losses,
             optimizer: self.optimizer.as_deref(),
             average: self.average.is_some(),
         })
@@ -64,14 +64,16 @@ impl PipelineBuilder {
     /// If settings or shapes do not fit, or if there is no loss or no optimizer.
     pub fn estimate(&mut self, sizes: &[usize], rate: &Rate) -> Result<ModelCosts> {
         let seen = self.seen()?;
-        let (Some(loss), Some(optimizer)) = (seen.loss, seen.optimizer) else {
+        let needed = seen.optimizer.filter(|_| !seen.losses.is_empty());
+        let Some(optimizer) = needed else {
             return Err(Error::Setting(
                 "costs are of training: give the builder a loss and an optimizer".into(),
             ));
         };
-        let CostInputs { kind, kernels, average, .. } = seen;
+        let CostInputs { kind, kernels, losses, average, .. } = seen;
         let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
-        let training = Training { kind, kernels, loss, optimizer, average };
+        let losses = &losses.refs()[..];
+        let training = Training { kind, kernels, losses, optimizer, average };
         estimate(seen.sequence, &inputs, &training, sizes, rate)
     }
 }

@@ -63,7 +63,8 @@ impl Pipeline {
         }
         self.needs_no_update("compare gradients with differences")?;
         let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
-        self.accumulate(&inputs[..], &targets[..], Count::Total(self.count_of(&targets[..])?))?;
+        let count = Count::Totals(self.counts_of(&inputs[..], &targets[..])?);
+        self.accumulate(&inputs[..], &targets[..], count)?;
         let gradients = self.accumulated_gradients()?;
         self.discard_update()?;
         let values = self.parameters()?;
@@ -114,7 +115,7 @@ impl Pipeline {
 
     /// The mean loss in training mode.
     fn loss_of(&mut self, inputs: &[Tensor], targets: &[Tensor]) -> Result<f64> {
-        let count = Count::Total(self.count_of(targets)?);
+        let count = Count::Totals(self.counts_of(inputs, targets)?);
         let loss = self.accumulate(inputs, targets, count)?.loss;
         self.discard_update()?;
         Ok(loss)
@@ -126,11 +127,10 @@ impl Pipeline {
         inputs: &[Tensor],
         targets: &[Tensor],
     ) -> Result<Vec<Option<Tensor>>> {
-        let Some(loss) = self.model.loss.clone() else { return Ok(Vec::new()) };
-        let count = self.count_of(targets)?;
-        let outputs = self.forward(inputs)?;
-        loss.sum(outputs.tensors(), targets)?.f_div_scalar(count)?.f_backward()?;
-        let found = self.backward(&outputs, outputs.gradients())?;
+        let count = Count::Totals(self.counts_of(inputs, targets)?);
+        let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
+        let (_, ran) = self.accumulated(inputs, targets, count, true)?;
+        let found = self.joined_input_grads(ran)?;
         self.discard_update()?;
         Ok(found)
     }

@@ -17,6 +17,8 @@ pub(super) const SHAPES_MAX: usize = 64;
 pub(super) struct MiniBatch {
     /// Samples of the whole mini-batch.
     pub samples: usize,
+    /// The inputs of the whole mini-batch.
+    pub whole: Vec<Tensor>,
     /// Per micro-batch.
     pub inputs: Vec<Vec<Tensor>>,
     pub targets: Vec<Vec<Tensor>>,
@@ -88,6 +90,7 @@ impl Pipeline {
             batch.inputs.push(inputs);
             batch.targets.push(targets);
         }
+        batch.whole = inputs;
         Ok(batch)
     }
 

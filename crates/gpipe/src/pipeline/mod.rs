@@ -10,6 +10,7 @@
 //!   [`expected`]: upper bounds for messages
 //! - [`replicas`]: this replica's samples, and sums over all replicas
 //! - [`parts`]: forwards, backwards and the update as separate calls
+//! - [`accumulated`]: what an update in parts has accumulated so far
 //! - [`outputs`]: what a forward alone returns, and which forwards are open
 //! - [`gradients`]: the gradients between a backward and the update
 //! - [`differences`]: gradients against finite differences
@@ -23,6 +24,7 @@
 //! - [`report`]: what a step returns
 //! - here: training, evaluating and predicting
 
+mod accumulated;
 mod balance;
 mod builder;
 mod cost_inputs;
@@ -46,6 +48,8 @@ mod state;
 mod topology;
 mod training;
 
+pub use accumulated::Count;
+use accumulated::UpdateInParts;
 pub use balance::Balance;
 pub use builder::PipelineBuilder;
 pub use decoding::{Decoding, GroupStep};
@@ -61,8 +65,6 @@ pub use outputs::{IntoGradients, Outputs};
 #[cfg(feature = "fuzzing")]
 pub(crate) use pack::fuzzed;
 pub use padding::Padding;
-pub use parts::Count;
-use parts::UpdateInParts;
 pub use report::{DeviceReport, Evaluation, StepReport, UpdateReport};
 use run::{Caches, Engine, Task};
 pub use state::RunSettings;
@@ -71,6 +73,7 @@ use training::Training;
 
 use crate::{
     error::{Error, Result},
+    loss::{LossTerm, not_finite},
     sequence::Sequence,
     stage::{
         Stage,
@@ -137,33 +140,57 @@ impl Pipeline {
         self.needs_own_parameters("train")?;
         self.needs_no_update("train on a whole step")?;
         let batch = self.check(inputs, Some(&targets), true)?;
-        let denominator = self.model.denominator(&targets)?;
+        let denominators = self.model.counts(&batch.whole, &targets)?;
         let counts = self.training_metric_counts(&targets)?;
         let scale = self.training.loss_scale.scale;
-        let task = Task { denominator, ..Task::new(Mode::Train, Part::Step, &batch) };
+        let task = Task {
+            denominators: denominators.clone(),
+            ..Task::new(Mode::Train, Part::Step, &batch)
+        };
         let mut ran = match self.run(task.clone()) {
             Ok(ran) => ran,
             Err(error) => return Err(self.name_the_layer(error, task)),
         };
         self.of_all_replicas(&mut ran.outcomes)?;
-        finite_loss(&ran.outcomes)?;
+        let losses = self.finite_losses(&ran.outcomes, &denominators)?;
         let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
         let skipped = match self.conclude(verdict) {
             Ok(skipped) => skipped,
             Err(error) => return Err(self.name_the_layer(error, task)),
         };
         let metrics = self.model.measured(&ran.outcomes, &counts);
-        let step =
-            report::Numbers { step: self.training.step, skipped, lr, loss_scale: scale, metrics };
+        let step = report::Numbers {
+            step: self.training.step,
+            skipped,
+            lr,
+            loss_scale: scale,
+            losses,
+            metrics,
+        };
         let profiles = ran.outcomes.iter_mut().filter_map(|own| own.profile.take()).collect();
         let program = self.program(Part::Step, batch.slices.len())?;
         let capacity = self.engine.link_capacity;
-        let report = StepReport::new(step, &program, capacity, ran, denominator, verdict);
+        let report = StepReport::new(step, &program, capacity, ran, verdict);
         Ok((report, profiles))
     }
 
+    /// The losses of a run.
+    ///
+    /// # Errors
+    /// If one is not finite. In one process the last stage has already reported it. Across
+    /// processes only the driver sees every process's result.
+    fn finite_losses(&self, outcomes: &[Outcome], counts: &[f64]) -> Result<Vec<LossTerm>> {
+        let losses = self.model.losses_of(outcomes, counts);
+        match losses.iter().find(|term| !term.sum.is_finite()) {
+            None => Ok(losses),
+            Some(term) => {
+                Err(Error::NotFinite { what: not_finite(&term.name, &term.sum.to_string()) })
+            }
+        }
+    }
+
     fn needs_loss_and_optimizer(&self) -> Result<()> {
-        if self.model.loss.is_some() && self.training.optimizer.is_some() {
+        if !self.model.losses.is_empty() && self.training.optimizer.is_some() {
             return Ok(());
         }
         Err(Error::Setting(
@@ -218,23 +245,26 @@ impl Pipeline {
         inputs: impl IntoTensors,
         targets: impl IntoTensors,
     ) -> Result<Evaluation> {
-        if self.model.loss.is_none() {
+        if self.model.losses.is_empty() {
             return Err(Error::Setting(
                 "this pipeline cannot evaluate: give the builder a loss".into(),
             ));
         }
         let targets = targets.into_tensors();
         let batch = self.check(inputs.into_tensors(), Some(&targets), false)?;
-        let denominator = self.model.denominator(&targets)?;
+        let denominators = self.model.counts(&batch.whole, &targets)?;
         let counts = self.model.metric_counts(&targets)?;
-        let task = Task { denominator, ..Task::new(Mode::Evaluate, Part::Inference, &batch) };
+        let task = Task {
+            denominators: denominators.clone(),
+            ..Task::new(Mode::Evaluate, Part::Inference, &batch)
+        };
         let ran = match self.run(task.clone()) {
             Ok(ran) => ran,
             Err(error) => return Err(self.name_the_layer(error, task)),
         };
-        finite_loss(&ran.outcomes)?;
+        let losses = self.finite_losses(&ran.outcomes, &denominators)?;
         let metrics = self.model.measured(&ran.outcomes, &counts);
-        Ok(Evaluation::new(report::loss_sum(&ran.outcomes), denominator, metrics))
+        Ok(Evaluation::new(losses, metrics))
     }
 
     /// Returns the model's outputs for a mini-batch, without dropout, in sample order.
@@ -309,15 +339,6 @@ impl Pipeline {
     pub fn held(&mut self) -> Result<HeldMicroBatches> {
         let program = self.program(Part::Step, self.engine.micro_batches)?;
         Ok(validate(&program, self.engine.link_capacity)?)
-    }
-}
-
-/// Returns an error if the loss is not finite. In one process the last stage has already reported
-/// it. Across processes only the driver sees every process's result.
-fn finite_loss(outcomes: &[Outcome]) -> Result<()> {
-    match report::loss_sum(outcomes) {
-        sum if sum.is_finite() => Ok(()),
-        sum => Err(Error::NotFinite { what: format!("the loss ({sum})") }),
     }
 }
 

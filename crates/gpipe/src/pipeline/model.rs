@@ -7,9 +7,10 @@ use tch::Tensor;
 
 use super::Padding;
 use crate::{
-    error::{Error, Result},
-    loss::Loss,
+    error::{Error, LayerError, Result},
+    loss::{LossTerm, Losses},
     metric::{Measured, Metric},
+    observer::LOSS,
     precision::Precision,
     sequence::Sequence,
     spec::TensorSpec,
@@ -41,7 +42,7 @@ pub(super) struct Model {
     /// Positions of inputs and of targets without a sample axis.
     pub(super) shared: (Vec<usize>, Vec<usize>),
     pub(super) precision: Precision,
-    pub(super) loss: Option<Arc<dyn Loss>>,
+    pub(super) losses: Losses,
     pub(super) metrics: Vec<Arc<dyn Metric>>,
     /// Whether metrics are computed in training, too.
     pub(super) training_metrics: bool,
@@ -80,21 +81,43 @@ impl Model {
     pub(super) fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
         let inferred = self.sequence.infer(&self.precision.fed(inputs), self.precision.compute)?;
         let outputs = inferred.specs.last().map_or(&[][..], Vec::as_slice);
-        let outputs = &self.precision.seen_by_losses(outputs);
-        if let (Some(loss), false) = (&self.loss, targets.is_empty()) {
-            loss.check(outputs, targets).map_err(|error| Error::Input(error.to_string()))?;
+        let outputs = self.precision.seen_by_losses(outputs);
+        match targets.is_empty() {
+            true => Ok(()),
+            false => self.losses.check(outputs, targets, inputs),
         }
-        Ok(())
     }
 
-    pub(super) fn denominator(&self, targets: &[Tensor]) -> Result<f64> {
-        let count = match &self.loss {
-            Some(loss) => loss.count(targets)?,
-            None => 1.0,
-        };
-        if count > 0.0 {
-            return Ok(count);
-        }
-        Err(Error::Input("no target counts in this mini-batch: all are ignored".into()))
+    /// The count of each loss over a mini-batch: the numbers that the sums are divided by.
+    ///
+    /// # Errors
+    /// If a loss counts nothing, or an error of a loss.
+    pub(super) fn counts(&self, inputs: &[Tensor], targets: &[Tensor]) -> Result<Vec<f64>> {
+        let none = Default::default();
+        let counts = self.losses.each(&none, inputs, |term, ctx| {
+            let count = catching(|| term.loss.count(ctx, targets))?;
+            let counted = count > 0.0;
+            let of =
+                if term.name == LOSS { String::new() } else { format!(" for {}", term.layer()) };
+            counted.then_some(count).ok_or_else(|| {
+                let none = "no target counts in this mini-batch";
+                LayerError::Value(format!("{none}{of}: all are ignored"))
+            })
+        });
+        counts.map_err(|(_, error)| match error {
+            LayerError::Value(reason) => Error::Input(reason),
+            error => error.into(),
+        })
+    }
+
+    /// Whether every process reads the inputs.
+    pub(super) fn needs_inputs_everywhere(&self) -> bool {
+        self.padding.is_some() || self.losses.take_inputs()
+    }
+
+    /// The losses over a mini-batch, whose micro-batches have these outcomes.
+    pub(super) fn losses_of(&self, outcomes: &[Outcome], counts: &[f64]) -> Vec<LossTerm> {
+        let sums = outcomes.last().map_or(&[][..], |outcome| &outcome.loss_sums);
+        self.losses.terms(sums, counts)
     }
 }

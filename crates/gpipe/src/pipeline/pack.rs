@@ -35,7 +35,7 @@ struct PackedReport {
 /// An [`Outcome`] whose fields can all be serialized.
 #[derive(Serialize, Deserialize)]
 struct PackedOutcome {
-    loss_sums: Vec<f64>,
+    loss_sums: Vec<Vec<f64>>,
     metric_sums: Vec<Vec<f64>>,
     outputs: Vec<Vec<PackedTensor>>,
     input_grads: Vec<Vec<Option<PackedTensor>>>,

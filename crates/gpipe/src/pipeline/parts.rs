@@ -16,14 +16,16 @@ use tch::Tensor;
 
 use super::{
     Pipeline,
+    accumulated::{Accumulated, Count, listed, mixed},
     mini_batch::MiniBatch,
-    outputs::{IntoGradients, OpenForwards, Outputs},
+    outputs::{IntoGradients, Outputs},
     outputs_of,
-    report::{DeviceReport, Evaluation, UpdateReport, loss_sum},
+    report::{self, DeviceReport, Evaluation, UpdateReport},
     run::Task,
 };
 use crate::{
     error::{Error, Result},
+    loss::total,
     spec::{TensorSpec, is_float},
     stage::{
         Stage,
@@ -32,108 +34,6 @@ use crate::{
     },
     value::IntoTensors,
 };
-
-/// How [`Pipeline::accumulate`] divides the sum of the losses.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Count {
-    /// By this number: the count of all mini-batches of the update together. Each micro-batch then
-    /// contributes the same gradients as in one larger mini-batch that is cut the same way.
-    /// [`Pipeline::update`] checks that the counts add up to it.
-    Total(f64),
-    /// It is not known yet. Gradients of the sum accumulate, and [`Pipeline::update`] divides them
-    /// by the counts that were seen. The result is the same up to rounding. In float16, the larger
-    /// gradients overflow sooner.
-    Unknown,
-}
-
-/// The gradients that have accumulated since the last update.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Accumulated {
-    /// Gradients of the caller's losses.
-    Given,
-    /// Gradients of losses divided by `total`, of which `seen` has been counted.
-    Of { total: f64, seen: f64 },
-    /// Gradients of sums of losses, with their count.
-    Sums { seen: f64 },
-}
-
-/// An update that runs in parts, as the driver knows it.
-pub(super) struct UpdateInParts {
-    /// The most forwards that may be open.
-    forwards_max: usize,
-    next: u64,
-    open: OpenForwards,
-    /// Samples of the forwards so far. They continue the numbers by which dropout is keyed.
-    samples: usize,
-    accumulated: Option<Accumulated>,
-    /// Whether tied gradients, and those of the replicas, are summed.
-    pub(super) reduced: bool,
-    /// Sum and count of the losses that accumulate computed.
-    losses: (f64, f64),
-}
-
-impl UpdateInParts {
-    pub(super) fn new(forwards_max: usize) -> Self {
-        Self {
-            forwards_max,
-            next: 0,
-            open: OpenForwards::default(),
-            samples: 0,
-            accumulated: None,
-            reduced: false,
-            losses: (0.0, 0.0),
-        }
-    }
-
-    /// Whether gradients have accumulated.
-    pub(super) fn has_gradients(&self) -> bool {
-        self.accumulated.is_some()
-    }
-
-    /// The number by which accumulated gradients are divided before the update.
-    pub(super) fn divisor(&self) -> f64 {
-        match self.accumulated {
-            Some(Accumulated::Sums { seen }) => seen,
-            _ => 1.0,
-        }
-    }
-
-    /// Forgets the update. Outputs that are still open can no longer go back.
-    fn reset(&mut self) {
-        self.open.with(|open| open.numbers.clear());
-        let (next, open) = (self.next, self.open.clone());
-        *self = Self { next, open, ..Self::new(self.forwards_max) };
-    }
-
-    /// What will have accumulated after a mini-batch whose loss counts `own`.
-    fn counting(&self, count: Count, own: f64) -> Result<Accumulated> {
-        match (count, self.accumulated) {
-            (Count::Total(total), _) if !(total.is_finite() && total > 0.0) => {
-                Err(Error::Input(format!("the total count is {total}: give a number above 0")))
-            }
-            (Count::Total(total), None) => Ok(Accumulated::Of { total, seen: own }),
-            (Count::Total(total), Some(Accumulated::Of { total: before, seen })) => {
-                match total == before {
-                    true => Ok(Accumulated::Of { total, seen: seen + own }),
-                    false => Err(Error::Input(format!(
-                        "the total count is {total}, before it was {before}: give one number for \
-                        the whole update"
-                    ))),
-                }
-            }
-            (Count::Unknown, None) => Ok(Accumulated::Sums { seen: own }),
-            (Count::Unknown, Some(Accumulated::Sums { seen })) => {
-                Ok(Accumulated::Sums { seen: seen + own })
-            }
-            _ => Err(mixed()),
-        }
-    }
-
-    fn begin_forward(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-}
 
 impl Pipeline {
     /// Runs the forwards of a mini-batch in training mode. The stages keep what
@@ -221,7 +121,7 @@ impl Pipeline {
                     .into(),
             ));
         }
-        match self.update.accumulated {
+        match &self.update.accumulated {
             None | Some(Accumulated::Given) => {}
             Some(_) => return Err(mixed()),
         }
@@ -246,7 +146,7 @@ impl Pipeline {
     }
 
     /// Joins the gradients of each input, in micro-batch order.
-    fn joined_input_grads(&self, ran: Ran<Stage>) -> Result<Vec<Option<Tensor>>> {
+    pub(super) fn joined_input_grads(&self, ran: Ran<Stage>) -> Result<Vec<Option<Tensor>>> {
         let mut of_inputs: Vec<Vec<Tensor>> = (0..self.model.inputs).map(|_| Vec::new()).collect();
         let by_micro_batch = ran.outcomes.into_iter().next().map(|first| first.input_grads);
         for grads in by_micro_batch.unwrap_or_default() {
@@ -286,20 +186,33 @@ impl Pipeline {
         targets: impl IntoTensors,
         count: Count,
     ) -> Result<Evaluation> {
+        let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
+        Ok(self.accumulated(inputs, targets, count, false)?.0)
+    }
+
+    /// As [`Pipeline::accumulate`]. Also returns the run, with the gradients of the inputs if
+    /// `input_grads` is set.
+    pub(super) fn accumulated(
+        &mut self,
+        inputs: Vec<Tensor>,
+        targets: Vec<Tensor>,
+        count: Count,
+        input_grads: bool,
+    ) -> Result<(Evaluation, Ran<Stage>)> {
         self.needs_loss_and_optimizer()?;
         self.needs_own_parameters("accumulate")?;
         self.needs_unreduced("another mini-batch")?;
-        let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
         let mut batch = self.check(inputs, Some(&targets), true)?;
-        let own = self.model.denominator(&targets)?;
+        let own = self.model.counts(&batch.whole, &targets)?;
         let metric_counts = self.training_metric_counts(&targets)?;
-        let accumulated = self.update.counting(count, own)?;
-        let denominator = match accumulated {
-            Accumulated::Of { total, .. } => total,
-            _ => 1.0,
+        let accumulated = self.update.counting(count, &own)?;
+        let denominators = match &accumulated {
+            Accumulated::Of { total, .. } => total.clone(),
+            _ => vec![1.0],
         };
         self.continue_samples(&mut batch);
-        let task = Task { denominator, ..Task::new(Mode::Train, Part::Gradients, &batch) };
+        let task =
+            Task { denominators, input_grads, ..Task::new(Mode::Train, Part::Gradients, &batch) };
         let mut ran = match self.run(task.clone()) {
             Ok(ran) => ran,
             Err(error) => {
@@ -308,25 +221,44 @@ impl Pipeline {
             }
         };
         let complete = self.of_all_replicas(&mut ran.outcomes);
-        let finite = complete.and_then(|()| super::finite_loss(&ran.outcomes));
-        finite.or_else(|error| self.lose_update(error))?;
+        let losses = complete.and_then(|()| self.finite_losses(&ran.outcomes, &own));
+        let losses = losses.or_else(|error| self.lose_update(error))?;
         self.update.samples += batch.samples;
         self.update.accumulated = Some(accumulated);
-        let sum = loss_sum(&ran.outcomes);
-        self.update.losses = (self.update.losses.0 + sum, self.update.losses.1 + own);
-        Ok(Evaluation::new(sum, own, self.model.measured(&ran.outcomes, &metric_counts)))
+        self.update.add_losses(&losses);
+        let metrics = self.model.measured(&ran.outcomes, &metric_counts);
+        Ok((Evaluation::new(losses, metrics), ran))
     }
 
     /// The count of the pipeline's loss over a mini-batch with these targets: the number that the
     /// sum of losses is divided by. Add up those of several mini-batches for [`Count::Total`].
     ///
     /// # Errors
-    /// If there is no loss, or an error of the loss.
+    /// If there is no loss, if there are several, or if the loss takes inputs: see
+    /// [`Pipeline::counts_of`]. If no target counts, or an error of the loss.
     pub fn count_of(&self, targets: impl IntoTensors) -> Result<f64> {
-        match &self.model.loss {
-            Some(loss) => Ok(loss.count(&targets.into_tensors())?),
-            None => Err(Error::Setting("there is no loss: give the builder one".into())),
+        match &self.model.losses.0[..] {
+            [_] if !self.model.losses.take_inputs() => {
+                Ok(self.model.counts(&[], &targets.into_tensors())?[0])
+            }
+            [] => Err(Error::Setting("there is no loss: give the builder one".into())),
+            _ => Err(Error::Setting(
+                "there are several losses, or a loss takes inputs: call counts_of".into(),
+            )),
         }
+    }
+
+    /// The count of each loss over a mini-batch, in the order in which the builder was given the
+    /// losses, for [`Count::Totals`].
+    ///
+    /// # Errors
+    /// If no target counts for a loss, or an error of a loss.
+    pub fn counts_of(
+        &self,
+        inputs: impl IntoTensors,
+        targets: impl IntoTensors,
+    ) -> Result<Vec<f64>> {
+        self.model.counts(&inputs.into_tensors(), &targets.into_tensors())
     }
 
     /// Applies the gradients that have accumulated, once, and begins a new update.
@@ -346,7 +278,7 @@ impl Pipeline {
         }
         self.needs_own_parameters("update")?;
         let lr = self.checked_learning_rate()?;
-        match self.update.accumulated {
+        match &self.update.accumulated {
             None => {
                 return Err(Error::Setting(
                     "there is no gradient to apply: call backward or accumulate first".into(),
@@ -354,8 +286,10 @@ impl Pipeline {
             }
             Some(Accumulated::Of { total, seen }) if total != seen => {
                 return Err(Error::Input(format!(
-                    "the total count was {total}, the mini-batches count {seen}: accumulate the \
-                    others first, or call discard_update"
+                    "the total count was {}, the mini-batches count {}: accumulate the others \
+                    first, or call discard_update",
+                    listed(total),
+                    listed(seen)
                 )));
             }
             Some(_) => {}
@@ -364,7 +298,7 @@ impl Pipeline {
         let part = if self.update.reduced { Part::Update } else { Part::Finish };
         let (scale, divisor) = (self.training.loss_scale.scale, self.update.divisor());
         let task = Task { divisor, ..Task::new(Mode::Train, part, &batch) };
-        let losses = self.update.losses;
+        let losses = std::mem::take(&mut self.update.losses);
         let ran = self.run(task).or_else(|error| self.lose_update(error))?;
         self.update.reset();
         let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
@@ -374,8 +308,9 @@ impl Pipeline {
         Ok(UpdateReport {
             step: self.training.step,
             skipped,
-            loss: (losses.1 > 0.0).then(|| losses.0 / losses.1),
-            count: losses.1,
+            loss: (!losses.is_empty()).then(|| total(&losses)),
+            count: report::count(&losses),
+            losses,
             grad_norm: verdict.map_or(0.0, |verdict| verdict.norm),
             clip_scale: verdict.map_or(1.0, |verdict| verdict.scale * scale * divisor),
             lr,
@@ -485,12 +420,4 @@ impl Pipeline {
         };
         (0..self.engine.devices()).map(of_device).collect()
     }
-}
-
-fn mixed() -> Error {
-    Error::Input(
-        "gradients of your losses, of losses with a total count, and of losses without one cannot \
-        be added in one update: use one of the three"
-            .into(),
-    )
 }

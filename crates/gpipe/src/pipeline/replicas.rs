@@ -15,7 +15,7 @@ use crate::{
 /// Sums of the last stage of one replica, by micro-batch.
 #[derive(Serialize, Deserialize)]
 struct Sums {
-    losses: Vec<f64>,
+    losses: Vec<Vec<f64>>,
     metrics: Vec<Vec<f64>>,
 }
 
@@ -27,7 +27,8 @@ impl Pipeline {
     /// - With several, the first process of each replica needs its replica's samples. The other
     ///   processes need none, because other stages feed their stages.
     /// - With a [`crate::Padding`], every process needs all samples, because micro-batches are
-    ///   trimmed to their longest sample.
+    ///   trimmed to their longest sample; likewise where a loss takes inputs
+    ///   ([`Loss::takes_inputs`](crate::Loss::takes_inputs)).
     ///
     /// Inputs of other samples are never read, so a process may pass placeholders. Targets are
     /// needed everywhere, because the loss is divided by the count of all of them.
@@ -35,18 +36,18 @@ impl Pipeline {
     /// # Errors
     /// If there are fewer samples than replicas.
     pub fn samples_fed(&self, count: usize) -> Result<Range<usize>> {
-        match self.model.padding {
-            Some(_) => Ok(0..count),
-            None if self.is_fed() => self.own_samples(count),
-            None => Ok(0..0),
+        match self.model.needs_inputs_everywhere() {
+            true => Ok(0..count),
+            false if self.is_fed() => self.own_samples(count),
+            false => Ok(0..0),
         }
     }
 
     /// Whether this process needs the inputs of [`Pipeline::evaluate`] and [`Pipeline::predict`]:
-    /// it has the first stage, or there is a [`crate::Padding`]. Other processes never read the
-    /// inputs and may pass placeholders.
+    /// it has the first stage, there is a [`crate::Padding`], or a loss takes inputs. Other
+    /// processes never read the inputs and may pass placeholders.
     pub fn is_fed(&self) -> bool {
-        self.model.padding.is_some() || self.engine.here().contains(&0)
+        self.model.needs_inputs_everywhere() || self.engine.here().contains(&0)
     }
 
     /// The samples of a mini-batch of `count` that this replica trains on; all of them without

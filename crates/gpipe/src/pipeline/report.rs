@@ -9,8 +9,9 @@ use gpipe_core::{
 use gpipe_runtime::{Ran, Verdict};
 
 use crate::{
+    loss::{LossTerm, total},
     metric::Measured,
-    stage::{Stage, feed::Outcome},
+    stage::Stage,
 };
 
 /// The report of a training step.
@@ -21,10 +22,13 @@ pub struct StepReport {
     /// Whether the update was skipped because float16 gradients overflowed. The next step uses a
     /// smaller loss scale.
     pub skipped: bool,
-    /// The mini-batch loss: the sum over samples (or tokens) divided by `count`.
+    /// The mini-batch loss: the sum over samples (or tokens) divided by `count`. With several
+    /// losses, the total of their values times their weights.
     pub loss: f64,
-    /// Number of samples, or tokens, counted by the loss.
+    /// Number of samples, or tokens, counted by the (first) loss.
     pub count: f64,
+    /// Each loss apart, in the order in which the builder was given them.
+    pub losses: Vec<LossTerm>,
     /// The global gradient norm, before clipping.
     pub grad_norm: f64,
     /// The clipping factor of the gradients: below 1 if the norm was clipped.
@@ -129,10 +133,13 @@ pub struct UpdateReport {
     /// Whether the update was skipped because float16 gradients overflowed.
     pub skipped: bool,
     /// The mean loss over the mini-batches of [`Pipeline::accumulate`](crate::Pipeline::accumulate)
-    /// in this update. `None` if there were none.
+    /// in this update. `None` if there were none. With several losses, the total as in
+    /// [`StepReport::loss`].
     pub loss: Option<f64>,
-    /// Number of samples, or tokens, counted by that loss.
+    /// Number of samples, or tokens, counted by the (first) loss.
     pub count: f64,
+    /// Each loss apart, over these mini-batches.
+    pub losses: Vec<LossTerm>,
     /// The global gradient norm, before clipping.
     pub grad_norm: f64,
     /// The clipping factor of the gradients: below 1 if the norm was clipped.
@@ -147,17 +154,13 @@ pub struct UpdateReport {
     pub timeline: Timeline,
 }
 
-/// The sum of the losses of all micro-batches, in their order.
-pub(super) fn loss_sum(outcomes: &[Outcome]) -> f64 {
-    outcomes.last().map_or(0.0, |outcome| outcome.loss_sums.iter().sum())
-}
-
 /// The part of a report that only the driver knows.
 pub(super) struct Numbers {
     pub step: u64,
     pub skipped: bool,
     pub lr: f64,
     pub loss_scale: f64,
+    pub losses: Vec<LossTerm>,
     pub metrics: Vec<Measured>,
 }
 
@@ -167,10 +170,9 @@ impl StepReport {
         program: &Program,
         link_capacity: usize,
         ran: Ran<Stage>,
-        count: f64,
         verdict: Option<Verdict>,
     ) -> Self {
-        let Numbers { step, skipped, lr, loss_scale, metrics } = numbers;
+        let Numbers { step, skipped, lr, loss_scale, losses, metrics } = numbers;
         let devices = DeviceReport::of(program, link_capacity, &ran);
         Self {
             step,
@@ -178,8 +180,9 @@ impl StepReport {
             lr,
             loss_scale,
             metrics,
-            loss: loss_sum(&ran.outcomes) / count,
-            count,
+            loss: total(&losses),
+            count: count(&losses),
+            losses,
             grad_norm: verdict.map_or(0.0, |verdict| verdict.norm),
             clip_scale: verdict.map_or(1.0, |verdict| verdict.scale * loss_scale),
             time: ran.timeline.makespan,
@@ -206,21 +209,30 @@ fn bytes(ran: &Ran<Stage>, devices: &[DeviceReport]) -> Vec<Vec<(Nanos, Bytes)>>
     series.collect()
 }
 
-/// The evaluation of one mini-batch. To combine several, add up `sum` and `count` and divide once.
+/// The count of the first loss; 0 without a loss.
+pub(super) fn count(losses: &[LossTerm]) -> f64 {
+    losses.first().map_or(0.0, |term| term.count)
+}
+
+/// The evaluation of one mini-batch. To combine several, add up `sum` and `count` and divide once;
+/// with several losses, those of each of `losses`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// `sum` / `count`.
+    /// `sum` / `count`. With several losses, the total of their values times their weights.
     pub loss: f64,
-    /// The sum of losses.
+    /// The sum of the (first) loss.
     pub sum: f64,
-    /// Number of samples, or tokens, counted by the loss.
+    /// Number of samples, or tokens, counted by the (first) loss.
     pub count: f64,
+    /// Each loss apart, in the order in which the builder was given them.
+    pub losses: Vec<LossTerm>,
     /// The metrics, in the order in which the builder was given them.
     pub metrics: Vec<Measured>,
 }
 
 impl Evaluation {
-    pub(super) fn new(sum: f64, count: f64, metrics: Vec<Measured>) -> Self {
-        Self { loss: sum / count, sum, count, metrics }
+    pub(super) fn new(losses: Vec<LossTerm>, metrics: Vec<Measured>) -> Self {
+        let sum = losses.first().map_or(0.0, |term| term.sum);
+        Self { loss: total(&losses), sum, count: count(&losses), losses, metrics }
     }
 }

@@ -52,18 +52,21 @@ pub(super) struct Task<'a> {
     pub(super) batch: &'a MiniBatch,
     /// The number of the forward, where forwards or backwards run alone.
     pub(super) forward: u64,
-    /// The number that the sum of the mini-batch's losses is divided by.
-    pub(super) denominator: f64,
+    /// The numbers that the sums of the mini-batch's losses are divided by.
+    pub(super) denominators: Vec<f64>,
     /// The number that gradients are divided by before the update.
     pub(super) divisor: f64,
+    /// Whether the first stage returns the gradients of the inputs.
+    pub(super) input_grads: bool,
     /// Whether to check every value.
     pub(super) check_finite: bool,
 }
 
 impl<'a> Task<'a> {
     pub(super) fn new(mode: Mode, part: Part, batch: &'a MiniBatch) -> Self {
-        let (forward, denominator, divisor) = (0, 1.0, 1.0);
-        Self { mode, part, batch, forward, denominator, divisor, check_finite: false }
+        let (forward, denominators, divisor, check_finite) = (0, Vec::new(), 1.0, false);
+        let input_grads = part == Part::Backward;
+        Self { mode, part, batch, forward, denominators, divisor, input_grads, check_finite }
     }
 }
 
@@ -134,7 +137,8 @@ impl Pipeline {
     pub(super) fn run(&mut self, task: Task<'_>) -> Result<Ran<Stage>> {
         self.needs_whole_state()?;
         self.await_dropped()?;
-        let Task { mode, part, batch, forward, denominator, divisor, check_finite } = task;
+        let Task { mode, part, batch, forward, denominators, divisor, input_grads, check_finite } =
+            task;
         let expected = self.engine.peers.is_some().then(|| self.expected(batch)).transpose()?;
         if let (Some(peers), Some(expected)) = (&self.engine.peers, expected) {
             peers.expect_at_most(expected);
@@ -145,6 +149,7 @@ impl Pipeline {
             count => count,
         };
         let program = self.program(part, micro_batches)?;
+        let takes_inputs = self.model.losses.take_inputs();
         let mut feeds: Vec<Vec<Feed>> = (0..self.engine.devices()).map(|_| Vec::new()).collect();
         for (stage, &device) in self.engine.placement.iter().enumerate() {
             let fed = |all: &[Vec<Tensor>], here: bool| -> Vec<Vec<Tensor>> {
@@ -163,11 +168,12 @@ impl Pipeline {
                 output_grads: grads.collect(),
                 step: self.training.step,
                 slices: batch.slices.clone(),
-                inputs: fed(&batch.inputs, stage == 0),
+                inputs: fed(&batch.inputs, stage == 0 || last && takes_inputs),
                 targets: fed(&batch.targets, last),
-                denominator,
+                denominators: denominators.clone(),
                 lr: self.training.learning_rate(),
                 loss_scale: self.training.loss_scale.scale * divisor,
+                input_grads,
                 check_finite,
                 groups: batch.groups.clone(),
                 begins: batch.begins,

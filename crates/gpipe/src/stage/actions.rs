@@ -210,12 +210,15 @@ impl ActiveStage<'_> {
         } else {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
         };
+        let own = self.config.losses.own_outputs(outputs.len());
         if matches!(self.step.feed.mode, Mode::Predict | Mode::Decode) && self.config.last {
+            let outputs = outputs.into_iter().take(own).collect();
             self.step.outputs.push((micro_batch, outputs));
             return self.finished(Vec::new());
         }
         if self.step.feed.part == Part::Forward && self.config.last {
-            let copy = || outputs.iter().map(copy_to_cpu).collect::<Result<_, LayerError>>();
+            let copy =
+                || outputs.iter().take(own).map(copy_to_cpu).collect::<Result<_, LayerError>>();
             let copies = self.device.for_driver(copy).map_err(in_operation("the outputs"))?;
             self.step.outputs.push((micro_batch, copies));
         }

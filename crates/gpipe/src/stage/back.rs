@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use gpipe_bridge::layout::settled;
-use gpipe_core::{EdgeId, MicroBatch, lower::Part};
+use gpipe_core::{EdgeId, MicroBatch};
 use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     error::{LayerError, StageError},
-    observer::Pass,
+    observer::{LOSS, Pass},
     value::{Value, tensor_bytes},
 };
 
@@ -78,12 +78,14 @@ impl ActiveStage<'_> {
             let begun = self.begin_sample()?;
             // Across processes a stage does not fail on a non-finite loss. NaN gradients then make
             // the norm NaN, so the update is not applied.
-            let finite =
-                self.step.loss_sums.iter().any(|(m, sum)| *m == micro_batch && sum.is_finite());
+            let own = self.step.loss_sums.iter().find(|(own, _)| *own == micro_batch);
+            let finite = own.is_some_and(|(_, sums)| sums.iter().all(|sum| sum.is_finite()));
             let scale = if finite { self.step.feed.loss_scale } else { f64::NAN };
-            let seed = loss.seed(scale / self.step.feed.denominator);
-            let back = seed.and_then(|seed| loss.backward(vec![Some(seed)], vec![], &mut []));
-            let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
+            let factors = self.config.losses.0.iter().zip(&self.step.feed.denominators);
+            let factors = factors.map(|(term, denominator)| scale * term.weight / denominator);
+            let seeds = loss.seeds(factors);
+            let back = seeds.and_then(|seeds| loss.backward(seeds, vec![], &mut []));
+            let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
             grads = back.map_err(in_loss)?.0;
             self.end_sample(begun, self.loss_position(), work, micro_batch)?;
             let shown = grads.iter().map(Option::as_ref);
@@ -101,7 +103,7 @@ impl ActiveStage<'_> {
             self.recompute(micro_batch)?;
             held = self.step.held.remove(&micro_batch).ok_or_else(|| not_held(micro_batch))?;
         }
-        if self.step.feed.part == Part::Backward && edges.boundary_in.is_none() {
+        if self.step.feed.input_grads && edges.boundary_in.is_none() {
             let copies = self.device.for_driver(|| self.input_grads(&grads));
             let copies = copies.map_err(in_operation("the gradients of the inputs"))?;
             self.step.input_grads.push((micro_batch, copies));

@@ -10,7 +10,7 @@ use tch::Kind;
 use super::parameters::ParamIndex;
 use crate::{
     device::Device,
-    loss::Loss,
+    loss::Losses,
     metric::Metric,
     observer::Observer,
     optim::{Optimizer, ParameterInfo, ParameterSettings},
@@ -47,7 +47,8 @@ pub(crate) struct StageConfig {
     pub max_norm: Option<f64>,
     pub keep_gradients: bool,
     pub threads: i32,
-    pub loss: Option<Arc<dyn Loss>>,
+    /// Only the last stage has them.
+    pub losses: Losses,
     pub metrics: Vec<Arc<dyn Metric>>,
     /// Whether metrics are computed in training, too.
     pub training_metrics: bool,

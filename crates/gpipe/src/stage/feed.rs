@@ -69,18 +69,20 @@ pub(crate) struct Feed {
     pub forward: u64,
     pub step: u64,
     pub slices: Vec<Slice>,
-    /// By micro-batch; only the first stage has them.
+    /// By micro-batch. The first stage has them, and the last one if a loss takes them.
     pub inputs: Vec<Vec<Tensor>>,
     /// By micro-batch; only the last stage has them.
     pub targets: Vec<Vec<Tensor>>,
     /// By micro-batch; only the last stage has them, where a part runs backwards alone.
     pub output_grads: Vec<Vec<Option<Tensor>>>,
-    /// The number that the sum of the mini-batch's losses is divided by.
-    pub denominator: f64,
+    /// The numbers that the sums of the mini-batch's losses are divided by.
+    pub denominators: Vec<f64>,
     pub lr: f64,
     /// The factor of the loss before the backward. In the update, the number by which gradients
     /// are divided.
     pub loss_scale: f64,
+    /// Whether the first stage returns the gradients of the inputs.
+    pub input_grads: bool,
     /// Whether to check every value, in order to name the layer after a failure.
     pub check_finite: bool,
     /// While decoding: the group of each micro-batch.
@@ -114,13 +116,13 @@ impl Feed {
 /// What a stage returns after a step.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The last stage's sums of losses, by micro-batch.
-    pub loss_sums: Vec<f64>,
+    /// The last stage's sums of losses, by micro-batch and loss.
+    pub loss_sums: Vec<Vec<f64>>,
     /// The last stage's sums of metrics, by micro-batch.
     pub metric_sums: Vec<Vec<f64>>,
     /// The last stage's outputs, when predicting or decoding, or of forwards alone.
     pub outputs: Vec<Vec<Tensor>>,
-    /// The first stage's gradients of the inputs, where a part runs backwards alone.
+    /// The first stage's gradients of the inputs, where the feed asks for them.
     pub input_grads: Vec<Vec<Option<Tensor>>>,
     /// The decision about the update.
     pub verdict: Option<Verdict>,

@@ -245,12 +245,12 @@ type Back = (Vec<Option<Tensor>>, Vec<(usize, Option<Tensor>)>);
 
 impl Island {
     /// An island for the loss, after the last layer's.
-    pub(super) fn of_loss(outputs: Vec<Tensor>, sum: Tensor) -> Self {
+    pub(super) fn of_loss(outputs: Vec<Tensor>, sums: Vec<Tensor>) -> Self {
         Self {
             id: LayerId(u32::MAX),
             inputs: outputs,
             pops: Vec::new(),
-            outputs: vec![sum],
+            outputs: sums,
             stashed: Vec::new(),
             parameters: Vec::new(),
         }
@@ -266,12 +266,15 @@ impl Island {
         self.stashed.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The gradient of the island's only output, filled with `value`.
-    pub(super) fn seed(&self, value: f64) -> Result<Tensor, LayerError> {
-        match self.outputs.first() {
-            Some(output) => Ok(output.f_full_like(value)?.f_detach()?),
-            None => Err(LayerError::Value("the loss has no value".into())),
-        }
+    /// Gradients of the island's outputs, each filled with one of `values`.
+    pub(super) fn seeds(
+        &self,
+        values: impl Iterator<Item = f64>,
+    ) -> Result<Vec<Option<Tensor>>, LayerError> {
+        let filled = |(output, value): (&Tensor, f64)| -> Result<Option<Tensor>, LayerError> {
+            Ok(Some(output.f_full_like(value)?.f_detach()?))
+        };
+        self.outputs.iter().zip(values).map(filled).collect()
     }
 
     /// The VJP. `grads` are the gradients of the outputs, `stashes` those of stashed skips. The

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     error::{LayerError, StageError},
+    loss::not_finite,
     metric::Metric,
-    observer::Pass,
+    observer::{LOSS, Pass},
     precision::Precision,
 };
 
@@ -26,8 +27,8 @@ impl ActiveStage<'_> {
         self.config.layers.end
     }
 
-    /// Computes the loss of `micro_batch` from the stage's outputs and records its sum. It runs on
-    /// the last stage, in training and evaluation. With `graph`, returns an island for the
+    /// Computes the losses of `micro_batch` from the stage's outputs and records their sums. The
+    /// last stage does so, in training and evaluation. With `graph`, returns an island for the
     /// backward.
     pub(super) fn run_loss(
         &mut self,
@@ -59,12 +60,13 @@ impl ActiveStage<'_> {
         outputs: &[Tensor],
         graph: bool,
     ) -> StageResult<Option<Island>> {
-        let (Some(loss), Some(targets)) = (&self.config.loss, self.step.feed.targets(micro_batch))
+        let losses = &self.config.losses;
+        let Some(targets) = self.step.feed.targets(micro_batch).filter(|_| !losses.is_empty())
         else {
             return Ok(None);
         };
         let _no_grad = (!graph).then(tch::no_grad_guard);
-        let in_loss = |source| StageError::Layer { layer: "loss".into(), source };
+        let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
         let leaves = leaves.map_err(in_loss)?;
         // Losses and metrics see the outputs in float32 if the arithmetic is in a smaller dtype.
@@ -75,37 +77,66 @@ impl ActiveStage<'_> {
         };
         let seen: Vec<Tensor> =
             leaves.iter().map(widen).collect::<Result<_, LayerError>>().map_err(in_loss)?;
-        let targets = targets.iter().map(|target| self.device.own(target));
-        let targets: Vec<Tensor> = targets.collect::<Result<_, _>>().map_err(in_loss)?;
-        let given = Untouched::new(seen.iter().chain(&targets)).map_err(in_loss)?;
-        let sum = guard::catching(|| loss.sum(&seen, &targets)).map_err(in_loss)?;
-        check_untouched(&given).map_err(in_loss)?;
+        let own = |tensors: &[Tensor]| -> StageResult<Vec<Tensor>> {
+            let own = tensors.iter().map(|tensor| self.device.own(tensor));
+            own.collect::<Result<_, _>>().map_err(in_loss)
+        };
+        let targets = own(targets)?;
+        let inputs = match losses.take_inputs() {
+            true => own(self.step.feed.inputs(micro_batch))?,
+            false => Vec::new(),
+        };
+        let given = Untouched::new(seen.iter().chain(&targets).chain(&inputs)).map_err(in_loss)?;
+        let handed = losses.split(seen.iter().map(Tensor::shallow_clone).collect());
+        let sums = losses.each(&handed, &inputs, |term, ctx| {
+            let sum = guard::catching(|| {
+                let _no_grad = (term.weight == 0.0).then(tch::no_grad_guard);
+                term.loss.sum(ctx, &handed.0, &targets)
+            })?;
+            check_untouched(&given)?;
+            let value = self.checked_value(&sum)?;
+            // A loss that counts no target may be a constant 0.
+            let learns = graph && term.weight != 0.0 && leaves.iter().any(Tensor::requires_grad);
+            if learns && value != 0.0 && !sum.requires_grad() {
+                return Err(LayerError::Value(
+                    "its sum has no gradient, so nothing would learn: compute it from the \
+                     outputs, without detaching them"
+                        .into(),
+                ));
+            }
+            Ok((sum, value))
+        });
+        let sums = sums.map_err(|(term, source)| match source {
+            LayerError::NotFinite(value) => {
+                StageError::NotFinite { layer: LOSS.into(), what: not_finite(&term.name, &value) }
+            }
+            source => StageError::Layer { layer: term.layer(), source },
+        })?;
+        let (sums, values): (Vec<Tensor>, Vec<f64>) = sums.into_iter().unzip();
+        let metric_sums = self.measure(&handed.0, &targets)?;
+        self.step.metric_sums.push((micro_batch, metric_sums));
+        self.step.loss_sums.push((micro_batch, values));
+        Ok(graph.then(|| Island::of_loss(leaves, sums)))
+    }
+
+    /// The value of a loss's sum over a micro-batch.
+    ///
+    /// # Errors
+    /// [`LayerError::NotFinite`] with the value, but not across processes, where a failing stage
+    /// would end the run. There the driver checks the loss instead, because only it sees every
+    /// process's result.
+    fn checked_value(&self, sum: &Tensor) -> Result<f64, LayerError> {
         if sum.numel() != 1 {
             let shape = sum.size();
-            return Err(in_loss(LayerError::Shape(format!(
+            return Err(LayerError::Shape(format!(
                 "the loss must be one number, got {shape:?}: sum it over the samples"
-            ))));
-        }
-        let value = sum.f_double_value(&[]).map_err(|error| in_loss(error.into()))?;
-        // A loss that counts no target may be a constant 0.
-        if graph && value != 0.0 && !sum.requires_grad() && leaves.iter().any(Tensor::requires_grad)
-        {
-            return Err(in_loss(LayerError::Value(
-                "its sum has no gradient, so nothing would learn: compute it from the outputs, \
-                 without detaching them"
-                    .into(),
             )));
         }
-        // Across processes a failing stage would end the run. There the driver checks the loss
-        // instead, because only it sees every process's result.
-        if !value.is_finite() && self.config.alone {
-            let what = format!("the loss ({value})");
-            return Err(StageError::NotFinite { layer: "loss".into(), what });
+        let value = sum.f_double_value(&[])?;
+        match value.is_finite() || !self.config.alone {
+            true => Ok(value),
+            false => Err(LayerError::NotFinite(value.to_string())),
         }
-        let sums = self.measure(&seen, &targets)?;
-        self.step.metric_sums.push((micro_batch, sums));
-        self.step.loss_sums.push((micro_batch, value));
-        Ok(graph.then(|| Island::of_loss(leaves, sum)))
     }
 
     /// Computes the sums of the metrics.

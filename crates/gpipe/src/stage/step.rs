@@ -46,7 +46,7 @@ pub(super) struct StepState {
     pub(super) statistics: Statistics,
     /// The running statistics of batch norms after this step.
     pub(super) running: Vec<(ParamIndex, Tensor)>,
-    pub(super) loss_sums: Vec<(MicroBatch, f64)>,
+    pub(super) loss_sums: Vec<(MicroBatch, Vec<f64>)>,
     pub(super) metric_sums: Vec<(MicroBatch, Vec<f64>)>,
     pub(super) outputs: Vec<(MicroBatch, Vec<Tensor>)>,
     /// On the first stage: gradients of the inputs.

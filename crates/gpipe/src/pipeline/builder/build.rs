@@ -23,14 +23,15 @@ use super::PipelineBuilder;
 use crate::{
     device::Device,
     error::{Error, Result},
+    loss::Losses,
     optim::{ParameterSettings, name_matches, settings},
     pipeline::{
         Pipeline,
-        balance::stage_weights,
+        accumulated::UpdateInParts,
+        balance::{Balance, stage_weights},
         expected::Carried,
         model::Model,
         parameters::Averages,
-        parts::UpdateInParts,
         peers::TransportPeers,
         run::{Caches, Engine},
         topology,
@@ -127,7 +128,7 @@ impl PipelineBuilder {
                 padding: self.padding,
                 shared: self.shared,
                 precision,
-                loss: self.loss,
+                losses: self.losses,
                 metrics: self.metrics,
                 training_metrics: self.training_metrics,
                 seed: self.seed,
@@ -180,7 +181,13 @@ impl PipelineBuilder {
         let cost = || self.sequence.costs(&self.inputs, self.kind);
         let weights =
             stage_weights(&self.compute_actions(), &self.remat, stages, self.micro_batches);
-        let balance = self.balance.cut(layers, cost, &weights)?;
+        let mut balance = self.balance.clone();
+        if let (Balance::Layers(given), true) = (&mut balance, self.losses.have_layer()) {
+            // The caller need not know of the losses' layer: it goes with the last one.
+            let rest = layers - given.iter().sum::<usize>().min(layers);
+            given.iter_mut().next_back().filter(|_| rest == 1).into_iter().for_each(|n| *n += 1);
+        }
+        let balance = balance.cut(layers, cost, &weights)?;
         let ranges = topology::ranges(&balance);
         let placed: Vec<Device> = placement.iter().map(|&device| self.devices[device]).collect();
         topology::check_ties(&ranges, &placed, &ties)?;
@@ -271,6 +278,7 @@ impl PipelineBuilder {
             return refuse("the averages' decay must be at least 0 and below 1".into());
         }
         self.rate.check().map_err(Error::Setting)?;
+        self.losses.check_settings().map_err(Error::Setting)?;
         for (index, metric) in self.metrics.iter().enumerate() {
             if self.metrics[..index].iter().any(|other| other.name() == metric.name()) {
                 let name = metric.name();
@@ -478,7 +486,7 @@ impl PipelineBuilder {
             max_norm: self.max_norm,
             keep_gradients: self.keep_gradients,
             threads: i32::try_from(self.threads).unwrap_or(1),
-            loss: self.loss.clone().filter(|_| last),
+            losses: if last { self.losses.clone() } else { Losses::default() },
             metrics: self.metrics.clone(),
             training_metrics: self.training_metrics,
             optimizer: self.optimizer.clone(),

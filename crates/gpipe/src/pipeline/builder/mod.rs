@@ -15,7 +15,7 @@ use super::{Padding, balance::Balance};
 use crate::{
     device::Device,
     error::LayerError,
-    loss::Loss,
+    loss::{Loss, Losses},
     metric::Metric,
     observer::{ActionEvent, Observer, When},
     optim::{Group, LearningRate, Optimizer},
@@ -70,7 +70,7 @@ pub struct PipelineBuilder {
     pub(super) shared: (Vec<usize>, Vec<usize>),
     open_forwards: usize,
     deadline: Duration,
-    pub(super) loss: Option<Arc<dyn Loss>>,
+    pub(super) losses: Losses,
     metrics: Vec<Arc<dyn Metric>>,
     training_metrics: bool,
     pub(super) optimizer: Option<Arc<dyn Optimizer>>,
@@ -108,7 +108,7 @@ impl PipelineBuilder {
             shared: (Vec::new(), Vec::new()),
             open_forwards: 8,
             deadline: Settings::default().deadline,
-            loss: None,
+            losses: Losses::default(),
             metrics: Vec::new(),
             training_metrics: false,
             optimizer: None,
@@ -337,10 +337,32 @@ impl PipelineBuilder {
         self
     }
 
-    /// The loss. Required for training and evaluation.
+    /// The loss. Required for training and evaluation, unless there are named losses.
+    ///
+    /// A loss with parameters or skips ([`Loss::parameters`], [`Loss::pops`]) adds a layer named
+    /// `loss` to the end of the sequence, which is cut with the others. [`Balance::Layers`] may
+    /// leave it out: it then goes with the last layer.
     #[must_use]
     pub fn loss(mut self, loss: impl Loss) -> Self {
-        self.loss = Some(Arc::new(loss));
+        self.losses.set(loss);
+        self.with_losses()
+    }
+
+    /// Adds a loss with a name and a weight. The total loss is the sum of all losses, each the mean
+    /// over its own count, times its weight. Reports and evaluations show each apart
+    /// ([`StepReport::losses`](crate::StepReport::losses)).
+    ///
+    /// A loss of weight 0 is only reported: it has no gradient. One may be given to
+    /// [`PipelineBuilder::loss`], too; its name is `loss` and its weight 1.
+    #[must_use]
+    pub fn named_loss(mut self, name: impl Into<String>, weight: f64, loss: impl Loss) -> Self {
+        self.losses.push(name.into(), weight, loss);
+        self.with_losses()
+    }
+
+    /// Adds the layer of the losses to the sequence, if they need one.
+    fn with_losses(mut self) -> Self {
+        self.sequence = self.losses.add_layer(self.sequence);
         self
     }
 

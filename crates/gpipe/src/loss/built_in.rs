@@ -1,45 +1,16 @@
-//! Losses. A loss is a sum over samples (or tokens) and a count, kept apart so that micro-batches
-//! of unequal size give the exact loss of the mini-batch.
+//! The losses that the library has.
 
 use gpipe_bridge::loss::cross_entropy_sum;
 use tch::{Kind, Reduction, Tensor};
 
+use super::{Loss, LossContext};
 use crate::{
     error::LayerError,
     layer::only,
+    parameter::ParameterSpec,
     spec::TensorSpec,
     tape::{Node, Tape, Var},
 };
-
-/// A loss function. The loss of a mini-batch is `sum` over all micro-batches divided by `count`
-/// over the whole mini-batch.
-pub trait Loss: Send + Sync + 'static {
-    /// Checks that outputs and targets fit.
-    ///
-    /// # Errors
-    /// If they do not fit. The error names both sides.
-    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError>;
-
-    /// The sum over the samples of a micro-batch: a scalar, differentiable in `outputs`. Outputs
-    /// are in float32 when the pipeline computes in bfloat16 or float16.
-    ///
-    /// # Errors
-    /// An error of libtorch, or targets out of range.
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError>;
-
-    /// The number that the sum over the whole mini-batch is divided by.
-    ///
-    /// # Errors
-    /// An error of libtorch.
-    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
-
-    /// Records the sum from shapes alone, as [`crate::Layer::record`] does for a forward. `None`:
-    /// autograd is assumed to keep a copy of the outputs.
-    fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
-        let _ = (tape, outputs);
-        None
-    }
-}
 
 /// Cross entropy with class indices, averaged over targets: outputs `[..., classes]`, int64 targets
 /// `[...]`.
@@ -61,7 +32,12 @@ impl Default for CrossEntropy {
 }
 
 impl Loss for CrossEntropy {
-    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+    fn check(
+        &self,
+        _: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
         let (output, target) = (only(outputs)?, only(targets)?);
         if !(0.0..1.0).contains(&self.label_smoothing) {
             let smoothing = self.label_smoothing;
@@ -81,7 +57,12 @@ impl Loss for CrossEntropy {
         )))
     }
 
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+    fn sum(
+        &self,
+        _: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
         let (logits, target) = (only(outputs)?, only(targets)?);
         let classes = logits.size().last().copied().unwrap_or(0);
         check_range(target, classes, self.ignore)?;
@@ -99,7 +80,7 @@ impl Loss for CrossEntropy {
         )?)
     }
 
-    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
 
@@ -146,7 +127,24 @@ pub struct WithAuxiliary<L> {
 }
 
 impl<L: Loss> Loss for WithAuxiliary<L> {
-    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.loss.parameters()
+    }
+
+    fn pops(&self) -> Vec<String> {
+        self.loss.pops()
+    }
+
+    fn takes_inputs(&self) -> bool {
+        self.loss.takes_inputs()
+    }
+
+    fn check(
+        &self,
+        ctx: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
         let weight = self.weight;
         if !weight.is_finite() || weight < 0.0 {
             return Err(LayerError::Value(format!(
@@ -156,20 +154,25 @@ impl<L: Loss> Loss for WithAuxiliary<L> {
         if outputs.is_empty() {
             return Err(LayerError::Shape("a loss takes an output".into()));
         }
-        outputs.chunks(1).try_for_each(|output| self.loss.check(output, targets))
+        outputs.chunks(1).try_for_each(|output| self.loss.check(ctx, output, targets))
     }
 
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+    fn sum(
+        &self,
+        ctx: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
         let (first, auxiliary) = outputs.split_at(outputs.len().min(1));
-        let sum = self.loss.sum(first, targets)?;
+        let sum = self.loss.sum(ctx, first, targets)?;
         auxiliary.chunks(1).try_fold(sum, |sum, output| {
-            let own = self.loss.sum(output, targets)?;
+            let own = self.loss.sum(ctx, output, targets)?;
             Ok(sum.f_add(&own.f_mul_scalar(self.weight)?)?)
         })
     }
 
-    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
-        self.loss.count(targets)
+    fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+        self.loss.count(ctx, targets)
     }
 
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
@@ -184,7 +187,12 @@ impl<L: Loss> Loss for WithAuxiliary<L> {
 pub struct MeanSquaredError;
 
 impl Loss for MeanSquaredError {
-    fn check(&self, outputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<(), LayerError> {
+    fn check(
+        &self,
+        _: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
         let (output, target) = (only(outputs)?, only(targets)?);
         if output == target && output.is_float() {
             return Ok(());
@@ -195,11 +203,16 @@ impl Loss for MeanSquaredError {
         )))
     }
 
-    fn sum(&self, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor, LayerError> {
+    fn sum(
+        &self,
+        _: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
         Ok(only(outputs)?.f_mse_loss(only(targets)?, Reduction::Sum)?)
     }
 
-    fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
+    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(only(targets)?.numel() as f64)
     }
 

@@ -1,0 +1,181 @@
+//! Losses. A loss is a sum over samples (or tokens) and a count, kept apart so that micro-batches
+//! of unequal size give the exact loss of the mini-batch.
+//!
+//! - [`built_in`]: cross entropy, squared error, auxiliary heads
+//! - [`terms`]: several losses of one pipeline, and the layer that hands them what they ask for
+
+mod built_in;
+mod terms;
+
+pub use built_in::{CrossEntropy, MeanSquaredError, WithAuxiliary};
+use tch::Tensor;
+pub use terms::LossTerm;
+pub(crate) use terms::{Losses, check_handed, not_finite, record, total};
+
+use crate::{
+    error::LayerError,
+    parameter::ParameterSpec,
+    spec::TensorSpec,
+    tape::{Tape, Var},
+};
+
+/// A loss function. The loss of a mini-batch is `sum` over all micro-batches divided by `count`
+/// over the whole mini-batch.
+///
+/// A loss computes from outputs and targets. It may have parameters of its own, and it may see
+/// skips and the pipeline's inputs, through its [`LossContext`]:
+///
+/// ```
+/// use gpipe::{Init, LayerError, Loss, LossContext, ParameterSpec, TensorSpec};
+/// use tch::Tensor;
+///
+/// /// The squared error, divided by a learned variance (Kendall et al. 2018, equation 5):
+/// /// (output - target)^2 e^-s + s, with s one number.
+/// struct LearnedVariance;
+///
+/// impl Loss for LearnedVariance {
+///     fn parameters(&self) -> Vec<ParameterSpec> {
+///         vec![ParameterSpec::new("log_variance", [1], Init::Zeros)]
+///     }
+///     fn check(
+///         &self,
+///         _: &LossContext<'_, TensorSpec>,
+///         outputs: &[TensorSpec],
+///         targets: &[TensorSpec],
+///     ) -> Result<(), LayerError> {
+///         match outputs == targets {
+///             true => Ok(()),
+///             false => Err(LayerError::Shape("outputs and targets differ in shape".into())),
+///         }
+///     }
+///     fn sum(
+///         &self,
+///         ctx: &LossContext<'_>,
+///         outputs: &[Tensor],
+///         targets: &[Tensor],
+///     ) -> Result<Tensor, LayerError> {
+///         let s = ctx.parameter(0)?;
+///         let square = outputs[0].f_sub(&targets[0])?.f_square()?;
+///         Ok(square.f_mul(&s.f_neg()?.f_exp()?)?.f_add(s)?.f_sum(outputs[0].kind())?)
+///     }
+///     fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+///         Ok(targets[0].numel() as f64)
+///     }
+/// }
+/// ```
+pub trait Loss: Send + Sync + 'static {
+    /// The loss's parameters, in the order that [`LossContext::parameter`] numbers them.
+    ///
+    /// They are those of a layer that the builder adds to the end of the sequence, named `loss`. So
+    /// they are trained, frozen, grouped, tied, averaged and saved like all others, under names
+    /// such as `loss.log_variance`.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        Vec::new()
+    }
+
+    /// Names of the skips that the loss pops ([`crate::Forward::stash`]), so that it sees outputs
+    /// of earlier layers. Gradients flow back through them.
+    fn pops(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Whether the loss sees the pipeline's inputs. They are handed to the last stage then, without
+    /// gradients.
+    fn takes_inputs(&self) -> bool {
+        false
+    }
+
+    /// Checks that outputs and targets fit.
+    ///
+    /// # Errors
+    /// If they do not fit. The error names both sides.
+    fn check(
+        &self,
+        ctx: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError>;
+
+    /// The sum over the samples of a micro-batch: a scalar, differentiable in the outputs, skips
+    /// and parameters. These are in float32 when the pipeline computes in bfloat16 or float16.
+    ///
+    /// # Errors
+    /// An error of libtorch, or targets out of range.
+    fn sum(
+        &self,
+        ctx: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError>;
+
+    /// The number that the sum over the whole mini-batch is divided by. It is computed before the
+    /// step, from the whole mini-batch: `ctx` has neither parameters nor skips.
+    ///
+    /// # Errors
+    /// An error of libtorch.
+    fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError>;
+
+    /// Records the sum from shapes alone, as [`crate::Layer::record`] does for a forward. `None`:
+    /// autograd is assumed to keep a copy of the outputs.
+    fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
+        let _ = (tape, outputs);
+        None
+    }
+}
+
+/// What a loss sees besides outputs and targets: tensors of a micro-batch, or their specs in
+/// [`Loss::check`].
+pub struct LossContext<'a, T = Tensor> {
+    pub(crate) parameters: &'a [T],
+    /// By name.
+    pub(crate) skips: &'a [(String, T)],
+    pub(crate) inputs: &'a [T],
+}
+
+impl<T> Default for LossContext<'_, T> {
+    /// Nothing. For calling a loss that looks only at outputs and targets.
+    fn default() -> Self {
+        Self { parameters: &[], skips: &[], inputs: &[] }
+    }
+}
+
+impl<T> LossContext<'_, T> {
+    /// Parameter number `index` of [`Loss::parameters`].
+    ///
+    /// # Errors
+    /// The loss has no such parameter, or it is not known here.
+    pub fn parameter(&self, index: usize) -> Result<&T, LayerError> {
+        self.parameters.get(index).ok_or_else(|| {
+            LayerError::Value(format!(
+                "the loss has {} parameters here, none with number {index}",
+                self.parameters.len()
+            ))
+        })
+    }
+
+    /// The skip that a layer stashed under `name`.
+    ///
+    /// # Errors
+    /// If [`Loss::pops`] does not name it, or it is not known here.
+    pub fn skip(&self, name: &str) -> Result<&T, LayerError> {
+        let own = self.skips.iter().find(|(own, _)| own == name);
+        own.map(|(_, skip)| skip).ok_or_else(|| {
+            LayerError::Value(format!("there is no skip '{name}' here: name it in the loss's pops"))
+        })
+    }
+
+    /// Input number `index` of the pipeline: of this micro-batch, as the caller gave it, but on the
+    /// last stage's device.
+    ///
+    /// # Errors
+    /// If there is no such input, or [`Loss::takes_inputs`] is false.
+    pub fn input(&self, index: usize) -> Result<&T, LayerError> {
+        self.inputs.get(index).ok_or_else(|| {
+            LayerError::Value(format!(
+                "there is no input {index} here: the loss has {}, and none unless its takes_inputs \
+                is true",
+                self.inputs.len()
+            ))
+        })
+    }
+}

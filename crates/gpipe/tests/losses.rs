@@ -1,0 +1,346 @@
+//! Losses that need more than outputs and targets, and several losses with weights.
+//!
+//! - `transparency_`: equal at every K, and saved and restored like all other state
+//! - `oracle_`: against the same losses by autograd
+//! - `fault_`: what does not fit
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+use crate::common;
+
+use common::{Named, Run, assert_close, assert_same_bits, flat, restore, uniform};
+use gpipe::{
+    Adam, Balance, Count, Forward, Group, Infer, Init, Layer, LayerError, Loss, LossContext,
+    MeanSquaredError, ParameterSpec, Pipeline, PipelineBuilder, Sequence, TensorSpec,
+    layers::{Linear, Stash},
+};
+use tch::{Kind, Tensor};
+
+const WIDTH: i64 = 5;
+const SAMPLES: i64 = 7;
+
+/// y = tanh(x W^T + b)
+struct Dense;
+
+impl Layer for Dense {
+    fn kind(&self) -> &'static str {
+        "dense"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        Linear::new(WIDTH, WIDTH).parameters()
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let y = ctx.linear(&inputs[0], ctx.parameter(0)?, Some(ctx.parameter(1)?))?;
+        Ok(vec![y.f_tanh()?])
+    }
+}
+
+/// (output - target)^2 e^-s + s, with a learned s for each feature, where the target of a sample is
+/// scaled by the mean of its input. Counts elements.
+struct Uncertain;
+
+/// The squared distance between a skip and the output. Counts samples.
+struct NearSkip;
+
+impl Loss for Uncertain {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        vec![ParameterSpec::new("s", [WIDTH], Init::Normal { std: 0.3 })]
+    }
+
+    fn takes_inputs(&self) -> bool {
+        true
+    }
+
+    fn check(
+        &self,
+        ctx: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
+        assert_eq!(ctx.parameter(0)?.shape, [WIDTH]);
+        match outputs == targets && ctx.input(0)?.shape == outputs[0].shape {
+            true => Ok(()),
+            false => Err(LayerError::Shape("outputs and targets differ".into())),
+        }
+    }
+
+    fn sum(
+        &self,
+        ctx: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
+        let s = ctx.parameter(0)?;
+        let scale = ctx.input(0)?.f_mean_dim(-1, true, None)?;
+        let square = outputs[0].f_sub(&targets[0].f_mul(&scale)?)?.f_square()?;
+        Ok(square.f_mul(&s.f_neg()?.f_exp()?)?.f_add(s)?.f_sum(outputs[0].kind())?)
+    }
+
+    fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+        assert_eq!(ctx.input(0)?.size()[0], targets[0].size()[0], "the whole mini-batch");
+        Ok(targets[0].numel() as f64)
+    }
+}
+
+impl Loss for NearSkip {
+    fn pops(&self) -> Vec<String> {
+        vec!["early".into()]
+    }
+
+    fn check(
+        &self,
+        ctx: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        _: &[TensorSpec],
+    ) -> Result<(), LayerError> {
+        match *ctx.skip("early")? == outputs[0] {
+            true => Ok(()),
+            false => Err(LayerError::Shape("the skip has another shape".into())),
+        }
+    }
+
+    fn sum(
+        &self,
+        ctx: &LossContext<'_>,
+        outputs: &[Tensor],
+        _: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
+        Ok(outputs[0].f_sub(ctx.skip("early")?)?.f_square()?.f_sum(outputs[0].kind())?)
+    }
+
+    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+        Ok(targets[0].size()[0] as f64)
+    }
+}
+
+fn network() -> Sequence {
+    Sequence::new()
+        .push("a", Dense)
+        .push("stash", Stash::new("early"))
+        .push("b", Dense)
+        .push("c", Dense)
+        .push("d", Dense)
+}
+
+/// Layers with the one that holds the losses' parameters.
+const LAYERS: usize = 6;
+
+fn with_losses(builder: PipelineBuilder) -> PipelineBuilder {
+    builder
+        .loss(Uncertain)
+        .named_loss("near", 0.25, NearSkip)
+        .named_loss("shown", 0.0, MeanSquaredError)
+        .optimizer(Adam { lr: 1e-2, ..Adam::default() })
+        .clip_norm(0.5)
+        .average(0.9)
+        .input_gradients()
+        .keep_gradients()
+}
+
+fn pipeline(run: &Run, micro_batches: usize, kind: Kind) -> Pipeline {
+    let inputs = TensorSpec::new([SAMPLES, WIDTH], kind);
+    let builder = Pipeline::builder(network(), inputs)
+        .stages(run.stages)
+        .schedule(run.schedule.clone())
+        .remat(run.remat)
+        .balance(run.balance.clone())
+        .micro_batches(micro_batches)
+        .kind(kind);
+    with_losses(builder).build().unwrap()
+}
+
+fn data(seed: u64, kind: Kind) -> (Tensor, Tensor) {
+    let kind = if kind == Kind::Double { kind } else { Kind::Float };
+    (uniform(&[SAMPLES, WIDTH], seed, kind), uniform(&[SAMPLES, WIDTH], 100 + seed, kind))
+}
+
+/// Losses by name, as bits; gradients of each step; the state at the end.
+fn trained(run: &Run, then: Option<&Run>, kind: Kind) -> (Vec<u64>, Named) {
+    let mut own = pipeline(run, 3, kind);
+    let (mut numbers, mut named) = (Vec::new(), Named::new());
+    for step in 0..4 {
+        if let (2, Some(then)) = (step, then) {
+            let state = own.state().unwrap();
+            own = pipeline(then, 3, kind);
+            restore(&mut own, state);
+        }
+        let (inputs, targets) = data(step, kind);
+        let report = own.train_step(&inputs, &targets).unwrap();
+        numbers.extend([report.loss.to_bits(), report.grad_norm.to_bits()]);
+        numbers.extend(report.losses.iter().map(|term| term.sum.to_bits()));
+        let gradients = own.gradients().unwrap().into_iter();
+        named.extend(gradients.map(|(name, grad)| (format!("{step} {name}"), grad)));
+        let evaluation = own.evaluate(&inputs, &targets).unwrap();
+        numbers.push(evaluation.loss.to_bits());
+        numbers.extend(evaluation.losses.iter().map(|term| term.value().to_bits()));
+    }
+    named.extend(flat(&mut own));
+    (numbers, named)
+}
+
+#[test]
+fn transparency_of_losses_with_parameters_inputs_and_skips() {
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let expected = trained(&Run::plain(), None, kind);
+        assert!(expected.1.iter().any(|(name, _)| name == "3 loss.s"), "its gradient");
+        let runs = Run::all(LAYERS);
+        for (index, run) in runs.iter().enumerate() {
+            let found = trained(run, Some(&runs[(7 * index + 3) % runs.len()]), kind);
+            assert_eq!(found.0, expected.0, "{run:?} {kind:?}");
+            assert_same_bits(&found.1, &expected.1, &format!("{run:?} {kind:?}"));
+        }
+    }
+}
+
+/// The three losses of a whole mini-batch by autograd, and their total.
+fn plain(parameters: &Named, x: &Tensor, target: &Tensor) -> (Vec<Tensor>, Tensor) {
+    let of = |name: &str| &parameters.iter().find(|(own, _)| own == name).unwrap().1;
+    let dense = |x: Tensor, layer: &str| {
+        x.linear(of(&format!("{layer}.weight")), Some(of(&format!("{layer}.bias")))).tanh()
+    };
+    let early = dense(x.shallow_clone(), "a");
+    let output = ["b", "c", "d"].iter().fold(early.shallow_clone(), |x, layer| dense(x, layer));
+    let (s, scale) = (of("loss.s"), x.detach().mean_dim(-1, true, None));
+    let square = (&output - target * scale).square();
+    let uncertain = (square * (-s).exp() + s).mean(None);
+    let near = (&output - early).square().sum(None) / SAMPLES;
+    let shown = (&output - target).square().mean(None);
+    let total = &uncertain + 0.25 * &near;
+    (vec![uncertain, near, shown], total)
+}
+
+#[test]
+fn oracle_losses_and_their_gradients_are_those_of_autograd() {
+    let kind = Kind::Double;
+    let (x, target) = data(1, kind);
+    for run in Run::all(LAYERS).iter().step_by(7) {
+        let mut own = pipeline(run, 3, kind);
+        own.set_clip_norm(None).unwrap();
+        let parameters: Named = own
+            .parameters()
+            .unwrap()
+            .into_iter()
+            .map(|(name, value)| (name, value.set_requires_grad(true)))
+            .collect();
+        let (terms, total) = plain(&parameters, &x, &target);
+        total.backward();
+        let report = own.train_step(&x, &target).unwrap();
+        let close = |found: f64, wanted: &Tensor| {
+            assert!((found - wanted.double_value(&[])).abs() < 1e-12, "{found}, {wanted:?}");
+        };
+        close(report.loss, &total);
+        assert_eq!(report.count, (SAMPLES * WIDTH) as f64);
+        let names: Vec<&str> = report.losses.iter().map(|term| term.name.as_str()).collect();
+        assert_eq!(names, ["loss", "near", "shown"]);
+        report.losses.iter().zip(&terms).for_each(|(term, wanted)| close(term.value(), wanted));
+        let wanted: Named =
+            parameters.iter().map(|(name, value)| (name.clone(), value.grad())).collect();
+        assert_close(&own.gradients().unwrap(), &wanted, 1e-10, &format!("{run:?}"));
+    }
+}
+
+#[test]
+fn oracle_gradients_of_losses_agree_with_finite_differences() {
+    let mut own = pipeline(&Run { stages: 3, ..Run::plain() }, 3, Kind::Double);
+    let (x, target) = data(2, Kind::Double);
+    // The input of the loss has no gradient, so its share of the inputs' gradients is missing.
+    let compared = own.finite_differences(&x, &target, 4).unwrap();
+    let parameters: Vec<_> = compared.iter().filter(|one| !one.name.starts_with("input")).collect();
+    assert!(parameters.iter().any(|one| one.name == "loss.s"));
+    for one in parameters {
+        assert!((one.gradient - one.difference).abs() < 1e-8, "{one:?}");
+    }
+}
+
+#[test]
+fn oracle_accumulated_losses_equal_one_larger_mini_batch() {
+    let run = Run { stages: 2, ..Run::plain() };
+    // Six samples are three micro-batches of two, and 18 are nine, so the bits are the same.
+    let six = |tensor: Tensor| tensor.narrow(0, 0, 6);
+    let batches: Vec<_> = (0..3)
+        .map(|seed| data(seed, Kind::Float))
+        .map(|(x, target)| (six(x), six(target)))
+        .collect();
+    let cat = |of: &dyn Fn(&(Tensor, Tensor)) -> Tensor| {
+        Tensor::cat(&batches.iter().map(of).collect::<Vec<_>>(), 0)
+    };
+    let (x, target) = (cat(&|own| own.0.shallow_clone()), cat(&|own| own.1.shallow_clone()));
+    let mut whole = pipeline(&run, 9, Kind::Float);
+    let report = whole.train_step(&x, &target).unwrap();
+    let mut parts = pipeline(&run, 3, Kind::Float);
+    let counts = parts.counts_of(&x, &target).unwrap();
+    for (x, target) in &batches {
+        parts.accumulate(x, target, Count::Totals(counts.clone())).unwrap();
+    }
+    let update = parts.update().unwrap();
+    assert_same_bits(&flat(&mut parts), &flat(&mut whole), "parts");
+    for (own, wanted) in update.losses.iter().zip(&report.losses) {
+        assert_eq!((&own.name, own.count), (&wanted.name, wanted.count));
+        assert!((own.value() - wanted.value()).abs() < 1e-6, "sums in another order");
+    }
+}
+
+/// The parameters of a loss are parameters like others, and outputs are the network's own.
+#[test]
+fn transparency_parameters_of_a_loss_are_frozen_grouped_and_tied_as_others() {
+    let spec = TensorSpec::new([SAMPLES, WIDTH], Kind::Float);
+    let builder = || with_losses(Pipeline::builder(network(), spec.clone()).micro_batches(2));
+    let (x, target) = data(0, Kind::Float);
+    let value = |own: &mut Pipeline| {
+        own.parameters().unwrap().into_iter().find(|(name, _)| name == "loss.s").unwrap().1
+    };
+    let frozen = Group::matching(["loss.*"]).frozen();
+    let mut own = builder().group(frozen).build().unwrap();
+    let before = value(&mut own);
+    own.train_step(&x, &target).unwrap();
+    assert_eq!(value(&mut own), before);
+    own.unfreeze(["loss.s"]).unwrap();
+    own.train_step(&x, &target).unwrap();
+    assert_ne!(value(&mut own), before);
+    assert_eq!(own.predict(&x).unwrap().len(), 1, "its parameters and skips are no outputs");
+    let outputs = own.forward(&x).unwrap();
+    assert_eq!(outputs.tensors().len(), 1);
+    drop(outputs);
+    // Balances may count the layer of the loss, or leave it to the last stage.
+    for layers in [vec![2, 3], vec![2, 4]] {
+        let own = builder().stages(2).balance(Balance::Layers(layers)).build().unwrap();
+        assert_eq!(own.balance(), [2, 4]);
+    }
+}
+
+#[test]
+fn fault_losses_that_do_not_fit_are_named() {
+    let spec = TensorSpec::new([SAMPLES, WIDTH], Kind::Float);
+    let builder = || Pipeline::builder(network(), spec.clone()).optimizer(Adam::default());
+    let error = |builder: PipelineBuilder| builder.build().err().unwrap().to_string();
+    let near = || builder().named_loss("near", 1.0, NearSkip);
+    let twice = error(near().named_loss("near", 1.0, NearSkip));
+    assert!(twice.contains("two losses are named 'near'"), "{twice}");
+    let weight = error(builder().named_loss("near", f64::NAN, NearSkip));
+    assert!(weight.contains("the weight of loss 'near' is NaN"), "{weight}");
+    let none = error(builder().named_loss("near", 0.0, NearSkip));
+    assert!(none.contains("every loss has weight 0"), "{none}");
+    let missing = Pipeline::builder(Sequence::new().push("a", Dense), spec.clone());
+    let missing = error(missing.named_loss("near", 1.0, NearSkip));
+    assert!(missing.contains("no earlier layer stashes a skip 'early'"), "{missing}");
+    let unpopped = error(builder().loss(MeanSquaredError));
+    assert!(unpopped.contains("no later layer pops its skip 'early'"), "{unpopped}");
+
+    let mut own = near().named_loss("shown", 0.5, MeanSquaredError).build().unwrap();
+    let (x, target) = data(0, Kind::Float);
+    let shape = own.train_step(&x, target.narrow(1, 0, 2)).unwrap_err().to_string();
+    assert!(shape.contains("loss 'shown': mean squared error takes"), "{shape}");
+    let unknown = own.accumulate(&x, &target, Count::Unknown).unwrap_err().to_string();
+    assert!(unknown.contains("give Count::Totals"), "{unknown}");
+    let one = own.accumulate(&x, &target, Count::Total(7.0)).unwrap_err().to_string();
+    assert!(one.contains("there are 2 losses"), "{one}");
+    let counted = own.count_of(&target).unwrap_err().to_string();
+    assert!(counted.contains("call counts_of"), "{counted}");
+    let nan = own.train_step(&x, &target * f64::NAN).unwrap_err().to_string();
+    assert!(nan.contains("the loss 'shown' (NaN)"), "{nan}");
+}
